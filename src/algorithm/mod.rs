@@ -1,0 +1,241 @@
+//! The four algorithms, pure: what a limit holds at a time, and whether a call passes.
+//!
+//! Owns the types that all kinds share and [`decide`]. Time and the stored state are arguments, so
+//! there is no clock here, no table, and nothing of pgrx or Postgres.
+
+#![forbid(unsafe_code)]
+
+mod fixed_window;
+mod sliding_log;
+mod sliding_window;
+mod token_bucket;
+
+pub use fixed_window::{FixedWindow, Start};
+pub use sliding_log::SlidingLog;
+pub use sliding_window::SlidingWindow;
+pub use token_bucket::TokenBucket;
+
+/// A whole number of microseconds: an instant counted from the Unix epoch, or a span.
+///
+/// Arithmetic saturates, so a state written far in the past or the future stays ordered and never
+/// overflows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub i64);
+
+impl Micros {
+    pub const MILLISECOND: Micros = Micros(1_000);
+    pub const SECOND: Micros = Micros(1_000_000);
+    /// The longest wait that a reservation may run up: 10 years of 365.25 days.
+    pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
+
+    /// The nearest microsecond to a number of milliseconds; what does not fit saturates.
+    pub fn from_millis(millis: f64) -> Micros {
+        Micros((millis * 1e3).round() as i64)
+    }
+
+    /// In milliseconds, with the microseconds as a fraction.
+    pub fn as_millis(self) -> f64 {
+        self.0 as f64 / 1e3
+    }
+
+    /// In seconds, with the microseconds as a fraction.
+    pub fn as_secs(self) -> f64 {
+        self.0 as f64 / 1e6
+    }
+
+    pub fn plus(self, span: Micros) -> Micros {
+        Micros(self.0.saturating_add(span.0))
+    }
+
+    pub fn minus(self, other: Micros) -> Micros {
+        Micros(self.0.saturating_sub(other.0))
+    }
+
+    /// The next whole millisecond at or after this one.
+    pub fn ceil_to_millis(self) -> Micros {
+        let rest = self.0.rem_euclid(Self::MILLISECOND.0);
+        if rest == 0 { self } else { Micros(self.0.saturating_add(Self::MILLISECOND.0 - rest)) }
+    }
+
+    /// The last multiple of `period` at or before this instant.
+    fn floor_to(self, period: Micros) -> Micros {
+        Micros(self.0.saturating_sub(self.0.rem_euclid(period.0)))
+    }
+
+    /// A span computed as a float, rounded up to a microsecond; `None` where it exceeds what an
+    /// instant can hold (292,000 years), which no wait needs.
+    fn ceil_from(micros: f64) -> Option<Micros> {
+        (micros < i64::MAX as f64 / 2.0).then(|| Micros(micros.ceil().max(0.0) as i64))
+    }
+}
+
+/// A validated limit of one kind. Build one through `config`, which checks every range.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Limit {
+    TokenBucket(TokenBucket),
+    FixedWindow(FixedWindow),
+    SlidingWindow(SlidingWindow),
+    SlidingLog(SlidingLog),
+}
+
+/// What a limit remembers between calls: the columns of a row of `rateLimits`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// Token bucket and fixed window: tokens at `ts`, negative in debt. Sliding window: what the
+    /// window that began at `ts` used. Sliding log: how many tokens the log holds.
+    pub value: f64,
+    /// When `value` was counted; for the window kinds, the window's start.
+    pub ts: Micros,
+    /// Sliding window only: what the window before used.
+    pub prior: Option<f64>,
+    /// Sliding log only: one entry a token, oldest first.
+    pub log: Option<Vec<Micros>>,
+}
+
+/// What is in a limit at a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Level {
+    /// Tokens; negative: debt.
+    pub remaining: f64,
+    /// When the limit is full again if nobody consumes; for the window kinds, when the window
+    /// turns. `None`: not within what a timestamp can hold.
+    pub reset_at: Option<Micros>,
+}
+
+/// The outcome of one call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    pub ok: bool,
+    /// Denied: the span after which the same call passes if nobody else consumes, `None` if it
+    /// never can. Allowed: `None`, or with a reservation the wait before the work may be done.
+    pub retry_after: Option<Micros>,
+    /// The limit after this call; unchanged by a denial.
+    pub level: Level,
+    /// The state to store; `None` where nothing changes: denied, or a count of zero.
+    pub state: Option<State>,
+}
+
+impl Decision {
+    fn denied(retry_after: Option<Micros>, level: Level) -> Decision {
+        Decision { ok: false, retry_after, level, state: None }
+    }
+}
+
+impl Limit {
+    /// The most that the limit holds, in tokens.
+    pub fn capacity(&self) -> f64 {
+        match self {
+            Limit::TokenBucket(limit) => limit.capacity,
+            Limit::FixedWindow(limit) => limit.capacity,
+            Limit::SlidingWindow(limit) => limit.rate,
+            Limit::SlidingLog(limit) => limit.rate as f64,
+        }
+    }
+
+    /// Whether only whole counts can be taken: the sliding log keeps an entry a token.
+    pub fn whole_counts(&self) -> bool {
+        matches!(self, Limit::SlidingLog(_))
+    }
+
+    /// Whether `reserve` means anything to this kind.
+    pub fn reserves(&self) -> bool {
+        matches!(self, Limit::TokenBucket(_) | Limit::FixedWindow(_))
+    }
+
+    /// The state of a limit that nobody has used: full. `phase` is any boundary of the windows of
+    /// a fixed window without a `start` of its own.
+    pub fn fresh(&self, now: Micros, phase: Micros) -> State {
+        match self {
+            Limit::TokenBucket(limit) => limit.fresh(now),
+            Limit::FixedWindow(limit) => limit.fresh(now, phase),
+            Limit::SlidingWindow(limit) => limit.fresh(now),
+            Limit::SlidingLog(limit) => limit.fresh(now),
+        }
+    }
+
+    /// Whether a stored state means something to this kind: token bucket and fixed window carry
+    /// over into each other, to or from a sliding kind a limit starts fresh.
+    pub fn carries(&self, state: &State) -> bool {
+        match self {
+            Limit::TokenBucket(_) | Limit::FixedWindow(_) => {
+                state.prior.is_none() && state.log.is_none()
+            }
+            Limit::SlidingWindow(_) => state.prior.is_some() && state.log.is_none(),
+            Limit::SlidingLog(_) => state.prior.is_none() && state.log.is_some(),
+        }
+    }
+
+    /// What the limit holds at `now` if nothing is taken.
+    pub fn level(&self, state: &State, now: Micros) -> Level {
+        match self {
+            Limit::TokenBucket(limit) => limit.level(state, now),
+            Limit::FixedWindow(limit) => limit.level(state, now),
+            Limit::SlidingWindow(limit) => limit.level(state, now),
+            Limit::SlidingLog(limit) => limit.level(state, now),
+        }
+    }
+}
+
+/// Whether `count` tokens can be taken from `state` at `now`, and the state after it.
+///
+/// `count` is finite and not negative. With `reserve`, token bucket and fixed window may go into
+/// debt; the sliding kinds ignore it. `state` is one that the limit [`carries`](Limit::carries).
+pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
+    match limit {
+        Limit::TokenBucket(limit) => limit.decide(state, now, count, reserve),
+        Limit::FixedWindow(limit) => limit.decide(state, now, count, reserve),
+        Limit::SlidingWindow(limit) => limit.decide(state, now, count),
+        Limit::SlidingLog(limit) => limit.decide(state, now, count),
+    }
+}
+
+/// By how many tokens a float may miss without deciding anything: 1e-9 of the capacity, at least
+/// 1e-9. The residue stays in the stored value, so it never adds up: a plain `value >= count` lost
+/// a grant in a million, this one none.
+fn tolerance(capacity: f64) -> f64 {
+    1e-9 * capacity.max(1.0)
+}
+
+/// A number of tokens as shown: a whole one where only float error keeps it from being one.
+fn shown(tokens: f64, tolerance: f64) -> f64 {
+    let whole = tokens.round();
+    // Adding zero turns -0 into 0.
+    if tolerance < 0.5 && (tokens - whole).abs() <= tolerance { whole + 0.0 } else { tokens }
+}
+
+/// Turns a computed wait into one that provably ends in a pass: the float that it was computed
+/// with may have missed the instant by its last bits, so the answer is tried, and moved on.
+fn confirmed(wait: Option<Micros>, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
+    let mut wait = wait?;
+    for _ in 0..4 {
+        if passes(wait) {
+            return Some(wait);
+        }
+        wait = wait.plus(Micros(1.max(wait.0 >> 50)));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_up_to_milliseconds_works_on_both_sides_of_the_epoch() {
+        for (micros, rounded) in
+            [(0, 0), (1, 1000), (1000, 1000), (1001, 2000), (-1, 0), (-1000, -1000)]
+        {
+            assert_eq!(Micros(micros).ceil_to_millis(), Micros(rounded));
+        }
+        assert_eq!(Micros(i64::MAX).ceil_to_millis(), Micros(i64::MAX));
+    }
+
+    #[test]
+    fn shown_hides_float_error_only() {
+        assert_eq!(shown(2.9999999999, 1e-9), 3.0);
+        assert_eq!(shown(-1e-10, 1e-9), 0.0);
+        assert!(shown(-1e-10, 1e-9).is_sign_positive());
+        assert_eq!(shown(2.99, 1e-9), 2.99);
+        assert_eq!(shown(0.25, 1e6), 0.25);
+    }
+}

@@ -1,0 +1,266 @@
+//! The SQL functions: unpack the arguments, make one call, shape the row. What each of them does
+//! is said in its COMMENT (sql/functions.sql) and in the README.
+
+use pgrx::pg_sys;
+
+use crate::algorithm::{Micros, decide};
+use crate::catalog;
+use crate::config::{self, Given};
+use crate::definitions;
+use crate::error::{Error, Result};
+use crate::limiter::{self, Answer, Request, check_count};
+use crate::postgres::{
+    Call, float_datum, jsonb_datum, refuse_parallel, refuse_read_only, sql_function,
+    to_timestamptz, utf8,
+};
+
+sql_function!(
+    /// `rl_limit(name, key, count, reserve, throws, config)`. 25006 in a read-only transaction,
+    /// PT429 with throws; otherwise as the arguments: 22004, 22023, 42501, 42704.
+    rl_limit, pg_finfo_rl_limit, |call| {
+        refuse_read_only(c"rl_limit()", "rl_limit")?;
+        answer(call, limiter::limit)
+    }
+);
+
+sql_function!(
+    /// `rl_check(name, key, count, reserve, throws, config)`; errors as `rl_limit`, save 25006.
+    rl_check, pg_finfo_rl_check, |call| {
+        refuse_parallel("rl_check")?;
+        answer(call, limiter::check)
+    }
+);
+
+sql_function!(
+    /// `rl_reset(name, key)`; 25006 in a read-only transaction.
+    rl_reset, pg_finfo_rl_reset, |call| {
+        refuse_read_only(c"rl_reset()", "rl_reset")?;
+        let was = limiter::reset(call.function(), name(call, 0)?, key(call, 1)?)?;
+        Ok(pg_sys::Datum::from(was))
+    }
+);
+
+sql_function!(
+    /// `rl_reset_all(name)`; 25006 in a read-only transaction.
+    rl_reset_all, pg_finfo_rl_reset_all, |call| {
+        refuse_read_only(c"rl_reset_all()", "rl_reset_all")?;
+        Ok(pg_sys::Datum::from(limiter::reset_all(call.function(), name(call, 0)?)?))
+    }
+);
+
+sql_function!(
+    /// `rl_define(name, config, key)`; 22023 for a bad config, 25006 in a read-only transaction.
+    rl_define, pg_finfo_rl_define, |call| {
+        refuse_read_only(c"rl_define()", "rl_define")?;
+        let catalog = catalog::current(call.function())?;
+        let config = required(call.jsonb(1), "config")?;
+        let changed = definitions::define(&catalog, name(call, 0)?, key(call, 2)?, config)?;
+        Ok(pg_sys::Datum::from(changed))
+    }
+);
+
+sql_function!(
+    /// `rl_undefine(name, key)`; 25006 in a read-only transaction.
+    rl_undefine, pg_finfo_rl_undefine, |call| {
+        refuse_read_only(c"rl_undefine()", "rl_undefine")?;
+        let catalog = catalog::current(call.function())?;
+        let was = definitions::undefine(&catalog, name(call, 0)?, key(call, 1)?)?;
+        Ok(pg_sys::Datum::from(was))
+    }
+);
+
+sql_function!(
+    /// `rl_token_bucket(rate, period, capacity, max_reserved, shards)`; 22004, 22023.
+    rl_token_bucket, pg_finfo_rl_token_bucket, |call| {
+        build("token bucket", Given {
+            capacity: call.float(2),
+            max_reserved: call.float(3),
+            shards: call.int(4),
+            ..given(call)?
+        })
+    }
+);
+
+sql_function!(
+    /// `rl_fixed_window(rate, period, capacity, max_reserved, shards, start, first_request,
+    /// timezone)`; 22004, 22023.
+    rl_fixed_window, pg_finfo_rl_fixed_window, |call| {
+        build("fixed window", Given {
+            capacity: call.float(2),
+            max_reserved: call.float(3),
+            shards: call.int(4),
+            start: call.timestamptz(5).map(|start| finite(start, "start")).transpose()?,
+            first_request: call.bool(6).unwrap_or(false),
+            timezone: call.text(7).map(|timezone| utf8(timezone).into_owned()),
+            ..given(call)?
+        })
+    }
+);
+
+sql_function!(
+    /// `rl_sliding_window(rate, period)`; 22004, 22023.
+    rl_sliding_window, pg_finfo_rl_sliding_window, |call| build("sliding window", given(call)?)
+);
+
+sql_function!(
+    /// `rl_sliding_log(rate, period)`; 22004, 22023.
+    rl_sliding_log, pg_finfo_rl_sliding_log, |call| build("sliding log", given(call)?)
+);
+
+sql_function!(
+    /// `rl_calculate(config, state, at, count, reserve)`: the algorithm, exact to the
+    /// microsecond; 22004, 22023.
+    rl_calculate, pg_finfo_rl_calculate, |call| {
+        let limit = definitions::inline(required(call.jsonb(0), "config")?)?;
+        let at = finite(required(call.timestamptz(2), "at")?, "at")?;
+        let count = required(call.float(3), "count")?;
+        let reserve = required(call.bool(4), "reserve")?;
+        check_count(&limit, count)?;
+        let given = call.jsonb(1);
+        let state = match given {
+            Some(state) => config::parse_state(&state.to_json(), &limit)?,
+            // A fixed window without a start of its own begins at the time given.
+            None => limit.fresh(at, at),
+        };
+        let decision = decide(&limit, &state, at, count, reserve);
+        let (retry_after, retry_at) = retry(at, decision.retry_after, |at| at);
+        let state = match decision.state {
+            Some(state) => jsonb_datum(config::state_to_json(&state)),
+            None => given.map(|state| state.datum),
+        };
+        Ok(call.row(&mut [
+            Some(pg_sys::Datum::from(decision.ok)),
+            retry_after,
+            retry_at,
+            Some(float_datum(decision.level.remaining)),
+            state,
+        ]))
+    }
+);
+
+sql_function!(
+    /// The trigger on `rl_config`: checks what is written there by whatever means, and makes every
+    /// backend forget what it remembers. 22023; 39P01 when it is no trigger that calls.
+    rl_config_changed, pg_finfo_rl_config_changed, |call| {
+        let trigger =
+            call.trigger().ok_or(Error::NotATrigger { function: "rl_config_changed" })?;
+        // A NULL is left to the table's own constraints.
+        trigger.text(1).map(valid_name).transpose()?;
+        trigger.text(2).map(valid_key).transpose()?;
+        trigger.jsonb(3).map(definitions::inline).transpose()?;
+        catalog::announce(trigger.relation());
+        Ok(trigger.proceed())
+    }
+);
+
+/// Unpacks a call of rl_limit or rl_check, makes it, and shapes its answer.
+fn answer(
+    call: &mut Call,
+    make: fn(pg_sys::Oid, &Request) -> Result<Answer>,
+) -> Result<pg_sys::Datum> {
+    let throws = required(call.bool(4), "throws")?;
+    let request = Request {
+        name: name(call, 0)?,
+        key: key(call, 1)?,
+        count: required(call.float(2), "count")?,
+        reserve: required(call.bool(3), "reserve")?,
+        config: call.jsonb(5),
+    };
+    let answer = make(call.function(), &request)?;
+    if throws && !answer.ok {
+        return Err(Error::RateLimited {
+            name: utf8(request.name).into_owned(),
+            retry_after: answer.retry_after,
+            capacity: answer.capacity,
+        });
+    }
+    let (retry_after, retry_at) = retry(answer.now, answer.retry_after, Micros::ceil_to_millis);
+    let reset_at = answer.level.reset_at.and_then(|at| to_timestamptz(at.ceil_to_millis()));
+    Ok(call.row(&mut [
+        Some(pg_sys::Datum::from(answer.ok)),
+        retry_after,
+        retry_at,
+        Some(float_datum(answer.level.remaining)),
+        Some(float_datum(answer.capacity)),
+        reset_at.map(pg_sys::Datum::from),
+    ]))
+}
+
+/// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait
+/// for, or where the time is later than a timestamptz can tell.
+fn retry(
+    now: Micros,
+    wait: Option<Micros>,
+    rounded: fn(Micros) -> Micros,
+) -> (Option<pg_sys::Datum>, Option<pg_sys::Datum>) {
+    let times = wait.and_then(|wait| Some((wait, to_timestamptz(rounded(now.plus(wait)))?)));
+    match times {
+        Some((wait, at)) => {
+            (Some(float_datum(rounded(wait).as_secs())), Some(pg_sys::Datum::from(at)))
+        }
+        None => (None, None),
+    }
+}
+
+/// The arguments that every builder begins with.
+fn given(call: &Call) -> Result<Given> {
+    let rate = required(call.float(0), "rate")?;
+    let (months, days, micros) = required(call.interval(1), "period")?;
+    if months != 0 {
+        return Err(Error::InvalidArgument {
+            argument: "period",
+            value: format!("{months} month{}", if months == 1 { "" } else { "s" }),
+            allowed: "an interval without months and years, which have no fixed length".into(),
+        });
+    }
+    const DAY: i64 = 86_400_000_000;
+    let period = Micros(micros.saturating_add(i64::from(days).saturating_mul(DAY)));
+    Ok(Given { rate, period, ..Given::default() })
+}
+
+fn build(kind: &str, given: Given) -> Result<pg_sys::Datum> {
+    let config = config::build(kind, &given)?;
+    Ok(jsonb_datum(config).unwrap_or(pg_sys::Datum::from(0)))
+}
+
+fn required<T>(argument: Option<T>, name: &'static str) -> Result<T> {
+    argument.ok_or(Error::NullArgument(name))
+}
+
+fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
+    at.ok_or_else(|| Error::InvalidArgument {
+        argument,
+        value: "infinite".into(),
+        allowed: "a finite time".into(),
+    })
+}
+
+fn name(call: &Call, n: usize) -> Result<&[u8]> {
+    valid_name(required(call.text(n), "name")?)
+}
+
+fn key(call: &Call, n: usize) -> Result<&[u8]> {
+    valid_key(required(call.text(n), "key")?)
+}
+
+fn valid_name(name: &[u8]) -> Result<&[u8]> {
+    if (1..=200).contains(&name.len()) {
+        return Ok(name);
+    }
+    Err(Error::InvalidArgument {
+        argument: "name",
+        value: format!("{} bytes long", name.len()),
+        allowed: "1 to 200 bytes".into(),
+    })
+}
+
+fn valid_key(key: &[u8]) -> Result<&[u8]> {
+    if key.len() <= 1024 {
+        return Ok(key);
+    }
+    Err(Error::InvalidArgument {
+        argument: "key",
+        value: format!("{} bytes long", key.len()),
+        allowed: "at most 1024 bytes; of a longer one, pass a hash".into(),
+    })
+}

@@ -1,0 +1,197 @@
+//! Where the extension's objects are in this database: found through the extension, never through
+//! search_path, remembered until an invalidation says that something moved.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_int};
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+
+use crate::error::{Error, Result};
+
+/// The extension's objects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Catalog {
+    /// The schema as it is written in SQL, quoted where it must be.
+    pub schema: String,
+    pub rate_limits: Table,
+    pub rl_config: Table,
+    /// The function that a config in a call needs the right to call.
+    pub rl_define: pg_sys::Oid,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Table {
+    pub oid: pg_sys::Oid,
+    pub owner: pg_sys::Oid,
+}
+
+thread_local! {
+    static CATALOG: RefCell<Option<Rc<Catalog>>> = const { RefCell::new(None) };
+    /// Counts up with every invalidation that may have moved an object.
+    static CHANGES: Cell<u64> = const { Cell::new(1) };
+    /// The value of CHANGES that CATALOG was read at.
+    static SEEN: Cell<u64> = const { Cell::new(0) };
+    /// Counts up with every invalidation that may have changed a definition.
+    static DEFINITION_CHANGES: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Registers the callbacks; called once, when the library is loaded.
+pub fn init() {
+    // SAFETY: the callbacks are C functions that live as long as the library.
+    unsafe {
+        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), pg_sys::Datum::from(0));
+        pg_sys::CacheRegisterSyscacheCallback(
+            pg_sys::SysCacheIdentifier::NAMESPACEOID as c_int,
+            Some(schema_changed),
+            pg_sys::Datum::from(0),
+        );
+    }
+}
+
+/// Called in the middle of anything, so it only counts.
+unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys::Oid) {
+    let known = CATALOG.try_with(|catalog| match catalog.try_borrow().as_deref() {
+        Ok(Some(catalog)) => (
+            relation == catalog.rate_limits.oid || relation == catalog.rl_config.oid,
+            relation == catalog.rl_config.oid,
+        ),
+        _ => (true, true),
+    });
+    let (ours, definitions) = known.unwrap_or((true, true));
+    let all = relation == pg_sys::InvalidOid;
+    if ours || all {
+        CHANGES.set(CHANGES.get() + 1);
+    }
+    if definitions || all {
+        DEFINITION_CHANGES.set(DEFINITION_CHANGES.get() + 1);
+    }
+}
+
+unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
+    CHANGES.set(CHANGES.get() + 1);
+}
+
+/// How often definitions may have changed, as far as this backend was told.
+pub fn definition_changes() -> u64 {
+    DEFINITION_CHANGES.get()
+}
+
+/// Makes every backend look up its definitions anew once this transaction commits, and this one at
+/// its next command.
+pub fn announce(relation: pg_sys::Oid) {
+    // SAFETY: the relation is that of a trigger that is running, so it exists and is locked.
+    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(relation) };
+}
+
+/// The extension's objects as they stand now. `function` is the OID of the SQL function that is
+/// being called, which tells the extension's schema.
+///
+/// # Errors
+/// [`Error::NoTable`] where a table is no longer in that schema.
+pub fn current(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
+    // SAFETY: processes what other sessions announced. A table that is locked already announces
+    // nothing more when it is opened again, so a long transaction would never see a change.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+    let known = CATALOG.with_borrow(Option::clone);
+    match known {
+        Some(catalog) if SEEN.get() == CHANGES.get() => Ok(catalog),
+        _ => look_up(function),
+    }
+}
+
+fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
+    // Counted before the look-up: what changes during it makes it be done again.
+    let changes = CHANGES.get();
+    // SAFETY: look-ups in the system catalogs.
+    let catalog = unsafe {
+        let extension = pg_sys::get_extension_oid(c"ratelimit".as_ptr(), true);
+        let namespace = pg_sys::get_func_namespace(function);
+        let name = pg_sys::get_namespace_name(namespace);
+        let schema = if name.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(pg_sys::quote_identifier(name)).to_string_lossy().into_owned()
+        };
+        Catalog {
+            schema,
+            rate_limits: table(extension, namespace, c"ratelimits", "rateLimits")?,
+            rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
+            rl_define: rl_define(namespace),
+        }
+    };
+    let catalog = Rc::new(catalog);
+    CATALOG.with_borrow_mut(|known| *known = Some(catalog.clone()));
+    SEEN.set(changes);
+    Ok(catalog)
+}
+
+/// # Safety
+/// Inside a transaction.
+unsafe fn table(
+    extension: pg_sys::Oid,
+    namespace: pg_sys::Oid,
+    relname: &CStr,
+    table: &'static str,
+) -> Result<Table> {
+    // SAFETY: look-ups in the system catalogs; the tuple is read before it is released.
+    unsafe {
+        let oid = pg_sys::get_relname_relid(relname.as_ptr(), namespace);
+        let member = extension != pg_sys::InvalidOid
+            && oid != pg_sys::InvalidOid
+            && pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, oid) == extension;
+        let tuple = if member {
+            pg_sys::SearchSysCache1(
+                pg_sys::SysCacheIdentifier::RELOID as c_int,
+                pg_sys::Datum::from(oid),
+            )
+        } else {
+            std::ptr::null_mut()
+        };
+        if tuple.is_null() {
+            return Err(Error::NoTable { table });
+        }
+        let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
+        let owner = (*class).relowner;
+        pg_sys::ReleaseSysCache(tuple);
+        Ok(Table { oid, owner })
+    }
+}
+
+/// # Safety
+/// Inside a transaction.
+unsafe fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
+    let arguments = [pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TEXTOID];
+    // SAFETY: a look-up in the system catalogs; the vector is palloc'd.
+    unsafe {
+        let arguments = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as c_int);
+        pg_sys::GetSysCacheOid(
+            pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as c_int,
+            pg_sys::Anum_pg_proc_oid as pg_sys::AttrNumber,
+            pg_sys::Datum::from(c"rl_define".as_ptr()),
+            pg_sys::Datum::from(arguments),
+            pg_sys::Datum::from(namespace),
+            pg_sys::Datum::from(0),
+        )
+    }
+}
+
+impl Catalog {
+    /// Whether the current user may call rl_define.
+    pub fn may_define(&self) -> bool {
+        if self.rl_define == pg_sys::InvalidOid {
+            return false;
+        }
+        // SAFETY: looks at the privileges of an existing function.
+        unsafe {
+            let user = pg_sys::GetUserId();
+            let mode = pg_sys::ACL_EXECUTE as pg_sys::AclMode;
+            #[cfg(feature = "pg15")]
+            let result = pg_sys::pg_proc_aclcheck(self.rl_define, user, mode);
+            #[cfg(not(feature = "pg15"))]
+            let result =
+                pg_sys::object_aclcheck(pg_sys::ProcedureRelationId, self.rl_define, user, mode);
+            result == pg_sys::AclResult::ACLCHECK_OK
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! The configuration of a limit: from JSON to a validated [`Limit`], and from arguments to JSON.
+//!
+//! Owns every range and every message about a bad config. Pure: nothing of Postgres, and nothing
+//! that depends on a setting, so that the SQL functions above it are IMMUTABLE by right.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Number, Value};
+
+use crate::algorithm::{
+    FixedWindow, Limit, Micros, SlidingLog, SlidingWindow, Start, State, TokenBucket,
+};
+
+/// The largest rate, capacity, maxReserved and count, in tokens.
+pub const MAX_TOKENS: f64 = 1e15;
+/// The largest rate of a sliding log, which keeps an entry a token.
+const MAX_LOG: f64 = 10_000.0;
+/// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
+const MAX_PERIOD: f64 = 1e15;
+/// The largest epoch milliseconds of an instant, either side of 1970 (273,000 years).
+const MAX_EPOCH: f64 = 8.64e15;
+
+const FIELDS: [&str; 8] =
+    ["kind", "rate", "period", "capacity", "maxReserved", "shards", "start", "timezone"];
+
+/// What is wrong with a config or a state: the field, its value, and what is allowed there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConfigError {
+    /// What stands there: `"rate" is -1`.
+    pub problem: String,
+    /// What may stand there: `a number greater than 0, at most 1e15`.
+    pub allowed: String,
+    /// Right, but not built yet (SQLSTATE 0A000 instead of 22023).
+    pub unsupported: bool,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (allowed: {})", self.problem, self.allowed)
+    }
+}
+
+impl ConfigError {
+    fn new(problem: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
+        ConfigError { problem: problem.into(), allowed: allowed.into(), unsupported: false }
+    }
+
+    /// A field whose value, as the user wrote it, is not allowed.
+    fn field(field: &str, value: &str, allowed: impl Into<String>) -> ConfigError {
+        ConfigError::new(format!("\"{field}\" is {}", shortened(value)), allowed)
+    }
+}
+
+/// A value cut to what fits an error message.
+pub fn shortened(value: &str) -> String {
+    match value.char_indices().nth(80) {
+        Some((end, _)) => format!("{}...", &value[..end]),
+        None => value.to_owned(),
+    }
+}
+
+type Fields<'a> = BTreeMap<String, &'a RawValue>;
+
+fn object<'a>(json: &'a str, what: &str) -> Result<Fields<'a>, ConfigError> {
+    serde_json::from_str(json).map_err(|_| {
+        ConfigError::new(
+            format!("the {what} is {}", shortened(json)),
+            "a JSON object such as {\"kind\": \"token bucket\", \"rate\": 10, \"period\": \"1 minute\"}",
+        )
+    })
+}
+
+/// A number between two bounds, read exactly as its digits say.
+fn number(
+    field: &str,
+    raw: &RawValue,
+    allowed: &str,
+    fits: impl Fn(f64) -> bool,
+) -> Result<f64, ConfigError> {
+    let text = raw.get();
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && fits(number) => Ok(number),
+        _ => Err(ConfigError::field(field, text, allowed)),
+    }
+}
+
+fn text(raw: &RawValue) -> Option<String> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+/// Reads and checks a config.
+///
+/// # Errors
+/// [`ConfigError`] for an unknown or missing field, a wrong type, a value out of range and a field
+/// that the kind does not take.
+pub fn parse(json: &str) -> Result<Limit, ConfigError> {
+    const KINDS: &str = r#""token bucket", "fixed window", "sliding window" or "sliding log""#;
+
+    let fields = object(json, "config")?;
+    if let Some(unknown) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
+        return Err(ConfigError::new(
+            format!("\"{}\" is not a field", shortened(unknown)),
+            FIELDS.map(|field| format!("\"{field}\"")).join(", "),
+        ));
+    }
+    let required = |field: &str, allowed: &str| {
+        fields
+            .get(field)
+            .copied()
+            .ok_or_else(|| ConfigError::new(format!("\"{field}\" is missing"), allowed))
+    };
+
+    let raw_kind = required("kind", KINDS)?;
+    let kind = text(raw_kind).unwrap_or_default();
+    let takes: &[&str] = match kind.as_str() {
+        "token bucket" => &["capacity", "maxReserved", "shards"],
+        "fixed window" => &["capacity", "maxReserved", "shards", "start", "timezone"],
+        "sliding window" | "sliding log" => &[],
+        _ => return Err(ConfigError::field("kind", raw_kind.get(), KINDS)),
+    };
+    for (field, value) in &fields {
+        if !["kind", "rate", "period"].contains(&field.as_str()) && !takes.contains(&field.as_str())
+        {
+            let takes = ["kind", "rate", "period"].iter().chain(takes);
+            return Err(ConfigError::new(
+                format!(
+                    "\"{field}\" is {}, and a {kind} has no such field",
+                    shortened(value.get())
+                ),
+                takes.map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", "),
+            ));
+        }
+    }
+
+    let rate = {
+        const WHOLE: &str = "a whole number from 1 to 10000";
+        const POSITIVE: &str = "a number greater than 0, at most 1e15";
+        if kind == "sliding log" {
+            number("rate", required("rate", WHOLE)?, WHOLE, |rate| {
+                (1.0..=MAX_LOG).contains(&rate) && rate.fract() == 0.0
+            })?
+        } else {
+            number("rate", required("rate", POSITIVE)?, POSITIVE, |rate| {
+                rate > 0.0 && rate <= MAX_TOKENS
+            })?
+        }
+    };
+    if let Some(timezone) = fields.get("timezone") {
+        return Err(ConfigError {
+            unsupported: true,
+            ..ConfigError::field(
+                "timezone",
+                timezone.get(),
+                "no \"timezone\": calendar windows are not supported yet",
+            )
+        });
+    }
+    let period = period(required("period", PERIOD)?)?;
+
+    let tokens = |field: &str| {
+        fields.get(field).copied().map(|raw| {
+            number(field, raw, "a number from 0 to 1e15", |tokens| {
+                (0.0..=MAX_TOKENS).contains(&tokens)
+            })
+        })
+    };
+    let capacity = tokens("capacity").transpose()?.unwrap_or(rate);
+    let max_reserved = tokens("maxReserved").transpose()?;
+    if let Some(raw) = fields.get("shards") {
+        let shards = number("shards", raw, "a whole number from 1 to 1024", |shards| {
+            (1.0..=1024.0).contains(&shards) && shards.fract() == 0.0
+        })?;
+        if shards > 1.0 {
+            return Err(ConfigError {
+                unsupported: true,
+                ..ConfigError::field("shards", raw.get(), "1: more shards are not supported yet")
+            });
+        }
+    }
+
+    Ok(match kind.as_str() {
+        "token bucket" => Limit::TokenBucket(TokenBucket { rate, period, capacity, max_reserved }),
+        "fixed window" => Limit::FixedWindow(FixedWindow {
+            rate,
+            period,
+            capacity,
+            max_reserved,
+            start: fields.get("start").map_or(Ok(Start::Derived), |raw| start(raw))?,
+        }),
+        "sliding window" => Limit::SlidingWindow(SlidingWindow { rate, period }),
+        _ => Limit::SlidingLog(SlidingLog { rate: rate as u32, period }),
+    })
+}
+
+const PERIOD: &str = r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours; months and years have no fixed length"#;
+
+fn period(raw: &RawValue) -> Result<Micros, ConfigError> {
+    let refuse = || ConfigError::field("period", raw.get(), PERIOD);
+    let millis = match text(raw) {
+        None => return number("period", raw, PERIOD, in_period).map(Micros::from_millis),
+        Some(duration) => duration_in_millis(&duration).ok_or_else(refuse)?,
+    };
+    if in_period(millis) { Ok(Micros::from_millis(millis)) } else { Err(refuse()) }
+}
+
+fn in_period(millis: f64) -> bool {
+    (1.0..=MAX_PERIOD).contains(&millis)
+}
+
+/// A duration as text, of fixed length: days are 24 hours, weeks 7 of them.
+fn duration_in_millis(duration: &str) -> Option<f64> {
+    let span: jiff::Span = duration.parse().ok()?;
+    if span.get_months() != 0 || span.get_years() != 0 {
+        return None;
+    }
+    let days = i128::from(span.get_weeks()) * 7 + i128::from(span.get_days());
+    let seconds = (days * 24 + i128::from(span.get_hours())) * 3600
+        + i128::from(span.get_minutes()) * 60
+        + i128::from(span.get_seconds());
+    let micros = seconds * 1_000_000
+        + i128::from(span.get_milliseconds()) * 1_000
+        + i128::from(span.get_microseconds())
+        + i128::from(span.get_nanoseconds()) / 1_000;
+    Some(micros as f64 / 1e3)
+}
+
+fn start(raw: &RawValue) -> Result<Start, ConfigError> {
+    const ALLOWED: &str = r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request""#;
+    match text(raw) {
+        Some(start) if start == "first request" => Ok(Start::FirstRequest),
+        Some(start) => time_with_offset(&start)
+            .map(Start::At)
+            .ok_or_else(|| ConfigError::field("start", raw.get(), ALLOWED)),
+        None => number("start", raw, ALLOWED, |millis| millis.abs() <= MAX_EPOCH)
+            .map(|millis| Start::At(Micros::from_millis(millis))),
+    }
+}
+
+/// An RFC 3339 time, or the same with a space or a short offset as Postgres prints it:
+/// `2027-01-01 00:00:00+00`.
+fn time_with_offset(text: &str) -> Option<Micros> {
+    text.trim().parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
+}
+
+/// An instant as `ratelimit.clock` takes it: a time with its offset, or epoch milliseconds.
+pub fn parse_instant(text: &str) -> Option<Micros> {
+    match text.trim().parse::<f64>() {
+        Ok(millis) if millis.abs() <= MAX_EPOCH => Some(Micros::from_millis(millis)),
+        Ok(_) => None,
+        Err(_) => time_with_offset(text),
+    }
+}
+
+/// The fields that a builder was given, in the config's own words.
+#[derive(Default)]
+pub struct Given {
+    pub rate: f64,
+    pub period: Micros,
+    pub capacity: Option<f64>,
+    pub max_reserved: Option<f64>,
+    pub shards: Option<i32>,
+    pub start: Option<Micros>,
+    pub first_request: bool,
+    pub timezone: Option<String>,
+}
+
+/// Makes the config of a kind, and checks it as [`parse`] does.
+///
+/// # Errors
+/// As [`parse`], and for a float that JSON cannot hold.
+pub fn build(kind: &str, given: &Given) -> Result<Value, ConfigError> {
+    let mut config = Map::new();
+    config.insert("kind".into(), kind.into());
+    config.insert("rate".into(), json_number("rate", given.rate)?);
+    config.insert("period".into(), json_number("period", given.period.as_millis())?);
+    if let Some(capacity) = given.capacity {
+        config.insert("capacity".into(), json_number("capacity", capacity)?);
+    }
+    if let Some(max_reserved) = given.max_reserved {
+        config.insert("maxReserved".into(), json_number("maxReserved", max_reserved)?);
+    }
+    if let Some(shards) = given.shards {
+        config.insert("shards".into(), shards.into());
+    }
+    match (given.start, given.first_request) {
+        (Some(_), true) => {
+            return Err(ConfigError::new(
+                "\"start\" and \"first_request\" are both given",
+                "one of the two",
+            ));
+        }
+        (Some(start), false) => {
+            config.insert("start".into(), json_number("start", start.as_millis())?);
+        }
+        (None, true) => {
+            config.insert("start".into(), "first request".into());
+        }
+        (None, false) => {}
+    }
+    if let Some(timezone) = &given.timezone {
+        config.insert("timezone".into(), timezone.as_str().into());
+    }
+    let config = Value::Object(config);
+    parse(&config.to_string())?;
+    Ok(config)
+}
+
+/// A float as a JSON number, a whole one without a fraction.
+fn json_number(field: &str, number: f64) -> Result<Value, ConfigError> {
+    if number.fract() == 0.0 && number.abs() <= 2f64.powi(53) {
+        return Ok((number as i64).into());
+    }
+    Number::from_f64(number)
+        .map(Value::Number)
+        .ok_or_else(|| ConfigError::field(field, &number.to_string(), "a finite number"))
+}
+
+/// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
+/// sliding window and `log` (epoch ms, oldest first) for a sliding log.
+///
+/// # Errors
+/// [`ConfigError`] for a field that is missing, unknown, of a wrong type or not this kind's.
+pub fn parse_state(json: &str, limit: &Limit) -> Result<State, ConfigError> {
+    const EPOCH: &str = "epoch milliseconds";
+    let fields = object(json, "state")?;
+    let expected: &[&str] = match limit {
+        Limit::SlidingWindow(_) => &["value", "ts", "prior"],
+        Limit::SlidingLog(_) => &["value", "ts", "log"],
+        _ => &["value", "ts"],
+    };
+    let list =
+        || expected.iter().map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", ");
+    if let Some(unknown) = fields.keys().find(|field| !expected.contains(&field.as_str())) {
+        let problem = format!("state has \"{}\"", shortened(unknown));
+        return Err(ConfigError::new(problem, list()));
+    }
+    let required = |field: &str| {
+        fields
+            .get(field)
+            .copied()
+            .ok_or_else(|| ConfigError::new(format!("state has no \"{field}\""), list()))
+    };
+    let value = number("value", required("value")?, "a finite number", |_| true)?;
+    let ts = number("ts", required("ts")?, EPOCH, |ts| ts.abs() <= MAX_EPOCH)?;
+    let (mut prior, mut log) = (None, None);
+    match limit {
+        Limit::SlidingWindow(_) => {
+            prior = Some(number("prior", required("prior")?, "a finite number", |_| true)?);
+        }
+        Limit::SlidingLog(_) => {
+            let raw = required("log")?;
+            let entries = serde_json::from_str::<Vec<f64>>(raw.get())
+                .ok()
+                .filter(|log| log.is_sorted() && log.len() as f64 <= MAX_LOG)
+                .filter(|log| log.iter().all(|entry| entry.abs() <= MAX_EPOCH))
+                .ok_or_else(|| {
+                    let allowed = "an array of at most 10000 epoch milliseconds, oldest first";
+                    ConfigError::field("log", raw.get(), allowed)
+                })?;
+            log = Some(entries.into_iter().map(Micros::from_millis).collect());
+        }
+        _ => {}
+    }
+    Ok(State { value, ts: Micros::from_millis(ts), prior, log })
+}
+
+/// The state as JSON, as [`parse_state`] reads it.
+pub fn state_to_json(state: &State) -> Value {
+    let number = |number: f64| json_number("state", number).unwrap_or(Value::Null);
+    let mut json = Map::new();
+    json.insert("value".into(), number(state.value));
+    json.insert("ts".into(), number(state.ts.as_millis()));
+    if let Some(prior) = state.prior {
+        json.insert("prior".into(), number(prior));
+    }
+    if let Some(log) = &state.log {
+        json.insert("log".into(), log.iter().map(|entry| number(entry.as_millis())).collect());
+    }
+    Value::Object(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(json: &str) -> String {
+        parse(json).unwrap_err().problem
+    }
+
+    #[test]
+    fn periods_in_every_form_are_the_same_period() {
+        for period in
+            [r#"60000"#, r#""1 minute""#, r#""PT1M""#, r#""60s""#, r#""1m""#, r#""00:01:00""#]
+        {
+            let json = format!(r#"{{"kind": "sliding window", "rate": 1, "period": {period}}}"#);
+            let Limit::SlidingWindow(limit) = parse(&json).unwrap() else { panic!("{json}") };
+            assert_eq!(limit.period, Micros(60_000_000), "{period}");
+        }
+        for (period, hours) in [(r#""1 day""#, 24), (r#""1 week""#, 168), (r#""P1DT1H""#, 25)] {
+            let json = format!(r#"{{"kind": "sliding window", "rate": 1, "period": {period}}}"#);
+            let Limit::SlidingWindow(limit) = parse(&json).unwrap() else { panic!("{json}") };
+            assert_eq!(limit.period, Micros(hours * 3_600_000_000), "{period}");
+        }
+    }
+
+    #[test]
+    fn instants_need_an_offset() {
+        let noon = Some(Micros(1_798_804_800_000_000));
+        for text in [
+            "2027-01-01T12:00:00Z",
+            "2027-01-01 12:00:00+00",
+            "2027-01-01 13:00:00+01:00",
+            "1798804800000",
+        ] {
+            assert_eq!(parse_instant(text), noon, "{text}");
+        }
+        for text in ["2027-01-01 12:00:00", "noon", "", "NaN", "inf", "1e300"] {
+            assert_eq!(parse_instant(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_bad_field_is_named_with_its_value() {
+        let with = |field: &str| {
+            format!(r#"{{"kind": "token bucket", "rate": 1, "period": 1000, {field}}}"#)
+        };
+        assert_eq!(problem(&with(r#""capacity": -1"#)), r#""capacity" is -1"#);
+        assert_eq!(problem(&with(r#""capacity": null"#)), r#""capacity" is null"#);
+        assert_eq!(problem(&with(r#""maxReserved": "5""#)), r#""maxReserved" is "5""#);
+        assert_eq!(problem(&with(r#""burst": 1"#)), r#""burst" is not a field"#);
+        assert_eq!(
+            problem(&with(r#""start": 1"#)),
+            r#""start" is 1, and a token bucket has no such field"#
+        );
+        assert_eq!(problem(r#"{"kind": "token bucket", "period": 1}"#), r#""rate" is missing"#);
+        assert_eq!(problem("[]"), "the config is []");
+        assert!(problem(&with(&format!(r#""capacity": 1{}"#, "0".repeat(400)))).ends_with("..."));
+    }
+
+    #[test]
+    fn what_a_builder_makes_is_what_the_parser_reads() {
+        let given = Given {
+            rate: 2.5,
+            period: Micros(1_500),
+            capacity: Some(1e15),
+            max_reserved: Some(0.0),
+            start: Some(Micros(-1_000)),
+            ..Given::default()
+        };
+        let config = build("fixed window", &given).unwrap();
+        assert_eq!(
+            config.to_string(),
+            r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":1.5,"rate":2.5,"start":-1}"#
+        );
+        assert_eq!(
+            build("token bucket", &Given { rate: f64::NAN, ..given }).unwrap_err().problem,
+            "\"rate\" is NaN"
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! Named limits: `rl_config`, and this backend's memory of it.
+//!
+//! Parsing a config costs more than the limiter itself, so definitions and inline configs are
+//! remembered. A trigger on `rl_config` invalidates the relation, which empties the memory of
+//! every backend when the change commits, and of this one at its next command or at a rollback.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use pgrx::pg_sys::BuiltinOid::{JSONBOID, TEXTOID};
+
+use crate::algorithm::Limit;
+use crate::catalog::{self, Catalog};
+use crate::config;
+use crate::error::{Error, Result};
+use crate::postgres::{Jsonb, text_datum, utf8};
+use crate::spi::{self, Statement};
+
+/// How many names, keys of a name, and inline configs are remembered before starting anew.
+const REMEMBERED: usize = 10_000;
+
+/// What rl_config says of a name.
+#[derive(Default)]
+struct Definition {
+    /// For every key without a row of its own.
+    default: Option<Rc<Limit>>,
+    /// Whether any key has a row of its own; if so, which of the keys asked for.
+    has_keys: bool,
+    keys: HashMap<Box<[u8]>, Option<Rc<Limit>>>,
+}
+
+thread_local! {
+    static NAMES: RefCell<HashMap<Box<[u8]>, Definition>> = RefCell::new(HashMap::new());
+    /// The definition changes that NAMES has seen.
+    static SEEN: Cell<u64> = const { Cell::new(0) };
+    static INLINE: RefCell<HashMap<Box<[u8]>, Rc<Limit>>> = RefCell::new(HashMap::new());
+}
+
+/// The limit of a call: the config it brought, or the definition of (name, key), or of the name.
+///
+/// # Errors
+/// 42704: neither; 42501: a config for a defined name without the right to define; 22023: a bad
+/// config.
+pub fn resolve(
+    catalog: &Catalog,
+    name: &[u8],
+    key: &[u8],
+    config: Option<Jsonb>,
+) -> Result<Rc<Limit>> {
+    let defined = defined(catalog, name, key)?;
+    match (config, defined) {
+        (Some(_), Some(_)) if !catalog.may_define() => {
+            Err(Error::InlineConfig { name: utf8(name).into_owned() })
+        }
+        (Some(config), _) => inline(config),
+        (None, Some(limit)) => Ok(limit),
+        (None, None) => Err(Error::Undefined { name: utf8(name).into_owned() }),
+    }
+}
+
+/// A config as a limit; remembered by its binary form.
+pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
+    if let Some(limit) = INLINE.with_borrow(|known| known.get(config.bytes).cloned()) {
+        return Ok(limit);
+    }
+    let limit = Rc::new(config::parse(&config.to_json())?);
+    INLINE.with_borrow_mut(|known| {
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(config.bytes.into(), limit.clone());
+    });
+    Ok(limit)
+}
+
+fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit>>> {
+    let changes = catalog::definition_changes();
+    if SEEN.get() != changes {
+        NAMES.with_borrow_mut(HashMap::clear);
+        SEEN.set(changes);
+    }
+    let known = NAMES.with_borrow(|names| {
+        let definition = names.get(name)?;
+        if !definition.has_keys {
+            return Some(definition.default.clone());
+        }
+        let own = definition.keys.get(key)?;
+        Some(own.clone().or_else(|| definition.default.clone()))
+    });
+    match known {
+        Some(known) => Ok(known),
+        None => load(catalog, name, key, changes),
+    }
+}
+
+fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Option<Rc<Limit>>> {
+    const ROWS: Statement = Statement {
+        sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND (key OPERATOR(pg_catalog.=) '' OR key OPERATOR(pg_catalog.=) $2)",
+        parameters: &[TEXTOID, TEXTOID],
+    };
+    const HAS_KEYS: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) '' LIMIT 1",
+        parameters: &[TEXTOID],
+    };
+    let (default, own, has_keys) = spi::connected(catalog, catalog.rl_config, |spi| {
+        let name = Some(text_datum(name));
+        let (mut default, mut own) = (None, None);
+        for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
+            let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
+            let config = spi.jsonb(row, 2).map(Jsonb::to_json);
+            *(if for_all { &mut default } else { &mut own }) = config;
+        }
+        Ok((default, own, spi.execute(&HAS_KEYS, &[name])? > 0))
+    })?;
+    let parse = |config: Option<String>| {
+        config
+            .map(|config| config::parse(&config).map(Rc::new))
+            .transpose()
+            .map_err(|error| Error::StoredConfig { name: utf8(name).into_owned(), error })
+    };
+    let own = parse(own)?;
+    let default = parse(default)?;
+    let limit = own.clone().or_else(|| default.clone());
+    // What was announced while the rows were read may not be in them.
+    if catalog::definition_changes() == changes {
+        NAMES.with_borrow_mut(|names| {
+            if names.len() >= REMEMBERED {
+                names.clear();
+            }
+            let definition = names.entry(name.into()).or_default();
+            definition.default = default;
+            definition.has_keys = has_keys;
+            if definition.keys.len() >= REMEMBERED {
+                definition.keys.clear();
+            }
+            if has_keys {
+                definition.keys.insert(key.into(), own);
+            }
+        });
+    }
+    Ok(limit)
+}
+
+/// Creates or replaces a definition; false if the same stood there already.
+///
+/// # Errors
+/// 22023 for a bad config; 25006 in a read-only transaction.
+pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<bool> {
+    const SAME: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2 AND config OPERATOR(pg_catalog.=) $3",
+        parameters: &[TEXTOID, TEXTOID, JSONBOID],
+    };
+    const PUT: Statement = Statement {
+        sql: "INSERT INTO @schema@.rl_config AS old (name, key, config) VALUES ($1, $2, $3) \
+              ON CONFLICT (name, key) DO UPDATE SET config = EXCLUDED.config \
+              WHERE old.config OPERATOR(pg_catalog.<>) EXCLUDED.config",
+        parameters: &[TEXTOID, TEXTOID, JSONBOID],
+    };
+    inline(config)?;
+    spi::connected(catalog, catalog.rl_config, |spi| {
+        let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
+        Ok(spi.execute(&SAME, &row)? == 0 && spi.execute(&PUT, &row)? > 0)
+    })
+}
+
+/// Drops a definition; false if there was none.
+///
+/// # Errors
+/// 25006 in a read-only transaction.
+pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
+    const DROP: Statement = Statement {
+        sql: "DELETE FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2",
+        parameters: &[TEXTOID, TEXTOID],
+    };
+    spi::connected(catalog, catalog.rl_config, |spi| {
+        Ok(spi.execute(&DROP, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
+    })
+}

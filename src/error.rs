@@ -1,0 +1,161 @@
+//! Every error that a user can meet, and the one place that gives it SQLSTATE, message, detail and
+//! hint. Raising is done elsewhere (`postgres`); nothing here touches Postgres.
+
+#![forbid(unsafe_code)]
+
+use serde_json::json;
+
+use crate::algorithm::Micros;
+use crate::config::ConfigError;
+
+/// An SQLSTATE, its five characters.
+pub type SqlState = [u8; 5];
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong.
+#[derive(Debug)]
+pub enum Error {
+    /// An argument that may not be NULL is (22004).
+    NullArgument(&'static str),
+    /// An argument has a value that is not allowed (22023).
+    InvalidArgument { argument: &'static str, value: String, allowed: String },
+    /// A config or a state is not a valid one (22023; 0A000 for what is not built yet).
+    Config(ConfigError),
+    /// The stored definition of a limit is not a valid config (22023).
+    StoredConfig { name: String, error: ConfigError },
+    /// A name that nobody defined was used without a config (42704).
+    Undefined { name: String },
+    /// A config was brought for a defined name without EXECUTE on rl_define (42501).
+    InlineConfig { name: String },
+    /// With `throws`: the denial (PT429).
+    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64 },
+    /// A stored row that no call wrote, such as a NaN value (22023).
+    BadState { name: String, value: f64 },
+    /// A row could not be written although nothing failed: a trigger or rule swallows it (55000).
+    NotWritten,
+    /// The extension's tables are not where CREATE EXTENSION put them (42P01).
+    NoTable { table: &'static str },
+    /// Called while the query runs in parallel (25000).
+    Parallel { function: &'static str },
+    /// A trigger function called otherwise than by its trigger (39P01).
+    NotATrigger { function: &'static str },
+}
+
+/// An error as Postgres reports it.
+pub struct Report {
+    pub sqlstate: SqlState,
+    pub message: String,
+    pub detail: Option<String>,
+    pub hint: Option<String>,
+}
+
+const SOME_CONFIG: &str = r#"For example: SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute'));"#;
+
+impl Error {
+    /// The report of this error.
+    pub fn report(self) -> Report {
+        let report = |sqlstate: &SqlState, message: String| Report {
+            sqlstate: *sqlstate,
+            message,
+            detail: None,
+            hint: None,
+        };
+        match self {
+            Error::NullArgument(argument) => Report {
+                hint: Some(
+                    "A missing user id must not become everybody's limit: pass a value.".into(),
+                ),
+                ..report(b"22004", format!("{argument} must not be NULL"))
+            },
+            Error::InvalidArgument { argument, value, allowed } => Report {
+                detail: Some(format!("Allowed: {allowed}.")),
+                ..report(b"22023", format!("{argument} is {value}"))
+            },
+            Error::Config(error) => config_report("invalid rate limit config", error),
+            Error::StoredConfig { name, error } => {
+                config_report(&format!("invalid config stored for rate limit \"{name}\""), error)
+            }
+            Error::Undefined { name } => Report {
+                hint: Some(format!(
+                    "Define it: SELECT rl_define({}, rl_token_bucket(rate => 10, period => '1 minute')); or pass a config.",
+                    literal(&name)
+                )),
+                ..report(b"42704", format!("rate limit \"{name}\" is not defined"))
+            },
+            Error::InlineConfig { name } => Report {
+                detail: Some(
+                    "A config in the call overrides the definition, which needs EXECUTE on rl_define."
+                        .into(),
+                ),
+                hint: Some(format!(
+                    "Call it without a config: SELECT * FROM rl_limit({}, $1);",
+                    literal(&name)
+                )),
+                ..report(b"42501", format!("permission denied to override rate limit \"{name}\""))
+            },
+            Error::RateLimited { name, retry_after, capacity } => {
+                let retry_after = retry_after.map(Micros::ceil_to_millis);
+                Report {
+                    detail: Some(
+                        json!({
+                            "kind": "RateLimited",
+                            "name": name,
+                            "retryAfter": retry_after.map(|wait| wait.0 / Micros::MILLISECOND.0),
+                        })
+                        .to_string(),
+                    ),
+                    hint: Some(match retry_after {
+                        Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
+                        None => format!("It can never succeed: the limit holds at most {capacity}."),
+                    }),
+                    ..report(b"PT429", "rate limit exceeded".into())
+                }
+            }
+            Error::BadState { name, value } => Report {
+                hint: Some(format!("SELECT rl_reset_all({}); makes it full again.", literal(&name))),
+                ..report(b"22023", format!("rate limit \"{name}\" has a stored value of {value}"))
+            },
+            Error::NotWritten => Report {
+                detail: Some(
+                    "A trigger, a rule or row security on the table rateLimits keeps rows from being written or read."
+                        .into(),
+                ),
+                ..report(b"55000", "the rate limit could not be stored".into())
+            },
+            Error::NoTable { table } => Report {
+                hint: Some("Move it back, or DROP EXTENSION ratelimit and create it again.".into()),
+                ..report(
+                    b"42P01",
+                    format!("table \"{table}\" of extension ratelimit is not in the extension's schema"),
+                )
+            },
+            Error::Parallel { function } => {
+                report(b"25000", format!("cannot execute {function}() during a parallel operation"))
+            }
+            Error::NotATrigger { function } => {
+                report(b"39P01", format!("{function}() can only be called by its trigger"))
+            }
+        }
+    }
+}
+
+fn config_report(what: &str, error: ConfigError) -> Report {
+    Report {
+        sqlstate: if error.unsupported { *b"0A000" } else { *b"22023" },
+        message: format!("{what}: {}", error.problem),
+        detail: Some(format!("Allowed: {}.", error.allowed)),
+        hint: Some(SOME_CONFIG.into()),
+    }
+}
+
+/// A name as an SQL literal, for hints that can be typed as they stand.
+fn literal(name: &str) -> String {
+    format!("'{}'", name.replace('\'', "''"))
+}
+
+impl From<ConfigError> for Error {
+    fn from(error: ConfigError) -> Error {
+        Error::Config(error)
+    }
+}

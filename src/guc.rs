@@ -1,0 +1,79 @@
+//! The settings, and the clock that one of them can replace.
+
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use pgrx::pg_sys;
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+
+use crate::algorithm::Micros;
+use crate::config::parse_instant;
+use crate::postgres::system_time;
+
+static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
+
+thread_local! {
+    /// What `ratelimit.clock` says, parsed.
+    static FIXED: Cell<Option<Micros>> = const { Cell::new(None) };
+}
+
+/// Now: the server's clock, or what `ratelimit.clock` says instead.
+pub fn now() -> Micros {
+    FIXED.get().unwrap_or_else(system_time)
+}
+
+/// Declares the settings; called once, when the library is loaded.
+pub fn init() {
+    // SAFETY: the hooks are C functions that live as long as the library.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"ratelimit.clock",
+            c"Time that the rate limiter takes for now, for tests.",
+            c"A time with its offset, or epoch milliseconds; empty: the server's clock.",
+            &CLOCK,
+            GucContext::Suset,
+            GucFlags::default(),
+            Some(check_clock),
+            Some(assign_clock),
+            None,
+        );
+        pg_sys::MarkGUCPrefixReserved(c"ratelimit".as_ptr());
+    }
+}
+
+/// # Safety
+/// `value` is null or a C string.
+unsafe fn clock(value: *const c_char) -> Result<Option<Micros>, ()> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as the caller says.
+    match unsafe { CStr::from_ptr(value) }.to_str() {
+        Ok("") => Ok(None),
+        Ok(text) => parse_instant(text).map(Some).ok_or(()),
+        Err(_) => Err(()),
+    }
+}
+
+unsafe extern "C-unwind" fn check_clock(
+    value: *mut *mut c_char,
+    _: *mut *mut c_void,
+    _: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: Postgres passes a valid pointer to the new value; the detail is a palloc'd string.
+    unsafe {
+        let valid = clock(*value).is_ok();
+        if !valid {
+            pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(
+                c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch milliseconds, or nothing for the server's clock."
+                    .as_ptr(),
+            );
+        }
+        valid
+    }
+}
+
+unsafe extern "C-unwind" fn assign_clock(value: *const c_char, _: *mut c_void) {
+    // SAFETY: Postgres passes the value that passed the check.
+    FIXED.set(unsafe { clock(value) }.unwrap_or(None));
+}

@@ -1,0 +1,30 @@
+//! `ratelimit`: rate limits inside PostgreSQL, taken in the caller's transaction.
+//!
+//! Dependencies run one way: api -> limiter -> definitions, store -> config -> algorithm. The
+//! algorithm and the config know nothing of Postgres and run under plain `cargo test`.
+
+pub mod algorithm;
+pub mod config;
+
+mod api;
+mod catalog;
+mod definitions;
+mod error;
+mod guc;
+mod limiter;
+mod postgres;
+mod spi;
+mod store;
+
+pgrx::pg_module_magic!(name, version);
+
+pgrx::extension_sql_file!("../sql/bootstrap.sql", name = "bootstrap", bootstrap);
+pgrx::extension_sql_file!("../sql/functions.sql", name = "functions", requires = ["bootstrap"]);
+pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
+
+/// Called by Postgres when it loads the library.
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    guc::init();
+    catalog::init();
+}

@@ -1,0 +1,152 @@
+//! SQL on the extension's tables: prepared once, run as the tables' owner, under the latest
+//! snapshot.
+//!
+//! Running as the owner means that the caller needs no privilege on the tables, and that a trigger
+//! which the owner put there runs with the owner's rights only: with the caller's, or as a
+//! security definer function's owner, it could become superuser. SECURITY_RESTRICTED_OPERATION
+//! keeps it from changing roles back.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int};
+
+use pgrx::pg_sys;
+
+use crate::catalog::{Catalog, Table};
+use crate::error::{Error, Result};
+use crate::postgres::{Jsonb, jsonb};
+
+/// A statement on the extension's tables; `@schema@` stands for their schema. Constants only:
+/// names and keys are parameters, never part of the text.
+pub struct Statement {
+    pub sql: &'static str,
+    pub parameters: &'static [pg_sys::BuiltinOid],
+}
+
+struct Plan {
+    schema: String,
+    plan: pg_sys::SPIPlanPtr,
+}
+
+thread_local! {
+    static PLANS: RefCell<HashMap<&'static str, Plan>> = RefCell::new(HashMap::new());
+}
+
+/// An open connection to SPI, acting as a table's owner.
+pub struct Connection<'a> {
+    catalog: &'a Catalog,
+}
+
+/// Connects to SPI as the owner of `table` while `work` runs. An error on the way leaves the
+/// clearing up to the abort of the (sub)transaction, as everywhere in Postgres.
+pub fn connected<T>(
+    catalog: &Catalog,
+    table: Table,
+    work: impl FnOnce(&Connection) -> Result<T>,
+) -> Result<T> {
+    // SAFETY: the user and the connection are put back on every way out that does not abort.
+    unsafe {
+        let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+        pg_sys::SetUserIdAndSecContext(
+            table.owner,
+            context
+                | pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int
+                | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int,
+        );
+        pg_sys::SPI_connect();
+        let result = work(&Connection { catalog });
+        pg_sys::SPI_finish();
+        pg_sys::SetUserIdAndSecContext(user, context);
+        result
+    }
+}
+
+impl Connection<'_> {
+    /// Runs a statement under the latest snapshot, whatever the isolation level, and returns how
+    /// many rows it processed.
+    pub fn execute(
+        &self,
+        statement: &Statement,
+        parameters: &[Option<pg_sys::Datum>],
+    ) -> Result<u64> {
+        let plan = self.plan(statement)?;
+        let mut values: Vec<pg_sys::Datum> =
+            parameters.iter().map(|value| value.unwrap_or(pg_sys::Datum::from(0))).collect();
+        let nulls: Vec<c_char> = parameters
+            .iter()
+            .map(|value| if value.is_some() { b' ' } else { b'n' } as c_char)
+            .collect();
+        assert_eq!(parameters.len(), statement.parameters.len());
+        // SAFETY: plan and parameters belong together; the snapshot is held while it is in use.
+        unsafe {
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+            let result = pg_sys::SPI_execute_snapshot(
+                plan,
+                values.as_mut_ptr(),
+                nulls.as_ptr(),
+                snapshot,
+                std::ptr::null_mut(),
+                false,
+                true,
+                0,
+            );
+            pg_sys::UnregisterSnapshot(snapshot);
+            // A rule that its owner put on the table can make another command of it, or none.
+            if result < 0 { Err(Error::NotWritten) } else { Ok(pg_sys::SPI_processed) }
+        }
+    }
+
+    /// A field of the last result, which lives until the next statement.
+    pub fn field(&self, row: u64, column: c_int) -> Option<pg_sys::Datum> {
+        // SAFETY: the table of the last result has so many rows and columns, or we return None.
+        unsafe {
+            let table = pg_sys::SPI_tuptable;
+            if table.is_null() || row >= (*table).numvals {
+                return None;
+            }
+            let mut is_null = false;
+            let tuple = *(*table).vals.add(row as usize);
+            let datum = pg_sys::SPI_getbinval(tuple, (*table).tupdesc, column, &mut is_null);
+            (!is_null).then_some(datum)
+        }
+    }
+
+    /// A jsonb field of the last result.
+    pub fn jsonb(&self, row: u64, column: c_int) -> Option<Jsonb<'_>> {
+        // SAFETY: the caller asks for a column that its statement selects as jsonb.
+        self.field(row, column).map(|datum| unsafe { jsonb(datum) })
+    }
+
+    fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
+        let schema = &self.catalog.schema;
+        let known = PLANS.with_borrow_mut(|plans| match plans.get(statement.sql) {
+            Some(known) if known.schema == *schema => Some(known.plan),
+            _ => {
+                if let Some(moved) = plans.remove(statement.sql) {
+                    // SAFETY: the plan was kept and is in the map no longer.
+                    unsafe { pg_sys::SPI_freeplan(moved.plan) };
+                }
+                None
+            }
+        });
+        if let Some(plan) = known {
+            return Ok(plan);
+        }
+        let sql = CString::new(statement.sql.replace("@schema@", schema)).unwrap_or_default();
+        let mut types: Vec<pg_sys::Oid> =
+            statement.parameters.iter().map(|parameter| parameter.value()).collect();
+        // SAFETY: valid C string and types; a kept plan lives until it is freed.
+        let plan = unsafe {
+            let plan = pg_sys::SPI_prepare(sql.as_ptr(), types.len() as c_int, types.as_mut_ptr());
+            if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {
+                return Err(Error::NotWritten);
+            }
+            plan
+        };
+        PLANS.with_borrow_mut(|plans| {
+            plans.insert(statement.sql, Plan { schema: schema.clone(), plan })
+        });
+        Ok(plan)
+    }
+}

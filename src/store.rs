@@ -1,0 +1,42 @@
+//! The rows of `rateLimits`: the small interface through which the limiter reaches them.
+
+use crate::algorithm::State;
+use crate::error::Result;
+
+pub mod sql;
+
+/// Which row.
+#[derive(Clone, Copy, Debug)]
+pub struct RowId<'a> {
+    pub name: &'a [u8],
+    pub key: &'a [u8],
+    pub shard: i32,
+}
+
+/// A row as stored. A value of infinity marks a row that was reset: it stands for no state at all
+/// and is kept for its index entry, so that a limit that is reset all day doesn't churn the index.
+pub type Row = State;
+
+/// Access to the rows, inside the caller's transaction and under the latest committed state,
+/// whatever the isolation level. What this transaction itself wrote counts as committed.
+pub trait Store {
+    /// The row as it is: takes no lock, writes nothing, waits for nobody.
+    fn read(&self, id: RowId) -> Result<Option<Row>>;
+
+    /// The row, locked to the end of the transaction as by SELECT ... FOR UPDATE; `None` if it is
+    /// gone.
+    fn lock(&self, id: RowId) -> Result<Option<Row>>;
+
+    /// A new row; false if another session's row came first (this waits for one that is not yet
+    /// committed).
+    fn insert(&self, id: RowId, row: &Row) -> Result<bool>;
+
+    /// Overwrites a row that this transaction has locked.
+    fn update(&self, id: RowId, row: &Row) -> Result<()>;
+
+    /// Marks all rows of a key as reset; whether any held a state.
+    fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool>;
+
+    /// Deletes all rows of a name; how many keys held a state.
+    fn reset_all(&self, name: &[u8]) -> Result<i64>;
+}

@@ -1,0 +1,161 @@
+//! The store that uses SQL as any session could write it, so that it works on whatever stands
+//! behind the table's name: triggers, policies, constraints, a distributed table.
+
+use std::ffi::{c_char, c_int};
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::{FLOAT8OID, INT4OID, TEXTOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID};
+
+use crate::algorithm::Micros;
+use crate::error::{Error, Result};
+use crate::postgres::{float_datum, from_timestamptz, text_datum, to_timestamptz};
+use crate::spi::{Connection, Statement};
+use crate::store::{Row, RowId, Store};
+
+impl Store for Connection<'_> {
+    fn read(&self, id: RowId) -> Result<Option<Row>> {
+        const READ: Statement = Statement {
+            sql: "SELECT value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  AND shard OPERATOR(pg_catalog.=) $3",
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+        };
+        self.row(&READ, id)
+    }
+
+    fn lock(&self, id: RowId) -> Result<Option<Row>> {
+        const LOCK: Statement = Statement {
+            sql: "SELECT value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE",
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+        };
+        self.row(&LOCK, id)
+    }
+
+    fn insert(&self, id: RowId, row: &Row) -> Result<bool> {
+        const INSERT: Statement = Statement {
+            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name, key, shard) DO NOTHING",
+            parameters: &WHOLE_ROW,
+        };
+        Ok(self.execute(&INSERT, &whole_row(id, row))? > 0)
+    }
+
+    fn update(&self, id: RowId, row: &Row) -> Result<()> {
+        const UPDATE: Statement = Statement {
+            sql: "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  AND shard OPERATOR(pg_catalog.=) $3",
+            parameters: &WHOLE_ROW,
+        };
+        match self.execute(&UPDATE, &whole_row(id, row))? {
+            0 => Err(Error::NotWritten),
+            _ => Ok(()),
+        }
+    }
+
+    fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
+        const RESET: Statement = Statement {
+            sql: "UPDATE @schema@.ratelimits SET value = 'infinity', prior = NULL, log = NULL \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  AND value OPERATOR(pg_catalog.<>) 'infinity'",
+            parameters: &[TEXTOID, TEXTOID],
+        };
+        Ok(self.execute(&RESET, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
+    }
+
+    fn reset_all(&self, name: &[u8]) -> Result<i64> {
+        const RESET_ALL: Statement = Statement {
+            sql: "WITH gone AS (DELETE FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 RETURNING key, value) \
+                  SELECT pg_catalog.count(DISTINCT key) FROM gone \
+                  WHERE value OPERATOR(pg_catalog.<>) 'infinity'",
+            parameters: &[TEXTOID],
+        };
+        self.execute(&RESET_ALL, &[Some(text_datum(name))])?;
+        Ok(self.field(0, 1).map_or(0, |count| count.value() as i64))
+    }
+}
+
+const WHOLE_ROW: [pg_sys::BuiltinOid; 7] =
+    [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
+
+impl Connection<'_> {
+    fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
+        let [name, key, shard] = row_id(id);
+        if self.execute(statement, &[name, key, shard])? == 0 {
+            return Ok(None);
+        }
+        let (Some(value), Some(ts)) = (self.field(0, 1), self.field(0, 2)) else {
+            return Err(Error::NotWritten);
+        };
+        let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
+        Ok(Some(Row {
+            value: float(value),
+            ts: from_timestamptz(ts.value() as i64),
+            prior: self.field(0, 3).map(float),
+            log: self.field(0, 4).map(log_entries),
+        }))
+    }
+}
+
+fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
+    [Some(text_datum(id.name)), Some(text_datum(id.key)), Some(pg_sys::Datum::from(id.shard))]
+}
+
+fn whole_row(id: RowId, row: &Row) -> [Option<pg_sys::Datum>; 7] {
+    let [name, key, shard] = row_id(id);
+    let ts = |at: Micros| to_timestamptz(at).unwrap_or(i64::MAX);
+    let log = row.log.as_ref().map(|log| {
+        let mut entries: Vec<pg_sys::Datum> =
+            log.iter().map(|&entry| pg_sys::Datum::from(ts(entry))).collect();
+        // SAFETY: copies the entries; a timestamptz is eight bytes, passed by value.
+        unsafe {
+            pg_sys::Datum::from(pg_sys::construct_array(
+                entries.as_mut_ptr(),
+                entries.len() as c_int,
+                TIMESTAMPTZOID.value(),
+                8,
+                true,
+                b'd' as c_char,
+            ))
+        }
+    });
+    [
+        name,
+        key,
+        shard,
+        Some(float_datum(row.value)),
+        Some(pg_sys::Datum::from(ts(row.ts))),
+        row.prior.map(float_datum),
+        log,
+    ]
+}
+
+/// The entries of a log column, oldest first whoever wrote them.
+fn log_entries(datum: pg_sys::Datum) -> Vec<Micros> {
+    let mut entries: Vec<Micros> = Vec::new();
+    // SAFETY: the column is declared timestamptz[]; the values are copied out at once.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
+        let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        pg_sys::deconstruct_array(
+            array,
+            TIMESTAMPTZOID.value(),
+            8,
+            true,
+            b'd' as c_char,
+            &mut values,
+            &mut nulls,
+            &mut count,
+        );
+        for n in 0..count as usize {
+            if !*nulls.add(n) {
+                entries.push(from_timestamptz((*values.add(n)).value() as i64));
+            }
+        }
+    }
+    entries.sort_unstable();
+    entries
+}
