@@ -128,13 +128,13 @@ sql_function!(
             Some(state) => jsonb_datum(config::state_to_json(&state)),
             None => given.map(|state| state.datum),
         };
-        Ok(call.row(&mut [
+        call.row(&[
             Some(pg_sys::Datum::from(decision.ok)),
             retry_after,
             retry_at,
             Some(float_datum(decision.level.remaining)),
             state,
-        ]))
+        ])
     }
 );
 
@@ -176,14 +176,14 @@ fn answer(
     }
     let (retry_after, retry_at) = retry(answer.now, answer.retry_after, Micros::ceil_to_millis);
     let reset_at = answer.level.reset_at.and_then(|at| to_timestamptz(at.ceil_to_millis()));
-    Ok(call.row(&mut [
+    call.row(&[
         Some(pg_sys::Datum::from(answer.ok)),
         retry_after,
         retry_at,
         Some(float_datum(answer.level.remaining)),
         Some(float_datum(answer.capacity)),
         reset_at.map(pg_sys::Datum::from),
-    ]))
+    ])
 }
 
 /// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait

@@ -63,6 +63,15 @@ pub fn shortened(value: &str) -> String {
     }
 }
 
+/// A float as Postgres writes it.
+pub fn float_text(number: f64) -> String {
+    match number {
+        f64::INFINITY => "Infinity".into(),
+        f64::NEG_INFINITY => "-Infinity".into(),
+        number => number.to_string(),
+    }
+}
+
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 fn object<'a>(json: &'a str, what: &str) -> Result<Fields<'a>, ConfigError> {
@@ -316,7 +325,7 @@ fn json_number(field: &str, number: f64) -> Result<Value, ConfigError> {
     }
     Number::from_f64(number)
         .map(Value::Number)
-        .ok_or_else(|| ConfigError::field(field, &number.to_string(), "a finite number"))
+        .ok_or_else(|| ConfigError::field(field, &float_text(number), "a finite number"))
 }
 
 /// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a

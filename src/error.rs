@@ -6,7 +6,7 @@
 use serde_json::json;
 
 use crate::algorithm::Micros;
-use crate::config::ConfigError;
+use crate::config::{ConfigError, float_text};
 
 /// An SQLSTATE, its five characters.
 pub type SqlState = [u8; 5];
@@ -36,6 +36,8 @@ pub enum Error {
     NotWritten,
     /// The extension's tables are not where CREATE EXTENSION put them (42P01).
     NoTable { table: &'static str },
+    /// The SQL declaration of the function is not the one that this library was made for (42P13).
+    Declaration,
     /// Called while the query runs in parallel (25000).
     Parallel { function: &'static str },
     /// A trigger function called otherwise than by its trigger (39P01).
@@ -63,9 +65,10 @@ impl Error {
         };
         match self {
             Error::NullArgument(argument) => Report {
-                hint: Some(
-                    "A missing user id must not become everybody's limit: pass a value.".into(),
-                ),
+                hint: (argument == "key").then(|| {
+                    "A missing user id must not become everybody's limit; for that, leave the key out."
+                        .into()
+                }),
                 ..report(b"22004", format!("{argument} must not be NULL"))
             },
             Error::InvalidArgument { argument, value, allowed } => Report {
@@ -114,7 +117,7 @@ impl Error {
             }
             Error::BadState { name, value } => Report {
                 hint: Some(format!("SELECT rl_reset_all({}); makes it full again.", literal(&name))),
-                ..report(b"22023", format!("rate limit \"{name}\" has a stored value of {value}"))
+                ..report(b"22023", format!("rate limit \"{name}\" has a stored value of {}", float_text(value)))
             },
             Error::NotWritten => Report {
                 detail: Some(
@@ -128,6 +131,13 @@ impl Error {
                 ..report(
                     b"42P01",
                     format!("table \"{table}\" of extension ratelimit is not in the extension's schema"),
+                )
+            },
+            Error::Declaration => Report {
+                hint: Some("ALTER EXTENSION ratelimit UPDATE;".into()),
+                ..report(
+                    b"42P13",
+                    "the function's declaration does not fit the library of extension ratelimit".into(),
                 )
             },
             Error::Parallel { function } => {

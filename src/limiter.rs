@@ -5,7 +5,7 @@ use xxhash_rust::xxh64::xxh64;
 
 use crate::algorithm::{Decision, Level, Limit, Micros, State, decide};
 use crate::catalog::{self, Catalog};
-use crate::config::MAX_TOKENS;
+use crate::config::{MAX_TOKENS, float_text};
 use crate::definitions;
 use crate::error::{Error, Result};
 use crate::guc;
@@ -154,7 +154,7 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
     };
     Err(Error::InvalidArgument {
         argument: "count",
-        value: count.to_string(),
+        value: float_text(count),
         allowed: allowed.into(),
     })
 }

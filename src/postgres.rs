@@ -254,7 +254,10 @@ impl Call {
     }
 
     /// Shapes a composite result. The row's description is looked up once for a call site.
-    pub fn row(&mut self, fields: &mut [Option<pg_sys::Datum>]) -> pg_sys::Datum {
+    ///
+    /// # Errors
+    /// [`Error::Declaration`] where the row is declared with other columns.
+    pub fn row(&mut self, fields: &[Option<pg_sys::Datum>]) -> Result<pg_sys::Datum> {
         let mut nulls: Vec<bool> = fields.iter().map(Option::is_none).collect();
         let mut values: Vec<pg_sys::Datum> =
             fields.iter().map(|field| field.unwrap_or(pg_sys::Datum::from(0))).collect();
@@ -265,19 +268,20 @@ impl Call {
             if flinfo.fn_extra.is_null() {
                 let mut tupdesc: pg_sys::TupleDesc = std::ptr::null_mut();
                 pg_sys::get_call_result_type(self.fcinfo, std::ptr::null_mut(), &mut tupdesc);
-                assert!(
-                    !tupdesc.is_null(),
-                    "an SQL function that returns rows is declared otherwise"
-                );
+                if tupdesc.is_null() {
+                    return Err(Error::Declaration);
+                }
                 let caller = pg_sys::MemoryContextSwitchTo(flinfo.fn_mcxt);
                 flinfo.fn_extra =
                     pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(tupdesc)).cast();
                 pg_sys::MemoryContextSwitchTo(caller);
             }
             let tupdesc: pg_sys::TupleDesc = flinfo.fn_extra.cast();
-            assert_eq!((*tupdesc).natts as usize, fields.len());
+            if (*tupdesc).natts as usize != fields.len() {
+                return Err(Error::Declaration);
+            }
             let tuple = pg_sys::heap_form_tuple(tupdesc, values.as_mut_ptr(), nulls.as_mut_ptr());
-            pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data)
+            Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
         }
     }
 }

@@ -77,7 +77,7 @@ impl Connection<'_> {
             .iter()
             .map(|value| if value.is_some() { b' ' } else { b'n' } as c_char)
             .collect();
-        assert_eq!(parameters.len(), statement.parameters.len());
+        debug_assert_eq!(parameters.len(), statement.parameters.len());
         // SAFETY: plan and parameters belong together; the snapshot is held while it is in use.
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());

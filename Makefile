@@ -1,0 +1,25 @@
+# The commands of a developer; scripts/ does the work. PG is the major version of
+# PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
+
+PG ?= 15
+export PG PG_CONFIG ONLY TESTS
+
+.PHONY: help run test install lint clean
+help:
+	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
+	@echo 'make test      every test; ONLY=rust|regress|isolation|server for a part of them,'
+	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
+	@echo 'make lint      formatting, clippy, tests without expected output or reason to skip'
+	@echo 'make install   build and install into the PostgreSQL of PG_CONFIG=/path/to/pg_config'
+	@echo 'make clean     remove target/'
+	@echo 'run, test and lint install what is missing first, and take PG_CONFIG=… too (default: PostgreSQL $(PG))'
+
+run test lint:
+	@scripts/$@
+
+install:
+	@scripts/setup
+	@scripts/build install
+
+clean:
+	rm -rf target

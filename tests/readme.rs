@@ -1,0 +1,93 @@
+//! Every SQL block of the README runs, in order, and prints what the README shows after it.
+//!
+//! Blocks run in one database, each in a psql of its own, at a fixed time, so that a reader who
+//! types them one after the other sees the same but for the times.
+
+use std::process::{Command, Stdio};
+
+use std::io::Write;
+
+const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezone = 'UTC';";
+
+struct Example {
+    line: usize,
+    sql: String,
+    output: Option<String>,
+}
+
+/// The ```sql blocks, each with the ```text block that follows it at once.
+fn examples(readme: &str) -> Vec<Example> {
+    let mut examples: Vec<Example> = Vec::new();
+    let mut lines = readme.lines().enumerate().peekable();
+    let mut after_sql = false;
+    while let Some((number, line)) = lines.next() {
+        let mut block = || {
+            lines
+                .by_ref()
+                .map(|(_, line)| line)
+                .take_while(|line| *line != "```")
+                .map(|line| format!("{line}\n"))
+                .collect::<String>()
+        };
+        match line {
+            "```sql" => {
+                examples.push(Example { line: number + 1, sql: block(), output: None });
+                after_sql = true;
+            }
+            "```text" => {
+                assert!(after_sql, "line {}: output without its SQL", number + 1);
+                examples.last_mut().unwrap().output = Some(block());
+                after_sql = false;
+            }
+            line if line.starts_with("```") => {
+                block();
+                after_sql = false;
+            }
+            _ => after_sql = false,
+        }
+    }
+    examples
+}
+
+/// What psql prints, both streams in the order in which it prints them.
+fn psql(server: &str, database: &str, sql: &str) -> String {
+    let mut psql = Command::new("sh")
+        .arg("-c")
+        .arg(r#"exec psql -X -q -v ON_ERROR_STOP=0 -d "$0" 2>&1"#)
+        .arg(format!("{server} dbname={database}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("psql runs");
+    psql.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+    String::from_utf8(psql.wait_with_output().unwrap().stdout).unwrap()
+}
+
+/// Without the spaces at line ends and the blank lines around, which nobody can see.
+fn visible(output: &str) -> String {
+    output.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_owned()
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn every_example_prints_what_the_readme_shows() {
+    let server = std::env::var("RATELIMIT_TEST_SERVER").expect("RATELIMIT_TEST_SERVER: make test");
+    let examples = examples(include_str!("../README.md"));
+    assert!(examples.len() > 10, "only {} examples found", examples.len());
+
+    psql(&server, "postgres", "DROP DATABASE IF EXISTS readme; DROP ROLE IF EXISTS app;");
+    assert_eq!(psql(&server, "postgres", "CREATE DATABASE readme; CREATE ROLE app;"), "");
+    let mut wrong = Vec::new();
+    for example in &examples {
+        let printed = visible(&psql(&server, "readme", &format!("{CLOCK}\n{}", example.sql)));
+        let as_shown = match &example.output {
+            Some(output) => printed == visible(output),
+            None => !printed.contains("ERROR:"),
+        };
+        if !as_shown {
+            wrong.push(format!("README.md:{}:\n{}\nprints\n{printed}", example.line, example.sql));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    psql(&server, "postgres", "DROP DATABASE readme; DROP ROLE app;");
+}
