@@ -4,14 +4,14 @@
 use pgrx::pg_sys;
 
 use crate::algorithm::{Micros, decide};
+use crate::call::{Call, sql_function};
 use crate::catalog;
 use crate::config::{self, Given};
 use crate::definitions;
 use crate::error::{Error, Result};
 use crate::limiter::{self, Answer, Request, check_count};
 use crate::postgres::{
-    Call, float_datum, jsonb_datum, refuse_parallel, refuse_read_only, sql_function,
-    to_timestamptz, utf8,
+    float_datum, jsonb_datum, refuse_parallel, refuse_read_only, to_timestamptz, utf8,
 };
 
 sql_function!(

@@ -7,6 +7,7 @@ pub mod algorithm;
 pub mod config;
 
 mod api;
+mod call;
 mod catalog;
 mod definitions;
 mod error;

@@ -1,343 +1,14 @@
-//! The calls into Postgres that the SQL functions share: entry and errors, arguments and results,
-//! text, time, interrupts. All unsafe code stands here and in `catalog`, `spi` and `store`.
-//!
-//! pgrx rebuilds an error that passes through its guard from a closed list of SQLSTATEs, and turns
-//! one that it doesn't know, such as PT429, into XX000. So an SQL function here does its work
-//! inside the guard, hands plain data out, and raises from the outermost frame.
+//! Values and small services of Postgres that the modules above share: jsonb, text, time,
+//! interrupts, and what may not be done in a read-only or parallel query.
 
 use std::borrow::Cow;
-use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 
-use pgrx::pg_sys::panic::CaughtError;
+use pgrx::pg_sys;
 use pgrx::prelude::*;
-use pgrx::{PgTryBuilder, pg_sys};
 
 use crate::algorithm::Micros;
-use crate::error::{Error, Report, Result};
-
-/// Declares an SQL function: the version-1 record, and an entry point that raises what `$body`, a
-/// `fn(&mut Call) -> Result<Datum>`, returns as an error.
-macro_rules! sql_function {
-    ($(#[$doc:meta])* $name:ident, $record:ident, $body:expr) => {
-        #[doc(hidden)]
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $record() -> &'static pgrx::pg_sys::Pg_finfo_record {
-            const V1: pgrx::pg_sys::Pg_finfo_record = pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
-            &V1
-        }
-
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(fcinfo: pgrx::pg_sys::FunctionCallInfo) -> pgrx::pg_sys::Datum {
-            const BODY: fn(&mut $crate::postgres::Call) -> $crate::error::Result<pgrx::pg_sys::Datum> = $body;
-            // SAFETY: Postgres passes a valid fcinfo, and this frame owns nothing with a destructor.
-            unsafe { $crate::postgres::enter(fcinfo, BODY) }
-        }
-    };
-}
-pub(crate) use sql_function;
-
-// Declared here because pgrx hides them: they are called from a frame with nothing to drop only.
-unsafe extern "C-unwind" {
-    fn errstart(elevel: c_int, domain: *const c_char) -> bool;
-    fn errcode(sqlerrcode: c_int) -> c_int;
-    fn errmsg(fmt: *const c_char, ...) -> c_int;
-    fn errdetail(fmt: *const c_char, ...) -> c_int;
-    fn errhint(fmt: *const c_char, ...) -> c_int;
-    fn errfinish(filename: *const c_char, lineno: c_int, funcname: *const c_char);
-}
-
-/// A [`Report`] whose strings live in Postgres memory: plain data that a long jump may drop.
-#[derive(Clone, Copy)]
-struct PlainReport {
-    sqlstate: c_int,
-    message: *const c_char,
-    detail: *const c_char,
-    hint: *const c_char,
-}
-
-#[derive(Clone, Copy)]
-enum Outcome {
-    Value(pg_sys::Datum),
-    Raise(PlainReport),
-}
-
-/// Runs an SQL function's body inside pgrx's guard and raises its error outside.
-///
-/// # Safety
-/// `fcinfo` is the one that Postgres passed, and the caller's frame has nothing to drop.
-pub unsafe fn enter(
-    fcinfo: pg_sys::FunctionCallInfo,
-    body: fn(&mut Call) -> Result<pg_sys::Datum>,
-) -> pg_sys::Datum {
-    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or
-    // out of `raise` skips no destructor.
-    unsafe {
-        let mut context = pg_sys::ErrorContextCallback {
-            previous: pg_sys::error_context_stack,
-            callback: Some(remember_sqlstate),
-            arg: std::ptr::null_mut(),
-        };
-        pg_sys::error_context_stack = &mut context;
-        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| run(fcinfo, body));
-        pg_sys::error_context_stack = context.previous;
-        match outcome {
-            Outcome::Value(datum) => datum,
-            Outcome::Raise(report) => raise(report),
-        }
-    }
-}
-
-fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&mut Call) -> Result<pg_sys::Datum>) -> Outcome {
-    LAST_SQLSTATE.set(0);
-    PgTryBuilder::new(|| match body(&mut Call { fcinfo }) {
-        Ok(datum) => Outcome::Value(datum),
-        Err(error) => Outcome::Raise(plain(error.report())),
-    })
-    .catch_others(|caught| match caught {
-        // Raised by Postgres or by user code below us, a trigger say. XX000 is also what pgrx makes
-        // of an SQLSTATE that it doesn't know.
-        CaughtError::PostgresError(error) => Outcome::Raise(PlainReport {
-            sqlstate: match error.sql_error_code() {
-                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR if LAST_SQLSTATE.get() != 0 => {
-                    LAST_SQLSTATE.get()
-                }
-                known => known as c_int,
-            },
-            message: palloc_str(error.message()),
-            detail: error.detail().map_or(std::ptr::null(), palloc_str),
-            hint: error.hint().map_or(std::ptr::null(), palloc_str),
-        }),
-        caught => caught.rethrow(),
-    })
-    .execute()
-}
-
-thread_local! {
-    /// The SQLSTATE of the last error raised below an SQL function of ours.
-    static LAST_SQLSTATE: Cell<c_int> = const { Cell::new(0) };
-}
-
-/// An error context callback that adds no context: it is the one place from which an SQLSTATE can
-/// be seen before pgrx rebuilds the error.
-unsafe extern "C-unwind" fn remember_sqlstate(_: *mut std::ffi::c_void) {
-    // SAFETY: Postgres calls this while it builds an error, which is when geterrcode may be asked.
-    let sqlstate = unsafe { pg_sys::geterrcode() };
-    // The low twelve bits are the class, first character lowest; 00, 01 and 02 are no errors.
-    if ![0, 1 << 6, 2 << 6].contains(&(sqlstate & 0xfff)) {
-        LAST_SQLSTATE.set(sqlstate);
-    }
-}
-
-fn plain(report: Report) -> PlainReport {
-    // MAKE_SQLSTATE of Postgres: six bits a character, the first one lowest.
-    let sqlstate = report
-        .sqlstate
-        .iter()
-        .rev()
-        .fold(0, |packed, &c| (packed << 6) | c_int::from((c.wrapping_sub(b'0')) & 0x3f));
-    PlainReport {
-        sqlstate,
-        message: palloc_str(&report.message),
-        detail: report.detail.as_deref().map_or(std::ptr::null(), palloc_str),
-        hint: report.hint.as_deref().map_or(std::ptr::null(), palloc_str),
-    }
-}
-
-/// A copy in Postgres memory, in the server's encoding.
-fn palloc_str(text: &str) -> *const c_char {
-    let text = CString::new(text.replace('\0', "")).unwrap_or_default();
-    let length = text.as_bytes().len() as c_int;
-    // SAFETY: pstrdup copies a valid C string; the conversion returns it, or a palloc'd other one.
-    unsafe {
-        let copy = pg_sys::pstrdup(text.as_ptr());
-        pg_sys::pg_any_to_server(copy, length, pg_sys::pg_enc::PG_UTF8 as c_int)
-    }
-}
-
-/// # Safety
-/// No frame between this one and Postgres has anything to drop.
-unsafe fn raise(report: PlainReport) -> ! {
-    const TEXT: *const c_char = c"%s".as_ptr();
-    // SAFETY: the pointers are null or valid C strings; errfinish jumps away at level ERROR.
-    unsafe {
-        pg_sys::submodules::thread_check::active_thread::clear();
-        errstart(PgLogLevel::ERROR as c_int, std::ptr::null());
-        errcode(report.sqlstate);
-        errmsg(TEXT, report.message);
-        if !report.detail.is_null() {
-            errdetail(TEXT, report.detail);
-        }
-        if !report.hint.is_null() {
-            errhint(TEXT, report.hint);
-        }
-        errfinish(c"postgres.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
-    }
-    unreachable!("errfinish returned from an error")
-}
-
-/// One call of an SQL function: its arguments, and its result.
-pub struct Call {
-    fcinfo: pg_sys::FunctionCallInfo,
-}
-
-impl Call {
-    fn arg(&self, n: usize) -> Option<pg_sys::Datum> {
-        // SAFETY: fcinfo is valid for the call; every SQL declaration has the arguments that its
-        // function asks for, and nargs is checked all the same.
-        unsafe {
-            let fcinfo = &*self.fcinfo;
-            if n >= fcinfo.nargs as usize {
-                return None;
-            }
-            let arg = &*fcinfo.args.as_ptr().add(n);
-            (!arg.isnull).then_some(arg.value)
-        }
-    }
-
-    /// A text argument, its bytes in the server's encoding.
-    pub fn text(&self, n: usize) -> Option<&[u8]> {
-        // SAFETY: the argument is a text; detoasted, it lives in the call's memory context.
-        self.arg(n).map(|datum| unsafe { varlena_bytes(datum) })
-    }
-
-    /// A jsonb argument, its binary form.
-    pub fn jsonb(&self, n: usize) -> Option<Jsonb<'_>> {
-        // SAFETY: the argument is a jsonb, and lives as long as the call.
-        self.arg(n).map(|datum| unsafe { jsonb(datum) })
-    }
-
-    pub fn float(&self, n: usize) -> Option<f64> {
-        self.arg(n).map(|datum| f64::from_bits(datum.value() as u64))
-    }
-
-    pub fn bool(&self, n: usize) -> Option<bool> {
-        self.arg(n).map(|datum| datum.value() as u8 != 0)
-    }
-
-    pub fn int(&self, n: usize) -> Option<i32> {
-        self.arg(n).map(|datum| datum.value() as i32)
-    }
-
-    /// A timestamptz argument; `None` within for an infinite one.
-    pub fn timestamptz(&self, n: usize) -> Option<Option<Micros>> {
-        self.arg(n).map(|datum| match datum.value() as i64 {
-            i64::MIN | i64::MAX => None,
-            timestamp => Some(from_timestamptz(timestamp)),
-        })
-    }
-
-    /// An interval argument: its months, its days and its microseconds.
-    pub fn interval(&self, n: usize) -> Option<(i32, i32, i64)> {
-        // SAFETY: the argument is an interval, which is passed by reference.
-        self.arg(n).map(|datum| unsafe {
-            let interval = &*datum.cast_mut_ptr::<pg_sys::Interval>();
-            (interval.month, interval.day, interval.time)
-        })
-    }
-
-    /// The OID of the function that is called.
-    pub fn function(&self) -> pg_sys::Oid {
-        // SAFETY: fcinfo is valid, and flinfo is set for every call through the function manager.
-        unsafe { (*(*self.fcinfo).flinfo).fn_oid }
-    }
-
-    /// The trigger that calls, if one does.
-    pub fn trigger(&self) -> Option<Trigger<'_>> {
-        // SAFETY: a context node of this type is a TriggerData, valid during the call.
-        unsafe {
-            let context = (*self.fcinfo).context;
-            (!context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData)
-                .then(|| Trigger(&*context.cast()))
-        }
-    }
-
-    /// Shapes a composite result. The row's description is looked up once for a call site.
-    ///
-    /// # Errors
-    /// [`Error::Declaration`] where the row is declared with other columns.
-    pub fn row(&mut self, fields: &[Option<pg_sys::Datum>]) -> Result<pg_sys::Datum> {
-        let mut nulls: Vec<bool> = fields.iter().map(Option::is_none).collect();
-        let mut values: Vec<pg_sys::Datum> =
-            fields.iter().map(|field| field.unwrap_or(pg_sys::Datum::from(0))).collect();
-        // SAFETY: fn_extra is ours to use, and what it points to lives as long as flinfo; the
-        // description has as many attributes as the SQL declaration has columns.
-        unsafe {
-            let flinfo = &mut *(*self.fcinfo).flinfo;
-            if flinfo.fn_extra.is_null() {
-                let mut tupdesc: pg_sys::TupleDesc = std::ptr::null_mut();
-                pg_sys::get_call_result_type(self.fcinfo, std::ptr::null_mut(), &mut tupdesc);
-                if tupdesc.is_null() {
-                    return Err(Error::Declaration);
-                }
-                let caller = pg_sys::MemoryContextSwitchTo(flinfo.fn_mcxt);
-                flinfo.fn_extra =
-                    pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(tupdesc)).cast();
-                pg_sys::MemoryContextSwitchTo(caller);
-            }
-            let tupdesc: pg_sys::TupleDesc = flinfo.fn_extra.cast();
-            if (*tupdesc).natts as usize != fields.len() {
-                return Err(Error::Declaration);
-            }
-            let tuple = pg_sys::heap_form_tuple(tupdesc, values.as_mut_ptr(), nulls.as_mut_ptr());
-            Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
-        }
-    }
-}
-
-/// The firing of a trigger.
-pub struct Trigger<'a>(&'a pg_sys::TriggerData);
-
-impl Trigger<'_> {
-    pub fn relation(&self) -> pg_sys::Oid {
-        // SAFETY: the relation is open while the trigger runs.
-        unsafe { (*self.0.tg_relation).rd_id }
-    }
-
-    /// The row that an INSERT or UPDATE is about to write; null for every other event.
-    fn new_row(&self) -> pg_sys::HeapTuple {
-        let event = self.0.tg_event;
-        match event & pg_sys::TRIGGER_EVENT_OPMASK {
-            _ if event & pg_sys::TRIGGER_EVENT_ROW == 0 => std::ptr::null_mut(),
-            pg_sys::TRIGGER_EVENT_INSERT => self.0.tg_trigtuple,
-            pg_sys::TRIGGER_EVENT_UPDATE => self.0.tg_newtuple,
-            _ => std::ptr::null_mut(),
-        }
-    }
-
-    fn field(&self, column: c_int) -> Option<pg_sys::Datum> {
-        let row = self.new_row();
-        if row.is_null() {
-            return None;
-        }
-        // SAFETY: the row belongs to the relation; heap_getattr gives NULL past its last column.
-        unsafe {
-            let mut is_null = false;
-            let datum =
-                pg_sys::heap_getattr(row, column, (*self.0.tg_relation).rd_att, &mut is_null);
-            (!is_null).then_some(datum)
-        }
-    }
-
-    /// A text column of the new row.
-    pub fn text(&self, column: c_int) -> Option<&[u8]> {
-        // SAFETY: the caller asks for a text column of its own table.
-        self.field(column).map(|datum| unsafe { varlena_bytes(datum) })
-    }
-
-    /// A jsonb column of the new row.
-    pub fn jsonb(&self, column: c_int) -> Option<Jsonb<'_>> {
-        // SAFETY: the caller asks for a jsonb column of its own table.
-        self.field(column).map(|datum| unsafe { jsonb(datum) })
-    }
-
-    /// What a BEFORE trigger returns to let the event happen as it is.
-    pub fn proceed(&self) -> pg_sys::Datum {
-        let row = self.new_row();
-        pg_sys::Datum::from(if row.is_null() { self.0.tg_trigtuple } else { row })
-    }
-}
+use crate::error::{Error, Result};
 
 /// A jsonb value.
 #[derive(Clone, Copy)]
@@ -420,6 +91,7 @@ pub fn jsonb_datum(value: serde_json::Value) -> Option<pg_sys::Datum> {
     pgrx::JsonB(value).into_datum()
 }
 
+/// A double precision.
 pub fn float_datum(value: f64) -> pg_sys::Datum {
     pg_sys::Datum::from(value.to_bits() as usize)
 }
@@ -429,6 +101,7 @@ const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
 /// The last timestamptz, exclusive: END_TIMESTAMP of Postgres.
 const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
 
+/// A timestamptz as an instant.
 pub fn from_timestamptz(timestamp: i64) -> Micros {
     Micros(timestamp.saturating_add(POSTGRES_EPOCH))
 }
@@ -444,6 +117,7 @@ pub fn system_time() -> Micros {
     from_timestamptz(unsafe { pg_sys::GetCurrentTimestamp() })
 }
 
+/// Gives way to a cancel or a shutdown.
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
 }

@@ -23,8 +23,8 @@ pub use token_bucket::TokenBucket;
 pub struct Micros(pub i64);
 
 impl Micros {
+    /// One millisecond.
     pub const MILLISECOND: Micros = Micros(1_000);
-    pub const SECOND: Micros = Micros(1_000_000);
     /// The longest wait that a reservation may run up: 10 years of 365.25 days.
     pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
 
@@ -43,10 +43,12 @@ impl Micros {
         self.0 as f64 / 1e6
     }
 
+    /// This instant or span, later or longer by `span`.
     pub fn plus(self, span: Micros) -> Micros {
         Micros(self.0.saturating_add(span.0))
     }
 
+    /// The span since `other`, or this one shortened by it; negative if `other` is later.
     pub fn minus(self, other: Micros) -> Micros {
         Micros(self.0.saturating_sub(other.0))
     }
