@@ -13,6 +13,7 @@ use crate::limiter::{self, Answer, Request, check_count};
 use crate::postgres::{
     float_datum, jsonb_datum, refuse_parallel, refuse_read_only, to_timestamptz, utf8,
 };
+use crate::state;
 
 sql_function!(
     /// `rl_limit(name, key, count, reserve, throws, config)`. 25006 in a read-only transaction,
@@ -118,14 +119,14 @@ sql_function!(
         check_count(&limit, count)?;
         let given = call.jsonb(1);
         let state = match given {
-            Some(state) => config::parse_state(&state.to_json(), &limit)?,
+            Some(state) => state::parse(&state.to_json(), &limit)?,
             // A fixed window without a start of its own begins at the time given.
             None => limit.fresh(at, at),
         };
         let decision = decide(&limit, &state, at, count, reserve);
         let (retry_after, retry_at) = retry(at, decision.retry_after, |at| at);
         let state = match decision.state {
-            Some(state) => jsonb_datum(config::state_to_json(&state)),
+            Some(state) => jsonb_datum(state::to_json(&state)),
             None => given.map(|state| state.datum),
         };
         call.row(&[

@@ -11,23 +11,21 @@ use std::fmt;
 use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value};
 
-use crate::algorithm::{
-    FixedWindow, Limit, Micros, SlidingLog, SlidingWindow, Start, State, TokenBucket,
-};
+use crate::algorithm::{FixedWindow, Limit, Micros, SlidingLog, SlidingWindow, Start, TokenBucket};
 
 /// The largest rate, capacity, maxReserved and count, in tokens.
 pub const MAX_TOKENS: f64 = 1e15;
 /// The largest rate of a sliding log, which keeps an entry a token.
-const MAX_LOG: f64 = 10_000.0;
+pub(crate) const MAX_LOG: f64 = 10_000.0;
 /// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
 const MAX_PERIOD: f64 = 1e15;
 /// The largest epoch milliseconds of an instant, either side of 1970 (273,000 years).
-const MAX_EPOCH: f64 = 8.64e15;
+pub(crate) const MAX_EPOCH: f64 = 8.64e15;
 
 const FIELDS: [&str; 8] =
     ["kind", "rate", "period", "capacity", "maxReserved", "shards", "start", "timezone"];
 
-/// What is wrong with a config or a state: the field, its value, and what is allowed there.
+/// What is wrong with a config (or a state, see `state`): the field, its value, and what is allowed there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigError {
     /// What stands there: `"rate" is -1`.
@@ -45,12 +43,12 @@ impl fmt::Display for ConfigError {
 }
 
 impl ConfigError {
-    fn new(problem: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
+    pub(crate) fn new(problem: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
         ConfigError { problem: problem.into(), allowed: allowed.into(), unsupported: false }
     }
 
     /// A field whose value, as the user wrote it, is not allowed.
-    fn field(field: &str, value: &str, allowed: impl Into<String>) -> ConfigError {
+    pub(crate) fn field(field: &str, value: &str, allowed: impl Into<String>) -> ConfigError {
         ConfigError::new(format!("\"{field}\" is {}", shortened(value)), allowed)
     }
 }
@@ -74,7 +72,7 @@ pub fn float_text(number: f64) -> String {
 
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-fn object<'a>(json: &'a str, what: &str) -> Result<Fields<'a>, ConfigError> {
+pub(crate) fn object<'a>(json: &'a str, what: &str) -> Result<Fields<'a>, ConfigError> {
     serde_json::from_str(json).map_err(|_| {
         ConfigError::new(
             format!("the {what} is {}", shortened(json)),
@@ -84,7 +82,7 @@ fn object<'a>(json: &'a str, what: &str) -> Result<Fields<'a>, ConfigError> {
 }
 
 /// A number between two bounds, read exactly as its digits say.
-fn number(
+pub(crate) fn number(
     field: &str,
     raw: &RawValue,
     allowed: &str,
@@ -319,77 +317,13 @@ pub fn build(kind: &str, given: &Given) -> Result<Value, ConfigError> {
 }
 
 /// A float as a JSON number, a whole one without a fraction.
-fn json_number(field: &str, number: f64) -> Result<Value, ConfigError> {
+pub(crate) fn json_number(field: &str, number: f64) -> Result<Value, ConfigError> {
     if number.fract() == 0.0 && number.abs() <= 2f64.powi(53) {
         return Ok((number as i64).into());
     }
     Number::from_f64(number)
         .map(Value::Number)
         .ok_or_else(|| ConfigError::field(field, &float_text(number), "a finite number"))
-}
-
-/// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
-/// sliding window and `log` (epoch ms, oldest first) for a sliding log.
-///
-/// # Errors
-/// [`ConfigError`] for a field that is missing, unknown, of a wrong type or not this kind's.
-pub fn parse_state(json: &str, limit: &Limit) -> Result<State, ConfigError> {
-    const EPOCH: &str = "epoch milliseconds";
-    let fields = object(json, "state")?;
-    let expected: &[&str] = match limit {
-        Limit::SlidingWindow(_) => &["value", "ts", "prior"],
-        Limit::SlidingLog(_) => &["value", "ts", "log"],
-        _ => &["value", "ts"],
-    };
-    let list =
-        || expected.iter().map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", ");
-    if let Some(unknown) = fields.keys().find(|field| !expected.contains(&field.as_str())) {
-        let problem = format!("state has \"{}\"", shortened(unknown));
-        return Err(ConfigError::new(problem, list()));
-    }
-    let required = |field: &str| {
-        fields
-            .get(field)
-            .copied()
-            .ok_or_else(|| ConfigError::new(format!("state has no \"{field}\""), list()))
-    };
-    let value = number("value", required("value")?, "a finite number", |_| true)?;
-    let ts = number("ts", required("ts")?, EPOCH, |ts| ts.abs() <= MAX_EPOCH)?;
-    let (mut prior, mut log) = (None, None);
-    match limit {
-        Limit::SlidingWindow(_) => {
-            prior = Some(number("prior", required("prior")?, "a finite number", |_| true)?);
-        }
-        Limit::SlidingLog(_) => {
-            let raw = required("log")?;
-            let entries = serde_json::from_str::<Vec<f64>>(raw.get())
-                .ok()
-                .filter(|log| log.is_sorted() && log.len() as f64 <= MAX_LOG)
-                .filter(|log| log.iter().all(|entry| entry.abs() <= MAX_EPOCH))
-                .ok_or_else(|| {
-                    let allowed = "an array of at most 10000 epoch milliseconds, oldest first";
-                    ConfigError::field("log", raw.get(), allowed)
-                })?;
-            log = Some(entries.into_iter().map(Micros::from_millis).collect());
-        }
-        _ => {}
-    }
-    Ok(State { value, ts: Micros::from_millis(ts), prior, log })
-}
-
-/// The state as JSON, as [`parse_state`] reads it.
-pub fn state_to_json(state: &State) -> Value {
-    let number = |number: f64| json_number("state", number).unwrap_or(Value::Null);
-    let mut json = Map::new();
-    json.insert("value".into(), number(state.value));
-    json.insert("ts".into(), number(state.ts.as_millis()));
-    if let Some(prior) = state.prior {
-        json.insert("prior".into(), number(prior));
-    }
-    if let Some(log) = &state.log {
-        json.insert("log".into(), log.iter().map(|entry| number(entry.as_millis())).collect());
-    }
-    Value::Object(json)
 }
 
 #[cfg(test)]

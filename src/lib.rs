@@ -5,6 +5,7 @@
 
 pub mod algorithm;
 pub mod config;
+pub mod state;
 
 mod api;
 mod call;

@@ -1,0 +1,72 @@
+//! The state of a limit as JSON, which `rl_calculate` takes and returns. Pure.
+
+#![forbid(unsafe_code)]
+
+use serde_json::{Map, Value};
+
+use crate::algorithm::{Limit, Micros, State};
+use crate::config::{ConfigError, MAX_EPOCH, MAX_LOG, json_number, number, object, shortened};
+
+/// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
+/// sliding window and `log` (epoch ms, oldest first) for a sliding log.
+///
+/// # Errors
+/// [`ConfigError`] for a field that is missing, unknown, of a wrong type or not this kind's.
+pub fn parse(json: &str, limit: &Limit) -> Result<State, ConfigError> {
+    const EPOCH: &str = "epoch milliseconds";
+    let fields = object(json, "state")?;
+    let expected: &[&str] = match limit {
+        Limit::SlidingWindow(_) => &["value", "ts", "prior"],
+        Limit::SlidingLog(_) => &["value", "ts", "log"],
+        _ => &["value", "ts"],
+    };
+    let list =
+        || expected.iter().map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", ");
+    if let Some(unknown) = fields.keys().find(|field| !expected.contains(&field.as_str())) {
+        let problem = format!("state has \"{}\"", shortened(unknown));
+        return Err(ConfigError::new(problem, list()));
+    }
+    let required = |field: &str| {
+        fields
+            .get(field)
+            .copied()
+            .ok_or_else(|| ConfigError::new(format!("state has no \"{field}\""), list()))
+    };
+    let value = number("value", required("value")?, "a finite number", |_| true)?;
+    let ts = number("ts", required("ts")?, EPOCH, |ts| ts.abs() <= MAX_EPOCH)?;
+    let (mut prior, mut log) = (None, None);
+    match limit {
+        Limit::SlidingWindow(_) => {
+            prior = Some(number("prior", required("prior")?, "a finite number", |_| true)?);
+        }
+        Limit::SlidingLog(_) => {
+            let raw = required("log")?;
+            let entries = serde_json::from_str::<Vec<f64>>(raw.get())
+                .ok()
+                .filter(|log| log.is_sorted() && log.len() as f64 <= MAX_LOG)
+                .filter(|log| log.iter().all(|entry| entry.abs() <= MAX_EPOCH))
+                .ok_or_else(|| {
+                    let allowed = "an array of at most 10000 epoch milliseconds, oldest first";
+                    ConfigError::field("log", raw.get(), allowed)
+                })?;
+            log = Some(entries.into_iter().map(Micros::from_millis).collect());
+        }
+        _ => {}
+    }
+    Ok(State { value, ts: Micros::from_millis(ts), prior, log })
+}
+
+/// The state as JSON, as [`parse`] reads it.
+pub fn to_json(state: &State) -> Value {
+    let number = |number: f64| json_number("state", number).unwrap_or(Value::Null);
+    let mut json = Map::new();
+    json.insert("value".into(), number(state.value));
+    json.insert("ts".into(), number(state.ts.as_millis()));
+    if let Some(prior) = state.prior {
+        json.insert("prior".into(), number(prior));
+    }
+    if let Some(log) = &state.log {
+        json.insert("log".into(), log.iter().map(|entry| number(entry.as_millis())).collect());
+    }
+    Value::Object(json)
+}
