@@ -6,7 +6,7 @@
 //! security definer function's owner, it could become superuser. SECURITY_RESTRICTED_OPERATION
 //! keeps it from changing roles back.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int};
 
@@ -30,6 +30,32 @@ struct Plan {
 
 thread_local! {
     static PLANS: RefCell<HashMap<&'static str, Plan>> = RefCell::new(HashMap::new());
+    /// Plans of a schema that was renamed. One of them may be running: a trigger can rename the
+    /// schema and call us, so they are freed by the next connection that is nobody's guest.
+    static OLD_PLANS: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Counts the connections that are open, also when an error unwinds them.
+struct Depth;
+
+impl Depth {
+    fn enter() -> Depth {
+        if DEPTH.get() == 0 {
+            for plan in OLD_PLANS.take() {
+                // SAFETY: the plan was kept, is no longer in PLANS, and nothing of ours runs.
+                unsafe { pg_sys::SPI_freeplan(plan) };
+            }
+        }
+        DEPTH.set(DEPTH.get() + 1);
+        Depth
+    }
+}
+
+impl Drop for Depth {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
 }
 
 /// An open connection to SPI, acting as a table's owner.
@@ -44,6 +70,7 @@ pub fn connected<T>(
     table: Table,
     work: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
+    let _depth = Depth::enter();
     // SAFETY: the user and the connection are put back on every way out that does not abort.
     unsafe {
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
@@ -124,8 +151,7 @@ impl Connection<'_> {
             Some(known) if known.schema == *schema => Some(known.plan),
             _ => {
                 if let Some(moved) = plans.remove(statement.sql) {
-                    // SAFETY: the plan was kept and is in the map no longer.
-                    unsafe { pg_sys::SPI_freeplan(moved.plan) };
+                    OLD_PLANS.with_borrow_mut(|old| old.push(moved.plan));
                 }
                 None
             }
@@ -144,9 +170,12 @@ impl Connection<'_> {
             }
             plan
         };
-        PLANS.with_borrow_mut(|plans| {
-            plans.insert(statement.sql, Plan { schema: schema.clone(), plan })
-        });
-        Ok(plan)
+        // Preparing may have run code that prepared the same statement.
+        let plan = Plan { schema: schema.clone(), plan };
+        let raw = plan.plan;
+        if let Some(other) = PLANS.with_borrow_mut(|plans| plans.insert(statement.sql, plan)) {
+            OLD_PLANS.with_borrow_mut(|old| old.push(other.plan));
+        }
+        Ok(raw)
     }
 }
