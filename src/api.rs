@@ -146,9 +146,9 @@ sql_function!(
         let trigger =
             call.trigger().ok_or(Error::NotATrigger { function: "rl_config_changed" })?;
         // A NULL is left to the table's own constraints.
-        trigger.text(1).map(valid_name).transpose()?;
-        trigger.text(2).map(valid_key).transpose()?;
-        trigger.jsonb(3).map(definitions::inline).transpose()?;
+        trigger.text(c"name")?.map(valid_name).transpose()?;
+        trigger.text(c"key")?.map(valid_key).transpose()?;
+        trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
         catalog::announce(trigger.relation());
         Ok(trigger.proceed())
     }

@@ -5,7 +5,7 @@
 //! inside the guard, hands plain data out, and raises from the outermost frame.
 
 use std::cell::Cell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
@@ -309,30 +309,38 @@ impl Trigger<'_> {
         }
     }
 
-    fn field(&self, column: c_int) -> Option<pg_sys::Datum> {
+    /// A column of the new row by its name; `None` where it is NULL, or where there is no row.
+    fn field(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         let row = self.new_row();
         if row.is_null() {
-            return None;
+            return Ok(None);
         }
-        // SAFETY: the row belongs to the relation; heap_getattr gives NULL past its last column.
+        // SAFETY: the row belongs to the relation. The type is checked: the table's owner can alter
+        // a column, and put the trigger elsewhere.
         unsafe {
+            let descriptor = (*self.0.tg_relation).rd_att;
+            let number = pg_sys::SPI_fnumber(descriptor, column.as_ptr());
+            if number <= 0 || pg_sys::SPI_gettypeid(descriptor, number) != of.value() {
+                return Err(Error::AlteredColumn { column: column.to_string_lossy().into() });
+            }
             let mut is_null = false;
-            let datum =
-                pg_sys::heap_getattr(row, column, (*self.0.tg_relation).rd_att, &mut is_null);
-            (!is_null).then_some(datum)
+            let datum = pg_sys::heap_getattr(row, number, descriptor, &mut is_null);
+            Ok((!is_null).then_some(datum))
         }
     }
 
     /// A text column of the new row.
-    pub fn text(&self, column: c_int) -> Option<&[u8]> {
-        // SAFETY: the caller asks for a text column of its own table.
-        self.field(column).map(|datum| unsafe { varlena_bytes(datum) })
+    pub fn text(&self, column: &CStr) -> Result<Option<&[u8]>> {
+        let datum = self.field(column, pg_sys::BuiltinOid::TEXTOID)?;
+        // SAFETY: the type was checked.
+        Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
     }
 
     /// A jsonb column of the new row.
-    pub fn jsonb(&self, column: c_int) -> Option<Jsonb<'_>> {
-        // SAFETY: the caller asks for a jsonb column of its own table.
-        self.field(column).map(|datum| unsafe { jsonb(datum) })
+    pub fn jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
+        let datum = self.field(column, pg_sys::BuiltinOid::JSONBOID)?;
+        // SAFETY: the type was checked.
+        Ok(datum.map(|datum| unsafe { jsonb(datum) }))
     }
 
     /// What a BEFORE trigger returns to let the event happen as it is.

@@ -8,14 +8,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use pgrx::pg_sys::BuiltinOid::{JSONBOID, TEXTOID};
+use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, TEXTOID};
 
 use crate::algorithm::Limit;
 use crate::catalog::{self, Catalog};
 use crate::config;
 use crate::error::{Error, Result};
 use crate::postgres::{Jsonb, text_datum, utf8};
-use crate::spi::{self, Statement};
+use crate::spi::{self, Statement, TableLock};
 
 /// How many names, keys of a name, and inline configs are remembered before starting anew.
 const REMEMBERED: usize = 10_000;
@@ -100,11 +100,15 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
               WHERE name OPERATOR(pg_catalog.=) $1 \
               AND (key OPERATOR(pg_catalog.=) '' OR key OPERATOR(pg_catalog.=) $2)",
         parameters: &[TEXTOID, TEXTOID],
+        results: &[BOOLOID, JSONBOID],
+        lock: TableLock::Read,
     };
     const HAS_KEYS: Statement = Statement {
         sql: "SELECT FROM @schema@.rl_config \
               WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) '' LIMIT 1",
         parameters: &[TEXTOID],
+        results: &[],
+        lock: TableLock::Read,
     };
     let (default, own, has_keys) = spi::connected(catalog, catalog.rl_config, |spi| {
         let name = Some(text_datum(name));
@@ -154,12 +158,16 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 AND config OPERATOR(pg_catalog.=) $3",
         parameters: &[TEXTOID, TEXTOID, JSONBOID],
+        results: &[],
+        lock: TableLock::Read,
     };
     const PUT: Statement = Statement {
         sql: "INSERT INTO @schema@.rl_config AS old (name, key, config) VALUES ($1, $2, $3) \
               ON CONFLICT (name, key) DO UPDATE SET config = EXCLUDED.config \
               WHERE old.config OPERATOR(pg_catalog.<>) EXCLUDED.config",
         parameters: &[TEXTOID, TEXTOID, JSONBOID],
+        results: &[],
+        lock: TableLock::Write,
     };
     inline(config)?;
     spi::connected(catalog, catalog.rl_config, |spi| {
@@ -177,6 +185,8 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         sql: "DELETE FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2",
         parameters: &[TEXTOID, TEXTOID],
+        results: &[],
+        lock: TableLock::Write,
     };
     spi::connected(catalog, catalog.rl_config, |spi| {
         Ok(spi.execute(&DROP, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)

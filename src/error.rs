@@ -36,6 +36,8 @@ pub enum Error {
     NotWritten,
     /// The extension's tables are not where CREATE EXTENSION put them (42P01).
     NoTable { table: &'static str },
+    /// A column of the extension's tables no longer has the type that it was made with (42804).
+    AlteredColumn { column: String },
     /// The SQL declaration of the function is not the one that this library was made for (42P13).
     Declaration,
     /// Called while the query runs in parallel (25000).
@@ -131,6 +133,13 @@ impl Error {
                 ..report(
                     b"42P01",
                     format!("table \"{table}\" of extension ratelimit is not in the extension's schema"),
+                )
+            },
+            Error::AlteredColumn { column } => Report {
+                hint: Some("Give it its type back, or DROP EXTENSION ratelimit and create it again.".into()),
+                ..report(
+                    b"42804",
+                    format!("column \"{column}\" of extension ratelimit has been altered"),
                 )
             },
             Error::Declaration => Report {

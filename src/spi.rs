@@ -8,7 +8,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::pg_sys;
 
@@ -21,6 +21,21 @@ use crate::postgres::{Jsonb, jsonb};
 pub struct Statement {
     pub sql: &'static str,
     pub parameters: &'static [pg_sys::BuiltinOid],
+    /// What it selects. The tables' owner can alter a column, and a value must never be read as of
+    /// another type than it has.
+    pub results: &'static [pg_sys::BuiltinOid],
+    pub lock: TableLock,
+}
+
+/// The lock on the table that a statement needs, which is also the one that Postgres takes for it.
+#[derive(Clone, Copy)]
+pub enum TableLock {
+    /// ACCESS SHARE, of a SELECT.
+    Read = pg_sys::AccessShareLock as isize,
+    /// ROW SHARE, of a SELECT ... FOR UPDATE.
+    LockRows = pg_sys::RowShareLock as isize,
+    /// ROW EXCLUSIVE, of whatever writes.
+    Write = pg_sys::RowExclusiveLock as isize,
 }
 
 struct Plan {
@@ -61,6 +76,7 @@ impl Drop for Depth {
 /// An open connection to SPI, acting as a table's owner.
 pub struct Connection<'a> {
     catalog: &'a Catalog,
+    table: Table,
 }
 
 /// Connects to SPI as the owner of `table` while `work` runs. An error on the way leaves the
@@ -82,7 +98,7 @@ pub fn connected<T>(
                 | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int,
         );
         pg_sys::SPI_connect();
-        let result = work(&Connection { catalog });
+        let result = work(&Connection { catalog, table });
         pg_sys::SPI_finish();
         pg_sys::SetUserIdAndSecContext(user, context);
         result
@@ -107,6 +123,9 @@ impl Connection<'_> {
         debug_assert_eq!(parameters.len(), statement.parameters.len());
         // SAFETY: plan and parameters belong together; the snapshot is held while it is in use.
         unsafe {
+            // The table is locked before the snapshot is taken: whoever had to wait for it must see
+            // what it was waiting for.
+            pg_sys::LockRelationOid(self.table.oid, statement.lock as pg_sys::LOCKMODE);
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
             let result = pg_sys::SPI_execute_snapshot(
                 plan,
@@ -120,8 +139,32 @@ impl Connection<'_> {
             );
             pg_sys::UnregisterSnapshot(snapshot);
             // A rule that its owner put on the table can make another command of it, or none.
-            if result < 0 { Err(Error::NotWritten) } else { Ok(pg_sys::SPI_processed) }
+            if result < 0 {
+                return Err(Error::NotWritten);
+            }
         }
+        self.check_results(statement)?;
+        // SAFETY: set by the statement that has just run.
+        Ok(unsafe { pg_sys::SPI_processed })
+    }
+
+    fn check_results(&self, statement: &Statement) -> Result<()> {
+        for (n, expected) in statement.results.iter().enumerate() {
+            // SAFETY: a table of results has a description; a column past its end has type 0.
+            unsafe {
+                let table = pg_sys::SPI_tuptable;
+                if table.is_null() {
+                    return Err(Error::NotWritten);
+                }
+                let column = n as c_int + 1;
+                if pg_sys::SPI_gettypeid((*table).tupdesc, column) != expected.value() {
+                    let name = pg_sys::SPI_fname((*table).tupdesc, column);
+                    let name = if name.is_null() { c"?" } else { CStr::from_ptr(name) };
+                    return Err(Error::AlteredColumn { column: name.to_string_lossy().into() });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A field of the last result, which lives until the next statement.

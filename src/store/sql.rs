@@ -4,12 +4,14 @@
 use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::{FLOAT8OID, INT4OID, TEXTOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID};
+use pgrx::pg_sys::BuiltinOid::{
+    FLOAT8OID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
+};
 
 use crate::algorithm::Micros;
 use crate::error::{Error, Result};
 use crate::postgres::{float_datum, from_timestamptz, text_datum, to_timestamptz};
-use crate::spi::{Connection, Statement};
+use crate::spi::{Connection, Statement, TableLock};
 use crate::store::{Row, RowId, Store};
 
 impl Store for Connection<'_> {
@@ -19,6 +21,8 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3",
             parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &STATE,
+            lock: TableLock::Read,
         };
         self.row(&READ, id)
     }
@@ -29,6 +33,8 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE",
             parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &STATE,
+            lock: TableLock::LockRows,
         };
         self.row(&LOCK, id)
     }
@@ -38,6 +44,8 @@ impl Store for Connection<'_> {
             sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name, key, shard) DO NOTHING",
             parameters: &WHOLE_ROW,
+            results: &[],
+            lock: TableLock::Write,
         };
         Ok(self.execute(&INSERT, &whole_row(id, row))? > 0)
     }
@@ -48,6 +56,8 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3",
             parameters: &WHOLE_ROW,
+            results: &[],
+            lock: TableLock::Write,
         };
         match self.execute(&UPDATE, &whole_row(id, row))? {
             0 => Err(Error::NotWritten),
@@ -61,6 +71,8 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND value OPERATOR(pg_catalog.<>) 'infinity'",
             parameters: &[TEXTOID, TEXTOID],
+            results: &[],
+            lock: TableLock::Write,
         };
         Ok(self.execute(&RESET, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
     }
@@ -72,11 +84,16 @@ impl Store for Connection<'_> {
                   SELECT pg_catalog.count(DISTINCT key) FROM gone \
                   WHERE value OPERATOR(pg_catalog.<>) 'infinity'",
             parameters: &[TEXTOID],
+            results: &[INT8OID],
+            lock: TableLock::Write,
         };
         self.execute(&RESET_ALL, &[Some(text_datum(name))])?;
         Ok(self.field(0, 1).map_or(0, |count| count.value() as i64))
     }
 }
+
+/// What a row is selected as: value, ts, prior, log.
+const STATE: [pg_sys::BuiltinOid; 4] = [FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 const WHOLE_ROW: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
