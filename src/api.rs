@@ -119,7 +119,7 @@ sql_function!(
         check_count(&limit, count)?;
         let given = call.jsonb(1);
         let state = match given {
-            Some(state) => state::parse(&state.to_json(), &limit)?,
+            Some(state) => state::parse(&state.to_json(), &limit).map_err(Error::State)?,
             // A fixed window without a start of its own begins at the time given.
             None => limit.fresh(at, at),
         };
@@ -159,7 +159,7 @@ fn answer(
     call: &mut Call,
     make: fn(pg_sys::Oid, &Request) -> Result<Answer>,
 ) -> Result<pg_sys::Datum> {
-    let throws = required(call.bool(4), "throws")?;
+    call.row_type()?;
     let request = Request {
         name: name(call, 0)?,
         key: key(call, 1)?,
@@ -167,6 +167,7 @@ fn answer(
         reserve: required(call.bool(3), "reserve")?,
         config: call.jsonb(5),
     };
+    let throws = required(call.bool(4), "throws")?;
     let answer = make(call.function(), &request)?;
     if throws && !answer.ok {
         return Err(Error::RateLimited {

@@ -255,16 +255,13 @@ impl Call {
         }
     }
 
-    /// Shapes a composite result. The row's description is looked up once for a call site.
+    /// The description of the rows that the function is declared to return, looked up once for a
+    /// call site. To be asked for before anything waits: afterwards the function may be gone.
     ///
     /// # Errors
-    /// [`Error::Declaration`] where the row is declared with other columns.
-    pub fn row(&mut self, fields: &[Option<pg_sys::Datum>]) -> Result<pg_sys::Datum> {
-        let mut nulls: Vec<bool> = fields.iter().map(Option::is_none).collect();
-        let mut values: Vec<pg_sys::Datum> =
-            fields.iter().map(|field| field.unwrap_or(pg_sys::Datum::from(0))).collect();
-        // SAFETY: fn_extra is ours to use, and what it points to lives as long as flinfo; the
-        // description has as many attributes as the SQL declaration has columns.
+    /// [`Error::Declaration`] where it is declared to return something else.
+    pub fn row_type(&mut self) -> Result<pg_sys::TupleDesc> {
+        // SAFETY: fn_extra is ours to use, and what it points to lives as long as flinfo.
         unsafe {
             let flinfo = &mut *(*self.fcinfo).flinfo;
             if flinfo.fn_extra.is_null() {
@@ -278,7 +275,21 @@ impl Call {
                     pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(tupdesc)).cast();
                 pg_sys::MemoryContextSwitchTo(caller);
             }
-            let tupdesc: pg_sys::TupleDesc = flinfo.fn_extra.cast();
+            Ok(flinfo.fn_extra.cast())
+        }
+    }
+
+    /// Shapes a composite result.
+    ///
+    /// # Errors
+    /// [`Error::Declaration`] where the row is declared with other columns.
+    pub fn row(&mut self, fields: &[Option<pg_sys::Datum>]) -> Result<pg_sys::Datum> {
+        let tupdesc = self.row_type()?;
+        let mut nulls: Vec<bool> = fields.iter().map(Option::is_none).collect();
+        let mut values: Vec<pg_sys::Datum> =
+            fields.iter().map(|field| field.unwrap_or(pg_sys::Datum::from(0))).collect();
+        // SAFETY: the description has as many attributes as there are fields.
+        unsafe {
             if (*tupdesc).natts as usize != fields.len() {
                 return Err(Error::Declaration);
             }

@@ -61,22 +61,23 @@ pub fn shortened(value: &str) -> String {
     }
 }
 
-/// A float as Postgres writes it.
+/// A float in as few digits as tell it apart, as Postgres writes it.
 pub fn float_text(number: f64) -> String {
-    match number {
-        f64::INFINITY => "Infinity".into(),
-        f64::NEG_INFINITY => "-Infinity".into(),
-        number => number.to_string(),
+    match number.abs() {
+        f64::INFINITY => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
+        size if size >= 1e16 => format!("{number:e}").replace('e', "e+"),
+        size if size > 0.0 && size < 1e-4 => format!("{number:e}"),
+        _ => number.to_string(),
     }
 }
 
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
-pub(crate) fn object<'a>(json: &'a str, what: &str) -> Result<Fields<'a>, ConfigError> {
+pub(crate) fn object<'a>(json: &'a str, example: &str) -> Result<Fields<'a>, ConfigError> {
     serde_json::from_str(json).map_err(|_| {
         ConfigError::new(
-            format!("the {what} is {}", shortened(json)),
-            "a JSON object such as {\"kind\": \"token bucket\", \"rate\": 10, \"period\": \"1 minute\"}",
+            format!("it is {}", shortened(json)),
+            format!("an object such as {example}"),
         )
     })
 }
@@ -105,12 +106,13 @@ fn text(raw: &RawValue) -> Option<String> {
 /// [`ConfigError`] for an unknown or missing field, a wrong type, a value out of range and a field
 /// that the kind does not take.
 pub fn parse(json: &str) -> Result<Limit, ConfigError> {
+    const EXAMPLE: &str = r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#;
     const KINDS: &str = r#""token bucket", "fixed window", "sliding window" or "sliding log""#;
 
-    let fields = object(json, "config")?;
+    let fields = object(json, EXAMPLE)?;
     if let Some(unknown) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
         return Err(ConfigError::new(
-            format!("\"{}\" is not a field", shortened(unknown)),
+            format!("{} is not a field", Value::from(shortened(unknown))),
             FIELDS.map(|field| format!("\"{field}\"")).join(", "),
         ));
     }
@@ -380,7 +382,7 @@ mod tests {
             r#""start" is 1, and a token bucket has no such field"#
         );
         assert_eq!(problem(r#"{"kind": "token bucket", "period": 1}"#), r#""rate" is missing"#);
-        assert_eq!(problem("[]"), "the config is []");
+        assert_eq!(problem("[]"), "it is []");
         assert!(problem(&with(&format!(r#""capacity": 1{}"#, "0".repeat(400)))).ends_with("..."));
     }
 

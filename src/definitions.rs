@@ -172,7 +172,14 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
     inline(config)?;
     spi::connected(catalog, catalog.rl_config, |spi| {
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
-        Ok(spi.execute(&SAME, &row)? == 0 && spi.execute(&PUT, &row)? > 0)
+        if spi.execute(&SAME, &row)? > 0 {
+            return Ok(false);
+        }
+        if spi.execute(&PUT, &row)? > 0 {
+            return Ok(true);
+        }
+        // Another session has just put the same there; or something swallowed the row.
+        if spi.execute(&SAME, &row)? > 0 { Ok(false) } else { Err(spi.not_written()) }
     })
 }
 
@@ -188,7 +195,14 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
+    const LEFT: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[],
+        lock: TableLock::Read,
+    };
     spi::connected(catalog, catalog.rl_config, |spi| {
-        Ok(spi.execute(&DROP, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
+        Ok(spi.write(&DROP, &LEFT, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
     })
 }

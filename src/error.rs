@@ -20,8 +20,10 @@ pub enum Error {
     NullArgument(&'static str),
     /// An argument has a value that is not allowed (22023).
     InvalidArgument { argument: &'static str, value: String, allowed: String },
-    /// A config or a state is not a valid one (22023; 0A000 for what is not built yet).
+    /// A config is not a valid one (22023; 0A000 for what is not built yet).
     Config(ConfigError),
+    /// A state given to rl_calculate is not a valid one (22023).
+    State(ConfigError),
     /// The stored definition of a limit is not a valid config (22023).
     StoredConfig { name: String, error: ConfigError },
     /// A name that nobody defined was used without a config (42704).
@@ -30,10 +32,10 @@ pub enum Error {
     InlineConfig { name: String },
     /// With `throws`: the denial (PT429).
     RateLimited { name: String, retry_after: Option<Micros>, capacity: f64 },
-    /// A stored row that no call wrote, such as a NaN value (22023).
-    BadState { name: String, value: f64 },
+    /// A stored row that no call wrote, such as a NaN value (55000).
+    BadState { name: String, column: &'static str, value: f64 },
     /// A row could not be written although nothing failed: a trigger or rule swallows it (55000).
-    NotWritten,
+    NotWritten { table: &'static str },
     /// The extension's tables are not where CREATE EXTENSION put them (42P01).
     NoTable { table: &'static str },
     /// A column of the extension's tables no longer has the type that it was made with (42804).
@@ -78,6 +80,10 @@ impl Error {
                 ..report(b"22023", format!("{argument} is {value}"))
             },
             Error::Config(error) => config_report("invalid rate limit config", error),
+            Error::State(error) => Report {
+                hint: None,
+                ..config_report("invalid rate limit state", error)
+            },
             Error::StoredConfig { name, error } => {
                 config_report(&format!("invalid config stored for rate limit \"{name}\""), error)
             }
@@ -111,21 +117,30 @@ impl Error {
                         .to_string(),
                     ),
                     hint: Some(match retry_after {
+                        Some(Micros::SECOND) => "Try again in 1 second.".into(),
                         Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
-                        None => format!("It can never succeed: the limit holds at most {capacity}."),
+                        None => format!(
+                            "It can never succeed: the count is more than a limit of capacity {} can give.",
+                            float_text(capacity)
+                        ),
                     }),
                     ..report(b"PT429", "rate limit exceeded".into())
                 }
             }
-            Error::BadState { name, value } => Report {
-                hint: Some(format!("SELECT rl_reset_all({}); makes it full again.", literal(&name))),
-                ..report(b"22023", format!("rate limit \"{name}\" has a stored value of {}", float_text(value)))
+            Error::BadState { name, column, value } => Report {
+                hint: Some(format!(
+                    "SELECT rl_reset({}, $1); with its key makes it full again.",
+                    literal(&name)
+                )),
+                ..report(
+                    b"55000",
+                    format!("rate limit \"{name}\" has a stored {column} of {}", float_text(value)),
+                )
             },
-            Error::NotWritten => Report {
-                detail: Some(
-                    "A trigger, a rule or row security on the table rateLimits keeps rows from being written or read."
-                        .into(),
-                ),
+            Error::NotWritten { table } => Report {
+                detail: Some(format!(
+                    "A trigger, a rule or row security on the table {table} keeps rows from being written or read."
+                )),
                 ..report(b"55000", "the rate limit could not be stored".into())
             },
             Error::NoTable { table } => Report {

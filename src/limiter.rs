@@ -69,7 +69,7 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
             }
             return Ok(answer);
         }
-        Err(Error::NotWritten)
+        Err(store.not_written())
     })
 }
 
@@ -109,11 +109,16 @@ impl Request<'_> {
         let state = match row {
             // Reset, or of a kind that has nothing to carry over: as if it weren't there.
             Some(row) if row.value == f64::INFINITY || !limit.carries(&row) => None,
-            Some(row) if !row.value.is_finite() || row.prior.is_some_and(|n| !n.is_finite()) => {
-                let name = utf8(self.name).into_owned();
-                return Err(Error::BadState { name, value: row.value });
+            Some(row) => {
+                for (column, value) in [("value", Some(row.value)), ("prior", row.prior)] {
+                    if let Some(value) = value.filter(|value| !value.is_finite()) {
+                        let name = utf8(self.name).into_owned();
+                        return Err(Error::BadState { name, column, value });
+                    }
+                }
+                Some(row)
             }
-            row => row,
+            None => None,
         };
         Ok((now, state.unwrap_or_else(|| limit.fresh(now, phase(self.name, self.key)))))
     }

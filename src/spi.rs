@@ -101,8 +101,18 @@ pub fn connected<T>(
         let result = work(&Connection { catalog, table });
         pg_sys::SPI_finish();
         pg_sys::SetUserIdAndSecContext(user, context);
+        if matches!(result, Err(Error::NotWritten { .. })) {
+            forget_plans();
+        }
         result
     }
+}
+
+/// A rule that does nothing instead leaves a plan that depends on no table, and so outlives the
+/// rule: prepare everything anew.
+fn forget_plans() {
+    let plans = PLANS.take().into_values().map(|plan| plan.plan);
+    OLD_PLANS.with_borrow_mut(|old| old.extend(plans));
 }
 
 impl Connection<'_> {
@@ -140,12 +150,36 @@ impl Connection<'_> {
             pg_sys::UnregisterSnapshot(snapshot);
             // A rule that its owner put on the table can make another command of it, or none.
             if result < 0 {
-                return Err(Error::NotWritten);
+                return Err(self.not_written());
             }
         }
         self.check_results(statement)?;
         // SAFETY: set by the statement that has just run.
         Ok(unsafe { pg_sys::SPI_processed })
+    }
+
+    /// Runs `write` until it has processed a row, or until `left` finds no row that it should have:
+    /// what a trigger or a rule swallows must not pass for "there was nothing to do".
+    pub fn write(
+        &self,
+        write: &Statement,
+        left: &Statement,
+        parameters: &[Option<pg_sys::Datum>],
+    ) -> Result<u64> {
+        // Again, since another session's row may have come between the two.
+        for _ in 0..3 {
+            let processed = self.execute(write, parameters)?;
+            if processed > 0 || self.execute(left, &parameters[..left.parameters.len()])? == 0 {
+                return Ok(processed);
+            }
+        }
+        Err(self.not_written())
+    }
+
+    /// The error of a row that could not be written or read although nothing failed.
+    pub fn not_written(&self) -> Error {
+        let config = self.table == self.catalog.rl_config;
+        Error::NotWritten { table: if config { "rl_config" } else { "rateLimits" } }
     }
 
     fn check_results(&self, statement: &Statement) -> Result<()> {
@@ -154,7 +188,7 @@ impl Connection<'_> {
             unsafe {
                 let table = pg_sys::SPI_tuptable;
                 if table.is_null() {
-                    return Err(Error::NotWritten);
+                    return Err(self.not_written());
                 }
                 let column = n as c_int + 1;
                 if pg_sys::SPI_gettypeid((*table).tupdesc, column) != expected.value() {
@@ -209,7 +243,7 @@ impl Connection<'_> {
         let plan = unsafe {
             let plan = pg_sys::SPI_prepare(sql.as_ptr(), types.len() as c_int, types.as_mut_ptr());
             if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {
-                return Err(Error::NotWritten);
+                return Err(self.not_written());
             }
             plan
         };

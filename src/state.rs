@@ -14,7 +14,7 @@ use crate::config::{ConfigError, MAX_EPOCH, MAX_LOG, json_number, number, object
 /// [`ConfigError`] for a field that is missing, unknown, of a wrong type or not this kind's.
 pub fn parse(json: &str, limit: &Limit) -> Result<State, ConfigError> {
     const EPOCH: &str = "epoch milliseconds";
-    let fields = object(json, "state")?;
+    let fields = object(json, r#"{"value": 3, "ts": 1798804800000}"#)?;
     let expected: &[&str] = match limit {
         Limit::SlidingWindow(_) => &["value", "ts", "prior"],
         Limit::SlidingLog(_) => &["value", "ts", "log"],
@@ -23,14 +23,14 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, ConfigError> {
     let list =
         || expected.iter().map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", ");
     if let Some(unknown) = fields.keys().find(|field| !expected.contains(&field.as_str())) {
-        let problem = format!("state has \"{}\"", shortened(unknown));
+        let problem = format!("{} is not a field of it", Value::from(shortened(unknown)));
         return Err(ConfigError::new(problem, list()));
     }
     let required = |field: &str| {
         fields
             .get(field)
             .copied()
-            .ok_or_else(|| ConfigError::new(format!("state has no \"{field}\""), list()))
+            .ok_or_else(|| ConfigError::new(format!("\"{field}\" is missing"), list()))
     };
     let value = number("value", required("value")?, "a finite number", |_| true)?;
     let ts = number("ts", required("ts")?, EPOCH, |ts| ts.abs() <= MAX_EPOCH)?;

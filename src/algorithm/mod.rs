@@ -25,6 +25,8 @@ pub struct Micros(pub i64);
 impl Micros {
     /// One millisecond.
     pub const MILLISECOND: Micros = Micros(1_000);
+    /// One second.
+    pub const SECOND: Micros = Micros(1_000_000);
     /// The longest wait that a reservation may run up: 10 years of 365.25 days.
     pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
 

@@ -9,7 +9,7 @@ use pgrx::pg_sys::BuiltinOid::{
 };
 
 use crate::algorithm::Micros;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::postgres::{float_datum, from_timestamptz, text_datum, to_timestamptz};
 use crate::spi::{Connection, Statement, TableLock};
 use crate::store::{Row, RowId, Store};
@@ -60,7 +60,7 @@ impl Store for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&UPDATE, &whole_row(id, row))? {
-            0 => Err(Error::NotWritten),
+            0 => Err(self.not_written()),
             _ => Ok(()),
         }
     }
@@ -74,7 +74,14 @@ impl Store for Connection<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        Ok(self.execute(&RESET, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
+        const LEFT: Statement = Statement {
+            sql: "SELECT FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
+                  AND key OPERATOR(pg_catalog.=) $2 AND value OPERATOR(pg_catalog.<>) 'infinity'",
+            parameters: &[TEXTOID, TEXTOID],
+            results: &[],
+            lock: TableLock::Read,
+        };
+        Ok(self.write(&RESET, &LEFT, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
     }
 
     fn reset_all(&self, name: &[u8]) -> Result<i64> {
@@ -87,8 +94,23 @@ impl Store for Connection<'_> {
             results: &[INT8OID],
             lock: TableLock::Write,
         };
-        self.execute(&RESET_ALL, &[Some(text_datum(name))])?;
-        Ok(self.field(0, 1).map_or(0, |count| count.value() as i64))
+        const LEFT: Statement = Statement {
+            sql: "SELECT FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
+                  AND value OPERATOR(pg_catalog.<>) 'infinity' LIMIT 1",
+            parameters: &[TEXTOID],
+            results: &[],
+            lock: TableLock::Read,
+        };
+        let name = [Some(text_datum(name))];
+        // As `write`, but the statement always returns one row: how many it deleted.
+        for _ in 0..3 {
+            self.execute(&RESET_ALL, &name)?;
+            let count = self.field(0, 1).map_or(0, |count| count.value() as i64);
+            if count > 0 || self.execute(&LEFT, &name)? == 0 {
+                return Ok(count);
+            }
+        }
+        Err(self.not_written())
     }
 }
 
@@ -105,7 +127,7 @@ impl Connection<'_> {
             return Ok(None);
         }
         let (Some(value), Some(ts)) = (self.field(0, 1), self.field(0, 2)) else {
-            return Err(Error::NotWritten);
+            return Err(self.not_written());
         };
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         Ok(Some(Row {
