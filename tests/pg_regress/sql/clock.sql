@@ -1,0 +1,106 @@
+-- ratelimit.clock is the time that every function takes for now; only a superuser, or who was
+-- granted SET on it, may set it. A clock that steps back neither gives nor takes.
+SET timezone = 'UTC'; SET datestyle = 'ISO';
+SELECT rl_define('cl', rl_token_bucket(10, '1 minute'));
+-- Without it: the server's clock.
+SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS now FROM rl_check('cl');
+-- In each form, whatever TimeZone says.
+SET timezone = 'Asia/Kathmandu';
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT to_char(reset_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') AS now FROM rl_check('cl');
+SET ratelimit.clock = '2027-01-01T12:00:00.000001Z';
+SELECT to_char(reset_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') AS now FROM rl_check('cl');
+SET ratelimit.clock = '2027-01-01 17:45:00+05:45';
+SELECT to_char(reset_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') AS now FROM rl_check('cl');
+SET ratelimit.clock = 1798804800000;
+SELECT to_char(reset_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') AS now FROM rl_check('cl');
+SHOW ratelimit.clock;
+SET timezone = 'UTC';
+-- As a time says itself.
+SELECT set_config('ratelimit.clock', (timestamptz '2027-01-01 12:00:00+00' + interval '90 seconds')::text, false);
+SELECT reset_at FROM rl_check('cl');
+-- Empty, or RESET: the server's clock again.
+SET ratelimit.clock = '';
+SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS now FROM rl_check('cl');
+RESET ratelimit.clock;
+SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS now FROM rl_check('cl');
+-- What is no time with its offset is refused, and the clock stays.
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SET ratelimit.clock = '2027-01-01 12:00:00';
+SELECT v, error_of(format('SET ratelimit.clock = %L', v)) LIKE '22023: %' AS refused
+FROM unnest(ARRAY['now', 'noon', 'NaN', 'Infinity', '-infinity', '1e300', '2027-02-30 00:00:00+00', '2027-01-01', '12:00:00+00', ' ']) v;
+SHOW ratelimit.clock;
+-- A typo is no setting of ours.
+SELECT error_of('SET ratelimit.clocks = 1') LIKE '42602: invalid configuration parameter name "ratelimit.clocks"%' AS refused;
+
+-- SET LOCAL ends with the transaction, SET goes with a rollback, a function may carry its own.
+BEGIN;
+SET LOCAL ratelimit.clock = '2027-01-01 13:00:00+00';
+SELECT reset_at FROM rl_check('cl');
+COMMIT;
+SELECT reset_at FROM rl_check('cl');
+BEGIN;
+SET ratelimit.clock = '2027-01-01 14:00:00+00';
+SAVEPOINT a;
+SET ratelimit.clock = '2027-01-01 15:00:00+00';
+SELECT reset_at FROM rl_check('cl');
+ROLLBACK TO a;
+SELECT reset_at FROM rl_check('cl');
+ROLLBACK;
+SELECT reset_at FROM rl_check('cl');
+CREATE FUNCTION at_four() RETURNS timestamptz LANGUAGE sql SET ratelimit.clock = '2027-01-01 16:00:00+00' AS $$SELECT reset_at FROM rl_check('cl')$$;
+SELECT at_four(), reset_at FROM rl_check('cl');
+
+-- A clock step back refills nothing and takes nothing, and the stored time does not move back.
+SELECT ok, remaining FROM rl_limit('cl', count => 8);
+SET ratelimit.clock = '2027-01-01 11:59:40+00';
+SELECT ok, remaining FROM rl_check('cl');
+SELECT ok, remaining FROM rl_limit('cl');
+SELECT value, ts FROM rateLimits WHERE name = 'cl';
+-- One is left; two come when the clock is 6 seconds past the stored time.
+SELECT ok, retry_after, retry_at FROM rl_limit('cl', count => 2);
+SET ratelimit.clock = '2027-01-01 12:00:06+00';
+SELECT ok, remaining FROM rl_limit('cl', count => 2);
+-- A time ahead of the clock by more than the time to full was a wrong clock: now, value kept.
+SET ratelimit.clock = '2028-01-01 00:00:00+00';
+SELECT ok, remaining FROM rl_limit('cl', count => 4);
+SET ratelimit.clock = '2027-01-01 12:01:00+00';
+SELECT ok, remaining FROM rl_limit('cl', count => 1);
+SELECT value, ts FROM rateLimits WHERE name = 'cl';
+SET ratelimit.clock = '2027-01-01 12:01:06+00';
+SELECT ok, remaining FROM rl_check('cl');
+-- The window kinds: back into the window before.
+SELECT rl_define('cl/fw', rl_fixed_window(5, '1 hour', start => '2027-01-01 00:00:00+00'));
+SELECT rl_define('cl/sw', rl_sliding_window(5, '1 hour')), rl_define('cl/sl', rl_sliding_log(5, '1 hour'));
+SET ratelimit.clock = '2027-01-01 12:01:00+00';
+SELECT name, ok, remaining FROM unnest(ARRAY['cl/fw', 'cl/sw', 'cl/sl']) name, LATERAL rl_limit(name, count => 3);
+SET ratelimit.clock = '2027-01-01 11:59:00+00';
+SELECT name, ok, remaining FROM unnest(ARRAY['cl/fw', 'cl/sw', 'cl/sl']) name, LATERAL rl_limit(name, count => 1);
+SELECT name, ok, retry_at FROM unnest(ARRAY['cl/fw', 'cl/sw', 'cl/sl']) name, LATERAL rl_limit(name, count => 2);
+SELECT name, value, ts FROM rateLimits WHERE name LIKE 'cl/%' ORDER BY name;
+
+-- Who may set it.
+CREATE ROLE regress_rl_clock;
+SET ROLE regress_rl_clock;
+SELECT error_of('SET ratelimit.clock = 0');
+RESET ROLE;
+GRANT SET ON PARAMETER ratelimit.clock TO regress_rl_clock;
+SET ROLE regress_rl_clock;
+SELECT error_of('SET ratelimit.clock = 0');
+SHOW ratelimit.clock;
+RESET ROLE;
+REVOKE SET ON PARAMETER ratelimit.clock FROM regress_rl_clock;
+-- Also where the setting is made before the library is loaded: it is void then.
+ALTER ROLE regress_rl_clock LOGIN;
+GRANT EXECUTE ON FUNCTION rl_check TO regress_rl_clock;
+\set me :USER
+\c - regress_rl_clock
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS now FROM rl_check('cl', 'new');
+SHOW ratelimit.clock;
+\c - :me
+SET ratelimit.clock = 'nonsense';
+SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS now FROM rl_check('cl', 'new');
+REVOKE EXECUTE ON FUNCTION rl_check FROM regress_rl_clock;
+DROP ROLE regress_rl_clock;
+DROP FUNCTION at_four;

@@ -1,0 +1,46 @@
+//! A database of a test's own, on the server that RATELIMIT_TEST_SERVER names.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use postgres::{Client, Config, NoTls};
+
+/// The tests of one file share the server's connections, so they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A fresh database with the extension in it; dropped when this is.
+pub struct Database {
+    name: &'static str,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Database {
+    pub fn new(name: &'static str) -> Database {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut postgres = connect("postgres");
+        postgres.batch_execute(&format!("DROP DATABASE IF EXISTS {name} (FORCE)")).unwrap();
+        postgres.batch_execute(&format!("CREATE DATABASE {name}")).unwrap();
+        let database = Database { name, _turn: turn };
+        database.connect().batch_execute("CREATE EXTENSION ratelimit").unwrap();
+        database
+    }
+
+    pub fn connect(&self) -> Client {
+        connect(self.name)
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let drop = format!("DROP DATABASE {} (FORCE)", self.name);
+        if let Err(error) = connect("postgres").batch_execute(&drop) {
+            eprintln!("{drop}: {error}");
+        }
+    }
+}
+
+fn connect(database: &str) -> Client {
+    let server = std::env::var("RATELIMIT_TEST_SERVER")
+        .expect("RATELIMIT_TEST_SERVER is not set: run make test");
+    let mut config: Config = server.parse().expect("RATELIMIT_TEST_SERVER is a connection string");
+    config.dbname(database).connect(NoTls).expect("the test server answers")
+}
