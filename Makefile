@@ -22,4 +22,5 @@ install:
 	@scripts/build install
 
 clean:
+	@scripts/server stop all
 	rm -rf target
