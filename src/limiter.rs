@@ -54,12 +54,19 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
             let (answer, state) = request.decide(&limit, row)?;
             let Some(state) = state else { return Ok(answer) };
             if !exists {
-                // This may wait for another session's insert, and succeeds then only if that one
-                // rolled back: the key was full all the time, so the decision stands.
-                if store.insert(id, &state)? {
+                if !store.insert(id, &state)? {
+                    continue;
+                }
+                if guc::now().minus(answer.now) < Micros::MILLISECOND {
                     return Ok(answer);
                 }
-                continue;
+                // It waited, for another session's insert that rolled back. The key was full all
+                // the time, so the call still passes; but it does so now.
+                let (answer, state) = request.decide(&limit, None)?;
+                if let Some(state) = state {
+                    store.update(id, &state)?;
+                }
+                return Ok(answer);
             }
             // The lock may have been waited for: look at the row, and at the clock, again.
             let Some(row) = store.lock(id)? else { continue };
@@ -141,10 +148,10 @@ impl Request<'_> {
 }
 
 /// The phase of a fixed window without a `start`: a hash of name and key, the same on every
-/// machine and version (XXH64 of name, a zero byte and key, as microseconds), so that the windows
+/// machine and version (XXH64 of name, a zero byte and key in UTF-8, as microseconds), so that the windows
 /// of different keys don't all turn at once.
 fn phase(name: &[u8], key: &[u8]) -> Micros {
-    let hash = xxh64(&[name, &[0], key].concat(), 0);
+    let hash = xxh64(&[utf8(name).as_bytes(), &[0], utf8(key).as_bytes()].concat(), 0);
     Micros((hash >> 1) as i64)
 }
 
