@@ -10,20 +10,37 @@ GRANT EXECUTE ON FUNCTION
     @extschema@.rl_define, @extschema@.rl_undefine
     TO pg_database_owner WITH GRANT OPTION;
 
--- A direct grant only where it is needed: after REASSIGN OWNED and DROP ROLE it would leave a
--- REVOKE in dumps that fails on restore.
+-- A direct grant where it is needed. It is taken out of the extension's initial privileges again:
+-- as one of those it would be missing from dumps, and once the role is dropped it would stand in
+-- them as a REVOKE that fails on restore.
+-- Operators are qualified and their operands cast: the schema to install into is on the search path
+-- here, and this runs as a superuser.
 DO LANGUAGE plpgsql $$
 DECLARE
-    installer text := $installer$@extowner@$installer$;
+    installer oid := $installer$@extowner@$installer$::pg_catalog.regrole::pg_catalog.oid;
 BEGIN
-    IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = installer::pg_catalog.regrole)
+    IF NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid OPERATOR(pg_catalog.=) installer)
        AND NOT EXISTS (SELECT FROM pg_catalog.pg_database
-                       WHERE datname = pg_catalog.current_database()
-                         AND datdba = installer::pg_catalog.regrole) THEN
+                       WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+                         AND datdba OPERATOR(pg_catalog.=) installer) THEN
         GRANT EXECUTE ON FUNCTION
             @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_reset,
             @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine
             TO @extowner@ WITH GRANT OPTION;
+        UPDATE pg_catalog.pg_init_privs AS init
+        SET initprivs = (
+            SELECT pg_catalog.array_agg(item)
+            FROM pg_catalog.unnest(init.initprivs) AS item,
+                 LATERAL pg_catalog.aclexplode(ARRAY[item]) AS acl
+            WHERE acl.grantee OPERATOR(pg_catalog.<>) installer)
+        WHERE init.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+          AND init.objoid OPERATOR(pg_catalog.=) ANY (ARRAY[
+            '@extschema@.rl_limit'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_check'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_reset'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_reset_all'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_define'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_undefine'::pg_catalog.regproc::pg_catalog.oid]);
     END IF;
 END
 $$;

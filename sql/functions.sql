@@ -78,20 +78,26 @@ LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_calculate';
 COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: what a limit in this state answers at that time, and its state afterwards';
 
--- Definitions written by plain SQL are checked too, and every session's memory of them is
--- cleared. A row trigger that fires always: logical replication and restores write here as well.
+-- Definitions written by plain SQL are checked before they are stored; after it every session's
+-- memory of them is cleared. Row triggers that fire always: logical replication and restores write
+-- here as well. Told only afterwards, so that nothing remembers the old row in between.
 CREATE FUNCTION @extschema@.rl_config_changed()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_config_changed';
 COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and tells every session';
 
-CREATE TRIGGER rl_config_changed BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.rl_config
+CREATE TRIGGER rl_config_check BEFORE INSERT OR UPDATE ON @extschema@.rl_config
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_config_changed();
+ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_check;
+COMMENT ON TRIGGER rl_config_check ON @extschema@.rl_config IS 'checks a definition';
+
+CREATE TRIGGER rl_config_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_config
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_config_changed();
 ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_changed;
-COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'checks a definition and tells every session';
+COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'tells every session that definitions changed';
 
-CREATE TRIGGER rl_config_truncated BEFORE TRUNCATE ON @extschema@.rl_config
+CREATE TRIGGER rl_config_truncated AFTER TRUNCATE ON @extschema@.rl_config
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_config_changed();
 ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_truncated;
-COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'tells every session';
+COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'tells every session that definitions changed';

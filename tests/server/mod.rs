@@ -38,7 +38,7 @@ impl Drop for Database {
     }
 }
 
-fn connect(database: &str) -> Client {
+pub fn connect(database: &str) -> Client {
     let server = std::env::var("RATELIMIT_TEST_SERVER")
         .expect("RATELIMIT_TEST_SERVER is not set: run make test");
     let mut config: Config = server.parse().expect("RATELIMIT_TEST_SERVER is a connection string");

@@ -132,7 +132,7 @@ SELECT error_of($$SELECT rl_limit('ps/sl')$$);
 UPDATE rateLimits SET value = 3, log = ARRAY['2027-01-01 11:59:50+00', NULL, '2027-01-01 11:59:10+00', '2027-01-01 11:00:00+00']::timestamptz[] WHERE name = 'ps/sl';
 SELECT ok, remaining, reset_at FROM rl_limit('ps/sl');
 SELECT value, log FROM rateLimits WHERE name = 'ps/sl';
--- Infinite times: long ago is full; far ahead is a wrong clock, set right at the next take.
+-- Infinite times, which no call writes either.
 UPDATE rateLimits SET value = 4, ts = '-infinity' WHERE name = 'ps';
 SELECT ok, remaining FROM rl_limit('ps');
 UPDATE rateLimits SET value = 4, ts = 'infinity' WHERE name = 'ps';
