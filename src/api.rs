@@ -140,7 +140,7 @@ sql_function!(
 );
 
 sql_function!(
-    /// The trigger on `rl_config`: checks what is written there by whatever means, and makes every
+    /// The triggers on `rl_config`: check what is written there by whatever means, and make every
     /// backend forget what it remembers. 22023; 39P01 when it is no trigger that calls.
     rl_config_changed, pg_finfo_rl_config_changed, |call| {
         let trigger =

@@ -146,6 +146,11 @@ fn plain(report: Report) -> PlainReport {
 
 /// A copy in Postgres memory, in the server's encoding.
 fn palloc_str(text: &str) -> *const c_char {
+    // pgrx reads a message of another encoding as UTF-8, and what it can't read can't be converted
+    // back: an error on the way would hide the one that is being reported.
+    // SAFETY: reads a setting.
+    let utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as c_int;
+    let text = if utf8 { text.to_owned() } else { text.replace('\u{fffd}', "?") };
     let text = CString::new(text.replace('\0', "")).unwrap_or_default();
     let length = text.as_bytes().len() as c_int;
     // SAFETY: pstrdup copies a valid C string; the conversion returns it, or a palloc'd other one.
@@ -171,7 +176,7 @@ unsafe fn raise(report: PlainReport) -> ! {
         if !report.hint.is_null() {
             errhint(TEXT, report.hint);
         }
-        errfinish(c"postgres.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
+        errfinish(c"call.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
     }
     unreachable!("errfinish returned from an error")
 }

@@ -2,7 +2,7 @@
 //! search_path, remembered until an invalidation says that something moved.
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::rc::Rc;
 
 use pgrx::pg_sys;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Catalog {
     /// The schema as it is written in SQL, quoted where it must be.
-    pub schema: String,
+    pub schema: CString,
     pub rate_limits: Table,
     pub rl_config: Table,
     /// The function that a config in a call needs the right to call.
@@ -109,9 +109,9 @@ fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
         let namespace = pg_sys::get_func_namespace(function);
         let name = pg_sys::get_namespace_name(namespace);
         let schema = if name.is_null() {
-            String::new()
+            CString::default()
         } else {
-            CStr::from_ptr(pg_sys::quote_identifier(name)).to_string_lossy().into_owned()
+            CStr::from_ptr(pg_sys::quote_identifier(name)).to_owned()
         };
         Catalog {
             schema,

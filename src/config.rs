@@ -252,15 +252,20 @@ fn start(raw: &RawValue) -> Result<Start, ConfigError> {
 /// An RFC 3339 time, or the same with a space or a short offset as Postgres prints it:
 /// `2027-01-01 00:00:00+00`.
 fn time_with_offset(text: &str) -> Option<Micros> {
-    text.trim().parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
+    text.parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
 }
+
+/// The earliest clock in epoch milliseconds: 4714 BC, where a timestamptz begins.
+const FIRST_CLOCK: f64 = -210_866_803_200_000.0;
 
 /// An instant as `ratelimit.clock` takes it: a time with its offset, or epoch milliseconds.
 pub fn parse_instant(text: &str) -> Option<Micros> {
-    match text.trim().parse::<f64>() {
-        Ok(millis) if millis.abs() <= MAX_EPOCH => Some(Micros::from_millis(millis)),
+    match text.parse::<f64>() {
+        Ok(millis) if (FIRST_CLOCK..=MAX_EPOCH).contains(&millis) => {
+            Some(Micros::from_millis(millis))
+        }
         Ok(_) => None,
-        Err(_) => time_with_offset(text),
+        Err(_) => time_with_offset(text).filter(|at| at.as_millis() >= FIRST_CLOCK),
     }
 }
 

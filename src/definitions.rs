@@ -17,8 +17,10 @@ use crate::error::{Error, Result};
 use crate::postgres::{Jsonb, text_datum, utf8};
 use crate::spi::{self, Statement, TableLock};
 
-/// How many names, keys of a name, and inline configs are remembered before starting anew.
+/// How many names, keys and inline configs are remembered, of each, before starting anew.
 const REMEMBERED: usize = 10_000;
+/// The largest inline config that is remembered, in bytes; a sensible one has some 200.
+const REMEMBERED_BYTES: usize = 2_000;
 
 /// What rl_config says of a name.
 #[derive(Default)]
@@ -32,6 +34,8 @@ struct Definition {
 
 thread_local! {
     static NAMES: RefCell<HashMap<Box<[u8]>, Definition>> = RefCell::new(HashMap::new());
+    /// How many keys NAMES holds, over all names.
+    static KEYS: Cell<usize> = const { Cell::new(0) };
     /// The definition changes that NAMES has seen.
     static SEEN: Cell<u64> = const { Cell::new(0) };
     static INLINE: RefCell<HashMap<Box<[u8]>, Rc<Limit>>> = RefCell::new(HashMap::new());
@@ -65,6 +69,9 @@ pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
         return Ok(limit);
     }
     let limit = Rc::new(config::parse(&config.to_json())?);
+    if config.bytes.len() > REMEMBERED_BYTES {
+        return Ok(limit);
+    }
     INLINE.with_borrow_mut(|known| {
         if known.len() >= REMEMBERED {
             known.clear();
@@ -78,6 +85,7 @@ fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit
     let changes = catalog::definition_changes();
     if SEEN.get() != changes {
         NAMES.with_borrow_mut(HashMap::clear);
+        KEYS.set(0);
         SEEN.set(changes);
     }
     let known = NAMES.with_borrow(|names| {
@@ -132,17 +140,16 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
     // What was announced while the rows were read may not be in them.
     if catalog::definition_changes() == changes {
         NAMES.with_borrow_mut(|names| {
-            if names.len() >= REMEMBERED {
+            if names.len() >= REMEMBERED || KEYS.get() >= REMEMBERED {
                 names.clear();
+                KEYS.set(0);
             }
             let definition = names.entry(name.into()).or_default();
             definition.default = default;
             definition.has_keys = has_keys;
-            if definition.keys.len() >= REMEMBERED {
-                definition.keys.clear();
-            }
             if has_keys {
                 definition.keys.insert(key.into(), own);
+                KEYS.set(KEYS.get() + 1);
             }
         });
     }

@@ -67,6 +67,10 @@ pub unsafe fn varlena_bytes<'a>(datum: pg_sys::Datum) -> &'a [u8] {
 
 /// Text of the server's encoding as UTF-8.
 pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+    // SAFETY: reads a setting.
+    if unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_SQL_ASCII as c_int {
+        return String::from_utf8_lossy(bytes); // could be anything, and a conversion would refuse it
+    }
     // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string.
     let converted = unsafe {
         let source = bytes.as_ptr().cast::<c_char>();
@@ -98,6 +102,8 @@ pub fn float_datum(value: f64) -> pg_sys::Datum {
 
 /// Microseconds between the Unix epoch and Postgres's, 2000-01-01.
 const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
+/// The first timestamptz, in 4714 BC: MIN_TIMESTAMP of Postgres.
+const MIN_TIMESTAMP: i64 = -211_813_488_000_000_000;
 /// The last timestamptz, exclusive: END_TIMESTAMP of Postgres.
 const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
 
@@ -106,9 +112,15 @@ pub fn from_timestamptz(timestamp: i64) -> Micros {
     Micros(timestamp.saturating_add(POSTGRES_EPOCH))
 }
 
-/// An instant as a timestamptz; `None` where it is later than that type can tell.
+/// An instant as a timestamptz; `None` where it is earlier or later than that type can tell.
 pub fn to_timestamptz(at: Micros) -> Option<i64> {
-    at.0.checked_sub(POSTGRES_EPOCH).filter(|&timestamp| timestamp < END_TIMESTAMP)
+    let timestamp = at.0.checked_sub(POSTGRES_EPOCH)?;
+    (MIN_TIMESTAMP..END_TIMESTAMP).contains(&timestamp).then_some(timestamp)
+}
+
+/// An instant as the nearest timestamptz that there is.
+pub fn to_nearest_timestamptz(at: Micros) -> i64 {
+    at.0.saturating_sub(POSTGRES_EPOCH).clamp(MIN_TIMESTAMP, END_TIMESTAMP - 1)
 }
 
 /// The server's clock.

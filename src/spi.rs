@@ -39,7 +39,7 @@ pub enum TableLock {
 }
 
 struct Plan {
-    schema: String,
+    schema: CString,
     plan: pg_sys::SPIPlanPtr,
 }
 
@@ -97,9 +97,22 @@ pub fn connected<T>(
                 | pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int
                 | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int,
         );
+        // A plan made while the table was small would scan all of it, and be kept as it grows.
+        let nest_level = pg_sys::NewGUCNestLevel();
+        pg_sys::set_config_option(
+            c"enable_seqscan".as_ptr(),
+            c"off".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_SAVE,
+            true,
+            0,
+            false,
+        );
         pg_sys::SPI_connect();
         let result = work(&Connection { catalog, table });
         pg_sys::SPI_finish();
+        pg_sys::AtEOXact_GUC(false, nest_level);
         pg_sys::SetUserIdAndSecContext(user, context);
         if matches!(result, Err(Error::NotWritten { .. })) {
             forget_plans();
@@ -236,7 +249,9 @@ impl Connection<'_> {
         if let Some(plan) = known {
             return Ok(plan);
         }
-        let sql = CString::new(statement.sql.replace("@schema@", schema)).unwrap_or_default();
+        // As bytes: the schema's name is in the server's encoding.
+        let parts: Vec<&[u8]> = statement.sql.split("@schema@").map(str::as_bytes).collect();
+        let sql = CString::new(parts.join(schema.as_bytes())).unwrap_or_default();
         let mut types: Vec<pg_sys::Oid> =
             statement.parameters.iter().map(|parameter| parameter.value()).collect();
         // SAFETY: valid C string and types; a kept plan lives until it is freed.

@@ -3,7 +3,7 @@
 //! Whole windows since `ts` add `rate` each; with a capacity above the rate, what was not used
 //! rolls over. The stored `ts` is the start of a window and so fixes the phase while a row lives.
 
-use super::{Decision, Level, Micros, State, confirmed, shown, tolerance};
+use super::{Decision, Level, Micros, State, confirmed, left, shown, tolerance};
 
 /// `rate` tokens a window of `period`, of which at most `capacity` accumulate.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,7 +148,7 @@ impl FixedWindow {
                 self.level_of(available, turned.0, now),
             );
         };
-        let value = available - count;
+        let value = left(available, count);
         Decision {
             ok: true,
             retry_after: (wait > Micros(0)).then_some(wait),

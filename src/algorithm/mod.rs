@@ -200,6 +200,13 @@ fn tolerance(capacity: f64) -> f64 {
     1e-9 * capacity.max(1.0)
 }
 
+/// What is left of `available` tokens. A count too small to change so large a float takes its last
+/// bit instead: nothing is free.
+fn left(available: f64, count: f64) -> f64 {
+    let left = available - count;
+    if left == available && count > 0.0 { available.next_down() } else { left }
+}
+
 /// A number of tokens as shown: a whole one where only float error keeps it from being one.
 fn shown(tokens: f64, tolerance: f64) -> f64 {
     let whole = tokens.round();
@@ -232,6 +239,13 @@ mod tests {
             assert_eq!(Micros(micros).ceil_to_millis(), Micros(rounded));
         }
         assert_eq!(Micros(i64::MAX).ceil_to_millis(), Micros(i64::MAX));
+    }
+
+    #[test]
+    fn no_take_is_free() {
+        assert_eq!(left(3.0, 1.0), 2.0);
+        assert_eq!(left(3.0, 0.0), 3.0);
+        assert!(left(1e15, 0.01) < 1e15);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! windows aligned to the epoch; allowed iff `used + count <= rate`. It assumes that the previous
 //! window was used evenly (the approximation that Cloudflare described and Upstash ships).
 
-use super::{Decision, Level, Micros, State, confirmed, shown, tolerance};
+use super::{Decision, Level, Micros, State, confirmed, left, shown, tolerance};
 
 /// At most about `rate` tokens in any `period`.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,7 +105,7 @@ impl SlidingWindow {
         if counters.ts.minus(now) > to_full {
             counters.ts = now.floor_to(self.period);
         }
-        counters.value += count;
+        counters.value = -left(-counters.value, count);
         let Counters { ts, value, prior } = counters;
         Decision {
             ok: true,

@@ -3,7 +3,7 @@
 //! `available = min(value + elapsed * rate / period, capacity)`; refill is capped before the count
 //! is subtracted, so an idle time never buys more than the capacity.
 
-use super::{Decision, Level, Micros, State, confirmed, shown, tolerance};
+use super::{Decision, Level, Micros, State, confirmed, left, shown, tolerance};
 
 /// A bucket of `capacity` tokens that refills by `rate` tokens a `period`.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,7 +78,7 @@ impl TokenBucket {
             .time_for(self.capacity - state.value)
             .is_some_and(|to_full| state.ts.minus(now) > to_full);
         let ts = if wrong { now } else { state.ts.max(now) };
-        let value = available - count;
+        let value = left(available, count);
         let retry_after = if value < -tolerance {
             self.time_for(-value).map(|wait| ts.plus(wait).minus(now))
         } else {

@@ -8,9 +8,8 @@ use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 
-use crate::algorithm::Micros;
-use crate::error::Result;
-use crate::postgres::{float_datum, from_timestamptz, text_datum, to_timestamptz};
+use crate::error::{Error, Result};
+use crate::postgres::{float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, utf8};
 use crate::spi::{Connection, Statement, TableLock};
 use crate::store::{Row, RowId, Store};
 
@@ -129,12 +128,22 @@ impl Connection<'_> {
         let (Some(value), Some(ts)) = (self.field(0, 1), self.field(0, 2)) else {
             return Err(self.not_written());
         };
+        let log = self.field(0, 4).map(log_entries);
+        let infinite = |ts: i64| ts == i64::MIN || ts == i64::MAX;
+        for (column, ts) in
+            [("ts", Some(ts.value() as i64)), ("log", log.as_deref().and_then(outermost))]
+        {
+            if let Some(ts) = ts.filter(|&ts| infinite(ts)) {
+                let value = if ts > 0 { f64::INFINITY } else { f64::NEG_INFINITY };
+                return Err(Error::BadState { name: utf8(id.name).into_owned(), column, value });
+            }
+        }
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         Ok(Some(Row {
             value: float(value),
             ts: from_timestamptz(ts.value() as i64),
             prior: self.field(0, 3).map(float),
-            log: self.field(0, 4).map(log_entries),
+            log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
         }))
     }
 }
@@ -145,7 +154,7 @@ fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 
 fn whole_row(id: RowId, row: &Row) -> [Option<pg_sys::Datum>; 7] {
     let [name, key, shard] = row_id(id);
-    let ts = |at: Micros| to_timestamptz(at).unwrap_or(i64::MAX);
+    let ts = to_nearest_timestamptz;
     let log = row.log.as_ref().map(|log| {
         let mut entries: Vec<pg_sys::Datum> =
             log.iter().map(|&entry| pg_sys::Datum::from(ts(entry))).collect();
@@ -172,9 +181,14 @@ fn whole_row(id: RowId, row: &Row) -> [Option<pg_sys::Datum>; 7] {
     ]
 }
 
+/// Of sorted entries, the one that is infinite if any is.
+fn outermost(log: &[i64]) -> Option<i64> {
+    log.first().filter(|&&first| first == i64::MIN).or(log.last()).copied()
+}
+
 /// The entries of a log column, oldest first whoever wrote them.
-fn log_entries(datum: pg_sys::Datum) -> Vec<Micros> {
-    let mut entries: Vec<Micros> = Vec::new();
+fn log_entries(datum: pg_sys::Datum) -> Vec<i64> {
+    let mut entries: Vec<i64> = Vec::new();
     // SAFETY: the column is declared timestamptz[]; the values are copied out at once.
     unsafe {
         let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
@@ -191,7 +205,7 @@ fn log_entries(datum: pg_sys::Datum) -> Vec<Micros> {
         );
         for n in 0..count as usize {
             if !*nulls.add(n) {
-                entries.push(from_timestamptz((*values.add(n)).value() as i64));
+                entries.push((*values.add(n)).value() as i64);
             }
         }
     }
