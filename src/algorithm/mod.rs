@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod fixed_window;
+mod refill;
 mod sliding_log;
 mod sliding_window;
 mod token_bucket;
@@ -14,6 +15,8 @@ pub use fixed_window::{FixedWindow, Start};
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use token_bucket::TokenBucket;
+
+use refill::Refill;
 
 /// A whole number of microseconds: an instant counted from the Unix epoch, or a span.
 ///

@@ -78,11 +78,12 @@ impl SlidingWindow {
             let share = 1.0 - (self.rate - fixed - count) / fading;
             Micros::ceil_from(share.clamp(0.0, 1.0) * self.period.0 as f64)
         };
-        let at = if counters.value + count <= self.rate && counters.prior > 0.0 {
-            into(counters.prior, counters.value).map(|span| counters.ts.plus(span))
-        } else {
-            into(counters.value, 0.0).map(|span| counters.ts.plus(self.period).plus(span))
-        };
+        let at =
+            if counters.value + count <= self.rate + tolerance(self.rate) && counters.prior > 0.0 {
+                into(counters.prior, counters.value).map(|span| counters.ts.plus(span))
+            } else {
+                into(counters.value, 0.0).map(|span| counters.ts.plus(self.period).plus(span))
+            };
         confirmed(at.map(|at| at.minus(now).max(Micros(0))), |wait| {
             self.passes(state, now.plus(wait), count)
         })

@@ -1,0 +1,90 @@
+//! What token bucket and fixed window share: tokens that come back up to a capacity, takes and
+//! reservations from them, and when a denied call can pass.
+
+use super::{Decision, Level, Micros, State, confirmed, left, tolerance};
+
+/// A kind whose state is a number of tokens and the time at which they were counted.
+pub(super) trait Refill {
+    fn capacity(&self) -> f64;
+
+    /// The largest debt in tokens; `None`: bounded by a wait of ten years.
+    fn max_reserved(&self) -> Option<f64>;
+
+    /// The tokens at `now`, and the time that they count from: the latest at which tokens came in,
+    /// never before the stored one. A clock that stepped back refills nothing.
+    fn refilled(&self, state: &State, now: Micros) -> (Micros, f64);
+
+    /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
+    fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
+
+    /// The `ts` that a take at `now` stores, given the one that its tokens count from.
+    fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros;
+
+    fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;
+
+    fn level(&self, state: &State, now: Micros) -> Level {
+        let (ts, available) = self.refilled(state, now);
+        self.level_of(ts, available, now)
+    }
+
+    /// Whether a call passes, and if so after which wait its tokens are there.
+    fn passes(
+        &self,
+        (ts, available): (Micros, f64),
+        now: Micros,
+        count: f64,
+        reserve: bool,
+    ) -> Option<Micros> {
+        let tolerance = tolerance(self.capacity());
+        let debt = count - available;
+        if debt <= tolerance {
+            return Some(Micros(0));
+        }
+        if !reserve || debt > self.max_reserved().unwrap_or(f64::INFINITY) + tolerance {
+            return None;
+        }
+        let wait = self.due(ts, debt)?.minus(now);
+        (wait <= Micros::TEN_YEARS).then_some(wait)
+    }
+
+    /// After which span a call that is denied at `now` can first pass.
+    fn retry_after(&self, state: &State, now: Micros, count: f64, reserve: bool) -> Option<Micros> {
+        let unbounded = self.max_reserved().unwrap_or(f64::INFINITY);
+        let max_debt = if reserve { unbounded } else { 0.0 };
+        if count > self.capacity() + max_debt + tolerance(self.capacity()) {
+            return None;
+        }
+        let (ts, available) = self.refilled(state, now);
+        let missing = count - available;
+        let mut at = now;
+        if missing > max_debt {
+            at = self.due(ts, missing - max_debt)?;
+        }
+        if reserve {
+            // And the reserved tokens must come within ten years.
+            at = at.max(self.due(ts, missing)?.minus(Micros::TEN_YEARS));
+        }
+        confirmed(Some(at.minus(now).max(Micros(0))), |wait| {
+            let then = now.plus(wait);
+            self.passes(self.refilled(state, then), then, count, reserve).is_some()
+        })
+    }
+
+    fn decide(&self, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
+        let (ts, available) = self.refilled(state, now);
+        let ts = self.taken_at(ts, available, now);
+        let Some(wait) = self.passes((ts, available), now, count, reserve) else {
+            return Decision::denied(
+                self.retry_after(state, now, count, reserve),
+                self.level(state, now),
+            );
+        };
+        let value = left(available, count);
+        Decision {
+            ok: true,
+            retry_after: (wait > Micros(0)).then_some(wait),
+            level: self.level_of(ts, value, now),
+            state: (count > 0.0).then_some(State { value, ts, prior: None, log: None }),
+        }
+    }
+}

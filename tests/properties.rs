@@ -1,0 +1,994 @@
+//! What the four algorithms promise, tried with generated limits, clocks and sequences of calls.
+//!
+//! The oracles here are naive on purpose: plain lists and sums of everything that was taken, or
+//! whole numbers, never the formulas of `src/algorithm`. Where an oracle computes with floats, it
+//! has no opinion within twice the tolerance of the contract.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use ratelimit::algorithm::{Decision, Limit, Micros, State, decide};
+use ratelimit::config;
+use serde_json::json;
+
+const TEN_YEARS: i64 = 3_652 * 86_400_000_000 + 43_200_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    TokenBucket,
+    FixedWindow,
+    SlidingWindow,
+    SlidingLog,
+}
+
+/// A config as a test draws it; spans and instants are microseconds.
+#[derive(Clone, Debug)]
+struct Config {
+    kind: Kind,
+    rate: f64,
+    period: i64,
+    capacity: f64,
+    max_reserved: Option<f64>,
+    start: Option<i64>,
+}
+
+impl Config {
+    fn limit(&self) -> Limit {
+        let millis = |micros: i64| micros as f64 / 1e3;
+        let mut config = json!({ "rate": self.rate, "period": millis(self.period) });
+        let kind = match self.kind {
+            Kind::TokenBucket => "token bucket",
+            Kind::FixedWindow => "fixed window",
+            Kind::SlidingWindow => "sliding window",
+            Kind::SlidingLog => "sliding log",
+        };
+        config["kind"] = kind.into();
+        if matches!(self.kind, Kind::TokenBucket | Kind::FixedWindow) {
+            config["capacity"] = self.capacity.into();
+            if let Some(max_reserved) = self.max_reserved {
+                config["maxReserved"] = max_reserved.into();
+            }
+        }
+        if let Some(start) = self.start {
+            config["start"] = millis(start).into();
+        }
+        if self.kind == Kind::SlidingLog {
+            config["rate"] = (self.rate as i64).into();
+        }
+        config::parse(&config.to_string()).unwrap()
+    }
+
+    /// By how much a comparison of tokens may miss.
+    fn tolerance(&self) -> f64 {
+        1e-9 * self.capacity.max(1.0)
+    }
+
+    /// The tokens of so long a time.
+    fn refill(&self, micros: i64) -> f64 {
+        self.rate * micros as f64 / self.period as f64
+    }
+
+    /// The number of the window, counted from `phase`.
+    fn window(&self, at: i64, phase: i64) -> i64 {
+        (at - phase).div_euclid(self.period)
+    }
+}
+
+/// One call of a generated sequence.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    /// How far the clock moves on before it, in microseconds.
+    gap: i64,
+    count: f64,
+    reserve: bool,
+}
+
+/// A limit, the clock at the first call, and the calls.
+#[derive(Clone, Debug)]
+struct Sequence {
+    config: Config,
+    begin: i64,
+    steps: Vec<Step>,
+}
+
+fn tokens() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        4 => (1u32..=20).prop_map(f64::from),
+        2 => (1u32..=30).prop_map(|tenths| f64::from(tenths) * 0.1),
+        2 => (1u32..=5_000).prop_map(|thousandths| f64::from(thousandths) / 1e3),
+        1 => (-3.0..12.0).prop_map(|exponent: f64| 10f64.powf(exponent)),
+    ]
+}
+
+fn period() -> impl Strategy<Value = i64> {
+    let hundred_years = 3.2e15f64;
+    prop_oneof![
+        2 => Just(60_000_000),
+        1 => Just(86_400_000_000),
+        2 => 1_000..20_000i64,
+        2 => (3.0..hundred_years.log10()).prop_map(|exponent| 10f64.powf(exponent) as i64),
+    ]
+}
+
+/// 1938, 1970, 2023, 2100 and the year 200,000, give or take some hours.
+fn instant() -> impl Strategy<Value = i64> {
+    let far = [-1_000_000_000, 0, 1_700_000_000, 4_102_444_800, 6_248_000_000_000i64];
+    (prop::sample::select(far.to_vec()), 0..20_000_000_000i64)
+        .prop_map(|(seconds, micros)| seconds * 1_000_000 + micros)
+}
+
+fn config(kinds: &'static [Kind]) -> impl Strategy<Value = Config> {
+    let capacity = prop_oneof![
+        3 => Just(None),
+        3 => (0.1..5.0).prop_map(Some),
+        1 => Just(Some(0.0)),
+    ];
+    let debt = prop_oneof![2 => Just(None), 1 => Just(Some(0.0)), 2 => (0.0..4.0).prop_map(Some)];
+    // A start is milliseconds in a float, and those are exact to the microsecond until 2255 only.
+    let start =
+        prop::option::of(instant().prop_filter("until 2255", |&at| at < 9_000_000_000_000_000));
+    (prop::sample::select(kinds), tokens(), period(), capacity, debt, start).prop_map(
+        |(kind, rate, period, capacity, debt, start)| {
+            let holds = matches!(kind, Kind::TokenBucket | Kind::FixedWindow);
+            let rate = if kind == Kind::SlidingLog { rate.ceil().min(40.0) } else { rate };
+            Config {
+                kind,
+                rate,
+                period,
+                capacity: capacity.filter(|_| holds).map_or(rate, |factor| factor * rate),
+                max_reserved: debt.filter(|_| holds).map(|factor| factor * rate),
+                // Whole milliseconds, as a config has them.
+                start: start
+                    .filter(|_| kind == Kind::FixedWindow)
+                    .map(|start| start / 1_000 * 1_000),
+            }
+        },
+    )
+}
+
+fn sequence(kinds: &'static [Kind], reserve: bool) -> impl Strategy<Value = Sequence> {
+    // In periods; the smallest one is rounded up to a microsecond.
+    let gap = prop_oneof![
+        5 => Just(0.0),
+        5 => 0.0..0.3,
+        2 => 0.0..3.0,
+        1 => Just(1.0),
+        1 => Just(1e-30),
+    ];
+    // In shares of the capacity (or the rate, where there is none), or as a number of tokens.
+    let count = prop_oneof![
+        4 => (0.0..0.5).prop_map(|share| (share, 0.0)),
+        2 => (0.0..1.2).prop_map(|share| (share, 0.0)),
+        1 => Just((1.0, 0.0)),
+        4 => (1u32..4).prop_map(|tokens| (0.0, f64::from(tokens))),
+        1 => Just((0.0, 0.1)),
+        1 => Just((0.0, 0.0)),
+    ];
+    let step = (gap, count, prop::bool::ANY);
+    (config(kinds), instant(), prop::collection::vec(step, 1..60)).prop_map(
+        move |(config, begin, steps)| {
+            let whole = if config.capacity > 0.0 { config.capacity } else { config.rate };
+            let steps = steps
+                .into_iter()
+                .map(|(gap, (share, tokens), reserved): (f64, (f64, f64), bool)| {
+                    let count = share * whole + tokens;
+                    Step {
+                        gap: (gap * config.period as f64).ceil() as i64,
+                        count: if config.kind == Kind::SlidingLog { count.ceil() } else { count },
+                        reserve: reserve && reserved,
+                    }
+                })
+                .collect();
+            Sequence { config, begin, steps }
+        },
+    )
+}
+
+const ALL: &[Kind] = &[Kind::TokenBucket, Kind::FixedWindow, Kind::SlidingWindow, Kind::SlidingLog];
+
+/// One call of a sequence, with the state before it.
+struct Seen {
+    step: Step,
+    now: i64,
+    before: State,
+    decision: Decision,
+}
+
+/// Runs a sequence the way a row lives: a state is stored only where one came back.
+fn run(sequence: &Sequence) -> Vec<Seen> {
+    let limit = sequence.config.limit();
+    let mut now = sequence.begin;
+    let mut row = None;
+    sequence
+        .steps
+        .iter()
+        .map(|&step| {
+            now += step.gap;
+            // Without a start, windows begin at the first call.
+            let fresh = || limit.fresh(Micros(now), Micros(sequence.begin));
+            let before = row.clone().unwrap_or_else(fresh);
+            let decision = decide(&limit, &before, Micros(now), step.count, step.reserve);
+            if decision.state.is_some() {
+                row = decision.state.clone();
+            }
+            Seen { step, now, before, decision }
+        })
+        .collect()
+}
+
+/// The calls that took something: when and how much.
+fn taken(calls: &[Seen]) -> Vec<(i64, f64)> {
+    calls
+        .iter()
+        .filter(|call| call.decision.ok && call.step.count > 0.0)
+        .map(|call| (call.now, call.step.count))
+        .collect()
+}
+
+/// Checks `bound(from, to)` against what was taken from any of the times to any later one.
+fn within(taken: &[(i64, f64)], bound: impl Fn(i64, i64) -> f64) -> Result<(), TestCaseError> {
+    for (first, &(from, _)) in taken.iter().enumerate() {
+        let mut sum = 0.0;
+        for &(to, count) in &taken[first..] {
+            sum += count;
+            let most = bound(from, to);
+            prop_assert!(sum <= most, "took {sum} from {from} to {to}, at most {most} allowed");
+        }
+    }
+    Ok(())
+}
+
+fn cases(cases: u32) -> ProptestConfig {
+    // PROPTEST_CASES makes it more. A failure prints its input; nothing is written to the sources.
+    let asked = std::env::var("PROPTEST_CASES").ok().and_then(|asked| asked.parse().ok());
+    ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
+        ..ProptestConfig::with_cases(asked.unwrap_or(cases))
+    }
+}
+
+// Never more admitted than the kind allows.
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn a_token_bucket_never_gives_more_than_capacity_and_refill(
+        sequence in sequence(&[Kind::TokenBucket], false),
+    ) {
+        let config = &sequence.config;
+        within(&taken(&run(&sequence)), |from, to| {
+            let most = config.capacity + config.refill(to - from);
+            most + 2.0 * config.tolerance() + 1e-12 * most
+        })?;
+    }
+
+    #[test]
+    fn a_token_bucket_takes_exactly_when_there_is_enough(
+        sequence in sequence(&[Kind::TokenBucket], true),
+    ) {
+        // The oracle keeps no refilled value: it adds up everything since the last moment when
+        // the bucket was full.
+        let config = &sequence.config;
+        let debt = |reserve: bool| match config.max_reserved {
+            _ if !reserve => 0.0,
+            Some(bound) => bound.min(config.refill(TEN_YEARS)),
+            None => config.refill(TEN_YEARS),
+        };
+        let (mut full_at, mut spent) = (sequence.begin, 0.0f64);
+        for call in run(&sequence) {
+            let mut available = config.capacity + config.refill(call.now - full_at) - spent;
+            if available >= config.capacity {
+                (full_at, spent, available) = (call.now, 0.0, config.capacity);
+            }
+            let left = available - call.step.count + debt(call.step.reserve);
+            let unsure = 2.0 * config.tolerance() + 1e-12 * (spent + debt(call.step.reserve));
+            if left.abs() > unsure {
+                prop_assert_eq!(call.decision.ok, left > 0.0, "{} left of {:?}", left, call.step);
+            }
+            if call.decision.ok {
+                spent += call.step.count;
+            }
+        }
+    }
+
+    #[test]
+    fn a_fixed_window_never_gives_more_than_capacity_and_a_rate_a_turn(
+        sequence in sequence(&[Kind::FixedWindow], false),
+    ) {
+        let config = &sequence.config;
+        let phase = config.start.unwrap_or(sequence.begin);
+        within(&taken(&run(&sequence)), |from, to| {
+            let turns = config.window(to, phase) - config.window(from, phase);
+            let most = config.capacity + turns as f64 * config.rate;
+            most + 2.0 * config.tolerance() + 1e-12 * most
+        })?;
+    }
+
+    #[test]
+    fn a_fixed_window_takes_exactly_when_there_is_enough(
+        sequence in sequence(&[Kind::FixedWindow], false),
+    ) {
+        // Turns the windows one at a time.
+        let config = &sequence.config;
+        let phase = config.start.unwrap_or(sequence.begin);
+        let (mut window, mut tokens) = (config.window(sequence.begin, phase), config.capacity);
+        for call in run(&sequence) {
+            while window < config.window(call.now, phase) {
+                window += 1;
+                tokens = (tokens + config.rate).min(config.capacity);
+            }
+            let left = tokens - call.step.count;
+            if left.abs() > 2.0 * config.tolerance() {
+                prop_assert_eq!(call.decision.ok, left > 0.0, "{} left of {:?}", left, call.step);
+            }
+            if call.decision.ok && call.step.count > 0.0 {
+                tokens -= call.step.count;
+                let start = phase + window * config.period;
+                prop_assert_eq!(call.decision.state.unwrap().ts, Micros(start));
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_from_the_first_request_begins_at_the_take_that_finds_it_full(
+        sequence in sequence(&[Kind::FixedWindow], false),
+    ) {
+        let config = &sequence.config;
+        let mut limit = config.limit();
+        let Limit::FixedWindow(window) = &mut limit else { unreachable!() };
+        window.start = ratelimit::algorithm::Start::FirstRequest;
+        let (mut now, mut row) = (sequence.begin, None::<State>);
+        let (mut start, mut tokens) = (now, config.capacity);
+        for step in &sequence.steps {
+            now += step.gap;
+            let before = row.clone().unwrap_or_else(|| limit.fresh(Micros(now), Micros(0)));
+            while start + config.period <= now {
+                start += config.period;
+                tokens = (tokens + config.rate).min(config.capacity);
+            }
+            if tokens >= config.capacity - config.tolerance() {
+                start = now;
+            }
+            let decision = decide(&limit, &before, Micros(now), step.count, false);
+            let left = tokens - step.count;
+            if left.abs() > 2.0 * config.tolerance() {
+                prop_assert_eq!(decision.ok, left > 0.0, "{} left of {:?}", left, step);
+            }
+            if let Some(after) = decision.state {
+                prop_assert_eq!(after.ts, Micros(start));
+                tokens -= step.count;
+                row = Some(after);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sliding_window_follows_the_documented_formula(
+        sequence in sequence(&[Kind::SlidingWindow], false),
+    ) {
+        let config = &sequence.config;
+        let mut windows = BTreeMap::<i64, f64>::new();
+        for call in run(&sequence) {
+            let window = config.window(call.now, 0);
+            let sum = |window| windows.get(&window).copied().unwrap_or(0.0);
+            let into = (call.now - window * config.period) as f64 / config.period as f64;
+            let used = sum(window - 1) * (1.0 - into) + sum(window);
+            let left = config.rate - used - call.step.count;
+            if left.abs() > 2.0 * config.tolerance() {
+                prop_assert_eq!(call.decision.ok, left > 0.0, "{} left of {:?}", left, call.step);
+            }
+            if call.decision.ok {
+                *windows.entry(window).or_default() += call.step.count;
+            }
+        }
+        for (window, sum) in windows {
+            prop_assert!(sum <= config.rate + 2.0 * config.tolerance(), "{sum} in window {window}");
+        }
+    }
+
+    #[test]
+    fn a_sliding_log_is_exact(sequence in sequence(&[Kind::SlidingLog], false)) {
+        let config = &sequence.config;
+        let mut log = Vec::<i64>::new();
+        for call in run(&sequence) {
+            let used_at = |at: i64| log.iter().filter(|&&taken| taken > at - config.period).count();
+            let fits_at = |at: i64| used_at(at) as f64 + call.step.count <= config.rate;
+            prop_assert_eq!(call.decision.ok, fits_at(call.now));
+            if call.decision.ok {
+                log.extend((0..call.step.count as usize).map(|_| call.now));
+            } else {
+                // Only an entry that leaves can let it pass.
+                let passes_at = log.iter().map(|taken| taken + config.period).find(|&at| fits_at(at));
+                let retry_after = passes_at.map(|at| Micros(at - call.now));
+                prop_assert_eq!(call.decision.retry_after, retry_after);
+            }
+            prop_assert_eq!(call.decision.level.remaining, config.rate - {
+                log.iter().filter(|&&taken| taken > call.now - config.period).count() as f64
+            });
+        }
+        for &from in &log {
+            let in_period = log.iter().filter(|&&at| at >= from && at < from + config.period);
+            prop_assert!(in_period.count() as f64 <= config.rate);
+        }
+    }
+}
+
+// Reservations.
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn a_reservation_leaves_no_debt_beyond_the_bound_and_no_wait_beyond_ten_years(
+        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow], true),
+    ) {
+        let config = &sequence.config;
+        for call in run(&sequence) {
+            let Some(after) = &call.decision.state else { continue };
+            let bound = if call.step.reserve { config.max_reserved } else { Some(0.0) };
+            if let Some(bound) = bound {
+                // A debt that an earlier reservation left may stand, but not grow.
+                let slack = 2.0 * config.tolerance() + 1e-12 * bound;
+                prop_assert!(after.value >= -bound - slack, "{after:?}");
+            }
+            if let Some(wait) = call.decision.retry_after {
+                prop_assert!(call.step.reserve);
+                let slack = config.tolerance() / config.rate * config.period as f64;
+                let slack = if config.kind == Kind::TokenBucket { slack as i64 + 1 } else { 0 };
+                prop_assert!(wait > Micros(0) && wait.0 <= TEN_YEARS + slack, "waits {wait:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn work_done_when_it_was_reserved_for_keeps_to_the_limit(
+        sequence in sequence(&[Kind::TokenBucket], true),
+    ) {
+        let config = &sequence.config;
+        let work: Vec<_> = run(&sequence)
+            .iter()
+            .filter(|call| call.decision.ok && call.step.count > 0.0)
+            .map(|call| (call.now + call.decision.retry_after.unwrap_or_default().0, call.step.count))
+            .collect();
+        prop_assert!(work.is_sorted_by_key(|&(at, _)| at), "{work:?}");
+        // A reservation above the capacity is one piece of work: nothing can split it.
+        let largest = work.iter().map(|&(_, count)| count).fold(config.capacity, f64::max);
+        within(&work, |from, to| {
+            let most = largest + config.refill(to - from);
+            most + 4.0 * config.tolerance() + config.refill(2) + 1e-12 * most
+        })?;
+    }
+
+    #[test]
+    fn reserved_tokens_are_there_after_the_wait_and_not_before(
+        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow], true),
+    ) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        for call in run(&sequence) {
+            let (Some(wait), Some(after)) = (call.decision.retry_after, &call.decision.state) else {
+                continue;
+            };
+            let at = |span: i64| limit.level(after, Micros(call.now + span)).remaining;
+            let last_bits = 1e-14 * after.value.abs();
+            prop_assert!(at(wait.0) >= -config.tolerance() - last_bits, "{} at the end", at(wait.0));
+            let early = wait.0 - 1_000;
+            if early >= 0 {
+                prop_assert!(at(early) < config.tolerance() + last_bits, "{} before", at(early));
+            }
+        }
+    }
+}
+
+/// The time in which the tolerance's tokens come in at the moment when a call first passes: so
+/// much earlier it may pass. `None` where that has no meaning.
+fn tolerated(config: &Config, before: &State, at: i64) -> Option<f64> {
+    let tolerance = 2.0 * config.tolerance();
+    let period = config.period as f64;
+    match config.kind {
+        Kind::TokenBucket => Some(tolerance / config.rate * period),
+        Kind::FixedWindow => (config.rate > tolerance).then_some(0.0),
+        Kind::SlidingLog => Some(0.0),
+        Kind::SlidingWindow => {
+            // What is fading just before.
+            let turns = config.window(at - 1, 0) - config.window(before.ts.0, 0);
+            let fading = [before.prior.unwrap(), before.value];
+            let fading = fading.get(turns as usize).copied().unwrap_or(0.0);
+            (fading > 0.0).then(|| tolerance / fading * period)
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn a_denied_call_passes_at_its_retry_time_and_not_before(
+        sequence in sequence(ALL, true),
+        share in 0.0..1.0,
+    ) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        for call in run(&sequence).iter().filter(|call| !call.decision.ok) {
+            let Step { count, reserve, .. } = call.step;
+            let ok = |at: i64| decide(&limit, &call.before, Micros(at), count, reserve).ok;
+            let Some(wait) = call.decision.retry_after else { continue };
+            prop_assert!(wait > Micros(0), "a wait of nothing: {:?}", call.decision);
+            let at = call.now + wait.0;
+            prop_assert!(ok(at), "{:?} of {:?} denied at {at}", call.step, call.before);
+            let Some(tolerated) = tolerated(config, &call.before, at) else { continue };
+            let early = wait.0 - 1_000 - tolerated.min(wait.0 as f64) as i64;
+            if early > 0 {
+                for early in [early, (early as f64 * share) as i64] {
+                    let at = call.now + early;
+                    prop_assert!(!ok(at), "{:?} of {:?} passed at {at}, {:?}", call.step, call.before, wait);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_call_without_a_retry_time_can_never_pass(sequence in sequence(ALL, true)) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        for call in run(&sequence).iter().filter(|call| !call.decision.ok) {
+            let Step { count, reserve, .. } = call.step;
+            let most = config.capacity + match config.max_reserved {
+                _ if !reserve || config.kind == Kind::SlidingWindow => 0.0,
+                _ if config.kind == Kind::SlidingLog => 0.0,
+                Some(bound) => bound.min(config.refill(TEN_YEARS)),
+                None => config.refill(TEN_YEARS),
+            };
+            let waits = call.decision.retry_after.is_some();
+            let unsure = 2.0 * config.tolerance() + 1e-12 * most
+                // Whole windows make the ten years coarse.
+                + if reserve && config.kind == Kind::FixedWindow { config.rate } else { 0.0 };
+            if (count - most).abs() > unsure {
+                prop_assert_eq!(waits, count < most, "{:?}, most {}", call.step, most);
+            }
+            if !waits {
+                // With windows of years a later one may still pass in its last days.
+                if reserve && config.kind == Kind::FixedWindow && config.period > TEN_YEARS / 20 {
+                    continue;
+                }
+                for periods in [0, 1, 2, 10] {
+                    let at = Micros(call.now + periods * config.period);
+                    prop_assert!(!decide(&limit, &call.before, at, count, reserve).ok);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_denial_and_a_count_of_zero_change_nothing(sequence in sequence(ALL, true)) {
+        let limit = sequence.config.limit();
+        for call in run(&sequence) {
+            let level = limit.level(&call.before, Micros(call.now));
+            if !call.decision.ok || call.step.count == 0.0 {
+                prop_assert_eq!(&call.decision.state, &None);
+                prop_assert_eq!(call.decision.level, level);
+            }
+            // A count of zero asks whether the limit is in debt, which takes more than float error.
+            let look = decide(&limit, &call.before, Micros(call.now), 0.0, false);
+            prop_assert_eq!(look.state, None);
+            prop_assert_eq!(look.level, level);
+            prop_assert_eq!(look.ok, level.remaining >= -sequence.config.tolerance());
+        }
+    }
+
+    #[test]
+    fn a_check_says_what_the_limit_then_does(sequence in sequence(ALL, false)) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        for call in run(&sequence) {
+            let there = limit.level(&call.before, Micros(call.now)).remaining;
+            let left = there - call.step.count;
+            let unsure = 2.0 * config.tolerance();
+            if left.abs() > unsure {
+                prop_assert_eq!(call.decision.ok, left > 0.0);
+            }
+            let after = call.decision.level.remaining;
+            let expected = if call.decision.ok { left } else { there };
+            prop_assert!((after - expected).abs() <= unsure, "{after}, not {expected}");
+            if let Some(state) = &call.decision.state {
+                prop_assert_eq!(limit.level(state, Micros(call.now)), call.decision.level);
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_is_full_again_at_its_reset_time(
+        sequence in sequence(&[Kind::TokenBucket, Kind::SlidingLog], true),
+    ) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        for call in run(&sequence) {
+            let Some(reset_at) = call.decision.level.reset_at else { continue };
+            prop_assert!(reset_at >= Micros(call.now));
+            let state = call.decision.state.unwrap_or(call.before);
+            let missing = |at| config.capacity - limit.level(&state, at).remaining;
+            let last_bits = 1e-14 * state.value.abs();
+            prop_assert!(missing(reset_at) <= config.tolerance() + last_bits);
+            let tolerated = tolerated(config, &state, reset_at.0).unwrap();
+            let early = reset_at.0 - 1_000 - tolerated.min(1e18) as i64;
+            if early > call.now {
+                prop_assert!(missing(Micros(early)) > 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_turns_at_its_reset_time(
+        sequence in sequence(&[Kind::FixedWindow, Kind::SlidingWindow], false),
+    ) {
+        let config = &sequence.config;
+        let phase = match config.kind {
+            Kind::FixedWindow => config.start.unwrap_or(sequence.begin),
+            _ => 0,
+        };
+        for call in run(&sequence) {
+            let turn = phase + (config.window(call.now, phase) + 1) * config.period;
+            prop_assert_eq!(call.decision.level.reset_at, Some(Micros(turn)));
+        }
+    }
+
+    #[test]
+    fn splitting_an_idle_time_in_two_changes_nothing(
+        sequence in sequence(ALL, true),
+        idle in 0.0..3.0,
+        share in 0.0..1.0,
+    ) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        let calls = run(&sequence);
+        let last = calls.last().unwrap();
+        let state = last.decision.state.clone().unwrap_or_else(|| last.before.clone());
+        let idle = (idle * config.period as f64) as i64;
+        let middle = last.now + (idle as f64 * share) as i64;
+        let end = Micros(last.now + idle);
+
+        // The state as it would be stored in the middle, if something were stored there.
+        let period = config.period;
+        let refilled = match config.kind {
+            Kind::TokenBucket => State {
+                value: limit.level(&state, Micros(middle)).remaining,
+                ts: Micros(middle),
+                ..state.clone()
+            },
+            Kind::FixedWindow => State {
+                value: limit.level(&state, Micros(middle)).remaining,
+                ts: Micros(state.ts.0 + config.window(middle, state.ts.0) * period),
+                ..state.clone()
+            },
+            Kind::SlidingWindow => {
+                let turns = config.window(middle, 0) - config.window(state.ts.0, 0);
+                let values = [state.prior.unwrap(), state.value, 0.0, 0.0, 0.0];
+                let turn = turns.min(3) as usize;
+                let ts = Micros(middle - middle.rem_euclid(period));
+                State { value: values[turn + 1], prior: Some(values[turn]), ts, log: None }
+            }
+            Kind::SlidingLog => {
+                let live = |taken: &Micros| taken.0 > middle - period;
+                let log: Vec<_> = state.log.iter().flatten().copied().filter(live).collect();
+                State { value: log.len() as f64, log: Some(log), ..state.clone() }
+            }
+        };
+        let (whole, split) = (limit.level(&state, end), limit.level(&refilled, end));
+        let slack = 2.0 * config.tolerance() + 1e-14 * state.value.abs();
+        prop_assert!((whole.remaining - split.remaining).abs() <= slack, "{whole:?}, {split:?}");
+        for count in [config.capacity, config.rate, 1.0] {
+            let (whole, split) =
+                [&state, &refilled].map(|state| decide(&limit, state, end, count, false)).into();
+            let near_the_edge = (limit.level(&state, end).remaining - count).abs() <= 2.0 * slack;
+            prop_assert!(near_the_edge || whole.ok == split.ok, "{whole:?}, {split:?}");
+        }
+    }
+}
+
+// A clock that steps back.
+proptest! {
+    #![proptest_config(cases(600))]
+
+    #[test]
+    fn a_clock_that_steps_back_neither_gives_nor_takes(
+        sequence in sequence(ALL, true),
+        back in 0.0..5.0f64,
+        count in 0.0..1.0f64,
+    ) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        let tolerance = config.tolerance();
+        for call in run(&sequence) {
+            let Some(stored) = call.decision.state else { continue };
+            let now = Micros(stored.ts.0 - (back * config.period as f64) as i64);
+            let count = (count * config.capacity).ceil();
+
+            // As if the clock stood still.
+            let (then, still) = (limit.level(&stored, now), limit.level(&stored, stored.ts));
+            prop_assert_eq!(then.remaining, still.remaining);
+            let decision = decide(&limit, &stored, now, count, false);
+            prop_assert_eq!(decision.ok, decide(&limit, &stored, stored.ts, count, false).ok);
+            let Some(after) = decision.state else { continue };
+
+            // The time stays, unless it is further ahead than the time to full: then it is now.
+            let missing = config.capacity - stored.value;
+            let period = config.period as f64;
+            let to_full = match config.kind {
+                Kind::TokenBucket => missing / config.rate * period,
+                Kind::FixedWindow => ((missing - tolerance) / config.rate).ceil().max(0.0) * period,
+                Kind::SlidingWindow => 2.0 * period,
+                Kind::SlidingLog => period,
+            };
+            let ahead = stored.ts.minus(now).0 as f64;
+            let kept = after.ts == stored.ts;
+            if (ahead - to_full).abs() > 2.0 + tolerance / config.rate * period {
+                prop_assert_eq!(kept, ahead < to_full, "{:?} then {:?}", stored, after);
+            }
+            if !kept {
+                let begun = match config.kind {
+                    Kind::TokenBucket | Kind::SlidingLog => now.0,
+                    Kind::FixedWindow => stored.ts.0 + config.window(now.0, stored.ts.0) * config.period,
+                    Kind::SlidingWindow => config.window(now.0, 0) * config.period,
+                };
+                prop_assert_eq!(after.ts, Micros(begun));
+            }
+            // The tokens are what they were, less the count.
+            let counts_up = matches!(config.kind, Kind::SlidingWindow | Kind::SlidingLog);
+            let expected = stored.value + if counts_up { count } else { -count };
+            prop_assert_eq!(after.value, expected);
+            prop_assert_eq!(after.prior, stored.prior);
+            prop_assert!(after.log.is_none_or(|log| log.is_sorted() && log.len() as f64 == expected));
+        }
+    }
+
+    #[test]
+    fn a_jumping_clock_gives_no_more_than_its_steps_forward(
+        sequence in sequence(&[Kind::TokenBucket], false),
+        jumps in prop::collection::vec(-4.0..4.0, 60),
+    ) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        let (mut now, mut forward, mut taken) = (sequence.begin, 0, 0.0);
+        let mut state = limit.fresh(Micros(now), Micros(now));
+        for (step, jump) in sequence.steps.iter().zip(jumps) {
+            let gap = (jump * config.period as f64) as i64;
+            now += gap;
+            forward += gap.max(0);
+            let decision = decide(&limit, &state, Micros(now), step.count, false);
+            if let Some(after) = decision.state {
+                taken += step.count;
+                state = after;
+            }
+            let most = config.capacity + config.refill(forward);
+            prop_assert!(taken <= most + 2.0 * config.tolerance() + 1e-12 * most, "{taken} > {most}");
+        }
+    }
+
+    #[test]
+    fn no_state_and_no_clock_overflows(
+        config in config(ALL),
+        ts in prop_oneof![any::<i64>(), instant()],
+        now in prop_oneof![any::<i64>(), instant()],
+        value in -1e18..1e18f64,
+        count in prop_oneof![0.0..1e15f64, 0.0..10.0],
+        reserve in prop::bool::ANY,
+    ) {
+        let limit = config.limit();
+        let (ts, now) = (Micros(ts / 2), Micros(now / 2));
+        let state = State {
+            value,
+            ts,
+            prior: (config.kind == Kind::SlidingWindow).then_some(value / 2.0),
+            log: (config.kind == Kind::SlidingLog).then(|| vec![ts; 3]),
+        };
+        let count = if config.kind == Kind::SlidingLog { count.ceil() } else { count };
+        let decision = decide(&limit, &state, now, count, reserve);
+        prop_assert!(decision.level.remaining.is_finite());
+        prop_assert!(decision.state.is_none_or(|state| state.value.is_finite()));
+        prop_assert!(decision.retry_after.is_none_or(|wait| wait >= Micros(0)));
+    }
+}
+
+/// A small generator for the long runs: the same numbers on every machine.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// Tokens in whole units, so that nothing is ever rounded.
+#[derive(Clone, Copy)]
+struct Exact {
+    /// Units in a token; a microsecond of a token bucket brings `rate` units of `count`.
+    rate: i128,
+    period: i128,
+    capacity: i128,
+    /// As the limit is told: a token of ours is so many of its tokens.
+    unit: f64,
+}
+
+impl Exact {
+    fn limit(&self, kind: Kind) -> Limit {
+        let config = Config {
+            kind,
+            rate: self.rate as f64 * self.unit,
+            period: self.period as i64,
+            capacity: self.capacity as f64 * self.unit,
+            max_reserved: None,
+            start: None,
+        };
+        config.limit()
+    }
+}
+
+const LONG_RUNS: [Exact; 5] = [
+    Exact { rate: 3, period: 7_000, capacity: 5, unit: 1.0 },
+    Exact { rate: 1, period: 3_000, capacity: 1, unit: 1.0 },
+    Exact { rate: 10, period: 60_000_000, capacity: 10, unit: 1.0 },
+    // Decimal fractions, which no float holds.
+    Exact { rate: 1, period: 1_000, capacity: 3, unit: 0.1 },
+    Exact { rate: 7, period: 11_000, capacity: 23, unit: 0.3 },
+];
+
+const CALLS: usize = 400_000;
+
+#[test]
+fn a_token_bucket_is_exact_over_millions_of_calls() {
+    for exact in LONG_RUNS {
+        let limit = exact.limit(Kind::TokenBucket);
+        let mut random = Random(42);
+        let mut now = 1_700_000_000_000_000i64;
+        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut units = exact.capacity * exact.period;
+        let (mut admitted, mut expected) = (0u64, 0u64);
+        for call in 0..CALLS {
+            // About as often as tokens come in; a third of the calls wait as long as they were told.
+            let gap = random.below(2 * (exact.period / exact.rate) as u64) as i64;
+            now += gap;
+            units = (units + i128::from(gap) * exact.rate).min(exact.capacity * exact.period);
+            let count = i128::from(1 + random.below(2)).min(exact.capacity);
+            let mut decision =
+                decide(&limit, &state, Micros(now), count as f64 * exact.unit, false);
+            let short = count * exact.period - units;
+            assert_eq!(decision.ok, short <= 0, "call {call}: {units} units, {state:?}");
+            if !decision.ok {
+                let wait = decision.retry_after.unwrap().0;
+                let shortest = (short + exact.rate - 1) / exact.rate;
+                assert!((0..=1).contains(&(i128::from(wait) - shortest)), "call {call}: {wait}");
+                if call % 3 == 0 {
+                    now += shortest as i64;
+                    units = (units + shortest * exact.rate).min(exact.capacity * exact.period);
+                    decision =
+                        decide(&limit, &state, Micros(now), count as f64 * exact.unit, false);
+                    assert!(decision.ok, "call {call}: denied at its retry time");
+                }
+            }
+            if units >= count * exact.period {
+                units -= count * exact.period;
+                expected += count as u64;
+            }
+            if let Some(after) = decision.state {
+                admitted += count as u64;
+                state = after;
+            }
+        }
+        assert_eq!(admitted, expected);
+        assert!(admitted > CALLS as u64 / 2, "hardly anything was admitted: {admitted}");
+    }
+}
+
+#[test]
+fn a_caller_who_always_waits_as_told_gets_every_token_over_millions_of_calls() {
+    for exact in LONG_RUNS {
+        let limit = exact.limit(Kind::TokenBucket);
+        let begin = 1_700_000_000_000_000i64;
+        let mut now = begin;
+        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut admitted = 0i128;
+        for _ in 0..CALLS {
+            let decision = decide(&limit, &state, Micros(now), exact.unit, false);
+            match decision.state {
+                Some(after) => {
+                    admitted += 1;
+                    state = after;
+                }
+                None => now += decision.retry_after.unwrap().0,
+            }
+        }
+        let all = exact.capacity + i128::from(now - begin) * exact.rate / exact.period;
+        assert!((all - admitted).abs() <= 1, "{admitted} of {all}");
+        assert!(all - admitted >= 0, "{admitted} of {all}");
+    }
+}
+
+#[test]
+fn a_fixed_window_is_exact_over_millions_of_calls() {
+    for exact in LONG_RUNS {
+        let limit = exact.limit(Kind::FixedWindow);
+        let mut random = Random(43);
+        let mut now = 1_700_000_000_000_000i64;
+        let phase = now;
+        let mut state = limit.fresh(Micros(now), Micros(phase));
+        let (mut window, mut tokens) = (0, exact.capacity);
+        let mut admitted = 0u64;
+        for call in 0..CALLS {
+            now += random.below(2 * (exact.period / exact.rate) as u64) as i64;
+            let turned = i128::from(now - phase) / exact.period;
+            tokens = (tokens + (turned - window) * exact.rate).min(exact.capacity);
+            window = turned;
+            let count = i128::from(1 + random.below(2)).min(exact.capacity);
+            let decision = decide(&limit, &state, Micros(now), count as f64 * exact.unit, false);
+            assert_eq!(decision.ok, count <= tokens, "call {call}: {tokens} left, {state:?}");
+            if let Some(after) = decision.state {
+                tokens -= count;
+                admitted += count as u64;
+                state = after;
+            }
+        }
+        assert!(admitted > CALLS as u64 / 4, "hardly anything was admitted: {admitted}");
+    }
+}
+
+#[test]
+fn a_sliding_window_is_exact_over_millions_of_calls() {
+    for exact in LONG_RUNS {
+        let limit = exact.limit(Kind::SlidingWindow);
+        let mut random = Random(44);
+        let mut now = 1_700_000_000_000_000i64;
+        let mut state = limit.fresh(Micros(now), Micros(now));
+        let (mut window, mut current, mut prior) = (i128::from(now) / exact.period, 0, 0);
+        let mut admitted = 0u64;
+        for call in 0..CALLS {
+            now += random.below(2 * (exact.period / exact.rate) as u64) as i64;
+            let into = i128::from(now) % exact.period;
+            match i128::from(now) / exact.period - window {
+                0 => {}
+                1 => (prior, current) = (current, 0),
+                _ => (prior, current) = (0, 0),
+            }
+            window = i128::from(now) / exact.period;
+            let count = i128::from(1 + random.below(2));
+            // Everything times the period.
+            let used = prior * (exact.period - into) + current * exact.period;
+            let fits = used + count * exact.period <= exact.rate * exact.period;
+            let decision = decide(&limit, &state, Micros(now), count as f64 * exact.unit, false);
+            assert_eq!(decision.ok, fits, "call {call}: {state:?}");
+            if let Some(after) = decision.state {
+                current += count;
+                admitted += count as u64;
+                state = after;
+            }
+        }
+        assert!(admitted > CALLS as u64 / 8, "hardly anything was admitted: {admitted}");
+    }
+}
+
+#[test]
+fn a_sliding_log_is_exact_over_millions_of_calls() {
+    for exact in LONG_RUNS.into_iter().filter(|exact| exact.unit == 1.0) {
+        let limit = exact.limit(Kind::SlidingLog);
+        let rate = limit.capacity() as usize;
+        let mut random = Random(45);
+        let mut now = 1_700_000_000_000_000i64;
+        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut log = std::collections::VecDeque::new();
+        for call in 0..CALLS / 2 {
+            now += random.below(2 * (exact.period / exact.rate) as u64) as i64;
+            while log.front().is_some_and(|taken| taken + exact.period as i64 <= now) {
+                log.pop_front();
+            }
+            let count = 1 + random.below(2) as usize;
+            let decision = decide(&limit, &state, Micros(now), count as f64, false);
+            assert_eq!(decision.ok, log.len() + count <= rate, "call {call}: {state:?}");
+            if let Some(after) = decision.state {
+                log.extend(std::iter::repeat_n(now, count));
+                state = after;
+            }
+        }
+    }
+}
