@@ -18,7 +18,7 @@ run test lint:
 	@scripts/$@
 
 install:
-	@scripts/setup
+	@scripts/setup install
 	@scripts/build install
 
 clean:
