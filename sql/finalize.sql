@@ -2,12 +2,12 @@
 -- on. The pure functions (builders, rl_calculate) stay open.
 
 REVOKE ALL ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_reset, @extschema@.rl_reset_all,
-    @extschema@.rl_define, @extschema@.rl_undefine, @extschema@.rl_config_changed
+    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_reset,
+    @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine, @extschema@.rl_config_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_reset, @extschema@.rl_reset_all,
-    @extschema@.rl_define, @extschema@.rl_undefine
+    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_reset,
+    @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine
     TO pg_database_owner WITH GRANT OPTION;
 
 -- A direct grant where it is needed. It is taken out of the extension's initial privileges again:
@@ -24,8 +24,8 @@ BEGIN
                        WHERE datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
                          AND datdba OPERATOR(pg_catalog.=) installer) THEN
         GRANT EXECUTE ON FUNCTION
-            @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_reset,
-            @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine
+            @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit,
+            @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine
             TO @extowner@ WITH GRANT OPTION;
         UPDATE pg_catalog.pg_init_privs AS init
         SET initprivs = (
@@ -37,6 +37,7 @@ BEGIN
           AND init.objoid OPERATOR(pg_catalog.=) ANY (ARRAY[
             '@extschema@.rl_limit'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_check'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_credit'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_reset'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_reset_all'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_define'::pg_catalog.regproc::pg_catalog.oid,

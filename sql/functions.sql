@@ -17,6 +17,13 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME', 'rl_check';
 COMMENT ON FUNCTION @extschema@.rl_check IS 'tells whether rl_limit would pass: consumes, locks and writes nothing';
 
+CREATE FUNCTION @extschema@.rl_credit(
+    name text, key text, count double precision, taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
+RETURNS @extschema@.rl_result
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_credit';
+COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes without asking';
+
 CREATE FUNCTION @extschema@.rl_reset(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000

@@ -33,6 +33,25 @@ sql_function!(
 );
 
 sql_function!(
+    /// `rl_credit(name, key, count, taken_at, config)`; 0A000 for the sliding kinds, otherwise as
+    /// `rl_limit`.
+    rl_credit, pg_finfo_rl_credit, |call| {
+        refuse_read_only(c"rl_credit()", "rl_credit")?;
+        call.row_type()?;
+        let request = Request {
+            name: name(call, 0)?,
+            key: key(call, 1)?,
+            count: required(call.float(2), "count")?,
+            reserve: false,
+            config: call.jsonb(4),
+        };
+        let taken_at = call.timestamptz(3).map(|at| finite(at, "taken_at")).transpose()?;
+        let answer = limiter::credit(call.function(), &request, taken_at)?;
+        result(call, &answer)
+    }
+);
+
+sql_function!(
     /// `rl_reset(name, key)`; 25006 in a read-only transaction.
     rl_reset, pg_finfo_rl_reset, |call| {
         refuse_read_only(c"rl_reset()", "rl_reset")?;
@@ -176,6 +195,11 @@ fn answer(
             capacity: answer.capacity,
         });
     }
+    result(call, &answer)
+}
+
+/// Shapes an rl_result.
+fn result(call: &mut Call, answer: &Answer) -> Result<pg_sys::Datum> {
     let (retry_after, retry_at) = retry(answer.now, answer.retry_after, Micros::ceil_to_millis);
     let reset_at = answer.level.reset_at.and_then(|at| to_timestamptz(at.ceil_to_millis()));
     call.row(&[

@@ -32,6 +32,8 @@ pub enum Error {
     InlineConfig { name: String },
     /// With `throws`: the denial (PT429).
     RateLimited { name: String, retry_after: Option<Micros>, capacity: f64 },
+    /// A function that this kind of limit has no answer to (0A000).
+    NotForKind { function: &'static str, kind: &'static str },
     /// A stored row that no call wrote, such as a NaN value (55000).
     BadState { name: String, column: &'static str, value: f64 },
     /// A row could not be written although nothing failed: a trigger or rule swallows it (55000).
@@ -127,6 +129,11 @@ impl Error {
                     ..report(b"PT429", "rate limit exceeded".into())
                 }
             }
+            Error::NotForKind { function, kind } => Report {
+                detail: Some("Only a token bucket and a fixed window hold tokens to give back to.".into()),
+                hint: Some("rl_reset(name, key) forgets what was taken.".into()),
+                ..report(b"0A000", format!("{function}() is not supported for a {kind}"))
+            },
             Error::BadState { name, column, value } => Report {
                 hint: Some(format!(
                     "SELECT rl_reset({}, $1); with its key makes it full again.",

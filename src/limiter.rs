@@ -3,7 +3,7 @@
 use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
-use crate::algorithm::{Decision, Level, Limit, Micros, State, decide};
+use crate::algorithm::{self, Decision, Level, Limit, Micros, State, decide};
 use crate::catalog::{self, Catalog};
 use crate::config::{MAX_TOKENS, float_text};
 use crate::definitions;
@@ -17,7 +17,7 @@ use crate::store::{Row, RowId, Store};
 pub struct Request<'a> {
     pub name: &'a [u8],
     pub key: &'a [u8],
-    /// Tokens; finite, 0 to 1e15.
+    /// Tokens.
     pub count: f64,
     pub reserve: bool,
     pub config: Option<Jsonb<'a>>,
@@ -39,51 +39,89 @@ pub struct Answer {
 /// another session deleted or inserted between two of our statements.
 const TRIES: u32 = 1000;
 
-/// Takes tokens. A denial that the latest committed state shows is answered from a plain read: it
-/// takes no lock, writes nothing and waits for nobody. That is right because what is in flight can
-/// only take more, or roll back to this state.
+/// Takes tokens.
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     let catalog = catalog::current(function)?;
     let limit = request.resolve(&catalog)?;
-    let id = RowId { name: request.name, key: request.key, shard: 0 };
+    check_count(&limit, request.count)?;
     spi::connected(&catalog, catalog.rate_limits, |store| {
-        for _ in 0..TRIES {
-            check_for_interrupts();
-            let row = store.read(id)?;
-            let exists = row.is_some();
-            let (answer, state) = request.decide(&limit, row)?;
-            let Some(state) = state else { return Ok(answer) };
-            if !exists {
-                if !store.insert(id, &state)? {
-                    continue;
-                }
-                if guc::now().minus(answer.now) < Micros::MILLISECOND {
-                    return Ok(answer);
-                }
-                // It waited, for another session's insert that rolled back. The key was full all
-                // the time, so the call still passes; but it does so now.
-                let (answer, state) = request.decide(&limit, None)?;
-                if let Some(state) = state {
-                    store.update(id, &state)?;
-                }
-                return Ok(answer);
-            }
+        change(store, request, &limit, |state, now| {
+            Ok(decide(&limit, state, now, request.count, request.reserve))
+        })
+    })
+}
+
+/// Gives tokens back, or with a negative count takes them without asking.
+///
+/// # Errors
+/// [`Error::NotForKind`] for the sliding kinds.
+pub fn credit(
+    function: pg_sys::Oid,
+    request: &Request,
+    taken_at: Option<Micros>,
+) -> Result<Answer> {
+    let catalog = catalog::current(function)?;
+    let limit = request.resolve(&catalog)?;
+    if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
+        return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
+    }
+    spi::connected(&catalog, catalog.rate_limits, |store| {
+        change(store, request, &limit, |state, now| {
+            algorithm::credit(&limit, state, now, request.count, taken_at)
+                .ok_or(Error::NotForKind { function: "rl_credit", kind: limit.kind() })
+        })
+    })
+}
+
+/// Reads a row, decides, and writes what was decided. What changes nothing is answered from a plain
+/// read of the latest committed state: a denial takes no lock, writes nothing and waits for nobody.
+/// That is right because what is in flight can only take more, or roll back to this state.
+fn change(
+    store: &spi::Connection,
+    request: &Request,
+    limit: &Limit,
+    decide: impl Fn(&State, Micros) -> Result<Decision>,
+) -> Result<Answer> {
+    let id = RowId { name: request.name, key: request.key, shard: 0 };
+    let decide = |row: Option<Row>| -> Result<(Answer, Option<State>)> {
+        let (now, state) = request.state(limit, row)?;
+        let decision = decide(&state, now)?;
+        Ok((request.answer(limit, &decision, decision.level, now), decision.state))
+    };
+    for _ in 0..TRIES {
+        check_for_interrupts();
+        let row = store.read(id)?;
+        let exists = row.is_some();
+        let (answer, state) = decide(row)?;
+        let Some(state) = state else { return Ok(answer) };
+        let (answer, state) = if exists {
             // The lock may have been waited for: look at the row, and at the clock, again.
             let Some(row) = store.lock(id)? else { continue };
-            let (answer, state) = request.decide(&limit, Some(row))?;
-            if let Some(state) = state {
-                store.update(id, &state)?;
+            decide(Some(row))?
+        } else {
+            if !store.insert(id, &state)? {
+                continue;
             }
-            return Ok(answer);
+            if guc::now().minus(answer.now) < Micros::MILLISECOND {
+                return Ok(answer);
+            }
+            // It waited, for another session's insert that rolled back. The key was full all the
+            // time, so the call still passes; but it does so now.
+            decide(None)?
+        };
+        if let Some(state) = state {
+            store.update(id, &state)?;
         }
-        Err(store.not_written())
-    })
+        return Ok(answer);
+    }
+    Err(store.not_written())
 }
 
 /// Tells what [`limit`] would answer, consuming, locking and writing nothing.
 pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     let catalog = catalog::current(function)?;
     let limit = request.resolve(&catalog)?;
+    check_count(&limit, request.count)?;
     let id = RowId { name: request.name, key: request.key, shard: 0 };
     let row = spi::connected(&catalog, catalog.rate_limits, |store| store.read(id))?;
     let (now, state) = request.state(&limit, row)?;
@@ -105,9 +143,7 @@ pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
 
 impl Request<'_> {
     fn resolve(&self, catalog: &Catalog) -> Result<std::rc::Rc<Limit>> {
-        let limit = definitions::resolve(catalog, self.name, self.key, self.config)?;
-        check_count(&limit, self.count)?;
-        Ok(limit)
+        definitions::resolve(catalog, self.name, self.key, self.config)
     }
 
     /// What a row means at this moment: the clock is read after the row.
@@ -128,12 +164,6 @@ impl Request<'_> {
             None => None,
         };
         Ok((now, state.unwrap_or_else(|| limit.fresh(now, phase(self.name, self.key)))))
-    }
-
-    fn decide(&self, limit: &Limit, row: Option<Row>) -> Result<(Answer, Option<State>)> {
-        let (now, state) = self.state(limit, row)?;
-        let decision = decide(limit, &state, now, self.count, self.reserve);
-        Ok((self.answer(limit, &decision, decision.level, now), decision.state))
     }
 
     fn answer(&self, limit: &Limit, decision: &Decision, level: Level, now: Micros) -> Answer {
@@ -164,9 +194,9 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::InvalidArgument {
-        argument: "count",
-        value: float_text(count),
-        allowed: allowed.into(),
-    })
+    Err(bad_count(count, allowed))
+}
+
+fn bad_count(count: f64, allowed: &str) -> Error {
+    Error::InvalidArgument { argument: "count", value: float_text(count), allowed: allowed.into() }
 }

@@ -96,6 +96,11 @@ impl Refill for FixedWindow {
         } else {
             self.after(ts, 1.0)
         };
-        Level { remaining: shown(tokens, tolerance(self.capacity)), reset_at }
+        Level { remaining: shown(tokens, self.capacity), reset_at }
+    }
+
+    /// What an earlier window gave ended with it.
+    fn returns(&self, taken_at: Micros, ts: Micros) -> bool {
+        taken_at >= ts
     }
 }

@@ -139,6 +139,16 @@ impl Limit {
         }
     }
 
+    /// The kind, as a config names it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Limit::TokenBucket(_) => "token bucket",
+            Limit::FixedWindow(_) => "fixed window",
+            Limit::SlidingWindow(_) => "sliding window",
+            Limit::SlidingLog(_) => "sliding log",
+        }
+    }
+
     /// Whether only whole counts can be taken: the sliding log keeps an entry a token.
     pub fn whole_counts(&self) -> bool {
         matches!(self, Limit::SlidingLog(_))
@@ -196,6 +206,26 @@ pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bo
     }
 }
 
+/// Gives back `count` tokens that were taken and not used: debt first, never above the capacity. A
+/// negative count takes without asking. `taken_at` is when they were taken: what a fixed window
+/// gave before the current one began does not come back. `None` for the sliding kinds, which have
+/// no tokens to give back to.
+///
+/// The decision is always `ok`; where a debt remains it says after which wait it is gone.
+pub fn credit(
+    limit: &Limit,
+    state: &State,
+    now: Micros,
+    count: f64,
+    taken_at: Option<Micros>,
+) -> Option<Decision> {
+    match limit {
+        Limit::TokenBucket(limit) => Some(limit.credit(state, now, count, taken_at)),
+        Limit::FixedWindow(limit) => Some(limit.credit(state, now, count, taken_at)),
+        Limit::SlidingWindow(_) | Limit::SlidingLog(_) => None,
+    }
+}
+
 /// By how many tokens a float may miss without deciding anything: 1e-9 of the capacity, at least
 /// 1e-9. The residue stays in the stored value, so it never adds up: a plain `value >= count` lost
 /// a grant in a million, this one none.
@@ -210,11 +240,13 @@ fn left(available: f64, count: f64) -> f64 {
     if left == available && count > 0.0 { available.next_down() } else { left }
 }
 
-/// A number of tokens as shown: a whole one where only float error keeps it from being one.
-fn shown(tokens: f64, tolerance: f64) -> f64 {
+/// A number of tokens as shown, of at most `capacity`: a whole one where only float error keeps it
+/// from being one. Of a large limit the tolerance is many tokens, so here a millionth is the most.
+fn shown(tokens: f64, capacity: f64) -> f64 {
     let whole = tokens.round();
+    let near = (tokens - whole).abs() <= tolerance(capacity).min(1e-6);
     // Adding zero turns -0 into 0.
-    if tolerance < 0.5 && (tokens - whole).abs() <= tolerance { whole + 0.0 } else { tokens }
+    if near && whole <= capacity { whole + 0.0 } else { tokens }
 }
 
 /// Turns a computed wait into one that provably ends in a pass: the float that it was computed
@@ -253,10 +285,11 @@ mod tests {
 
     #[test]
     fn shown_hides_float_error_only() {
-        assert_eq!(shown(2.9999999999, 1e-9), 3.0);
-        assert_eq!(shown(-1e-10, 1e-9), 0.0);
-        assert!(shown(-1e-10, 1e-9).is_sign_positive());
-        assert_eq!(shown(2.99, 1e-9), 2.99);
-        assert_eq!(shown(0.25, 1e6), 0.25);
+        assert_eq!(shown(2.9999999999, 3.0), 3.0);
+        assert_eq!(shown(-1e-10, 1.0), 0.0);
+        assert!(shown(-1e-10, 1.0).is_sign_positive());
+        assert_eq!(shown(2.99, 3.0), 2.99);
+        assert_eq!(shown(0.999, 1e9), 0.999);
+        assert_eq!(shown(2.9999999999, 2.9999999999), 2.9999999999);
     }
 }

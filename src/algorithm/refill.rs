@@ -22,6 +22,9 @@ pub(super) trait Refill {
 
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;
 
+    /// Whether what was taken at that time can still come back, to tokens that count from `ts`.
+    fn returns(&self, taken_at: Micros, ts: Micros) -> bool;
+
     fn level(&self, state: &State, now: Micros) -> Level {
         let (ts, available) = self.refilled(state, now);
         self.level_of(ts, available, now)
@@ -85,6 +88,25 @@ pub(super) trait Refill {
             retry_after: (wait > Micros(0)).then_some(wait),
             level: self.level_of(ts, value, now),
             state: (count > 0.0).then_some(State { value, ts, prior: None, log: None }),
+        }
+    }
+
+    /// See [`super::credit`].
+    fn credit(&self, state: &State, now: Micros, count: f64, taken_at: Option<Micros>) -> Decision {
+        let (ts, available) = self.refilled(state, now);
+        let (ts, value) = if count < 0.0 {
+            (self.taken_at(ts, available, now), left(available, -count))
+        } else if taken_at.is_none_or(|taken_at| self.returns(taken_at, ts)) {
+            (ts, (available + count).min(self.capacity()))
+        } else {
+            (ts, available)
+        };
+        let in_debt = value < -tolerance(self.capacity());
+        Decision {
+            ok: true,
+            retry_after: self.due(ts, -value).filter(|_| in_debt).map(|due| due.minus(now)),
+            level: self.level_of(ts, value, now),
+            state: (value != available).then_some(State { value, ts, prior: None, log: None }),
         }
     }
 }

@@ -53,7 +53,7 @@ impl SlidingWindow {
     fn level_of(&self, counters: Counters, now: Micros) -> Level {
         let remaining = (self.rate - self.used(counters, now)).max(0.0);
         Level {
-            remaining: shown(remaining, tolerance(self.rate)),
+            remaining: shown(remaining, self.rate),
             reset_at: Some(counters.ts.plus(self.period)),
         }
     }

@@ -52,9 +52,13 @@ impl Refill for TokenBucket {
     }
 
     fn level_of(&self, ts: Micros, tokens: f64, _: Micros) -> Level {
-        let tolerance = tolerance(self.capacity);
         let missing = self.capacity - tokens;
-        let reset_at = if missing <= tolerance { Some(ts) } else { self.due(ts, missing) };
-        Level { remaining: shown(tokens, tolerance), reset_at }
+        let reset_at =
+            if missing <= tolerance(self.capacity) { Some(ts) } else { self.due(ts, missing) };
+        Level { remaining: shown(tokens, self.capacity), reset_at }
+    }
+
+    fn returns(&self, _: Micros, _: Micros) -> bool {
+        true
     }
 }
