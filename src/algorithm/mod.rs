@@ -35,12 +35,14 @@ impl Micros {
 
     /// The nearest microsecond to a number of milliseconds; what does not fit saturates.
     pub fn from_millis(millis: f64) -> Micros {
-        Micros((millis * 1e3).round() as i64)
+        // Apart, since a product beyond 2^53 (the year 2255) has no room for the last digits.
+        let whole = (millis.trunc() as i64).saturating_mul(1_000);
+        Micros(whole.saturating_add((millis.fract() * 1e3).round() as i64))
     }
 
     /// In milliseconds, with the microseconds as a fraction.
     pub fn as_millis(self) -> f64 {
-        self.0 as f64 / 1e3
+        (self.0 / 1_000) as f64 + (self.0 % 1_000) as f64 / 1e3
     }
 
     /// In seconds, with the microseconds as a fraction.
@@ -274,6 +276,17 @@ mod tests {
             assert_eq!(Micros(micros).ceil_to_millis(), Micros(rounded));
         }
         assert_eq!(Micros(i64::MAX).ceil_to_millis(), Micros(i64::MAX));
+    }
+
+    #[test]
+    fn milliseconds_keep_every_microsecond_that_a_float_holds() {
+        for millis in [6_248_000_000_000_001i64, -6_248_000_000_000_001, 1_700_000_000_001] {
+            assert_eq!(Micros::from_millis(millis as f64), Micros(millis * 1_000));
+            assert_eq!(Micros(millis * 1_000).as_millis(), millis as f64);
+        }
+        assert_eq!(Micros::from_millis(1_700_000_000_000.125), Micros(1_700_000_000_000_125));
+        assert_eq!(Micros::from_millis(-0.0015), Micros(-2));
+        assert_eq!(Micros::from_millis(1e300), Micros(i64::MAX));
     }
 
     #[test]

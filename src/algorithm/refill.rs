@@ -64,8 +64,10 @@ pub(super) trait Refill {
             at = self.due(ts, missing - max_debt)?;
         }
         if reserve {
-            // And the reserved tokens must come within ten years.
-            at = at.max(self.due(ts, missing)?.minus(Micros::TEN_YEARS));
+            // And the reserved tokens must come within ten years, counted from what is there then:
+            // refill above the capacity is lost.
+            let (ts, available) = self.refilled(state, at);
+            at = at.max(self.due(ts, count - available)?.minus(Micros::TEN_YEARS));
         }
         confirmed(Some(at.minus(now).max(Micros(0))), |wait| {
             let then = now.plus(wait);
