@@ -161,11 +161,7 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
     if let Some(timezone) = fields.get("timezone") {
         return Err(ConfigError {
             unsupported: true,
-            ..ConfigError::field(
-                "timezone",
-                timezone.get(),
-                "no \"timezone\": calendar windows are not supported yet",
-            )
+            ..ConfigError::field("timezone", timezone.get(), "a config without it")
         });
     }
     let period = period(required("period", PERIOD)?)?;
@@ -186,7 +182,7 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
         if shards > 1.0 {
             return Err(ConfigError {
                 unsupported: true,
-                ..ConfigError::field("shards", raw.get(), "1: more shards are not supported yet")
+                ..ConfigError::field("shards", raw.get(), "1")
             });
         }
     }

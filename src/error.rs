@@ -182,8 +182,13 @@ impl Error {
 }
 
 fn config_report(what: &str, error: ConfigError) -> Report {
+    let (sqlstate, what) = if error.unsupported {
+        (*b"0A000", "not supported yet in a rate limit config")
+    } else {
+        (*b"22023", what)
+    };
     Report {
-        sqlstate: if error.unsupported { *b"0A000" } else { *b"22023" },
+        sqlstate,
         message: format!("{what}: {}", error.problem),
         detail: Some(format!("Allowed: {}.", error.allowed)),
         hint: Some(SOME_CONFIG.into()),
