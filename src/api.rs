@@ -19,7 +19,7 @@ sql_function!(
     /// `rl_limit(name, key, count, reserve, throws, config)`. 25006 in a read-only transaction,
     /// PT429 with throws; otherwise as the arguments: 22004, 22023, 42501, 42704.
     rl_limit, pg_finfo_rl_limit, |call| {
-        refuse_read_only(c"rl_limit()", "rl_limit")?;
+        refuse_read_only(c"rl_limit()")?;
         answer(call, limiter::limit)
     }
 );
@@ -27,7 +27,7 @@ sql_function!(
 sql_function!(
     /// `rl_check(name, key, count, reserve, throws, config)`; errors as `rl_limit`, save 25006.
     rl_check, pg_finfo_rl_check, |call| {
-        refuse_parallel("rl_check")?;
+        refuse_parallel(c"rl_check()")?;
         answer(call, limiter::check)
     }
 );
@@ -36,7 +36,7 @@ sql_function!(
     /// `rl_credit(name, key, count, taken_at, config)`; 0A000 for the sliding kinds, otherwise as
     /// `rl_limit`.
     rl_credit, pg_finfo_rl_credit, |call| {
-        refuse_read_only(c"rl_credit()", "rl_credit")?;
+        refuse_read_only(c"rl_credit()")?;
         call.row_type()?;
         let request = Request {
             name: name(call, 0)?,
@@ -54,7 +54,7 @@ sql_function!(
 sql_function!(
     /// `rl_reset(name, key)`; 25006 in a read-only transaction.
     rl_reset, pg_finfo_rl_reset, |call| {
-        refuse_read_only(c"rl_reset()", "rl_reset")?;
+        refuse_read_only(c"rl_reset()")?;
         let was = limiter::reset(call.function(), name(call, 0)?, key(call, 1)?)?;
         Ok(pg_sys::Datum::from(was))
     }
@@ -63,7 +63,7 @@ sql_function!(
 sql_function!(
     /// `rl_reset_all(name)`; 25006 in a read-only transaction.
     rl_reset_all, pg_finfo_rl_reset_all, |call| {
-        refuse_read_only(c"rl_reset_all()", "rl_reset_all")?;
+        refuse_read_only(c"rl_reset_all()")?;
         Ok(pg_sys::Datum::from(limiter::reset_all(call.function(), name(call, 0)?)?))
     }
 );
@@ -71,7 +71,7 @@ sql_function!(
 sql_function!(
     /// `rl_define(name, config, key)`; 22023 for a bad config, 25006 in a read-only transaction.
     rl_define, pg_finfo_rl_define, |call| {
-        refuse_read_only(c"rl_define()", "rl_define")?;
+        refuse_read_only(c"rl_define()")?;
         let catalog = catalog::current(call.function())?;
         let config = required(call.jsonb(1), "config")?;
         let changed = definitions::define(&catalog, name(call, 0)?, key(call, 2)?, config)?;
@@ -82,7 +82,7 @@ sql_function!(
 sql_function!(
     /// `rl_undefine(name, key)`; 25006 in a read-only transaction.
     rl_undefine, pg_finfo_rl_undefine, |call| {
-        refuse_read_only(c"rl_undefine()", "rl_undefine")?;
+        refuse_read_only(c"rl_undefine()")?;
         let catalog = catalog::current(call.function())?;
         let was = definitions::undefine(&catalog, name(call, 0)?, key(call, 1)?)?;
         Ok(pg_sys::Datum::from(was))

@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::ffi::CStr;
+
 use serde_json::json;
 
 use crate::algorithm::Micros;
@@ -45,7 +47,7 @@ pub enum Error {
     /// The SQL declaration of the function is not the one that this library was made for (42P13).
     Declaration,
     /// Called while the query runs in parallel (25000).
-    Parallel { function: &'static str },
+    Parallel { function: &'static CStr },
     /// A trigger function called otherwise than by its trigger (39P01).
     NotATrigger { function: &'static str },
 }
@@ -171,9 +173,10 @@ impl Error {
                     "the function's declaration does not fit the library of extension ratelimit".into(),
                 )
             },
-            Error::Parallel { function } => {
-                report(b"25000", format!("cannot execute {function}() during a parallel operation"))
-            }
+            Error::Parallel { function } => report(
+                b"25000",
+                format!("cannot execute {} during a parallel operation", function.to_string_lossy()),
+            ),
             Error::NotATrigger { function } => {
                 report(b"39P01", format!("{function}() can only be called by its trigger"))
             }

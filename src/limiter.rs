@@ -178,8 +178,8 @@ impl Request<'_> {
 }
 
 /// The phase of a fixed window without a `start`: a hash of name and key, the same on every
-/// machine and version (XXH64 of name, a zero byte and key in UTF-8, as microseconds), so that the windows
-/// of different keys don't all turn at once.
+/// machine and version (XXH64 of name, a zero byte and key in UTF-8, as microseconds), so that the
+/// windows of different keys don't all turn at once.
 fn phase(name: &[u8], key: &[u8]) -> Micros {
     let hash = xxh64(&[utf8(name).as_bytes(), &[0], utf8(key).as_bytes()].concat(), 0);
     Micros((hash >> 1) as i64)

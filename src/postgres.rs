@@ -134,15 +134,15 @@ pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
 }
 
-/// Refuses a call from a query that runs in parallel (25000).
-pub fn refuse_parallel(function: &'static str) -> Result<()> {
+/// Refuses a call of `function`, such as `rl_check()`, from a query that runs in parallel (25000).
+pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     // SAFETY: reads a flag.
     if unsafe { pg_sys::IsInParallelMode() } { Err(Error::Parallel { function }) } else { Ok(()) }
 }
 
 /// Refuses a call that writes in a transaction that may not (25006), or in parallel (25000).
-pub fn refuse_read_only(function: &'static CStr, name: &'static str) -> Result<()> {
-    refuse_parallel(name)?;
+pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
+    refuse_parallel(function)?;
     // SAFETY: raises or returns.
     unsafe { pg_sys::PreventCommandIfReadOnly(function.as_ptr()) };
     Ok(())

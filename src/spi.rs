@@ -231,7 +231,7 @@ impl Connection<'_> {
 
     /// A jsonb field of the last result.
     pub fn jsonb(&self, row: u64, column: c_int) -> Option<Jsonb<'_>> {
-        // SAFETY: the caller asks for a column that its statement selects as jsonb.
+        // SAFETY: `check_results` saw that the column is the jsonb that the statement says it is.
         self.field(row, column).map(|datum| unsafe { jsonb(datum) })
     }
 

@@ -1,0 +1,49 @@
+-- Databases that are not UTF-8: names, keys, schemas and messages of theirs work, and an error stays
+-- the error that it is.
+SELECT current_database() AS home \gset
+CREATE DATABASE regress_rl_latin1 ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0;
+CREATE DATABASE regress_rl_ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0;
+\c regress_rl_latin1
+SET client_min_messages = warning;
+DO $$ BEGIN EXECUTE format('CREATE SCHEMA %I', 'gr' || chr(246) || chr(223) || 'e'); END $$;
+DO $$ BEGIN EXECUTE format('CREATE EXTENSION ratelimit SCHEMA %I', 'gr' || chr(246) || chr(223) || 'e'); END $$;
+SELECT set_config('search_path', format('%I', 'gr' || chr(246) || chr(223) || 'e'), false) <> '' AS set;
+SELECT rl_define('caf' || chr(233), rl_token_bucket(1, '1 minute'));
+SELECT ok, remaining FROM rl_limit('caf' || chr(233), chr(252));
+DO $$
+DECLARE
+    detail text;
+BEGIN
+    PERFORM rl_limit('caf' || chr(233), chr(252), throws => true);
+EXCEPTION WHEN SQLSTATE 'PT429' THEN
+    GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+    RAISE WARNING '% %', sqlstate, (detail::json ->> 'name') = 'caf' || chr(233);
+END
+$$;
+-- A message from below that pgrx can't read keeps its SQLSTATE.
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'gr%', chr(246) USING ERRCODE = 'ZZ123'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON rateLimits FOR EACH ROW EXECUTE FUNCTION refuse();
+DO $$ BEGIN
+    PERFORM rl_limit('caf' || chr(233), 'new');
+EXCEPTION WHEN SQLSTATE 'ZZ123' THEN
+    RAISE WARNING '%', sqlstate;
+END $$;
+\c regress_rl_ascii
+SET client_min_messages = warning;
+CREATE EXTENSION ratelimit;
+SELECT rl_define(E'caf\351', rl_token_bucket(1, '1 minute'));
+SELECT ok, remaining FROM rl_limit(E'caf\351', E'\374');
+DO $$ BEGIN
+    PERFORM rl_limit(E'caf\351', E'\374', throws => true);
+EXCEPTION WHEN SQLSTATE 'PT429' THEN
+    RAISE WARNING '%', sqlstate;
+END $$;
+DO $$ BEGIN
+    PERFORM rl_limit(E'th\351');
+EXCEPTION WHEN undefined_object THEN
+    RAISE WARNING '%', sqlstate;
+END $$;
+\c :home
+DROP DATABASE regress_rl_latin1;
+DROP DATABASE regress_rl_ascii;
