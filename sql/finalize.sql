@@ -2,11 +2,13 @@
 -- on. The pure functions (builders, rl_calculate) stay open.
 
 REVOKE ALL ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_reset,
+    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit,
+    @extschema@.rl_limit_all, @extschema@.rl_check_all, @extschema@.rl_reset,
     @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine, @extschema@.rl_config_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_reset,
+    @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit,
+    @extschema@.rl_limit_all, @extschema@.rl_check_all, @extschema@.rl_reset,
     @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine
     TO pg_database_owner WITH GRANT OPTION;
 
@@ -25,7 +27,8 @@ BEGIN
                          AND datdba OPERATOR(pg_catalog.=) installer) THEN
         GRANT EXECUTE ON FUNCTION
             @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit,
-            @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine
+            @extschema@.rl_limit_all, @extschema@.rl_check_all, @extschema@.rl_reset,
+    @extschema@.rl_reset_all, @extschema@.rl_define, @extschema@.rl_undefine
             TO @extowner@ WITH GRANT OPTION;
         UPDATE pg_catalog.pg_init_privs AS init
         SET initprivs = (
@@ -38,6 +41,8 @@ BEGIN
             '@extschema@.rl_limit'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_check'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_credit'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_limit_all'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_check_all'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_reset'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_reset_all'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_define'::pg_catalog.regproc::pg_catalog.oid,

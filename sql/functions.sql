@@ -24,6 +24,22 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME', 'rl_credit';
 COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes without asking';
 
+CREATE FUNCTION @extschema@.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
+RETURNS TABLE (
+    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
+    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_limit_all';
+COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, from all or from none; a row a request';
+
+CREATE FUNCTION @extschema@.rl_check_all(requests jsonb, throws boolean DEFAULT false)
+RETURNS TABLE (
+    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
+    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_check_all';
+COMMENT ON FUNCTION @extschema@.rl_check_all IS 'tells whether rl_limit_all would pass: consumes, locks and writes nothing';
+
 CREATE FUNCTION @extschema@.rl_reset(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000

@@ -9,10 +9,13 @@ use crate::catalog;
 use crate::config::{self, Given};
 use crate::definitions;
 use crate::error::{Error, Result};
+use crate::limit_all::{self, Outcome};
 use crate::limiter::{self, Answer, Request, check_count};
 use crate::postgres::{
-    float_datum, jsonb_datum, refuse_parallel, refuse_read_only, to_timestamptz, utf8,
+    float_datum, jsonb_datum, jsonb_from_json, refuse_parallel, refuse_read_only, server_text,
+    text_datum, to_timestamptz, utf8,
 };
+use crate::requests;
 use crate::state;
 
 sql_function!(
@@ -48,6 +51,22 @@ sql_function!(
         let taken_at = call.timestamptz(3).map(|at| finite(at, "taken_at")).transpose()?;
         let answer = limiter::credit(call.function(), &request, taken_at)?;
         result(call, &answer)
+    }
+);
+
+sql_function!(
+    /// `rl_limit_all(requests, throws)`; errors as `rl_limit`, each naming its request.
+    rl_limit_all, pg_finfo_rl_limit_all, |call| {
+        refuse_read_only(c"rl_limit_all()")?;
+        answer_all(call, limit_all::limit)
+    }
+);
+
+sql_function!(
+    /// `rl_check_all(requests, throws)`; errors as `rl_limit_all`, save 25006.
+    rl_check_all, pg_finfo_rl_check_all, |call| {
+        refuse_parallel(c"rl_check_all()")?;
+        answer_all(call, limit_all::check)
     }
 );
 
@@ -200,16 +219,85 @@ fn answer(
 
 /// Shapes an rl_result.
 fn result(call: &mut Call, answer: &Answer) -> Result<pg_sys::Datum> {
-    let (retry_after, retry_at) = retry(answer.now, answer.retry_after, Micros::ceil_to_millis);
-    let reset_at = answer.level.reset_at.and_then(|at| to_timestamptz(at.ceil_to_millis()));
+    let [retry_after, retry_at, remaining, capacity, reset_at] = columns(answer);
     call.row(&[
         Some(pg_sys::Datum::from(answer.ok)),
+        retry_after,
+        retry_at,
+        remaining,
+        capacity,
+        reset_at,
+    ])
+}
+
+/// retry_after, retry_at, remaining, capacity and reset_at of an answer.
+fn columns(answer: &Answer) -> [Option<pg_sys::Datum>; 5] {
+    let (retry_after, retry_at) = retry(answer.now, answer.retry_after, Micros::ceil_to_millis);
+    let reset_at = answer.level.reset_at.and_then(|at| to_timestamptz(at.ceil_to_millis()));
+    [
         retry_after,
         retry_at,
         Some(float_datum(answer.level.remaining)),
         Some(float_datum(answer.capacity)),
         reset_at.map(pg_sys::Datum::from),
-    ])
+    ]
+}
+
+/// Unpacks a call of rl_limit_all or rl_check_all, makes it, and shapes its rows.
+fn answer_all(
+    call: &mut Call,
+    make: fn(pg_sys::Oid, &[Request]) -> Result<Vec<Outcome>>,
+) -> Result<pg_sys::Datum> {
+    let throws = required(call.bool(1), "throws")?;
+    let json = required(call.jsonb(0), "requests")?.to_exact_json("requests")?;
+    let written = requests::parse(&json)?;
+    let names: Vec<(Vec<u8>, Vec<u8>)> = written
+        .iter()
+        .map(|request| (server_text(&request.name), server_text(&request.key)))
+        .collect();
+    let mut list = Vec::new();
+    for (n, (request, (name, key))) in written.iter().zip(&names).enumerate() {
+        let checked = || {
+            Ok(Request {
+                name: valid_name(name)?,
+                key: valid_key(key)?,
+                count: request.count,
+                reserve: request.reserve,
+                config: request.config.as_deref().map(jsonb_from_json),
+            })
+        };
+        list.push(
+            checked().map_err(|error| Error::InRequest { n: n + 1, error: Box::new(error) })?,
+        );
+    }
+    let outcomes = make(call.function(), &list)?;
+    let refused = list.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.allows);
+    // The one to wait for longest.
+    let longest =
+        refused.max_by_key(|(_, outcome)| outcome.answer.retry_after.unwrap_or(Micros(i64::MAX)));
+    if let Some((request, Outcome { answer, .. })) = longest.filter(|_| throws) {
+        return Err(Error::RateLimited {
+            name: utf8(request.name).into_owned(),
+            retry_after: answer.retry_after,
+            capacity: answer.capacity,
+        });
+    }
+    let rows = list.iter().zip(&outcomes).enumerate().map(|(n, (request, outcome))| {
+        let [retry_after, retry_at, remaining, capacity, reset_at] = columns(&outcome.answer);
+        [
+            Some(pg_sys::Datum::from(n as i32 + 1)),
+            Some(text_datum(request.name)),
+            Some(text_datum(request.key)),
+            Some(pg_sys::Datum::from(outcome.answer.ok)),
+            Some(pg_sys::Datum::from(outcome.allows)),
+            retry_after,
+            retry_at,
+            remaining,
+            capacity,
+            reset_at,
+        ]
+    });
+    call.rows(rows)
 }
 
 /// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait

@@ -304,6 +304,40 @@ impl Call {
     }
 }
 
+impl Call {
+    /// Returns a set of rows.
+    ///
+    /// # Errors
+    /// [`Error::Declaration`] where the rows are declared with other columns.
+    pub fn rows<const N: usize>(
+        &mut self,
+        rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
+    ) -> Result<pg_sys::Datum> {
+        // SAFETY: InitMaterializedSRF raises where the caller can't take a set, and leaves a store
+        // and a description in resultinfo; the latter has as many attributes as there are fields.
+        unsafe {
+            pg_sys::InitMaterializedSRF(self.fcinfo, 0);
+            let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            let (store, description) = ((*info).setResult, (*info).setDesc);
+            if (*description).natts as usize != N {
+                return Err(Error::Declaration);
+            }
+            for fields in rows {
+                let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
+                let mut nulls = fields.map(|field| field.is_none());
+                pg_sys::tuplestore_putvalues(
+                    store,
+                    description,
+                    values.as_mut_ptr(),
+                    nulls.as_mut_ptr(),
+                );
+            }
+            (*self.fcinfo).isnull = true;
+        }
+        Ok(pg_sys::Datum::from(0))
+    }
+}
+
 /// The firing of a trigger.
 pub struct Trigger<'a>(&'a pg_sys::TriggerData);
 

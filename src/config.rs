@@ -17,6 +17,8 @@ use crate::algorithm::{FixedWindow, Limit, Micros, SlidingLog, SlidingWindow, St
 pub const MAX_TOKENS: f64 = 1e15;
 /// The largest rate of a sliding log, which keeps an entry a token.
 pub(crate) const MAX_LOG: f64 = 10_000.0;
+/// The most rows that a limit is spread over.
+pub(crate) const MAX_SHARDS: u32 = 1024;
 /// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
 const MAX_PERIOD: f64 = 1e15;
 /// The largest epoch milliseconds of an instant, either side of 1970 (273,000 years).
@@ -175,27 +177,29 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
     };
     let capacity = tokens("capacity").transpose()?.unwrap_or(rate);
     let max_reserved = tokens("maxReserved").transpose()?;
-    if let Some(raw) = fields.get("shards") {
-        let shards = number("shards", raw, "a whole number from 1 to 1024", |shards| {
-            (1.0..=1024.0).contains(&shards) && shards.fract() == 0.0
-        })?;
-        if shards > 1.0 {
-            return Err(ConfigError {
-                unsupported: true,
-                ..ConfigError::field("shards", raw.get(), "1")
-            });
-        }
+    let shards = match fields.get("shards") {
+        Some(raw) => number("shards", raw, "a whole number from 1 to 1024", |shards| {
+            (1.0..=f64::from(MAX_SHARDS)).contains(&shards) && shards.fract() == 0.0
+        })? as u32,
+        None => 1,
+    };
+    let start = fields.get("start").map_or(Ok(Start::Derived), |raw| start(raw))?;
+    if start == Start::FirstRequest && shards > 1 {
+        let shards = fields.get("shards").map_or("", |raw| raw.get());
+        return Err(ConfigError::field(
+            "shards",
+            shards,
+            r#"1 where "start" is "first request": a key's first request finds one shard only"#,
+        ));
     }
 
     Ok(match kind.as_str() {
-        "token bucket" => Limit::TokenBucket(TokenBucket { rate, period, capacity, max_reserved }),
-        "fixed window" => Limit::FixedWindow(FixedWindow {
-            rate,
-            period,
-            capacity,
-            max_reserved,
-            start: fields.get("start").map_or(Ok(Start::Derived), |raw| start(raw))?,
-        }),
+        "token bucket" => {
+            Limit::TokenBucket(TokenBucket { rate, period, capacity, max_reserved, shards })
+        }
+        "fixed window" => {
+            Limit::FixedWindow(FixedWindow { rate, period, capacity, max_reserved, start, shards })
+        }
         "sliding window" => Limit::SlidingWindow(SlidingWindow { rate, period }),
         _ => Limit::SlidingLog(SlidingLog { rate: rate as u32, period }),
     })

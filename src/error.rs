@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::algorithm::Micros;
 use crate::config::{ConfigError, float_text};
+use crate::requests::RequestError;
 
 /// An SQLSTATE, its five characters.
 pub type SqlState = [u8; 5];
@@ -32,6 +33,8 @@ pub enum Error {
     Undefined { name: String },
     /// A config was brought for a defined name without EXECUTE on rl_define (42501).
     InlineConfig { name: String },
+    /// What is wrong with the `n`th request of a list, from 1 (the SQLSTATE of that).
+    InRequest { n: usize, error: Box<Error> },
     /// With `throws`: the denial (PT429).
     RateLimited { name: String, retry_after: Option<Micros>, capacity: f64 },
     /// A function that this kind of limit has no answer to (0A000).
@@ -109,6 +112,10 @@ impl Error {
                 )),
                 ..report(b"42501", format!("permission denied to override rate limit \"{name}\""))
             },
+            Error::InRequest { n, error } => {
+                let inner = error.report();
+                Report { message: format!("request {n}: {}", inner.message), ..inner }
+            }
             Error::RateLimited { name, retry_after, capacity } => {
                 let retry_after = retry_after.map(Micros::ceil_to_millis);
                 Report {
@@ -201,6 +208,18 @@ fn config_report(what: &str, error: ConfigError) -> Report {
 /// A name as an SQL literal, for hints that can be typed as they stand.
 fn literal(name: &str) -> String {
     format!("'{}'", name.replace('\'', "''"))
+}
+
+impl From<(usize, RequestError)> for Error {
+    fn from((n, error): (usize, RequestError)) -> Error {
+        let error = match error {
+            RequestError::Null(argument) => Error::NullArgument(argument),
+            RequestError::Invalid { argument, value, allowed } => {
+                Error::InvalidArgument { argument, value, allowed: allowed.into() }
+            }
+        };
+        if n == 0 { error } else { Error::InRequest { n, error: Box::new(error) } }
+    }
 }
 
 impl From<ConfigError> for Error {

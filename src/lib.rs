@@ -13,10 +13,14 @@ mod catalog;
 mod definitions;
 mod error;
 mod guc;
+mod limit_all;
 mod limiter;
 mod postgres;
+mod requests;
+mod shards;
 mod spi;
 mod store;
+mod subtransaction;
 
 pgrx::pg_module_magic!(name, version);
 

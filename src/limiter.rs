@@ -3,13 +3,16 @@
 use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
-use crate::algorithm::{self, Decision, Level, Limit, Micros, State, decide};
+use std::rc::Rc;
+
+use crate::algorithm::{self, Decision, Level, Limit, Micros, Parts, State, decide};
 use crate::catalog::{self, Catalog};
 use crate::config::{MAX_TOKENS, float_text};
 use crate::definitions;
 use crate::error::{Error, Result};
 use crate::guc;
 use crate::postgres::{Jsonb, check_for_interrupts, utf8};
+use crate::shards::{self, Holding};
 use crate::spi;
 use crate::store::{Row, RowId, Store};
 
@@ -35,20 +38,60 @@ pub struct Answer {
     pub now: Micros,
 }
 
+/// What a call does to the tokens.
+#[derive(Clone, Copy)]
+pub enum Change {
+    /// See [`algorithm::decide`].
+    Take { count: f64, reserve: bool },
+    /// See [`algorithm::credit`].
+    Credit { count: f64, taken_at: Option<Micros> },
+}
+
+impl Change {
+    /// The outcome for a state.
+    ///
+    /// # Errors
+    /// [`Error::NotForKind`]: a sliding kind has nothing to give back to.
+    pub fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
+        match self {
+            Change::Take { count, reserve } => Ok(decide(limit, state, now, count, reserve)),
+            Change::Credit { count, taken_at } => {
+                algorithm::credit(limit, state, now, count, taken_at)
+                    .ok_or(Error::NotForKind { function: "rl_credit", kind: limit.kind() })
+            }
+        }
+    }
+
+    /// The outcome for a limit in parts; the state is that of their total.
+    ///
+    /// # Errors
+    /// As [`apply`](Change::apply).
+    pub fn decide(self, limit: &Limit, parts: &Parts, now: Micros) -> Result<Decision> {
+        match self {
+            Change::Take { count, reserve } => Ok(parts.decide(now, count, reserve)),
+            Change::Credit { .. } => self.apply(limit, &parts.total(now), now),
+        }
+    }
+}
+
+/// A limit of somebody: what the rows of a key mean.
+pub struct Target<'a> {
+    pub name: &'a [u8],
+    pub key: &'a [u8],
+    pub limit: Rc<Limit>,
+}
+
 /// How often a row may vanish under our hands before the call gives up: each time is a row that
 /// another session deleted or inserted between two of our statements.
-const TRIES: u32 = 1000;
+pub const TRIES: u32 = 1000;
 
 /// Takes tokens.
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     let catalog = catalog::current(function)?;
-    let limit = request.resolve(&catalog)?;
-    check_count(&limit, request.count)?;
-    spi::connected(&catalog, catalog.rate_limits, |store| {
-        change(store, request, &limit, |state, now| {
-            Ok(decide(&limit, state, now, request.count, request.reserve))
-        })
-    })
+    let target = request.resolve(&catalog)?;
+    check_count(&target.limit, request.count)?;
+    let take = Change::Take { count: request.count, reserve: request.reserve };
+    spi::connected(&catalog, catalog.rate_limits, |store| change(store, &target, take))
 }
 
 /// Gives tokens back, or with a negative count takes them without asking.
@@ -61,42 +104,50 @@ pub fn credit(
     taken_at: Option<Micros>,
 ) -> Result<Answer> {
     let catalog = catalog::current(function)?;
-    let limit = request.resolve(&catalog)?;
+    let target = request.resolve(&catalog)?;
     if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
         return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
     }
-    spi::connected(&catalog, catalog.rate_limits, |store| {
-        change(store, request, &limit, |state, now| {
-            algorithm::credit(&limit, state, now, request.count, taken_at)
-                .ok_or(Error::NotForKind { function: "rl_credit", kind: limit.kind() })
-        })
-    })
+    let credit = Change::Credit { count: request.count, taken_at };
+    spi::connected(&catalog, catalog.rate_limits, |store| change(store, &target, credit))
 }
 
 /// Reads a row, decides, and writes what was decided. What changes nothing is answered from a plain
 /// read of the latest committed state: a denial takes no lock, writes nothing and waits for nobody.
 /// That is right because what is in flight can only take more, or roll back to this state.
-fn change(
-    store: &spi::Connection,
-    request: &Request,
-    limit: &Limit,
-    decide: impl Fn(&State, Micros) -> Result<Decision>,
-) -> Result<Answer> {
-    let id = RowId { name: request.name, key: request.key, shard: 0 };
+fn change(store: &spi::Connection, target: &Target, change: Change) -> Result<Answer> {
+    if target.limit.shards() > 1 {
+        return shards::change(store, target, change);
+    }
+    let id = target.row(0);
     let decide = |row: Option<Row>| -> Result<(Answer, Option<State>)> {
-        let (now, state) = request.state(limit, row)?;
-        let decision = decide(&state, now)?;
-        Ok((request.answer(limit, &decision, decision.level, now), decision.state))
+        let now = guc::now();
+        let state = target.state(&target.limit, row, now)?;
+        let decision = change.apply(&target.limit, &state, now)?;
+        Ok((target.answer(&decision, decision.level, now), decision.state))
     };
     for _ in 0..TRIES {
         check_for_interrupts();
         let row = store.read(id)?;
+        if shards::is_spread(row.as_ref()) {
+            // The limit had shards until lately.
+            let (now, holding) = target.look(store)?;
+            let decision = change.decide(&target.limit, &holding.parts, now)?;
+            if decision.state.is_none() {
+                return Ok(target.answer(&decision, holding.parts.level(now), now));
+            }
+            shards::rearrange(store, target)?;
+            continue;
+        }
         let exists = row.is_some();
         let (answer, state) = decide(row)?;
         let Some(state) = state else { return Ok(answer) };
         let (answer, state) = if exists {
             // The lock may have been waited for: look at the row, and at the clock, again.
             let Some(row) = store.lock(id)? else { continue };
+            if shards::is_spread(Some(&row)) {
+                continue;
+            }
             decide(Some(row))?
         } else {
             if !store.insert(id, &state)? {
@@ -120,13 +171,13 @@ fn change(
 /// Tells what [`limit`] would answer, consuming, locking and writing nothing.
 pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     let catalog = catalog::current(function)?;
-    let limit = request.resolve(&catalog)?;
-    check_count(&limit, request.count)?;
-    let id = RowId { name: request.name, key: request.key, shard: 0 };
-    let row = spi::connected(&catalog, catalog.rate_limits, |store| store.read(id))?;
-    let (now, state) = request.state(&limit, row)?;
-    let decision = decide(&limit, &state, now, request.count, request.reserve);
-    Ok(request.answer(&limit, &decision, limit.level(&state, now), now))
+    let target = request.resolve(&catalog)?;
+    check_count(&target.limit, request.count)?;
+    spi::connected(&catalog, catalog.rate_limits, |store| {
+        let (now, holding) = target.look(store)?;
+        let decision = holding.parts.decide(now, request.count, request.reserve);
+        Ok(target.answer(&decision, holding.parts.level(now), now))
+    })
 }
 
 /// Forgets the state of a key; whether there was any.
@@ -141,37 +192,65 @@ pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
     spi::connected(&catalog, catalog.rate_limits, |store| store.reset_all(name))
 }
 
-impl Request<'_> {
-    fn resolve(&self, catalog: &Catalog) -> Result<std::rc::Rc<Limit>> {
-        definitions::resolve(catalog, self.name, self.key, self.config)
+impl<'a> Request<'a> {
+    fn resolve(&self, catalog: &Catalog) -> Result<Target<'a>> {
+        let limit = definitions::resolve(catalog, self.name, self.key, self.config)?;
+        Ok(Target { name: self.name, key: self.key, limit })
+    }
+}
+
+impl Target<'_> {
+    /// One of its rows.
+    pub fn row(&self, shard: i32) -> RowId<'_> {
+        RowId { name: self.name, key: self.key, shard }
     }
 
-    /// What a row means at this moment: the clock is read after the row.
-    fn state(&self, limit: &Limit, row: Option<Row>) -> Result<(Micros, State)> {
-        let now = guc::now();
-        let state = match row {
+    /// What a row means at `now`, which is read after it. `limit` is the whole limit, or a part of
+    /// it where the row is one.
+    ///
+    /// # Errors
+    /// [`Error::BadState`]: a value that no call can have written.
+    pub fn state(&self, limit: &Limit, row: Option<Row>, now: Micros) -> Result<State> {
+        match row {
             // Reset, or of a kind that has nothing to carry over: as if it weren't there.
-            Some(row) if row.value == f64::INFINITY || !limit.carries(&row) => None,
-            Some(row) => {
+            Some(row) if row.value != f64::INFINITY && limit.carries(&row) => {
                 for (column, value) in [("value", Some(row.value)), ("prior", row.prior)] {
                     if let Some(value) = value.filter(|value| !value.is_finite()) {
                         let name = utf8(self.name).into_owned();
                         return Err(Error::BadState { name, column, value });
                     }
                 }
-                Some(row)
+                Ok(row)
             }
-            None => None,
-        };
-        Ok((now, state.unwrap_or_else(|| limit.fresh(now, phase(self.name, self.key)))))
+            _ => Ok(limit.fresh(now, self.phase())),
+        }
     }
 
-    fn answer(&self, limit: &Limit, decision: &Decision, level: Level, now: Micros) -> Answer {
+    /// What is in the limit under the latest state, and when that was looked at: takes no lock.
+    pub fn look(&self, store: &spi::Connection) -> Result<(Micros, Holding<'_>)> {
+        let mut rows = Vec::new();
+        if self.limit.shards() == 1 {
+            rows.extend(store.read(self.row(0))?.map(|row| (0, row)));
+        }
+        if self.limit.shards() > 1 || shards::is_spread(rows.first().map(|(_, row)| row)) {
+            rows = store.read_all(self.name, self.key)?;
+        }
+        let now = guc::now();
+        Ok((now, shards::holding(self, rows, now)?))
+    }
+
+    /// See [`phase`].
+    pub fn phase(&self) -> Micros {
+        phase(self.name, self.key)
+    }
+
+    /// The answer of a call that was decided at `now`.
+    pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
         Answer {
             ok: decision.ok,
             retry_after: decision.retry_after,
             level,
-            capacity: limit.capacity(),
+            capacity: self.limit.capacity(),
             now,
         }
     }

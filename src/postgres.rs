@@ -2,12 +2,13 @@
 //! interrupts, and what may not be done in a read-only or parallel query.
 
 use std::borrow::Cow;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 
-use pgrx::pg_sys;
 use pgrx::prelude::*;
+use pgrx::{direct_function_call_as_datum, pg_sys};
 
 use crate::algorithm::Micros;
+use crate::config::shortened;
 use crate::error::{Error, Result};
 
 /// A jsonb value.
@@ -21,7 +22,28 @@ pub struct Jsonb<'a> {
 impl Jsonb<'_> {
     /// As JSON text.
     pub fn to_json(self) -> String {
-        // SAFETY: a detoasted jsonb begins with its header, its root container follows.
+        utf8(self.to_server_json()).into_owned()
+    }
+
+    /// As JSON text of which no byte was replaced: names and keys are in it.
+    ///
+    /// # Errors
+    /// 22023: in a database without an encoding, text that is not UTF-8.
+    pub fn to_exact_json(self, argument: &'static str) -> Result<String> {
+        match utf8(self.to_server_json()) {
+            Cow::Borrowed(json) => Ok(json.to_owned()),
+            Cow::Owned(json) if !is_sql_ascii() => Ok(json),
+            Cow::Owned(json) => Err(Error::InvalidArgument {
+                argument,
+                value: shortened(&json),
+                allowed: "text in UTF-8".into(),
+            }),
+        }
+    }
+
+    fn to_server_json(self) -> &'static [u8] {
+        // SAFETY: a detoasted jsonb begins with its header, its root container follows. The text
+        // lives as long as the current memory context, which is longer than the call.
         unsafe {
             let jsonb = self.datum.cast_mut_ptr::<pg_sys::Jsonb>();
             let json = pg_sys::JsonbToCString(
@@ -29,8 +51,21 @@ impl Jsonb<'_> {
                 &mut (*jsonb).root,
                 self.bytes.len() as c_int,
             );
-            utf8(CStr::from_ptr(json).to_bytes()).into_owned()
+            CStr::from_ptr(json).to_bytes()
         }
+    }
+}
+
+/// JSON text, which came from a jsonb, as a jsonb of its own.
+pub fn jsonb_from_json(json: &str) -> Jsonb<'static> {
+    let json = CString::new(server_text(json)).unwrap_or_default();
+    // SAFETY: the input function of jsonb takes a C string and returns a new jsonb.
+    unsafe {
+        let input = [Some(pg_sys::Datum::from(json.as_ptr()))];
+        jsonb(
+            direct_function_call_as_datum(pg_sys::jsonb_in, &input)
+                .unwrap_or(pg_sys::Datum::from(0)),
+        )
     }
 }
 
@@ -65,10 +100,30 @@ pub unsafe fn varlena_bytes<'a>(datum: pg_sys::Datum) -> &'a [u8] {
     }
 }
 
+/// Whether the database has no encoding of its own.
+fn is_sql_ascii() -> bool {
+    // SAFETY: reads a setting.
+    unsafe { pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int }
+}
+
+/// UTF-8 text in the server's encoding; an error of Postgres where that has no such character.
+pub fn server_text(text: &str) -> Vec<u8> {
+    // SAFETY: the conversion reads the text's bytes, and returns them or a C string.
+    unsafe {
+        let source = text.as_ptr().cast::<c_char>();
+        let length = text.len() as c_int;
+        let target = pg_sys::pg_any_to_server(source, length, pg_sys::pg_enc::PG_UTF8 as c_int);
+        if target.cast_const() == source {
+            text.as_bytes().to_vec()
+        } else {
+            CStr::from_ptr(target).to_bytes().to_vec()
+        }
+    }
+}
+
 /// Text of the server's encoding as UTF-8.
 pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
-    // SAFETY: reads a setting.
-    if unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_SQL_ASCII as c_int {
+    if is_sql_ascii() {
         return String::from_utf8_lossy(bytes); // could be anything, and a conversion would refuse it
     }
     // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string.

@@ -1,6 +1,6 @@
 //! The rows of `rateLimits`: the small interface through which the limiter reaches them.
 
-use crate::algorithm::State;
+use crate::algorithm::{Micros, State};
 use crate::error::Result;
 
 pub mod sql;
@@ -17,6 +17,13 @@ pub struct RowId<'a> {
 /// and is kept for its index entry, so that a limit that is reset all day doesn't churn the index.
 pub type Row = State;
 
+/// Where a limit is spread over several rows, row 0 holds no tokens and has this for its time
+/// (-infinity). Everybody locks it who changes into how many rows.
+pub const SPREAD: Micros = Micros(i64::MIN);
+
+/// A row and its shard number.
+pub type Numbered = (i32, Row);
+
 /// Access to the rows, inside the caller's transaction and under the latest committed state,
 /// whatever the isolation level. What this transaction itself wrote counts as committed.
 pub trait Store {
@@ -27,12 +34,28 @@ pub trait Store {
     /// gone.
     fn lock(&self, id: RowId) -> Result<Option<Row>>;
 
+    /// The row locked as by [`lock`](Store::lock), without waiting; `None` too if another
+    /// transaction has it.
+    fn try_lock(&self, id: RowId) -> Result<Option<Row>>;
+
+    /// Those rows of a key that have one of these shard numbers, as [`read`](Store::read) does.
+    fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>>;
+
+    /// All rows of a key at one moment, as [`read`](Store::read) does; in ascending order.
+    fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>>;
+
+    /// All rows of a key, locked one after the other in ascending order.
+    fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>>;
+
     /// A new row; false if another session's row came first (this waits for one that is not yet
     /// committed).
     fn insert(&self, id: RowId, row: &Row) -> Result<bool>;
 
     /// Overwrites a row that this transaction has locked.
     fn update(&self, id: RowId, row: &Row) -> Result<()>;
+
+    /// Deletes a row that this transaction has locked.
+    fn delete(&self, id: RowId) -> Result<()>;
 
     /// Marks all rows of a key as reset; whether any held a state.
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool>;

@@ -17,6 +17,8 @@ pub struct FixedWindow {
     /// The largest debt in tokens; `None`: bounded by a wait of ten years.
     pub max_reserved: Option<f64>,
     pub start: Start,
+    /// Over how many rows it is spread, 1 to 1,024.
+    pub shards: u32,
 }
 
 /// Where the windows of a new row begin.
@@ -38,6 +40,13 @@ impl FixedWindow {
             Start::Derived => self.boundary(phase, now),
         };
         State { value: self.capacity, ts, prior: None, log: None }
+    }
+
+    /// Full, not ahead of the clock, and in the phase that a new row would have.
+    pub(super) fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
+        let (ts, tokens) = self.refilled(state, now);
+        let in_phase = self.start == Start::FirstRequest || ts == self.fresh(now, phase).ts;
+        ts <= now && tokens >= self.capacity && in_phase
     }
 
     /// The last instant `phase + k * period` at or before `now`.

@@ -7,11 +7,13 @@
 
 mod fixed_window;
 mod refill;
+mod shards;
 mod sliding_log;
 mod sliding_window;
 mod token_bucket;
 
 pub use fixed_window::{FixedWindow, Start};
+pub use shards::{Parts, first_pass};
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use token_bucket::TokenBucket;
@@ -181,6 +183,17 @@ impl Limit {
             }
             Limit::SlidingWindow(_) => state.prior.is_some() && state.log.is_none(),
             Limit::SlidingLog(_) => state.prior.is_none() && state.log.is_some(),
+        }
+    }
+
+    /// Whether a state says no more than none would: from `now` on, every call would be answered
+    /// the same without it. `phase` as in [`fresh`](Limit::fresh).
+    pub fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
+        match self {
+            Limit::TokenBucket(limit) => limit.is_idle(state, now),
+            Limit::FixedWindow(limit) => limit.is_idle(state, now, phase),
+            Limit::SlidingWindow(limit) => limit.is_idle(state, now),
+            Limit::SlidingLog(limit) => limit.is_idle(state, now),
         }
     }
 

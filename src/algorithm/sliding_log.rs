@@ -25,6 +25,12 @@ impl SlidingLog {
         &log[gone..]
     }
 
+    /// No entry left, and none ahead of the clock.
+    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
+        let log = state.log.as_deref().unwrap_or_default();
+        self.live(log, now).is_empty()
+    }
+
     fn level_of(&self, live: &[Micros], now: Micros) -> Level {
         Level {
             remaining: (self.rate as f64 - live.len() as f64).max(0.0),

@@ -27,6 +27,12 @@ impl SlidingWindow {
         State { value: 0.0, ts: now.floor_to(self.period), prior: Some(0.0), log: None }
     }
 
+    /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
+    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
+        let Counters { ts, value, prior } = self.counters(state, now);
+        ts <= now && value == 0.0 && prior == 0.0
+    }
+
     fn counters(&self, state: &State, now: Micros) -> Counters {
         let stored = Counters {
             ts: state.ts.floor_to(self.period),

@@ -16,11 +16,18 @@ pub struct TokenBucket {
     pub capacity: f64,
     /// The largest debt in tokens; `None`: bounded by a wait of ten years.
     pub max_reserved: Option<f64>,
+    /// Over how many rows it is spread, 1 to 1,024.
+    pub shards: u32,
 }
 
 impl TokenBucket {
     pub(super) fn fresh(&self, now: Micros) -> State {
         State { value: self.capacity, ts: now, prior: None, log: None }
+    }
+
+    /// Full, and not ahead of the clock.
+    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
+        state.ts <= now && self.refilled(state, now).1 >= self.capacity
     }
 }
 

@@ -5,18 +5,18 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
-    FLOAT8OID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
+    FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 
 use crate::error::{Error, Result};
 use crate::postgres::{float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, utf8};
 use crate::spi::{Connection, Statement, TableLock};
-use crate::store::{Row, RowId, Store};
+use crate::store::{Numbered, Row, RowId, SPREAD, Store};
 
 impl Store for Connection<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
         const READ: Statement = Statement {
-            sql: "SELECT value, ts, prior, log FROM @schema@.ratelimits \
+            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3",
             parameters: &[TEXTOID, TEXTOID, INT4OID],
@@ -28,7 +28,7 @@ impl Store for Connection<'_> {
 
     fn lock(&self, id: RowId) -> Result<Option<Row>> {
         const LOCK: Statement = Statement {
-            sql: "SELECT value, ts, prior, log FROM @schema@.ratelimits \
+            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE",
             parameters: &[TEXTOID, TEXTOID, INT4OID],
@@ -36,6 +36,56 @@ impl Store for Connection<'_> {
             lock: TableLock::LockRows,
         };
         self.row(&LOCK, id)
+    }
+
+    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
+        const TRY_LOCK: Statement = Statement {
+            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE SKIP LOCKED",
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &STATE,
+            lock: TableLock::LockRows,
+        };
+        self.row(&TRY_LOCK, id)
+    }
+
+    fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>> {
+        const READ_SOME: Statement = Statement {
+            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  AND shard OPERATOR(pg_catalog.=) ANY ($3)",
+            parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
+            results: &STATE,
+            lock: TableLock::Read,
+        };
+        let shards: Vec<pg_sys::Datum> = shards.iter().map(|&shard| shard.into()).collect();
+        let shards = array(shards, INT4OID, size_of::<i32>(), b'i');
+        self.rows(&READ_SOME, name, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])
+    }
+
+    fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
+        const READ_ALL: Statement = Statement {
+            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  ORDER BY shard",
+            parameters: &[TEXTOID, TEXTOID],
+            results: &STATE,
+            lock: TableLock::Read,
+        };
+        self.rows(&READ_ALL, name, &[Some(text_datum(name)), Some(text_datum(key))])
+    }
+
+    fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
+        const LOCK_ALL: Statement = Statement {
+            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  ORDER BY shard FOR UPDATE",
+            parameters: &[TEXTOID, TEXTOID],
+            results: &STATE,
+            lock: TableLock::LockRows,
+        };
+        self.rows(&LOCK_ALL, name, &[Some(text_datum(name)), Some(text_datum(key))])
     }
 
     fn insert(&self, id: RowId, row: &Row) -> Result<bool> {
@@ -59,6 +109,20 @@ impl Store for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&UPDATE, &whole_row(id, row))? {
+            0 => Err(self.not_written()),
+            _ => Ok(()),
+        }
+    }
+
+    fn delete(&self, id: RowId) -> Result<()> {
+        const DELETE: Statement = Statement {
+            sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
+                  AND key OPERATOR(pg_catalog.=) $2 AND shard OPERATOR(pg_catalog.=) $3",
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &[],
+            lock: TableLock::Write,
+        };
+        match self.execute(&DELETE, &row_id(id))? {
             0 => Err(self.not_written()),
             _ => Ok(()),
         }
@@ -113,38 +177,56 @@ impl Store for Connection<'_> {
     }
 }
 
-/// What a row is selected as: value, ts, prior, log.
-const STATE: [pg_sys::BuiltinOid; 4] = [FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
+/// What a row is selected as: shard, value, ts, prior, log.
+const STATE: [pg_sys::BuiltinOid; 5] =
+    [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 const WHOLE_ROW: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 impl Connection<'_> {
     fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
-        let [name, key, shard] = row_id(id);
-        if self.execute(statement, &[name, key, shard])? == 0 {
-            return Ok(None);
+        match self.execute(statement, &row_id(id))? {
+            0 => Ok(None),
+            _ => Ok(Some(self.selected(0, 1, id.name)?.1)),
         }
-        let (Some(value), Some(ts)) = (self.field(0, 1), self.field(0, 2)) else {
+    }
+
+    fn rows(
+        &self,
+        statement: &Statement,
+        name: &[u8],
+        parameters: &[Option<pg_sys::Datum>],
+    ) -> Result<Vec<Numbered>> {
+        let count = self.execute(statement, parameters)?;
+        (0..count).map(|row| self.selected(row, 1, name)).collect()
+    }
+
+    /// A row of the last result, whose columns are those of [`STATE`] from number `first` on.
+    fn selected(&self, row: u64, first: c_int, name: &[u8]) -> Result<Numbered> {
+        let field = |column| self.field(row, first + column);
+        let (Some(shard), Some(value), Some(ts)) = (field(0), field(1), field(2)) else {
             return Err(self.not_written());
         };
-        let log = self.field(0, 4).map(log_entries);
-        let infinite = |ts: i64| ts == i64::MIN || ts == i64::MAX;
-        for (column, ts) in
-            [("ts", Some(ts.value() as i64)), ("log", log.as_deref().and_then(outermost))]
-        {
+        let (shard, ts) = (shard.value() as i32, ts.value() as i64);
+        let log = field(4).map(log_entries);
+        let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
+        let value = float(value);
+        let spread = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
+        let infinite = |ts: i64| (ts == i64::MIN || ts == i64::MAX) && !spread;
+        for (column, ts) in [("ts", Some(ts)), ("log", log.as_deref().and_then(outermost))] {
             if let Some(ts) = ts.filter(|&ts| infinite(ts)) {
                 let value = if ts > 0 { f64::INFINITY } else { f64::NEG_INFINITY };
-                return Err(Error::BadState { name: utf8(id.name).into_owned(), column, value });
+                return Err(Error::BadState { name: utf8(name).into_owned(), column, value });
             }
         }
-        let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
-        Ok(Some(Row {
-            value: float(value),
-            ts: from_timestamptz(ts.value() as i64),
-            prior: self.field(0, 3).map(float),
+        let row = Row {
+            value,
+            ts: if spread { SPREAD } else { from_timestamptz(ts) },
+            prior: field(3).map(float),
             log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
-        }))
+        };
+        Ok((shard, row))
     }
 }
 
@@ -154,31 +236,40 @@ fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 
 fn whole_row(id: RowId, row: &Row) -> [Option<pg_sys::Datum>; 7] {
     let [name, key, shard] = row_id(id);
-    let ts = to_nearest_timestamptz;
+    let ts =
+        |at| pg_sys::Datum::from(if at == SPREAD { i64::MIN } else { to_nearest_timestamptz(at) });
     let log = row.log.as_ref().map(|log| {
-        let mut entries: Vec<pg_sys::Datum> =
-            log.iter().map(|&entry| pg_sys::Datum::from(ts(entry))).collect();
-        // SAFETY: copies the entries; a timestamptz is eight bytes, passed by value.
-        unsafe {
-            pg_sys::Datum::from(pg_sys::construct_array(
-                entries.as_mut_ptr(),
-                entries.len() as c_int,
-                TIMESTAMPTZOID.value(),
-                8,
-                true,
-                b'd' as c_char,
-            ))
-        }
+        array(log.iter().copied().map(ts).collect(), TIMESTAMPTZOID, size_of::<i64>(), b'd')
     });
     [
         name,
         key,
         shard,
         Some(float_datum(row.value)),
-        Some(pg_sys::Datum::from(ts(row.ts))),
+        Some(ts(row.ts)),
         row.prior.map(float_datum),
         log,
     ]
+}
+
+/// An array of values that are passed by value.
+fn array(
+    mut values: Vec<pg_sys::Datum>,
+    of: pg_sys::BuiltinOid,
+    size: usize,
+    align: u8,
+) -> pg_sys::Datum {
+    // SAFETY: copies the values; the caller gives the type's own size and alignment.
+    unsafe {
+        pg_sys::Datum::from(pg_sys::construct_array(
+            values.as_mut_ptr(),
+            values.len() as c_int,
+            of.value(),
+            size as c_int,
+            true,
+            align as c_char,
+        ))
+    }
 }
 
 /// Of sorted entries, the one that is infinite if any is.

@@ -1,0 +1,200 @@
+//! One limit divided over several rows, its parts: rate, capacity and debt are shared out equally,
+//! and what the parts hold together is what the limit holds.
+//!
+//! Conservative: a part that is full loses its refill, so after uneven use the parts together
+//! refill no faster, and maybe more slowly, than one row would.
+
+use std::borrow::Cow;
+
+use super::refill::Refill;
+use super::{Decision, Level, Limit, Micros, State, decide, left};
+
+impl Limit {
+    /// Over how many rows the limit is spread; 1 for the sliding kinds.
+    pub fn shards(&self) -> u32 {
+        match self {
+            Limit::TokenBucket(limit) => limit.shards,
+            Limit::FixedWindow(limit) => limit.shards,
+            Limit::SlidingWindow(_) | Limit::SlidingLog(_) => 1,
+        }
+    }
+
+    /// One of `shards` equal parts of the limit; the sliding kinds have no parts.
+    pub fn part(&self, shards: u32) -> Limit {
+        let share = |tokens: f64| tokens / f64::from(shards.max(1));
+        let mut part = self.clone();
+        match &mut part {
+            Limit::TokenBucket(part) => {
+                part.rate = share(part.rate);
+                part.capacity = share(part.capacity);
+                part.max_reserved = part.max_reserved.map(share);
+                part.shards = 1;
+            }
+            Limit::FixedWindow(part) => {
+                part.rate = share(part.rate);
+                part.capacity = share(part.capacity);
+                part.max_reserved = part.max_reserved.map(share);
+                part.shards = 1;
+            }
+            Limit::SlidingWindow(_) | Limit::SlidingLog(_) => {}
+        }
+        part
+    }
+}
+
+/// A limit and the states of the parts that it is divided into: one for a limit without shards,
+/// whose state is its own.
+#[derive(Clone, Debug)]
+pub struct Parts<'a> {
+    limit: &'a Limit,
+    part: Cow<'a, Limit>,
+    states: Vec<State>,
+}
+
+impl<'a> Parts<'a> {
+    /// `states` of which each belongs to an equal part of the limit; one at least.
+    pub fn new(limit: &'a Limit, states: Vec<State>) -> Parts<'a> {
+        let part = match states.len() {
+            1 => Cow::Borrowed(limit),
+            shards => Cow::Owned(limit.part(shards as u32)),
+        };
+        Parts { limit, part, states }
+    }
+
+    /// The limit of one of the parts.
+    pub fn part(&self) -> &Limit {
+        &self.part
+    }
+
+    pub fn states(&self) -> &[State] {
+        &self.states
+    }
+
+    pub fn states_mut(&mut self) -> &mut [State] {
+        &mut self.states
+    }
+
+    /// The tokens in the `n`th part at `now`; negative: debt.
+    pub fn available(&self, n: usize, now: Micros) -> f64 {
+        tokens(&self.part, &self.states[n], now).1
+    }
+
+    /// What the parts hold together at `now`, as the state of one row. It counts from the latest
+    /// time that any of them counts from: nothing refills earlier than it would in its part.
+    pub fn total(&self, now: Micros) -> State {
+        if let [state] = &self.states[..] {
+            return state.clone();
+        }
+        let mut total = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
+        for state in &self.states {
+            let (ts, tokens) = tokens(&self.part, state, now);
+            total.value += tokens;
+            total.ts = total.ts.max(ts);
+        }
+        total.value = total.value.min(self.limit.capacity());
+        total
+    }
+
+    /// The `n`th part's tokens at `now`, and the time that they count from, as its state.
+    pub fn refilled(&self, n: usize, now: Micros) -> State {
+        let (ts, value) = tokens(&self.part, &self.states[n], now);
+        State { value, ts, prior: None, log: None }
+    }
+
+    /// What the limit holds at `now`; it is full when its last part is.
+    pub fn level(&self, now: Micros) -> Level {
+        if let [state] = &self.states[..] {
+            return self.limit.level(state, now);
+        }
+        let level = self.limit.level(&self.total(now), now);
+        let reset_at = self
+            .states
+            .iter()
+            .map(|state| self.part.level(state, now).reset_at)
+            .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)));
+        Level { reset_at: reset_at.flatten(), ..level }
+    }
+
+    /// As [`super::decide`], for the parts together; the state is that of the total.
+    pub fn decide(&self, now: Micros, count: f64, reserve: bool) -> Decision {
+        let decision = decide(self.limit, &self.total(now), now, count, reserve);
+        if self.states.len() == 1 || decision.ok {
+            return decision;
+        }
+        // One row that held the total would refill at least as fast as the parts do: where it
+        // would pass is where the search begins.
+        let passes = |wait| {
+            let then = now.plus(wait);
+            decide(self.limit, &self.total(then), then, count, reserve).ok
+        };
+        let retry_after = decision.retry_after.and_then(|least| first_pass(least, passes));
+        Decision { retry_after, level: self.level(now), ..decision }
+    }
+
+    /// Changes those parts that are `among` so that together they hold `target` tokens: takes from
+    /// the richest first and gives to the poorest first; a debt is shared equally, so that it is
+    /// paid back as fast as by the whole limit, and before any part gets more. Parts that need no
+    /// change keep their state. `ts` is what their tokens count from.
+    pub fn spread(&mut self, among: &[usize], now: Micros, target: f64, ts: Micros) {
+        let held: Vec<f64> = among.iter().map(|&n| self.available(n, now)).collect();
+        let sum: f64 = held.iter().sum();
+        let mut values = held.clone();
+        let mut order: Vec<usize> = (0..held.len()).collect();
+        order.sort_by(|&one, &other| held[one].total_cmp(&held[other]));
+        let in_debt = held.iter().any(|&held| held < 0.0);
+        if target < 0.0 || (in_debt && target > sum) {
+            values.fill(target / held.len() as f64);
+        } else if target < sum {
+            let mut need = sum - target;
+            for &n in order.iter().rev() {
+                let take = need.min(held[n].max(0.0));
+                values[n] = left(held[n], take);
+                need -= take;
+            }
+        } else {
+            let mut more = target - sum;
+            for &n in &order {
+                let give = more.min((self.part.capacity() - held[n]).max(0.0));
+                values[n] = held[n] + give;
+                more -= give;
+            }
+        }
+        for ((&n, value), held) in among.iter().zip(values).zip(held) {
+            if value != held {
+                self.states[n] = State { value, ts, prior: None, log: None };
+            }
+        }
+    }
+}
+
+/// The tokens in a part at `now`, and the time that they count from.
+fn tokens(part: &Limit, state: &State, now: Micros) -> (Micros, f64) {
+    match part {
+        Limit::TokenBucket(part) => part.refilled(state, now),
+        Limit::FixedWindow(part) => part.refilled(state, now),
+        Limit::SlidingWindow(_) | Limit::SlidingLog(_) => (state.ts, state.value),
+    }
+}
+
+/// The first span from `least` on after which a call passes, which it then does ever after; `None`
+/// if that is beyond what an instant can hold.
+pub fn first_pass(least: Micros, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
+    if passes(least) {
+        return Some(least);
+    }
+    let (mut fails, mut step) = (least, Micros(1));
+    let mut wait = least.plus(step);
+    while !passes(wait) {
+        if wait.0 > i64::MAX / 4 {
+            return None;
+        }
+        fails = wait;
+        step = step.plus(step);
+        wait = least.plus(step);
+    }
+    while wait.0 - fails.0 > 1 {
+        let middle = Micros(fails.0 + (wait.0 - fails.0) / 2);
+        *(if passes(middle) { &mut wait } else { &mut fails }) = middle;
+    }
+    Some(wait)
+}

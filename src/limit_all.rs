@@ -1,0 +1,276 @@
+//! Several limits in one call, all or nothing.
+//!
+//! First a look that locks nothing: if a limit refuses, that is the answer. Otherwise the rows are
+//! locked in one order, by name, key and shard, whatever order was asked, so that two such calls
+//! never deadlock; then all is decided again, at one instant. If now one refuses, the locks are
+//! given back.
+
+use std::collections::BTreeMap;
+
+use pgrx::pg_sys;
+
+use crate::algorithm::{Decision, Micros, Parts, State, decide, first_pass};
+use crate::catalog::{self, Catalog};
+use crate::definitions;
+use crate::error::{Error, Result};
+use crate::guc;
+use crate::limiter::{Answer, Request, TRIES, Target, check_count};
+use crate::postgres::check_for_interrupts;
+use crate::shards::{self, Locked};
+use crate::spi::{self, Connection};
+use crate::store::Store;
+use crate::subtransaction::attempt;
+
+/// What one of the requests is answered.
+pub struct Outcome {
+    /// Whether this limit alone would allow it, after the requests before it for the same limit.
+    pub allows: bool,
+    /// Its `ok` is that of the whole call.
+    pub answer: Answer,
+}
+
+/// The requests for one (name, key).
+struct Group<'a> {
+    target: Target<'a>,
+    /// Their numbers, count and reserve, in the order given.
+    takes: Vec<(usize, f64, bool)>,
+}
+
+/// What a group's limit answers at an instant.
+struct Verdict<'a> {
+    parts: Parts<'a>,
+    decisions: Vec<Decision>,
+    /// The state of the total before, and after all that passed; `None`: nothing changes.
+    change: Option<(State, State)>,
+}
+
+/// Takes tokens from all the limits, or from none.
+///
+/// # Errors
+/// Those of a single call, each naming its request.
+pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
+    let catalog = catalog::current(function)?;
+    let groups = group(&catalog, requests)?;
+    spi::connected(&catalog, catalog.rate_limits, |store| {
+        for tried in 0..TRIES {
+            check_for_interrupts();
+            let (now, looked) = look(store, &groups)?;
+            let ok = looked.iter().all(Verdict::allows);
+            if !ok || looked.iter().all(|verdict| verdict.change.is_none()) {
+                return Ok(outcomes(&groups, &looked, now, ok));
+            }
+            let mut refused = None;
+            let taken = attempt(|| {
+                // At first of a limit with shards one row, then whatever it takes.
+                let Some(locked) = lock(store, &groups, looked, tried == 0)? else {
+                    return Ok(None);
+                };
+                let now = guc::now();
+                let mut verdicts = Vec::new();
+                let mut enough = true;
+                for (group, rows) in groups.iter().zip(&locked) {
+                    let verdict = group.decide(rows.parts.clone(), now);
+                    enough &= verdict.fits(&rows.among, now);
+                    verdicts.push(verdict);
+                }
+                if !verdicts.iter().all(Verdict::allows) {
+                    // Seen from some rows of a limit only, it may yet have enough.
+                    let whole = |rows: &Locked| {
+                        rows.among.is_empty() || rows.among.len() == rows.parts.states().len()
+                    };
+                    if locked.iter().all(whole) {
+                        refused = Some(outcomes(&groups, &verdicts, now, false));
+                    }
+                    return Ok(None);
+                }
+                if !enough {
+                    return Ok(None);
+                }
+                for ((group, verdict), rows) in groups.iter().zip(&mut verdicts).zip(&locked) {
+                    verdict.write(store, &group.target, &rows.among, now)?;
+                }
+                Ok(Some(outcomes(&groups, &verdicts, now, true)))
+            })?;
+            if let Some(outcomes) = taken.or(refused) {
+                return Ok(outcomes);
+            }
+        }
+        Err(store.not_written())
+    })
+}
+
+/// Tells what [`limit`] would answer, consuming, locking and writing nothing.
+///
+/// # Errors
+/// As [`limit`].
+pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
+    let catalog = catalog::current(function)?;
+    let groups = group(&catalog, requests)?;
+    spi::connected(&catalog, catalog.rate_limits, |store| {
+        let (now, looked) = look(store, &groups)?;
+        let ok = looked.iter().all(Verdict::allows);
+        Ok(outcomes(&groups, &looked, now, ok))
+    })
+}
+
+/// The requests by (name, key), in the order in which rows are locked.
+fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>>> {
+    let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
+    for (n, request) in requests.iter().enumerate() {
+        let in_request = |error| Error::InRequest { n: n + 1, error: Box::new(error) };
+        let limit = definitions::resolve(catalog, request.name, request.key, request.config)
+            .map_err(in_request)?;
+        check_count(&limit, request.count).map_err(in_request)?;
+        let take = (n, request.count, request.reserve);
+        match groups.get_mut(&(request.name, request.key)) {
+            Some(group) if group.target.limit != limit => {
+                return Err(in_request(Error::InvalidArgument {
+                    argument: "config",
+                    value: "not that of an earlier request for the same name and key".into(),
+                    allowed: "one config for a limit".into(),
+                }));
+            }
+            Some(group) => group.takes.push(take),
+            None => {
+                let target = Target { name: request.name, key: request.key, limit };
+                let takes = vec![take];
+                groups.insert((request.name, request.key), Group { target, takes });
+            }
+        }
+    }
+    Ok(groups.into_values().collect())
+}
+
+/// What every limit would answer now, under the latest state; locks nothing.
+fn look<'a>(store: &Connection, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
+    let parts = groups
+        .iter()
+        .map(|group| Ok(group.target.look(store)?.1.parts))
+        .collect::<Result<Vec<Parts>>>()?;
+    let now = guc::now();
+    let verdicts =
+        groups.iter().zip(parts).map(|(group, parts)| group.decide(parts, now)).collect();
+    Ok((now, verdicts))
+}
+
+/// Locks what is to be changed, limit by limit; nothing if it must be looked at again.
+fn lock<'a>(
+    store: &Connection,
+    groups: &'a [Group],
+    looked: Vec<Verdict<'a>>,
+    sparing: bool,
+) -> Result<Option<Vec<Locked<'a>>>> {
+    let mut locked = Vec::new();
+    for (group, verdict) in groups.iter().zip(looked) {
+        check_for_interrupts();
+        let Some((before, after)) = &verdict.change else {
+            locked.push(Locked { parts: verdict.parts, among: Vec::new() });
+            continue;
+        };
+        let amount = after.value - before.value;
+        match shards::lock(store, &group.target, verdict.parts, amount, sparing)? {
+            Some(rows) => locked.push(rows),
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(locked))
+}
+
+impl Group<'_> {
+    /// What the limit, as its parts stand, answers at `now`.
+    fn decide<'a>(&'a self, parts: Parts<'a>, now: Micros) -> Verdict<'a> {
+        let (mut decisions, change) = self.run(parts.total(now), now);
+        // When all of this limit's requests can pass, one after the other: never, if they couldn't
+        // on a new one.
+        let ever = self.takes.len() == 1 || {
+            let fresh = self.target.limit.fresh(now, self.target.phase());
+            self.run(fresh, now).0.iter().all(|decision| decision.ok)
+        };
+        let refused = decisions.iter().filter(|decision| !decision.ok);
+        let least = refused
+            .map(|decision| decision.retry_after)
+            .max_by_key(|wait| wait.unwrap_or(Micros(i64::MAX)));
+        if let Some(least) = least {
+            let passes = |wait: Micros| {
+                let then = now.plus(wait);
+                self.run(parts.total(then), then).0.iter().all(|decision| decision.ok)
+            };
+            let retry_after = least.filter(|_| ever).and_then(|least| first_pass(least, passes));
+            for decision in decisions.iter_mut().filter(|decision| !decision.ok) {
+                decision.retry_after = retry_after;
+            }
+        }
+        Verdict { parts, decisions, change }
+    }
+
+    fn run(&self, before: State, now: Micros) -> (Vec<Decision>, Option<(State, State)>) {
+        let limit = &self.target.limit;
+        let (mut after, mut changed) = (before.clone(), false);
+        let decide = |&(_, count, reserve): &(usize, f64, bool)| {
+            let decision = decide(limit, &after, now, count, reserve);
+            if let Some(state) = &decision.state {
+                after = state.clone();
+                changed = true;
+            }
+            decision
+        };
+        let decisions = self.takes.iter().map(decide).collect();
+        (decisions, changed.then_some((before, after)))
+    }
+}
+
+impl Verdict<'_> {
+    fn allows(&self) -> bool {
+        self.decisions.iter().all(|decision| decision.ok)
+    }
+
+    /// Whether the rows of `among` bear the change without the others.
+    fn fits(&self, among: &[usize], now: Micros) -> bool {
+        let Some((before, after)) = &self.change else { return true };
+        among.len() == self.parts.states().len()
+            || self.held(among, now) + after.value - before.value >= 0.0
+    }
+
+    /// The tokens in some of the parts.
+    fn held(&self, among: &[usize], now: Micros) -> f64 {
+        among.iter().map(|&n| self.parts.available(n, now)).sum()
+    }
+
+    /// Stores the change in the rows of `among`.
+    fn write(
+        &mut self,
+        store: &Connection,
+        target: &Target,
+        among: &[usize],
+        now: Micros,
+    ) -> Result<()> {
+        let Some((before, after)) = &self.change else { return Ok(()) };
+        if self.parts.states().len() == 1 {
+            self.parts.states_mut()[0] = after.clone();
+            return store.update(target.row(0), after);
+        }
+        let tokens = match among.len() == self.parts.states().len() {
+            true => after.value,
+            false => self.held(among, now) + after.value - before.value,
+        };
+        let ts = after.ts;
+        shards::write(store, target, &mut self.parts, among, now, tokens, ts)
+    }
+}
+
+/// The answers in the order of the requests.
+fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Vec<Outcome> {
+    let mut outcomes: Vec<(usize, Outcome)> = Vec::new();
+    for (group, verdict) in groups.iter().zip(verdicts) {
+        let level = verdict.parts.level(now);
+        for (&(n, ..), decision) in group.takes.iter().zip(&verdict.decisions) {
+            let mut answer = group.target.answer(decision, level, now);
+            answer.ok = ok;
+            // In a call that is refused, one that this limit allows has nothing to wait for.
+            answer.retry_after = answer.retry_after.filter(|_| ok || !decision.ok);
+            outcomes.push((n, Outcome { allows: decision.ok, answer }));
+        }
+    }
+    outcomes.sort_by_key(|&(n, _)| n);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}

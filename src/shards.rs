@@ -1,0 +1,472 @@
+//! A limit spread over several rows, so that as many transactions can hold it at once: which of
+//! them a call takes from, and how a key's rows become another number of them.
+//!
+//! A limit of n shards has rows n * 10000 + 1 to n * 10000 + n, all made at once, and row 0, which
+//! holds no tokens. So a call that wants another number of shards finds none of its rows, and must
+//! lock row 0, then all others, to rearrange what they hold: nothing is counted twice.
+//!
+//! Who waits for locks waits in ascending order, or for a single row while it holds no other; what
+//! it locked and cannot use it gives back first.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use pgrx::pg_sys;
+use xxhash_rust::xxh64::xxh64;
+
+use crate::algorithm::{Decision, Micros, Parts, State};
+use crate::error::Result;
+use crate::guc;
+use crate::limiter::{Answer, Change, TRIES, Target};
+use crate::postgres::check_for_interrupts;
+use crate::spi::Connection;
+use crate::store::{Numbered, Row, SPREAD, Store};
+use crate::subtransaction::attempt;
+
+/// How many of a limit's rows may be found locked, or emptier than they looked, before a call that
+/// needs several of them locks them all.
+const ATTEMPTS: u32 = 3;
+/// Of how many limits a transaction remembers which row it holds, before starting anew.
+const REMEMBERED: usize = 1000;
+
+/// Whether a row stands for rows that the limit is spread over.
+pub fn is_spread(row: Option<&Row>) -> bool {
+    row.is_some_and(|row| row.ts == SPREAD)
+}
+
+/// The number of the `n`th row, from 0, of a limit of so many shards.
+fn number(shards: u32, n: usize) -> i32 {
+    if shards == 1 { 0 } else { shards as i32 * 10_000 + 1 + n as i32 }
+}
+
+/// How many shards a limit has that such a row belongs to.
+fn shards_of(number: i32) -> u32 {
+    (number / 10_000).max(1) as u32
+}
+
+/// What the rows of a key hold.
+pub struct Holding<'a> {
+    pub parts: Parts<'a>,
+    /// Whether the rows are those that the limit wants; if not, the parts are what it would get.
+    pub in_place: bool,
+}
+
+/// What the rows of a key, all of them, hold at `now`, which is read after them.
+pub fn holding<'a>(
+    target: &'a Target,
+    mut rows: Vec<Numbered>,
+    now: Micros,
+) -> Result<Holding<'a>> {
+    let limit = &*target.limit;
+    let shards = limit.shards();
+    rows.retain(|(_, row)| !is_spread(Some(row)));
+    let wanted = (0..shards as usize).map(|n| number(shards, n));
+    let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
+    let part_of = |shards: u32| if shards == 1 { limit.clone() } else { limit.part(shards) };
+
+    let fresh = rows.is_empty() || !rows.iter().any(|(_, row)| limit.carries(row));
+    let states = if in_place || fresh {
+        let part = part_of(shards);
+        let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
+        (0..shards)
+            .map(|_| target.state(&part, rows.next().map(|(_, row)| row), now))
+            .collect::<Result<Vec<State>>>()?
+    } else {
+        // Rows of another number of shards: what they hold is shared out anew.
+        let mut sum = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
+        for (number, row) in rows {
+            let part = part_of(shards_of(number));
+            let state = target.state(&part, Some(row), now)?;
+            let state = Parts::new(&part, vec![state]).refilled(0, now);
+            sum.value += state.value;
+            sum.ts = sum.ts.max(state.ts);
+        }
+        let value = sum.value.min(limit.capacity()) / f64::from(shards);
+        vec![State { value, ..sum }; shards as usize]
+    };
+    Ok(Holding { parts: Parts::new(limit, states), in_place })
+}
+
+/// Makes the rows of a key those that the limit wants, without changing what they hold together.
+pub fn rearrange(store: &Connection, target: &Target) -> Result<()> {
+    let shards = target.limit.shards();
+    let spread = State { value: 0.0, ts: SPREAD, prior: None, log: None };
+    // Whoever rearranges locks row 0 first, so nobody else does before this transaction ends.
+    if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &spread)? {
+        return Ok(()); // somebody else has just begun: look again
+    }
+    let rows = store.lock_all(target.name, target.key)?;
+    let already_spread = rows.first().is_some_and(|(_, row)| is_spread(Some(row)));
+    let numbers: Vec<i32> = rows.iter().map(|&(number, _)| number).collect();
+    let now = guc::now();
+    let holding = holding(target, rows, now)?;
+    if holding.in_place {
+        return Ok(());
+    }
+    for &number in numbers.iter().filter(|&&number| number != 0) {
+        store.delete(target.row(number))?;
+    }
+    let states = holding.parts.states();
+    if shards == 1 {
+        return store.update(target.row(0), &states[0]);
+    }
+    if !already_spread {
+        store.update(target.row(0), &spread)?;
+    }
+    for (n, state) in states.iter().enumerate() {
+        store.insert(target.row(number(shards, n)), state)?;
+    }
+    Ok(())
+}
+
+/// One call on a limit with shards. What changes nothing is answered from a plain read of all rows.
+pub fn change(store: &Connection, target: &Target, change: Change) -> Result<Answer> {
+    for _ in 0..TRIES {
+        check_for_interrupts();
+        if let Some(answer) = one_of_two(store, target, change)? {
+            return Ok(answer);
+        }
+        let rows = store.read_all(target.name, target.key)?;
+        let now = guc::now();
+        let Holding { parts, in_place } = holding(target, rows, now)?;
+        let decision = change.decide(&target.limit, &parts, now)?;
+        let Some(after) = &decision.state else {
+            return Ok(target.answer(&decision, parts.level(now), now));
+        };
+        if !in_place {
+            rearrange(store, target)?;
+            continue;
+        }
+        let amount = after.value - parts.total(now).value;
+        // A debt is for all rows to share, and to be paid back first.
+        let in_debt = (0..parts.states().len()).any(|n| parts.available(n, now) < 0.0);
+        if after.value >= 0.0 && !in_debt {
+            if let Some(answer) = any_rich(store, target, change, &parts, now, amount)? {
+                return Ok(answer);
+            }
+            if let Some(answer) = several(store, target, &decision, parts, now, amount)? {
+                return Ok(answer);
+            }
+        }
+        if let Some(answer) = all(store, target, change)? {
+            return Ok(answer);
+        }
+    }
+    Err(store.not_written())
+}
+
+/// By how much a part can change by itself in the direction of `amount`: what it holds, or what it
+/// has room for.
+fn room(parts: &Parts, n: usize, now: Micros, amount: f64) -> f64 {
+    let available = parts.available(n, now);
+    if amount < 0.0 { available } else { parts.part().capacity() - available }
+}
+
+/// The quick way: the row that this transaction holds already, or else the better of two at random,
+/// if it is not locked and can bear the whole change.
+fn one_of_two(store: &Connection, target: &Target, change: Change) -> Result<Option<Answer>> {
+    let amount = match change {
+        Change::Take { count, .. } => -count,
+        Change::Credit { count, .. } => count,
+    };
+    let shards = target.limit.shards();
+    if amount == 0.0 {
+        return Ok(None);
+    }
+    let mine = held(target);
+    let first = mine.unwrap_or_else(|| fastrand::usize(0..shards as usize));
+    let second = (first + fastrand::usize(1..shards as usize)) % shards as usize;
+    let numbers = [number(shards, first), number(shards, second)];
+    let rows = store.read_some(target.name, target.key, &numbers)?;
+    let now = guc::now();
+    let part = target.limit.part(shards);
+    let mut states = Vec::new();
+    for wanted in numbers {
+        let row = rows.iter().find(|&&(number, _)| number == wanted);
+        let Some((_, row)) = row else { return Ok(None) };
+        states.push(target.state(&part, Some(row.clone()), now)?);
+    }
+    // The others are taken to be like the second.
+    let mut guess = vec![states[1].clone(); shards as usize];
+    guess[first] = states.swap_remove(0);
+    let guess = Parts::new(&target.limit, guess);
+    let room = |n| room(&guess, n, now, amount);
+    let better = if mine.is_some() || room(first) >= room(second) { first } else { second };
+    // Another call may get at the row in the moment before it is locked, and then this one would
+    // hold a row that doesn't suffice: so it must look rich, save where it is held already.
+    let enough = if mine.is_some() { amount.abs() } else { rich(amount) };
+    let in_debt = [first, second].iter().any(|&n| guess.available(n, now) < 0.0);
+    if room(better) < enough || in_debt {
+        return Ok(None);
+    }
+    let row = store.try_lock(target.row(number(shards, better)))?;
+    one(store, target, change, guess, better, row, amount)
+}
+
+/// How much room makes a row one that bears a change well.
+fn rich(amount: f64) -> f64 {
+    2.0 * amount.abs()
+}
+
+/// Any single row that bears the change well: one that nobody has locked, or else one that is
+/// waited for.
+fn any_rich(
+    store: &Connection,
+    target: &Target,
+    change: Change,
+    parts: &Parts,
+    now: Micros,
+    amount: f64,
+) -> Result<Option<Answer>> {
+    let shards = target.limit.shards();
+    let mut candidates = rich_rows(parts, now, amount);
+    // The first once more, to be waited for.
+    candidates.extend(candidates.first().copied());
+    for (tried, &n) in candidates.iter().enumerate() {
+        let row = target.row(number(shards, n));
+        let wait = tried + 1 == candidates.len();
+        let answer = attempt(|| {
+            let row = if wait { store.lock(row)? } else { store.try_lock(row)? };
+            one(store, target, change, parts.clone(), n, row, amount)
+        })?;
+        if answer.is_some() {
+            return Ok(answer);
+        }
+    }
+    Ok(None)
+}
+
+/// The rows that bear a change well, in no order, so that not all calls go for the same.
+fn rich_rows(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
+    let mut rows: Vec<usize> = (0..parts.states().len())
+        .filter(|&n| room(parts, n, now, amount) >= rich(amount))
+        .collect();
+    fastrand::shuffle(&mut rows);
+    rows
+}
+
+/// Makes the whole change in the `n`th row, which is locked, if it can bear it.
+fn one(
+    store: &Connection,
+    target: &Target,
+    change: Change,
+    mut parts: Parts,
+    n: usize,
+    row: Option<Row>,
+    amount: f64,
+) -> Result<Option<Answer>> {
+    let Some(row) = row else { return Ok(None) };
+    let now = guc::now();
+    let state = target.state(parts.part(), Some(row), now)?;
+    parts.states_mut()[n] = state;
+    if room(&parts, n, now, amount) < amount.abs() {
+        return Ok(None);
+    }
+    let decision = change.apply(parts.part(), &parts.states()[n], now)?;
+    let Some(state) = &decision.state else { return Ok(None) };
+    store.update(target.row(number(target.limit.shards(), n)), state)?;
+    parts.states_mut()[n] = state.clone();
+    hold(target, n);
+    Ok(Some(target.answer(&decision, parts.level(now), now)))
+}
+
+/// The fewest rows that together can bear the change, if they are not locked.
+fn several(
+    store: &Connection,
+    target: &Target,
+    decision: &Decision,
+    mut parts: Parts,
+    now: Micros,
+    amount: f64,
+) -> Result<Option<Answer>> {
+    let shards = target.limit.shards();
+    let rooms: Vec<f64> =
+        (0..shards as usize).map(|n| room(&parts, n, now, amount).max(0.0)).collect();
+    let mut order: Vec<usize> = (0..shards as usize).collect();
+    fastrand::shuffle(&mut order);
+    order.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
+    for _ in 0..ATTEMPTS {
+        let mut sum = 0.0;
+        let fewest = order.iter().position(|&n| {
+            sum += rooms[n];
+            sum >= amount.abs()
+        });
+        let Some(last) = fewest else { return Ok(None) };
+        let mut among = order[..=last].to_vec();
+        among.sort_unstable();
+        let mut taken = None;
+        let answer = attempt(|| {
+            for &n in &among {
+                let Some(row) = store.try_lock(target.row(number(shards, n)))? else {
+                    taken = Some(n);
+                    return Ok(None);
+                };
+                let state = target.state(parts.part(), Some(row), guc::now())?;
+                parts.states_mut()[n] = state;
+            }
+            let now = guc::now();
+            let held: f64 = among.iter().map(|&n| parts.available(n, now)).sum();
+            let room: f64 = among.iter().map(|&n| room(&parts, n, now, amount).max(0.0)).sum();
+            if room < amount.abs() {
+                return Ok(None);
+            }
+            let ts = parts.total(now).ts;
+            write(store, target, &mut parts, &among, now, held + amount, ts)?;
+            Ok(Some(target.answer(decision, parts.level(now), now)))
+        })?;
+        match (answer, taken) {
+            (Some(answer), _) => return Ok(Some(answer)),
+            (None, Some(taken)) => order.retain(|&n| n != taken),
+            (None, None) => return Ok(None), // emptier than they looked
+        }
+    }
+    Ok(None)
+}
+
+/// All rows, waited for one after the other: what they hold now decides.
+fn all(store: &Connection, target: &Target, change: Change) -> Result<Option<Answer>> {
+    let mut unchanged = None;
+    let answer = attempt(|| {
+        let rows = store.lock_all(target.name, target.key)?;
+        let now = guc::now();
+        let Holding { mut parts, in_place } = holding(target, rows, now)?;
+        if !in_place {
+            return Ok(None);
+        }
+        let decision = change.decide(&target.limit, &parts, now)?;
+        let Some(after) = &decision.state else {
+            unchanged = Some(target.answer(&decision, parts.level(now), now));
+            return Ok(None);
+        };
+        let among: Vec<usize> = (0..parts.states().len()).collect();
+        write(store, target, &mut parts, &among, now, after.value, after.ts)?;
+        Ok(Some(target.answer(&decision, parts.level(now), now)))
+    })?;
+    Ok(answer.or(unchanged))
+}
+
+/// What a key holds, and which of its parts are locked.
+pub struct Locked<'a> {
+    pub parts: Parts<'a>,
+    pub among: Vec<usize>,
+}
+
+/// Locks rows of a key that bear a change of `amount` tokens: one that looks as if it did, where
+/// `sparing`, or else all. Returns what the key holds now, and which parts of it are locked; nothing
+/// where another session's row came first.
+pub fn lock<'a>(
+    store: &Connection,
+    target: &'a Target,
+    looked: Parts<'a>,
+    amount: f64,
+    sparing: bool,
+) -> Result<Option<Locked<'a>>> {
+    let shards = target.limit.shards();
+    if shards == 1 {
+        let id = target.row(0);
+        let row = match store.lock(id)? {
+            None => {
+                // Marked as reset: it counts as no row until it is written.
+                let reset = State { value: f64::INFINITY, ts: guc::now(), prior: None, log: None };
+                if !store.insert(id, &reset)? {
+                    return Ok(None);
+                }
+                None
+            }
+            Some(row) if is_spread(Some(&row)) => {
+                rearrange(store, target)?;
+                store.lock(id)?
+            }
+            row => row,
+        };
+        let state = target.state(&target.limit, row, guc::now())?;
+        return Ok(Some(Locked { parts: Parts::new(&target.limit, vec![state]), among: vec![0] }));
+    }
+    let now = guc::now();
+    let mut parts = looked;
+    if sparing && parts.total(now).value + amount >= 0.0 {
+        let rows = match held(target) {
+            Some(n) if room(&parts, n, now, amount) >= amount.abs() => vec![n],
+            _ => rich_rows(&parts, now, amount),
+        };
+        for &n in &rows {
+            if let Some(row) = store.try_lock(target.row(number(shards, n)))? {
+                parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+                hold(target, n);
+                return Ok(Some(Locked { parts, among: vec![n] }));
+            }
+        }
+    }
+    let among = (0..shards as usize).collect();
+    let rows = store.lock_all(target.name, target.key)?;
+    let mut locked = holding(target, rows, guc::now())?;
+    if !locked.in_place {
+        rearrange(store, target)?;
+        let rows = store.lock_all(target.name, target.key)?;
+        locked = holding(target, rows, guc::now())?;
+    }
+    Ok(locked.in_place.then_some(Locked { parts: locked.parts, among }))
+}
+
+/// Spreads tokens over the rows of `among`, which are locked, and stores what has changed.
+pub fn write(
+    store: &Connection,
+    target: &Target,
+    parts: &mut Parts,
+    among: &[usize],
+    now: Micros,
+    tokens: f64,
+    ts: Micros,
+) -> Result<()> {
+    let before = parts.states().to_vec();
+    parts.spread(among, now, tokens, ts);
+    for &n in among {
+        let state = &parts.states()[n];
+        if *state != before[n] {
+            store.update(target.row(number(target.limit.shards(), n)), state)?;
+        }
+    }
+    Ok(())
+}
+
+/// Which rows the current transaction took from, by limit. A hint: after ROLLBACK TO SAVEPOINT a
+/// row may be another's again.
+struct Held {
+    transaction: pg_sys::TimestampTz,
+    rows: HashMap<u64, usize>,
+}
+
+thread_local! {
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+fn transaction() -> pg_sys::TimestampTz {
+    // SAFETY: reads the state of the transaction; two of a session hardly begin at one microsecond.
+    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+}
+
+fn hash(target: &Target) -> u64 {
+    xxh64(target.key, xxh64(target.name, u64::from(target.limit.shards())))
+}
+
+fn held(target: &Target) -> Option<usize> {
+    HELD.with_borrow(|held| {
+        let held = held.as_ref().filter(|held| held.transaction == transaction())?;
+        held.rows.get(&hash(target)).copied().filter(|&n| n < target.limit.shards() as usize)
+    })
+}
+
+fn hold(target: &Target, n: usize) {
+    let transaction = transaction();
+    HELD.with_borrow_mut(|held| {
+        if held.as_ref().is_none_or(|held| held.transaction != transaction) {
+            *held = Some(Held { transaction, rows: HashMap::new() });
+        }
+        if let Some(held) = held {
+            if held.rows.len() >= REMEMBERED {
+                held.rows.clear();
+            }
+            held.rows.insert(hash(target), n);
+        }
+    });
+}
