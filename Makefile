@@ -7,7 +7,7 @@ export PG PG_CONFIG ONLY TESTS
 .PHONY: help run test install lint clean
 help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
-	@echo 'make test      every test; ONLY=rust|regress|isolation|server for a part of them,'
+	@echo 'make test      every test; ONLY=rust|regress|isolation|server|clients for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
 	@echo 'make lint      formatting, clippy, tests without expected output or reason to skip'
 	@echo 'make install   build and install into the PostgreSQL of PG_CONFIG=/path/to/pg_config'

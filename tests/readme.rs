@@ -1,4 +1,5 @@
-//! Every SQL block of the README runs, in order, and prints what the README shows after it.
+//! Every SQL block of the README runs, in order, and prints what the README shows after it; what it
+//! shows of a program in another language stands in that program.
 //!
 //! Blocks run in one database, each in a psql of its own, at a fixed time, so that a reader who
 //! types them one after the other sees the same but for the times.
@@ -90,4 +91,23 @@ fn every_example_prints_what_the_readme_shows() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     psql(&server, "postgres", "DROP DATABASE readme; DROP ROLE app;");
+}
+
+#[test]
+fn every_snippet_stands_in_a_program_that_is_tested() {
+    let readme = include_str!("../README.md");
+    for (language, file, program) in [
+        ("python", "python.py", include_str!("clients/python.py")),
+        ("js", "node.mjs", include_str!("clients/node.mjs")),
+        ("rust", "rust.rs", include_str!("clients/rust.rs")),
+        ("bash", "shell.sh", include_str!("clients/shell.sh")),
+    ] {
+        let snippets: Vec<&str> = readme.split(&format!("\n```{language}\n")).skip(1).collect();
+        assert!(!snippets.is_empty(), "the README shows nothing of {file}");
+        assert!(readme.contains(&format!("(tests/clients/{file})")), "no link to {file}");
+        for snippet in snippets {
+            let (snippet, _) = snippet.split_once("```\n").expect("the block ends");
+            assert!(program.contains(snippet), "this is not in {file}:\n{snippet}");
+        }
+    }
 }

@@ -1,0 +1,87 @@
+// ratelimit from Node, with pg, on what setup.sql prepares.
+//
+// Connects with libpq's variables (PGHOST, PGUSER, PGDATABASE, …), as a role that has EXECUTE on
+// rl_limit, rl_check and rl_credit. Every claim is asserted: it fails where one does not hold.
+
+import assert from 'node:assert/strict';
+import pg from 'pg';
+
+const pool = new pg.Pool();
+
+// BEGIN … COMMIT on one connection. An error in work rolls back, and the token is back too.
+async function transaction(work) {
+  const client = await pool.connect();
+  try {
+    await client.query('BEGIN');
+    const result = await work(client);
+    await client.query('COMMIT');
+    return result;
+  } catch (error) {
+    await client.query('ROLLBACK');
+    throw error;
+  } finally {
+    client.release();
+  }
+}
+
+const sendMessage = (user, body) => transaction(async (client) => {
+  // FROM: one call. ::text: the key is text, whatever user is.
+  const take = "SELECT ok, retry_after, retry_at FROM rl_limit('sendMessage', $1::text)";
+  const [limit] = (await client.query(take, [user])).rows;
+  if (limit.ok) await client.query('INSERT INTO messages VALUES ($1, $2)', [user, body]);
+  return limit;
+});
+
+// A denial is an error here, and takes the whole transaction with it.
+const sendOrThrow = (user, body) => transaction(async (client) => {
+  await client.query('INSERT INTO messages VALUES ($1, $2)', [user, body]);
+  await client.query("SELECT ok FROM rl_limit('sendMessage', $1::text, throws => true)", [user]);
+});
+
+// Takes the tokens of a job in advance, and stores when to run it: without a retry_at, at once.
+// One statement, so one transaction. No row: too much is reserved already.
+const SCHEDULE = `
+  INSERT INTO jobs (owner, estimate, run_at)
+  SELECT $1::bigint, $2, coalesce(retry_at, now())
+  FROM rl_limit('llmTokens', $1::text, count => $2, reserve => true) WHERE ok
+  RETURNING id`;
+// The job is done: gives back what it did not use, in the statement that deletes it.
+const SETTLE = `
+  WITH done AS (DELETE FROM jobs WHERE id = $1 RETURNING owner, estimate)
+  SELECT remaining FROM done, LATERAL rl_credit('llmTokens', owner::text, estimate - $2)`;
+
+const row = async (sql, values) => (await pool.query(sql, values)).rows[0];
+const { id: user } = await row("INSERT INTO users (name) VALUES ('grace') RETURNING id");
+
+// 1. An empty message breaks a constraint: the transaction rolls back, and no token is gone.
+await assert.rejects(sendMessage(user, ''), { code: '23514' });
+const check = "SELECT remaining FROM rl_check('sendMessage', $1::text)";
+assert.equal((await row(check, [user])).remaining, 3);
+
+// 2. Three pass; the fourth is denied, by an ordinary row that says when to try again.
+for (const body of ['one', 'two', 'three']) assert((await sendMessage(user, body)).ok);
+const { ok, retry_after, retry_at } = await sendMessage(user, 'one too many');
+assert(!ok && 80_000 < retry_after && retry_after <= 86_400);
+console.log(`denied: Retry-After: ${Math.ceil(retry_after)}, at ${retry_at.toISOString()}`);
+// A Date holds whole milliseconds, and so does retry_at: nothing is cut off.
+const same = "SELECT retry_at = $2 AS same FROM rl_check('sendMessage', $1::text)";
+assert((await row(same, [user, retry_at])).same);
+
+// 3. The same as an error. retryAfter is in milliseconds, null where it can never pass.
+const error = await sendOrThrow(user, 'one too many').catch((error) => error);
+assert.equal(error?.code, 'PT429');
+const { retryAfter } = JSON.parse(error.detail);
+assert(80_000_000 < retryAfter && retryAfter <= 86_400_000);
+const sent = await pool.query('SELECT body FROM messages WHERE author = $1', [user]);
+assert.deepEqual(sent.rows.map(({ body }) => body), ['one', 'two', 'three']);
+
+// 4. Of 1,000 tokens, the first job runs now, the second when there are as many again, and a
+// third would be too much.
+const jobs = [];
+for (const estimate of [800, 800, 800]) jobs.push(await row(SCHEDULE, [user, estimate]));
+const due = await pool.query('SELECT id FROM jobs WHERE owner = $1 AND run_at <= now()', [user]);
+assert.deepEqual(due.rows, [jobs[0]]);
+assert(jobs[1] !== undefined && jobs[2] === undefined);
+assert.equal((await row(SETTLE, [jobs[0].id, 500])).remaining, 1000 - 800 - 800 + (800 - 500));
+
+await pool.end();

@@ -1,0 +1,82 @@
+"""ratelimit from Python, with psycopg 3, on what setup.sql prepares.
+
+Connects with libpq's variables (PGHOST, PGUSER, PGDATABASE, …), as a role that has EXECUTE on
+rl_limit, rl_check and rl_credit. Every claim is asserted: it fails where one does not hold.
+"""
+
+import json
+import math
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+
+def send_message(conn, user, body):
+    with conn.transaction():  # an exception rolls back, and the token is back too
+        # FROM: one call. ::text: psycopg sends an int as an int, and the key is text.
+        take = "SELECT ok, retry_after, retry_at FROM rl_limit('sendMessage', %s::text)"
+        limit = conn.execute(take, [user]).fetchone()
+        if limit.ok:
+            conn.execute("INSERT INTO messages VALUES (%s, %s)", [user, body])
+        return limit
+
+
+def send_or_raise(conn, user, body):
+    """A denial is an error here, and takes the whole transaction with it."""
+    with conn.transaction():
+        conn.execute("INSERT INTO messages VALUES (%s, %s)", [user, body])
+        conn.execute("SELECT ok FROM rl_limit('sendMessage', %s::text, throws => true)", [user])
+
+
+# Takes the tokens of a job in advance, and stores when to run it: without a retry_at, at once.
+# One statement, so one transaction. No row: too much is reserved already.
+SCHEDULE = """
+    INSERT INTO jobs (owner, estimate, run_at)
+    SELECT %(user)s, %(estimate)s, coalesce(retry_at, now())
+    FROM rl_limit('llmTokens', %(user)s::text, count => %(estimate)s, reserve => true) WHERE ok
+    RETURNING id"""
+# The job is done: gives back what it did not use, in the statement that deletes it.
+SETTLE = """
+    WITH done AS (DELETE FROM jobs WHERE id = %(job)s RETURNING owner, estimate)
+    SELECT remaining FROM done, LATERAL rl_credit('llmTokens', owner::text, estimate - %(used)s)"""
+
+# autocommit: else conn.transaction() is a savepoint, and the limit stays locked until conn.commit().
+with psycopg.connect(autocommit=True, row_factory=namedtuple_row) as conn:
+    user = conn.execute("INSERT INTO users (name) VALUES ('ada') RETURNING id").fetchone().id
+
+    # 1. An empty message breaks a constraint: the transaction rolls back, and no token is gone.
+    try:
+        send_message(conn, user, "")
+        raise AssertionError("an empty message was sent")
+    except psycopg.errors.CheckViolation:
+        pass
+    check = "SELECT remaining FROM rl_check('sendMessage', %s::text)"
+    assert conn.execute(check, [user]).fetchone().remaining == 3
+
+    # 2. Three pass; the fourth is denied, by an ordinary row that says when to try again.
+    assert all(send_message(conn, user, body).ok for body in ["one", "two", "three"])
+    denied = send_message(conn, user, "one too many")
+    assert not denied.ok and 80_000 < denied.retry_after <= 86_400
+    print(f"denied: Retry-After: {math.ceil(denied.retry_after)}, at {denied.retry_at}")
+    check = "SELECT retry_at = %s AS same FROM rl_check('sendMessage', %s::text)"
+    assert conn.execute(check, [denied.retry_at, user]).fetchone().same, "it changed on its way"
+
+    # 3. The same as an error. retryAfter is in milliseconds, null where it can never pass.
+    try:
+        send_or_raise(conn, user, "one too many")
+        raise AssertionError("it passed")
+    except psycopg.Error as error:
+        if error.sqlstate != "PT429":
+            raise
+        retry_ms = json.loads(error.diag.message_detail)["retryAfter"]
+    assert 80_000_000 < retry_ms <= 86_400_000
+    sent = conn.execute("SELECT body FROM messages WHERE author = %s", [user]).fetchall()
+    assert [message.body for message in sent] == ["one", "two", "three"]
+
+    # 4. Of 1,000 tokens, the first job runs now, the second when there are as many again, and a
+    # third would be too much.
+    jobs = [conn.execute(SCHEDULE, {"user": user, "estimate": 800}).fetchone() for _ in range(3)]
+    due = conn.execute("SELECT id FROM jobs WHERE owner = %s AND run_at <= now()", [user]).fetchall()
+    assert due == [jobs[0]] and jobs[1] is not None and jobs[2] is None
+    settled = conn.execute(SETTLE, {"job": jobs[0].id, "used": 500}).fetchone()
+    assert settled.remaining == 1000 - 800 - 800 + (800 - 500)

@@ -1,0 +1,22 @@
+-- What the programs beside this file find: the limits, two tables, and the ordinary role that they
+-- connect as. A migration would run this once, as the owner of the database; here scripts/test
+-- does, in a database of its own. The windows are long, so that nothing refills while a test runs.
+CREATE EXTENSION ratelimit;
+
+-- 3 messages a day for each user; the day begins with the first of them.
+SELECT rl_define('sendMessage', rl_fixed_window(rate => 3, period => '1 day', first_request => true));
+-- 1,000 tokens a day, and as many ahead of time for work that is done later.
+SELECT rl_define('llmTokens', rl_fixed_window(rate => 1000, period => '1 day', max_reserved => 1000, first_request => true));
+
+CREATE TABLE users (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL);
+CREATE TABLE messages (author bigint REFERENCES users, body text NOT NULL CHECK (body <> ''));
+CREATE TABLE jobs (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    owner bigint REFERENCES users,
+    estimate double precision NOT NULL, -- tokens taken for it in advance
+    run_at timestamptz NOT NULL);       -- not before
+
+CREATE ROLE client LOGIN;
+GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_credit TO client;
+GRANT SELECT, INSERT ON users, messages TO client;
+GRANT SELECT, INSERT, DELETE ON jobs TO client;
