@@ -93,6 +93,14 @@ LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_sliding_log';
 COMMENT ON FUNCTION @extschema@.rl_sliding_log IS 'config of a sliding log: at most rate tokens in any period, exactly';
 
+-- Volatile: it reads the latest definitions, and the clock.
+CREATE FUNCTION @extschema@.rl_headers(
+    name text, result @extschema@.rl_result, style text DEFAULT 'ietf', config jsonb DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_headers';
+COMMENT ON FUNCTION @extschema@.rl_headers IS 'the outcome of a call as HTTP headers: style ietf, github or postgrest';
+
 CREATE FUNCTION @extschema@.rl_calculate(
     config jsonb, state jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false,
     OUT ok boolean, OUT retry_after double precision, OUT retry_at timestamptz,

@@ -1,22 +1,31 @@
 //! The SQL functions: unpack the arguments, make one call, shape the row. What each of them does
 //! is said in its COMMENT (sql/functions.sql) and in the README.
 
+use std::ops::RangeInclusive;
+
 use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::{self, BOOLOID, FLOAT8OID, JSONBOID, TIMESTAMPTZOID};
 
 use crate::algorithm::{Micros, decide};
-use crate::call::{Call, sql_function};
+use crate::call::{Call, Composite, sql_function};
 use crate::catalog;
-use crate::config::{self, Given};
+use crate::config::{self, Given, MAX_TOKENS, float_text, shortened};
 use crate::definitions;
 use crate::error::{Error, Result};
+use crate::guc;
+use crate::headers::{self, Style};
 use crate::limit_all::{self, Outcome};
 use crate::limiter::{self, Answer, Request, check_count};
 use crate::postgres::{
     float_datum, jsonb_datum, jsonb_from_json, refuse_parallel, refuse_read_only, server_text,
-    text_datum, to_timestamptz, utf8,
+    text_datum, to_timestamptz, utf8, utf8_bytes,
 };
 use crate::requests;
 use crate::state;
+
+/// The columns of rl_result.
+const RL_RESULT: [BuiltinOid; 6] =
+    [BOOLOID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, FLOAT8OID, TIMESTAMPTZOID];
 
 sql_function!(
     /// `rl_limit(name, key, count, reserve, throws, config)`. 25006 in a read-only transaction,
@@ -40,7 +49,7 @@ sql_function!(
     /// `rl_limit`.
     rl_credit, pg_finfo_rl_credit, |call| {
         refuse_read_only(c"rl_credit()")?;
-        call.row_type()?;
+        call.row_type(&RL_RESULT)?;
         let request = Request {
             name: name(call, 0)?,
             key: key(call, 1)?,
@@ -147,9 +156,29 @@ sql_function!(
 );
 
 sql_function!(
+    /// `rl_headers(name, result, style, config)`: an outcome as HTTP headers. The definition is the
+    /// name's own, since there is no key to look for an override; 22004, 22023, 42704.
+    rl_headers, pg_finfo_rl_headers, |call| {
+        refuse_parallel(c"rl_headers()")?;
+        let name = name(call, 0)?;
+        let (outcome, now) = outcome(&required(call.composite(1), "result")?)?;
+        let style = style(&utf8(required(call.text(2), "style")?))?;
+        let limit = match call.jsonb(3) {
+            Some(config) => definitions::inline(config)?,
+            None => definitions::resolve(&*catalog::current(call.function())?, name, b"", None)?,
+        };
+        // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.
+        let now = now.unwrap_or_else(|| guc::now().ceil_to_millis());
+        let headers = headers::headers(style, utf8_bytes(name), &limit, &outcome, now);
+        Ok(jsonb_datum(headers).unwrap_or(pg_sys::Datum::from(0)))
+    }
+);
+
+sql_function!(
     /// `rl_calculate(config, state, at, count, reserve)`: the algorithm, exact to the
     /// microsecond; 22004, 22023.
     rl_calculate, pg_finfo_rl_calculate, |call| {
+        call.row_type(&[BOOLOID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, JSONBOID])?;
         let limit = definitions::inline(required(call.jsonb(0), "config")?)?;
         let at = finite(required(call.timestamptz(2), "at")?, "at")?;
         let count = required(call.float(3), "count")?;
@@ -197,7 +226,7 @@ fn answer(
     call: &mut Call,
     make: fn(pg_sys::Oid, &Request) -> Result<Answer>,
 ) -> Result<pg_sys::Datum> {
-    call.row_type()?;
+    call.row_type(&RL_RESULT)?;
     let request = Request {
         name: name(call, 0)?,
         key: key(call, 1)?,
@@ -298,6 +327,45 @@ fn answer_all(
         ]
     });
     call.rows(rows)
+}
+
+/// What an rl_result tells, which may have been made by hand, and when that was, if it tells.
+fn outcome(result: &Composite) -> Result<(headers::Outcome, Option<Micros>)> {
+    let number =
+        |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column)? {
+            Some(value) if !range.contains(&value) => Err(Error::InvalidArgument {
+                argument,
+                value: float_text(value),
+                allowed: allowed.into(),
+            }),
+            value => Ok(value),
+        };
+    let time =
+        |column, argument| result.timestamptz(column)?.map(|at| finite(at, argument)).transpose();
+    const RETRY_AFTER: &str = "a number of seconds from 0 to 1e13, or NULL";
+    let retry_after = number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?
+        .map(|seconds| Micros::from_millis(seconds * 1e3));
+    let retry_at = time(c"retry_at", "result.retry_at")?;
+    let remaining =
+        number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, "a finite number")?;
+    let capacity =
+        number(c"capacity", "result.capacity", 0.0..=MAX_TOKENS, "a number from 0 to 1e15")?;
+    let outcome = headers::Outcome {
+        ok: required(result.bool(c"ok")?, "result.ok")?,
+        retry_after,
+        remaining: required(remaining, "result.remaining")?,
+        capacity: required(capacity, "result.capacity")?,
+        reset_at: time(c"reset_at", "result.reset_at")?,
+    };
+    Ok((outcome, retry_at.zip(retry_after).map(|(at, wait)| at.minus(wait))))
+}
+
+fn style(text: &str) -> Result<Style> {
+    Style::parse(text).ok_or_else(|| Error::InvalidArgument {
+        argument: "style",
+        value: format!("'{}'", shortened(text)),
+        allowed: Style::ALLOWED.into(),
+    })
 }
 
 /// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait

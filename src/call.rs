@@ -13,6 +13,7 @@ use pgrx::{PgTryBuilder, pg_sys};
 
 use crate::algorithm::Micros;
 use crate::error::{Error, Report, Result};
+use crate::guc::{self, ErrorStyle};
 use crate::postgres::{Jsonb, from_timestamptz, jsonb, varlena_bytes};
 
 /// Declares an SQL function: the version-1 record, and an entry point that raises what `$body`, a
@@ -92,7 +93,10 @@ fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&mut Call) -> Result<pg_sys::D
     LAST_SQLSTATE.set(0);
     PgTryBuilder::new(|| match body(&mut Call { fcinfo }) {
         Ok(datum) => Outcome::Value(datum),
-        Err(error) => Outcome::Raise(plain(error.report())),
+        Err(error) => Outcome::Raise(plain(match guc::error_style() {
+            ErrorStyle::Pt429 => error.report(),
+            ErrorStyle::Pgrst => error.report_for_postgrest(),
+        })),
     })
     .catch_others(|caught| match caught {
         // Raised by Postgres or by user code below us, a trigger say. XX000 is also what pgrx makes
@@ -229,10 +233,7 @@ impl Call {
 
     /// A timestamptz argument; `None` within for an infinite one.
     pub fn timestamptz(&self, n: usize) -> Option<Option<Micros>> {
-        self.arg(n).map(|datum| match datum.value() as i64 {
-            i64::MIN | i64::MAX => None,
-            timestamp => Some(from_timestamptz(timestamp)),
-        })
+        self.arg(n).map(instant)
     }
 
     /// An interval argument: its months, its days and its microseconds.
@@ -241,6 +242,28 @@ impl Call {
         self.arg(n).map(|datum| unsafe {
             let interval = &*datum.cast_mut_ptr::<pg_sys::Interval>();
             (interval.month, interval.day, interval.time)
+        })
+    }
+
+    /// A composite argument.
+    pub fn composite(&self, n: usize) -> Option<Composite> {
+        // SAFETY: the argument is a composite; detoasted, and with a copy of the description of the
+        // type that it says it has, it lives in the call's memory context.
+        self.arg(n).map(|datum| unsafe {
+            let header: pg_sys::HeapTupleHeader =
+                pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
+            let r#type = (*header).t_choice.t_datum;
+            Composite {
+                row: pg_sys::HeapTupleData {
+                    t_len: pgrx::varsize(header.cast()) as u32,
+                    t_data: header,
+                    ..Default::default()
+                },
+                descriptor: pg_sys::lookup_rowtype_tupdesc_copy(
+                    r#type.datum_typeid,
+                    r#type.datum_typmod,
+                ),
+            }
         })
     }
 
@@ -260,19 +283,27 @@ impl Call {
         }
     }
 
-    /// The description of the rows that the function is declared to return, looked up once for a
-    /// call site. To be asked for before anything waits: afterwards the function may be gone.
+    /// The description of the rows that the function is declared to return, which must be `columns`;
+    /// looked up once for a call site. To be asked for before anything waits: afterwards the
+    /// function may be gone.
     ///
     /// # Errors
     /// [`Error::Declaration`] where it is declared to return something else.
-    pub fn row_type(&mut self) -> Result<pg_sys::TupleDesc> {
+    pub fn row_type(&mut self, columns: &[pg_sys::BuiltinOid]) -> Result<pg_sys::TupleDesc> {
         // SAFETY: fn_extra is ours to use, and what it points to lives as long as flinfo.
         unsafe {
             let flinfo = &mut *(*self.fcinfo).flinfo;
             if flinfo.fn_extra.is_null() {
                 let mut tupdesc: pg_sys::TupleDesc = std::ptr::null_mut();
                 pg_sys::get_call_result_type(self.fcinfo, std::ptr::null_mut(), &mut tupdesc);
-                if tupdesc.is_null() {
+                // Who owns the type can alter its columns.
+                let declared = |(n, column): (usize, &pg_sys::BuiltinOid)| {
+                    pg_sys::SPI_gettypeid(tupdesc, n as c_int + 1) == column.value()
+                };
+                if tupdesc.is_null()
+                    || (*tupdesc).natts as usize != columns.len()
+                    || !columns.iter().enumerate().all(declared)
+                {
                     return Err(Error::Declaration);
                 }
                 let caller = pg_sys::MemoryContextSwitchTo(flinfo.fn_mcxt);
@@ -284,12 +315,16 @@ impl Call {
         }
     }
 
-    /// Shapes a composite result.
+    /// Shapes a composite result of the columns that [`row_type`](Call::row_type) was asked for.
     ///
     /// # Errors
-    /// [`Error::Declaration`] where the row is declared with other columns.
+    /// [`Error::Declaration`] where it was not, or for another number of them.
     pub fn row(&mut self, fields: &[Option<pg_sys::Datum>]) -> Result<pg_sys::Datum> {
-        let tupdesc = self.row_type()?;
+        // SAFETY: fn_extra is what row_type put there, or null.
+        let tupdesc: pg_sys::TupleDesc = unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast() };
+        if tupdesc.is_null() {
+            return Err(Error::Declaration);
+        }
         let mut nulls: Vec<bool> = fields.iter().map(Option::is_none).collect();
         let mut values: Vec<pg_sys::Datum> =
             fields.iter().map(|field| field.unwrap_or(pg_sys::Datum::from(0))).collect();
@@ -338,6 +373,68 @@ impl Call {
     }
 }
 
+/// A timestamptz as an instant; `None` for an infinite one.
+fn instant(datum: pg_sys::Datum) -> Option<Micros> {
+    match datum.value() as i64 {
+        i64::MIN | i64::MAX => None,
+        timestamp => Some(from_timestamptz(timestamp)),
+    }
+}
+
+/// A column of a row by its name; `None` where it is NULL. The type is checked: who owns a table or
+/// a type can alter its columns.
+///
+/// # Safety
+/// The row is one of the descriptor's.
+unsafe fn column(
+    row: pg_sys::HeapTuple,
+    descriptor: pg_sys::TupleDesc,
+    column: &CStr,
+    of: pg_sys::BuiltinOid,
+) -> Result<Option<pg_sys::Datum>> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let number = pg_sys::SPI_fnumber(descriptor, column.as_ptr());
+        if number <= 0 || pg_sys::SPI_gettypeid(descriptor, number) != of.value() {
+            return Err(Error::AlteredColumn { column: column.to_string_lossy().into() });
+        }
+        let mut is_null = false;
+        let datum = pg_sys::heap_getattr(row, number, descriptor, &mut is_null);
+        Ok((!is_null).then_some(datum))
+    }
+}
+
+/// A composite value. Its columns are `None` where they are NULL, and [`Error::AlteredColumn`] where
+/// the type has no such column of that type.
+pub struct Composite {
+    row: pg_sys::HeapTupleData,
+    descriptor: pg_sys::TupleDesc,
+}
+
+impl Composite {
+    fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
+        // SAFETY: the description is that of the row's type, and the row is only read.
+        unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }
+    }
+
+    /// A boolean column.
+    pub fn bool(&self, name: &CStr) -> Result<Option<bool>> {
+        let datum = self.field(name, pg_sys::BuiltinOid::BOOLOID)?;
+        Ok(datum.map(|datum| datum.value() as u8 != 0))
+    }
+
+    /// A double precision column.
+    pub fn float(&self, name: &CStr) -> Result<Option<f64>> {
+        let datum = self.field(name, pg_sys::BuiltinOid::FLOAT8OID)?;
+        Ok(datum.map(|datum| f64::from_bits(datum.value() as u64)))
+    }
+
+    /// A timestamptz column; `None` within for an infinite one.
+    pub fn timestamptz(&self, name: &CStr) -> Result<Option<Option<Micros>>> {
+        Ok(self.field(name, pg_sys::BuiltinOid::TIMESTAMPTZOID)?.map(instant))
+    }
+}
+
 /// The firing of a trigger.
 pub struct Trigger<'a>(&'a pg_sys::TriggerData);
 
@@ -360,23 +457,13 @@ impl Trigger<'_> {
     }
 
     /// A column of the new row by its name; `None` where it is NULL, or where there is no row.
-    fn field(&self, column: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
+    fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         let row = self.new_row();
         if row.is_null() {
             return Ok(None);
         }
-        // SAFETY: the row belongs to the relation. The type is checked: the table's owner can alter
-        // a column, and put the trigger elsewhere.
-        unsafe {
-            let descriptor = (*self.0.tg_relation).rd_att;
-            let number = pg_sys::SPI_fnumber(descriptor, column.as_ptr());
-            if number <= 0 || pg_sys::SPI_gettypeid(descriptor, number) != of.value() {
-                return Err(Error::AlteredColumn { column: column.to_string_lossy().into() });
-            }
-            let mut is_null = false;
-            let datum = pg_sys::heap_getattr(row, number, descriptor, &mut is_null);
-            Ok((!is_null).then_some(datum))
-        }
+        // SAFETY: the row belongs to the relation, on which its owner can put the trigger anywhere.
+        unsafe { column(row, (*self.0.tg_relation).rd_att, name, of) }
     }
 
     /// A text column of the new row.

@@ -191,6 +191,31 @@ impl Error {
     }
 }
 
+impl Error {
+    /// The report of this error where PostgREST is to answer it: a denial in the form that PostgREST
+    /// takes status, headers and body from, any other error as it is.
+    pub fn report_for_postgrest(self) -> Report {
+        let Error::RateLimited { retry_after, .. } = self else { return self.report() };
+        let report = self.report();
+        let headers = match retry_after {
+            Some(wait) => json!({ "Retry-After": wait.ceil_to_secs().to_string() }),
+            None => json!({}),
+        };
+        let body = json!({
+            "code": "PT429",
+            "message": report.message,
+            "details": report.detail,
+            "hint": report.hint,
+        });
+        Report {
+            sqlstate: *b"PGRST",
+            message: body.to_string(),
+            detail: Some(json!({ "status": 429, "headers": headers }).to_string()),
+            hint: None,
+        }
+    }
+}
+
 fn config_report(what: &str, error: ConfigError) -> Report {
     let (sqlstate, what) = if error.unsupported {
         (*b"0A000", "not supported yet in a rate limit config")

@@ -4,12 +4,22 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use pgrx::pg_sys;
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 use crate::algorithm::Micros;
 use crate::config::parse_instant;
 use crate::postgres::system_time;
 
+/// How a denial is raised with `throws`.
+#[derive(Clone, Copy, PostgresGucEnum)]
+pub enum ErrorStyle {
+    #[name = c"pt429"]
+    Pt429,
+    #[name = c"pgrst"]
+    Pgrst,
+}
+
+static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
 static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 
 thread_local! {
@@ -22,8 +32,21 @@ pub fn now() -> Micros {
     FIXED.get().unwrap_or_else(system_time)
 }
 
+/// What `ratelimit.error_style` says.
+pub fn error_style() -> ErrorStyle {
+    ERROR_STYLE.get()
+}
+
 /// Declares the settings; called once, when the library is loaded.
 pub fn init() {
+    GucRegistry::define_enum_guc(
+        c"ratelimit.error_style",
+        c"How the rate limiter raises a denial, with throws.",
+        c"pt429: as SQLSTATE PT429; pgrst: in PostgREST's own form, with a Retry-After header.",
+        &ERROR_STYLE,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
     // SAFETY: the hooks are C functions that live as long as the library.
     unsafe {
         GucRegistry::define_string_guc_with_hooks(

@@ -13,6 +13,7 @@ mod catalog;
 mod definitions;
 mod error;
 mod guc;
+mod headers;
 mod limit_all;
 mod limiter;
 mod postgres;

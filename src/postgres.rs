@@ -123,11 +123,17 @@ pub fn server_text(text: &str) -> Vec<u8> {
 
 /// Text of the server's encoding as UTF-8.
 pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(utf8_bytes(bytes))
+}
+
+/// The bytes of a text of the server's encoding in UTF-8; those of SQL_ASCII as they are.
+pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
     if is_sql_ascii() {
-        return String::from_utf8_lossy(bytes); // could be anything, and a conversion would refuse it
+        return bytes; // could be anything, and a conversion would refuse it
     }
-    // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string.
-    let converted = unsafe {
+    // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string,
+    // which lives as long as the current memory context.
+    unsafe {
         let source = bytes.as_ptr().cast::<c_char>();
         let target = pg_sys::pg_server_to_any(
             source,
@@ -135,8 +141,7 @@ pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
             pg_sys::pg_enc::PG_UTF8 as c_int,
         );
         if target.cast_const() == source { bytes } else { CStr::from_ptr(target).to_bytes() }
-    };
-    String::from_utf8_lossy(converted)
+    }
 }
 
 /// A text in Postgres memory.

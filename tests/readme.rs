@@ -2,7 +2,8 @@
 //! shows of a program in another language stands in that program.
 //!
 //! Blocks run in one database, each in a psql of its own, at a fixed time, so that a reader who
-//! types them one after the other sees the same but for the times.
+//! types them one after the other sees the same but for the times. A recipe that begins with its own
+//! CREATE EXTENSION has a database of its own.
 
 use std::process::{Command, Stdio};
 
@@ -10,8 +11,12 @@ use std::io::Write;
 
 const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezone = 'UTC';";
 
+/// The section whose blocks run in a database of their own.
+const RECIPE: &str = "### Supabase and PostgREST";
+
 struct Example {
     line: usize,
+    database: &'static str,
     sql: String,
     output: Option<String>,
 }
@@ -21,6 +26,7 @@ fn examples(readme: &str) -> Vec<Example> {
     let mut examples: Vec<Example> = Vec::new();
     let mut lines = readme.lines().enumerate().peekable();
     let mut after_sql = false;
+    let mut database = "readme";
     while let Some((number, line)) = lines.next() {
         let mut block = || {
             lines
@@ -32,7 +38,7 @@ fn examples(readme: &str) -> Vec<Example> {
         };
         match line {
             "```sql" => {
-                examples.push(Example { line: number + 1, sql: block(), output: None });
+                examples.push(Example { line: number + 1, database, sql: block(), output: None });
                 after_sql = true;
             }
             "```text" => {
@@ -44,7 +50,12 @@ fn examples(readme: &str) -> Vec<Example> {
                 block();
                 after_sql = false;
             }
-            _ => after_sql = false,
+            line => {
+                if line.starts_with('#') {
+                    database = if line == RECIPE { "readme_recipe" } else { "readme" };
+                }
+                after_sql = false;
+            }
         }
     }
     examples
@@ -76,11 +87,18 @@ fn every_example_prints_what_the_readme_shows() {
     let examples = examples(include_str!("../README.md"));
     assert!(examples.len() > 10, "only {} examples found", examples.len());
 
-    psql(&server, "postgres", "DROP DATABASE IF EXISTS readme; DROP ROLE IF EXISTS app;");
-    assert_eq!(psql(&server, "postgres", "CREATE DATABASE readme; CREATE ROLE app;"), "");
+    assert!(examples.iter().any(|example| example.database != "readme"), "no {RECIPE:?}");
+
+    let drop = "DROP DATABASE IF EXISTS readme; DROP DATABASE IF EXISTS readme_recipe;
+                DROP ROLE IF EXISTS app, authenticator, authenticated;";
+    let create = "CREATE DATABASE readme; CREATE DATABASE readme_recipe;
+                  CREATE ROLE app; CREATE ROLE authenticator; CREATE ROLE authenticated;";
+    psql(&server, "postgres", drop);
+    assert_eq!(psql(&server, "postgres", create), "");
     let mut wrong = Vec::new();
     for example in &examples {
-        let printed = visible(&psql(&server, "readme", &format!("{CLOCK}\n{}", example.sql)));
+        let printed =
+            visible(&psql(&server, example.database, &format!("{CLOCK}\n{}", example.sql)));
         let as_shown = match &example.output {
             Some(output) => printed == visible(output),
             None => !printed.contains("ERROR:"),
@@ -90,7 +108,7 @@ fn every_example_prints_what_the_readme_shows() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    psql(&server, "postgres", "DROP DATABASE readme; DROP ROLE app;");
+    assert_eq!(psql(&server, "postgres", drop), "");
 }
 
 #[test]

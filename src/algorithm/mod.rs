@@ -68,6 +68,12 @@ impl Micros {
         if rest == 0 { self } else { Micros(self.0.saturating_add(Self::MILLISECOND.0 - rest)) }
     }
 
+    /// In whole seconds, rounded up.
+    pub fn ceil_to_secs(self) -> i64 {
+        let rest = self.0.rem_euclid(Self::SECOND.0);
+        self.0.div_euclid(Self::SECOND.0) + i64::from(rest != 0)
+    }
+
     /// The last multiple of `period` at or before this instant.
     fn floor_to(self, period: Micros) -> Micros {
         Micros(self.0.saturating_sub(self.0.rem_euclid(period.0)))
@@ -141,6 +147,18 @@ impl Limit {
             Limit::SlidingWindow(limit) => limit.rate,
             Limit::SlidingLog(limit) => limit.rate as f64,
         }
+    }
+
+    /// What a limit gives in the long run: a rate in tokens, and the period that it is for; `None`
+    /// where that has no fixed length.
+    pub fn policy(&self) -> (f64, Option<Micros>) {
+        let (rate, period) = match self {
+            Limit::TokenBucket(limit) => (limit.rate, limit.period),
+            Limit::FixedWindow(limit) => (limit.rate, limit.period),
+            Limit::SlidingWindow(limit) => (limit.rate, limit.period),
+            Limit::SlidingLog(limit) => (limit.rate.into(), limit.period),
+        };
+        (rate, Some(period))
     }
 
     /// The kind, as a config names it.
@@ -289,6 +307,16 @@ mod tests {
             assert_eq!(Micros(micros).ceil_to_millis(), Micros(rounded));
         }
         assert_eq!(Micros(i64::MAX).ceil_to_millis(), Micros(i64::MAX));
+    }
+
+    #[test]
+    fn rounding_up_to_seconds_works_on_both_sides_of_the_epoch() {
+        for (micros, seconds) in
+            [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2), (-1, 0), (-1_000_001, -1)]
+        {
+            assert_eq!(Micros(micros).ceil_to_secs(), seconds);
+        }
+        assert_eq!(Micros(i64::MAX).ceil_to_secs(), 9_223_372_036_855);
     }
 
     #[test]

@@ -53,3 +53,14 @@ SELECT refused('INSERT INTO elsewhere VALUES (1, 2, 3)');
 \c :home
 DROP DATABASE regress_rl_altered;
 DROP ROLE regress_rl_owner;
+-- The type of the answers.
+BEGIN;
+ALTER TYPE rl_result ALTER ATTRIBUTE remaining TYPE text CASCADE;
+SELECT error_of('SELECT rl_check(''at/type'', config => rl_token_bucket(1, ''1 s''))', true);
+SELECT error_of('SELECT rl_limit(''at/type'', config => rl_token_bucket(1, ''1 s''))');
+ROLLBACK;
+BEGIN;
+ALTER TYPE rl_result ADD ATTRIBUTE more text CASCADE;
+SELECT error_of('SELECT rl_check(''at/type'', config => rl_token_bucket(1, ''1 s''))');
+ROLLBACK;
+SELECT (rl_check('at/type', config => rl_token_bucket(1, '1 s'))).ok;

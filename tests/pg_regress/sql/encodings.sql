@@ -20,6 +20,17 @@ EXCEPTION WHEN SQLSTATE 'PT429' THEN
     RAISE WARNING '% %', sqlstate, (detail::json ->> 'name') = 'caf' || chr(233);
 END
 $$;
+-- Headers are ASCII everywhere: the name's UTF-8, percent-encoded.
+SELECT rl_headers('caf' || chr(233), r), rl_headers('caf' || chr(233), r, 'github') ->> 'x-ratelimit-resource' AS resource
+FROM rl_check('caf' || chr(233), 'new') r;
+SET ratelimit.error_style = pgrst;
+DO $$
+BEGIN
+    PERFORM rl_limit('caf' || chr(233), chr(252), throws => true);
+EXCEPTION WHEN SQLSTATE 'PGRST' THEN
+    RAISE WARNING '% %', sqlstate, (sqlerrm::json ->> 'details')::json ->> 'name' = 'caf' || chr(233);
+END
+$$;
 -- A message from below that pgrx can't read keeps its SQLSTATE.
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'gr%', chr(246) USING ERRCODE = 'ZZ123'; END $$;
@@ -44,6 +55,8 @@ DO $$ BEGIN
 EXCEPTION WHEN undefined_object THEN
     RAISE WARNING '%', sqlstate;
 END $$;
+-- Bytes of no known encoding stay the bytes that they are.
+SELECT rl_headers(E'caf\351', r) FROM rl_check(E'caf\351') r;
 \c :home
 DROP DATABASE regress_rl_latin1;
 DROP DATABASE regress_rl_ascii;
