@@ -4,12 +4,12 @@
 REVOKE ALL ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
-    @extschema@.rl_undefine, @extschema@.rl_headers, @extschema@.rl_config_changed
+    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_config_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
-    @extschema@.rl_undefine, @extschema@.rl_headers
+    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers
     TO pg_database_owner WITH GRANT OPTION;
 
 -- A direct grant where it is needed. It is taken out of the extension's initial privileges again:
@@ -28,7 +28,7 @@ BEGIN
         GRANT EXECUTE ON FUNCTION
             @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
             @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
-            @extschema@.rl_undefine, @extschema@.rl_headers
+            @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers
             TO @extowner@ WITH GRANT OPTION;
         UPDATE pg_catalog.pg_init_privs AS init
         SET initprivs = (
@@ -47,6 +47,8 @@ BEGIN
             '@extschema@.rl_reset_all'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_define'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_undefine'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_status'::pg_catalog.regproc::pg_catalog.oid,
+            '@extschema@.rl_prune'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_headers'::pg_catalog.regproc::pg_catalog.oid]);
     END IF;
 END

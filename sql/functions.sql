@@ -64,6 +64,20 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME', 'rl_undefine';
 COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a named rate limit, or its override for one key; false if there was none; state stays until reset';
 
+CREATE FUNCTION @extschema@.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
+RETURNS TABLE (
+    name text, key text, kind text, remaining double precision, capacity double precision,
+    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_status';
+COMMENT ON FUNCTION @extschema@.rl_status IS 'what every rate limit in use holds now, a row a name and key; of one name or key if given';
+
+CREATE FUNCTION @extschema@.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_prune';
+COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of rows that say no more than no row would; returns how many';
+
 CREATE FUNCTION @extschema@.rl_token_bucket(
     rate double precision, period interval, capacity double precision DEFAULT NULL,
     max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL)

@@ -20,8 +20,10 @@ use crate::postgres::{
     float_datum, jsonb_datum, jsonb_from_json, refuse_parallel, refuse_read_only, server_text,
     text_datum, to_timestamptz, utf8, utf8_bytes,
 };
+use crate::prune;
 use crate::requests;
 use crate::state;
+use crate::status;
 
 /// The columns of rl_result.
 const RL_RESULT: [BuiltinOid; 6] =
@@ -114,6 +116,64 @@ sql_function!(
         let catalog = catalog::current(call.function())?;
         let was = definitions::undefine(&catalog, name(call, 0)?, key(call, 1)?)?;
         Ok(pg_sys::Datum::from(was))
+    }
+);
+
+sql_function!(
+    /// `rl_status(name, key)`; 22023, and for a bad stored config or state what `rl_check` raises.
+    rl_status, pg_finfo_rl_status, |call| {
+        refuse_parallel(c"rl_status()")?;
+        let mut rows = call.rows()?;
+        let only = (
+            call.text(0).map(valid_name).transpose()?,
+            call.text(1).map(valid_key).transpose()?,
+        );
+        status::each(call.function(), only.0, only.1, |status| {
+            let standing = status.limit.as_ref();
+            let retry_after = standing.and_then(|standing| standing.retry_after);
+            let (_, retry_at) = retry(status.as_of, retry_after, Micros::ceil_to_millis);
+            rows.put([
+                Some(text_datum(status.name)),
+                Some(text_datum(status.key)),
+                standing.map(|standing| text_datum(standing.limit.kind().as_bytes())),
+                standing.map(|standing| float_datum(standing.remaining)),
+                standing.map(|standing| float_datum(standing.limit.capacity())),
+                retry_at,
+                to_timestamptz(status.as_of).map(pg_sys::Datum::from),
+                Some(pg_sys::Datum::from(status.shards as i32)),
+                standing.map(|standing| pg_sys::Datum::from(standing.limited)),
+            ]);
+        })?;
+        Ok(call.end_of_rows())
+    }
+);
+
+sql_function!(
+    /// `rl_prune(max_rows, undefined_idle)`; 22004, 22023; 25006 in a read-only transaction.
+    rl_prune, pg_finfo_rl_prune, |call| {
+        refuse_read_only(c"rl_prune()")?;
+        let max_rows = required(call.int(0), "max_rows")?;
+        if max_rows < 1 {
+            return Err(Error::InvalidArgument {
+                argument: "max_rows",
+                value: max_rows.to_string(),
+                allowed: "a whole number from 1".into(),
+            });
+        }
+        let undefined_idle = match call.interval(1) {
+            // A month counts as 30 days, as where PostgreSQL makes a number of an interval.
+            Some((months, days, micros)) => Some(span(days.saturating_add(months.saturating_mul(30)), micros))
+                .filter(|&idle| idle >= Micros(0))
+                .map(Some)
+                .ok_or_else(|| Error::InvalidArgument {
+                    argument: "undefined_idle",
+                    value: "negative".into(),
+                    allowed: "an interval of 0 or more, or NULL".into(),
+                })?,
+            None => None,
+        };
+        let deleted = prune::prune(call.function(), i64::from(max_rows), undefined_idle)?;
+        Ok(pg_sys::Datum::from(deleted))
     }
 );
 
@@ -311,9 +371,10 @@ fn answer_all(
             capacity: answer.capacity,
         });
     }
-    let rows = list.iter().zip(&outcomes).enumerate().map(|(n, (request, outcome))| {
+    let mut rows = call.rows()?;
+    for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {
         let [retry_after, retry_at, remaining, capacity, reset_at] = columns(&outcome.answer);
-        [
+        rows.put([
             Some(pg_sys::Datum::from(n as i32 + 1)),
             Some(text_datum(request.name)),
             Some(text_datum(request.key)),
@@ -324,9 +385,9 @@ fn answer_all(
             remaining,
             capacity,
             reset_at,
-        ]
-    });
-    call.rows(rows)
+        ]);
+    }
+    Ok(call.end_of_rows())
 }
 
 /// What an rl_result tells, which may have been made by hand, and when that was, if it tells.
@@ -395,9 +456,12 @@ fn given(call: &Call) -> Result<Given> {
             allowed: "an interval without months and years, which have no fixed length".into(),
         });
     }
-    const DAY: i64 = 86_400_000_000;
-    let period = Micros(micros.saturating_add(i64::from(days).saturating_mul(DAY)));
-    Ok(Given { rate, period, ..Given::default() })
+    Ok(Given { rate, period: span(days, micros), ..Given::default() })
+}
+
+/// Days of 24 hours, and microseconds.
+fn span(days: i32, micros: i64) -> Micros {
+    Micros(micros.saturating_add(i64::from(days).saturating_mul(86_400_000_000)))
 }
 
 fn build(kind: &str, given: Given) -> Result<pg_sys::Datum> {

@@ -340,16 +340,13 @@ impl Call {
 }
 
 impl Call {
-    /// Returns a set of rows.
+    /// Begins a set of rows as the result, of N columns.
     ///
     /// # Errors
     /// [`Error::Declaration`] where the rows are declared with other columns.
-    pub fn rows<const N: usize>(
-        &mut self,
-        rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
-    ) -> Result<pg_sys::Datum> {
+    pub fn rows<const N: usize>(&mut self) -> Result<Rows<N>> {
         // SAFETY: InitMaterializedSRF raises where the caller can't take a set, and leaves a store
-        // and a description in resultinfo; the latter has as many attributes as there are fields.
+        // and a description in resultinfo, which live longer than the call.
         unsafe {
             pg_sys::InitMaterializedSRF(self.fcinfo, 0);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
@@ -357,19 +354,38 @@ impl Call {
             if (*description).natts as usize != N {
                 return Err(Error::Declaration);
             }
-            for fields in rows {
-                let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
-                let mut nulls = fields.map(|field| field.is_none());
-                pg_sys::tuplestore_putvalues(
-                    store,
-                    description,
-                    values.as_mut_ptr(),
-                    nulls.as_mut_ptr(),
-                );
-            }
-            (*self.fcinfo).isnull = true;
+            Ok(Rows { store, description })
         }
-        Ok(pg_sys::Datum::from(0))
+    }
+
+    /// What a function returns that has put its rows.
+    pub fn end_of_rows(&mut self) -> pg_sys::Datum {
+        // SAFETY: fcinfo is valid for the call.
+        unsafe { (*self.fcinfo).isnull = true };
+        pg_sys::Datum::from(0)
+    }
+}
+
+/// A set of rows of N columns that a function returns.
+pub struct Rows<const N: usize> {
+    store: *mut pg_sys::Tuplestorestate,
+    description: pg_sys::TupleDesc,
+}
+
+impl<const N: usize> Rows<N> {
+    /// Appends a row; the values are copied.
+    pub fn put(&mut self, fields: [Option<pg_sys::Datum>; N]) {
+        let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
+        let mut nulls = fields.map(|field| field.is_none());
+        // SAFETY: the description has N attributes.
+        unsafe {
+            pg_sys::tuplestore_putvalues(
+                self.store,
+                self.description,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+        }
     }
 }
 

@@ -81,7 +81,11 @@ pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
     Ok(limit)
 }
 
-fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit>>> {
+/// The definition of (name, key), or of the name; `None` where there is none.
+///
+/// # Errors
+/// 22023: a bad config.
+pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit>>> {
     let changes = catalog::definition_changes();
     if SEEN.get() != changes {
         NAMES.with_borrow_mut(HashMap::clear);

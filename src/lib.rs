@@ -17,9 +17,12 @@ mod headers;
 mod limit_all;
 mod limiter;
 mod postgres;
+mod prune;
 mod requests;
+mod scan;
 mod shards;
 mod spi;
+mod status;
 mod store;
 mod subtransaction;
 

@@ -183,6 +183,25 @@ pub fn to_nearest_timestamptz(at: Micros) -> i64 {
     at.0.saturating_sub(POSTGRES_EPOCH).clamp(MIN_TIMESTAMP, END_TIMESTAMP - 1)
 }
 
+/// Does the work in a memory context of its own, which is gone afterwards.
+pub fn in_own_memory<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: a child of the current context, so that an error frees it as well.
+    unsafe {
+        let own = pg_sys::AllocSetContextCreateInternal(
+            pg_sys::CurrentMemoryContext,
+            c"ratelimit page".as_ptr(),
+            pg_sys::ALLOCSET_DEFAULT_MINSIZE as usize,
+            pg_sys::ALLOCSET_DEFAULT_INITSIZE as usize,
+            pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize,
+        );
+        let outer = pg_sys::MemoryContextSwitchTo(own);
+        let result = work();
+        pg_sys::MemoryContextSwitchTo(outer);
+        pg_sys::MemoryContextDelete(own);
+        result
+    }
+}
+
 /// The server's clock.
 pub fn system_time() -> Micros {
     // SAFETY: reads the clock.

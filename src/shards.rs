@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
-use crate::algorithm::{Decision, Micros, Parts, State};
+use crate::algorithm::{Decision, Limit, Micros, Parts, State};
 use crate::error::Result;
 use crate::guc;
 use crate::limiter::{Answer, Change, TRIES, Target};
@@ -40,8 +40,13 @@ fn number(shards: u32, n: usize) -> i32 {
 }
 
 /// How many shards a limit has that such a row belongs to.
-fn shards_of(number: i32) -> u32 {
+pub fn shards_of(number: i32) -> u32 {
     (number / 10_000).max(1) as u32
+}
+
+/// The limit of each row of a limit that is spread over so many.
+pub fn part_of(limit: &Limit, shards: u32) -> Limit {
+    if shards == 1 { limit.clone() } else { limit.part(shards) }
 }
 
 /// What the rows of a key hold.
@@ -62,11 +67,10 @@ pub fn holding<'a>(
     rows.retain(|(_, row)| !is_spread(Some(row)));
     let wanted = (0..shards as usize).map(|n| number(shards, n));
     let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
-    let part_of = |shards: u32| if shards == 1 { limit.clone() } else { limit.part(shards) };
 
     let fresh = rows.is_empty() || !rows.iter().any(|(_, row)| limit.carries(row));
     let states = if in_place || fresh {
-        let part = part_of(shards);
+        let part = part_of(limit, shards);
         let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
         (0..shards)
             .map(|_| target.state(&part, rows.next().map(|(_, row)| row), now))
@@ -75,7 +79,7 @@ pub fn holding<'a>(
         // Rows of another number of shards: what they hold is shared out anew.
         let mut sum = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
         for (number, row) in rows {
-            let part = part_of(shards_of(number));
+            let part = part_of(limit, shards_of(number));
             let state = target.state(&part, Some(row), now)?;
             let state = Parts::new(&part, vec![state]).refilled(0, now);
             sum.value += state.value;

@@ -136,6 +136,8 @@ impl Connection<'_> {
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<u64> {
+        // SAFETY: the last result's fields were good until now.
+        unsafe { pg_sys::SPI_freetuptable(pg_sys::SPI_tuptable) };
         let plan = self.plan(statement)?;
         let mut values: Vec<pg_sys::Datum> =
             parameters.iter().map(|value| value.unwrap_or(pg_sys::Datum::from(0))).collect();
@@ -169,6 +171,33 @@ impl Connection<'_> {
         self.check_results(statement)?;
         // SAFETY: set by the statement that has just run.
         Ok(unsafe { pg_sys::SPI_processed })
+    }
+
+    /// The tuple id at which a page of the table begins, picked at random; `None` while it is empty.
+    pub fn some_page(&self) -> Option<pg_sys::Datum> {
+        // SAFETY: the table is opened and closed here; the tuple id is palloc'd.
+        unsafe {
+            let relation = pg_sys::table_open(self.table.oid, TableLock::Read as pg_sys::LOCKMODE);
+            let storage =
+                pg_sys::get_rel_relkind(self.table.oid) == pg_sys::RELKIND_RELATION as c_char;
+            let pages = match storage {
+                true => pg_sys::RelationGetNumberOfBlocksInFork(
+                    relation,
+                    pg_sys::ForkNumber::MAIN_FORKNUM,
+                ),
+                false => 0,
+            };
+            pg_sys::table_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+            if pages == 0 {
+                return None;
+            }
+            let page = fastrand::u32(0..pages);
+            let tid = pg_sys::palloc0(size_of::<pg_sys::ItemPointerData>())
+                .cast::<pg_sys::ItemPointerData>();
+            (*tid).ip_blkid.bi_hi = (page >> 16) as u16;
+            (*tid).ip_blkid.bi_lo = page as u16;
+            Some(pg_sys::Datum::from(tid))
+        }
     }
 
     /// Runs `write` until it has processed a row, or until `left` finds no row that it should have:

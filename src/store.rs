@@ -24,6 +24,13 @@ pub const SPREAD: Micros = Micros(i64::MIN);
 /// A row and its shard number.
 pub type Numbered = (i32, Row);
 
+/// A row with its name and key.
+pub struct Keyed {
+    pub name: Vec<u8>,
+    pub key: Vec<u8>,
+    pub row: Numbered,
+}
+
 /// Access to the rows, inside the caller's transaction and under the latest committed state,
 /// whatever the isolation level. What this transaction itself wrote counts as committed.
 pub trait Store {
@@ -53,6 +60,13 @@ pub trait Store {
 
     /// Overwrites a row that this transaction has locked.
     fn update(&self, id: RowId, row: &Row) -> Result<()>;
+
+    /// At most so many rows whose (name, key) comes after this one, in the order of name, key and
+    /// shard, as [`read`](Store::read) does; of one name where `within` it.
+    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>>;
+
+    /// The (name, key) of some row or other, picked at random; none where that is not to be had.
+    fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
 
     /// Deletes a row that this transaction has locked.
     fn delete(&self, id: RowId) -> Result<()>;

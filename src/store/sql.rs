@@ -5,13 +5,15 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
-    FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
+    FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 
 use crate::error::{Error, Result};
-use crate::postgres::{float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, utf8};
+use crate::postgres::{
+    float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, utf8, varlena_bytes,
+};
 use crate::spi::{Connection, Statement, TableLock};
-use crate::store::{Numbered, Row, RowId, SPREAD, Store};
+use crate::store::{Keyed, Numbered, Row, RowId, SPREAD, Store};
 
 impl Store for Connection<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
@@ -114,6 +116,60 @@ impl Store for Connection<'_> {
         }
     }
 
+    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>> {
+        const OF_ALL: Statement = Statement {
+            sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
+                  ORDER BY name, key, shard LIMIT $3",
+            parameters: &[TEXTOID, TEXTOID, INT8OID],
+            results: &KEYED,
+            lock: TableLock::Read,
+        };
+        const OF_ONE: Statement = Statement {
+            sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
+                  ORDER BY name, key, shard LIMIT $3",
+            parameters: &[TEXTOID, TEXTOID, INT8OID],
+            results: &KEYED,
+            lock: TableLock::Read,
+        };
+        let (name, key) = after;
+        let count = self.execute(
+            if within { &OF_ONE } else { &OF_ALL },
+            &[Some(text_datum(name)), Some(text_datum(key)), Some(rows.into())],
+        )?;
+        let text = |row, column| {
+            // SAFETY: the columns are the texts that the statement says they are.
+            let bytes = self.field(row, column).map(|datum| unsafe { varlena_bytes(datum) });
+            bytes.map(<[u8]>::to_vec).ok_or_else(|| self.not_written())
+        };
+        (0..count)
+            .map(|row| {
+                let (name, key) = (text(row, 1)?, text(row, 2)?);
+                let row = self.selected(row, 3, &name)?;
+                Ok(Keyed { name, key, row })
+            })
+            .collect()
+    }
+
+    fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        const SOMEWHERE: Statement = Statement {
+            sql: "SELECT name, key FROM @schema@.ratelimits \
+                  WHERE ctid OPERATOR(pg_catalog.>=) $1 LIMIT 1",
+            parameters: &[TIDOID],
+            results: &[TEXTOID, TEXTOID],
+            lock: TableLock::Read,
+        };
+        let Some(page) = self.some_page() else { return Ok(None) };
+        if self.execute(&SOMEWHERE, &[Some(page)])? == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the columns are the texts that the statement says they are.
+        let text =
+            |column| self.field(0, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() });
+        Ok(text(1).zip(text(2)))
+    }
+
     fn delete(&self, id: RowId) -> Result<()> {
         const DELETE: Statement = Statement {
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -180,6 +236,10 @@ impl Store for Connection<'_> {
 /// What a row is selected as: shard, value, ts, prior, log.
 const STATE: [pg_sys::BuiltinOid; 5] =
     [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
+
+/// name and key before those of [`STATE`].
+const KEYED: [pg_sys::BuiltinOid; 7] =
+    [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 const WHOLE_ROW: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];

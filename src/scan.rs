@@ -1,0 +1,61 @@
+//! All keys, one after the other, a page of rows at a time.
+
+use std::ops::ControlFlow;
+
+use crate::error::Result;
+use crate::postgres::{check_for_interrupts, in_own_memory};
+use crate::spi::Connection;
+use crate::store::{Keyed, Numbered, Store};
+
+/// How many rows are read at once: more than one key can have.
+const PAGE: usize = 2048;
+
+/// A key and its rows.
+pub struct Key {
+    pub name: Vec<u8>,
+    pub key: Vec<u8>,
+    pub rows: Vec<Numbered>,
+}
+
+/// Hands over each key after this one, in order, until told to stop; those of one name where
+/// `within` it. Each page is read under the latest state, and has all rows of its keys.
+pub fn each_key(
+    store: &Connection,
+    (name, key): (&[u8], &[u8]),
+    within: bool,
+    mut visit: impl FnMut(Key) -> Result<ControlFlow<()>>,
+) -> Result<ControlFlow<()>> {
+    let mut after = (name.to_vec(), key.to_vec());
+    loop {
+        check_for_interrupts();
+        let outcome = in_own_memory(|| -> Result<Option<ControlFlow<()>>> {
+            let rows = store.read_after((&after.0, &after.1), within, PAGE as i64)?;
+            let more = rows.len() == PAGE;
+            let mut keys = by_key(rows);
+            if more && keys.len() > 1 {
+                keys.pop(); // some of its rows may be on the next page
+            }
+            for key in keys {
+                after = (key.name.clone(), key.key.clone());
+                if visit(key)?.is_break() {
+                    return Ok(Some(ControlFlow::Break(())));
+                }
+            }
+            Ok((!more).then_some(ControlFlow::Continue(())))
+        })?;
+        if let Some(outcome) = outcome {
+            return Ok(outcome);
+        }
+    }
+}
+
+fn by_key(rows: Vec<Keyed>) -> Vec<Key> {
+    let mut keys: Vec<Key> = Vec::new();
+    for Keyed { name, key, row } in rows {
+        match keys.last_mut() {
+            Some(last) if last.name == name && last.key == key => last.rows.push(row),
+            _ => keys.push(Key { name, key, rows: vec![row] }),
+        }
+    }
+    keys
+}
