@@ -9,7 +9,7 @@ use pgrx::pg_sys::BuiltinOid::{self, BOOLOID, FLOAT8OID, JSONBOID, TIMESTAMPTZOI
 use crate::algorithm::{Micros, decide};
 use crate::call::{Call, Composite, sql_function};
 use crate::catalog;
-use crate::config::{self, Given, MAX_TOKENS, float_text, shortened};
+use crate::config::{self, Given, Interval, MAX_TOKENS, float_text, shortened};
 use crate::definitions;
 use crate::error::{Error, Result};
 use crate::guc;
@@ -449,14 +449,8 @@ fn retry(
 fn given(call: &Call) -> Result<Given> {
     let rate = required(call.float(0), "rate")?;
     let (months, days, micros) = required(call.interval(1), "period")?;
-    if months != 0 {
-        return Err(Error::InvalidArgument {
-            argument: "period",
-            value: format!("{months} month{}", if months == 1 { "" } else { "s" }),
-            allowed: "an interval without months and years, which have no fixed length".into(),
-        });
-    }
-    Ok(Given { rate, period: span(days, micros), ..Given::default() })
+    let period = Interval { months, days, micros };
+    Ok(Given { rate, period, ..Given::default() })
 }
 
 /// Days of 24 hours, and microseconds.

@@ -8,10 +8,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
 use serde_json::value::RawValue;
 use serde_json::{Map, Number, Value};
 
-use crate::algorithm::{FixedWindow, Limit, Micros, SlidingLog, SlidingWindow, Start, TokenBucket};
+use crate::algorithm::{
+    Calendar, FixedWindow, Limit, Micros, SlidingLog, SlidingWindow, Start, TokenBucket, Unit,
+    Windows, local_date, zone,
+};
 
 /// The largest rate, capacity, maxReserved and count, in tokens.
 pub const MAX_TOKENS: f64 = 1e15;
@@ -102,6 +107,9 @@ fn text(raw: &RawValue) -> Option<String> {
     serde_json::from_str(raw.get()).ok()
 }
 
+const FIRST_REQUEST: &str =
+    r#"1 where "start" is "first request": a key's first request finds one of the shards only"#;
+
 /// Reads and checks a config.
 ///
 /// # Errors
@@ -160,14 +168,6 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
             })?
         }
     };
-    if let Some(timezone) = fields.get("timezone") {
-        return Err(ConfigError {
-            unsupported: true,
-            ..ConfigError::field("timezone", timezone.get(), "a config without it")
-        });
-    }
-    let period = period(required("period", PERIOD)?)?;
-
     let tokens = |field: &str| {
         fields.get(field).copied().map(|raw| {
             number(field, raw, "a number from 0 to 1e15", |tokens| {
@@ -183,29 +183,39 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
         })? as u32,
         None => 1,
     };
-    let start = fields.get("start").map_or(Ok(Start::Derived), |raw| start(raw))?;
-    if start == Start::FirstRequest && shards > 1 {
-        let shards = fields.get("shards").map_or("", |raw| raw.get());
-        return Err(ConfigError::field(
-            "shards",
-            shards,
-            r#"1 where "start" is "first request": a key's first request finds one shard only"#,
-        ));
-    }
-
+    let period = || period(required("period", PERIOD)?);
     Ok(match kind.as_str() {
-        "token bucket" => {
-            Limit::TokenBucket(TokenBucket { rate, period, capacity, max_reserved, shards })
-        }
+        "token bucket" => Limit::TokenBucket(TokenBucket {
+            rate,
+            period: period()?,
+            capacity,
+            max_reserved,
+            shards,
+        }),
         "fixed window" => {
-            Limit::FixedWindow(FixedWindow { rate, period, capacity, max_reserved, start, shards })
+            let start = fields.get("start").copied();
+            let windows = match fields.get("timezone") {
+                Some(timezone) => {
+                    Windows::Calendar(calendar(timezone, required("period", DATES)?, start)?)
+                }
+                None => Windows::Every {
+                    period: period()?,
+                    start: start.map_or(Ok(Start::Derived), instant)?,
+                },
+            };
+            if let (Windows::Every { start: Start::FirstRequest, .. }, Some(raw), 2..) =
+                (&windows, fields.get("shards"), shards)
+            {
+                return Err(ConfigError::field("shards", raw.get(), FIRST_REQUEST));
+            }
+            Limit::FixedWindow(FixedWindow { rate, windows, capacity, max_reserved, shards })
         }
-        "sliding window" => Limit::SlidingWindow(SlidingWindow { rate, period }),
-        _ => Limit::SlidingLog(SlidingLog { rate: rate as u32, period }),
+        "sliding window" => Limit::SlidingWindow(SlidingWindow { rate, period: period()? }),
+        _ => Limit::SlidingLog(SlidingLog { rate: rate as u32, period: period()? }),
     })
 }
 
-const PERIOD: &str = r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours; months and years have no fixed length"#;
+const PERIOD: &str = r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours; months and years only in a fixed window with "timezone""#;
 
 fn period(raw: &RawValue) -> Result<Micros, ConfigError> {
     let refuse = || ConfigError::field("period", raw.get(), PERIOD);
@@ -237,7 +247,7 @@ fn duration_in_millis(duration: &str) -> Option<f64> {
     Some(micros as f64 / 1e3)
 }
 
-fn start(raw: &RawValue) -> Result<Start, ConfigError> {
+fn instant(raw: &RawValue) -> Result<Start, ConfigError> {
     const ALLOWED: &str = r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request""#;
     match text(raw) {
         Some(start) if start == "first request" => Ok(Start::FirstRequest),
@@ -246,6 +256,54 @@ fn start(raw: &RawValue) -> Result<Start, ConfigError> {
             .ok_or_else(|| ConfigError::field("start", raw.get(), ALLOWED)),
         None => number("start", raw, ALLOWED, |millis| millis.abs() <= MAX_EPOCH)
             .map(|millis| Start::At(Micros::from_millis(millis))),
+    }
+}
+
+const DATES: &str = r#"with "timezone", a whole number of days and weeks, or of months and years, at most 100 years, such as "7 days" or "1 month""#;
+const DATE: &str = r#"with "timezone", a local date such as "2027-01-31""#;
+
+/// The windows of a config with a time zone.
+fn calendar(
+    timezone: &RawValue,
+    period: &RawValue,
+    start: Option<&RawValue>,
+) -> Result<Calendar, ConfigError> {
+    const ZONE: &str =
+        r#"the IANA name of a time zone in its exact spelling, such as "Europe/Berlin""#;
+    /// A Monday, so that weeks begin on one.
+    const FIRST_DAY: Date = jiff::civil::date(1970, 1, 5);
+    const FIRST_MONTH: Date = jiff::civil::date(1970, 1, 1);
+
+    let refuse = |field, raw: &RawValue, allowed| ConfigError::field(field, raw.get(), allowed);
+    let zone = text(timezone)
+        .and_then(|name| zone(&name))
+        .ok_or_else(|| refuse("timezone", timezone, ZONE))?;
+    let (unit, every) = text(period)
+        .and_then(|duration| duration_in_dates(&duration))
+        .ok_or_else(|| refuse("period", period, DATES))?;
+    let start = match (start, unit) {
+        (Some(start), _) => text(start)
+            // As it is written back: jiff would read more, and drop a time of day.
+            .and_then(|text| text.parse::<Date>().ok().filter(|date| date.to_string() == text))
+            .ok_or_else(|| refuse("start", start, DATE))?,
+        (None, Unit::Days) => FIRST_DAY,
+        (None, Unit::Months) => FIRST_MONTH,
+    };
+    Ok(Calendar { unit, every, zone, start })
+}
+
+/// A duration as text, of whole days or of whole months.
+fn duration_in_dates(duration: &str) -> Option<(Unit, i64)> {
+    let span: jiff::Span = duration.parse().ok()?;
+    if !span.years(0).months(0).weeks(0).days(0).is_zero() {
+        return None;
+    }
+    let months = i64::from(span.get_years()) * 12 + i64::from(span.get_months());
+    let days = i64::from(span.get_weeks()) * 7 + i64::from(span.get_days());
+    match (months, days) {
+        (0, 1..=36_525) => Some((Unit::Days, days)),
+        (1..=1_200, 0) => Some((Unit::Months, months)),
+        _ => None,
     }
 }
 
@@ -273,13 +331,36 @@ pub fn parse_instant(text: &str) -> Option<Micros> {
 #[derive(Default)]
 pub struct Given {
     pub rate: f64,
-    pub period: Micros,
+    pub period: Interval,
     pub capacity: Option<f64>,
     pub max_reserved: Option<f64>,
     pub shards: Option<i32>,
     pub start: Option<Micros>,
     pub first_request: bool,
     pub timezone: Option<String>,
+}
+
+/// An interval as Postgres has it: of three units, none of which is a number of another.
+#[derive(Clone, Copy, Default)]
+pub struct Interval {
+    pub months: i32,
+    pub days: i32,
+    pub micros: i64,
+}
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        for (number, unit) in [(self.months, "month"), (self.days, "day")] {
+            if number != 0 {
+                parts.push(format!("{number} {unit}{}", if number == 1 { "" } else { "s" }));
+            }
+        }
+        if self.micros != 0 || parts.is_empty() {
+            parts.push(format!("{} s", Micros(self.micros).as_secs()));
+        }
+        f.write_str(&parts.join(" "))
+    }
 }
 
 /// Makes the config of a kind, and checks it as [`parse`] does.
@@ -290,7 +371,15 @@ pub fn build(kind: &str, given: &Given) -> Result<Value, ConfigError> {
     let mut config = Map::new();
     config.insert("kind".into(), kind.into());
     config.insert("rate".into(), json_number("rate", given.rate)?);
-    config.insert("period".into(), json_number("period", given.period.as_millis())?);
+    let Interval { months, days, micros } = given.period;
+    let period = if months == 0 && given.timezone.is_none() {
+        const DAY: i64 = 86_400_000_000;
+        let micros = micros.saturating_add(i64::from(days).saturating_mul(DAY));
+        json_number("period", Micros(micros).as_millis())?
+    } else {
+        given.period.to_string().into() // what it may not be, the parser refuses
+    };
+    config.insert("period".into(), period);
     if let Some(capacity) = given.capacity {
         config.insert("capacity".into(), json_number("capacity", capacity)?);
     }
@@ -308,7 +397,17 @@ pub fn build(kind: &str, given: &Given) -> Result<Value, ConfigError> {
             ));
         }
         (Some(start), false) => {
-            config.insert("start".into(), json_number("start", start.as_millis())?);
+            let start = match &given.timezone {
+                None => json_number("start", start.as_millis())?,
+                Some(name) => {
+                    let zone = zone(name).unwrap_or(TimeZone::UTC); // which the parser refuses
+                    let date = local_date(&zone, start).ok_or_else(|| {
+                        ConfigError::field("start", &float_text(start.as_millis()), DATE)
+                    })?;
+                    date.to_string().into()
+                }
+            };
+            config.insert("start".into(), start);
         }
         (None, true) => {
             config.insert("start".into(), "first request".into());
@@ -337,6 +436,18 @@ pub(crate) fn json_number(field: &str, number: f64) -> Result<Value, ConfigError
 mod tests {
     use super::*;
 
+    fn calendar(period: &str, more: &str) -> Result<Calendar, ConfigError> {
+        let json = format!(
+            r#"{{"kind": "fixed window", "rate": 1, "period": {period}, "timezone": "Asia/Tokyo"{more}}}"#
+        );
+        match parse(&json)? {
+            Limit::FixedWindow(FixedWindow { windows: Windows::Calendar(calendar), .. }) => {
+                Ok(calendar)
+            }
+            limit => panic!("{limit:?}"),
+        }
+    }
+
     fn problem(json: &str) -> String {
         parse(json).unwrap_err().problem
     }
@@ -354,6 +465,59 @@ mod tests {
             let json = format!(r#"{{"kind": "sliding window", "rate": 1, "period": {period}}}"#);
             let Limit::SlidingWindow(limit) = parse(&json).unwrap() else { panic!("{json}") };
             assert_eq!(limit.period, Micros(hours * 3_600_000_000), "{period}");
+        }
+    }
+
+    #[test]
+    fn calendar_windows_are_whole_days_or_whole_months() {
+        for (period, unit, every) in [
+            (r#""1 day""#, Unit::Days, 1),
+            (r#""P7D""#, Unit::Days, 7),
+            (r#""2 weeks 1 day""#, Unit::Days, 15),
+            (r#""36525 days""#, Unit::Days, 36_525),
+            (r#""1 month""#, Unit::Months, 1),
+            (r#""P1Y6M""#, Unit::Months, 18),
+            (r#""100 years""#, Unit::Months, 1_200),
+        ] {
+            let calendar = calendar(period, "").unwrap();
+            assert_eq!((calendar.unit, calendar.every), (unit, every), "{period}");
+        }
+        for period in [
+            "86400000",
+            r#""24 hours""#,
+            r#""1 day 1 hour""#,
+            r#""1 month 1 day""#,
+            r#""1.5 days""#,
+            r#""0 days""#,
+            r#""-1 day""#,
+            r#""1 day ago""#,
+            r#""36526 days""#,
+            r#""1201 months""#,
+            r#""9999 years 1 day""#,
+            r#""month""#,
+        ] {
+            let problem = calendar(period, "").unwrap_err().problem;
+            assert_eq!(problem, format!(r#""period" is {period}"#));
+        }
+    }
+
+    #[test]
+    fn calendar_windows_count_from_a_date() {
+        let start = |period: &str, more: &str| calendar(period, more).unwrap().start.to_string();
+        assert_eq!(start(r#""1 week""#, ""), "1970-01-05");
+        assert_eq!(start(r#""1 year""#, ""), "1970-01-01");
+        assert_eq!(start(r#""1 day""#, r#", "start": "2028-02-29""#), "2028-02-29");
+        for value in [
+            "0",
+            r#""first request""#,
+            r#""2027-02-29""#,
+            r#""20270131""#,
+            r#""2027-01-31T00:00:00Z""#,
+            r#""2027-01-31 00:00""#,
+            r#"" 2027-01-31""#,
+        ] {
+            let problem = calendar(r#""1 day""#, &format!(r#", "start": {value}"#)).unwrap_err();
+            assert_eq!(problem.problem, format!(r#""start" is {value}"#));
         }
     }
 
@@ -395,7 +559,7 @@ mod tests {
     fn what_a_builder_makes_is_what_the_parser_reads() {
         let given = Given {
             rate: 2.5,
-            period: Micros(1_500),
+            period: Interval { micros: 1_500, ..Interval::default() },
             capacity: Some(1e15),
             max_reserved: Some(0.0),
             start: Some(Micros(-1_000)),
@@ -406,8 +570,18 @@ mod tests {
             config.to_string(),
             r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":1.5,"rate":2.5,"start":-1}"#
         );
+        // With a time zone: dates. In Tokyo the last millisecond of 1969 was in 1970.
+        let dates = Given {
+            period: Interval { months: 1, ..Interval::default() },
+            timezone: Some("Asia/Tokyo".into()),
+            ..given
+        };
         assert_eq!(
-            build("token bucket", &Given { rate: f64::NAN, ..given }).unwrap_err().problem,
+            build("fixed window", &dates).unwrap().to_string(),
+            r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":"1 month","rate":2.5,"start":"1970-01-01","timezone":"Asia/Tokyo"}"#
+        );
+        assert_eq!(
+            build("token bucket", &Given { rate: f64::NAN, ..dates }).unwrap_err().problem,
             "\"rate\" is NaN"
         );
     }

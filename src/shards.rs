@@ -23,9 +23,6 @@ use crate::spi::Connection;
 use crate::store::{Numbered, Row, SPREAD, Store};
 use crate::subtransaction::attempt;
 
-/// How many of a limit's rows may be found locked, or emptier than they looked, before a call that
-/// needs several of them locks them all.
-const ATTEMPTS: u32 = 3;
 /// Of how many limits a transaction remembers which row it holds, before starting anew.
 const REMEMBERED: usize = 1000;
 
@@ -274,7 +271,7 @@ fn one(
     Ok(Some(target.answer(&decision, parts.level(now), now)))
 }
 
-/// The fewest rows that together can bear the change, if they are not locked.
+/// The fewest rows that together can bear the change, of those that nobody has locked.
 fn several(
     store: &Connection,
     target: &Target,
@@ -284,47 +281,33 @@ fn several(
     amount: f64,
 ) -> Result<Option<Answer>> {
     let shards = target.limit.shards();
-    let rooms: Vec<f64> =
-        (0..shards as usize).map(|n| room(&parts, n, now, amount).max(0.0)).collect();
-    let mut order: Vec<usize> = (0..shards as usize).collect();
+    let looked: Vec<f64> =
+        (0..parts.states().len()).map(|n| room(&parts, n, now, amount)).collect();
+    let mut order: Vec<usize> = (0..looked.len()).collect();
     fastrand::shuffle(&mut order);
-    order.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
-    for _ in 0..ATTEMPTS {
-        let mut sum = 0.0;
-        let fewest = order.iter().position(|&n| {
-            sum += rooms[n];
-            sum >= amount.abs()
-        });
-        let Some(last) = fewest else { return Ok(None) };
-        let mut among = order[..=last].to_vec();
-        among.sort_unstable();
-        let mut taken = None;
-        let answer = attempt(|| {
-            for &n in &among {
-                let Some(row) = store.try_lock(target.row(number(shards, n)))? else {
-                    taken = Some(n);
-                    return Ok(None);
-                };
-                let state = target.state(parts.part(), Some(row), guc::now())?;
-                parts.states_mut()[n] = state;
+    order.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
+    attempt(|| {
+        let (mut among, mut sum) = (Vec::new(), 0.0);
+        for n in order {
+            if sum >= amount.abs() || looked[n] <= 0.0 {
+                break;
             }
-            let now = guc::now();
-            let held: f64 = among.iter().map(|&n| parts.available(n, now)).sum();
-            let room: f64 = among.iter().map(|&n| room(&parts, n, now, amount).max(0.0)).sum();
-            if room < amount.abs() {
-                return Ok(None);
+            if let Some(row) = store.try_lock(target.row(number(shards, n)))? {
+                let now = guc::now();
+                parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+                sum += room(&parts, n, now, amount).max(0.0);
+                among.push(n);
             }
-            let ts = parts.total(now).ts;
-            write(store, target, &mut parts, &among, now, held + amount, ts)?;
-            Ok(Some(target.answer(decision, parts.level(now), now)))
-        })?;
-        match (answer, taken) {
-            (Some(answer), _) => return Ok(Some(answer)),
-            (None, Some(taken)) => order.retain(|&n| n != taken),
-            (None, None) => return Ok(None), // emptier than they looked
         }
-    }
-    Ok(None)
+        if sum < amount.abs() {
+            return Ok(None);
+        }
+        let now = guc::now();
+        let held: f64 = among.iter().map(|&n| parts.available(n, now)).sum();
+        let ts = parts.total(now).ts;
+        write(store, target, &mut parts, &among, now, held + amount, ts)?;
+        Ok(Some(target.answer(decision, parts.level(now), now)))
+    })
 }
 
 /// All rows, waited for one after the other: what they hold now decides.

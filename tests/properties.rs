@@ -6,9 +6,12 @@
 
 use std::collections::BTreeMap;
 
+use jiff::civil::{Date, date};
+use jiff::tz::{TimeZone, TimeZoneDatabase};
+use jiff::{Span, Timestamp, ToSpan};
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed};
-use ratelimit::algorithm::{Decision, Limit, Micros, State, credit, decide};
+use ratelimit::algorithm::{Decision, Limit, Micros, Start, State, Windows, credit, decide};
 use ratelimit::config;
 use serde_json::json;
 
@@ -18,8 +21,22 @@ const TEN_YEARS: i64 = 3_652 * 86_400_000_000 + 43_200_000_000;
 enum Kind {
     TokenBucket,
     FixedWindow,
+    /// A fixed window with calendar windows.
+    Calendar,
     SlidingWindow,
     SlidingLog,
+}
+
+impl Kind {
+    /// Whether it holds tokens that accumulate and can be reserved.
+    fn holds(self) -> bool {
+        matches!(self, Kind::TokenBucket | Kind::FixedWindow | Kind::Calendar)
+    }
+
+    /// Whether its tokens come when a window turns.
+    fn turns(self) -> bool {
+        matches!(self, Kind::FixedWindow | Kind::Calendar)
+    }
 }
 
 /// A config as a test draws it; spans and instants are microseconds.
@@ -31,6 +48,76 @@ struct Config {
     capacity: f64,
     max_reserved: Option<f64>,
     start: Option<i64>,
+    /// Of calendar windows, whose `period` is a typical length.
+    dates: Option<Dates>,
+}
+
+/// Calendar windows, found the slow way: every window by going over its clock changes.
+#[derive(Clone, Debug)]
+struct Dates {
+    zone: TimeZone,
+    months: bool,
+    every: i64,
+    start: Option<Date>,
+}
+
+impl Dates {
+    /// The period as a config has it.
+    fn period(&self) -> String {
+        format!("{} {}", self.every, if self.months { "months" } else { "days" })
+    }
+
+    /// About how long a window is, in microseconds.
+    fn typical(&self) -> i64 {
+        let days = if self.months { 30.4375 } else { 1.0 };
+        (days * 86.4e9) as i64 * self.every
+    }
+
+    /// The date on which a window begins.
+    fn date(&self, window: i64) -> Date {
+        let start =
+            self.start.unwrap_or(if self.months { date(1970, 1, 1) } else { date(1970, 1, 5) });
+        let units = window * self.every;
+        if !self.months {
+            return start + Span::new().days(units);
+        }
+        let month = i64::from(start.year()) * 12 + i64::from(start.month()) - 1 + units;
+        let first = date(month.div_euclid(12) as i16, month.rem_euclid(12) as i8 + 1, 1);
+        date(first.year(), first.month(), start.day().min(first.days_in_month()))
+    }
+
+    /// When a window begins, in microseconds.
+    fn begins(&self, window: i64) -> i64 {
+        first_instant(&self.zone, self.date(window))
+    }
+
+    /// The last window that begins at or before `at`.
+    fn window(&self, at: i64) -> i64 {
+        let mut window = (at - self.begins(0)).div_euclid(self.typical());
+        while self.begins(window) > at {
+            window -= 1;
+        }
+        while self.begins(window + 1) <= at {
+            window += 1;
+        }
+        window
+    }
+}
+
+/// The first microsecond at which the local date is this one or later.
+fn first_instant(zone: &TimeZone, date: Date) -> i64 {
+    let midnight = date.to_zoned(TimeZone::UTC).unwrap().timestamp();
+    let offset = |from: Timestamp| i64::from(zone.to_offset(from).seconds());
+    // No clock is off by more than 26 hours.
+    let mut from = midnight - 26.hours();
+    let mut changes = zone.following(from);
+    loop {
+        let at = (midnight - offset(from).seconds()).max(from);
+        match changes.next() {
+            Some(change) if change.timestamp() <= at => from = change.timestamp(),
+            _ => return at.as_microsecond(),
+        }
+    }
 }
 
 impl Config {
@@ -39,12 +126,12 @@ impl Config {
         let mut config = json!({ "rate": self.rate, "period": millis(self.period) });
         let kind = match self.kind {
             Kind::TokenBucket => "token bucket",
-            Kind::FixedWindow => "fixed window",
+            Kind::FixedWindow | Kind::Calendar => "fixed window",
             Kind::SlidingWindow => "sliding window",
             Kind::SlidingLog => "sliding log",
         };
         config["kind"] = kind.into();
-        if matches!(self.kind, Kind::TokenBucket | Kind::FixedWindow) {
+        if self.kind.holds() {
             config["capacity"] = self.capacity.into();
             if let Some(max_reserved) = self.max_reserved {
                 config["maxReserved"] = max_reserved.into();
@@ -52,6 +139,13 @@ impl Config {
         }
         if let Some(start) = self.start {
             config["start"] = millis(start).into();
+        }
+        if let Some(dates) = &self.dates {
+            config["timezone"] = dates.zone.iana_name().into();
+            config["period"] = dates.period().into();
+            if let Some(start) = dates.start {
+                config["start"] = start.to_string().into();
+            }
         }
         if self.kind == Kind::SlidingLog {
             config["rate"] = (self.rate as i64).into();
@@ -69,9 +163,20 @@ impl Config {
         self.rate * micros as f64 / self.period as f64
     }
 
-    /// The number of the window, counted from `phase`.
+    /// The number of the window, counted from `phase`; calendar windows have one of their own.
     fn window(&self, at: i64, phase: i64) -> i64 {
-        (at - phase).div_euclid(self.period)
+        match &self.dates {
+            Some(dates) => dates.window(at),
+            None => (at - phase).div_euclid(self.period),
+        }
+    }
+
+    /// When a window begins.
+    fn begins(&self, window: i64, phase: i64) -> i64 {
+        match &self.dates {
+            Some(dates) => dates.begins(window),
+            None => phase + window * self.period,
+        }
     }
 }
 
@@ -118,6 +223,38 @@ fn instant() -> impl Strategy<Value = i64> {
         .prop_map(|(seconds, micros)| seconds * 1_000_000 + micros)
 }
 
+const ZONES: [&str; 10] = [
+    "UTC",
+    "America/New_York",
+    "Europe/Berlin",
+    "America/Sao_Paulo",
+    "America/Havana",
+    "America/St_Johns",
+    "Pacific/Apia",
+    "Asia/Kathmandu",
+    "Africa/Casablanca",
+    "Antarctica/Troll",
+];
+
+fn start() -> impl Strategy<Value = Option<Date>> {
+    let start = (1960i16..2040, 1i8..=12, 1i8..=31).prop_map(|(year, month, day)| {
+        let first = date(year, month, 1);
+        date(year, month, day.min(first.days_in_month()))
+    });
+    prop::option::of(start)
+}
+
+fn dates() -> impl Strategy<Value = Dates> {
+    const PERIODS: [(bool, i64); 7] =
+        [(false, 1), (false, 2), (false, 7), (false, 100), (true, 1), (true, 3), (true, 12)];
+    (prop::sample::select(&ZONES), prop::sample::select(&PERIODS), start()).prop_map(
+        |(zone, (months, every), start)| {
+            let zone = TimeZoneDatabase::bundled().get(zone).unwrap();
+            Dates { zone, months, every, start }
+        },
+    )
+}
+
 fn config(kinds: &'static [Kind]) -> impl Strategy<Value = Config> {
     let capacity = prop_oneof![
         3 => Just(None),
@@ -126,9 +263,11 @@ fn config(kinds: &'static [Kind]) -> impl Strategy<Value = Config> {
     ];
     let debt = prop_oneof![2 => Just(None), 1 => Just(Some(0.0)), 2 => (0.0..4.0).prop_map(Some)];
     let start = prop::option::of(instant());
-    (prop::sample::select(kinds), tokens(), period(), capacity, debt, start).prop_map(
-        |(kind, rate, period, capacity, debt, start)| {
-            let holds = matches!(kind, Kind::TokenBucket | Kind::FixedWindow);
+    (prop::sample::select(kinds), tokens(), period(), capacity, debt, start, dates()).prop_map(
+        |(kind, rate, period, capacity, debt, start, dates)| {
+            let holds = kind.holds();
+            let dates = (kind == Kind::Calendar).then_some(dates);
+            let period = dates.as_ref().map_or(period, Dates::typical);
             let rate = if kind == Kind::SlidingLog { rate.ceil().min(40.0) } else { rate };
             Config {
                 kind,
@@ -140,6 +279,7 @@ fn config(kinds: &'static [Kind]) -> impl Strategy<Value = Config> {
                 start: start
                     .filter(|_| kind == Kind::FixedWindow)
                     .map(|start| start / 1_000 * 1_000),
+                dates,
             }
         },
     )
@@ -167,6 +307,8 @@ fn sequence(kinds: &'static [Kind], reserve: bool) -> impl Strategy<Value = Sequ
     (config(kinds), instant(), prop::collection::vec(step, 1..60)).prop_map(
         move |(config, begin, steps)| {
             let whole = if config.capacity > 0.0 { config.capacity } else { config.rate };
+            // Dates end with the year 9999.
+            let begin = if config.dates.is_some() { begin % 5_000_000_000_000_000 } else { begin };
             let steps = steps
                 .into_iter()
                 .map(|(gap, (share, tokens), reserved): (f64, (f64, f64), bool)| {
@@ -183,7 +325,9 @@ fn sequence(kinds: &'static [Kind], reserve: bool) -> impl Strategy<Value = Sequ
     )
 }
 
-const ALL: &[Kind] = &[Kind::TokenBucket, Kind::FixedWindow, Kind::SlidingWindow, Kind::SlidingLog];
+const ALL: &[Kind] =
+    &[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar, Kind::SlidingWindow, Kind::SlidingLog];
+const WINDOWS: &[Kind] = &[Kind::FixedWindow, Kind::Calendar];
 
 /// One call of a sequence, with the state before it.
 struct Seen {
@@ -296,7 +440,7 @@ proptest! {
 
     #[test]
     fn a_fixed_window_never_gives_more_than_capacity_and_a_rate_a_turn(
-        sequence in sequence(&[Kind::FixedWindow], false),
+        sequence in sequence(WINDOWS, false),
     ) {
         let config = &sequence.config;
         let phase = config.start.unwrap_or(sequence.begin);
@@ -309,7 +453,7 @@ proptest! {
 
     #[test]
     fn a_fixed_window_takes_exactly_when_there_is_enough(
-        sequence in sequence(&[Kind::FixedWindow], false),
+        sequence in sequence(WINDOWS, false),
     ) {
         // Turns the windows one at a time.
         let config = &sequence.config;
@@ -326,7 +470,7 @@ proptest! {
             }
             if call.decision.ok && call.step.count > 0.0 {
                 tokens -= call.step.count;
-                let start = phase + window * config.period;
+                let start = config.begins(window, phase);
                 prop_assert_eq!(call.decision.state.unwrap().ts, Micros(start));
             }
         }
@@ -339,7 +483,8 @@ proptest! {
         let config = &sequence.config;
         let mut limit = config.limit();
         let Limit::FixedWindow(window) = &mut limit else { unreachable!() };
-        window.start = ratelimit::algorithm::Start::FirstRequest;
+        let period = Micros(config.period);
+        window.windows = Windows::Every { period, start: Start::FirstRequest };
         let (mut now, mut row) = (sequence.begin, None::<State>);
         let (mut start, mut tokens) = (now, config.capacity);
         for step in &sequence.steps {
@@ -422,7 +567,7 @@ proptest! {
 
     #[test]
     fn a_reservation_leaves_no_debt_beyond_the_bound_and_no_wait_beyond_ten_years(
-        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow], true),
+        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar], true),
     ) {
         let config = &sequence.config;
         for call in run(&sequence) {
@@ -463,7 +608,7 @@ proptest! {
 
     #[test]
     fn reserved_tokens_are_there_after_the_wait_and_not_before(
-        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow], true),
+        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar], true),
     ) {
         let config = &sequence.config;
         let limit = config.limit();
@@ -489,7 +634,7 @@ fn tolerated(config: &Config, before: &State, at: i64) -> Option<f64> {
     let period = config.period as f64;
     match config.kind {
         Kind::TokenBucket => Some(tolerance / config.rate * period),
-        Kind::FixedWindow => (config.rate > tolerance).then_some(0.0),
+        Kind::FixedWindow | Kind::Calendar => (config.rate > tolerance).then_some(0.0),
         Kind::SlidingLog => Some(0.0),
         Kind::SlidingWindow => {
             // What is fading just before.
@@ -543,8 +688,12 @@ proptest! {
             };
             let waits = call.decision.retry_after.is_some();
             let unsure = 2.0 * config.tolerance() + 1e-12 * most
-                // Whole windows make the ten years coarse.
-                + if reserve && config.kind == Kind::FixedWindow { config.rate } else { 0.0 };
+                // Whole windows make the ten years coarse, and calendar windows differ in length.
+                + match config.kind {
+                    Kind::FixedWindow if reserve => config.rate,
+                    Kind::Calendar if reserve => 3.0 * config.rate,
+                    _ => 0.0,
+                };
             if (count - most).abs() > unsure {
                 prop_assert_eq!(waits, count < most, "{:?}, most {}", call.step, most);
             }
@@ -576,7 +725,7 @@ proptest! {
 
     #[test]
     fn a_credit_undoes_a_take_and_never_fills_above_the_capacity(
-        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow], true),
+        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar], true),
         more in 0.0..2.0f64,
     ) {
         let limit = sequence.config.limit();
@@ -642,7 +791,7 @@ proptest! {
 
     #[test]
     fn a_window_turns_at_its_reset_time(
-        sequence in sequence(&[Kind::FixedWindow, Kind::SlidingWindow], false),
+        sequence in sequence(&[Kind::FixedWindow, Kind::Calendar, Kind::SlidingWindow], false),
     ) {
         let config = &sequence.config;
         let phase = match config.kind {
@@ -650,7 +799,7 @@ proptest! {
             _ => 0,
         };
         for call in run(&sequence) {
-            let turn = phase + (config.window(call.now, phase) + 1) * config.period;
+            let turn = config.begins(config.window(call.now, phase) + 1, phase);
             prop_assert_eq!(call.decision.level.reset_at, Some(Micros(turn)));
         }
     }
@@ -678,9 +827,9 @@ proptest! {
                 ts: Micros(middle),
                 ..state.clone()
             },
-            Kind::FixedWindow => State {
+            Kind::FixedWindow | Kind::Calendar => State {
                 value: limit.level(&state, Micros(middle)).remaining,
-                ts: Micros(state.ts.0 + config.window(middle, state.ts.0) * period),
+                ts: Micros(config.begins(config.window(middle, state.ts.0), state.ts.0)),
                 ..state.clone()
             },
             Kind::SlidingWindow => {
@@ -736,17 +885,21 @@ proptest! {
             // The time stays, unless it is further ahead than the time to full: then it is now.
             let missing = config.capacity - stored.value;
             let period = config.period as f64;
-            let to_full = match config.kind {
-                Kind::TokenBucket => missing / config.rate * period,
-                Kind::FixedWindow => ((missing - tolerance) / config.rate).ceil().max(0.0) * period,
-                Kind::SlidingWindow => 2.0 * period,
-                Kind::SlidingLog => period,
+            let windows = |missing: f64| (missing / config.rate).ceil().max(0.0);
+            let window = |at: Micros| config.window(at.0, stored.ts.0);
+            let turns = (window(stored.ts) - window(now)) as f64;
+            let (ahead, to_full) = match config.kind {
+                Kind::TokenBucket => (stored.ts.minus(now).0 as f64, missing / config.rate * period),
+                // Halfway between two turns, since both are whole.
+                Kind::FixedWindow | Kind::Calendar => {
+                    (turns * period, (windows(missing - tolerance) + 0.5) * period)
+                }
+                Kind::SlidingWindow => (stored.ts.minus(now).0 as f64, 2.0 * period),
+                Kind::SlidingLog => (stored.ts.minus(now).0 as f64, period),
             };
-            let ahead = stored.ts.minus(now).0 as f64;
             let kept = after.ts == stored.ts;
             // No opinion on whether the last bits of what is missing need a window of their own.
-            let windows = |missing: f64| (missing / config.rate).ceil().max(0.0);
-            if config.kind == Kind::FixedWindow && windows(missing) != windows(missing - 2.0 * tolerance) {
+            if config.kind.turns() && windows(missing) != windows(missing - 2.0 * tolerance) {
                 continue;
             }
             if (ahead - to_full).abs() > 2.0 + tolerance / config.rate * period {
@@ -755,7 +908,7 @@ proptest! {
             if !kept {
                 let begun = match config.kind {
                     Kind::TokenBucket | Kind::SlidingLog => now.0,
-                    Kind::FixedWindow => stored.ts.0 + config.window(now.0, stored.ts.0) * config.period,
+                    Kind::FixedWindow | Kind::Calendar => config.begins(window(now), stored.ts.0),
                     Kind::SlidingWindow => config.window(now.0, 0) * config.period,
                 };
                 prop_assert_eq!(after.ts, Micros(begun));
@@ -817,6 +970,152 @@ proptest! {
     }
 }
 
+/// The start and the end of the window in which nobody has used the limit at `now`.
+fn window_of(limit: &Limit, now: i64) -> (i64, i64) {
+    let fresh = limit.fresh(Micros(now), Micros(0));
+    (fresh.ts.0, limit.level(&fresh, Micros(now)).reset_at.unwrap().0)
+}
+
+fn calendar(dates: Dates) -> Limit {
+    let config = Config {
+        kind: Kind::Calendar,
+        rate: 1.0,
+        period: 0,
+        capacity: 1e6,
+        max_reserved: None,
+        start: None,
+        dates: Some(dates),
+    };
+    config.limit()
+}
+
+#[test]
+fn days_tile_time_around_every_change_of_every_clock() {
+    let database = TimeZoneDatabase::bundled();
+    let mut zones = 0;
+    for name in database.available() {
+        let zone = database.get(name.as_str()).unwrap();
+        let days = Dates { zone: zone.clone(), months: false, every: 1, start: None };
+        let limit = calendar(days);
+        let until = date(2045, 1, 1).to_zoned(TimeZone::UTC).unwrap().timestamp();
+        let changes: Vec<Timestamp> = zone
+            .following(Timestamp::MIN)
+            .map(|change| change.timestamp())
+            .take_while(|&change| change < until)
+            .chain([until])
+            .collect();
+        for change in changes {
+            let day = zone.to_datetime(change).date();
+            // The dates around it; one that the zone skipped begins with the next and is no day.
+            let mut begins: Vec<i64> =
+                (-2..=2).map(|n| first_instant(&zone, day + Span::new().days(n))).collect();
+            begins.dedup();
+            for day in begins.windows(2) {
+                let (begin, end) = (day[0], day[1]);
+                assert!(begin < end, "{name:?} {change}");
+                let change = change.as_microsecond();
+                let nows = [begin, begin + 1, (begin + end) / 2, end - 1, change - 1, change];
+                for now in nows.into_iter().filter(|now| (begin..end).contains(now)) {
+                    assert_eq!(window_of(&limit, now), (begin, end), "{name:?} {now}");
+                }
+            }
+        }
+        zones += 1;
+    }
+    assert!(zones > 500, "only {zones} zones");
+}
+
+fn any_zone() -> impl Strategy<Value = TimeZone> {
+    let database = TimeZoneDatabase::bundled();
+    let names: Vec<String> = database.available().map(|name| name.as_str().to_owned()).collect();
+    prop::sample::select(names).prop_map(move |name| database.get(&name).unwrap())
+}
+
+/// Of the years 1850 to 2200, in microseconds.
+fn any_instant() -> impl Strategy<Value = i64> {
+    -3_786_912_000_000_000..7_258_118_400_000_000i64
+}
+
+// Calendar windows.
+proptest! {
+    #![proptest_config(cases(3_000))]
+
+    #[test]
+    fn windows_tile_time_in_every_zone(
+        zone in any_zone(),
+        dates in dates(),
+        now in any_instant(),
+        turns in 1i64..50,
+    ) {
+        let dates = Dates { zone, ..dates };
+        let limit = calendar(dates.clone());
+        let (begin, end) = window_of(&limit, now);
+        prop_assert!(begin <= now && now < end);
+        let window = dates.window(now);
+        prop_assert_eq!((begin, end), (dates.begins(window), dates.begins(window + 1)));
+        prop_assert_eq!(window_of(&limit, begin), (begin, end));
+        prop_assert_eq!(window_of(&limit, end - 1), (begin, end));
+        prop_assert_eq!(window_of(&limit, end).0, end);
+        // Each turn brings one rate, however far away.
+        let later = dates.begins(window + turns);
+        let used = State { value: 0.0, ts: Micros(begin), prior: None, log: None };
+        let tokens = |now: i64| limit.level(&used, Micros(now)).remaining;
+        prop_assert_eq!(tokens(later), (dates.window(later) - window) as f64);
+        prop_assert_eq!(tokens(later - 1), (dates.window(later - 1) - window) as f64);
+        // And is when the tokens of a reservation are due.
+        let owed = decide(&limit, &used, Micros(now), turns as f64, true);
+        if owed.ok {
+            prop_assert_eq!(owed.retry_after, Some(Micros(later - now)));
+        }
+    }
+
+    #[test]
+    fn no_window_begins_before_the_current_ones_end_when_zone_or_start_change(
+        was in dates(),
+        now in any_instant(),
+        zone in any_zone(),
+        start in start(),
+        moves in prop::bool::ANY,
+    ) {
+        let mut is = was.clone();
+        if moves {
+            is.zone = zone;
+        } else {
+            is.start = start;
+        }
+        let (begin, end) = window_of(&calendar(was.clone()), now);
+        let limit = calendar(is.clone());
+        let used = State { value: 0.0, ts: Micros(begin), prior: None, log: None };
+        let turn = limit.level(&used, Micros(begin)).reset_at.unwrap().0;
+        prop_assert_eq!(window_of(&limit, turn).0, turn);
+        let at = |micros: i64| Timestamp::from_microsecond(micros).unwrap();
+        if window_of(&limit, begin).0 != begin {
+            // A period is as long as the clocks make it: one that changed its hour meanwhile, or
+            // its date, may have made it shorter in one zone than in the other.
+            let changed = |zone: &TimeZone, to: i64| {
+                let offset = |micros: i64| i64::from(zone.to_offset(at(micros)).seconds());
+                (offset(to) - offset(begin)).abs() * 1_000_000
+            };
+            let changes = changed(&was.zone, end) + changed(&is.zone, end) + changed(&is.zone, turn);
+            let early = if moves { changes } else { 0 };
+            prop_assert!(turn >= end - early, "{} before {}", turn, end);
+            // And it is the first to begin so late.
+            let local = |micros: i64| is.zone.to_datetime(at(micros));
+            let mut period_later = local(begin) + is.period().parse::<Span>().unwrap();
+            prop_assert!(local(turn) >= period_later);
+            if is.months && local(begin).date() == local(begin).date().last_of_month() {
+                period_later = period_later.last_of_month();
+            }
+            prop_assert!(local(window_of(&limit, turn - 1).0) < period_later);
+        }
+        // Nothing until then, also for a clock that steps back; then one rate.
+        let tokens = |now: i64| limit.level(&used, Micros(now)).remaining;
+        prop_assert_eq!((tokens(begin - 1), tokens(turn - 1), tokens(turn) >= 1.0), (0.0, 0.0, true));
+        let denied = decide(&limit, &used, Micros(begin), 1.0, false);
+        prop_assert_eq!(denied.retry_after, Some(Micros(turn - begin)));
+    }
+}
+
 /// A small generator for the long runs: the same numbers on every machine.
 struct Random(u64);
 
@@ -849,6 +1148,7 @@ impl Exact {
             capacity: self.capacity as f64 * self.unit,
             max_reserved: None,
             start: None,
+            dates: None,
         };
         config.limit()
     }
@@ -1033,6 +1333,7 @@ fn a_fixed_window_that_misses_by_the_tolerance_alone_still_has_a_retry_time() {
             capacity,
             max_reserved: None,
             start: Some(0),
+            dates: None,
         };
         let limit = config.limit();
         for windows in 1..40 {
@@ -1060,6 +1361,7 @@ fn a_count_above_the_rate_by_float_error_alone_waits_for_no_window_more() {
         capacity: 0.3,
         max_reserved: None,
         start: None,
+        dates: None,
     };
     let used = State { value: 0.3, ts: Micros(0), prior: Some(0.0), log: None };
     // 0.30000000000000004
@@ -1080,6 +1382,7 @@ fn a_reservation_behind_a_clock_that_was_ahead_waits_no_more_than_ten_years() {
             capacity: 20.0,
             max_reserved: None,
             start: None,
+            dates: None,
         };
         let limit = config.limit();
         let ahead = State { value: 0.0, ts: Micros(5 * year), prior: None, log: None };
@@ -1102,6 +1405,7 @@ fn a_reservation_counts_its_ten_years_without_the_refill_that_is_lost() {
         capacity: 0.0,
         max_reserved: Some(0.3),
         start: Some(0),
+        dates: None,
     };
     let limit = config.limit();
     let owing = State { value: -0.2, ts: Micros(0), prior: None, log: None };

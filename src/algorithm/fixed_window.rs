@@ -1,24 +1,33 @@
 //! Fixed window: `rate` tokens arrive at once when the window turns, up to the capacity.
 //!
 //! Whole windows since `ts` add `rate` each; with a capacity above the rate, what was not used
-//! rolls over. The stored `ts` is the start of a window and so fixes the phase while a row lives.
+//! rolls over. The stored `ts` is the start of a window, and a row's next window follows from it.
 
+use super::calendar::Calendar;
 use super::refill::Refill;
 use super::{Level, Micros, State, shown, tolerance};
 
-/// `rate` tokens a window of `period`, of which at most `capacity` accumulate.
+/// `rate` tokens a window, of which at most `capacity` accumulate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FixedWindow {
     /// Tokens a window, > 0.
     pub rate: f64,
-    pub period: Micros,
+    pub windows: Windows,
     /// The most that accumulates; 0 makes sense with reservations only.
     pub capacity: f64,
     /// The largest debt in tokens; `None`: bounded by a wait of ten years.
     pub max_reserved: Option<f64>,
-    pub start: Start,
     /// Over how many rows it is spread, 1 to 1,024.
     pub shards: u32,
+}
+
+/// When windows turn.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Windows {
+    /// At a fixed distance; the `ts` of a row fixes the phase while it lives.
+    Every { period: Micros, start: Start },
+    /// On local dates.
+    Calendar(Calendar),
 }
 
 /// Where the windows of a new row begin.
@@ -32,12 +41,57 @@ pub enum Start {
     Derived,
 }
 
+impl Windows {
+    /// How long a window is; `None` for months, whose length is not fixed.
+    pub(super) fn length(&self) -> Option<Micros> {
+        match self {
+            Windows::Every { period, .. } => Some(*period),
+            Windows::Calendar(calendar) => calendar.length(),
+        }
+    }
+
+    /// The start of the window that contains `now`; of a fixed length, windows lie in `phase`.
+    fn begun(&self, phase: Micros, now: Micros) -> Micros {
+        match self {
+            Windows::Every { period, .. } => {
+                let since = (now.0 as i128 - phase.0 as i128).rem_euclid(period.0 as i128);
+                now.minus(Micros(since as i64))
+            }
+            Windows::Calendar(calendar) => calendar.begun(now),
+        }
+    }
+
+    /// How many windows have begun after `ts` and by `now`, and the start of the last of them; of
+    /// the one at `ts` where there is none.
+    fn turned(&self, ts: Micros, now: Micros) -> (i64, Micros) {
+        match self {
+            Windows::Every { period, .. } => {
+                let windows = now.minus(ts).0.max(0) / period.0;
+                (windows, Micros(ts.0 + windows * period.0))
+            }
+            Windows::Calendar(calendar) => calendar.turned(ts, now),
+        }
+    }
+
+    /// The start of the window that begins `windows` turns after `ts`; `None` past what an instant
+    /// or a date can hold.
+    fn after(&self, ts: Micros, windows: f64) -> Option<Micros> {
+        match self {
+            Windows::Every { period, .. } => Micros::ceil_from(windows * period.0 as f64)
+                .and(period.0.checked_mul(windows as i64))
+                .and_then(|span| ts.0.checked_add(span))
+                .map(Micros),
+            Windows::Calendar(calendar) => calendar.after(ts, windows),
+        }
+    }
+}
+
 impl FixedWindow {
     pub(super) fn fresh(&self, now: Micros, phase: Micros) -> State {
-        let ts = match self.start {
-            Start::At(start) => self.boundary(start, now),
-            Start::FirstRequest => now,
-            Start::Derived => self.boundary(phase, now),
+        let ts = match self.windows {
+            Windows::Every { start: Start::FirstRequest, .. } => now,
+            Windows::Every { start: Start::At(start), .. } => self.windows.begun(start, now),
+            _ => self.windows.begun(phase, now),
         };
         State { value: self.capacity, ts, prior: None, log: None }
     }
@@ -45,26 +99,14 @@ impl FixedWindow {
     /// Full, not ahead of the clock, and in the phase that a new row would have.
     pub(super) fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
         let (ts, tokens) = self.refilled(state, now);
-        let in_phase = self.start == Start::FirstRequest || ts == self.fresh(now, phase).ts;
+        let in_phase = self.awaits_request(tokens) || ts == self.fresh(now, phase).ts;
         ts <= now && tokens >= self.capacity && in_phase
     }
 
-    /// The last instant `phase + k * period` at or before `now`.
-    fn boundary(&self, phase: Micros, now: Micros) -> Micros {
-        let since = (now.0 as i128 - phase.0 as i128).rem_euclid(self.period.0 as i128);
-        now.minus(Micros(since as i64))
-    }
-
-    /// `windows` whole windows after `ts`; `None` past what an instant can hold.
-    fn after(&self, ts: Micros, windows: f64) -> Option<Micros> {
-        Micros::ceil_from(windows * self.period.0 as f64)
-            .and(self.period.0.checked_mul(windows as i64))
-            .and_then(|span| ts.0.checked_add(span))
-            .map(Micros)
-    }
-
-    fn is_full(&self, tokens: f64) -> bool {
-        tokens >= self.capacity - tolerance(self.capacity)
+    /// Whether no window has begun: its limit is full, and the next take begins one.
+    fn awaits_request(&self, tokens: f64) -> bool {
+        matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
+            && tokens >= self.capacity - tolerance(self.capacity)
     }
 }
 
@@ -78,33 +120,33 @@ impl Refill for FixedWindow {
     }
 
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
-        let windows = now.minus(state.ts).0.max(0) / self.period.0;
-        let tokens = (state.value + windows as f64 * self.rate).min(self.capacity);
-        (Micros(state.ts.0 + windows * self.period.0), tokens)
+        let (windows, ts) = self.windows.turned(state.ts, now);
+        (ts, (state.value + windows as f64 * self.rate).min(self.capacity))
     }
 
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros> {
         // Half the tolerance is left for what comes after: that many windows do suffice.
         let windows = ((tokens - tolerance(self.capacity) / 2.0) / self.rate).ceil();
-        self.after(ts, windows.max(0.0))
+        self.windows.after(ts, windows.max(0.0))
     }
 
     fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros {
-        if self.start == Start::FirstRequest && self.is_full(available) {
+        if self.awaits_request(available) {
             return now;
+        }
+        if ts <= now {
+            return ts;
         }
         // A start that is further ahead of the clock than it takes to fill up means that the clock
         // was wrong: go back to the window of now, in the same phase.
-        let full = self.due(now, self.capacity - available);
-        if full.is_some_and(|full| ts > full) { self.boundary(ts, now) } else { ts }
+        let begun = self.windows.begun(ts, now);
+        let full = self.due(begun, self.capacity - available);
+        if full.is_some_and(|full| ts > full) { begun } else { ts }
     }
 
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level {
-        let reset_at = if self.start == Start::FirstRequest && self.is_full(tokens) {
-            Some(now) // no window has begun
-        } else {
-            self.after(ts, 1.0)
-        };
+        let reset_at =
+            if self.awaits_request(tokens) { Some(now) } else { self.windows.after(ts, 1.0) };
         Level { remaining: shown(tokens, self.capacity), reset_at }
     }
 

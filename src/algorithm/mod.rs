@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod calendar;
 mod fixed_window;
 mod refill;
 mod shards;
@@ -12,7 +13,8 @@ mod sliding_log;
 mod sliding_window;
 mod token_bucket;
 
-pub use fixed_window::{FixedWindow, Start};
+pub use calendar::{Calendar, Unit, local_date, zone};
+pub use fixed_window::{FixedWindow, Start, Windows};
 pub use shards::{Parts, first_pass};
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
@@ -150,15 +152,14 @@ impl Limit {
     }
 
     /// What a limit gives in the long run: a rate in tokens, and the period that it is for; `None`
-    /// where that has no fixed length.
+    /// where that has no fixed length. A day counts as 24 hours.
     pub fn policy(&self) -> (f64, Option<Micros>) {
-        let (rate, period) = match self {
-            Limit::TokenBucket(limit) => (limit.rate, limit.period),
-            Limit::FixedWindow(limit) => (limit.rate, limit.period),
-            Limit::SlidingWindow(limit) => (limit.rate, limit.period),
-            Limit::SlidingLog(limit) => (limit.rate.into(), limit.period),
-        };
-        (rate, Some(period))
+        match self {
+            Limit::TokenBucket(limit) => (limit.rate, Some(limit.period)),
+            Limit::FixedWindow(limit) => (limit.rate, limit.windows.length()),
+            Limit::SlidingWindow(limit) => (limit.rate, Some(limit.period)),
+            Limit::SlidingLog(limit) => (limit.rate.into(), Some(limit.period)),
+        }
     }
 
     /// The kind, as a config names it.
