@@ -39,8 +39,6 @@ pub struct ConfigError {
     pub problem: String,
     /// What may stand there: `a number greater than 0, at most 1e15`.
     pub allowed: String,
-    /// Right, but not built yet (SQLSTATE 0A000 instead of 22023).
-    pub unsupported: bool,
 }
 
 impl fmt::Display for ConfigError {
@@ -51,7 +49,7 @@ impl fmt::Display for ConfigError {
 
 impl ConfigError {
     pub(crate) fn new(problem: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
-        ConfigError { problem: problem.into(), allowed: allowed.into(), unsupported: false }
+        ConfigError { problem: problem.into(), allowed: allowed.into() }
     }
 
     /// A field whose value, as the user wrote it, is not allowed.

@@ -23,7 +23,7 @@ pub enum Error {
     NullArgument(&'static str),
     /// An argument has a value that is not allowed (22023).
     InvalidArgument { argument: &'static str, value: String, allowed: String },
-    /// A config is not a valid one (22023; 0A000 for what is not built yet).
+    /// A config is not a valid one (22023).
     Config(ConfigError),
     /// A state given to rl_calculate is not a valid one (22023).
     State(ConfigError),
@@ -217,13 +217,8 @@ impl Error {
 }
 
 fn config_report(what: &str, error: ConfigError) -> Report {
-    let (sqlstate, what) = if error.unsupported {
-        (*b"0A000", "not supported yet in a rate limit config")
-    } else {
-        (*b"22023", what)
-    };
     Report {
-        sqlstate,
+        sqlstate: *b"22023",
         message: format!("{what}: {}", error.problem),
         detail: Some(format!("Allowed: {}.", error.allowed)),
         hint: Some(SOME_CONFIG.into()),

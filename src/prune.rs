@@ -21,9 +21,15 @@ use crate::spi::{self, Connection};
 use crate::store::{Numbered, RowId, Store};
 use crate::subtransaction::attempt;
 
+/// Where a batch ended: the last (name, key) that it looked at.
+struct Last {
+    table: pg_sys::Oid,
+    name: Vec<u8>,
+    key: Vec<u8>,
+}
+
 thread_local! {
-    /// The last (name, key) that this session looked at, of which table.
-    static LAST: RefCell<Option<(pg_sys::Oid, Vec<u8>, Vec<u8>)>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
 }
 
 /// Deletes at most about so many rows, all rows of a key together, and returns how many it deleted.
@@ -32,11 +38,9 @@ thread_local! {
 pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros>) -> Result<i64> {
     let catalog = catalog::current(function)?;
     spi::connected(&catalog, catalog.rate_limits, |store| {
-        let oid = catalog.rate_limits.oid;
-        let last =
-            LAST.take().filter(|&(table, ..)| table == oid).map(|(_, name, key)| (name, key));
-        let start = match last {
-            Some(last) => last,
+        let table = catalog.rate_limits.oid;
+        let start = match LAST.take().filter(|last| last.table == table) {
+            Some(last) => (last.name, last.key),
             None => store.somewhere()?.unwrap_or_default(),
         };
         let mut deleted = 0;
@@ -53,7 +57,8 @@ pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros
                 if past { Ok(ControlFlow::Break(())) } else { visit(key) }
             })?;
         }
-        LAST.set(Some((oid, reached.0, reached.1)));
+        let (name, key) = reached;
+        LAST.set(Some(Last { table, name, key }));
         Ok(deleted)
     })
 }

@@ -31,7 +31,7 @@ FROM unnest(ARRAY['60000', '6e4', '"1 minute"', '"1 min"', '"1m"', '"60 seconds"
 SELECT v, refusal(tb('capacity', v)) FROM unnest(ARRAY['null', '"1"', 'true', '[]', '{}', '-1', '-0.001', '1000000000000001', '1e400', '0', '0.5', '1e15']) v;
 \echo maxReserved
 SELECT v, refusal(tb('maxReserved', v)) FROM unnest(ARRAY['null', '"1"', 'false', '[]', '{}', '-1', '1000000000000001', '1e400', '0', '1e15']) v;
-\echo shards: more than one comes later
+\echo shards
 SELECT v, refusal(tb('shards', v)) FROM unnest(ARRAY['null', '"1"', 'true', '[]', '0', '-1', '1.5', '1025', '1e400', '2', '1024', '1', '1.0']) v;
 \echo start
 SELECT v, refusal(fw('start', v)) FROM unnest(ARRAY['null', 'true', '[]', '{}', '""', '"now"', '"first"', '"First Request"', '"2027-01-01"', '"2027-01-01T00:00:00"', '"2027-01-01 00:00:00"', '"01/02/2027 00:00:00Z"', '"2027-02-30T00:00:00Z"', '"2027-01-01T25:00:00Z"', '"1798761600000"', '"infinity"', '1e16', '-1e16', '1e400', '0', '-1', '0.5', '"first request"', '"2027-01-01T00:00:00Z"', '"2027-01-01T00:00:00.123456-08:00"']) v;
