@@ -4,12 +4,14 @@
 REVOKE ALL ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
-    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_config_changed
+    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers,
+    @extschema@.rl_trigger, @extschema@.rl_config_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
-    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers
+    @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers,
+    @extschema@.rl_trigger
     TO pg_database_owner WITH GRANT OPTION;
 
 -- A direct grant where it is needed. It is taken out of the extension's initial privileges again:
@@ -28,7 +30,8 @@ BEGIN
         GRANT EXECUTE ON FUNCTION
             @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
             @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
-            @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers
+            @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers,
+            @extschema@.rl_trigger
             TO @extowner@ WITH GRANT OPTION;
         UPDATE pg_catalog.pg_init_privs AS init
         SET initprivs = (
@@ -49,7 +52,9 @@ BEGIN
             '@extschema@.rl_undefine'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_status'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_prune'::pg_catalog.regproc::pg_catalog.oid,
-            '@extschema@.rl_headers'::pg_catalog.regproc::pg_catalog.oid]);
+            '@extschema@.rl_headers'::pg_catalog.regproc::pg_catalog.oid,
+
+            '@extschema@.rl_trigger'::pg_catalog.regproc::pg_catalog.oid]);
     END IF;
 END
 $$;

@@ -123,6 +123,12 @@ LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_calculate';
 COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: what a limit in this state answers at that time, and its state afterwards';
 
+CREATE FUNCTION @extschema@.rl_trigger()
+RETURNS trigger
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'rl_trigger';
+COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit of its first argument, for the rows of the event; options key=<column>, count=<column>';
+
 -- Definitions written by plain SQL are checked before they are stored; after it every session's
 -- memory of them is cleared. Row triggers that fire always: logical replication and restores write
 -- here as well. Told only afterwards, so that nothing remembers the old row in between.

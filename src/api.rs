@@ -7,7 +7,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{self, BOOLOID, FLOAT8OID, JSONBOID, TIMESTAMPTZOID};
 
 use crate::algorithm::{Micros, decide};
-use crate::call::{Call, Composite, sql_function};
+use crate::call::composite::Composite;
+use crate::call::{Call, sql_function};
 use crate::catalog;
 use crate::config::{self, Given, Interval, MAX_TOKENS, float_text, shortened};
 use crate::definitions;
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::guc;
 use crate::headers::{self, Style};
 use crate::limit_all::{self, Outcome};
-use crate::limiter::{self, Answer, Request, check_count};
+use crate::limiter::{self, Answer, Request, check_count, valid_key, valid_name};
 use crate::postgres::{
     float_datum, jsonb_datum, jsonb_from_json, refuse_parallel, refuse_read_only, server_text,
     text_datum, to_timestamptz, utf8, utf8_bytes,
@@ -297,11 +298,7 @@ fn answer(
     let throws = required(call.bool(4), "throws")?;
     let answer = make(call.function(), &request)?;
     if throws && !answer.ok {
-        return Err(Error::RateLimited {
-            name: utf8(request.name).into_owned(),
-            retry_after: answer.retry_after,
-            capacity: answer.capacity,
-        });
+        return Err(request.denied(&answer));
     }
     result(call, &answer)
 }
@@ -481,26 +478,4 @@ fn name(call: &Call, n: usize) -> Result<&[u8]> {
 
 fn key(call: &Call, n: usize) -> Result<&[u8]> {
     valid_key(required(call.text(n), "key")?)
-}
-
-fn valid_name(name: &[u8]) -> Result<&[u8]> {
-    if (1..=200).contains(&name.len()) {
-        return Ok(name);
-    }
-    Err(Error::InvalidArgument {
-        argument: "name",
-        value: format!("{} bytes long", name.len()),
-        allowed: "1 to 200 bytes".into(),
-    })
-}
-
-fn valid_key(key: &[u8]) -> Result<&[u8]> {
-    if key.len() <= 1024 {
-        return Ok(key);
-    }
-    Err(Error::InvalidArgument {
-        argument: "key",
-        value: format!("{} bytes long", key.len()),
-        allowed: "at most 1024 bytes; of a longer one, pass a hash".into(),
-    })
 }

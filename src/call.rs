@@ -5,7 +5,7 @@
 //! inside the guard, hands plain data out, and raises from the outermost frame.
 
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
@@ -15,6 +15,12 @@ use crate::algorithm::Micros;
 use crate::error::{Error, Report, Result};
 use crate::guc::{self, ErrorStyle};
 use crate::postgres::{Jsonb, from_timestamptz, jsonb, varlena_bytes};
+
+pub mod composite;
+pub mod trigger;
+
+use composite::Composite;
+use trigger::Trigger;
 
 /// Declares an SQL function: the version-1 record, and an entry point that raises what `$body`, a
 /// `fn(&mut Call) -> Result<Datum>`, returns as an error.
@@ -247,24 +253,8 @@ impl Call {
 
     /// A composite argument.
     pub fn composite(&self, n: usize) -> Option<Composite> {
-        // SAFETY: the argument is a composite; detoasted, and with a copy of the description of the
-        // type that it says it has, it lives in the call's memory context.
-        self.arg(n).map(|datum| unsafe {
-            let header: pg_sys::HeapTupleHeader =
-                pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
-            let r#type = (*header).t_choice.t_datum;
-            Composite {
-                row: pg_sys::HeapTupleData {
-                    t_len: pgrx::varsize(header.cast()) as u32,
-                    t_data: header,
-                    ..Default::default()
-                },
-                descriptor: pg_sys::lookup_rowtype_tupdesc_copy(
-                    r#type.datum_typeid,
-                    r#type.datum_typmod,
-                ),
-            }
-        })
+        // SAFETY: the argument is a composite.
+        self.arg(n).map(|datum| unsafe { Composite::new(datum) })
     }
 
     /// The OID of the function that is called.
@@ -279,7 +269,7 @@ impl Call {
         unsafe {
             let context = (*self.fcinfo).context;
             (!context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData)
-                .then(|| Trigger(&*context.cast()))
+                .then(|| Trigger::new(&*context.cast()))
         }
     }
 
@@ -394,111 +384,5 @@ fn instant(datum: pg_sys::Datum) -> Option<Micros> {
     match datum.value() as i64 {
         i64::MIN | i64::MAX => None,
         timestamp => Some(from_timestamptz(timestamp)),
-    }
-}
-
-/// A column of a row by its name; `None` where it is NULL. The type is checked: who owns a table or
-/// a type can alter its columns.
-///
-/// # Safety
-/// The row is one of the descriptor's.
-unsafe fn column(
-    row: pg_sys::HeapTuple,
-    descriptor: pg_sys::TupleDesc,
-    column: &CStr,
-    of: pg_sys::BuiltinOid,
-) -> Result<Option<pg_sys::Datum>> {
-    // SAFETY: as the caller says.
-    unsafe {
-        let number = pg_sys::SPI_fnumber(descriptor, column.as_ptr());
-        if number <= 0 || pg_sys::SPI_gettypeid(descriptor, number) != of.value() {
-            return Err(Error::AlteredColumn { column: column.to_string_lossy().into() });
-        }
-        let mut is_null = false;
-        let datum = pg_sys::heap_getattr(row, number, descriptor, &mut is_null);
-        Ok((!is_null).then_some(datum))
-    }
-}
-
-/// A composite value. Its columns are `None` where they are NULL, and [`Error::AlteredColumn`] where
-/// the type has no such column of that type.
-pub struct Composite {
-    row: pg_sys::HeapTupleData,
-    descriptor: pg_sys::TupleDesc,
-}
-
-impl Composite {
-    fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
-        // SAFETY: the description is that of the row's type, and the row is only read.
-        unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }
-    }
-
-    /// A boolean column.
-    pub fn bool(&self, name: &CStr) -> Result<Option<bool>> {
-        let datum = self.field(name, pg_sys::BuiltinOid::BOOLOID)?;
-        Ok(datum.map(|datum| datum.value() as u8 != 0))
-    }
-
-    /// A double precision column.
-    pub fn float(&self, name: &CStr) -> Result<Option<f64>> {
-        let datum = self.field(name, pg_sys::BuiltinOid::FLOAT8OID)?;
-        Ok(datum.map(|datum| f64::from_bits(datum.value() as u64)))
-    }
-
-    /// A timestamptz column; `None` within for an infinite one.
-    pub fn timestamptz(&self, name: &CStr) -> Result<Option<Option<Micros>>> {
-        Ok(self.field(name, pg_sys::BuiltinOid::TIMESTAMPTZOID)?.map(instant))
-    }
-}
-
-/// The firing of a trigger.
-pub struct Trigger<'a>(&'a pg_sys::TriggerData);
-
-impl Trigger<'_> {
-    /// The table that the trigger is on.
-    pub fn relation(&self) -> pg_sys::Oid {
-        // SAFETY: the relation is open while the trigger runs.
-        unsafe { (*self.0.tg_relation).rd_id }
-    }
-
-    /// The row that an INSERT or UPDATE is about to write; null for every other event.
-    fn new_row(&self) -> pg_sys::HeapTuple {
-        let event = self.0.tg_event;
-        match event & pg_sys::TRIGGER_EVENT_OPMASK {
-            _ if event & pg_sys::TRIGGER_EVENT_ROW == 0 => std::ptr::null_mut(),
-            pg_sys::TRIGGER_EVENT_INSERT => self.0.tg_trigtuple,
-            pg_sys::TRIGGER_EVENT_UPDATE => self.0.tg_newtuple,
-            _ => std::ptr::null_mut(),
-        }
-    }
-
-    /// A column of the new row by its name; `None` where it is NULL, or where there is no row.
-    fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
-        let row = self.new_row();
-        if row.is_null() {
-            return Ok(None);
-        }
-        // SAFETY: the row belongs to the relation, on which its owner can put the trigger anywhere.
-        unsafe { column(row, (*self.0.tg_relation).rd_att, name, of) }
-    }
-
-    /// A text column of the new row.
-    pub fn text(&self, column: &CStr) -> Result<Option<&[u8]>> {
-        let datum = self.field(column, pg_sys::BuiltinOid::TEXTOID)?;
-        // SAFETY: the type was checked.
-        Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
-    }
-
-    /// A jsonb column of the new row.
-    pub fn jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
-        let datum = self.field(column, pg_sys::BuiltinOid::JSONBOID)?;
-        // SAFETY: the type was checked.
-        Ok(datum.map(|datum| unsafe { jsonb(datum) }))
-    }
-
-    /// What a BEFORE trigger returns to let the event happen as it is.
-    pub fn proceed(&self) -> pg_sys::Datum {
-        let row = self.new_row();
-        pg_sys::Datum::from(if row.is_null() { self.0.tg_trigtuple } else { row })
     }
 }

@@ -53,6 +53,12 @@ pub enum Error {
     Parallel { function: &'static CStr },
     /// A trigger function called otherwise than by its trigger (39P01).
     NotATrigger { function: &'static str },
+    /// rl_trigger fired by what it can't limit (39P01); `firing` is what a trigger that works says.
+    TriggerMisuse { problem: &'static str, firing: String },
+    /// An option of rl_trigger names a column that the table doesn't have (42703).
+    NoColumn { column: String, table: String },
+    /// The key or the count of rl_trigger is NULL in a row (22004).
+    NullColumn { option: &'static str, column: String, table: String },
 }
 
 /// An error as Postgres reports it.
@@ -65,6 +71,9 @@ pub struct Report {
 
 const SOME_CONFIG: &str = r#"For example: SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute'));"#;
 
+const NULL_KEY: &str =
+    "A missing user id must not become everybody's limit; for that, leave the key out.";
+
 impl Error {
     /// The report of this error.
     pub fn report(self) -> Report {
@@ -76,10 +85,7 @@ impl Error {
         };
         match self {
             Error::NullArgument(argument) => Report {
-                hint: (argument == "key").then(|| {
-                    "A missing user id must not become everybody's limit; for that, leave the key out."
-                        .into()
-                }),
+                hint: (argument == "key").then(|| NULL_KEY.into()),
                 ..report(b"22004", format!("{argument} must not be NULL"))
             },
             Error::InvalidArgument { argument, value, allowed } => Report {
@@ -187,6 +193,26 @@ impl Error {
             Error::NotATrigger { function } => {
                 report(b"39P01", format!("{function}() can only be called by its trigger"))
             }
+            Error::TriggerMisuse { problem, firing } => Report {
+                hint: Some(format!(
+                    "For example: CREATE TRIGGER limit_messages {firing} EXECUTE FUNCTION rl_trigger('sendMessage', 'key=author');"
+                )),
+                ..report(b"39P01", format!("rl_trigger() {problem}"))
+            },
+            Error::NoColumn { column, table } => Report {
+                hint: Some(
+                    "Write the name as the catalog has it, without quotes and blanks around it: 'key=author'."
+                        .into(),
+                ),
+                ..report(b"42703", format!("column \"{column}\" of table \"{table}\" does not exist"))
+            },
+            Error::NullColumn { option, column, table } => Report {
+                hint: (option == "key").then(|| NULL_KEY.into()),
+                ..report(
+                    b"22004",
+                    format!("{option} column \"{column}\" of table \"{table}\" must not be NULL"),
+                )
+            },
         }
     }
 }

@@ -37,6 +37,33 @@ pub fn error_style() -> ErrorStyle {
     ERROR_STYLE.get()
 }
 
+/// Runs `work` under other settings than the session's; an error on the way leaves putting them back
+/// to the abort of the (sub)transaction, as everywhere in Postgres.
+pub fn locally<T>(settings: &[(&CStr, &CStr)], work: impl FnOnce() -> T) -> T {
+    if settings.is_empty() {
+        return work();
+    }
+    // SAFETY: every level that is opened is closed again, and the strings are valid.
+    unsafe {
+        let nest_level = pg_sys::NewGUCNestLevel();
+        for (name, value) in settings {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+        }
+        let result = work();
+        pg_sys::AtEOXact_GUC(false, nest_level);
+        result
+    }
+}
+
 /// Declares the settings; called once, when the library is loaded.
 pub fn init() {
     GucRegistry::define_enum_guc(

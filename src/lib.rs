@@ -1,7 +1,7 @@
 //! `ratelimit`: rate limits inside PostgreSQL, taken in the caller's transaction.
 //!
-//! Dependencies run one way: api -> limiter -> definitions, store -> config -> algorithm. The
-//! algorithm and the config know nothing of Postgres and run under plain `cargo test`.
+//! Dependencies run one way: api, trigger -> limiter -> definitions, store -> config -> algorithm.
+//! The algorithm and the config know nothing of Postgres and run under plain `cargo test`.
 
 pub mod algorithm;
 pub mod config;
@@ -25,6 +25,7 @@ mod spi;
 mod status;
 mod store;
 mod subtransaction;
+mod trigger;
 
 pgrx::pg_module_magic!(name, version);
 

@@ -193,6 +193,15 @@ pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
 }
 
 impl<'a> Request<'a> {
+    /// The error that a denial becomes with `throws`, and in a trigger.
+    pub fn denied(&self, answer: &Answer) -> Error {
+        Error::RateLimited {
+            name: utf8(self.name).into_owned(),
+            retry_after: answer.retry_after,
+            capacity: answer.capacity,
+        }
+    }
+
     fn resolve(&self, catalog: &Catalog) -> Result<Target<'a>> {
         let limit = definitions::resolve(catalog, self.name, self.key, self.config)?;
         Ok(Target { name: self.name, key: self.key, limit })
@@ -266,16 +275,45 @@ fn phase(name: &[u8], key: &[u8]) -> Micros {
 
 /// Refuses a count that no limit, or not this kind of limit, can take (22023).
 pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
-    let allowed = if !(0.0..=MAX_TOKENS).contains(&count) {
-        "a number from 0 to 1e15"
-    } else if limit.whole_counts() && count.fract() != 0.0 {
-        "a whole number, for a sliding log"
-    } else {
-        return Ok(());
-    };
-    Err(bad_count(count, allowed))
+    valid_count(count)?;
+    if limit.whole_counts() && count.fract() != 0.0 {
+        return Err(bad_count(count, "a whole number, for a sliding log"));
+    }
+    Ok(())
+}
+
+/// Refuses a count that no limit can take (22023).
+pub fn valid_count(count: f64) -> Result<f64> {
+    if (0.0..=MAX_TOKENS).contains(&count) {
+        return Ok(count);
+    }
+    Err(bad_count(count, "a number from 0 to 1e15"))
 }
 
 fn bad_count(count: f64, allowed: &str) -> Error {
     Error::InvalidArgument { argument: "count", value: float_text(count), allowed: allowed.into() }
+}
+
+/// Refuses a name that is empty or too long (22023).
+pub fn valid_name(name: &[u8]) -> Result<&[u8]> {
+    if (1..=200).contains(&name.len()) {
+        return Ok(name);
+    }
+    Err(Error::InvalidArgument {
+        argument: "name",
+        value: format!("{} bytes long", name.len()),
+        allowed: "1 to 200 bytes".into(),
+    })
+}
+
+/// Refuses a key that is too long (22023).
+pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
+    if key.len() <= 1024 {
+        return Ok(key);
+    }
+    Err(Error::InvalidArgument {
+        argument: "key",
+        value: format!("{} bytes long", key.len()),
+        allowed: "at most 1024 bytes; of a longer one, pass a hash".into(),
+    })
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::prelude::*;
-use pgrx::{direct_function_call_as_datum, pg_sys};
+use pgrx::{PgMemoryContexts, direct_function_call_as_datum, pg_sys};
 
 use crate::algorithm::Micros;
 use crate::config::shortened;
@@ -144,6 +144,26 @@ pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
     }
 }
 
+/// Postgres memory for work that repeats, so that it needs no more for a million rows than for one.
+pub struct Scratch(PgMemoryContexts);
+
+impl Scratch {
+    /// Lives in the current memory context.
+    pub fn new() -> Scratch {
+        Scratch(PgMemoryContexts::new("ratelimit scratch"))
+    }
+
+    /// Runs `work` and frees what it allocated in Postgres memory; its result owns what it holds.
+    pub fn run<T: 'static>(&mut self, work: impl FnOnce() -> T) -> T {
+        // SAFETY: a result that lives as long as it likes borrows nothing from the context.
+        unsafe {
+            let result = self.0.switch_to(|_| work());
+            self.0.reset();
+            result
+        }
+    }
+}
+
 /// A text in Postgres memory.
 pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copies `bytes.len()` bytes.
@@ -181,25 +201,6 @@ pub fn to_timestamptz(at: Micros) -> Option<i64> {
 /// An instant as the nearest timestamptz that there is.
 pub fn to_nearest_timestamptz(at: Micros) -> i64 {
     at.0.saturating_sub(POSTGRES_EPOCH).clamp(MIN_TIMESTAMP, END_TIMESTAMP - 1)
-}
-
-/// Does the work in a memory context of its own, which is gone afterwards.
-pub fn in_own_memory<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: a child of the current context, so that an error frees it as well.
-    unsafe {
-        let own = pg_sys::AllocSetContextCreateInternal(
-            pg_sys::CurrentMemoryContext,
-            c"ratelimit page".as_ptr(),
-            pg_sys::ALLOCSET_DEFAULT_MINSIZE as usize,
-            pg_sys::ALLOCSET_DEFAULT_INITSIZE as usize,
-            pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize,
-        );
-        let outer = pg_sys::MemoryContextSwitchTo(own);
-        let result = work();
-        pg_sys::MemoryContextSwitchTo(outer);
-        pg_sys::MemoryContextDelete(own);
-        result
-    }
 }
 
 /// The server's clock.

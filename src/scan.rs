@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use crate::error::Result;
-use crate::postgres::{check_for_interrupts, in_own_memory};
+use crate::postgres::{Scratch, check_for_interrupts};
 use crate::spi::Connection;
 use crate::store::{Keyed, Numbered, Store};
 
@@ -26,9 +26,10 @@ pub fn each_key(
     mut visit: impl FnMut(Key) -> Result<ControlFlow<()>>,
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
+    let mut scratch = Scratch::new();
     loop {
         check_for_interrupts();
-        let outcome = in_own_memory(|| -> Result<Option<ControlFlow<()>>> {
+        let outcome = scratch.run(|| -> Result<Option<ControlFlow<()>>> {
             let rows = store.read_after((&after.0, &after.1), within, PAGE as i64)?;
             let more = rows.len() == PAGE;
             let mut keys = by_key(rows);

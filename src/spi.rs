@@ -14,6 +14,7 @@ use pgrx::pg_sys;
 
 use crate::catalog::{Catalog, Table};
 use crate::error::{Error, Result};
+use crate::guc;
 use crate::postgres::{Jsonb, jsonb};
 
 /// A statement on the extension's tables; `@schema@` stands for their schema. Constants only:
@@ -98,21 +99,12 @@ pub fn connected<T>(
                 | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int,
         );
         // A plan made while the table was small would scan all of it, and be kept as it grows.
-        let nest_level = pg_sys::NewGUCNestLevel();
-        pg_sys::set_config_option(
-            c"enable_seqscan".as_ptr(),
-            c"off".as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
-            pg_sys::GucSource::PGC_S_SESSION,
-            pg_sys::GucAction::GUC_ACTION_SAVE,
-            true,
-            0,
-            false,
-        );
-        pg_sys::SPI_connect();
-        let result = work(&Connection { catalog, table });
-        pg_sys::SPI_finish();
-        pg_sys::AtEOXact_GUC(false, nest_level);
+        let result = guc::locally(&[(c"enable_seqscan", c"off")], || {
+            pg_sys::SPI_connect();
+            let result = work(&Connection { catalog, table });
+            pg_sys::SPI_finish();
+            result
+        });
         pg_sys::SetUserIdAndSecContext(user, context);
         if matches!(result, Err(Error::NotWritten { .. })) {
             forget_plans();

@@ -31,6 +31,21 @@ EXCEPTION WHEN SQLSTATE 'PGRST' THEN
     RAISE WARNING '% %', sqlstate, (sqlerrm::json ->> 'details')::json ->> 'name' = 'caf' || chr(233);
 END
 $$;
+RESET ratelimit.error_style;
+-- A trigger's arguments, and a column's name and its text.
+DO $$
+DECLARE
+    column_name text := 'gr' || chr(246) || chr(223) || 'e';
+BEGIN
+    EXECUTE format('CREATE TABLE written (%I text)', column_name);
+    EXECUTE format('CREATE TRIGGER a BEFORE INSERT ON written FOR EACH ROW EXECUTE FUNCTION rl_trigger(%L, %L)', 'caf' || chr(233), 'key=' || column_name);
+    INSERT INTO written VALUES (chr(228));
+    RAISE WARNING '%', (SELECT ok FROM rl_check('caf' || chr(233), chr(228)));
+    INSERT INTO written VALUES (NULL);
+EXCEPTION WHEN null_value_not_allowed THEN
+    RAISE WARNING '%', sqlerrm = format('key column "%s" of table "written" must not be NULL', column_name);
+END
+$$;
 -- A message from below that pgrx can't read keeps its SQLSTATE.
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'gr%', chr(246) USING ERRCODE = 'ZZ123'; END $$;

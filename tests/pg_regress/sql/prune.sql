@@ -51,7 +51,7 @@ SELECT * FROM kept ORDER BY 1;
 \echo one shard that is not full keeps all rows of its key; none, and all go, under another number of shards too
 SET ratelimit.clock = '2027-01-01 14:05:39+00';
 SELECT rl_define('shards', rl_token_bucket(40, '40 seconds', shards => 2));
-UPDATE rateLimits SET value = 9 WHERE name = 'shards' AND shard = 40003;
+UPDATE rateLimits SET value = CASE shard WHEN 40003 THEN 0 ELSE 10 END WHERE name = 'shards' AND shard > 0;
 SELECT rl_prune() > 0;
 SELECT count(*) FROM rateLimits WHERE name = 'shards';
 SET ratelimit.clock = '2027-01-01 14:05:40+00';

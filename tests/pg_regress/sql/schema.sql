@@ -17,10 +17,14 @@ SELECT name, value FROM limits.rateLimits;
 SET search_path = limits, public;
 SELECT ok, remaining FROM rl_limit('limit');
 RESET search_path;
--- The one GRANT, and USAGE.
+CREATE TABLE written (author text);
+CREATE TRIGGER a BEFORE INSERT ON written FOR EACH ROW EXECUTE FUNCTION limits.rl_trigger('limit', 'key=author');
+-- The one GRANT, and USAGE; a trigger needs neither.
 CREATE ROLE regress_rl_schema;
 GRANT EXECUTE ON FUNCTION limits.rl_limit, limits.rl_check TO regress_rl_schema;
+GRANT INSERT ON written TO regress_rl_schema;
 SET ROLE regress_rl_schema;
+INSERT INTO written VALUES ('ada');
 \set VERBOSITY terse
 SELECT ok FROM limits.rl_limit('limit');
 \echo :SQLSTATE
@@ -33,6 +37,9 @@ RESET ROLE;
 -- Renamed between two calls, and within a transaction that is rolled back.
 ALTER SCHEMA limits RENAME TO "Rate ""Limits"".x";
 SELECT ok, remaining FROM "Rate ""Limits"".x".rl_limit('limit');
+INSERT INTO written VALUES ('ada');
+SELECT remaining FROM "Rate ""Limits"".x".rl_check('limit', 'ada');
+DROP TABLE written;
 BEGIN;
 ALTER SCHEMA "Rate ""Limits"".x" RENAME TO limits;
 SELECT ok, remaining FROM limits.rl_limit('limit');
