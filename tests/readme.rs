@@ -14,6 +14,11 @@ const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezon
 /// The section whose blocks run in a database of their own.
 const RECIPE: &str = "### Supabase and PostgREST";
 
+/// Stands for pg_cron: it runs a job once, to see that it can be run.
+const PG_CRON: &str = "CREATE SCHEMA cron;
+    CREATE FUNCTION cron.schedule(name text, schedule text, command text) RETURNS bigint
+    LANGUAGE plpgsql AS 'BEGIN EXECUTE command; RETURN 1; END'";
+
 struct Example {
     line: usize,
     database: &'static str,
@@ -95,6 +100,7 @@ fn every_example_prints_what_the_readme_shows() {
                   CREATE ROLE app; CREATE ROLE authenticator; CREATE ROLE authenticated;";
     psql(&server, "postgres", drop);
     assert_eq!(psql(&server, "postgres", create), "");
+    assert_eq!(psql(&server, "readme", PG_CRON), "");
     let mut wrong = Vec::new();
     for example in &examples {
         let printed =
