@@ -357,16 +357,14 @@ fn answer_all(
         );
     }
     let outcomes = make(call.function(), &list)?;
-    let refused = list.iter().zip(&outcomes).filter(|(_, outcome)| !outcome.allows);
-    // The one to wait for longest.
-    let longest =
-        refused.max_by_key(|(_, outcome)| outcome.answer.retry_after.unwrap_or(Micros(i64::MAX)));
-    if let Some((request, Outcome { answer, .. })) = longest.filter(|_| throws) {
-        return Err(Error::RateLimited {
-            name: utf8(request.name).into_owned(),
-            retry_after: answer.retry_after,
-            capacity: answer.capacity,
+    if throws && outcomes.iter().any(|outcome| !outcome.answer.ok) {
+        // The one to wait for longest, of those that refuse.
+        let longest = list.iter().zip(&outcomes).max_by_key(|(_, outcome)| {
+            (!outcome.allows, outcome.answer.retry_after.unwrap_or(Micros(i64::MAX)))
         });
+        if let Some((request, Outcome { answer, .. })) = longest {
+            return Err(request.denied(answer));
+        }
     }
     let mut rows = call.rows()?;
     for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 
 use crate::error::{Error, Result};
+use crate::store::heap;
 
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +17,8 @@ pub struct Catalog {
     pub schema: CString,
     pub rate_limits: Table,
     pub rl_config: Table,
+    /// The index by which the rows of rateLimits can be reached without SQL, or why they can't.
+    pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// The function that a config in a call needs the right to call.
     pub rl_define: pg_sys::Oid,
 }
@@ -25,6 +28,9 @@ pub struct Table {
     pub oid: pg_sys::Oid,
     pub owner: pg_sys::Oid,
 }
+
+/// How often the table may change under a call's hands.
+const MOVES: u32 = 1000;
 
 thread_local! {
     static CATALOG: RefCell<Option<Rc<Catalog>>> = const { RefCell::new(None) };
@@ -77,6 +83,31 @@ pub fn definition_changes() -> u64 {
     DEFINITION_CHANGES.get()
 }
 
+/// How often an object may have moved, or the table changed, as far as this backend was told.
+pub fn changes() -> u64 {
+    CHANGES.get()
+}
+
+/// Whether nothing has changed since the catalog was read last.
+pub fn is_current() -> bool {
+    SEEN.get() == CHANGES.get()
+}
+
+/// Runs `work` with the extension's objects, and again where the table changed before it began to
+/// write.
+///
+/// # Errors
+/// As [`current`], and those of the work.
+pub fn with<T>(function: pg_sys::Oid, mut work: impl FnMut(&Catalog) -> Result<T>) -> Result<T> {
+    for _ in 0..MOVES {
+        match work(&*current(function)?) {
+            Err(Error::Moved) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(Error::Moved)
+}
+
 /// Makes every backend look up its definitions anew once this transaction commits, and this one at
 /// its next command.
 pub fn announce(relation: pg_sys::Oid) {
@@ -113,9 +144,17 @@ fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
         } else {
             CStr::from_ptr(pg_sys::quote_identifier(name)).to_owned()
         };
+        let rate_limits = table(extension, namespace, c"ratelimits", "rateLimits")?;
+        let relation = pg_sys::try_table_open(rate_limits.oid, pg_sys::AccessShareLock as _);
+        if relation.is_null() {
+            return Err(Error::NoTable { table: "rateLimits" }); // dropped while this waited
+        }
+        let index = heap::index_of(relation);
+        pg_sys::table_close(relation, pg_sys::NoLock as _);
         Catalog {
             schema,
-            rate_limits: table(extension, namespace, c"ratelimits", "rateLimits")?,
+            rate_limits,
+            index,
             rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
             rl_define: rl_define(namespace),
         }

@@ -47,6 +47,13 @@ pub enum Error {
     NoTable { table: &'static str },
     /// A column of the extension's tables no longer has the type that it was made with (42804).
     AlteredColumn { column: String },
+    /// `ratelimit.access` is heap, and the table needs SQL (0A000).
+    NoHeap { why: &'static str },
+    /// Rows that the call needs are locked, and it may not wait for them; answered as a denial
+    /// (55P03 where that is not possible).
+    Busy,
+    /// The table has changed since it was looked up; the call begins again (55000).
+    Moved,
     /// The SQL declaration of the function is not the one that this library was made for (42P13).
     Declaration,
     /// Called while the query runs in parallel (25000).
@@ -179,6 +186,13 @@ impl Error {
                     format!("column \"{column}\" of extension ratelimit has been altered"),
                 )
             },
+            Error::NoHeap { why } => Report {
+                detail: Some(format!("The table {why}.")),
+                hint: Some("SET ratelimit.access = auto;".into()),
+                ..report(b"0A000", "the table rateLimits can't be accessed directly".into())
+            },
+            Error::Busy => report(b"55P03", "could not obtain the rows of a rate limit".into()),
+            Error::Moved => report(b"55000", "the table rateLimits keeps being altered".into()),
             Error::Declaration => Report {
                 hint: Some("ALTER EXTENSION ratelimit UPDATE;".into()),
                 ..report(

@@ -19,6 +19,18 @@ pub enum ErrorStyle {
     Pgrst,
 }
 
+/// How the rows are reached.
+#[derive(Clone, Copy, PartialEq, PostgresGucEnum)]
+pub enum Access {
+    #[name = c"auto"]
+    Auto,
+    #[name = c"sql"]
+    Sql,
+    #[name = c"heap"]
+    Heap,
+}
+
+static ACCESS: GucSetting<Access> = GucSetting::<Access>::new(Access::Auto);
 static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
 static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 
@@ -35,6 +47,11 @@ pub fn now() -> Micros {
 /// What `ratelimit.error_style` says.
 pub fn error_style() -> ErrorStyle {
     ERROR_STYLE.get()
+}
+
+/// What `ratelimit.access` says.
+pub fn access() -> Access {
+    ACCESS.get()
 }
 
 /// Runs `work` under other settings than the session's; an error on the way leaves putting them back
@@ -66,6 +83,14 @@ pub fn locally<T>(settings: &[(&CStr, &CStr)], work: impl FnOnce() -> T) -> T {
 
 /// Declares the settings; called once, when the library is loaded.
 pub fn init() {
+    GucRegistry::define_enum_guc(
+        c"ratelimit.access",
+        c"How the rate limiter reaches its rows.",
+        c"heap: directly; sql: by SQL statements; auto: directly, unless something such as a trigger on the table needs statements.",
+        &ACCESS,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
     GucRegistry::define_enum_guc(
         c"ratelimit.error_style",
         c"How the rate limiter raises a denial, with throws.",

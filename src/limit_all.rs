@@ -17,8 +17,7 @@ use crate::guc;
 use crate::limiter::{Answer, Request, TRIES, Target, check_count};
 use crate::postgres::check_for_interrupts;
 use crate::shards::{self, Locked};
-use crate::spi::{self, Connection};
-use crate::store::Store;
+use crate::store::{self, Place, Store};
 use crate::subtransaction::attempt;
 
 /// What one of the requests is answered.
@@ -27,6 +26,13 @@ pub struct Outcome {
     pub allows: bool,
     /// Its `ok` is that of the whole call.
     pub answer: Answer,
+}
+
+impl Outcome {
+    fn at_once(mut self) -> Outcome {
+        self.answer.retry_after = Some(Micros(0));
+        self
+    }
 }
 
 /// The requests for one (name, key).
@@ -49,54 +55,63 @@ struct Verdict<'a> {
 /// # Errors
 /// Those of a single call, each naming its request.
 pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
-    let catalog = catalog::current(function)?;
-    let groups = group(&catalog, requests)?;
-    spi::connected(&catalog, catalog.rate_limits, |store| {
-        for tried in 0..TRIES {
-            check_for_interrupts();
-            let (now, looked) = look(store, &groups)?;
-            let ok = looked.iter().all(Verdict::allows);
-            if !ok || looked.iter().all(|verdict| verdict.change.is_none()) {
-                return Ok(outcomes(&groups, &looked, now, ok));
-            }
-            let mut refused = None;
-            let taken = attempt(|| {
-                // At first of a limit with shards one row, then whatever it takes.
-                let Some(locked) = lock(store, &groups, looked, tried == 0)? else {
-                    return Ok(None);
-                };
-                let now = guc::now();
-                let mut verdicts = Vec::new();
-                let mut enough = true;
-                for (group, rows) in groups.iter().zip(&locked) {
-                    let verdict = group.decide(rows.parts.clone(), now);
-                    enough &= verdict.fits(&rows.among, now);
-                    verdicts.push(verdict);
-                }
-                if !verdicts.iter().all(Verdict::allows) {
-                    // Seen from some rows of a limit only, it may yet have enough.
-                    let whole = |rows: &Locked| {
-                        rows.among.is_empty() || rows.among.len() == rows.parts.states().len()
-                    };
-                    if locked.iter().all(whole) {
-                        refused = Some(outcomes(&groups, &verdicts, now, false));
-                    }
-                    return Ok(None);
-                }
-                if !enough {
-                    return Ok(None);
-                }
-                for ((group, verdict), rows) in groups.iter().zip(&mut verdicts).zip(&locked) {
-                    verdict.write(store, &group.target, &rows.among, now)?;
-                }
-                Ok(Some(outcomes(&groups, &verdicts, now, true)))
-            })?;
-            if let Some(outcomes) = taken.or(refused) {
-                return Ok(outcomes);
-            }
-        }
-        Err(store.not_written())
+    catalog::with(function, |catalog| {
+        let groups = group(catalog, requests)?;
+        store::opened(catalog, |store| take(store, &groups))
     })
+}
+
+fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
+    for tried in 0..TRIES {
+        check_for_interrupts();
+        let (now, looked) = look(store, groups)?;
+        let ok = looked.iter().all(Verdict::allows);
+        if !ok || looked.iter().all(|verdict| verdict.change.is_none()) {
+            return Ok(outcomes(groups, &looked, now, ok));
+        }
+        let mut refused = None;
+        let refusal = outcomes(groups, &looked, now, false);
+        let taken = attempt(|| {
+            // At first of a limit with shards one row, then whatever it takes.
+            let Some(locked) = lock(store, groups, looked, tried == 0)? else {
+                return Ok(None);
+            };
+            let now = guc::now();
+            let mut verdicts = Vec::new();
+            let mut enough = true;
+            for (group, rows) in groups.iter().zip(&locked) {
+                let verdict = group.decide(rows.parts.clone(), now);
+                enough &= verdict.fits(&rows.among, now);
+                verdicts.push(verdict);
+            }
+            if !verdicts.iter().all(Verdict::allows) {
+                // Seen from some rows of a limit only, it may yet have enough.
+                let whole = |rows: &Locked| {
+                    rows.among.is_empty() || rows.among.len() == rows.parts.states().len()
+                };
+                if locked.iter().all(whole) {
+                    refused = Some(outcomes(groups, &verdicts, now, false));
+                }
+                return Ok(None);
+            }
+            if !enough {
+                return Ok(None);
+            }
+            for ((group, verdict), rows) in groups.iter().zip(&mut verdicts).zip(&locked) {
+                verdict.write(store, &group.target, &rows.among, now)?;
+            }
+            Ok(Some(outcomes(groups, &verdicts, now, true)))
+        });
+        let taken = match taken {
+            // It may be tried again at once.
+            Err(Error::Busy) => return Ok(refusal.into_iter().map(Outcome::at_once).collect()),
+            taken => taken?,
+        };
+        if let Some(outcomes) = taken.or(refused) {
+            return Ok(outcomes);
+        }
+    }
+    Err(store.not_written())
 }
 
 /// Tells what [`limit`] would answer, consuming, locking and writing nothing.
@@ -104,12 +119,13 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
 /// # Errors
 /// As [`limit`].
 pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
-    let catalog = catalog::current(function)?;
-    let groups = group(&catalog, requests)?;
-    spi::connected(&catalog, catalog.rate_limits, |store| {
-        let (now, looked) = look(store, &groups)?;
-        let ok = looked.iter().all(Verdict::allows);
-        Ok(outcomes(&groups, &looked, now, ok))
+    catalog::with(function, |catalog| {
+        let groups = group(catalog, requests)?;
+        store::opened(catalog, |store| {
+            let (now, looked) = look(store, &groups)?;
+            let ok = looked.iter().all(Verdict::allows);
+            Ok(outcomes(&groups, &looked, now, ok))
+        })
     })
 }
 
@@ -142,7 +158,7 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
 }
 
 /// What every limit would answer now, under the latest state; locks nothing.
-fn look<'a>(store: &Connection, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
+fn look<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
     let parts = groups
         .iter()
         .map(|group| Ok(group.target.look(store)?.1.parts))
@@ -155,7 +171,7 @@ fn look<'a>(store: &Connection, groups: &'a [Group]) -> Result<(Micros, Vec<Verd
 
 /// Locks what is to be changed, limit by limit; nothing if it must be looked at again.
 fn lock<'a>(
-    store: &Connection,
+    store: &dyn Store,
     groups: &'a [Group],
     looked: Vec<Verdict<'a>>,
     sparing: bool,
@@ -225,29 +241,29 @@ impl Verdict<'_> {
     }
 
     /// Whether the rows of `among` bear the change without the others.
-    fn fits(&self, among: &[usize], now: Micros) -> bool {
+    fn fits(&self, among: &[(usize, Place)], now: Micros) -> bool {
         let Some((before, after)) = &self.change else { return true };
         among.len() == self.parts.states().len()
             || self.held(among, now) + after.value - before.value >= 0.0
     }
 
     /// The tokens in some of the parts.
-    fn held(&self, among: &[usize], now: Micros) -> f64 {
-        among.iter().map(|&n| self.parts.available(n, now)).sum()
+    fn held(&self, among: &[(usize, Place)], now: Micros) -> f64 {
+        among.iter().map(|&(n, _)| self.parts.available(n, now)).sum()
     }
 
     /// Stores the change in the rows of `among`.
     fn write(
         &mut self,
-        store: &Connection,
+        store: &dyn Store,
         target: &Target,
-        among: &[usize],
+        among: &[(usize, Place)],
         now: Micros,
     ) -> Result<()> {
         let Some((before, after)) = &self.change else { return Ok(()) };
         if self.parts.states().len() == 1 {
             self.parts.states_mut()[0] = after.clone();
-            return store.update(target.row(0), after);
+            return store.update(target.row(0), among[0].1, after);
         }
         let tokens = match among.len() == self.parts.states().len() {
             true => after.value,
@@ -261,13 +277,17 @@ impl Verdict<'_> {
 /// The answers in the order of the requests.
 fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Vec<Outcome> {
     let mut outcomes: Vec<(usize, Outcome)> = Vec::new();
+    let refuses = |decision: &&Decision| !ok && !decision.ok;
+    let refusals = || verdicts.iter().flat_map(|verdict| &verdict.decisions).filter(refuses);
+    let never = refusals().any(|decision| decision.retry_after.is_none());
     for (group, verdict) in groups.iter().zip(verdicts) {
         let level = verdict.parts.level(now);
         for (&(n, ..), decision) in group.takes.iter().zip(&verdict.decisions) {
             let mut answer = group.target.answer(decision, level, now);
             answer.ok = ok;
-            // In a call that is refused, one that this limit allows has nothing to wait for.
-            answer.retry_after = answer.retry_after.filter(|_| ok || !decision.ok);
+            // In a call that is refused, one that this limit allows has nothing to wait for; and
+            // where one can never pass, the same call never can.
+            answer.retry_after = answer.retry_after.filter(|_| ok || !(decision.ok || never));
             outcomes.push((n, Outcome { allows: decision.ok, answer }));
         }
     }

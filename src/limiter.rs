@@ -13,8 +13,7 @@ use crate::error::{Error, Result};
 use crate::guc;
 use crate::postgres::{Jsonb, check_for_interrupts, utf8};
 use crate::shards::{self, Holding};
-use crate::spi;
-use crate::store::{Row, RowId, Store};
+use crate::store::{self, Row, RowId, Store};
 
 /// What a call asks for.
 pub struct Request<'a> {
@@ -87,11 +86,12 @@ pub const TRIES: u32 = 1000;
 
 /// Takes tokens.
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
-    let catalog = catalog::current(function)?;
-    let target = request.resolve(&catalog)?;
-    check_count(&target.limit, request.count)?;
-    let take = Change::Take { count: request.count, reserve: request.reserve };
-    spi::connected(&catalog, catalog.rate_limits, |store| change(store, &target, take))
+    catalog::with(function, |catalog| {
+        let target = request.resolve(catalog)?;
+        check_count(&target.limit, request.count)?;
+        let take = Change::Take { count: request.count, reserve: request.reserve };
+        store::opened(catalog, |store| change(store, &target, take))
+    })
 }
 
 /// Gives tokens back, or with a negative count takes them without asking.
@@ -103,19 +103,22 @@ pub fn credit(
     request: &Request,
     taken_at: Option<Micros>,
 ) -> Result<Answer> {
-    let catalog = catalog::current(function)?;
-    let target = request.resolve(&catalog)?;
-    if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
-        return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
-    }
-    let credit = Change::Credit { count: request.count, taken_at };
-    spi::connected(&catalog, catalog.rate_limits, |store| change(store, &target, credit))
+    catalog::with(function, |catalog| {
+        let target = request.resolve(catalog)?;
+        if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
+            return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
+        }
+        let credit = Change::Credit { count: request.count, taken_at };
+        store::opened(catalog, |store| change(store, &target, credit))
+    })
 }
 
-/// Reads a row, decides, and writes what was decided. What changes nothing is answered from a plain
-/// read of the latest committed state: a denial takes no lock, writes nothing and waits for nobody.
-/// That is right because what is in flight can only take more, or roll back to this state.
-fn change(store: &spi::Connection, target: &Target, change: Change) -> Result<Answer> {
+/// Reads a row, decides, and writes what was decided, in one step where the store can and nobody
+/// else got there first; otherwise the row is locked and looked at again. What changes nothing is
+/// answered from a plain read of the latest committed state: a denial takes no lock, writes nothing
+/// and waits for nobody. That is right because what is in flight can only take more, or roll back to
+/// this state.
+fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
     if target.limit.shards() > 1 {
         return shards::change(store, target, change);
     }
@@ -128,8 +131,25 @@ fn change(store: &spi::Connection, target: &Target, change: Change) -> Result<An
     };
     for _ in 0..TRIES {
         check_for_interrupts();
-        let row = store.read(id)?;
-        if shards::is_spread(row.as_ref()) {
+        let Some(seen) = store.read(id)? else {
+            let (answer, state) = decide(None)?;
+            let Some(state) = state else { return Ok(answer) };
+            if !store.insert(id, &state)? {
+                continue;
+            }
+            if guc::now().minus(answer.now) < Micros::MILLISECOND {
+                return Ok(answer);
+            }
+            // It waited, for another session's insert that rolled back. The key was full all the
+            // time, so the call still passes; but it does so now.
+            let Some(own) = store.lock(id)? else { continue };
+            let (answer, state) = decide(None)?;
+            if let Some(state) = state {
+                store.update(id, own.at, &state)?;
+            }
+            return Ok(answer);
+        };
+        if shards::is_spread(Some(&seen.row)) {
             // The limit had shards until lately.
             let (now, holding) = target.look(store)?;
             let decision = change.decide(&target.limit, &holding.parts, now)?;
@@ -139,29 +159,19 @@ fn change(store: &spi::Connection, target: &Target, change: Change) -> Result<An
             shards::rearrange(store, target)?;
             continue;
         }
-        let exists = row.is_some();
-        let (answer, state) = decide(row)?;
+        let (answer, state) = decide(Some(seen.row.clone()))?;
         let Some(state) = state else { return Ok(answer) };
-        let (answer, state) = if exists {
-            // The lock may have been waited for: look at the row, and at the clock, again.
-            let Some(row) = store.lock(id)? else { continue };
-            if shards::is_spread(Some(&row)) {
-                continue;
-            }
-            decide(Some(row))?
-        } else {
-            if !store.insert(id, &state)? {
-                continue;
-            }
-            if guc::now().minus(answer.now) < Micros::MILLISECOND {
-                return Ok(answer);
-            }
-            // It waited, for another session's insert that rolled back. The key was full all the
-            // time, so the call still passes; but it does so now.
-            decide(None)?
-        };
+        if store.replace(id, &seen, &state)? {
+            return Ok(answer);
+        }
+        // The lock may have been waited for: look at the row, and at the clock, again.
+        let Some(locked) = store.lock(id)? else { continue };
+        if shards::is_spread(Some(&locked.row)) {
+            continue;
+        }
+        let (answer, state) = decide(Some(locked.row))?;
         if let Some(state) = state {
-            store.update(id, &state)?;
+            store.update(id, locked.at, &state)?;
         }
         return Ok(answer);
     }
@@ -170,26 +180,25 @@ fn change(store: &spi::Connection, target: &Target, change: Change) -> Result<An
 
 /// Tells what [`limit`] would answer, consuming, locking and writing nothing.
 pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
-    let catalog = catalog::current(function)?;
-    let target = request.resolve(&catalog)?;
-    check_count(&target.limit, request.count)?;
-    spi::connected(&catalog, catalog.rate_limits, |store| {
-        let (now, holding) = target.look(store)?;
-        let decision = holding.parts.decide(now, request.count, request.reserve);
-        Ok(target.answer(&decision, holding.parts.level(now), now))
+    catalog::with(function, |catalog| {
+        let target = request.resolve(catalog)?;
+        check_count(&target.limit, request.count)?;
+        store::opened(catalog, |store| {
+            let (now, holding) = target.look(store)?;
+            let decision = holding.parts.decide(now, request.count, request.reserve);
+            Ok(target.answer(&decision, holding.parts.level(now), now))
+        })
     })
 }
 
 /// Forgets the state of a key; whether there was any.
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
-    let catalog = catalog::current(function)?;
-    spi::connected(&catalog, catalog.rate_limits, |store| store.reset(name, key))
+    catalog::with(function, |catalog| store::opened(catalog, |store| store.reset(name, key)))
 }
 
 /// Forgets the state of every key of a name; of how many there was any.
 pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
-    let catalog = catalog::current(function)?;
-    spi::connected(&catalog, catalog.rate_limits, |store| store.reset_all(name))
+    catalog::with(function, |catalog| store::opened(catalog, |store| store.reset_all(name)))
 }
 
 impl<'a> Request<'a> {
@@ -236,12 +245,12 @@ impl Target<'_> {
     }
 
     /// What is in the limit under the latest state, and when that was looked at: takes no lock.
-    pub fn look(&self, store: &spi::Connection) -> Result<(Micros, Holding<'_>)> {
+    pub fn look(&self, store: &dyn Store) -> Result<(Micros, Holding<'_>)> {
         let mut rows = Vec::new();
         if self.limit.shards() == 1 {
-            rows.extend(store.read(self.row(0))?.map(|row| (0, row)));
+            rows.extend(store.read(self.row(0))?.map(|found| (0, found)));
         }
-        if self.limit.shards() > 1 || shards::is_spread(rows.first().map(|(_, row)| row)) {
+        if self.limit.shards() > 1 || shards::is_spread(rows.first().map(|(_, found)| &found.row)) {
             rows = store.read_all(self.name, self.key)?;
         }
         let now = guc::now();

@@ -17,8 +17,7 @@ use crate::guc;
 use crate::limiter::Target;
 use crate::scan::{Key, each_key};
 use crate::shards;
-use crate::spi::{self, Connection};
-use crate::store::{Numbered, RowId, Store};
+use crate::store::{self, Numbered, Row, RowId, Store};
 use crate::subtransaction::attempt;
 
 /// Where a batch ended: the last (name, key) that it looked at.
@@ -36,36 +35,41 @@ thread_local! {
 /// None means that it looked at every row that is not locked. Rows of names without a definition
 /// go when they were not counted for `undefined_idle`.
 pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros>) -> Result<i64> {
-    let catalog = catalog::current(function)?;
-    spi::connected(&catalog, catalog.rate_limits, |store| {
-        let table = catalog.rate_limits.oid;
-        let start = match LAST.take().filter(|last| last.table == table) {
-            Some(last) => (last.name, last.key),
-            None => store.somewhere()?.unwrap_or_default(),
-        };
-        let mut deleted = 0;
-        let mut reached = start.clone();
-        let mut visit = |key: Key| {
-            deleted += prune_key(store, &catalog, &key, undefined_idle)?;
-            reached = (key.name, key.key);
-            Ok(if deleted < max_rows { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-        };
-        if each_key(store, (&start.0, &start.1), false, &mut visit)?.is_continue() {
-            // And once round, up to where it began.
-            let _ = each_key(store, (b"", b""), false, |key| {
-                let past = (&key.name, &key.key) > (&start.0, &start.1);
-                if past { Ok(ControlFlow::Break(())) } else { visit(key) }
-            })?;
-        }
-        let (name, key) = reached;
-        LAST.set(Some(Last { table, name, key }));
-        Ok(deleted)
+    catalog::with(function, |catalog| {
+        store::opened(catalog, |store| {
+            let table = catalog.rate_limits.oid;
+            let start = match LAST.take().filter(|last| last.table == table) {
+                Some(last) => (last.name, last.key),
+                None => store.somewhere()?.unwrap_or_default(),
+            };
+            let mut deleted = 0;
+            let mut reached = start.clone();
+            let mut visit = |key: Key| {
+                deleted += prune_key(store, catalog, &key, undefined_idle)?;
+                reached = (key.name, key.key);
+                Ok(if deleted < max_rows {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                })
+            };
+            if each_key(store, (&start.0, &start.1), false, &mut visit)?.is_continue() {
+                // And once round, up to where it began.
+                let _ = each_key(store, (b"", b""), false, |key| {
+                    let past = (&key.name, &key.key) > (&start.0, &start.1);
+                    if past { Ok(ControlFlow::Break(())) } else { visit(key) }
+                })?;
+            }
+            let (name, key) = reached;
+            LAST.set(Some(Last { table, name, key }));
+            Ok(deleted)
+        })
     })
 }
 
 /// Deletes the rows of a key if they are idle, all of them can be locked, and they are idle then.
 fn prune_key(
-    store: &Connection,
+    store: &dyn Store,
     catalog: &Catalog,
     found: &Key,
     undefined_idle: Option<Micros>,
@@ -86,15 +90,15 @@ fn prune_key(
         let mut locked = Vec::new();
         for &(shard, _) in rows {
             match store.try_lock(RowId { name, key, shard })? {
-                Some(row) => locked.push((shard, row)),
+                Some(found) => locked.push((shard, found)),
                 None => return Ok(None),
             }
         }
         if !idle(&locked) {
             return Ok(None);
         }
-        for &(shard, _) in &locked {
-            store.delete(RowId { name, key, shard })?;
+        for &(shard, ref found) in &locked {
+            store.delete(RowId { name, key, shard }, found.at)?;
         }
         Ok(Some(locked.len() as i64))
     })?;
@@ -105,15 +109,15 @@ fn prune_key(
 fn is_idle(target: &Target, rows: &[Numbered]) -> bool {
     let now = guc::now();
     let mut part: Option<(u32, Limit)> = None;
-    rows.iter().filter(|(_, row)| !shards::is_spread(Some(row))).all(|&(number, ref row)| {
-        let of = shards::shards_of(number);
+    rows.iter().filter(|(_, found)| !shards::is_spread(Some(&found.row))).all(|(number, found)| {
+        let of = shards::shards_of(*number);
         let (_, limit) = match part.take().filter(|&(shards, _)| shards == of) {
             Some(same) => part.insert(same),
             None => part.insert((of, shards::part_of(&target.limit, of))),
         };
         // A row that no call can have written is kept for somebody to look at.
         target
-            .state(limit, Some(row.clone()), now)
+            .state(limit, Some(found.row.clone()), now)
             .is_ok_and(|state| limit.is_idle(&state, now, target.phase()))
     })
 }
@@ -121,7 +125,8 @@ fn is_idle(target: &Target, rows: &[Numbered]) -> bool {
 /// Whether the rows of a name that nobody defined are marked as reset, or old enough.
 fn is_old(rows: &[Numbered], undefined_idle: Option<Micros>) -> bool {
     let now = guc::now();
-    rows.iter().all(|(_, row)| {
-        row.value == f64::INFINITY || undefined_idle.is_some_and(|idle| row.ts < now.minus(idle))
+    rows.iter().all(|(_, found)| {
+        let Row { value, ts, .. } = found.row;
+        value == f64::INFINITY || undefined_idle.is_some_and(|idle| ts < now.minus(idle))
     })
 }

@@ -4,7 +4,6 @@ use std::ops::ControlFlow;
 
 use crate::error::Result;
 use crate::postgres::{Scratch, check_for_interrupts};
-use crate::spi::Connection;
 use crate::store::{Keyed, Numbered, Store};
 
 /// How many rows are read at once: more than one key can have.
@@ -20,7 +19,7 @@ pub struct Key {
 /// Hands over each key after this one, in order, until told to stop; those of one name where
 /// `within` it. Each page is read under the latest state, and has all rows of its keys.
 pub fn each_key(
-    store: &Connection,
+    store: &dyn Store,
     (name, key): (&[u8], &[u8]),
     within: bool,
     mut visit: impl FnMut(Key) -> Result<ControlFlow<()>>,

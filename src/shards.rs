@@ -6,7 +6,8 @@
 //! lock row 0, then all others, to rearrange what they hold: nothing is counted twice.
 //!
 //! Who waits for locks waits in ascending order, or for a single row while it holds no other; what
-//! it locked and cannot use it gives back first.
+//! it locked and cannot use it gives back first. A transaction that holds a row from an earlier call
+//! waits for no other row of that limit.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,12 +16,11 @@ use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
 use crate::algorithm::{Decision, Limit, Micros, Parts, State};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::guc;
 use crate::limiter::{Answer, Change, TRIES, Target};
 use crate::postgres::check_for_interrupts;
-use crate::spi::Connection;
-use crate::store::{Numbered, Row, SPREAD, Store};
+use crate::store::{Found, Numbered, Place, Row, SPREAD, Store};
 use crate::subtransaction::attempt;
 
 /// Of how many limits a transaction remembers which row it holds, before starting anew.
@@ -51,6 +51,8 @@ pub struct Holding<'a> {
     pub parts: Parts<'a>,
     /// Whether the rows are those that the limit wants; if not, the parts are what it would get.
     pub in_place: bool,
+    /// Where they are then.
+    pub places: Vec<Place>,
 }
 
 /// What the rows of a key, all of them, hold at `now`, which is read after them.
@@ -61,23 +63,24 @@ pub fn holding<'a>(
 ) -> Result<Holding<'a>> {
     let limit = &*target.limit;
     let shards = limit.shards();
-    rows.retain(|(_, row)| !is_spread(Some(row)));
+    rows.retain(|(_, found)| !is_spread(Some(&found.row)));
     let wanted = (0..shards as usize).map(|n| number(shards, n));
     let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
 
-    let fresh = rows.is_empty() || !rows.iter().any(|(_, row)| limit.carries(row));
+    let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.row));
+    let places = rows.iter().map(|(_, found)| found.at).collect();
     let states = if in_place || fresh {
         let part = part_of(limit, shards);
         let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
         (0..shards)
-            .map(|_| target.state(&part, rows.next().map(|(_, row)| row), now))
+            .map(|_| target.state(&part, rows.next().map(|(_, found)| found.row), now))
             .collect::<Result<Vec<State>>>()?
     } else {
         // Rows of another number of shards: what they hold is shared out anew.
         let mut sum = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
-        for (number, row) in rows {
+        for (number, found) in rows {
             let part = part_of(limit, shards_of(number));
-            let state = target.state(&part, Some(row), now)?;
+            let state = target.state(&part, Some(found.row), now)?;
             let state = Parts::new(&part, vec![state]).refilled(0, now);
             sum.value += state.value;
             sum.ts = sum.ts.max(state.ts);
@@ -85,11 +88,11 @@ pub fn holding<'a>(
         let value = sum.value.min(limit.capacity()) / f64::from(shards);
         vec![State { value, ..sum }; shards as usize]
     };
-    Ok(Holding { parts: Parts::new(limit, states), in_place })
+    Ok(Holding { parts: Parts::new(limit, states), in_place, places })
 }
 
 /// Makes the rows of a key those that the limit wants, without changing what they hold together.
-pub fn rearrange(store: &Connection, target: &Target) -> Result<()> {
+pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
     let shards = target.limit.shards();
     let spread = State { value: 0.0, ts: SPREAD, prior: None, log: None };
     // Whoever rearranges locks row 0 first, so nobody else does before this transaction ends.
@@ -97,22 +100,25 @@ pub fn rearrange(store: &Connection, target: &Target) -> Result<()> {
         return Ok(()); // somebody else has just begun: look again
     }
     let rows = store.lock_all(target.name, target.key)?;
-    let already_spread = rows.first().is_some_and(|(_, row)| is_spread(Some(row)));
-    let numbers: Vec<i32> = rows.iter().map(|&(number, _)| number).collect();
-    let now = guc::now();
-    let holding = holding(target, rows, now)?;
+    let holding = holding(target, rows.clone(), guc::now())?;
     if holding.in_place {
         return Ok(());
     }
-    for &number in numbers.iter().filter(|&&number| number != 0) {
-        store.delete(target.row(number))?;
+    let mut root = None;
+    for (number, found) in rows {
+        if number == 0 {
+            root = Some(found);
+        } else {
+            store.delete(target.row(number), found.at)?;
+        }
     }
+    let Some(root) = root else { return Ok(()) };
     let states = holding.parts.states();
     if shards == 1 {
-        return store.update(target.row(0), &states[0]);
+        return store.update(target.row(0), root.at, &states[0]);
     }
-    if !already_spread {
-        store.update(target.row(0), &spread)?;
+    if !is_spread(Some(&root.row)) {
+        store.update(target.row(0), root.at, &spread)?;
     }
     for (n, state) in states.iter().enumerate() {
         store.insert(target.row(number(shards, n)), state)?;
@@ -121,7 +127,7 @@ pub fn rearrange(store: &Connection, target: &Target) -> Result<()> {
 }
 
 /// One call on a limit with shards. What changes nothing is answered from a plain read of all rows.
-pub fn change(store: &Connection, target: &Target, change: Change) -> Result<Answer> {
+pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
     for _ in 0..TRIES {
         check_for_interrupts();
         if let Some(answer) = one_of_two(store, target, change)? {
@@ -129,7 +135,7 @@ pub fn change(store: &Connection, target: &Target, change: Change) -> Result<Ans
         }
         let rows = store.read_all(target.name, target.key)?;
         let now = guc::now();
-        let Holding { parts, in_place } = holding(target, rows, now)?;
+        let Holding { parts, in_place, .. } = holding(target, rows, now)?;
         let decision = change.decide(&target.limit, &parts, now)?;
         let Some(after) = &decision.state else {
             return Ok(target.answer(&decision, parts.level(now), now));
@@ -145,15 +151,43 @@ pub fn change(store: &Connection, target: &Target, change: Change) -> Result<Ans
             if let Some(answer) = any_rich(store, target, change, &parts, now, amount)? {
                 return Ok(answer);
             }
-            if let Some(answer) = several(store, target, &decision, parts, now, amount)? {
+            if let Some(answer) = several(store, target, &decision, parts.clone(), now, amount)? {
                 return Ok(answer);
             }
+        }
+        if held(target).is_some() {
+            return busy(store, target, change, parts, now);
         }
         if let Some(answer) = all(store, target, change)? {
             return Ok(answer);
         }
     }
     Err(store.not_written())
+}
+
+/// What is left to a transaction that holds rows of the limit already, where the others that it
+/// needs are locked: to wait for them could be a deadlock with one that waits for its own. A take is
+/// denied, and may be tried again at once; a credit goes to the row that it holds.
+fn busy(
+    store: &dyn Store,
+    target: &Target,
+    change: Change,
+    mut parts: Parts,
+    now: Micros,
+) -> Result<Answer> {
+    let level = parts.level(now);
+    let denied = Decision { ok: false, retry_after: Some(Micros(0)), level, state: None };
+    let (Change::Credit { count, .. }, Some(n)) = (change, held(target)) else {
+        return Ok(target.answer(&denied, level, now));
+    };
+    let id = target.row(number(target.limit.shards(), n));
+    let Some(Found { row, at }) = store.lock(id)? else { return Err(store.not_written()) };
+    parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+    let tokens = (parts.available(n, now) + count).min(parts.part().capacity());
+    let ts = parts.total(now).ts;
+    write(store, target, &mut parts, &[(n, at)], now, tokens, ts)?;
+    let level = parts.level(now);
+    Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
 }
 
 /// By how much a part can change by itself in the direction of `amount`: what it holds, or what it
@@ -165,7 +199,7 @@ fn room(parts: &Parts, n: usize, now: Micros, amount: f64) -> f64 {
 
 /// The quick way: the row that this transaction holds already, or else the better of two at random,
 /// if it is not locked and can bear the whole change.
-fn one_of_two(store: &Connection, target: &Target, change: Change) -> Result<Option<Answer>> {
+fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
     let amount = match change {
         Change::Take { count, .. } => -count,
         Change::Credit { count, .. } => count,
@@ -185,7 +219,7 @@ fn one_of_two(store: &Connection, target: &Target, change: Change) -> Result<Opt
     for wanted in numbers {
         let row = rows.iter().find(|&&(number, _)| number == wanted);
         let Some((_, row)) = row else { return Ok(None) };
-        states.push(target.state(&part, Some(row.clone()), now)?);
+        states.push(target.state(&part, Some(row.row.clone()), now)?);
     }
     // The others are taken to be like the second.
     let mut guess = vec![states[1].clone(); shards as usize];
@@ -212,7 +246,7 @@ fn rich(amount: f64) -> f64 {
 /// Any single row that bears the change well: one that nobody has locked, or else one that is
 /// waited for.
 fn any_rich(
-    store: &Connection,
+    store: &dyn Store,
     target: &Target,
     change: Change,
     parts: &Parts,
@@ -221,11 +255,12 @@ fn any_rich(
 ) -> Result<Option<Answer>> {
     let shards = target.limit.shards();
     let mut candidates = rich_rows(parts, now, amount);
-    // The first once more, to be waited for.
-    candidates.extend(candidates.first().copied());
+    // The first once more, to be waited for, by who holds none.
+    let once = candidates.len();
+    candidates.extend(candidates.first().copied().filter(|_| held(target).is_none()));
     for (tried, &n) in candidates.iter().enumerate() {
         let row = target.row(number(shards, n));
-        let wait = tried + 1 == candidates.len();
+        let wait = tried == once;
         let answer = attempt(|| {
             let row = if wait { store.lock(row)? } else { store.try_lock(row)? };
             one(store, target, change, parts.clone(), n, row, amount)
@@ -248,15 +283,15 @@ fn rich_rows(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
 
 /// Makes the whole change in the `n`th row, which is locked, if it can bear it.
 fn one(
-    store: &Connection,
+    store: &dyn Store,
     target: &Target,
     change: Change,
     mut parts: Parts,
     n: usize,
-    row: Option<Row>,
+    row: Option<Found>,
     amount: f64,
 ) -> Result<Option<Answer>> {
-    let Some(row) = row else { return Ok(None) };
+    let Some(Found { row, at }) = row else { return Ok(None) };
     let now = guc::now();
     let state = target.state(parts.part(), Some(row), now)?;
     parts.states_mut()[n] = state;
@@ -265,7 +300,7 @@ fn one(
     }
     let decision = change.apply(parts.part(), &parts.states()[n], now)?;
     let Some(state) = &decision.state else { return Ok(None) };
-    store.update(target.row(number(target.limit.shards(), n)), state)?;
+    store.update(target.row(number(target.limit.shards(), n)), at, state)?;
     parts.states_mut()[n] = state.clone();
     hold(target, n);
     Ok(Some(target.answer(&decision, parts.level(now), now)))
@@ -273,7 +308,7 @@ fn one(
 
 /// The fewest rows that together can bear the change, of those that nobody has locked.
 fn several(
-    store: &Connection,
+    store: &dyn Store,
     target: &Target,
     decision: &Decision,
     mut parts: Parts,
@@ -292,18 +327,18 @@ fn several(
             if sum >= amount.abs() || looked[n] <= 0.0 {
                 break;
             }
-            if let Some(row) = store.try_lock(target.row(number(shards, n)))? {
+            if let Some(found) = store.try_lock(target.row(number(shards, n)))? {
                 let now = guc::now();
-                parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+                parts.states_mut()[n] = target.state(parts.part(), Some(found.row), now)?;
                 sum += room(&parts, n, now, amount).max(0.0);
-                among.push(n);
+                among.push((n, found.at));
             }
         }
         if sum < amount.abs() {
             return Ok(None);
         }
         let now = guc::now();
-        let held: f64 = among.iter().map(|&n| parts.available(n, now)).sum();
+        let held: f64 = among.iter().map(|&(n, _)| parts.available(n, now)).sum();
         let ts = parts.total(now).ts;
         write(store, target, &mut parts, &among, now, held + amount, ts)?;
         Ok(Some(target.answer(decision, parts.level(now), now)))
@@ -311,12 +346,12 @@ fn several(
 }
 
 /// All rows, waited for one after the other: what they hold now decides.
-fn all(store: &Connection, target: &Target, change: Change) -> Result<Option<Answer>> {
+fn all(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
     let mut unchanged = None;
     let answer = attempt(|| {
         let rows = store.lock_all(target.name, target.key)?;
         let now = guc::now();
-        let Holding { mut parts, in_place } = holding(target, rows, now)?;
+        let Holding { mut parts, in_place, places } = holding(target, rows, now)?;
         if !in_place {
             return Ok(None);
         }
@@ -325,7 +360,7 @@ fn all(store: &Connection, target: &Target, change: Change) -> Result<Option<Ans
             unchanged = Some(target.answer(&decision, parts.level(now), now));
             return Ok(None);
         };
-        let among: Vec<usize> = (0..parts.states().len()).collect();
+        let among: Vec<(usize, Place)> = places.into_iter().enumerate().collect();
         write(store, target, &mut parts, &among, now, after.value, after.ts)?;
         Ok(Some(target.answer(&decision, parts.level(now), now)))
     })?;
@@ -335,14 +370,14 @@ fn all(store: &Connection, target: &Target, change: Change) -> Result<Option<Ans
 /// What a key holds, and which of its parts are locked.
 pub struct Locked<'a> {
     pub parts: Parts<'a>,
-    pub among: Vec<usize>,
+    pub among: Vec<(usize, Place)>,
 }
 
 /// Locks rows of a key that bear a change of `amount` tokens: one that looks as if it did, where
 /// `sparing`, or else all. Returns what the key holds now, and which parts of it are locked; nothing
 /// where another session's row came first.
 pub fn lock<'a>(
-    store: &Connection,
+    store: &dyn Store,
     target: &'a Target,
     looked: Parts<'a>,
     amount: f64,
@@ -351,23 +386,25 @@ pub fn lock<'a>(
     let shards = target.limit.shards();
     if shards == 1 {
         let id = target.row(0);
-        let row = match store.lock(id)? {
+        let found = match store.lock(id)? {
             None => {
                 // Marked as reset: it counts as no row until it is written.
                 let reset = State { value: f64::INFINITY, ts: guc::now(), prior: None, log: None };
                 if !store.insert(id, &reset)? {
                     return Ok(None);
                 }
-                None
+                store.lock(id)?
             }
-            Some(row) if is_spread(Some(&row)) => {
+            Some(found) if is_spread(Some(&found.row)) => {
                 rearrange(store, target)?;
                 store.lock(id)?
             }
-            row => row,
+            found => found,
         };
-        let state = target.state(&target.limit, row, guc::now())?;
-        return Ok(Some(Locked { parts: Parts::new(&target.limit, vec![state]), among: vec![0] }));
+        let Some(Found { row, at }) = found else { return Ok(None) };
+        let state = target.state(&target.limit, Some(row), guc::now())?;
+        let parts = Parts::new(&target.limit, vec![state]);
+        return Ok(Some(Locked { parts, among: vec![(0, at)] }));
     }
     let now = guc::now();
     let mut parts = looked;
@@ -377,14 +414,23 @@ pub fn lock<'a>(
             _ => rich_rows(&parts, now, amount),
         };
         for &n in &rows {
-            if let Some(row) = store.try_lock(target.row(number(shards, n)))? {
+            if let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))? {
                 parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
-                hold(target, n);
-                return Ok(Some(Locked { parts, among: vec![n] }));
+                return Ok(Some(Locked { parts, among: vec![(n, at)] }));
             }
         }
     }
-    let among = (0..shards as usize).collect();
+    if held(target).is_some() {
+        let mut places = Vec::new();
+        for other in 0..shards as usize {
+            let Some(Found { row, at }) = store.try_lock(target.row(number(shards, other)))? else {
+                return Err(Error::Busy);
+            };
+            parts.states_mut()[other] = target.state(parts.part(), Some(row), now)?;
+            places.push((other, at));
+        }
+        return Ok(Some(Locked { parts, among: places }));
+    }
     let rows = store.lock_all(target.name, target.key)?;
     let mut locked = holding(target, rows, guc::now())?;
     if !locked.in_place {
@@ -392,25 +438,30 @@ pub fn lock<'a>(
         let rows = store.lock_all(target.name, target.key)?;
         locked = holding(target, rows, guc::now())?;
     }
+    let among = locked.places.into_iter().enumerate().collect();
     Ok(locked.in_place.then_some(Locked { parts: locked.parts, among }))
 }
 
 /// Spreads tokens over the rows of `among`, which are locked, and stores what has changed.
 pub fn write(
-    store: &Connection,
+    store: &dyn Store,
     target: &Target,
     parts: &mut Parts,
-    among: &[usize],
+    among: &[(usize, Place)],
     now: Micros,
     tokens: f64,
     ts: Micros,
 ) -> Result<()> {
     let before = parts.states().to_vec();
-    parts.spread(among, now, tokens, ts);
-    for &n in among {
+    let rows: Vec<usize> = among.iter().map(|&(n, _)| n).collect();
+    if let Some(&n) = rows.first() {
+        hold(target, n);
+    }
+    parts.spread(&rows, now, tokens, ts);
+    for &(n, at) in among {
         let state = &parts.states()[n];
         if *state != before[n] {
-            store.update(target.row(number(target.limit.shards(), n)), state)?;
+            store.update(target.row(number(target.limit.shards(), n)), at, state)?;
         }
     }
     Ok(())

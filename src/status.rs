@@ -13,8 +13,7 @@ use crate::guc;
 use crate::limiter::Target;
 use crate::scan::{Key, each_key};
 use crate::shards;
-use crate::spi;
-use crate::store::Store;
+use crate::store;
 
 /// What a key holds.
 pub struct Status<'a> {
@@ -46,38 +45,39 @@ pub fn each(
     key: Option<&[u8]>,
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
-    let catalog = catalog::current(function)?;
-    let mut show = |found: Key| {
-        visit(status(&catalog, &found)?);
-        Ok(ControlFlow::Continue(()))
-    };
-    spi::connected(&catalog, catalog.rate_limits, |store| match (name, key) {
-        (Some(name), Some(key)) => {
-            let rows = store.read_all(name, key)?;
-            if !rows.is_empty() {
-                let _ = show(Key { name: name.to_vec(), key: key.to_vec(), rows })?;
+    catalog::with(function, |catalog| {
+        let mut show = |found: Key| {
+            visit(status(catalog, &found)?);
+            Ok(ControlFlow::Continue(()))
+        };
+        store::opened(catalog, |store| match (name, key) {
+            (Some(name), Some(key)) => {
+                let rows = store.read_all(name, key)?;
+                if !rows.is_empty() {
+                    let _ = show(Key { name: name.to_vec(), key: key.to_vec(), rows })?;
+                }
+                Ok(())
             }
-            Ok(())
-        }
-        (Some(name), None) => {
-            // The limit without keys comes first, and after no other.
-            let rows = store.read_all(name, b"")?;
-            if !rows.is_empty() {
-                let _ = show(Key { name: name.to_vec(), key: Vec::new(), rows })?;
+            (Some(name), None) => {
+                // The limit without keys comes first, and after no other.
+                let rows = store.read_all(name, b"")?;
+                if !rows.is_empty() {
+                    let _ = show(Key { name: name.to_vec(), key: Vec::new(), rows })?;
+                }
+                each_key(store, (name, b""), true, &mut show).map(|_| ())
             }
-            each_key(store, (name, b""), true, show).map(|_| ())
-        }
-        (None, _) => each_key(store, (b"", b""), false, |found| match key {
-            Some(key) if found.key != key => Ok(ControlFlow::Continue(())),
-            _ => show(found),
+            (None, _) => each_key(store, (b"", b""), false, |found| match key {
+                Some(key) if found.key != key => Ok(ControlFlow::Continue(())),
+                _ => show(found),
+            })
+            .map(|_| ()),
         })
-        .map(|_| ()),
     })
 }
 
 fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Status<'a>> {
     let Key { name, key, rows } = found;
-    let parts = rows.iter().filter(|(_, row)| !shards::is_spread(Some(row))).count();
+    let parts = rows.iter().filter(|(_, row)| !shards::is_spread(Some(&row.row))).count();
     let as_of = guc::now();
     let limit = match definitions::defined(catalog, name, key)? {
         None => None,

@@ -1,9 +1,35 @@
 //! The rows of `rateLimits`: the small interface through which the limiter reaches them.
 
-use crate::algorithm::{Micros, State};
-use crate::error::Result;
+use pgrx::pg_sys;
 
+use crate::algorithm::{Micros, State};
+use crate::catalog::{self, Catalog};
+use crate::error::{Error, Result};
+use crate::guc::{self, Access};
+use crate::spi;
+
+pub mod heap;
 pub mod sql;
+
+/// Reaches the rows as `ratelimit.access` says, and as the table allows.
+///
+/// # Errors
+/// [`Error::NoHeap`]: `heap` where that can't be; [`Error::Moved`]: the table has changed since the
+/// catalog was read, and nothing is done yet.
+pub fn opened<T>(catalog: &Catalog, work: impl FnOnce(&dyn Store) -> Result<T>) -> Result<T> {
+    // SAFETY: locks first, since what is announced by then may have moved the table.
+    unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, spi::TableLock::Read as _) };
+    if !catalog::is_current() {
+        return Err(Error::Moved);
+    }
+    match (guc::access(), catalog.index) {
+        (Access::Auto | Access::Heap, Ok(index)) => heap::opened(catalog, index, |heap| work(heap)),
+        (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
+        (Access::Auto, Err(_)) | (Access::Sql, _) => {
+            spi::connected(catalog, catalog.rate_limits, |sql| work(sql))
+        }
+    }
+}
 
 /// Which row.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +47,19 @@ pub type Row = State;
 /// (-infinity). Everybody locks it who changes into how many rows.
 pub const SPREAD: Micros = Micros(i64::MIN);
 
-/// A row and its shard number.
-pub type Numbered = (i32, Row);
+/// Where a version of a row is, for the store that can use it.
+#[derive(Clone, Copy)]
+pub struct Place(pub Option<pg_sys::ItemPointerData>);
+
+/// A row that was found.
+#[derive(Clone)]
+pub struct Found {
+    pub row: Row,
+    pub at: Place,
+}
+
+/// A row that was found and its shard number.
+pub type Numbered = (i32, Found);
 
 /// A row with its name and key.
 pub struct Keyed {
@@ -35,15 +72,19 @@ pub struct Keyed {
 /// whatever the isolation level. What this transaction itself wrote counts as committed.
 pub trait Store {
     /// The row as it is: takes no lock, writes nothing, waits for nobody.
-    fn read(&self, id: RowId) -> Result<Option<Row>>;
+    fn read(&self, id: RowId) -> Result<Option<Found>>;
 
     /// The row, locked to the end of the transaction as by SELECT ... FOR UPDATE; `None` if it is
     /// gone.
-    fn lock(&self, id: RowId) -> Result<Option<Row>>;
+    fn lock(&self, id: RowId) -> Result<Option<Found>>;
 
     /// The row locked as by [`lock`](Store::lock), without waiting; `None` too if another
     /// transaction has it.
-    fn try_lock(&self, id: RowId) -> Result<Option<Row>>;
+    fn try_lock(&self, id: RowId) -> Result<Option<Found>>;
+
+    /// Overwrites a row that was only read, in one step, if nobody else has changed or locked it
+    /// since; false if somebody has, or where the store can't: then it is to be locked.
+    fn replace(&self, id: RowId, seen: &Found, row: &Row) -> Result<bool>;
 
     /// Those rows of a key that have one of these shard numbers, as [`read`](Store::read) does.
     fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>>;
@@ -59,7 +100,7 @@ pub trait Store {
     fn insert(&self, id: RowId, row: &Row) -> Result<bool>;
 
     /// Overwrites a row that this transaction has locked.
-    fn update(&self, id: RowId, row: &Row) -> Result<()>;
+    fn update(&self, id: RowId, locked: Place, row: &Row) -> Result<()>;
 
     /// At most so many rows whose (name, key) comes after this one, in the order of name, key and
     /// shard, as [`read`](Store::read) does; of one name where `within` it.
@@ -69,11 +110,16 @@ pub trait Store {
     fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
 
     /// Deletes a row that this transaction has locked.
-    fn delete(&self, id: RowId) -> Result<()>;
+    fn delete(&self, id: RowId, locked: Place) -> Result<()>;
 
     /// Marks all rows of a key as reset; whether any held a state.
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool>;
 
     /// Deletes all rows of a name; how many keys held a state.
     fn reset_all(&self, name: &[u8]) -> Result<i64>;
+
+    /// The error of a row that could not be written or read although nothing failed.
+    fn not_written(&self) -> Error {
+        Error::NotWritten { table: "rateLimits" }
+    }
 }

@@ -8,15 +8,16 @@ use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 
+use crate::algorithm::Micros;
 use crate::error::{Error, Result};
 use crate::postgres::{
     float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, utf8, varlena_bytes,
 };
 use crate::spi::{Connection, Statement, TableLock};
-use crate::store::{Keyed, Numbered, Row, RowId, SPREAD, Store};
+use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
 
 impl Store for Connection<'_> {
-    fn read(&self, id: RowId) -> Result<Option<Row>> {
+    fn read(&self, id: RowId) -> Result<Option<Found>> {
         const READ: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -28,7 +29,7 @@ impl Store for Connection<'_> {
         self.row(&READ, id)
     }
 
-    fn lock(&self, id: RowId) -> Result<Option<Row>> {
+    fn lock(&self, id: RowId) -> Result<Option<Found>> {
         const LOCK: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -40,7 +41,7 @@ impl Store for Connection<'_> {
         self.row(&LOCK, id)
     }
 
-    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
+    fn try_lock(&self, id: RowId) -> Result<Option<Found>> {
         const TRY_LOCK: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -101,7 +102,12 @@ impl Store for Connection<'_> {
         Ok(self.execute(&INSERT, &whole_row(id, row))? > 0)
     }
 
-    fn update(&self, id: RowId, row: &Row) -> Result<()> {
+    /// The row must be locked first: what a statement sees may be old by the time it writes.
+    fn replace(&self, _: RowId, _: &Found, _: &Row) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn update(&self, id: RowId, _: Place, row: &Row) -> Result<()> {
         const UPDATE: Statement = Statement {
             sql: "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -111,7 +117,7 @@ impl Store for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&UPDATE, &whole_row(id, row))? {
-            0 => Err(self.not_written()),
+            0 => Err(Connection::not_written(self)),
             _ => Ok(()),
         }
     }
@@ -141,7 +147,7 @@ impl Store for Connection<'_> {
         let text = |row, column| {
             // SAFETY: the columns are the texts that the statement says they are.
             let bytes = self.field(row, column).map(|datum| unsafe { varlena_bytes(datum) });
-            bytes.map(<[u8]>::to_vec).ok_or_else(|| self.not_written())
+            bytes.map(<[u8]>::to_vec).ok_or_else(|| Connection::not_written(self))
         };
         (0..count)
             .map(|row| {
@@ -170,7 +176,7 @@ impl Store for Connection<'_> {
         Ok(text(1).zip(text(2)))
     }
 
-    fn delete(&self, id: RowId) -> Result<()> {
+    fn delete(&self, id: RowId, _: Place) -> Result<()> {
         const DELETE: Statement = Statement {
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   AND key OPERATOR(pg_catalog.=) $2 AND shard OPERATOR(pg_catalog.=) $3",
@@ -179,7 +185,7 @@ impl Store for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&DELETE, &row_id(id))? {
-            0 => Err(self.not_written()),
+            0 => Err(Connection::not_written(self)),
             _ => Ok(()),
         }
     }
@@ -229,7 +235,7 @@ impl Store for Connection<'_> {
                 return Ok(count);
             }
         }
-        Err(self.not_written())
+        Err(Connection::not_written(self))
     }
 }
 
@@ -245,7 +251,7 @@ const WHOLE_ROW: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 impl Connection<'_> {
-    fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
+    fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Found>> {
         match self.execute(statement, &row_id(id))? {
             0 => Ok(None),
             _ => Ok(Some(self.selected(0, 1, id.name)?.1)),
@@ -266,28 +272,55 @@ impl Connection<'_> {
     fn selected(&self, row: u64, first: c_int, name: &[u8]) -> Result<Numbered> {
         let field = |column| self.field(row, first + column);
         let (Some(shard), Some(value), Some(ts)) = (field(0), field(1), field(2)) else {
-            return Err(self.not_written());
+            return Err(Connection::not_written(self));
         };
-        let (shard, ts) = (shard.value() as i32, ts.value() as i64);
-        let log = field(4).map(log_entries);
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
-        let value = float(value);
-        let spread = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
-        let infinite = |ts: i64| (ts == i64::MIN || ts == i64::MAX) && !spread;
-        for (column, ts) in [("ts", Some(ts)), ("log", log.as_deref().and_then(outermost))] {
-            if let Some(ts) = ts.filter(|&ts| infinite(ts)) {
-                let value = if ts > 0 { f64::INFINITY } else { f64::NEG_INFINITY };
-                return Err(Error::BadState { name: utf8(name).into_owned(), column, value });
-            }
-        }
-        let row = Row {
-            value,
-            ts: if spread { SPREAD } else { from_timestamptz(ts) },
-            prior: field(3).map(float),
-            log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
-        };
-        Ok((shard, row))
+        let shard = shard.value() as i32;
+        // SAFETY: the column is the timestamptz[] that the statement says it is.
+        let log = field(4).map(|log| unsafe { log_entries(log) });
+        let prior = field(3).map(float);
+        let row = row_of(name, shard, float(value), ts.value() as i64, prior, log)?;
+        Ok((shard, Found { row, at: Place(None) }))
     }
+}
+
+/// A row of a limit called `name`, its times as Postgres counts them.
+///
+/// # Errors
+/// [`Error::BadState`]: a time that is infinite.
+pub fn row_of(
+    name: &[u8],
+    shard: i32,
+    value: f64,
+    ts: i64,
+    prior: Option<f64>,
+    log: Option<Vec<i64>>,
+) -> Result<Row> {
+    let spread = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
+    let infinite = |ts: i64| (ts == i64::MIN || ts == i64::MAX) && !spread;
+    for (column, ts) in [("ts", Some(ts)), ("log", log.as_deref().and_then(outermost))] {
+        if let Some(ts) = ts.filter(|&ts| infinite(ts)) {
+            let value = if ts > 0 { f64::INFINITY } else { f64::NEG_INFINITY };
+            return Err(Error::BadState { name: utf8(name).into_owned(), column, value });
+        }
+    }
+    Ok(Row {
+        value,
+        ts: if spread { SPREAD } else { from_timestamptz(ts) },
+        prior,
+        log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
+    })
+}
+
+/// A row's time.
+pub fn ts_datum(at: Micros) -> pg_sys::Datum {
+    pg_sys::Datum::from(if at == SPREAD { i64::MIN } else { to_nearest_timestamptz(at) })
+}
+
+/// A row's log.
+pub fn log_datum(log: &[Micros]) -> pg_sys::Datum {
+    let log = log.iter().map(|&at| to_nearest_timestamptz(at).into()).collect();
+    array(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
 }
 
 fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
@@ -296,19 +329,14 @@ fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 
 fn whole_row(id: RowId, row: &Row) -> [Option<pg_sys::Datum>; 7] {
     let [name, key, shard] = row_id(id);
-    let ts =
-        |at| pg_sys::Datum::from(if at == SPREAD { i64::MIN } else { to_nearest_timestamptz(at) });
-    let log = row.log.as_ref().map(|log| {
-        array(log.iter().copied().map(ts).collect(), TIMESTAMPTZOID, size_of::<i64>(), b'd')
-    });
     [
         name,
         key,
         shard,
         Some(float_datum(row.value)),
-        Some(ts(row.ts)),
+        Some(ts_datum(row.ts)),
         row.prior.map(float_datum),
-        log,
+        row.log.as_deref().map(log_datum),
     ]
 }
 
@@ -338,9 +366,12 @@ fn outermost(log: &[i64]) -> Option<i64> {
 }
 
 /// The entries of a log column, oldest first whoever wrote them.
-fn log_entries(datum: pg_sys::Datum) -> Vec<i64> {
+///
+/// # Safety
+/// The datum is a timestamptz[].
+pub unsafe fn log_entries(datum: pg_sys::Datum) -> Vec<i64> {
     let mut entries: Vec<i64> = Vec::new();
-    // SAFETY: the column is declared timestamptz[]; the values are copied out at once.
+    // SAFETY: as the caller says; the values are copied out at once.
     unsafe {
         let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
         let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);

@@ -45,6 +45,8 @@ SELECT count(*) FROM rateLimits WHERE key = 'zero';
 \echo its own config
 SELECT ok, remaining FROM rl_limit_all(jsonb_build_array(jsonb_build_object('name', 'la/inline', 'key', 'ü', 'config', rl_sliding_log(3, '1 minute'))));
 SELECT name, key FROM rateLimits WHERE name = 'la/inline';
+\echo where one can never pass, the call never can
+SELECT name, key, allows, retry_after FROM rl_limit_all('[{"name":"la/user","key":"u4"},{"name":"la/user","key":"u9","count":11},{"name":"la/user","key":"u8"}]');
 \echo throws: the limit to wait for longest is named
 SELECT error_of($$SELECT rl_limit_all('[{"name":"la/user","key":"u1"},{"name":"la/window","key":"u1","count":5},{"name":"la/log","count":4}]', throws => true)$$, true);
 SELECT error_of($$SELECT rl_limit_all('[{"name":"la/user","key":"u4"},{"name":"la/log","count":4},{"name":"la/window","key":"u1"}]', throws => true)$$, true);

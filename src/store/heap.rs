@@ -1,0 +1,842 @@
+//! The store that reaches the rows through the table itself, without the executor: the row is found
+//! by the primary key's index under the latest state, and updated in one step.
+//!
+//! It owes what the executor did: locks on table and index, a command of its own for every write,
+//! index entries where an update is not HOT, predicate locks where they are due (none: like a
+//! sequence, a limit is judged by the latest state at every isolation level). For the ordinary
+//! table only; see [`index_of`].
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_char, c_int};
+use std::mem::MaybeUninit;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::*;
+use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
+
+use crate::catalog::{self, Catalog};
+use crate::error::{Error, Result};
+use crate::postgres::float_datum;
+use crate::spi::{self, TableLock};
+use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
+use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store};
+
+mod raw;
+
+/// The columns of rateLimits, in order, as this store reads and writes them.
+const COLUMNS: [(&std::ffi::CStr, pg_sys::BuiltinOid); 7] = [
+    (c"name", TEXTOID),
+    (c"key", TEXTOID),
+    (c"shard", INT4OID),
+    (c"value", FLOAT8OID),
+    (c"ts", TIMESTAMPTZOID),
+    (c"prior", FLOAT8OID),
+    (c"log", TIMESTAMPTZARRAYOID),
+];
+
+/// The primary key's index, if the table is the ordinary one; otherwise what keeps this store from
+/// it, such as a trigger.
+///
+/// # Safety
+/// The table is open.
+pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::Oid, &'static str> {
+    // SAFETY: reads the open relation's descriptions.
+    unsafe {
+        let class = &*(*table).rd_rel;
+        let description = &*(*table).rd_att;
+        let indexes = pg_sys::RelationGetIndexList(table);
+        let index = (*table).rd_pkindex;
+        let fits = |(n, &(name, r#type)): (usize, &(&std::ffi::CStr, pg_sys::BuiltinOid))| {
+            let named = pg_sys::SPI_fnumber((*table).rd_att, name.as_ptr()) == n as c_int + 1;
+            let attribute = pg_sys::SPI_gettypeid((*table).rd_att, n as c_int + 1);
+            named
+                && attribute == r#type.value()
+                && pg_sys::get_attgenerated((*table).rd_id, n as i16 + 1) == 0
+        };
+        let constraints = description.constr;
+        let checked = [
+            (class.relkind != pg_sys::RELKIND_RELATION as c_char, "is no ordinary table"),
+            (class.relam != pg_sys::HEAP_TABLE_AM_OID, "has another access method"),
+            (class.relpersistence == pg_sys::RELPERSISTENCE_TEMP as c_char, "is temporary"),
+            (class.relhastriggers, "has a trigger, or has had one"),
+            (class.relhasrules, "has a rule, or has had one"),
+            (class.relrowsecurity, "has row security"),
+            (class.relispartition || class.relhassubclass, "is part of an inheritance"),
+            (class.relreplident != b'd' as c_char, "has another replica identity"),
+            (
+                description.natts as usize != COLUMNS.len()
+                    || !COLUMNS.iter().enumerate().all(fits),
+                "has other columns",
+            ),
+            (!constraints.is_null() && (*constraints).num_check > 0, "has a check constraint"),
+            (indexes.is_null() || (*indexes).length != 1, "has a further index"),
+            (index == pg_sys::InvalidOid, "has no primary key"),
+        ];
+        checked.iter().find(|(other, _)| *other).map_or(Ok(index), |&(_, why)| Err(why))
+    }
+}
+
+/// The open table and its index.
+pub struct Heap<'a> {
+    catalog: &'a Catalog,
+    index_oid: pg_sys::Oid,
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    /// The subtransaction that has locked them for writing.
+    writing: Cell<Option<pg_sys::SubTransactionId>>,
+}
+
+/// Opens the table, which is locked, while `work` runs. Its locks last to the end of the transaction.
+pub fn opened<T>(
+    catalog: &Catalog,
+    index_oid: pg_sys::Oid,
+    work: impl FnOnce(&Heap) -> Result<T>,
+) -> Result<T> {
+    let oid = catalog.rate_limits.oid;
+    // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
+    unsafe {
+        let (table, index) = guarded(|| {
+            let none = pg_sys::NoLock as pg_sys::LOCKMODE;
+            let read = TableLock::Read as pg_sys::LOCKMODE;
+            (raw::table_open(oid, none), raw::index_open(index_oid, read))
+        });
+        let heap = Heap { catalog, index_oid, table, index, writing: Cell::new(None) };
+        let result = work(&heap);
+        guarded(|| {
+            raw::index_close(index, pg_sys::NoLock as pg_sys::LOCKMODE);
+            raw::table_close(table, pg_sys::NoLock as pg_sys::LOCKMODE);
+        });
+        result
+    }
+}
+
+/// Runs calls of [`raw`]; an error of theirs unwinds from here.
+///
+/// # Safety
+/// `calls` and what it calls hold nothing with a destructor, call nothing of `pg_sys` that is
+/// guarded, and don't panic.
+unsafe fn guarded<T: Copy>(calls: impl FnOnce() -> T) -> T {
+    // SAFETY: as the caller says.
+    unsafe { pg_guard_ffi_boundary(calls) }
+}
+
+/// A row as it was found, its log in Postgres memory: plain data.
+#[derive(Clone, Copy)]
+struct Plain {
+    tid: pg_sys::ItemPointerData,
+    shard: i32,
+    value: f64,
+    ts: i64,
+    prior: Option<f64>,
+    /// A detoasted copy, or null.
+    log: *mut pg_sys::varlena,
+}
+
+impl Plain {
+    /// # Safety
+    /// Inside a guard; values and nulls are those of a row of the table.
+    unsafe fn new(
+        tid: pg_sys::ItemPointerData,
+        values: *const pg_sys::Datum,
+        nulls: *const bool,
+    ) -> Plain {
+        // SAFETY: the columns are those of COLUMNS.
+        unsafe {
+            let float = |n| f64::from_bits((*values.add(n)).value() as u64);
+            Plain {
+                tid,
+                shard: (*values.add(2)).value() as i32,
+                value: float(3),
+                ts: (*values.add(4)).value() as i64,
+                prior: if *nulls.add(5) { None } else { Some(float(5)) },
+                log: if *nulls.add(6) {
+                    std::ptr::null_mut()
+                } else {
+                    raw::pg_detoast_datum_copy((*values.add(6)).cast_mut_ptr())
+                },
+            }
+        }
+    }
+
+    fn found(self, name: &[u8]) -> Result<Numbered> {
+        // SAFETY: a detoasted timestamptz[], as the column is declared.
+        let log = (!self.log.is_null()).then(|| unsafe { log_entries(self.log.into()) });
+        let row = row_of(name, self.shard, self.value, self.ts, self.prior, log)?;
+        Ok((self.shard, Found { row, at: Place(Some(self.tid)) }))
+    }
+}
+
+/// A text of up to 1,024 bytes as Postgres passes it, on the stack.
+#[repr(C, align(8))]
+struct Text {
+    header: u32,
+    bytes: MaybeUninit<[u8; 1024]>,
+}
+
+impl Text {
+    fn new(text: &[u8]) -> Text {
+        let length = text.len().min(1024);
+        let mut bytes = MaybeUninit::<[u8; 1024]>::uninit();
+        // SAFETY: at most as many bytes as there is room for.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), bytes.as_mut_ptr().cast(), length);
+        }
+        // SET_VARSIZE of Postgres.
+        let size = (length + 4) as u32;
+        let header = if cfg!(target_endian = "big") { size & 0x3fff_ffff } else { size << 2 };
+        Text { header, bytes }
+    }
+
+    fn datum(&self) -> pg_sys::Datum {
+        pg_sys::Datum::from(&raw const *self)
+    }
+}
+
+type Keys = [pg_sys::ScanKeyData; 3];
+
+thread_local! {
+    /// Scan keys without their arguments, made once.
+    static KEYS: Cell<Option<Keys>> = const { Cell::new(None) };
+    static OWN: RefCell<Own> = const { RefCell::new(Own::new()) };
+}
+
+/// The keys of a scan for a name, a key and a shard number, of which the first few are used.
+fn scan_keys(name: &Text, key: &Text, shard: i32) -> Keys {
+    let mut keys = KEYS.get().unwrap_or_else(|| {
+        // SAFETY: initializes the keys; the functions are built in, and need no memory.
+        let keys = unsafe {
+            let mut keys: Keys = std::mem::zeroed();
+            let top = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            for (n, function) in
+                [pg_sys::F_TEXTEQ, pg_sys::F_TEXTEQ, pg_sys::F_INT4EQ].into_iter().enumerate()
+            {
+                let collation = if n < 2 { pg_sys::C_COLLATION_OID } else { pg_sys::InvalidOid };
+                let key = &raw mut keys[n];
+                guarded(|| {
+                    raw::ScanKeyEntryInitialize(
+                        key,
+                        0,
+                        n as pg_sys::AttrNumber + 1,
+                        pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
+                        pg_sys::InvalidOid,
+                        collation,
+                        function.into(),
+                        pg_sys::Datum::from(0),
+                    );
+                });
+            }
+            pg_sys::MemoryContextSwitchTo(top);
+            keys
+        };
+        KEYS.set(Some(keys));
+        keys
+    });
+    keys[0].sk_argument = name.datum();
+    keys[1].sk_argument = key.datum();
+    keys[2].sk_argument = shard.into();
+    keys
+}
+
+/// How many of them are remembered.
+const OWN_ROWS: usize = 64;
+
+/// Where the newest versions are that the current transaction has written: an index look-up walks
+/// through all versions of the transaction, which made n calls on one key cost n * n.
+struct Own {
+    transaction: pg_sys::TransactionId,
+    changes: u64,
+    /// By their hash.
+    rows: [Option<(u64, pg_sys::ItemPointerData)>; OWN_ROWS],
+}
+
+impl Own {
+    const fn new() -> Own {
+        Own { transaction: pg_sys::InvalidTransactionId, changes: 0, rows: [None; OWN_ROWS] }
+    }
+
+    /// Forgets what another transaction wrote, or what was before the table changed.
+    fn now(&mut self) -> &mut Own {
+        // SAFETY: reads the state of the transaction.
+        let transaction = unsafe { pg_sys::GetTopTransactionIdIfAny() };
+        let changes = catalog::changes();
+        if self.transaction != transaction || self.changes != changes {
+            *self = Own { transaction, changes, ..Own::new() };
+        }
+        self
+    }
+}
+
+fn hash(id: RowId) -> u64 {
+    use xxhash_rust::xxh64::xxh64;
+    xxh64(id.key, xxh64(id.name, id.shard as u64))
+}
+
+fn is_serializable() -> bool {
+    // SAFETY: reads the state of the transaction.
+    unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
+}
+
+/// Whether a value is this text; its bytes, where they are not compressed or elsewhere.
+///
+/// # Safety
+/// The value is a text of a row that is pinned.
+unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let varlena = value.cast_mut_ptr::<pg_sys::varlena>();
+        let plain = !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena);
+        plain
+            && std::slice::from_raw_parts(
+                pgrx::vardata_any(varlena).cast::<u8>(),
+                pgrx::varsize_any_exhdr(varlena),
+            ) == text
+    }
+}
+
+impl Heap<'_> {
+    /// The latest state: a snapshot of it, or in a SERIALIZABLE transaction, where the scan of a
+    /// snapshot would leave predicate locks, what is committed at the moment it is seen.
+    ///
+    /// # Safety
+    /// Inside a guard. The snapshot is good until the next is taken; that of the statement keeps
+    /// what it sees from being pruned.
+    unsafe fn latest() -> pg_sys::Snapshot {
+        // SAFETY: reads the state of the transaction.
+        unsafe {
+            if is_serializable() {
+                &raw mut pg_sys::SnapshotSelfData
+            } else {
+                raw::GetLatestSnapshot()
+            }
+        }
+    }
+
+    /// Hands over each row that has the first of these keys, until told to stop.
+    ///
+    /// # Safety
+    /// Inside a guard.
+    unsafe fn scan(
+        &self,
+        snapshot: pg_sys::Snapshot,
+        keys: *mut Keys,
+        nkeys: usize,
+        mut visit: impl FnMut(&pg_sys::TupleTableSlot) -> bool,
+    ) {
+        // SAFETY: the relations are open; the keys outlive the scan.
+        unsafe {
+            let slot = raw::table_slot_create(self.table, std::ptr::null_mut());
+            let nkeys = nkeys as c_int;
+            #[cfg(not(feature = "pg18"))]
+            let scan = raw::index_beginscan(self.table, self.index, snapshot, nkeys, 0);
+            #[cfg(feature = "pg18")]
+            let scan = raw::index_beginscan(
+                self.table,
+                self.index,
+                snapshot,
+                std::ptr::null_mut(),
+                nkeys,
+                0,
+            );
+            raw::index_rescan(scan, keys.cast(), nkeys, std::ptr::null_mut(), 0);
+            while raw::index_getnext_slot(scan, pg_sys::ScanDirection::ForwardScanDirection, slot) {
+                raw::slot_getsomeattrs_int(slot, COLUMNS.len() as c_int);
+                if !visit(&*slot) {
+                    break;
+                }
+            }
+            raw::index_endscan(scan);
+            raw::ExecDropSingleTupleTableSlot(slot);
+        }
+    }
+
+    /// The row.
+    fn find(&self, id: RowId) -> Option<Plain> {
+        if let Some(own) = self.find_own(id) {
+            return Some(own);
+        }
+        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let mut keys = scan_keys(&name, &key, id.shard);
+        let keys = &raw mut keys;
+        // Without a snapshot a row can be missed that moves to another page at this moment.
+        let looks = if is_serializable() { 3 } else { 1 };
+        for _ in 0..looks {
+            // SAFETY: a scan in a guard, of plain data.
+            let found = unsafe {
+                guarded(|| {
+                    let mut found = None;
+                    self.scan(Self::latest(), keys, 3, |slot| {
+                        found = Some(Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull));
+                        false
+                    });
+                    found
+                })
+            };
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    /// The row where this transaction wrote it last, if it did: nobody else can have changed it.
+    fn find_own(&self, id: RowId) -> Option<Plain> {
+        let hash = hash(id);
+        let known = OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS]);
+        let (_, tid) = known.filter(|&(known, _)| known == hash)?;
+        // SAFETY: the page is there, since this transaction wrote to it and the table has not
+        // changed since. The row may be gone, with a savepoint; so all of it is looked at.
+        unsafe {
+            guarded(|| {
+                let mut tuple = pg_sys::HeapTupleData { t_self: tid, ..Default::default() };
+                let mut buffer: pg_sys::Buffer = 0;
+                if !raw::heap_fetch(self.table, Self::latest(), &mut tuple, &mut buffer, false) {
+                    return None;
+                }
+                let (mut values, mut nulls) = ([pg_sys::Datum::from(0); 7], [false; 7]);
+                let columns = (*self.table).rd_att;
+                raw::heap_deform_tuple(
+                    &mut tuple,
+                    columns,
+                    values.as_mut_ptr(),
+                    nulls.as_mut_ptr(),
+                );
+                let same = is_text(values[0], id.name)
+                    && is_text(values[1], id.key)
+                    && values[2].value() as i32 == id.shard;
+                let row = same.then(|| Plain::new(tid, values.as_ptr(), nulls.as_ptr()));
+                raw::ReleaseBuffer(buffer);
+                row
+            })
+        }
+    }
+
+    fn remember(&self, id: RowId, tid: pg_sys::ItemPointerData) {
+        let hash = hash(id);
+        OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS] = Some((hash, tid)));
+    }
+
+    /// The rows of a name, or of a key of it, in ascending order.
+    fn find_all(&self, name: &[u8], key: Option<&[u8]>) -> Result<Vec<Keyed>> {
+        let (name_text, key_text) = (Text::new(name), Text::new(key.unwrap_or_default()));
+        let mut keys = scan_keys(&name_text, &key_text, 0);
+        let keys = &raw mut keys;
+        let nkeys = if key.is_some() { 2 } else { 1 };
+        let mut rows: Vec<(Vec<u8>, Plain)> = Vec::new();
+        let found = &mut rows;
+        // SAFETY: a scan in a guard. An error jumps over no temporary of ours, and the list is out
+        // here.
+        unsafe {
+            guarded(|| {
+                self.scan(Self::latest(), keys, nkeys, |slot| {
+                    let row = Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull);
+                    let key = match key {
+                        Some(_) => Vec::new(),
+                        None => text_of(*slot.tts_values.add(1)),
+                    };
+                    match found.last_mut() {
+                        // Without a snapshot, a row that is being updated can be seen twice.
+                        Some((last, old)) if *last == key && old.shard == row.shard => *old = row,
+                        _ => found.push((key, row)),
+                    }
+                    true
+                });
+            });
+        }
+        rows.into_iter()
+            .map(|(own_key, row)| {
+                let key = key.map_or(own_key, <[u8]>::to_vec);
+                Ok(Keyed { name: name.to_vec(), key, row: row.found(name)? })
+            })
+            .collect()
+    }
+
+    /// Locks table and index as a write needs them, to the end of the (sub)transaction.
+    ///
+    /// # Errors
+    /// [`Error::Moved`]: while it waited the table changed.
+    fn lock_for_writing(&self) -> Result<()> {
+        // SAFETY: locks, and reads the state of the transaction.
+        let here = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        if self.writing.get() == Some(here) {
+            return Ok(());
+        }
+        let (table, index) = (self.catalog.rate_limits.oid, self.index_oid);
+        unsafe {
+            guarded(|| {
+                raw::LockRelationOid(table, TableLock::Write as pg_sys::LOCKMODE);
+                raw::LockRelationOid(index, TableLock::Write as pg_sys::LOCKMODE);
+            });
+        }
+        if !catalog::is_current() {
+            return Err(Error::Moved);
+        }
+        self.writing.set(Some(here));
+        Ok(())
+    }
+
+    /// Locks the newest version of a row; `None` if the row is gone, or with `wait` false if
+    /// another transaction has it.
+    fn lock_found(&self, id: RowId, found: Plain, wait: bool) -> Result<Option<Numbered>> {
+        let mut tid = found.tid;
+        let tid = &raw mut tid;
+        let policy = if wait {
+            pg_sys::LockWaitPolicy::LockWaitBlock
+        } else {
+            pg_sys::LockWaitPolicy::LockWaitSkip
+        };
+        // SAFETY: the row was found in this table, and its version can't have been pruned yet; the
+        // access method is the heap, which has a function to lock with.
+        let (result, row) = unsafe {
+            let lock_tuple = (*(*self.table).rd_tableam).tuple_lock;
+            guarded(|| {
+                let Some(lock_tuple) = lock_tuple else {
+                    return (pg_sys::TM_Result::TM_Deleted, None);
+                };
+                let slot = raw::table_slot_create(self.table, std::ptr::null_mut());
+                let mut failure = pg_sys::TM_FailureData::default();
+                let result = lock_tuple(
+                    self.table,
+                    tid,
+                    Self::latest(),
+                    slot,
+                    raw::GetCurrentCommandId(false),
+                    pg_sys::LockTupleMode::LockTupleExclusive,
+                    policy,
+                    pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION as u8,
+                    &mut failure,
+                );
+                let row = (result == pg_sys::TM_Result::TM_Ok).then(|| {
+                    raw::slot_getsomeattrs_int(slot, COLUMNS.len() as c_int);
+                    Plain::new((*slot).tts_tid, (*slot).tts_values, (*slot).tts_isnull)
+                });
+                raw::ExecDropSingleTupleTableSlot(slot);
+                (result, row)
+            })
+        };
+        match (result, row) {
+            (_, Some(row)) => Ok(Some(row.found(id.name)?)),
+            (pg_sys::TM_Result::TM_Deleted | pg_sys::TM_Result::TM_WouldBlock, _) => Ok(None),
+            // Somebody else has moved it on in this moment: it is looked for again.
+            _ => Ok(None),
+        }
+    }
+
+    fn locked(&self, id: RowId, wait: bool) -> Result<Option<Found>> {
+        self.lock_for_writing()?;
+        match self.find(id) {
+            Some(found) => Ok(self.lock_found(id, found, wait)?.map(|(_, found)| found)),
+            None => Ok(None),
+        }
+    }
+
+    /// Puts a new version of a row in the place of one, unless another transaction has that row. One
+    /// that this transaction has `locked` is in use as well, by itself.
+    fn put(&self, id: RowId, at: Place, row: &Row, locked: bool) -> Result<bool> {
+        let Place(Some(mut old)) = at else { return Ok(false) };
+        self.lock_for_writing()?;
+        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let (mut values, mut nulls) = columns(&name, &key, id.shard, row);
+        let (old, values, nulls) = (&raw mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
+        // SAFETY: the tuple is formed of the table's columns; an index entry is made where the new
+        // version is not in a chain from the old.
+        let new = unsafe {
+            guarded(|| {
+                let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
+                let mut failure = pg_sys::TM_FailureData::default();
+                let mut mode = pg_sys::LockTupleMode::LockTupleNoKeyExclusive;
+                let cid = raw::GetCurrentCommandId(true);
+                let none = std::ptr::null_mut();
+                #[cfg(feature = "pg15")]
+                let result = raw::heap_update(
+                    self.table,
+                    old,
+                    tuple,
+                    cid,
+                    none,
+                    locked,
+                    &mut failure,
+                    &mut mode,
+                );
+                #[cfg(not(feature = "pg15"))]
+                let result = {
+                    let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
+                    raw::heap_update(
+                        self.table,
+                        old,
+                        tuple,
+                        cid,
+                        none,
+                        locked,
+                        &mut failure,
+                        &mut mode,
+                        &mut indexes,
+                    )
+                };
+                let done = result == pg_sys::TM_Result::TM_Ok;
+                if done {
+                    let header = (*tuple).t_data;
+                    if u32::from((*header).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0 {
+                        self.insert_index(values, nulls, &mut (*tuple).t_self, true);
+                    }
+                    raw::CommandCounterIncrement();
+                }
+                let new = (*tuple).t_self;
+                raw::heap_freetuple(tuple);
+                done.then_some(new)
+            })
+        };
+        if let Some(new) = new {
+            self.remember(id, new);
+        }
+        Ok(new.is_some())
+    }
+
+    /// # Safety
+    /// Inside a guard; the values are those of the tuple. The index is unique, and no row of another
+    /// transaction can have the same key: what it updates was there.
+    unsafe fn insert_index(
+        &self,
+        values: *mut pg_sys::Datum,
+        nulls: *mut bool,
+        tid: *mut pg_sys::ItemPointerData,
+        update: bool,
+    ) -> bool {
+        // SAFETY: the first three columns are those of the index, in order.
+        unsafe {
+            let check = if update {
+                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES
+            } else {
+                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_PARTIAL
+            };
+            let info = raw::BuildIndexInfo(self.index);
+            raw::index_insert(self.index, values, nulls, tid, self.table, check, update, info)
+        }
+    }
+
+    /// Waits for the transaction that is inserting, or deleting, a row like this.
+    fn wait_for_rival(&self, id: RowId) {
+        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let mut keys = scan_keys(&name, &key, id.shard);
+        let keys = &raw mut keys;
+        // SAFETY: as a unique index is checked: a dirty snapshot tells who has the row; all pins are
+        // dropped before the wait.
+        unsafe {
+            guarded(|| {
+                let mut dirty = pg_sys::SnapshotData {
+                    snapshot_type: pg_sys::SnapshotType::SNAPSHOT_DIRTY,
+                    ..Default::default()
+                };
+                let dirty = &raw mut dirty;
+                let mut rival = None;
+                self.scan(dirty, keys, 3, |slot| {
+                    let found = &*dirty;
+                    let valid = |xid: pg_sys::TransactionId| {
+                        (xid != pg_sys::InvalidTransactionId).then_some(xid)
+                    };
+                    rival = valid(found.xmin)
+                        .map(|xid| (xid, found.speculativeToken, slot.tts_tid))
+                        .or(valid(found.xmax).map(|xid| (xid, 0, slot.tts_tid)));
+                    rival.is_none()
+                });
+                if let Some((xid, token, mut tid)) = rival {
+                    if token != 0 {
+                        raw::SpeculativeInsertionWait(xid, token);
+                    } else {
+                        let operation = pg_sys::XLTW_Oper::XLTW_InsertIndex;
+                        raw::XactLockTableWait(xid, self.table, &mut tid, operation);
+                    }
+                }
+            });
+        }
+    }
+
+    /// A row of SPI, for what needs no haste.
+    fn by_sql<T>(&self, work: impl FnOnce(&spi::Connection) -> Result<T>) -> Result<T> {
+        spi::connected(self.catalog, self.catalog.rate_limits, work)
+    }
+}
+
+/// The bytes of a text of a row that is pinned.
+///
+/// # Safety
+/// Inside a guard.
+unsafe fn text_of(value: pg_sys::Datum) -> Vec<u8> {
+    // SAFETY: detoasting returns the value itself, or a copy in Postgres memory.
+    unsafe {
+        let varlena = raw::pg_detoast_datum_packed(value.cast_mut_ptr());
+        std::slice::from_raw_parts(
+            pgrx::vardata_any(varlena).cast::<u8>(),
+            pgrx::varsize_any_exhdr(varlena),
+        )
+        .to_vec()
+    }
+}
+
+/// A row's columns, and which of them are NULL.
+fn columns(name: &Text, key: &Text, shard: i32, row: &Row) -> ([pg_sys::Datum; 7], [bool; 7]) {
+    let null = pg_sys::Datum::from(0);
+    let log = row.log.as_ref().map(|log| log_datum(log));
+    let values = [
+        name.datum(),
+        key.datum(),
+        shard.into(),
+        float_datum(row.value),
+        ts_datum(row.ts),
+        row.prior.map_or(null, float_datum),
+        log.unwrap_or(null),
+    ];
+    (values, [false, false, false, false, false, row.prior.is_none(), row.log.is_none()])
+}
+
+impl Store for Heap<'_> {
+    fn read(&self, id: RowId) -> Result<Option<Found>> {
+        self.find(id).map(|row| Ok(row.found(id.name)?.1)).transpose()
+    }
+
+    fn lock(&self, id: RowId) -> Result<Option<Found>> {
+        self.locked(id, true)
+    }
+
+    fn try_lock(&self, id: RowId) -> Result<Option<Found>> {
+        self.locked(id, false)
+    }
+
+    fn replace(&self, id: RowId, seen: &Found, row: &Row) -> Result<bool> {
+        self.put(id, seen.at, row, false)
+    }
+
+    fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>> {
+        shards
+            .iter()
+            .filter_map(|&shard| self.find(RowId { name, key, shard }))
+            .map(|row| row.found(name))
+            .collect()
+    }
+
+    fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
+        Ok(self.find_all(name, Some(key))?.into_iter().map(|row| row.row).collect())
+    }
+
+    fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
+        self.lock_for_writing()?;
+        let mut rows = Vec::new();
+        for (shard, _) in self.read_all(name, key)? {
+            let id = RowId { name, key, shard };
+            rows.extend(self.lock(id)?.map(|found| (shard, found)));
+        }
+        Ok(rows)
+    }
+
+    fn insert(&self, id: RowId, row: &Row) -> Result<bool> {
+        self.lock_for_writing()?;
+        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let (mut values, mut nulls) = columns(&name, &key, id.shard, row);
+        let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+        // SAFETY: as INSERT ... ON CONFLICT DO NOTHING does it: the row is marked as speculative
+        // until the index has found no other like it, and else deleted again at once.
+        let new = unsafe {
+            guarded(|| {
+                let xid = raw::GetCurrentTransactionId();
+                let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
+                let token = raw::SpeculativeInsertionLockAcquire(xid);
+                let ctid = &raw mut (*(*tuple).t_data).t_ctid;
+                (*ctid).ip_blkid.bi_hi = (token >> 16) as u16;
+                (*ctid).ip_blkid.bi_lo = token as u16;
+                (*ctid).ip_posid = pg_sys::SpecTokenOffsetNumber as u16;
+                let cid = raw::GetCurrentCommandId(true);
+                let options = pg_sys::HEAP_INSERT_SPECULATIVE as c_int;
+                raw::heap_insert(self.table, tuple, cid, options, std::ptr::null_mut());
+                let mut tid = (*tuple).t_self;
+                let alone = self.insert_index(values, nulls, &mut tid, false);
+                if alone {
+                    raw::heap_finish_speculative(self.table, &mut tid);
+                } else {
+                    raw::heap_abort_speculative(self.table, &mut tid);
+                }
+                raw::SpeculativeInsertionLockRelease(xid);
+                raw::CommandCounterIncrement();
+                raw::heap_freetuple(tuple);
+                alone.then_some(tid)
+            })
+        };
+        match new {
+            Some(tid) => self.remember(id, tid),
+            None => self.wait_for_rival(id),
+        }
+        Ok(new.is_some())
+    }
+
+    fn update(&self, id: RowId, locked: Place, row: &Row) -> Result<()> {
+        if self.put(id, locked, row, true)? { Ok(()) } else { Err(self.not_written()) }
+    }
+
+    fn delete(&self, _: RowId, locked: Place) -> Result<()> {
+        let Place(Some(mut tid)) = locked else { return Err(self.not_written()) };
+        let tid = &raw mut tid;
+        self.lock_for_writing()?;
+        // SAFETY: this transaction has locked the row.
+        let result = unsafe {
+            guarded(|| {
+                let mut failure = pg_sys::TM_FailureData::default();
+                let cid = raw::GetCurrentCommandId(true);
+                let none = std::ptr::null_mut();
+                let result =
+                    raw::heap_delete(self.table, tid, cid, none, true, &mut failure, false);
+                raw::CommandCounterIncrement();
+                result
+            })
+        };
+        if result == pg_sys::TM_Result::TM_Ok { Ok(()) } else { Err(self.not_written()) }
+    }
+
+    fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
+        let mut was = false;
+        for (shard, seen) in self.read_all(name, key)? {
+            let id = RowId { name, key, shard };
+            if seen.row.value != f64::INFINITY {
+                was |= self.mark_reset(id, seen)?;
+            }
+        }
+        Ok(was)
+    }
+
+    fn reset_all(&self, name: &[u8]) -> Result<i64> {
+        self.lock_for_writing()?;
+        let mut keys = std::collections::BTreeSet::new();
+        for Keyed { key, row: (shard, _), .. } in self.find_all(name, None)? {
+            let id = RowId { name, key: &key, shard };
+            if let Some(found) = self.lock(id)? {
+                self.delete(id, found.at)?;
+                if found.row.value != f64::INFINITY {
+                    keys.insert(key);
+                }
+            }
+        }
+        Ok(keys.len() as i64)
+    }
+
+    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>> {
+        self.by_sql(|sql| sql.read_after(after, within, rows))
+    }
+
+    fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.by_sql(|sql| sql.somewhere())
+    }
+}
+
+impl Heap<'_> {
+    /// Marks a row as reset; false if it is gone, or was already.
+    fn mark_reset(&self, id: RowId, seen: Found) -> Result<bool> {
+        let reset = |row: &Row| Row { value: f64::INFINITY, ts: row.ts, prior: None, log: None };
+        if self.replace(id, &seen, &reset(&seen.row))? {
+            return Ok(true);
+        }
+        match self.lock(id)? {
+            Some(found) if found.row.value != f64::INFINITY => {
+                self.update(id, found.at, &reset(&found.row))?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+}

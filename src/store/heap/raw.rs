@@ -1,0 +1,144 @@
+//! Calls of Postgres without pgrx's guard around each: a whole operation runs inside one. They are
+//! made from frames that hold plain data only, which an error may jump over, and never beside calls
+//! of `pg_sys`, whose errors unwind instead.
+
+use pgrx::pg_sys::*;
+use std::ffi::c_int;
+
+unsafe extern "C-unwind" {
+    pub fn table_open(relation: Oid, lockmode: LOCKMODE) -> Relation;
+    pub fn table_close(relation: Relation, lockmode: LOCKMODE);
+    pub fn index_open(relation: Oid, lockmode: LOCKMODE) -> Relation;
+    pub fn index_close(relation: Relation, lockmode: LOCKMODE);
+    pub fn LockRelationOid(relation: Oid, lockmode: LOCKMODE);
+    pub fn GetLatestSnapshot() -> Snapshot;
+    #[cfg(not(feature = "pg18"))]
+    pub fn index_beginscan(
+        heap: Relation,
+        index: Relation,
+        snapshot: Snapshot,
+        nkeys: c_int,
+        norderbys: c_int,
+    ) -> IndexScanDesc;
+    #[cfg(feature = "pg18")]
+    pub fn index_beginscan(
+        heap: Relation,
+        index: Relation,
+        snapshot: Snapshot,
+        instrument: *mut std::ffi::c_void,
+        nkeys: c_int,
+        norderbys: c_int,
+    ) -> IndexScanDesc;
+    pub fn index_rescan(
+        scan: IndexScanDesc,
+        keys: ScanKey,
+        nkeys: c_int,
+        orderbys: ScanKey,
+        norderbys: c_int,
+    );
+    pub fn index_getnext_slot(
+        scan: IndexScanDesc,
+        direction: ScanDirection::Type,
+        slot: *mut TupleTableSlot,
+    ) -> bool;
+    pub fn index_endscan(scan: IndexScanDesc);
+    pub fn table_slot_create(relation: Relation, slots: *mut *mut List) -> *mut TupleTableSlot;
+    pub fn ExecDropSingleTupleTableSlot(slot: *mut TupleTableSlot);
+    pub fn slot_getsomeattrs_int(slot: *mut TupleTableSlot, attnum: c_int);
+    pub fn ScanKeyEntryInitialize(
+        entry: ScanKey,
+        flags: c_int,
+        attnum: AttrNumber,
+        strategy: StrategyNumber,
+        subtype: Oid,
+        collation: Oid,
+        procedure: RegProcedure,
+        argument: Datum,
+    );
+    pub fn GetCurrentCommandId(used: bool) -> CommandId;
+    pub fn CommandCounterIncrement();
+    pub fn GetCurrentTransactionId() -> TransactionId;
+    pub fn heap_form_tuple(
+        description: TupleDesc,
+        values: *mut Datum,
+        nulls: *mut bool,
+    ) -> HeapTuple;
+    pub fn heap_freetuple(tuple: HeapTuple);
+    pub fn heap_fetch(
+        relation: Relation,
+        snapshot: Snapshot,
+        tuple: HeapTuple,
+        buffer: *mut Buffer,
+        keep: bool,
+    ) -> bool;
+    pub fn ReleaseBuffer(buffer: Buffer);
+    pub fn heap_deform_tuple(
+        tuple: HeapTuple,
+        description: TupleDesc,
+        values: *mut Datum,
+        nulls: *mut bool,
+    );
+    #[cfg(feature = "pg15")]
+    pub fn heap_update(
+        relation: Relation,
+        old: ItemPointer,
+        new: HeapTuple,
+        cid: CommandId,
+        crosscheck: Snapshot,
+        wait: bool,
+        failure: *mut TM_FailureData,
+        lockmode: *mut LockTupleMode::Type,
+    ) -> TM_Result::Type;
+    #[cfg(not(feature = "pg15"))]
+    pub fn heap_update(
+        relation: Relation,
+        old: ItemPointer,
+        new: HeapTuple,
+        cid: CommandId,
+        crosscheck: Snapshot,
+        wait: bool,
+        failure: *mut TM_FailureData,
+        lockmode: *mut LockTupleMode::Type,
+        indexes: *mut TU_UpdateIndexes::Type,
+    ) -> TM_Result::Type;
+    pub fn heap_delete(
+        relation: Relation,
+        tid: ItemPointer,
+        cid: CommandId,
+        crosscheck: Snapshot,
+        wait: bool,
+        failure: *mut TM_FailureData,
+        changing_part: bool,
+    ) -> TM_Result::Type;
+    pub fn heap_insert(
+        relation: Relation,
+        tuple: HeapTuple,
+        cid: CommandId,
+        options: c_int,
+        bulk: BulkInsertState,
+    );
+    pub fn heap_finish_speculative(relation: Relation, tid: ItemPointer);
+    pub fn heap_abort_speculative(relation: Relation, tid: ItemPointer);
+    pub fn SpeculativeInsertionLockAcquire(xid: TransactionId) -> uint32;
+    pub fn SpeculativeInsertionLockRelease(xid: TransactionId);
+    pub fn SpeculativeInsertionWait(xid: TransactionId, token: uint32);
+    pub fn XactLockTableWait(
+        xid: TransactionId,
+        relation: Relation,
+        tid: ItemPointer,
+        operation: XLTW_Oper::Type,
+    );
+    pub fn BuildIndexInfo(index: Relation) -> *mut IndexInfo;
+    pub fn index_insert(
+        index: Relation,
+        values: *mut Datum,
+        nulls: *mut bool,
+        tid: ItemPointer,
+        heap: Relation,
+        check: IndexUniqueCheck::Type,
+        unchanged: bool,
+        info: *mut IndexInfo,
+    ) -> bool;
+    pub fn pg_detoast_datum_packed(datum: *mut varlena) -> *mut varlena;
+    pub fn pg_detoast_datum_copy(datum: *mut varlena) -> *mut varlena;
+}
