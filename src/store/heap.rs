@@ -591,25 +591,27 @@ impl Heap<'_> {
         Ok(new.is_some())
     }
 
+    /// Enters a row into the index. Of a new row says whether it is the only one of its key; a new
+    /// version needs no such look, which would go through all versions of this transaction.
+    ///
     /// # Safety
-    /// Inside a guard; the values are those of the tuple. The index is unique, and no row of another
-    /// transaction can have the same key: what it updates was there.
+    /// Inside a guard; the values are those of the row.
     unsafe fn insert_index(
         &self,
         values: *mut pg_sys::Datum,
         nulls: *mut bool,
         tid: *mut pg_sys::ItemPointerData,
-        update: bool,
+        new_version: bool,
     ) -> bool {
         // SAFETY: the first three columns are those of the index, in order.
         unsafe {
-            let check = if update {
-                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES
+            let check = if new_version {
+                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO
             } else {
                 pg_sys::IndexUniqueCheck::UNIQUE_CHECK_PARTIAL
             };
             let info = raw::BuildIndexInfo(self.index);
-            raw::index_insert(self.index, values, nulls, tid, self.table, check, update, info)
+            raw::index_insert(self.index, values, nulls, tid, self.table, check, new_version, info)
         }
     }
 
