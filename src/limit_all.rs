@@ -202,11 +202,13 @@ impl Group<'_> {
             let fresh = self.target.limit.fresh(now, self.target.phase());
             self.run(fresh, now).0.iter().all(|decision| decision.ok)
         };
-        let refused = decisions.iter().filter(|decision| !decision.ok);
-        let least = refused
-            .map(|decision| decision.retry_after)
-            .max_by_key(|wait| wait.unwrap_or(Micros(i64::MAX)));
-        if let Some(least) = least {
+        if decisions.iter().any(|decision| !decision.ok) {
+            let soonest = self.run(parts.soonest(now), now).0;
+            let refused = soonest.iter().filter(|decision| !decision.ok);
+            let least = refused
+                .map(|decision| decision.retry_after)
+                .max_by_key(|wait| wait.unwrap_or(Micros(i64::MAX)))
+                .unwrap_or(Some(Micros(0)));
             let passes = |wait: Micros| {
                 let then = now.plus(wait);
                 self.run(parts.total(then), then).0.iter().all(|decision| decision.ok)

@@ -148,7 +148,7 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         // A debt is for all rows to share, and to be paid back first.
         let in_debt = (0..parts.states().len()).any(|n| parts.available(n, now) < 0.0);
         if after.value >= 0.0 && !in_debt {
-            if let Some(answer) = any_rich(store, target, change, &parts, now, amount)? {
+            if let Some(answer) = any_one(store, target, change, &parts, now, amount)? {
                 return Ok(answer);
             }
             if let Some(answer) = several(store, target, &decision, parts.clone(), now, amount)? {
@@ -183,7 +183,11 @@ fn busy(
     let id = target.row(number(target.limit.shards(), n));
     let Some(Found { row, at }) = store.lock(id)? else { return Err(store.not_written()) };
     parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
-    let tokens = (parts.available(n, now) + count).min(parts.part().capacity());
+    let tokens = parts.available(n, now) + count;
+    if tokens > parts.part().capacity() {
+        // It doesn't fit there, and nothing may be lost: even a deadlock can be tried again.
+        return all(store, target, change)?.ok_or_else(|| store.not_written());
+    }
     let ts = parts.total(now).ts;
     write(store, target, &mut parts, &[(n, at)], now, tokens, ts)?;
     let level = parts.level(now);
@@ -227,25 +231,32 @@ fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Opti
     let guess = Parts::new(&target.limit, guess);
     let room = |n| room(&guess, n, now, amount);
     let better = if mine.is_some() || room(first) >= room(second) { first } else { second };
-    // Another call may get at the row in the moment before it is locked, and then this one would
-    // hold a row that doesn't suffice: so it must look rich, save where it is held already.
-    let enough = if mine.is_some() { amount.abs() } else { rich(amount) };
     let in_debt = [first, second].iter().any(|&n| guess.available(n, now) < 0.0);
-    if room(better) < enough || in_debt {
+    if room(better) < amount.abs() || in_debt {
         return Ok(None);
     }
-    let row = store.try_lock(target.row(number(shards, better)))?;
-    one(store, target, change, guess, better, row, amount)
+    let row = target.row(number(shards, better));
+    let decision = change.apply(guess.part(), &guess.states()[better], now)?;
+    let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
+    if let (Some(after), Some(seen)) = (&decision.state, seen)
+        && store.replace(row, seen, after)?
+    {
+        let mut parts = guess;
+        parts.states_mut()[better] = after.clone();
+        hold(target, better);
+        return Ok(Some(target.answer(&decision, parts.level(now), now)));
+    }
+    let take = || {
+        let found = store.try_lock(row)?;
+        one(store, target, change, guess.clone(), better, found, amount)
+    };
+    // Another call may have got at the row in the moment before it is locked: then the lock is
+    // given back, unless it was held before.
+    if mine.is_some() { take() } else { attempt(take) }
 }
 
-/// How much room makes a row one that bears a change well.
-fn rich(amount: f64) -> f64 {
-    2.0 * amount.abs()
-}
-
-/// Any single row that bears the change well: one that nobody has locked, or else one that is
-/// waited for.
-fn any_rich(
+/// Any single row that bears the change: one that nobody has locked, or else one that is waited for.
+fn any_one(
     store: &dyn Store,
     target: &Target,
     change: Change,
@@ -254,7 +265,7 @@ fn any_rich(
     amount: f64,
 ) -> Result<Option<Answer>> {
     let shards = target.limit.shards();
-    let mut candidates = rich_rows(parts, now, amount);
+    let mut candidates = able(parts, now, amount);
     // The first once more, to be waited for, by who holds none.
     let once = candidates.len();
     candidates.extend(candidates.first().copied().filter(|_| held(target).is_none()));
@@ -272,10 +283,10 @@ fn any_rich(
     Ok(None)
 }
 
-/// The rows that bear a change well, in no order, so that not all calls go for the same.
-fn rich_rows(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
+/// The rows that bear a change by themselves, in no order, so that not all calls go for the same.
+fn able(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..parts.states().len())
-        .filter(|&n| room(parts, n, now, amount) >= rich(amount))
+        .filter(|&n| room(parts, n, now, amount) >= amount.abs())
         .collect();
     fastrand::shuffle(&mut rows);
     rows
@@ -315,34 +326,46 @@ fn several(
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
-    let shards = target.limit.shards();
-    let looked: Vec<f64> =
-        (0..parts.states().len()).map(|n| room(&parts, n, now, amount)).collect();
-    let mut order: Vec<usize> = (0..looked.len()).collect();
-    fastrand::shuffle(&mut order);
-    order.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
     attempt(|| {
-        let (mut among, mut sum) = (Vec::new(), 0.0);
-        for n in order {
-            if sum >= amount.abs() || looked[n] <= 0.0 {
-                break;
-            }
-            if let Some(found) = store.try_lock(target.row(number(shards, n)))? {
-                let now = guc::now();
-                parts.states_mut()[n] = target.state(parts.part(), Some(found.row), now)?;
-                sum += room(&parts, n, now, amount).max(0.0);
-                among.push((n, found.at));
-            }
-        }
-        if sum < amount.abs() {
+        let Some(among) = lock_free(store, target, &mut parts, now, amount)? else {
             return Ok(None);
-        }
+        };
         let now = guc::now();
         let held: f64 = among.iter().map(|&(n, _)| parts.available(n, now)).sum();
         let ts = parts.total(now).ts;
         write(store, target, &mut parts, &among, now, held + amount, ts)?;
         Ok(Some(target.answer(decision, parts.level(now), now)))
     })
+}
+
+/// Locks rows that nobody has locked, the richest first, until together they bear the change, and
+/// brings their parts up to date; nothing if they don't, and then the caller gives them back.
+fn lock_free(
+    store: &dyn Store,
+    target: &Target,
+    parts: &mut Parts,
+    now: Micros,
+    amount: f64,
+) -> Result<Option<Vec<(usize, Place)>>> {
+    let looked: Vec<f64> = (0..parts.states().len()).map(|n| room(parts, n, now, amount)).collect();
+    let mut order: Vec<usize> = (0..looked.len()).filter(|&n| looked[n] > 0.0).collect();
+    // Not all calls go for the same of those that are alike.
+    fastrand::shuffle(&mut order);
+    order.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
+    let (mut among, mut sum) = (Vec::new(), 0.0);
+    for n in order {
+        let row = target.row(number(target.limit.shards(), n));
+        if let Some(found) = store.try_lock(row)? {
+            let now = guc::now();
+            parts.states_mut()[n] = target.state(parts.part(), Some(found.row), now)?;
+            sum += room(parts, n, now, amount).max(0.0);
+            among.push((n, found.at));
+            if sum >= amount.abs() {
+                return Ok(Some(among));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// All rows, waited for one after the other: what they hold now decides.
@@ -409,16 +432,15 @@ pub fn lock<'a>(
     let now = guc::now();
     let mut parts = looked;
     if sparing && parts.total(now).value + amount >= 0.0 {
-        let rows = match held(target) {
-            Some(n) if room(&parts, n, now, amount) >= amount.abs() => vec![n],
-            _ => rich_rows(&parts, now, amount),
-        };
-        for &n in &rows {
-            if let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))? {
-                parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
-                return Ok(Some(Locked { parts, among: vec![(n, at)] }));
-            }
+        if let Some(n) = held(target).filter(|&n| room(&parts, n, now, amount) >= amount.abs())
+            && let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))?
+        {
+            parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+            return Ok(Some(Locked { parts, among: vec![(n, at)] }));
         }
+        let among = lock_free(store, target, &mut parts, now, amount)?;
+        // Nothing: what was locked is given back, and then it takes all rows.
+        return Ok(among.map(|among| Locked { parts, among }));
     }
     if held(target).is_some() {
         let mut places = Vec::new();

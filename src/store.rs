@@ -112,10 +112,12 @@ pub trait Store {
     /// Deletes a row that this transaction has locked.
     fn delete(&self, id: RowId, locked: Place) -> Result<()>;
 
-    /// Marks all rows of a key as reset; whether any held a state.
+    /// Marks all rows of a key as reset; whether any held a state. Of several rows it locks row 0
+    /// first, as whoever makes others of them, so that these are the rows that there will be.
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool>;
 
-    /// Deletes all rows of a name; how many keys held a state.
+    /// Deletes all rows of a name, locked one after the other in the order of key and shard; how
+    /// many keys held a state.
     fn reset_all(&self, name: &[u8]) -> Result<i64>;
 
     /// The error of a row that could not be written or read although nothing failed.

@@ -4,6 +4,11 @@
 //! whole numbers, never the formulas of `src/algorithm`. Where an oracle computes with floats, it
 //! has no opinion within twice the tolerance of the contract.
 
+#[path = "properties/idle.rs"]
+mod idle;
+#[path = "properties/shards.rs"]
+mod shards;
+
 use std::collections::BTreeMap;
 
 use jiff::civil::{Date, date};

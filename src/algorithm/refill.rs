@@ -71,7 +71,9 @@ pub(super) trait Refill {
         }
         confirmed(Some(at.minus(now).max(Micros(0))), |wait| {
             let then = now.plus(wait);
-            self.passes(self.refilled(state, then), then, count, reserve).is_some()
+            let (ts, available) = self.refilled(state, then);
+            let ts = self.taken_at(ts, available, then);
+            self.passes((ts, available), then, count, reserve).is_some()
         })
     }
 

@@ -95,6 +95,18 @@ impl<'a> Parts<'a> {
         total
     }
 
+    /// The total as a row that refills no later than any of the parts: as long as it can't let a
+    /// call pass, the parts can't. Theirs count from different times where the clock stepped back,
+    /// or where windows were the parts of a token bucket.
+    pub fn soonest(&self, now: Micros) -> State {
+        let total = self.total(now);
+        if self.states.len() == 1 {
+            return total;
+        }
+        let ts = self.states.iter().map(|state| tokens(&self.part, state, now).0).min();
+        State { ts: ts.unwrap_or(total.ts), ..total }
+    }
+
     /// The `n`th part's tokens at `now`, and the time that they count from, as its state.
     pub fn refilled(&self, n: usize, now: Micros) -> State {
         let (ts, value) = tokens(&self.part, &self.states[n], now);
@@ -121,13 +133,13 @@ impl<'a> Parts<'a> {
         if self.states.len() == 1 || decision.ok {
             return decision;
         }
-        // One row that held the total would refill at least as fast as the parts do: where it
-        // would pass is where the search begins.
         let passes = |wait| {
             let then = now.plus(wait);
             decide(self.limit, &self.total(then), then, count, reserve).ok
         };
-        let retry_after = decision.retry_after.and_then(|least| first_pass(least, passes));
+        let soonest = decide(self.limit, &self.soonest(now), now, count, reserve);
+        let least = if soonest.ok { Some(Micros(0)) } else { soonest.retry_after };
+        let retry_after = least.and_then(|least| first_pass(least, passes));
         Decision { retry_after, level: self.level(now), ..decision }
     }
 

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::postgres::float_datum;
 use crate::spi::{self, TableLock};
 use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
-use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store};
+use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
 
 mod raw;
 
@@ -792,11 +792,20 @@ impl Store for Heap<'_> {
     }
 
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
+        let id = RowId { name, key, shard: 0 };
+        let reset = |row: &Row| Row { value: f64::INFINITY, ts: row.ts, prior: None, log: None };
+        if let Some(seen) = self.read(id)?
+            && seen.row.ts != SPREAD
+            && (seen.row.value == f64::INFINITY || self.replace(id, &seen, &reset(&seen.row))?)
+        {
+            return Ok(seen.row.value != f64::INFINITY);
+        }
+        self.lock(id)?;
         let mut was = false;
-        for (shard, seen) in self.read_all(name, key)? {
-            let id = RowId { name, key, shard };
-            if seen.row.value != f64::INFINITY {
-                was |= self.mark_reset(id, seen)?;
+        for (shard, found) in self.lock_all(name, key)? {
+            if found.row.value != f64::INFINITY {
+                self.update(RowId { name, key, shard }, found.at, &reset(&found.row))?;
+                was = true;
             }
         }
         Ok(was)
@@ -805,12 +814,19 @@ impl Store for Heap<'_> {
     fn reset_all(&self, name: &[u8]) -> Result<i64> {
         self.lock_for_writing()?;
         let mut keys = std::collections::BTreeSet::new();
-        for Keyed { key, row: (shard, _), .. } in self.find_all(name, None)? {
-            let id = RowId { name, key: &key, shard };
-            if let Some(found) = self.lock(id)? {
-                self.delete(id, found.at)?;
-                if found.row.value != f64::INFINITY {
-                    keys.insert(key);
+        // Again, since a row that was waited for may have become several.
+        for _ in 0..3 {
+            let rows = self.find_all(name, None)?;
+            if rows.is_empty() {
+                break;
+            }
+            for Keyed { key, row: (shard, _), .. } in rows {
+                let id = RowId { name, key: &key, shard };
+                if let Some(found) = self.lock(id)? {
+                    self.delete(id, found.at)?;
+                    if found.row.value != f64::INFINITY {
+                        keys.insert(key);
+                    }
                 }
             }
         }
@@ -823,22 +839,5 @@ impl Store for Heap<'_> {
 
     fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.by_sql(|sql| sql.somewhere())
-    }
-}
-
-impl Heap<'_> {
-    /// Marks a row as reset; false if it is gone, or was already.
-    fn mark_reset(&self, id: RowId, seen: Found) -> Result<bool> {
-        let reset = |row: &Row| Row { value: f64::INFINITY, ts: row.ts, prior: None, log: None };
-        if self.replace(id, &seen, &reset(&seen.row))? {
-            return Ok(true);
-        }
-        match self.lock(id)? {
-            Some(found) if found.row.value != f64::INFINITY => {
-                self.update(id, found.at, &reset(&found.row))?;
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
     }
 }

@@ -206,10 +206,18 @@ impl Store for Connection<'_> {
             results: &[],
             lock: TableLock::Read,
         };
+        self.lock(RowId { name, key, shard: 0 })?;
         Ok(self.write(&RESET, &LEFT, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
     }
 
     fn reset_all(&self, name: &[u8]) -> Result<i64> {
+        const LOCK_NAME: Statement = Statement {
+            sql: "SELECT pg_catalog.count(*) FROM (SELECT FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 ORDER BY key, shard FOR UPDATE) AS locked",
+            parameters: &[TEXTOID],
+            results: &[INT8OID],
+            lock: TableLock::LockRows,
+        };
         const RESET_ALL: Statement = Statement {
             sql: "WITH gone AS (DELETE FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 RETURNING key, value) \
@@ -227,6 +235,7 @@ impl Store for Connection<'_> {
             lock: TableLock::Read,
         };
         let name = [Some(text_datum(name))];
+        self.execute(&LOCK_NAME, &name)?;
         // As `write`, but the statement always returns one row: how many it deleted.
         for _ in 0..3 {
             self.execute(&RESET_ALL, &name)?;

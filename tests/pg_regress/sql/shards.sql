@@ -122,6 +122,17 @@ SELECT ok, remaining FROM rl_limit('shk', '', 60);
 SELECT shard, value FROM rateLimits WHERE name = 'shk';
 SELECT rl_define('shk', rl_token_bucket(100, '100 seconds', shards => 4));
 SELECT ok, remaining FROM rl_limit('shk', '', 60);
+\echo rows of a bucket as windows turn apart: the first turn that brings enough is the retry time
+SELECT rl_define('sht', rl_fixed_window(10, '10 seconds', shards => 2));
+INSERT INTO rateLimits (name, shard, value, ts) VALUES ('sht', 0, 0, '-infinity'),
+    ('sht', 20001, 0, '2027-01-01 12:12:03+00'), ('sht', 20002, 0, '2027-01-01 12:12:07+00');
+SET ratelimit.clock = '2027-01-01 12:12:08+00';
+SELECT count, ok, retry_after FROM unnest(ARRAY[5, 6]) count, rl_limit('sht', '', count);
+SELECT n, ok, allows, retry_after FROM rl_limit_all('[{"name":"sht","count":2},{"name":"sht","count":3},{"name":"sh3","count":0}]');
+SELECT n, ok, allows, retry_after FROM rl_limit_all('[{"name":"sht","count":5},{"name":"sht","count":5}]');
+SET ratelimit.clock = '2027-01-01 12:12:13+00';
+SELECT count, ok, retry_after FROM unnest(ARRAY[6, 5]) count, rl_limit('sht', '', count);
+SET ratelimit.clock = '2027-01-01 12:12:00+00';
 \echo a row that is missing holds nothing
 UPDATE rateLimits SET value = 10 WHERE name = 'shk' AND shard > 0;
 DELETE FROM rateLimits WHERE name = 'shk' AND shard IN (40001, 40002);
