@@ -326,43 +326,65 @@ fn several(
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
-    attempt(|| {
-        let Some(among) = lock_free(store, target, &mut parts, now, amount)? else {
-            return Ok(None);
-        };
-        let now = guc::now();
-        let held: f64 = among.iter().map(|&(n, _)| parts.available(n, now)).sum();
-        let ts = parts.total(now).ts;
-        write(store, target, &mut parts, &among, now, held + amount, ts)?;
-        Ok(Some(target.answer(decision, parts.level(now), now)))
-    })
+    for fewest in [true, false] {
+        let answer = attempt(|| {
+            let Some(among) = lock_free(store, target, &mut parts, now, amount, fewest)? else {
+                return Ok(None);
+            };
+            let now = guc::now();
+            let held: f64 = among.iter().map(|&(n, _)| parts.available(n, now)).sum();
+            let ts = parts.total(now).ts;
+            write(store, target, &mut parts, &among, now, held + amount, ts)?;
+            Ok(Some(target.answer(decision, parts.level(now), now)))
+        })?;
+        if answer.is_some() {
+            return Ok(answer);
+        }
+    }
+    Ok(None)
 }
 
-/// Locks rows that nobody has locked, the richest first, until together they bear the change, and
-/// brings their parts up to date; nothing if they don't, and then the caller gives them back.
+/// Locks rows that nobody has locked until together they bear the change, and brings their parts up
+/// to date: the `fewest` that look as if they did, or any. Nothing if they don't, and then the caller
+/// gives them back. In ascending order: SKIP LOCKED, too, can wait in PostgreSQL, where a row was
+/// updated twice in the moment of locking it.
 fn lock_free(
     store: &dyn Store,
     target: &Target,
     parts: &mut Parts,
     now: Micros,
     amount: f64,
+    fewest: bool,
 ) -> Result<Option<Vec<(usize, Place)>>> {
     let looked: Vec<f64> = (0..parts.states().len()).map(|n| room(parts, n, now, amount)).collect();
-    let mut order: Vec<usize> = (0..looked.len()).filter(|&n| looked[n] > 0.0).collect();
-    // Not all calls go for the same of those that are alike.
-    fastrand::shuffle(&mut order);
-    order.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
+    let mut rows: Vec<usize> = (0..looked.len()).filter(|&n| looked[n] > 0.0).collect();
+    if fewest {
+        // Not all calls go for the same of those that are alike.
+        fastrand::shuffle(&mut rows);
+        rows.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
+        let mut sum = 0.0;
+        let last = rows.iter().position(|&n| {
+            sum += looked[n];
+            sum >= amount.abs()
+        });
+        rows.truncate(last.map_or(rows.len(), |last| last + 1));
+        rows.sort_unstable();
+    }
     let (mut among, mut sum) = (Vec::new(), 0.0);
-    for n in order {
+    for n in rows {
         let row = target.row(number(target.limit.shards(), n));
-        if let Some(found) = store.try_lock(row)? {
-            let now = guc::now();
-            parts.states_mut()[n] = target.state(parts.part(), Some(found.row), now)?;
-            sum += room(parts, n, now, amount).max(0.0);
-            among.push((n, found.at));
-            if sum >= amount.abs() {
-                return Ok(Some(among));
+        match store.try_lock(row)? {
+            Some(found) => {
+                let now = guc::now();
+                parts.states_mut()[n] = target.state(parts.part(), Some(found.row), now)?;
+                sum += room(parts, n, now, amount).max(0.0);
+                among.push((n, found.at));
             }
+            None if fewest => return Ok(None),
+            None => {}
+        }
+        if sum >= amount.abs() {
+            return Ok(Some(among));
         }
     }
     Ok(None)
@@ -438,7 +460,13 @@ pub fn lock<'a>(
             parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
             return Ok(Some(Locked { parts, among: vec![(n, at)] }));
         }
-        let among = lock_free(store, target, &mut parts, now, amount)?;
+        for n in able(&parts, now, amount) {
+            if let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))? {
+                parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+                return Ok(Some(Locked { parts, among: vec![(n, at)] }));
+            }
+        }
+        let among = lock_free(store, target, &mut parts, now, amount, false)?;
         // Nothing: what was locked is given back, and then it takes all rows.
         return Ok(among.map(|among| Locked { parts, among }));
     }
