@@ -532,6 +532,31 @@ fn no_more_is_taken_than_flows_in() {
     }
 }
 
+/// Rows that say nothing are deleted all the time, beside the takes: nobody gets more for it.
+#[test]
+#[ignore = "needs a server: make test"]
+fn no_more_is_taken_than_flows_in_while_rows_are_pruned() {
+    let database = Database::new("load_prune");
+    let mut load = Load::new(&database, &quick(), 300);
+    let mut pruner = database.connect();
+    let duration = Duration::from_millis(3000);
+    let (tally, pruned) = thread::scope(|scope| {
+        let pruning = scope.spawn(|| {
+            let (mut pruned, started) = (0, Instant::now());
+            while started.elapsed() < duration {
+                let rows: i64 = pruner.query_one("SELECT rl_prune(50)", &[]).unwrap().get(0);
+                pruned += rows;
+            }
+            pruned
+        });
+        let tally = load.run(1, LEVELS[0], LIMITER, End::After(duration));
+        (tally, pruning.join().unwrap())
+    });
+    println!("{pruned} rows pruned");
+    assert!(pruned > 0);
+    load.check(&tally, true).unwrap();
+}
+
 /// Whoever changes definitions, resets limits, deletes rows and rewrites the table meanwhile: a
 /// session meets no other error than those that ask for another try.
 #[test]
