@@ -1,0 +1,301 @@
+"""Measures what a call costs beside what one would write without the extension.
+
+Owns how a line of a work is measured; works.py is what is compared, report.py how the results look.
+It reports and never judges: a bar that is not reached is shown, and is no error. Run by scripts/bench.
+"""
+
+import argparse
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import report
+from report import REDIS, RL, SETWISE, SQL_STORE, STAR, Bar
+from works import CALL, CALL_EACH, DATABASES, FEW_KEYS, GIVE_UP, KEYS, LIMITS, SAME_KEY, SETTINGS
+from works import TABLES, VACUUM, works
+
+HERE = Path(__file__).parent
+
+
+def check(right, otherwise):
+    if not right:
+        raise SystemExit(f"error: {otherwise}")
+
+
+def output(*command):
+    return subprocess.run(command, text=True, capture_output=True, check=True).stdout
+
+
+class Redis:
+    """A Redis without persistence, behind a unix socket in a folder of its own."""
+
+    def __init__(self, folder):
+        self.socket = f"{folder}/socket"
+        # The server's program goes by this name too, in a Debian package without its service.
+        program = shutil.which("redis-server") or shutil.which("redis-check-rdb")
+        command = ["redis-server", "--port", "0", "--unixsocket", self.socket, "--dir", folder]
+        command += ["--save", "", "--appendonly", "no"]
+        self.process = subprocess.Popen(command, executable=program, stdout=subprocess.DEVNULL)
+        while not os.path.exists(self.socket):
+            check(self.process.poll() is None, "Redis did not start")
+            time.sleep(0.1)
+        self.version = re.search(r"redis_version:(\S+)", self.cli("INFO", "server"))[1]
+        self.script = self.cli("SCRIPT", "LOAD", (HERE / "token_bucket.lua").read_text()).strip()
+
+    def cli(self, *command):
+        return output("redis-cli", "-s", self.socket, *command)
+
+    def benchmark(self, clients, key, limit, seconds):
+        """Calls a second; __rand_int__ in the key is a number at random."""
+        call = ["EVALSHA", self.script, "1", key, *map(str, LIMITS[limit]), "1"]
+        requests = seconds * (20_000 if clients == 1 else 60_000)  # it takes no time, only a number
+        how = ["-c", str(clients), "-n", str(requests), "-r", str(KEYS), "--csv"]
+        printed = output("redis-benchmark", "-s", self.socket, *how, *call)
+        check(self.cli(*call).split()[0] == ("1" if limit == "allowed" else "0"), f"Redis is not {limit}")
+        return float(list(csv.reader(printed.splitlines()))[-1][1])
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+class Bench:
+    """The server of scripts/bench, and how its statements are measured."""
+
+    def __init__(self, options, redis):
+        self.options, self.redis = options, redis
+        self.cores = len(os.sched_getaffinity(0))
+        self.settings = {"synchronous_commit": "off"}
+        self.psql("postgres", "CREATE DATABASE bench")
+        self.psql("bench", (HERE / "setup.sql").read_text())
+        self.databases = set()
+        self.rl = [RL, STAR]  # the lines of rl_limit
+        settings = self.psql("bench", "LOAD 'ratelimit'; SELECT name FROM pg_settings")
+        if "ratelimit.access" in settings.splitlines():
+            self.settings["ratelimit.access"] = options.access
+            self.rl += [SQL_STORE] * (options.access != "sql")
+
+    def run(self, program, database, *arguments, stdin, settings):
+        settings = [f"-c {name}={value}" for name, value in (self.settings | settings).items()]
+        server = ["-h", self.options.socket, "-U", "postgres", database]
+        return subprocess.run(
+            [f"{self.options.bin}/{program}", *arguments, *server],
+            input=stdin, text=True, capture_output=True, env=os.environ | {"PGOPTIONS": " ".join(settings)},
+        )
+
+    def psql(self, database, sql, **settings):
+        """What the SQL prints; None if it ran into statement_timeout."""
+        done = self.run("psql", database, "-XAt", "-v", "ON_ERROR_STOP=1", stdin=sql, settings=settings)
+        if "due to statement timeout" in done.stderr:
+            return None
+        check(done.returncode == 0, f"{done.stderr}{sql}")
+        return done.stdout
+
+    def database(self, name):
+        """Its name, once it is there."""
+        if name not in self.databases:
+            self.psql("postgres", f"CREATE DATABASE {name} TEMPLATE bench")
+            self.psql(name, f"{DATABASES[name]}; VACUUM (ANALYZE) {TABLES};")
+            self.databases.add(name)
+        return name
+
+    def timed(self, database, statement, affected, warm_up="", stop=0, **settings):
+        """Seconds that a statement takes, or stop, when it is given up. What it prints is how many
+        rows or calls it affected; another number, and it did not do what is measured."""
+        timeout = f"SET statement_timeout = {stop * 1000:.0f}"
+        printed = self.psql(database, f"{warm_up};\n{timeout};\n\\timing on\n{statement};", **settings)
+        if printed is None:
+            return stop
+        count, milliseconds = re.search(r"(\d+)\nTime: ([\d.]+) ms.*\s*\Z", printed).groups()
+        check(int(count) == affected, f"{count} instead of {affected}: {statement}")
+        return float(milliseconds) / 1000
+
+    def pgbench(self, database, sql, clients, *, keys=KEYS, length=(), **settings):
+        """Calls a second of prepared calls, each a transaction; :key is one of the keys at random."""
+        done = self.run(
+            "pgbench", database, "-n", "-M", "prepared", "-f", "-",
+            "-c", str(clients), "-j", str(min(clients, self.cores)),
+            *(length or ["-T", str(self.options.seconds)]),
+            stdin=f"\\set key random(1, {keys})\n\\set other random(1, {keys})\n{sql};\n",
+            settings=settings,
+        )
+        check(done.returncode == 0, f"{done.stderr}{sql}")
+        return float(re.search(r"tps = ([\d.]+) \(without", done.stdout)[1])
+
+    def calls(self, sql, clients, database="single", **more):
+        """A line of some other single calls."""
+
+        def measure():
+            self.psql(self.database(database), VACUUM)
+            return self.pgbench(database, sql, clients, **more)
+
+        return measure
+
+    def single(self, labels, limit, clients, *, hot=False, **settings):
+        """Lines of single calls, all on one hot key or each on one of many."""
+        capacity, rate = LIMITS[limit]
+
+        def line(label):
+            if label == REDIS:
+                key = f"{limit}:{'hot' if hot else '__rand_int__'}"
+                return lambda: self.redis.benchmark(clients, key, limit, self.options.seconds)
+            on = lambda key: CALL[label].format(limit=limit, key=key, capacity=capacity, rate=rate)
+
+            def measure():
+                self.psql(self.database("single"), VACUUM)
+                if ").ok" in CALL[label]:
+                    answer = self.psql("single", on("'1'")).strip()
+                    check(answer == ("t" if limit == "allowed" else "f"), f"{on(1)}: {answer}")
+                key = "'1'" if hot else ":key"
+                return self.pgbench("single", on(key), clients, **SETTINGS.get(label, {}), **settings)
+
+            return measure
+
+        return {label: line(label) for label in labels}
+
+    def setwise(self, labels, limit, database, before=VACUUM, bare=None):
+        """Lines of one statement over all keys."""
+        capacity, rate = LIMITS[limit]
+
+        def line(label):
+            sql = bare if label == SETWISE else CALL_EACH[label]
+            on = lambda keys: sql.format(limit=limit, keys=keys, capacity=capacity, rate=rate)
+            # Ten keys load and plan what a session does once.
+            warm_up = on(FEW_KEYS) if "{keys}" in sql else ""
+            settings = SETTINGS.get(label, {})
+
+            def measure():
+                self.psql(self.database(database), before)
+                passing = KEYS if limit == "allowed" else 0
+                return KEYS / self.timed(database, on("keys"), passing, warm_up, **settings)
+
+            return measure
+
+        return {label: line(label) for label in labels}
+
+    def same_key(self, few, many):
+        """Lines of one key few, and many times over in one statement. The second is given up after
+        GIVE_UP times as long as the first took, and then not tried again."""
+        took, given_up = 0, False
+
+        def timed(calls, stop):
+            self.psql(self.database("same_key"), VACUUM)
+            return self.timed("same_key", SAME_KEY.format(n=calls), calls, SAME_KEY.format(n=10), stop)
+
+        def measure_few():
+            nonlocal took
+            took = timed(few, 0)
+            return 1 / took
+
+        def measure_many():
+            nonlocal given_up
+            if given_up:
+                return None
+            stop = GIVE_UP * took
+            seconds = timed(many, stop)
+            given_up = seconds == stop
+            return 1 / seconds
+
+        return {f"{few:,} calls": measure_few, f"{many:,} calls": measure_many}
+
+    def updates(self):
+        """A million updates of a thousand rows: how many were heap-only, and what the table grew by."""
+        database, clients, updates = self.database("updates"), 16, 1_000_000
+        call = CALL[RL].format(limit="allowed", key=":key")
+        size = "SELECT pg_relation_size('ratelimits')"
+        before = int(self.psql(database, size))
+        self.pgbench(database, call, clients, keys=1000, length=["-t", str(updates // clients)])
+        counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ratelimits'"
+        done, hot = map(int, self.psql(database, counts).split("|"))
+        growth = int(self.psql(database, size)) / before
+        title = f"{done:,} updates of 1,000 hot keys, {clients} clients"
+        share = 100 * hot / done
+        lines = [
+            report.fact("heap-only (HOT) updates", f"{share:.2f} %", share, Bar("%", "at least", 99)),
+            report.fact("size of the heap", f"{growth:.2f} × the first", growth, Bar("×", "at most", 4)),
+        ]
+        return {"name": "updates", "title": title, "unit": "", "lines": lines}
+
+    def describe(self):
+        """What the numbers depend on: name -> value."""
+        names = ["server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_level"]
+        names += ["shared_buffers", "max_wal_size", "checkpoint_timeout", "autovacuum", "jit"]
+        names += [name for name in self.settings if name not in names]
+        show = "".join(f"SELECT '{name}|' || current_setting('{name}');\n" for name in names)
+        about = {
+            "cores": self.cores,
+            "repeats": self.options.repeats,
+            "seconds of each pgbench": self.options.seconds,
+            "redis_version": self.redis.version,
+        }
+        return about | dict(line.split("|") for line in self.psql("bench", show).splitlines())
+
+
+def measured(work, repeats):
+    """The work with its lines measured, as report.py takes it."""
+    rates = {label: [] for label in work.lines}
+    for repeat in range(-1 if work.warm_up else 0, repeats):
+        for label, measure in work.lines.items():
+            rate = measure()
+            if repeat >= 0 and rate is not None:
+                rates[label].append(rate)
+    first = next(iter(work.lines))
+    lines = []
+    for label in work.lines:
+        against = rates[first] if label != first else None
+        lines.append(report.line(label, rates[label], against, work.bars.get(label), work.unit))
+    return {"name": work.name, "title": work.title, "unit": work.unit, "lines": lines}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True, help="where psql and pgbench are")
+    parser.add_argument("--socket", required=True, help="the server's")
+    parser.add_argument("--results", required=True, type=Path, help="the folder for bench.md, .json and .svg")
+    parser.add_argument("--only", default="", help="parts of the names of the works to run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=2, help="of each pgbench")
+    parser.add_argument("--access", default="auto", choices=["auto", "sql", "heap"], help="ratelimit.access")
+    options = parser.parse_args()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="ratelimit-redis.") as folder:
+        redis = Redis(folder)
+        try:
+            run(Bench(options, redis))
+        finally:
+            redis.stop()
+
+
+def run(bench):
+    only, folder = bench.options.only.split(), bench.options.results
+    chosen = lambda name: not only or any(part in name for part in only)
+    results, began = [], time.monotonic()
+
+    def add(result):
+        results.append(result)
+        seconds = time.monotonic() - began
+        print(f"{result['title']}\n{report.work_table(result)}\n({seconds:.0f} s so far)\n", flush=True)
+
+    for work in works(bench):
+        if chosen(work.name):
+            add(measured(work, bench.options.repeats))
+    if chosen("updates"):
+        add(bench.updates())
+    check(results, f"no work has a name like {bench.options.only}")
+    settings = bench.describe()
+    (folder / "bench.md").write_text(report.markdown(settings, results))
+    (folder / "bench.json").write_text(report.as_json(settings, results))
+    (folder / "bench.svg").write_text(report.svg(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""How the benchmark's results look: tables in Markdown, numbers in JSON, a chart in SVG.
+
+Measures nothing. Nothing here tells when or where the numbers were made, but for the settings.
+"""
+
+import json
+from dataclasses import dataclass
+from html import escape
+from statistics import median
+
+# What is compared; the labels of lines.
+RL = "SELECT (rl_limit(…)).ok"
+STAR = "SELECT * FROM rl_limit(…)"
+SQL_STORE = "rl_limit, ratelimit.access = sql"
+BARE = "UPDATE by primary key"
+SETWISE = "set-wise UPDATE or upsert"
+PLPGSQL = "token bucket in PL/pgSQL"
+UPSERT = "upsert of Node limiters"
+REDIS = "token bucket in Redis"
+SELECT_1 = "SELECT 1"
+
+IN_SUMMARY = {
+    RL: "rl_limit", SETWISE: "set-wise SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
+    REDIS: "Redis", SELECT_1: "SELECT 1",
+}
+IN_CHART = ["single_16", "hot_allowed", "hot_denied", "setwise_allowed"]
+
+
+@dataclass
+class Bar:
+    """What the first line of a work is to reach against another one."""
+
+    what: str  # "rate", calls a second, or "time"
+    word: str  # "at least" or "at most"
+    bound: float
+
+    def judged(self, value):
+        reached = value >= self.bound if self.word == "at least" else value <= self.bound
+        return {"bar": f"{self.word} {self.bound:g}", "reached": "yes" if reached else "no"}
+
+
+def spread(values, show):
+    """The lowest and the highest of several, as shown."""
+    return f"{show(min(values))} to {show(max(values))}" if len(values) > 1 else ""
+
+
+def line(label, rates, first, bar, unit):
+    """What is known of a line. first: the rates of the line that it is compared with, or None."""
+    values, show = rates, "{:,.0f}".format
+    if unit == "time":
+        values, show = [1 / rate for rate in rates], "{:.3f} s".format
+    about = {"label": label, "rates": rates, "median": show(median(values)), "spread": spread(values, show)}
+    if first:
+        what = bar.what if bar else "rate"
+        ratios = [a / b if what == "rate" else b / a for a, b in zip(first, rates)]
+        about["ratio"] = f"{median(ratios):.2f} × its {what}"
+        about["ratios"] = spread(ratios, "{:.2f}".format)
+        if bar:
+            about |= bar.judged(median(ratios))
+    return about
+
+
+def fact(label, shown, value, bar):
+    """A line with one value, that is compared with nothing but its bar."""
+    return {"label": label, "median": shown} | bar.judged(value)
+
+
+def table(header, rows):
+    """A Markdown table that is readable as it is."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    rule = ["-" * widths[0]] + ["-" * (width - 1) + ":" for width in widths[1:]]
+    padded = lambda row: [row[0].ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(row, widths)][1:]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [padded(header), rule, *map(padded, rows)])
+
+
+def work_table(work):
+    columns = {
+        "label": "", "median": work["unit"], "spread": "min to max", "ratio": "the first line is",
+        "ratios": "min to max", "bar": "bar", "reached": "reached",
+    }
+    rows = [[line.get(column, "") for column in columns] for line in work["lines"]]
+    return table(list(columns.values()), rows)
+
+
+def summary(works):
+    """Medians side by side, in thousand calls a second."""
+    rows = []
+    for work in works:
+        rates = {line["label"]: line["rates"] for line in work["lines"] if "rates" in line}
+        if len(rates.keys() & IN_SUMMARY.keys()) > 1:
+            show = lambda label: f"{median(rates[label]) / 1000:.1f}" if label in rates else ""
+            rows.append([work["title"], *map(show, IN_SUMMARY)])
+    return table(["thousand calls a second", *IN_SUMMARY.values()], rows)
+
+
+def markdown(settings, works):
+    parts = [summary(works)]
+    parts += [f"### {work['title']}\n\n{work_table(work)}" for work in works]
+    parts += ["### settings\n\n" + "\n".join(f"- {name}: {value}" for name, value in settings.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def svg(works):
+    """Bars of the median rates: a panel a work, two in a row."""
+    panels = [work for name in IN_CHART for work in works if work["name"] == name]
+    width, bar_width, parts, bottom = 760, 180, [], 8
+
+    def text(x, y, words, more=""):
+        parts.append(f'<text x="{x}" y="{y}"{more}>{escape(words)}</text>')
+
+    for number, work in enumerate(panels):
+        lines = [line for line in work["lines"] if line["label"] not in (STAR, SQL_STORE)]
+        most = max(median(line["rates"]) for line in lines)
+        left = 16 + number % 2 * width // 2
+        y = top = bottom if number % 2 == 0 else top
+        text(left, y + 20, work["title"], ' font-weight="bold"')
+        for line in lines:
+            y += 22
+            rate = median(line["rates"])
+            colour = "#1f6feb" if line["label"] == RL else "#afb8c1"
+            length = max(1, round(bar_width * rate / most))
+            text(left + 90, y + 23, IN_SUMMARY[line["label"]], ' text-anchor="end"')
+            parts.append(f'<rect x="{left + 98}" y="{y + 10}" width="{length}" height="17" fill="{colour}"/>')
+            text(left + 104 + length, y + 23, f"{rate / 1000:.1f}k/s")
+        bottom = max(bottom, y + 44)
+    head = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" role="img"
+ width="{width}" height="{bottom}" font-family="system-ui, sans-serif" font-size="13" fill="#1f2328">
+<title>Calls a second, beside what one would write without the extension</title>
+<rect width="{width}" height="{bottom}" rx="6" fill="#ffffff"/>"""
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
+def as_json(settings, works):
+    return json.dumps({"settings": settings, "works": works}, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,66 @@
+-- The database that every work of the benchmark gets a copy of: the extension, and what one would
+-- write without it. The competitors' tables have the columns, fill factor and autovacuum settings of
+-- rateLimits.
+
+CREATE EXTENSION ratelimit;
+SELECT rl_define('allowed', rl_token_bucket(rate => 1000000, period => '1 second')),
+       rl_define('denied', rl_token_bucket(rate => 1, period => '1 day')),
+       rl_define('sharded', rl_token_bucket(rate => 1000000, period => '1 second', shards => 16));
+
+SELECT format('CREATE TABLE %I (LIKE rateLimits INCLUDING ALL) WITH (%s)', competitor, array_to_string(reloptions, ', '))
+FROM pg_class, unnest(ARRAY['bare', 'plpgsql', 'upsert']) competitor
+WHERE pg_class.oid = 'rateLimits'::regclass \gexec
+
+-- The rows of a limit, keys '1' to 'n', in all four tables: full, or empty.
+CREATE PROCEDURE fill(name text, n int, tokens double precision, tables text[] DEFAULT '{ratelimits, bare, plpgsql, upsert}')
+LANGUAGE plpgsql AS $$
+DECLARE
+    tab text;
+BEGIN
+    FOREACH tab IN ARRAY tables LOOP
+        EXECUTE format('INSERT INTO %I (name, key, value, ts)
+                        SELECT $1, n::text, $3, clock_timestamp() FROM generate_series(1, $2) n', tab)
+            USING name, n, tokens;
+    END LOOP;
+END $$;
+
+-- What a statement over many keys reads them from.
+CREATE TABLE keys AS SELECT n::text AS key FROM generate_series(1, 100000) n;
+
+-- The token bucket as one writes it in PL/pgSQL. rate: tokens a second.
+CREATE FUNCTION plpgsql_limit(
+    p_name text, p_key text, p_capacity double precision, p_rate double precision, p_count double precision DEFAULT 1,
+    OUT ok boolean, OUT remaining double precision, OUT retry_after double precision)
+LANGUAGE plpgsql AS $$
+DECLARE
+    since timestamptz;
+    at timestamptz;
+BEGIN
+    LOOP
+        SELECT value, ts INTO remaining, since FROM plpgsql
+        WHERE name = p_name AND key = p_key AND shard = 0 FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO plpgsql (name, key, value, ts) VALUES (p_name, p_key, p_capacity - p_count, clock_timestamp())
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            ok := true;
+            remaining := p_capacity - p_count;
+            RETURN;
+        END IF;
+    END LOOP;
+    at := clock_timestamp();
+    remaining := least(p_capacity, remaining + greatest(0, extract(epoch FROM at - since)) * p_rate);
+    ok := remaining >= p_count;
+    IF ok THEN
+        remaining := remaining - p_count;
+        UPDATE plpgsql SET value = remaining, ts = at WHERE name = p_name AND key = p_key AND shard = 0;
+    ELSE
+        retry_after := (p_count - remaining) / p_rate;
+    END IF;
+END $$;
+
+-- Rows that are written with a limit, and without.
+CREATE TABLE plain_messages (author text, body text);
+CREATE TABLE limited_messages (author text, body text);
+CREATE TRIGGER limit_messages BEFORE INSERT ON limited_messages
+    FOR EACH ROW EXECUTE FUNCTION rl_trigger('allowed', 'key=author');
