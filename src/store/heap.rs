@@ -271,7 +271,8 @@ fn hash(id: RowId) -> u64 {
     xxh64(id.key, xxh64(id.name, id.shard as u64))
 }
 
-fn is_serializable() -> bool {
+/// Whether a snapshot's scan would leave predicate locks.
+pub fn is_serializable() -> bool {
     // SAFETY: reads the state of the transaction.
     unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
 }
