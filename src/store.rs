@@ -23,10 +23,6 @@ pub fn opened<T>(catalog: &Catalog, work: impl FnOnce(&dyn Store) -> Result<T>) 
         return Err(Error::Moved);
     }
     match (guc::access(), catalog.index) {
-        // A scan without a snapshot can miss one of several rows that is just being moved.
-        (Access::Auto, Ok(_)) if heap::is_serializable() => {
-            spi::connected(catalog, catalog.rate_limits, |sql| work(sql))
-        }
         (Access::Auto | Access::Heap, Ok(index)) => heap::opened(catalog, index, |heap| work(heap)),
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
         (Access::Auto, Err(_)) | (Access::Sql, _) => {

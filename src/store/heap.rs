@@ -271,12 +271,6 @@ fn hash(id: RowId) -> u64 {
     xxh64(id.key, xxh64(id.name, id.shard as u64))
 }
 
-/// Whether a snapshot's scan would leave predicate locks.
-pub fn is_serializable() -> bool {
-    // SAFETY: reads the state of the transaction.
-    unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
-}
-
 /// Whether a value is this text; its bytes, where they are not compressed or elsewhere.
 ///
 /// # Safety
@@ -295,20 +289,34 @@ unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
 }
 
 impl Heap<'_> {
-    /// The latest state: a snapshot of it, or in a SERIALIZABLE transaction, where the scan of a
-    /// snapshot would leave predicate locks, what is committed at the moment it is seen.
+    /// Hands over each row that has the first of these keys under the latest state, until told to
+    /// stop. In a SERIALIZABLE transaction the scan of a snapshot would leave predicate locks, and
+    /// one that waits for nobody but sees no snapshot can miss a row that is being moved: so that
+    /// all versions are scanned, and which of them the snapshot sees is asked here.
     ///
     /// # Safety
-    /// Inside a guard. The snapshot is good until the next is taken; that of the statement keeps
-    /// what it sees from being pruned.
-    unsafe fn latest() -> pg_sys::Snapshot {
-        // SAFETY: reads the state of the transaction.
+    /// Inside a guard.
+    unsafe fn scan_latest(
+        &self,
+        keys: *mut Keys,
+        nkeys: usize,
+        mut visit: impl FnMut(&pg_sys::TupleTableSlot) -> bool,
+    ) {
+        // SAFETY: the snapshot is good until the next is taken; that of the statement keeps what it
+        // sees from being pruned. The slot of a scan of the heap is one of a pinned tuple.
         unsafe {
-            if is_serializable() {
-                &raw mut pg_sys::SnapshotSelfData
-            } else {
-                raw::GetLatestSnapshot()
+            let latest = raw::GetLatestSnapshot();
+            if pg_sys::XactIsoLevel != pg_sys::XACT_SERIALIZABLE as c_int {
+                return self.scan(latest, keys, nkeys, visit);
             }
+            self.scan(&raw mut pg_sys::SnapshotAnyData, keys, nkeys, |slot| {
+                let pinned = &*(&raw const *slot).cast::<pg_sys::BufferHeapTupleTableSlot>();
+                raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+                let tuple = pinned.base.tuple;
+                let seen = raw::HeapTupleSatisfiesVisibility(tuple, latest, pinned.buffer);
+                raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_UNLOCK as c_int);
+                !seen || visit(slot)
+            });
         }
     }
 
@@ -358,25 +366,17 @@ impl Heap<'_> {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let mut keys = scan_keys(&name, &key, id.shard);
         let keys = &raw mut keys;
-        // Without a snapshot a row can be missed that moves to another page at this moment.
-        let looks = if is_serializable() { 3 } else { 1 };
-        for _ in 0..looks {
-            // SAFETY: a scan in a guard, of plain data.
-            let found = unsafe {
-                guarded(|| {
-                    let mut found = None;
-                    self.scan(Self::latest(), keys, 3, |slot| {
-                        found = Some(Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull));
-                        false
-                    });
-                    found
-                })
-            };
-            if found.is_some() {
-                return found;
-            }
+        // SAFETY: a scan in a guard, of plain data.
+        unsafe {
+            guarded(|| {
+                let mut found = None;
+                self.scan_latest(keys, 3, |slot| {
+                    found = Some(Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull));
+                    false
+                });
+                found
+            })
         }
-        None
     }
 
     /// The row where this transaction wrote it last, if it did: nobody else can have changed it.
@@ -390,7 +390,8 @@ impl Heap<'_> {
             guarded(|| {
                 let mut tuple = pg_sys::HeapTupleData { t_self: tid, ..Default::default() };
                 let mut buffer: pg_sys::Buffer = 0;
-                if !raw::heap_fetch(self.table, Self::latest(), &mut tuple, &mut buffer, false) {
+                let current = &raw mut pg_sys::SnapshotSelfData;
+                if !raw::heap_fetch(self.table, current, &mut tuple, &mut buffer, false) {
                     return None;
                 }
                 let (mut values, mut nulls) = ([pg_sys::Datum::from(0); 7], [false; 7]);
@@ -428,17 +429,13 @@ impl Heap<'_> {
         // here.
         unsafe {
             guarded(|| {
-                self.scan(Self::latest(), keys, nkeys, |slot| {
+                self.scan_latest(keys, nkeys, |slot| {
                     let row = Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull);
                     let key = match key {
                         Some(_) => Vec::new(),
                         None => text_of(*slot.tts_values.add(1)),
                     };
-                    match found.last_mut() {
-                        // Without a snapshot, a row that is being updated can be seen twice.
-                        Some((last, old)) if *last == key && old.shard == row.shard => *old = row,
-                        _ => found.push((key, row)),
-                    }
+                    found.push((key, row));
                     true
                 });
             });
@@ -498,7 +495,7 @@ impl Heap<'_> {
                 let result = lock_tuple(
                     self.table,
                     tid,
-                    Self::latest(),
+                    raw::GetLatestSnapshot(),
                     slot,
                     raw::GetCurrentCommandId(false),
                     pg_sys::LockTupleMode::LockTupleExclusive,

@@ -1,11 +1,10 @@
 //! A session that makes one call a transaction and takes no error for an answer, and the clock that
 //! it goes by.
 
-use postgres::error::SqlState;
 use postgres::{Client, Error};
 
 use crate::server::Database;
-use crate::{LEVELS, Random};
+use crate::{Random, is_conflict, may_conflict};
 
 /// A clock that stands still, so that nothing refills.
 pub const STILL: &str = "SET ratelimit.clock = '2027-01-01 00:00:00+00'";
@@ -38,12 +37,13 @@ impl Ending {
     }
 }
 
-/// A connection whose transactions meet no error at READ COMMITTED, and above it none but
+/// A connection whose transactions meet no error, but with the SQL store above READ COMMITTED
 /// serialization failures, which ask for another try. A deadlock is an error everywhere: of two
 /// transactions with one call each, none holds what the other waits for.
 pub struct Caller {
     client: Client,
-    level: &'static str,
+    /// Whether a serialization failure may happen.
+    conflicts: bool,
     pub retries: u64,
 }
 
@@ -56,7 +56,8 @@ impl Caller {
                 "SET default_transaction_isolation = '{level}'; SET deadlock_timeout = '50ms'; {setup}"
             ))
             .unwrap();
-        Caller { client, level, retries: 0 }
+        let conflicts = may_conflict(&mut client, level);
+        Caller { client, conflicts, retries: 0 }
     }
 
     /// Runs the call in a transaction that ends so, until it is not in conflict with another.
@@ -69,9 +70,7 @@ impl Caller {
             match self.try_run(ending, &mut call) {
                 Ok(answer) => return answer,
                 Err(error) => {
-                    let serialization = error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE);
-                    let level = self.level;
-                    assert!(serialization && level != LEVELS[0], "at {level}: {error:?}");
+                    assert!(self.conflicts && is_conflict(&error), "{error:?}");
                     self.retries += 1;
                     self.client.batch_execute("ROLLBACK").unwrap();
                 }

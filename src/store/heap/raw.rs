@@ -71,6 +71,12 @@ unsafe extern "C-unwind" {
         buffer: *mut Buffer,
         keep: bool,
     ) -> bool;
+    pub fn LockBuffer(buffer: Buffer, mode: c_int);
+    pub fn HeapTupleSatisfiesVisibility(
+        tuple: HeapTuple,
+        snapshot: Snapshot,
+        buffer: Buffer,
+    ) -> bool;
     pub fn ReleaseBuffer(buffer: Buffer);
     pub fn heap_deform_tuple(
         tuple: HeapTuple,
