@@ -257,7 +257,7 @@ sql_function!(
             Some(state) => jsonb_datum(state::to_json(&state)),
             None => given.map(|state| state.datum),
         };
-        call.row(&[
+        call.row([
             Some(pg_sys::Datum::from(decision.ok)),
             retry_after,
             retry_at,
@@ -306,7 +306,7 @@ fn answer(
 /// Shapes an rl_result.
 fn result(call: &mut Call, answer: &Answer) -> Result<pg_sys::Datum> {
     let [retry_after, retry_at, remaining, capacity, reset_at] = columns(answer);
-    call.row(&[
+    call.row([
         Some(pg_sys::Datum::from(answer.ok)),
         retry_after,
         retry_at,

@@ -17,6 +17,7 @@ use crate::guc::{self, ErrorStyle};
 use crate::postgres::{Jsonb, from_timestamptz, jsonb, varlena_bytes};
 
 pub mod composite;
+mod row_type;
 pub mod trigger;
 
 use composite::Composite;
@@ -97,7 +98,7 @@ pub unsafe fn enter(
 
 fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&mut Call) -> Result<pg_sys::Datum>) -> Outcome {
     LAST_SQLSTATE.set(0);
-    PgTryBuilder::new(|| match body(&mut Call { fcinfo }) {
+    PgTryBuilder::new(|| match body(&mut Call { fcinfo, row_type: None }) {
         Ok(datum) => Outcome::Value(datum),
         Err(error) => Outcome::Raise(plain(match guc::error_style() {
             ErrorStyle::Pt429 => error.report(),
@@ -194,6 +195,7 @@ unsafe fn raise(report: PlainReport) -> ! {
 /// One call of an SQL function: its arguments, and its result.
 pub struct Call {
     fcinfo: pg_sys::FunctionCallInfo,
+    row_type: Option<pg_sys::TupleDesc>,
 }
 
 impl Call {
@@ -273,58 +275,37 @@ impl Call {
         }
     }
 
-    /// The description of the rows that the function is declared to return, which must be `columns`;
-    /// looked up once for a call site. To be asked for before anything waits: afterwards the
-    /// function may be gone.
+    /// Says of which columns the row is that [`row`](Call::row) will return. To be called before
+    /// anything waits: afterwards the function may be gone.
     ///
     /// # Errors
-    /// [`Error::Declaration`] where it is declared to return something else.
-    pub fn row_type(&mut self, columns: &[pg_sys::BuiltinOid]) -> Result<pg_sys::TupleDesc> {
-        // SAFETY: fn_extra is ours to use, and what it points to lives as long as flinfo.
-        unsafe {
-            let flinfo = &mut *(*self.fcinfo).flinfo;
-            if flinfo.fn_extra.is_null() {
-                let mut tupdesc: pg_sys::TupleDesc = std::ptr::null_mut();
-                pg_sys::get_call_result_type(self.fcinfo, std::ptr::null_mut(), &mut tupdesc);
-                // Who owns the type can alter its columns.
-                let declared = |(n, column): (usize, &pg_sys::BuiltinOid)| {
-                    pg_sys::SPI_gettypeid(tupdesc, n as c_int + 1) == column.value()
-                };
-                if tupdesc.is_null()
-                    || (*tupdesc).natts as usize != columns.len()
-                    || !columns.iter().enumerate().all(declared)
-                {
-                    return Err(Error::Declaration);
-                }
-                let caller = pg_sys::MemoryContextSwitchTo(flinfo.fn_mcxt);
-                flinfo.fn_extra =
-                    pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(tupdesc)).cast();
-                pg_sys::MemoryContextSwitchTo(caller);
-            }
-            Ok(flinfo.fn_extra.cast())
-        }
+    /// [`Error::Declaration`] where the function is declared to return something else.
+    pub fn row_type(&mut self, columns: &[pg_sys::BuiltinOid]) -> Result<()> {
+        // SAFETY: fcinfo is that of the call.
+        self.row_type = Some(unsafe { row_type::row_type(self.fcinfo, columns)? });
+        Ok(())
     }
 
-    /// Shapes a composite result of the columns that [`row_type`](Call::row_type) was asked for.
+    /// Shapes a composite result of the columns that [`row_type`](Call::row_type) was told.
     ///
     /// # Errors
     /// [`Error::Declaration`] where it was not, or for another number of them.
-    pub fn row(&mut self, fields: &[Option<pg_sys::Datum>]) -> Result<pg_sys::Datum> {
-        // SAFETY: fn_extra is what row_type put there, or null.
-        let tupdesc: pg_sys::TupleDesc = unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast() };
-        if tupdesc.is_null() {
-            return Err(Error::Declaration);
-        }
-        let mut nulls: Vec<bool> = fields.iter().map(Option::is_none).collect();
-        let mut values: Vec<pg_sys::Datum> =
-            fields.iter().map(|field| field.unwrap_or(pg_sys::Datum::from(0))).collect();
-        // SAFETY: the description has as many attributes as there are fields.
+    pub fn row<const N: usize>(
+        &mut self,
+        fields: [Option<pg_sys::Datum>; N],
+    ) -> Result<pg_sys::Datum> {
+        let Some(description) = self.row_type else { return Err(Error::Declaration) };
+        let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
+        let mut nulls = fields.map(|field| field.is_none());
+        // SAFETY: the description has as many attributes as there are fields. A new tuple without a
+        // toasted value is a datum as it is.
         unsafe {
-            if (*tupdesc).natts as usize != fields.len() {
+            if (*description).natts as usize != N {
                 return Err(Error::Declaration);
             }
-            let tuple = pg_sys::heap_form_tuple(tupdesc, values.as_mut_ptr(), nulls.as_mut_ptr());
-            Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
+            let tuple =
+                pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
+            Ok(pg_sys::Datum::from((*tuple).t_data))
         }
     }
 }

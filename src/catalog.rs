@@ -40,6 +40,10 @@ thread_local! {
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// Counts up with every invalidation that may have changed a definition.
     static DEFINITION_CHANGES: Cell<u64> = const { Cell::new(1) };
+    /// The composite types that somebody remembers, as relations.
+    static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
+    /// Counts up with every invalidation that may have changed one of them.
+    static TYPE_CHANGES: Cell<u64> = const { Cell::new(1) };
 }
 
 /// Registers the callbacks; called once, when the library is loaded.
@@ -72,6 +76,13 @@ unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys:
     if definitions || all {
         DEFINITION_CHANGES.set(DEFINITION_CHANGES.get() + 1);
     }
+    let types = TYPES.try_with(|types| match types.try_borrow() {
+        Ok(types) => types.contains(&relation),
+        Err(_) => true,
+    });
+    if types.unwrap_or(true) || all {
+        TYPE_CHANGES.set(TYPE_CHANGES.get() + 1);
+    }
 }
 
 unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
@@ -81,6 +92,20 @@ unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
 /// How often definitions may have changed, as far as this backend was told.
 pub fn definition_changes() -> u64 {
     DEFINITION_CHANGES.get()
+}
+
+/// How often a composite type that is watched may have changed, as far as this backend was told.
+pub fn type_changes() -> u64 {
+    TYPE_CHANGES.get()
+}
+
+/// Watches a composite type, which is given as the relation that it is.
+pub fn watch_type(relation: pg_sys::Oid) {
+    TYPES.with_borrow_mut(|types| {
+        if !types.contains(&relation) {
+            types.push(relation);
+        }
+    });
 }
 
 /// How often an object may have moved, or the table changed, as far as this backend was told.

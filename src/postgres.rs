@@ -11,6 +11,19 @@ use crate::algorithm::Micros;
 use crate::config::shortened;
 use crate::error::{Error, Result};
 
+/// Functions of Postgres that raise no error, and so need none of pgrx's guard.
+pub mod unguarded {
+    use pgrx::pg_sys::{SubTransactionId, TimestampTz, TransactionId};
+
+    unsafe extern "C-unwind" {
+        pub fn GetCurrentSubTransactionId() -> SubTransactionId;
+        pub fn GetCurrentTimestamp() -> TimestampTz;
+        pub fn GetCurrentTransactionStartTimestamp() -> TimestampTz;
+        pub fn GetTopTransactionIdIfAny() -> TransactionId;
+        pub fn IsInParallelMode() -> bool;
+    }
+}
+
 /// A jsonb value.
 #[derive(Clone, Copy)]
 pub struct Jsonb<'a> {
@@ -92,12 +105,24 @@ pub unsafe fn jsonb<'a>(datum: pg_sys::Datum) -> Jsonb<'a> {
 pub unsafe fn varlena_bytes<'a>(datum: pg_sys::Datum) -> &'a [u8] {
     // SAFETY: as the caller says.
     unsafe {
-        let varlena = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+        let mut varlena = datum.cast_mut_ptr();
+        if !is_plain(varlena) {
+            varlena = pg_sys::pg_detoast_datum_packed(varlena);
+        }
         std::slice::from_raw_parts(
             pgrx::vardata_any(varlena).cast(),
             pgrx::varsize_any_exhdr(varlena),
         )
     }
+}
+
+/// Whether the bytes of a value stand where it points to: neither compressed nor elsewhere.
+///
+/// # Safety
+/// There is a varlena.
+pub unsafe fn is_plain(varlena: *const pg_sys::varlena) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena) }
 }
 
 /// Whether the database has no encoding of its own.
@@ -206,7 +231,7 @@ pub fn to_nearest_timestamptz(at: Micros) -> i64 {
 /// The server's clock.
 pub fn system_time() -> Micros {
     // SAFETY: reads the clock.
-    from_timestamptz(unsafe { pg_sys::GetCurrentTimestamp() })
+    from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
 }
 
 /// Gives way to a cancel or a shutdown.
@@ -217,13 +242,21 @@ pub fn check_for_interrupts() {
 /// Refuses a call of `function`, such as `rl_check()`, from a query that runs in parallel (25000).
 pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     // SAFETY: reads a flag.
-    if unsafe { pg_sys::IsInParallelMode() } { Err(Error::Parallel { function }) } else { Ok(()) }
+    if unsafe { unguarded::IsInParallelMode() } {
+        Err(Error::Parallel { function })
+    } else {
+        Ok(())
+    }
 }
 
 /// Refuses a call that writes in a transaction that may not (25006), or in parallel (25000).
 pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
     refuse_parallel(function)?;
-    // SAFETY: raises or returns.
-    unsafe { pg_sys::PreventCommandIfReadOnly(function.as_ptr()) };
+    // SAFETY: reads a flag; raises or returns.
+    unsafe {
+        if pg_sys::XactReadOnly {
+            pg_sys::PreventCommandIfReadOnly(function.as_ptr());
+        }
+    }
     Ok(())
 }

@@ -19,7 +19,7 @@ use crate::algorithm::{Decision, Limit, Micros, Parts, State};
 use crate::error::{Error, Result};
 use crate::guc;
 use crate::limiter::{Answer, Change, TRIES, Target};
-use crate::postgres::check_for_interrupts;
+use crate::postgres::{check_for_interrupts, unguarded};
 use crate::store::{Found, Numbered, Place, Row, SPREAD, Store};
 use crate::subtransaction::attempt;
 
@@ -530,7 +530,7 @@ thread_local! {
 
 fn transaction() -> pg_sys::TimestampTz {
     // SAFETY: reads the state of the transaction; two of a session hardly begin at one microsecond.
-    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+    unsafe { unguarded::GetCurrentTransactionStartTimestamp() }
 }
 
 fn hash(target: &Target) -> u64 {

@@ -17,17 +17,17 @@ pub mod sql;
 /// [`Error::NoHeap`]: `heap` where that can't be; [`Error::Moved`]: the table has changed since the
 /// catalog was read, and nothing is done yet.
 pub fn opened<T>(catalog: &Catalog, work: impl FnOnce(&dyn Store) -> Result<T>) -> Result<T> {
+    if let (Access::Auto | Access::Heap, Ok(index)) = (guc::access(), catalog.index) {
+        return heap::opened(catalog, index, |heap| work(heap));
+    }
     // SAFETY: locks first, since what is announced by then may have moved the table.
     unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, spi::TableLock::Read as _) };
     if !catalog::is_current() {
         return Err(Error::Moved);
     }
     match (guc::access(), catalog.index) {
-        (Access::Auto | Access::Heap, Ok(index)) => heap::opened(catalog, index, |heap| work(heap)),
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
-        (Access::Auto, Err(_)) | (Access::Sql, _) => {
-            spi::connected(catalog, catalog.rate_limits, |sql| work(sql))
-        }
+        _ => spi::connected(catalog, catalog.rate_limits, |sql| work(sql)),
     }
 }
 

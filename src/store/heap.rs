@@ -16,12 +16,15 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
-use crate::postgres::float_datum;
+use crate::postgres::{float_datum, is_plain, unguarded};
 use crate::spi::{self, TableLock};
 use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
 
+mod index;
 mod raw;
+
+use index::Leads;
 
 /// The columns of rateLimits, in order, as this store reads and writes them.
 const COLUMNS: [(&std::ffi::CStr, pg_sys::BuiltinOid); 7] = [
@@ -72,7 +75,37 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (indexes.is_null() || (*indexes).length != 1, "has a further index"),
             (index == pg_sys::InvalidOid, "has no primary key"),
         ];
-        checked.iter().find(|(other, _)| *other).map_or(Ok(index), |&(_, why)| Err(why))
+        if let Some(&(_, why)) = checked.iter().find(|(other, _)| *other) {
+            return Err(why);
+        }
+        let index_relation = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
+        let usual = is_usual(index_relation);
+        pg_sys::index_close(index_relation, pg_sys::AccessShareLock as _);
+        if usual { Ok(index) } else { Err("has another primary key") }
+    }
+}
+
+/// Whether an index is of name, key and shard in this order, and sorted as by bytes.
+///
+/// # Safety
+/// The index is open.
+unsafe fn is_usual(index: pg_sys::Relation) -> bool {
+    const FAMILIES: [pg_sys::Oid; 3] =
+        [pg_sys::TEXT_BTREE_FAM_OID, pg_sys::TEXT_BTREE_FAM_OID, pg_sys::INTEGER_BTREE_FAM_OID];
+    const COLLATIONS: [pg_sys::Oid; 3] =
+        [pg_sys::C_COLLATION_OID, pg_sys::C_COLLATION_OID, pg_sys::InvalidOid];
+    // SAFETY: reads the open index's descriptions, each of as many entries as it has columns.
+    unsafe {
+        let form = &*(*index).rd_index;
+        (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
+            && form.indisvalid
+            && form.indnatts == 3
+            && (0..3).all(|n| {
+                *form.indkey.values.as_ptr().add(n) == n as i16 + 1
+                    && *(*index).rd_opfamily.add(n) == FAMILIES[n]
+                    && *(*index).rd_indcollation.add(n) == COLLATIONS[n]
+                    && *(*index).rd_indoption.add(n) == 0
+            })
     }
 }
 
@@ -86,25 +119,32 @@ pub struct Heap<'a> {
     writing: Cell<Option<pg_sys::SubTransactionId>>,
 }
 
-/// Opens the table, which is locked, while `work` runs. Its locks last to the end of the transaction.
+/// Opens the table while `work` runs. Its locks last to the end of the transaction.
+///
+/// # Errors
+/// [`Error::Moved`]: it has changed since the catalog was read.
 pub fn opened<T>(
     catalog: &Catalog,
     index_oid: pg_sys::Oid,
     work: impl FnOnce(&Heap) -> Result<T>,
 ) -> Result<T> {
     let oid = catalog.rate_limits.oid;
+    let none = pg_sys::NoLock as pg_sys::LOCKMODE;
     // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
     unsafe {
-        let (table, index) = guarded(|| {
-            let none = pg_sys::NoLock as pg_sys::LOCKMODE;
+        let opened = guarded(|| {
             let read = TableLock::Read as pg_sys::LOCKMODE;
-            (raw::table_open(oid, none), raw::index_open(index_oid, read))
+            // First, since what is announced by then may have moved the table.
+            raw::LockRelationOid(oid, read);
+            catalog::is_current()
+                .then(|| (raw::table_open(oid, none), raw::index_open(index_oid, read)))
         });
+        let Some((table, index)) = opened else { return Err(Error::Moved) };
         let heap = Heap { catalog, index_oid, table, index, writing: Cell::new(None) };
         let result = work(&heap);
         guarded(|| {
-            raw::index_close(index, pg_sys::NoLock as pg_sys::LOCKMODE);
-            raw::table_close(table, pg_sys::NoLock as pg_sys::LOCKMODE);
+            raw::index_close(index, none);
+            raw::table_close(table, none);
         });
         result
     }
@@ -257,7 +297,7 @@ impl Own {
     /// Forgets what another transaction wrote, or what was before the table changed.
     fn now(&mut self) -> &mut Own {
         // SAFETY: reads the state of the transaction.
-        let transaction = unsafe { pg_sys::GetTopTransactionIdIfAny() };
+        let transaction = unsafe { unguarded::GetTopTransactionIdIfAny() };
         let changes = catalog::changes();
         if self.transaction != transaction || self.changes != changes {
             *self = Own { transaction, changes, ..Own::new() };
@@ -271,6 +311,12 @@ fn hash(id: RowId) -> u64 {
     xxh64(id.key, xxh64(id.name, id.shard as u64))
 }
 
+/// Whether the scan of a snapshot would leave predicate locks.
+fn is_serializable() -> bool {
+    // SAFETY: reads the state of the transaction.
+    unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
+}
+
 /// Whether a value is this text; its bytes, where they are not compressed or elsewhere.
 ///
 /// # Safety
@@ -279,8 +325,7 @@ unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
     // SAFETY: as the caller says.
     unsafe {
         let varlena = value.cast_mut_ptr::<pg_sys::varlena>();
-        let plain = !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena);
-        plain
+        is_plain(varlena)
             && std::slice::from_raw_parts(
                 pgrx::vardata_any(varlena).cast::<u8>(),
                 pgrx::varsize_any_exhdr(varlena),
@@ -306,7 +351,7 @@ impl Heap<'_> {
         // sees from being pruned. The slot of a scan of the heap is one of a pinned tuple.
         unsafe {
             let latest = raw::GetLatestSnapshot();
-            if pg_sys::XactIsoLevel != pg_sys::XACT_SERIALIZABLE as c_int {
+            if !is_serializable() {
                 return self.scan(latest, keys, nkeys, visit);
             }
             self.scan(&raw mut pg_sys::SnapshotAnyData, keys, nkeys, |slot| {
@@ -363,20 +408,101 @@ impl Heap<'_> {
         if let Some(own) = self.find_own(id) {
             return Some(own);
         }
-        let (name, key) = (Text::new(id.name), Text::new(id.key));
-        let mut keys = scan_keys(&name, &key, id.shard);
-        let keys = &raw mut keys;
-        // SAFETY: a scan in a guard, of plain data.
+        // SAFETY: in a guard, of plain data.
         unsafe {
             guarded(|| {
-                let mut found = None;
-                self.scan_latest(keys, 3, |slot| {
-                    found = Some(Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull));
-                    false
+                let latest = raw::GetLatestSnapshot();
+                let (mut tuple, mut buffer) = Default::default();
+                index::search(self.table, self.index, id, |tid| {
+                    self.follow(tid, latest, &mut tuple, &mut buffer)
                 });
-                found
+                (buffer != 0).then(|| self.taken_from(&mut tuple, buffer))
             })
         }
+    }
+
+    /// Finds the version of a row that a snapshot sees, where an entry of the index leads. If there
+    /// is one, its buffer is pinned.
+    ///
+    /// # Safety
+    /// Inside a guard.
+    unsafe fn follow(
+        &self,
+        mut tid: pg_sys::ItemPointerData,
+        snapshot: pg_sys::Snapshot,
+        tuple: *mut pg_sys::HeapTupleData,
+        buffer: &mut pg_sys::Buffer,
+    ) -> Leads {
+        // SAFETY: as the fetch of an index scan goes about it.
+        unsafe {
+            let page = raw::ReadBuffer(self.table, index::block(&tid));
+            raw::heap_page_prune_opt(self.table, page);
+            raw::LockBuffer(page, pg_sys::BUFFER_LOCK_SHARE as c_int);
+            let mut all_dead = false;
+            let mut next = |snapshot, first| {
+                raw::heap_hot_search_buffer(
+                    &mut tid,
+                    self.table,
+                    page,
+                    snapshot,
+                    tuple,
+                    &mut all_dead,
+                    first,
+                )
+            };
+            let found = if is_serializable() {
+                let every = &raw mut pg_sys::SnapshotAnyData;
+                let mut found = next(every, true);
+                while found && !raw::HeapTupleSatisfiesVisibility(tuple, snapshot, page) {
+                    found = next(every, false);
+                }
+                found
+            } else {
+                next(snapshot, true)
+            };
+            raw::LockBuffer(page, pg_sys::BUFFER_LOCK_UNLOCK as c_int);
+            if found {
+                *buffer = page;
+                return Leads::ToIt;
+            }
+            raw::ReleaseBuffer(page);
+            if all_dead { Leads::ToDead } else { Leads::Astray }
+        }
+    }
+
+    /// What is in a tuple whose buffer is pinned, and then no more.
+    ///
+    /// # Safety
+    /// Inside a guard.
+    unsafe fn taken_from(
+        &self,
+        tuple: &mut pg_sys::HeapTupleData,
+        buffer: pg_sys::Buffer,
+    ) -> Plain {
+        // SAFETY: as the caller says.
+        unsafe {
+            let (values, nulls) = self.deformed(tuple);
+            let row = Plain::new(tuple.t_self, values.as_ptr(), nulls.as_ptr());
+            raw::ReleaseBuffer(buffer);
+            row
+        }
+    }
+
+    /// The columns of a tuple.
+    ///
+    /// # Safety
+    /// Inside a guard; the tuple is one of the table, and good as long as the columns are used.
+    unsafe fn deformed(
+        &self,
+        tuple: &mut pg_sys::HeapTupleData,
+    ) -> ([pg_sys::Datum; 7], [bool; 7]) {
+        let (mut values, mut nulls) = ([pg_sys::Datum::from(0); 7], [false; 7]);
+        // SAFETY: the table has so many columns.
+        unsafe {
+            let columns = (*self.table).rd_att;
+            raw::heap_deform_tuple(tuple, columns, values.as_mut_ptr(), nulls.as_mut_ptr());
+        }
+        (values, nulls)
     }
 
     /// The row where this transaction wrote it last, if it did: nobody else can have changed it.
@@ -394,14 +520,7 @@ impl Heap<'_> {
                 if !raw::heap_fetch(self.table, current, &mut tuple, &mut buffer, false) {
                     return None;
                 }
-                let (mut values, mut nulls) = ([pg_sys::Datum::from(0); 7], [false; 7]);
-                let columns = (*self.table).rd_att;
-                raw::heap_deform_tuple(
-                    &mut tuple,
-                    columns,
-                    values.as_mut_ptr(),
-                    nulls.as_mut_ptr(),
-                );
+                let (values, nulls) = self.deformed(&mut tuple);
                 let same = is_text(values[0], id.name)
                     && is_text(values[1], id.key)
                     && values[2].value() as i32 == id.shard;
@@ -454,7 +573,7 @@ impl Heap<'_> {
     /// [`Error::Moved`]: while it waited the table changed.
     fn lock_for_writing(&self) -> Result<()> {
         // SAFETY: locks, and reads the state of the transaction.
-        let here = unsafe { pg_sys::GetCurrentSubTransactionId() };
+        let here = unsafe { unguarded::GetCurrentSubTransactionId() };
         if self.writing.get() == Some(here) {
             return Ok(());
         }

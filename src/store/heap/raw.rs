@@ -77,6 +77,31 @@ unsafe extern "C-unwind" {
         snapshot: Snapshot,
         buffer: Buffer,
     ) -> bool;
+    #[cfg(feature = "pg15")]
+    fn _bt_getroot(index: Relation, access: c_int) -> Buffer;
+    #[cfg(not(feature = "pg15"))]
+    fn _bt_getroot(index: Relation, heap: Relation, access: c_int) -> Buffer;
+    pub fn _bt_relandgetbuf(
+        index: Relation,
+        old: Buffer,
+        block: BlockNumber,
+        access: c_int,
+    ) -> Buffer;
+    pub fn _bt_relbuf(index: Relation, buffer: Buffer);
+    pub fn TransactionStartedDuringRecovery() -> bool;
+    pub fn MarkBufferDirtyHint(buffer: Buffer, standard: bool);
+    pub fn heap_page_prune_opt(relation: Relation, buffer: Buffer);
+    pub fn heap_hot_search_buffer(
+        tid: ItemPointer,
+        relation: Relation,
+        buffer: Buffer,
+        snapshot: Snapshot,
+        tuple: HeapTuple,
+        all_dead: *mut bool,
+        first_call: bool,
+    ) -> bool;
+    pub fn pfree(pointer: *mut std::ffi::c_void);
+    pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
     pub fn ReleaseBuffer(buffer: Buffer);
     pub fn heap_deform_tuple(
         tuple: HeapTuple,
@@ -147,4 +172,20 @@ unsafe extern "C-unwind" {
     ) -> bool;
     pub fn pg_detoast_datum_packed(datum: *mut varlena) -> *mut varlena;
     pub fn pg_detoast_datum_copy(datum: *mut varlena) -> *mut varlena;
+}
+
+/// The root of an index, to read; 0 where it has none yet.
+///
+/// # Safety
+/// As all of these.
+pub unsafe fn bt_getroot(index: Relation, heap: Relation) -> Buffer {
+    let access = BUFFER_LOCK_SHARE as c_int;
+    // SAFETY: as the caller says.
+    #[cfg(feature = "pg15")]
+    return unsafe {
+        let _ = heap;
+        _bt_getroot(index, access)
+    };
+    #[cfg(not(feature = "pg15"))]
+    return unsafe { _bt_getroot(index, heap, access) };
 }
