@@ -1,0 +1,356 @@
+//! The stores side by side: the same random calls in databases of their own, one reached by SQL,
+//! one directly and one by turns, have the same answers, the same errors and the same rows. And the
+//! direct search of the index finds every row, in trees of several levels, and no other.
+
+mod server;
+
+use fastrand::Rng;
+use postgres::{Client, SimpleQueryMessage};
+use server::Database;
+
+/// The rows that a statement returns, as text, or its error.
+fn outcome(client: &mut Client, sql: &str) -> Result<Vec<Vec<Option<String>>>, String> {
+    let messages = client.simple_query(sql).map_err(|error| match error.as_db_error() {
+        Some(error) => format!("{} {}", error.code().code(), error.message()),
+        None => panic!("{sql}: {error:?}"),
+    })?;
+    let row = |message| match message {
+        SimpleQueryMessage::Row(row) => {
+            Some((0..row.len()).map(|n| row.get(n).map(str::to_owned)).collect())
+        }
+        _ => None,
+    };
+    Ok(messages.into_iter().filter_map(row).collect())
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+/// Texts that are hard to tell apart or to store: prefixes of each other, long ones that compress
+/// and long ones that don't, around where PostgreSQL changes how it stores them.
+fn text(random: &mut Rng, longest: usize) -> String {
+    let length = match random.u8(..6) {
+        0..=2 => random.usize(..4),
+        3 => random.usize(120..130),
+        4 => random.usize(500..520),
+        _ => random.usize(..=1024),
+    }
+    .min(longest);
+    let alphabet = match random.u8(..3) {
+        0 => "a",
+        1 => "ab\u{1}'é",
+        _ => "0123456789abcdefghijklmnopqrstuvwxyzäöüß",
+    };
+    let letters: Vec<char> = alphabet.chars().collect();
+    let mut text = String::new();
+    while text.len() < length {
+        text.push(*random.choice(&letters).unwrap());
+    }
+    while text.len() > longest {
+        text.pop();
+    }
+    text
+}
+
+/// What the random calls are about.
+struct Things {
+    names: Vec<String>,
+    keys: Vec<String>,
+    /// Microseconds since the epoch.
+    clock: i64,
+    savepoints: usize,
+    /// Whether the last statement did.
+    failed: bool,
+}
+
+impl Things {
+    fn new(random: &mut Rng) -> Things {
+        let mut texts = |count: usize, longest| {
+            let mut texts: Vec<_> = (0..count).map(|_| text(random, longest)).collect();
+            texts.retain(|text| !text.is_empty());
+            texts
+        };
+        let mut keys = texts(25, 1024);
+        keys.push(String::new());
+        Things {
+            names: texts(8, 200),
+            keys,
+            clock: 1_800_000_000_000_000,
+            savepoints: 0,
+            failed: false,
+        }
+    }
+
+    fn name(&self, random: &mut Rng) -> String {
+        quoted(random.choice(&self.names).unwrap())
+    }
+
+    fn key(&self, random: &mut Rng) -> String {
+        quoted(random.choice(&self.keys).unwrap())
+    }
+
+    /// A statement at random, the same wherever it runs: no shards, since which of them a call takes
+    /// from is left to chance.
+    fn statement(&mut self, random: &mut Rng) -> String {
+        let (name, key) = (self.name(random), self.key(random));
+        let count = *random.choice(&["0", "1", "2", "2.5", "7", "-1", "'NaN'"]).unwrap();
+        let yes = random.bool();
+        if self.failed && random.u8(..4) > 0 {
+            // It may have been in a transaction, which takes nothing else from then on.
+            let back = self.savepoints > 0 && random.bool();
+            return if back { "ROLLBACK TO SAVEPOINT s1" } else { "ROLLBACK" }.into();
+        }
+        match random.u8(..40) {
+            0..15 => format!("SELECT * FROM rl_limit({name}, {key}, {count}, reserve => {yes})"),
+            15 => format!("SELECT * FROM rl_limit({name}, {key}, throws => true)"),
+            16 => {
+                let config = config(random);
+                format!("SELECT * FROM rl_limit({name}, {key}, config => {config})")
+            }
+            17..20 => format!("SELECT * FROM rl_check({name}, {key}, {count})"),
+            20..22 => format!("SELECT * FROM rl_credit({name}, {key}, {count})"),
+            22 => format!("SELECT rl_reset({name}, {key})"),
+            23 if random.u8(..4) == 0 => format!("SELECT rl_reset_all({name})"),
+            24 => format!("SELECT * FROM rl_status({name})"),
+            25 if random.u8(..4) == 0 => "SELECT rl_prune(1000000)".into(),
+            26..28 => {
+                let requests: Vec<_> = (0..random.usize(1..4))
+                    .map(|_| {
+                        let (name, key) = (self.name(random), self.key(random));
+                        format!("jsonb_build_object('name', {name}, 'key', {key}, 'count', 2)")
+                    })
+                    .collect();
+                let function = if yes { "rl_limit_all" } else { "rl_check_all" };
+                format!("SELECT * FROM {function}(jsonb_build_array({}))", requests.join(", "))
+            }
+            28 => format!("INSERT INTO posts SELECT {key} FROM generate_series(1, 3)"),
+            29 if random.u8(..4) == 0 => {
+                let config = config(random);
+                format!("SELECT rl_define({name}, {config})")
+            }
+            // Many versions of a row in one transaction, and of many rows.
+            30 => format!("SELECT count(*) FROM generate_series(1, 50), rl_limit({name}, {key})"),
+            31 => {
+                let keys = "(VALUES (''), ('a'), ('b'), ('ab'), ('c')) AS keys (key)";
+                format!("SELECT r.* FROM {keys}, rl_limit({name}, key) AS r")
+            }
+            32 => format!("DELETE FROM rateLimits WHERE key = {key}"),
+            33 => format!("UPDATE rateLimits SET value = value / 2 WHERE key = {key}"),
+            34 => {
+                self.savepoints = 0;
+                let levels = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
+                format!("BEGIN ISOLATION LEVEL {}", random.choice(levels).unwrap())
+            }
+            35 => {
+                self.savepoints += 1;
+                format!("SAVEPOINT s{}", self.savepoints)
+            }
+            36 if self.savepoints > 0 => {
+                format!("ROLLBACK TO SAVEPOINT s{}", random.usize(1..=self.savepoints))
+            }
+            37 => if yes { "COMMIT" } else { "ROLLBACK" }.into(),
+            _ => {
+                self.clock += random.i64(-100_000..3_000_000);
+                let at = self.clock / 1000;
+                format!("SET ratelimit.clock = '{at}'")
+            }
+        }
+    }
+}
+
+fn config(random: &mut Rng) -> String {
+    let builder = *random
+        .choice(&[
+            "rl_token_bucket({rate}, '{s} s', max_reserved => 5)",
+            "rl_token_bucket({rate}, '{s} s', capacity => 20)",
+            "rl_fixed_window({rate}, '{s} s', max_reserved => 5)",
+            "rl_fixed_window({rate}, '{s} s', start => '2027-01-15 10:00:00+00')",
+            "rl_sliding_window({rate}, '{s} s')",
+            "rl_sliding_log({rate}, '{s} s')",
+        ])
+        .unwrap();
+    builder
+        .replace("{rate}", &random.u32(1..10).to_string())
+        .replace("{s}", &random.u32(1..5).to_string())
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
+    const STEPS: usize = 6000;
+    let seed = std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap());
+    println!("RATELIMIT_SEED={seed}");
+    let mut random = Rng::with_seed(seed);
+    let mut things = Things::new(&mut random);
+    let databases = ["stores_sql", "stores_heap", "stores_mixed"].map(Database::beside);
+    let mut clients = databases.each_ref().map(Database::connect);
+    let mut setup = vec!["CREATE TABLE posts (author text)".to_owned()];
+    setup.extend(things.names.iter().enumerate().map(|(n, name)| {
+        let kind = ["rl_token_bucket", "rl_fixed_window", "rl_sliding_window", "rl_sliding_log"];
+        format!("SELECT rl_define({}, {}(5, '3 s'))", quoted(name), kind[n % 4])
+    }));
+    setup.push(format!(
+        "CREATE TRIGGER posts BEFORE INSERT ON posts FOR EACH ROW EXECUTE FUNCTION rl_trigger({}, 'key=author')",
+        quoted(&things.names[0])
+    ));
+    setup.push("SET ratelimit.clock = '1800000000000'".into());
+    for (client, access) in clients.iter_mut().zip(["sql", "heap", "heap"]) {
+        for sql in &setup {
+            client.batch_execute(sql).unwrap();
+        }
+        client.batch_execute(&format!("SET ratelimit.access = {access}")).unwrap();
+    }
+    let [sql, heap, mixed] = &mut clients;
+    let (mut passed, mut errors) = (0, 0);
+    for step in 0..STEPS {
+        let statement = things.statement(&mut random);
+        let expected = outcome(sql, &statement);
+        match &expected {
+            Ok(rows) => passed += usize::from(!rows.is_empty()),
+            Err(_) => errors += 1,
+        }
+        things.failed = expected.is_err();
+        assert_eq!(outcome(heap, &statement), expected, "step {step}, heap: {statement}");
+        // In a transaction that has failed the setting stays as it is.
+        let access = if random.bool() { "sql" } else { "heap" };
+        let _ = mixed.batch_execute(&format!("SET ratelimit.access = {access}"));
+        assert_eq!(outcome(mixed, &statement), expected, "step {step}, mixed: {statement}");
+
+        let rows = "SELECT * FROM rateLimits ORDER BY name, key, shard";
+        let expected = outcome(sql, rows);
+        assert_eq!(outcome(heap, rows), expected, "step {step}, rows of heap: {statement}");
+        assert_eq!(outcome(mixed, rows), expected, "step {step}, rows of mixed: {statement}");
+    }
+    println!("{passed} statements returned rows, {errors} failed");
+    assert!(passed > STEPS / 3 && errors > STEPS / 20);
+    for client in &mut clients {
+        client.batch_execute("ROLLBACK").unwrap();
+        assert_sound(client);
+    }
+}
+
+/// The table and its index are as PostgreSQL's own checks want them.
+fn assert_sound(client: &mut Client) {
+    client.batch_execute("CREATE EXTENSION IF NOT EXISTS amcheck").unwrap();
+    let corrupt = client.query("SELECT * FROM verify_heapam('rateLimits')", &[]).unwrap();
+    assert!(corrupt.is_empty(), "{corrupt:?}");
+    client.batch_execute("SELECT bt_index_parent_check('ratelimits_pkey', true, true)").unwrap();
+}
+
+/// Pages of the index split under a search, again and again, and others are given back.
+#[test]
+#[ignore = "needs a server: make test"]
+fn rows_are_found_while_others_come_and_go() {
+    const KEYS: usize = 600;
+    let database = Database::new("stores_splits");
+    let define = "SELECT rl_define('api', rl_token_bucket(1000, '1 day'))";
+    database.connect().batch_execute(define).unwrap();
+    std::thread::scope(|scope| {
+        for session in 0..16 {
+            let database = &database;
+            scope.spawn(move || {
+                let mut random = Rng::with_seed(session);
+                let mut client = database.connect();
+                let still = "SET ratelimit.clock = '2027-01-01 00:00:00+00'";
+                client.batch_execute(still).unwrap();
+                let take = client.prepare("SELECT remaining FROM rl_limit('api', $1)").unwrap();
+                let check = client.prepare("SELECT remaining FROM rl_check('api', $1)").unwrap();
+                // Each session's keys are beside those of all others.
+                let key = |n: usize| format!("{:x}-{}-{session}", n * 7919 % KEYS, "x".repeat(300));
+                for n in 0..KEYS {
+                    let left: f64 = client.query_one(&take, &[&key(n)]).unwrap().get(0);
+                    assert_eq!(left, 999.0, "a new key");
+                    let old = random.usize(..=n);
+                    let left: f64 = client.query_one(&check, &[&key(old)]).unwrap().get(0);
+                    assert_eq!(left, 999.0, "key {old} of {n} after its first take");
+                }
+                let delete = "DELETE FROM rateLimits WHERE key LIKE '%-' || $1";
+                client.execute(delete, &[&session.to_string()]).unwrap();
+                if session == 0 {
+                    client.batch_execute("VACUUM rateLimits").unwrap();
+                }
+                for n in 0..KEYS {
+                    let left: f64 = client.query_one(&take, &[&key(n)]).unwrap().get(0);
+                    assert_eq!(left, 999.0, "a key that was deleted");
+                }
+            });
+        }
+    });
+    assert_sound(&mut database.connect());
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn the_direct_search_finds_every_row_and_no_other() {
+    let database = Database::new("stores_search");
+    let mut client = database.connect();
+    let mut random = Rng::with_seed(2);
+    client
+        .batch_execute(
+            "SET ratelimit.clock = '2027-01-01 00:00:00+00'; SET ratelimit.access = heap;
+             SELECT rl_define(name, rl_token_bucket(1000000, '1 day')) FROM (VALUES ('a'), ('b'), ('c')) n (name);
+             CREATE TABLE wanted (name text COLLATE \"C\", key text COLLATE \"C\", value float8);",
+        )
+        .unwrap();
+    // Short keys in order, long ones at random: several levels, with truncated and untruncated keys
+    // of the pages between them.
+    let insert = client
+        .prepare("INSERT INTO wanted SELECT $1, key, 0 FROM unnest($2::text[]) AS keys (key)")
+        .unwrap();
+    for name in ["a", "b", "c"] {
+        let keys: Vec<String> = match name {
+            "a" => (0..30_000).map(|n| n.to_string()).collect(),
+            "b" => (0..4_000).map(|_| text(&mut random, 1024)).collect(),
+            // The same but for the end: nothing can be truncated, and what compresses is compressed.
+            _ => (0..3_000).map(|n| format!("{}{n:04}", "long ".repeat(200))).collect(),
+        };
+        client.execute(&insert, &[&name, &keys]).unwrap();
+    }
+    client
+        .batch_execute(
+            "DELETE FROM wanted a USING wanted b WHERE a.name = b.name AND a.key = b.key AND a.ctid > b.ctid;
+             UPDATE wanted SET value = 1 + abs(hashtext(name || key)) % 1000000;
+             INSERT INTO rateLimits (name, key, value, ts)
+                 SELECT name, key, value, '2027-01-01 00:00:00+00' FROM wanted ORDER BY hashtext(key)",
+        )
+        .unwrap();
+    let check = |client: &mut Client, what: &str| {
+        let sql = "SELECT count(*), count(*) FILTER (WHERE (rl_check(name, key)).remaining IS DISTINCT FROM value)
+                   FROM wanted";
+        let row = client.query_one(sql, &[]).unwrap();
+        let (rows, wrong): (i64, i64) = (row.get(0), row.get(1));
+        assert!(rows > 20_000 && wrong == 0, "{what}: {wrong} of {rows}");
+        // Keys next to those that there are.
+        let sql = "SELECT count(*), count(*) FILTER (WHERE (rl_check(name, near)).remaining IS DISTINCT FROM 1000000)
+                   FROM wanted, LATERAL (VALUES (key || '!'), (left(key, -1)), (key || '~')) AS n (near)
+                   WHERE octet_length(near) <= 1024
+                     AND NOT EXISTS (SELECT FROM wanted AS other WHERE other.name = wanted.name AND other.key = near)";
+        let row = client.query_one(sql, &[]).unwrap();
+        let (others, wrong): (i64, i64) = (row.get(0), row.get(1));
+        assert!(others > 20_000 && wrong == 0, "{what}, none: {wrong} of {others}");
+    };
+    check(&mut client, "as inserted");
+    // Every row taken from many times, so that entries go to versions on other pages, and in lists.
+    for _ in 0..6 {
+        client
+            .batch_execute(
+                "SELECT count(*) FROM wanted, rl_limit(name, key, 0.25) WHERE hashtext(key) % 2 = 0;
+                 UPDATE wanted SET value = value - 0.25 WHERE hashtext(key) % 2 = 0",
+            )
+            .unwrap();
+        check(&mut client, "after updates");
+    }
+    // Pages that go out of the tree.
+    client
+        .batch_execute(
+            "DELETE FROM rateLimits WHERE name = 'a' AND length(key) = 5 AND key < '20000';
+             DELETE FROM wanted WHERE name = 'a' AND length(key) = 5 AND key < '20000'",
+        )
+        .unwrap();
+    client.batch_execute("VACUUM rateLimits").unwrap();
+    check(&mut client, "after deletions");
+    client.batch_execute("REINDEX INDEX ratelimits_pkey").unwrap();
+    check(&mut client, "after REINDEX");
+    assert_sound(&mut client);
+}
