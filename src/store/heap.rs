@@ -17,7 +17,7 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
 use crate::postgres::{float_datum, is_plain, unguarded};
-use crate::spi::{self, TableLock};
+use crate::spi::TableLock;
 use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
 
@@ -232,49 +232,45 @@ impl Text {
     }
 }
 
-type Keys = [pg_sys::ScanKeyData; 3];
-
 thread_local! {
-    /// Scan keys without their arguments, made once.
-    static KEYS: Cell<Option<Keys>> = const { Cell::new(None) };
     static OWN: RefCell<Own> = const { RefCell::new(Own::new()) };
 }
 
-/// The keys of a scan for a name, a key and a shard number, of which the first few are used.
-fn scan_keys(name: &Text, key: &Text, shard: i32) -> Keys {
-    let mut keys = KEYS.get().unwrap_or_else(|| {
-        // SAFETY: initializes the keys; the functions are built in, and need no memory.
-        let keys = unsafe {
-            let mut keys: Keys = std::mem::zeroed();
-            let top = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-            for (n, function) in
-                [pg_sys::F_TEXTEQ, pg_sys::F_TEXTEQ, pg_sys::F_INT4EQ].into_iter().enumerate()
-            {
-                let collation = if n < 2 { pg_sys::C_COLLATION_OID } else { pg_sys::InvalidOid };
-                let key = &raw mut keys[n];
-                guarded(|| {
-                    raw::ScanKeyEntryInitialize(
-                        key,
-                        0,
-                        n as pg_sys::AttrNumber + 1,
-                        pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
-                        pg_sys::InvalidOid,
-                        collation,
-                        function.into(),
-                        pg_sys::Datum::from(0),
-                    );
-                });
-            }
-            pg_sys::MemoryContextSwitchTo(top);
-            keys
+/// The keys of a scan for a name, a key and a shard number, or for the first of them; `above` the
+/// last that is given, or for it.
+fn scan_keys<const N: usize>(
+    arguments: [pg_sys::Datum; N],
+    above: bool,
+) -> [pg_sys::ScanKeyData; N] {
+    let mut n = 0;
+    arguments.map(|argument| {
+        n += 1;
+        let (strategy, function) = match (n == N && above, n < 3) {
+            (true, true) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT),
+            (true, false) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_INT4GT),
+            (false, true) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ),
+            (false, false) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_INT4EQ),
         };
-        KEYS.set(Some(keys));
-        keys
-    });
-    keys[0].sk_argument = name.datum();
-    keys[1].sk_argument = key.datum();
-    keys[2].sk_argument = shard.into();
-    keys
+        let collation = if n < 3 { pg_sys::C_COLLATION_OID } else { pg_sys::InvalidOid };
+        let mut key = pg_sys::ScanKeyData::default();
+        let entry = &raw mut key;
+        // SAFETY: initializes the key; the functions are built in.
+        unsafe {
+            guarded(|| {
+                raw::ScanKeyEntryInitialize(
+                    entry,
+                    0,
+                    n as pg_sys::AttrNumber,
+                    strategy as pg_sys::StrategyNumber,
+                    pg_sys::InvalidOid,
+                    collation,
+                    function.into(),
+                    argument,
+                );
+            });
+        }
+        key
+    })
 }
 
 /// How many of them are remembered.
@@ -334,17 +330,15 @@ unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
 }
 
 impl Heap<'_> {
-    /// Hands over each row that has the first of these keys under the latest state, until told to
-    /// stop. In a SERIALIZABLE transaction the scan of a snapshot would leave predicate locks, and
-    /// one that waits for nobody but sees no snapshot can miss a row that is being moved: so that
+    /// Hands over each row that a scan for these keys finds under the latest state, until told to
+    /// stop. In a SERIALIZABLE transaction the scan of a snapshot would leave predicate locks: there
     /// all versions are scanned, and which of them the snapshot sees is asked here.
     ///
     /// # Safety
     /// Inside a guard.
     unsafe fn scan_latest(
         &self,
-        keys: *mut Keys,
-        nkeys: usize,
+        keys: &mut [pg_sys::ScanKeyData],
         mut visit: impl FnMut(&pg_sys::TupleTableSlot) -> bool,
     ) {
         // SAFETY: the snapshot is good until the next is taken; that of the statement keeps what it
@@ -352,9 +346,9 @@ impl Heap<'_> {
         unsafe {
             let latest = raw::GetLatestSnapshot();
             if !is_serializable() {
-                return self.scan(latest, keys, nkeys, visit);
+                return self.scan(latest, keys, visit);
             }
-            self.scan(&raw mut pg_sys::SnapshotAnyData, keys, nkeys, |slot| {
+            self.scan(&raw mut pg_sys::SnapshotAnyData, keys, |slot| {
                 let pinned = &*(&raw const *slot).cast::<pg_sys::BufferHeapTupleTableSlot>();
                 raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
                 let tuple = pinned.base.tuple;
@@ -365,21 +359,20 @@ impl Heap<'_> {
         }
     }
 
-    /// Hands over each row that has the first of these keys, until told to stop.
+    /// Hands over each row that a scan for these keys finds, until told to stop.
     ///
     /// # Safety
     /// Inside a guard.
     unsafe fn scan(
         &self,
         snapshot: pg_sys::Snapshot,
-        keys: *mut Keys,
-        nkeys: usize,
+        keys: &mut [pg_sys::ScanKeyData],
         mut visit: impl FnMut(&pg_sys::TupleTableSlot) -> bool,
     ) {
         // SAFETY: the relations are open; the keys outlive the scan.
         unsafe {
             let slot = raw::table_slot_create(self.table, std::ptr::null_mut());
-            let nkeys = nkeys as c_int;
+            let nkeys = keys.len() as c_int;
             #[cfg(not(feature = "pg18"))]
             let scan = raw::index_beginscan(self.table, self.index, snapshot, nkeys, 0);
             #[cfg(feature = "pg18")]
@@ -391,7 +384,7 @@ impl Heap<'_> {
                 nkeys,
                 0,
             );
-            raw::index_rescan(scan, keys.cast(), nkeys, std::ptr::null_mut(), 0);
+            raw::index_rescan(scan, keys.as_mut_ptr(), nkeys, std::ptr::null_mut(), 0);
             while raw::index_getnext_slot(scan, pg_sys::ScanDirection::ForwardScanDirection, slot) {
                 raw::slot_getsomeattrs_int(slot, COLUMNS.len() as c_int);
                 if !visit(&*slot) {
@@ -536,35 +529,37 @@ impl Heap<'_> {
         OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS] = Some((hash, tid)));
     }
 
-    /// The rows of a name, or of a key of it, in ascending order.
-    fn find_all(&self, name: &[u8], key: Option<&[u8]>) -> Result<Vec<Keyed>> {
-        let (name_text, key_text) = (Text::new(name), Text::new(key.unwrap_or_default()));
-        let mut keys = scan_keys(&name_text, &key_text, 0);
-        let keys = &raw mut keys;
-        let nkeys = if key.is_some() { 2 } else { 1 };
-        let mut rows: Vec<(Vec<u8>, Plain)> = Vec::new();
+    /// At most so many rows that a scan for these finds, in ascending order, and what `take` makes
+    /// of their columns.
+    ///
+    /// # Safety
+    /// `take` runs inside a guard, and is given the columns of a row.
+    unsafe fn rows<const N: usize, T>(
+        &self,
+        arguments: [pg_sys::Datum; N],
+        above: bool,
+        most: usize,
+        take: impl Fn(*const pg_sys::Datum) -> T,
+    ) -> Vec<(T, Plain)> {
+        let mut keys = scan_keys(arguments, above);
+        let keys = &mut keys[..];
+        let mut rows = Vec::new();
+        if most == 0 {
+            return rows;
+        }
         let found = &mut rows;
         // SAFETY: a scan in a guard. An error jumps over no temporary of ours, and the list is out
         // here.
         unsafe {
             guarded(|| {
-                self.scan_latest(keys, nkeys, |slot| {
+                self.scan_latest(keys, |slot| {
                     let row = Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull);
-                    let key = match key {
-                        Some(_) => Vec::new(),
-                        None => text_of(*slot.tts_values.add(1)),
-                    };
-                    found.push((key, row));
-                    true
+                    found.push((take(slot.tts_values), row));
+                    found.len() < most
                 });
             });
         }
-        rows.into_iter()
-            .map(|(own_key, row)| {
-                let key = key.map_or(own_key, <[u8]>::to_vec);
-                Ok(Keyed { name: name.to_vec(), key, row: row.found(name)? })
-            })
-            .collect()
+        rows
     }
 
     /// Locks table and index as a write needs them, to the end of the (sub)transaction.
@@ -735,8 +730,8 @@ impl Heap<'_> {
     /// Waits for the transaction that is inserting, or deleting, a row like this.
     fn wait_for_rival(&self, id: RowId) {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
-        let mut keys = scan_keys(&name, &key, id.shard);
-        let keys = &raw mut keys;
+        let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
+        let keys = &mut keys[..];
         // SAFETY: as a unique index is checked: a dirty snapshot tells who has the row; all pins are
         // dropped before the wait.
         unsafe {
@@ -747,7 +742,7 @@ impl Heap<'_> {
                 };
                 let dirty = &raw mut dirty;
                 let mut rival = None;
-                self.scan(dirty, keys, 3, |slot| {
+                self.scan(dirty, keys, |slot| {
                     let found = &*dirty;
                     let valid = |xid: pg_sys::TransactionId| {
                         (xid != pg_sys::InvalidTransactionId).then_some(xid)
@@ -767,11 +762,6 @@ impl Heap<'_> {
                 }
             });
         }
-    }
-
-    /// A row of SPI, for what needs no haste.
-    fn by_sql<T>(&self, work: impl FnOnce(&spi::Connection) -> Result<T>) -> Result<T> {
-        spi::connected(self.catalog, self.catalog.rate_limits, work)
     }
 }
 
@@ -833,7 +823,11 @@ impl Store for Heap<'_> {
     }
 
     fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
-        Ok(self.find_all(name, Some(key))?.into_iter().map(|row| row.row).collect())
+        let (name_text, key_text) = (Text::new(name), Text::new(key));
+        let arguments = [name_text.datum(), key_text.datum()];
+        // SAFETY: takes nothing.
+        let rows = unsafe { self.rows(arguments, false, usize::MAX, |_| ()) };
+        rows.into_iter().map(|((), row)| row.found(name)).collect()
     }
 
     fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -933,12 +927,18 @@ impl Store for Heap<'_> {
         let mut keys = std::collections::BTreeSet::new();
         // Again, since a row that was waited for may have become several.
         for _ in 0..3 {
-            let rows = self.find_all(name, None)?;
+            let name_text = Text::new(name);
+            // SAFETY: the second column is the key.
+            let rows = unsafe {
+                self.rows([name_text.datum()], false, usize::MAX, |columns| {
+                    text_of(*columns.add(1))
+                })
+            };
             if rows.is_empty() {
                 break;
             }
-            for Keyed { key, row: (shard, _), .. } in rows {
-                let id = RowId { name, key: &key, shard };
+            for (key, row) in rows {
+                let id = RowId { name, key: &key, shard: row.shard };
                 if let Some(found) = self.lock(id)? {
                     self.delete(id, found.at)?;
                     if found.row.value != f64::INFINITY {
@@ -951,10 +951,53 @@ impl Store for Heap<'_> {
     }
 
     fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>> {
-        self.by_sql(|sql| sql.read_after(after, within, rows))
+        let (name, key) = (Text::new(after.0), Text::new(after.1));
+        let most = usize::try_from(rows).unwrap_or(0);
+        let take = |columns: *const pg_sys::Datum| {
+            // SAFETY: the first two columns are the name and the key.
+            unsafe { (text_of(*columns), text_of(*columns.add(1))) }
+        };
+        // SAFETY: as `take` says.
+        let found = unsafe {
+            let mut found = self.rows([name.datum(), key.datum()], true, most, take);
+            if !within {
+                found.extend(self.rows([name.datum()], true, most - found.len(), take));
+            }
+            found
+        };
+        found
+            .into_iter()
+            .map(|((name, key), row)| Ok(Keyed { row: row.found(&name)?, name, key }))
+            .collect()
     }
 
     fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.by_sql(|sql| sql.somewhere())
+        let found = &mut None;
+        // SAFETY: a row is pinned while it is read.
+        unsafe {
+            guarded(|| {
+                let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+                let pages = raw::RelationGetNumberOfBlocksInFork(self.table, main);
+                if pages == 0 {
+                    return;
+                }
+                let page = fastrand::u32(0..pages);
+                for n in 1..=pg_sys::MaxOffsetNumber {
+                    let mut tuple = pg_sys::HeapTupleData::default();
+                    tuple.t_self.ip_blkid.bi_hi = (page >> 16) as u16;
+                    tuple.t_self.ip_blkid.bi_lo = page as u16;
+                    tuple.t_self.ip_posid = n;
+                    let mut buffer = 0;
+                    let any = &raw mut pg_sys::SnapshotSelfData;
+                    if raw::heap_fetch(self.table, any, &mut tuple, &mut buffer, false) {
+                        let (values, _) = self.deformed(&mut tuple);
+                        *found = Some((text_of(values[0]), text_of(values[1])));
+                        raw::ReleaseBuffer(buffer);
+                        return;
+                    }
+                }
+            });
+        }
+        Ok(found.take())
     }
 }

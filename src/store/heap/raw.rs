@@ -71,6 +71,10 @@ unsafe extern "C-unwind" {
         buffer: *mut Buffer,
         keep: bool,
     ) -> bool;
+    pub fn RelationGetNumberOfBlocksInFork(
+        relation: Relation,
+        fork: ForkNumber::Type,
+    ) -> BlockNumber;
     pub fn LockBuffer(buffer: Buffer, mode: c_int);
     pub fn HeapTupleSatisfiesVisibility(
         tuple: HeapTuple,
