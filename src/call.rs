@@ -297,15 +297,15 @@ impl Call {
         let Some(description) = self.row_type else { return Err(Error::Declaration) };
         let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
         let mut nulls = fields.map(|field| field.is_none());
-        // SAFETY: the description has as many attributes as there are fields. A new tuple without a
-        // toasted value is a datum as it is.
+        // Not formed by hand: minor releases have added to what is in the header.
+        // SAFETY: the description has as many attributes as there are fields.
         unsafe {
             if (*description).natts as usize != N {
                 return Err(Error::Declaration);
             }
             let tuple =
                 pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
-            Ok(pg_sys::Datum::from((*tuple).t_data))
+            Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
         }
     }
 }

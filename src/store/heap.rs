@@ -110,13 +110,9 @@ unsafe fn is_usual(index: pg_sys::Relation) -> bool {
 }
 
 /// The open table and its index.
-pub struct Heap<'a> {
-    catalog: &'a Catalog,
-    index_oid: pg_sys::Oid,
+pub struct Heap {
     table: pg_sys::Relation,
     index: pg_sys::Relation,
-    /// The subtransaction that has locked them for writing.
-    writing: Cell<Option<pg_sys::SubTransactionId>>,
 }
 
 /// Opens the table while `work` runs. Its locks last to the end of the transaction.
@@ -130,23 +126,62 @@ pub fn opened<T>(
 ) -> Result<T> {
     let oid = catalog.rate_limits.oid;
     let none = pg_sys::NoLock as pg_sys::LOCKMODE;
+    let locks = Locks::here(oid, index_oid);
     // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
     unsafe {
         let opened = guarded(|| {
-            let read = TableLock::Read as pg_sys::LOCKMODE;
-            // First, since what is announced by then may have moved the table.
-            raw::LockRelationOid(oid, read);
-            catalog::is_current()
-                .then(|| (raw::table_open(oid, none), raw::index_open(index_oid, read)))
+            if READING.get() != Some(locks) {
+                // First, since what is announced by then may have moved the table.
+                raw::LockRelationOid(oid, TableLock::Read as pg_sys::LOCKMODE);
+            }
+            if !catalog::is_current() {
+                return None;
+            }
+            if READING.get() != Some(locks) {
+                raw::LockRelationOid(index_oid, TableLock::Read as pg_sys::LOCKMODE);
+                READING.set(Some(locks));
+            }
+            Some((raw::table_open(oid, none), raw::index_open(index_oid, none)))
         });
         let Some((table, index)) = opened else { return Err(Error::Moved) };
-        let heap = Heap { catalog, index_oid, table, index, writing: Cell::new(None) };
+        let heap = Heap { table, index };
         let result = work(&heap);
         guarded(|| {
             raw::index_close(index, none);
             raw::table_close(table, none);
         });
         result
+    }
+}
+
+/// Locks on the table and its index, which are held as long as the subtransaction lasts.
+#[derive(Clone, Copy, PartialEq)]
+struct Locks {
+    transaction: pg_sys::LocalTransactionId,
+    subtransaction: pg_sys::SubTransactionId,
+    table: pg_sys::Oid,
+    index: pg_sys::Oid,
+}
+
+thread_local! {
+    /// Those to read that were taken last, and those to write: a look here is cheaper than asking
+    /// for them again.
+    static READING: Cell<Option<Locks>> = const { Cell::new(None) };
+    static WRITING: Cell<Option<Locks>> = const { Cell::new(None) };
+}
+
+impl Locks {
+    /// Those of the current subtransaction.
+    fn here(table: pg_sys::Oid, index: pg_sys::Oid) -> Locks {
+        // SAFETY: reads the state of the transaction.
+        unsafe {
+            #[cfg(any(feature = "pg15", feature = "pg16"))]
+            let transaction = (*pg_sys::MyProc).lxid;
+            #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+            let transaction = (*pg_sys::MyProc).vxid.lxid;
+            let subtransaction = unguarded::GetCurrentSubTransactionId();
+            Locks { transaction, subtransaction, table, index }
+        }
     }
 }
 
@@ -329,7 +364,7 @@ unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
     }
 }
 
-impl Heap<'_> {
+impl Heap {
     /// Hands over each row that a scan for these keys finds under the latest state, until told to
     /// stop. In a SERIALIZABLE transaction the scan of a snapshot would leave predicate locks: there
     /// all versions are scanned, and which of them the snapshot sees is asked here.
@@ -567,22 +602,22 @@ impl Heap<'_> {
     /// # Errors
     /// [`Error::Moved`]: while it waited the table changed.
     fn lock_for_writing(&self) -> Result<()> {
-        // SAFETY: locks, and reads the state of the transaction.
-        let here = unsafe { unguarded::GetCurrentSubTransactionId() };
-        if self.writing.get() == Some(here) {
-            return Ok(());
-        }
-        let (table, index) = (self.catalog.rate_limits.oid, self.index_oid);
+        // SAFETY: reads the descriptions of the open relations; locks in a guard.
         unsafe {
+            let (table, index) = ((*self.table).rd_id, (*self.index).rd_id);
+            let locks = Locks::here(table, index);
+            if WRITING.get() == Some(locks) {
+                return Ok(());
+            }
             guarded(|| {
                 raw::LockRelationOid(table, TableLock::Write as pg_sys::LOCKMODE);
                 raw::LockRelationOid(index, TableLock::Write as pg_sys::LOCKMODE);
             });
+            if !catalog::is_current() {
+                return Err(Error::Moved);
+            }
+            WRITING.set(Some(locks));
         }
-        if !catalog::is_current() {
-            return Err(Error::Moved);
-        }
-        self.writing.set(Some(here));
         Ok(())
     }
 
@@ -797,7 +832,7 @@ fn columns(name: &Text, key: &Text, shard: i32, row: &Row) -> ([pg_sys::Datum; 7
     (values, [false, false, false, false, false, row.prior.is_none(), row.log.is_none()])
 }
 
-impl Store for Heap<'_> {
+impl Store for Heap {
     fn read(&self, id: RowId) -> Result<Option<Found>> {
         self.find(id).map(|row| Ok(row.found(id.name)?.1)).transpose()
     }
