@@ -27,7 +27,7 @@ SELECT indrelid::regclass AS table, pg_get_indexdef(indexrelid) AS index, indisp
 FROM pg_index WHERE indrelid IN ('ratelimits'::regclass, 'rl_config'::regclass) ORDER BY 1;
 
 -- Room for HOT updates, and an autovacuum that comes early.
-SELECT unnest(reloptions) AS option FROM pg_class WHERE oid = 'ratelimits'::regclass;
+SELECT unnest(reloptions) AS option FROM pg_class WHERE oid = 'ratelimits'::regclass ORDER BY 1;
 
 SELECT unnest(extconfig)::regclass AS dumped, unnest(extcondition) AS condition
 FROM pg_extension WHERE extname = 'ratelimit';

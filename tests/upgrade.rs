@@ -1,0 +1,83 @@
+//! ALTER EXTENSION ratelimit UPDATE: from every version that was released, with limits in use, to
+//! the objects that a new installation has. (make test also runs all regress files on upgraded
+//! databases.)
+
+mod server;
+
+use postgres::Client;
+use server::Database;
+
+/// The members of the extension, with all that can be seen of them.
+const MEMBERS: &str = "
+    SELECT pg_describe_object(d.classid, d.objid, 0) AS member,
+           coalesce(pg_get_functiondef(p.oid), '') || coalesce(p.proacl::text, '') AS function,
+           coalesce((SELECT string_agg(concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull, attcollation,
+                                                 pg_get_expr(adbin, adrelid)), ', ' ORDER BY attnum)
+                     FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+                     WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped), '') AS columns,
+           coalesce((SELECT string_agg(option, ', ' ORDER BY option) FROM unnest(c.reloptions) option), '') || coalesce(c.relacl::text, '') AS relation,
+           coalesce((SELECT string_agg(pg_get_indexdef(indexrelid), ', ' ORDER BY 1) FROM pg_index WHERE indrelid = c.oid), '')
+               || coalesce((SELECT string_agg(pg_get_triggerdef(oid) || tgenabled::text, ', ' ORDER BY 1) FROM pg_trigger WHERE tgrelid = c.oid), '')
+               AS parts,
+           (SELECT string_agg(description, ', ' ORDER BY objsubid) FROM pg_description o
+            WHERE o.objoid = d.objid AND o.classoid = d.classid) AS comments,
+           (SELECT string_agg(initprivs::text, ', ' ORDER BY objsubid) FROM pg_init_privs i
+            WHERE i.objoid = d.objid AND i.classoid = d.classid) AS privileges
+    FROM pg_depend d
+    LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+    LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
+    WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+      AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit')
+    ORDER BY 1";
+
+fn members(client: &mut Client) -> Vec<Vec<Option<String>>> {
+    let rows = client.query(MEMBERS, &[]).unwrap();
+    rows.iter().map(|row| (0..row.len()).map(|n| row.get(n)).collect()).collect()
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn an_update_leads_from_every_version_to_what_a_new_installation_has() {
+    let fresh = members(&mut Database::new("upgrade_fresh").connect());
+    assert!(fresh.len() > 20, "{}", fresh.len());
+
+    let database = Database::new("upgrade_from");
+    let mut client = database.connect();
+    let versions: Vec<String> = client
+        .query(
+            "SELECT version FROM pg_available_extension_versions WHERE name = 'ratelimit'
+             AND version <> (SELECT default_version FROM pg_available_extensions WHERE name = 'ratelimit')",
+            &[],
+        )
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    assert!(versions.iter().any(|version| version == "1.0.0"), "{versions:?}");
+    for version in versions {
+        println!("from {version}");
+        client
+            .batch_execute(&format!(
+                "DROP EXTENSION ratelimit; CREATE EXTENSION ratelimit VERSION '{version}';
+                 SELECT rl_define('api', rl_token_bucket(5, '365 days', shards => 2)), rl_define('api', rl_sliding_log(9, '1 day'), 'vip')"
+            ))
+            .unwrap();
+        // A session of long standing, which knows the objects as they were.
+        let mut other = database.connect();
+        let take = |client: &mut Client, key: &str| -> (bool, f64) {
+            let sql = "SELECT ok, floor(remaining + 0.5) FROM rl_limit('api', $1)";
+            let row = client.query_one(sql, &[&key]).unwrap();
+            (row.get(0), row.get(1))
+        };
+        // The library serves the objects of the older version.
+        assert_eq!(take(&mut client, "ada"), (true, 4.0));
+        assert_eq!(take(&mut other, "vip"), (true, 8.0));
+        client.batch_execute("ALTER EXTENSION ratelimit UPDATE").unwrap();
+        assert_eq!(take(&mut other, "ada"), (true, 3.0));
+        assert_eq!(take(&mut client, "vip"), (true, 7.0));
+        for (updated, fresh) in members(&mut client).iter().zip(&fresh) {
+            assert_eq!(updated, fresh);
+        }
+        assert_eq!(members(&mut client).len(), fresh.len());
+    }
+}
