@@ -29,7 +29,7 @@ CREATE TABLE @extschema@.rateLimits (
     log    timestamptz[],
     PRIMARY KEY (name, key, shard)
 ) WITH (
-    fillfactor = 50,
+    fillfactor = 40,
     autovacuum_vacuum_threshold = 1000,
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_cost_delay = 0
