@@ -72,8 +72,8 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
                 "has other columns",
             ),
             (!constraints.is_null() && (*constraints).num_check > 0, "has a check constraint"),
-            (indexes.is_null() || (*indexes).length != 1, "has a further index"),
             (index == pg_sys::InvalidOid, "has no primary key"),
+            (indexes.is_null() || (*indexes).length != 1, "has a further index"),
         ];
         if let Some(&(_, why)) = checked.iter().find(|(other, _)| *other) {
             return Err(why);
