@@ -317,7 +317,40 @@ struct Own {
     transaction: pg_sys::TransactionId,
     changes: u64,
     /// By their hash.
-    rows: [Option<(u64, pg_sys::ItemPointerData)>; OWN_ROWS],
+    rows: [Option<OwnRow>; OWN_ROWS],
+}
+
+#[derive(Clone, Copy)]
+struct OwnRow {
+    hash: u64,
+    tid: pg_sys::ItemPointerData,
+    /// Where the lock was taken that keeps the page from being cut off the table.
+    written_in: pg_sys::SubTransactionId,
+}
+
+/// Called once, when the library is loaded.
+pub fn init() {
+    // SAFETY: the callback is a C function that lives as long as the library.
+    unsafe { pg_sys::RegisterSubXactCallback(Some(subtransaction_ended), std::ptr::null_mut()) };
+}
+
+/// Forgets what was written in a subtransaction that is rolled back, or in one within it: their
+/// numbers ascend.
+unsafe extern "C-unwind" fn subtransaction_ended(
+    event: pg_sys::SubXactEvent::Type,
+    ended: pg_sys::SubTransactionId,
+    _: pg_sys::SubTransactionId,
+    _: *mut std::ffi::c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        OWN.with(|own| {
+            // Borrowed for a moment only, never while Postgres ends anything.
+            let Ok(mut own) = own.try_borrow_mut() else { return };
+            for row in &mut own.rows {
+                *row = row.filter(|row| row.written_in < ended);
+            }
+        });
+    }
 }
 
 impl Own {
@@ -537,9 +570,10 @@ impl Heap {
     fn find_own(&self, id: RowId) -> Option<Plain> {
         let hash = hash(id);
         let known = OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS]);
-        let (_, tid) = known.filter(|&(known, _)| known == hash)?;
-        // SAFETY: the page is there, since this transaction wrote to it and the table has not
-        // changed since. The row may be gone, with a savepoint; so all of it is looked at.
+        let OwnRow { tid, .. } = known.filter(|known| known.hash == hash)?;
+        // SAFETY: the page is there, since this transaction wrote to it, has kept the table locked
+        // since, and the table has not changed. The hash may be that of another row; so all of it is
+        // looked at.
         unsafe {
             guarded(|| {
                 let mut tuple = pg_sys::HeapTupleData { t_self: tid, ..Default::default() };
@@ -561,7 +595,10 @@ impl Heap {
 
     fn remember(&self, id: RowId, tid: pg_sys::ItemPointerData) {
         let hash = hash(id);
-        OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS] = Some((hash, tid)));
+        // SAFETY: reads the state of the transaction.
+        let written_in = unsafe { unguarded::GetCurrentSubTransactionId() };
+        let row = OwnRow { hash, tid, written_in };
+        OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS] = Some(row));
     }
 
     /// At most so many rows that a scan for these finds, in ascending order, and what `take` makes
