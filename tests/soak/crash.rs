@@ -1,0 +1,237 @@
+//! The whole server killed at any moment, and backends killed, cancelled and thrown out, under load:
+//! what was committed is there, and no more was admitted than may be.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use postgres::Client;
+
+use crate::check::{check, now};
+use crate::own::Server;
+use crate::rules::Random;
+use crate::scale;
+use crate::work::{
+    Limit, Outcome, Round, Work, Works, define, end_prepared, limits, load, some_session,
+};
+
+/// What is done to the table beside the load. A rebuild that is cut off leaves an index behind.
+const REPAIRS: [&str; 4] = [
+    "VACUUM rateLimits",
+    "CHECKPOINT",
+    "VACUUM (FREEZE, INDEX_CLEANUP ON) rateLimits",
+    "REINDEX TABLE CONCURRENTLY rateLimits",
+];
+const REBUILDS: [&str; 7] = [
+    "VACUUM FULL rateLimits",
+    "CLUSTER rateLimits USING ratelimits_pkey",
+    "REINDEX TABLE rateLimits",
+    "REINDEX INDEX CONCURRENTLY ratelimits_pkey",
+    "SELECT bt_index_check('ratelimits_pkey', heapallindexed => true)",
+    "SELECT FROM verify_heapam('rateLimits')",
+    "SELECT rl_prune(100)",
+];
+
+/// Removes what a rebuild left that was cut off, as PostgreSQL's manual says one should.
+fn drop_invalid_indexes(client: &mut Client) {
+    let sql = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid";
+    for row in client.query(sql, &[]).unwrap() {
+        client.batch_execute(&format!("DROP INDEX {}", row.get::<_, &str>(0))).unwrap();
+    }
+}
+
+/// Does one after the other, as long as the server lives and there is time.
+fn maintain(client: &mut Client, what: &[&str], random: &mut Random, until: Instant) -> u64 {
+    let mut done = 0;
+    while Instant::now() < until {
+        let sql = what[random.below(what.len() as u64) as usize];
+        match client.batch_execute(sql) {
+            Ok(()) => done += 1,
+            Err(error) => {
+                // A deadlock, or the end.
+                let deadlock = postgres::error::SqlState::T_R_DEADLOCK_DETECTED;
+                if error.code() != Some(&deadlock) {
+                    assert!(client.is_closed(), "{sql}: {error:?}");
+                    break;
+                }
+                drop_invalid_indexes(client);
+            }
+        }
+    }
+    done
+}
+
+fn tokens(works: &Works) -> f64 {
+    works.values().filter(|w| w.outcome == Outcome::Committed).map(|work| work.tokens).sum()
+}
+
+fn count(works: &Works, outcome: Outcome) -> usize {
+    works.values().filter(|work| work.outcome == outcome).count()
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_server_killed_under_load_has_lost_nothing_and_given_nothing_twice() {
+    let server = Server::start();
+    let limits = limits();
+    let mut client = server.client();
+    define(&mut client, &limits);
+    let from = now(&mut client);
+    let mut all = Works::new();
+    for number in 0..scale(3, 20) {
+        let mut random = Random(number);
+        let round = Round { number, synchronous: number % 4 != 2, reconnect: false };
+        let after = Duration::from_millis(20 + random.below(scale(500, 2500)));
+        let (mut works, errors) = load(&server, &limits, round, || {
+            let mut maintainer = server.client();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    maintain(&mut maintainer, &REPAIRS, &mut random, Instant::now() + after)
+                });
+                thread::sleep(after);
+                server.kill();
+            });
+        });
+        let started = Instant::now();
+        server.restart();
+        let recovered = started.elapsed();
+        client = server.client();
+        if !round.synchronous {
+            let committed = works.values_mut().filter(|w| w.outcome == Outcome::Committed);
+            committed.for_each(|work| work.outcome = Outcome::Unknown);
+        }
+        let prepared = end_prepared(&mut client, &mut works).unwrap();
+        drop_invalid_indexes(&mut client);
+        println!(
+            "round {number}: killed after {after:.0?}, up again in {recovered:.0?}; {} committed, {} \
+             rolled back, {} unknown, {prepared} prepared; {:?}",
+            count(&works, Outcome::Committed),
+            count(&works, Outcome::RolledBack),
+            count(&works, Outcome::Unknown),
+            errors
+        );
+        all.extend(works);
+        check(&mut client, &limits, &all, from).unwrap();
+    }
+    println!("{} tokens in {} transactions", tokens(&all), all.len());
+    assert!(tokens(&all) > 0.0);
+    the_checks_see_what_is_broken(&mut client, &limits, &all, from);
+}
+
+/// Each breach is made in a transaction, seen, and rolled back.
+fn the_checks_see_what_is_broken(client: &mut Client, limits: &[Limit], works: &Works, from: i64) {
+    let of_one = "(SELECT work FROM takes JOIN limits USING (name) WHERE exact LIMIT 1)";
+    let row = "(SELECT name, key, shard FROM rateLimits JOIN limits USING (name)
+                WHERE exact AND ts > '-infinity' LIMIT 1)";
+    let breaches = [
+        // A lost commit, and one that was to be rolled back.
+        (format!("DELETE FROM takes WHERE work = {of_one}"), "but there are notes"),
+        ("INSERT INTO takes VALUES (-1, 'quick 0', '', 1, now())".to_owned(), "nobody took"),
+        // A token given twice, and one lost.
+        (
+            format!("UPDATE rateLimits SET value = value + 1 WHERE (name, key, shard) = {row}"),
+            "differ",
+        ),
+        (
+            format!("UPDATE rateLimits SET value = value - 1 WHERE (name, key, shard) = {row}"),
+            "differ",
+        ),
+        (format!("DELETE FROM rateLimits WHERE (name, key, shard) = {row}"), "differ"),
+        // All at once: more than flowed in.
+        (
+            "UPDATE takes SET at = (SELECT max(at) FROM takes), key = 'hot 0'
+             WHERE name = 'quick 0'"
+                .to_owned(),
+            "was the most",
+        ),
+        // A row that is not in the index: found in the table, and not by the limiter.
+        (
+            "UPDATE pg_index SET indisready = false WHERE indexrelid = 'ratelimits_pkey'::regclass;
+             UPDATE rateLimits SET key = key || ' moved' WHERE name = 'quick 0' AND key = 'hot 0';
+             UPDATE pg_index SET indisready = true WHERE indexrelid = 'ratelimits_pkey'::regclass"
+                .to_owned(),
+            "amcheck of the indexes",
+        ),
+    ];
+    for (breach, seen) in breaches {
+        let mut transaction = client.transaction().unwrap();
+        transaction.batch_execute(&breach).unwrap();
+        let found = check(&mut transaction, limits, works, from);
+        transaction.rollback().unwrap();
+        let found = found.expect_err(&breach);
+        assert!(found.contains(seen), "{breach}: {found}");
+    }
+    // One that was told to be rolled back, and is there.
+    let mut works = works.clone();
+    let kept = works.values_mut().find(|w| w.outcome == Outcome::Committed && w.tokens > 0.0);
+    let Work { outcome, .. } = kept.unwrap();
+    *outcome = Outcome::RolledBack;
+    check(client, limits, &works, from).expect_err("a rollback that is there");
+}
+
+/// Tables and indexes are rebuilt meanwhile, too.
+#[test]
+#[ignore = "needs a server: make test"]
+fn sessions_killed_and_cancelled_lose_nothing_and_get_nothing_twice() {
+    let server = Server::start();
+    let limits = limits();
+    let mut client = server.client();
+    define(&mut client, &limits);
+    let from = now(&mut client);
+    let mut all = Works::new();
+    for number in 0..scale(2, 10) {
+        let mut random = Random(number);
+        let round = Round { number, synchronous: true, reconnect: true };
+        let duration = Duration::from_millis(scale(1500, 6000));
+        // In every second round one is killed, which makes the server throw out all.
+        let kills = number % 2 > 0;
+        let mut done = (0, 0);
+        let (mut works, errors) = load(&server, &limits, round, || {
+            let mut maintainer = server.client();
+            let until = Instant::now() + duration;
+            let what: Vec<&str> = REPAIRS.into_iter().chain(REBUILDS).collect();
+            thread::scope(|scope| {
+                let repairs = scope
+                    .spawn(move || maintain(&mut maintainer, &what, &mut Random(number), until));
+                done = (disturb(&server, &mut random, until, kills), repairs.join().unwrap());
+            });
+        });
+        client = server.client();
+        let prepared = end_prepared(&mut client, &mut works).unwrap();
+        drop_invalid_indexes(&mut client);
+        println!(
+            "round {number}: {} disturbed, {} times maintained; {} committed, {} rolled back, {} \
+             unknown, {prepared} prepared; {errors:?}",
+            done.0,
+            done.1,
+            count(&works, Outcome::Committed),
+            count(&works, Outcome::RolledBack),
+            count(&works, Outcome::Unknown),
+        );
+        all.extend(works);
+        check(&mut client, &limits, &all, from).unwrap();
+    }
+    assert!(tokens(&all) > 0.0);
+}
+
+/// Cancels and terminates sessions, and at the end, if told so, kills one.
+fn disturb(server: &Server, random: &mut Random, until: Instant, kill: bool) -> u64 {
+    let mut client = server.client();
+    let mut done = 0;
+    while Instant::now() < until {
+        let Some(pid) = some_session(&mut client) else { continue };
+        let how = if random.below(4) > 0 { "pg_cancel_backend" } else { "pg_terminate_backend" };
+        client.execute(&format!("SELECT {how}($1)"), &[&pid]).unwrap();
+        thread::sleep(Duration::from_millis(random.below(20)));
+        done += 1;
+    }
+    if kill && let Some(pid) = some_session(&mut client) {
+        let killed = Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap();
+        assert!(killed.success());
+        while client.batch_execute("SELECT").is_ok() {}
+        server.client(); // it has recovered, and the sessions go on for a moment
+        thread::sleep(Duration::from_millis(300));
+        done += 1;
+    }
+    done
+}

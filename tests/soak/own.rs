@@ -1,0 +1,82 @@
+//! A server of a test's own, which it may kill. Stopped and removed when this is dropped, and at the
+//! latest by the next `scripts/server start`, which removes those whose owner is gone.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use postgres::{Client, Config, NoTls};
+
+const CONF: &str = "tests/soak/postgresql.conf";
+
+/// A server with the extension in its database postgres.
+pub struct Server {
+    socket: PathBuf,
+}
+
+impl Server {
+    pub fn start() -> Server {
+        let owner = std::process::id().to_string();
+        let server = Server { socket: script(&["start", &owner, CONF]).into() };
+        server
+            .client()
+            .batch_execute("CREATE EXTENSION ratelimit; CREATE EXTENSION amcheck")
+            .unwrap();
+        server
+    }
+
+    /// A streaming replica of this one.
+    pub fn standby(&self) -> Server {
+        let owner = std::process::id().to_string();
+        Server { socket: script(&["standby", self.folder(), &owner]).into() }
+    }
+
+    /// Kills all processes at once.
+    pub fn kill(&self) {
+        script(&["kill", self.folder()]);
+    }
+
+    /// Starts it again; first stops it, unless it was killed.
+    pub fn restart(&self) {
+        script(&["restart", self.folder()]);
+    }
+
+    pub fn connect(&self) -> Result<Client, postgres::Error> {
+        let mut config = Config::new();
+        config.host_path(&self.socket).user("postgres").dbname("postgres").connect(NoTls)
+    }
+
+    /// A connection, within a minute: after a crash of a backend the server recovers by itself.
+    pub fn client(&self) -> Client {
+        let start = Instant::now();
+        loop {
+            match self.connect() {
+                Ok(client) => return client,
+                Err(error) if start.elapsed() > Duration::from_secs(60) => panic!("{error:?}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn folder(&self) -> &str {
+        self.socket.to_str().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        script(&["stop", self.folder()]);
+    }
+}
+
+/// Runs scripts/server; what it printed.
+fn script(args: &[&str]) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/server");
+    let output =
+        Command::new(script).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.expect("scripts/server runs");
+    if !output.status.success() && !std::thread::panicking() {
+        panic!("scripts/server {args:?}: {}", output.status);
+    }
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}

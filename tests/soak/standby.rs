@@ -1,0 +1,131 @@
+//! A streaming replica: it answers what needs no writing, refuses the rest, and goes on from what was
+//! replicated once it is promoted.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use postgres::Client;
+use postgres::error::SqlState;
+
+use crate::check::{check, now, whole};
+use crate::own::Server;
+use crate::scale;
+use crate::work::{Round, Works, define, end_prepared, limits, load};
+
+fn wait_until(client: &mut Client, answer: &str) {
+    let start = Instant::now();
+    while !client.query_one(&format!("SELECT {answer}"), &[]).unwrap().get::<_, bool>(0) {
+        assert!(start.elapsed() < Duration::from_secs(60), "not within a minute: {answer}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until the standby has replayed all that the primary wrote so far.
+fn catch_up(primary: &mut Client, standby: &mut Client) {
+    let written: String =
+        primary.query_one("SELECT pg_current_wal_insert_lsn()::text", &[]).unwrap().get(0);
+    wait_until(standby, &format!("pg_last_wal_replay_lsn() >= '{written}'"));
+}
+
+/// What each key has left, as the limiter answers.
+fn answers(client: &mut Client) -> BTreeMap<(String, String), f64> {
+    let sql = "SELECT name, key, remaining FROM (SELECT DISTINCT name, key FROM rateLimits) AS r,
+               rl_check(name, key) WHERE name IN (SELECT name FROM limits WHERE exact)";
+    let rows = client.query(sql, &[]).unwrap();
+    rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect()
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
+    let server = Server::start();
+    let limits = limits();
+    let mut primary = server.client();
+    define(&mut primary, &limits);
+    let from = now(&mut primary);
+    let standby = server.standby();
+    let mut replica = standby.client();
+    let mut works = Works::new();
+    for number in 0..scale(1, 5) {
+        let round = Round { number, synchronous: true, reconnect: true };
+        let mut checks = 0;
+        let (more, _) = load(&server, &limits, round, || {
+            // Versions move and index entries die under the standby's eyes.
+            let until = Instant::now() + Duration::from_millis(scale(1500, 6000));
+            while Instant::now() < until {
+                // In recovery itself: a query may be in the way of what VACUUM removed.
+                for sql in [
+                    "SELECT rl_check('slow 1', 'hot ' || n % 4) FROM generate_series(1, 100) n",
+                    "SELECT rl_check('shards', 'hot ' || n % 4) FROM generate_series(1, 10) n",
+                    "SELECT * FROM rl_status() LIMIT 100",
+                ] {
+                    match replica.batch_execute(sql) {
+                        Ok(()) => checks += 1,
+                        Err(error) => {
+                            let conflict = SqlState::T_R_SERIALIZATION_FAILURE;
+                            assert_eq!(error.code(), Some(&conflict), "{sql}: {error:?}");
+                        }
+                    }
+                }
+                if checks % 50 == 0 {
+                    primary.batch_execute("VACUUM rateLimits").unwrap();
+                }
+            }
+        });
+        works.extend(more);
+        end_prepared(&mut primary, &mut works).unwrap();
+        catch_up(&mut primary, &mut replica);
+        let (expected, found) = (answers(&mut primary), answers(&mut replica));
+        println!("round {number}: {checks} times checked, then {} keys compared", found.len());
+        assert!(!expected.is_empty());
+        assert_eq!(expected, found);
+    }
+
+    for call in [
+        "rl_limit('slow 1', 'hot 0')",
+        "rl_limit('slow 1', 'nobody')",
+        "rl_limit('slow 1', 'hot 0', 2e6)",
+        "rl_limit_all('[{\"name\": \"slow 1\"}]')",
+        "rl_credit('slow 1', 'hot 0', 1)",
+        "rl_reset('slow 1', 'hot 0')",
+        "rl_reset_all('slow 1')",
+        "rl_prune()",
+        "rl_define('slow 1', rl_sliding_log(1, '1 day'))",
+        "rl_undefine('slow 1')",
+    ] {
+        let error = replica.batch_execute(&format!("SELECT {call}")).unwrap_err();
+        let read_only = SqlState::READ_ONLY_SQL_TRANSACTION;
+        assert_eq!(error.code(), Some(&read_only), "{call}: {error:?}");
+    }
+    let sql =
+        "SELECT count(*) FROM rl_check_all('[{\"name\": \"slow 1\"}, {\"name\": \"shards\"}]')";
+    assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, i64>(0), 2);
+    // A definition arrives like everything else, in a session that knows another.
+    primary.batch_execute("SELECT rl_define('later', rl_token_bucket(7, '1 day'))").unwrap();
+    primary.batch_execute("SELECT rl_define('later', rl_token_bucket(8, '1 day'))").unwrap();
+    catch_up(&mut primary, &mut replica);
+    let sql = "SELECT remaining FROM rl_check('later')";
+    assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, f64>(0), 8.0);
+    primary.batch_execute("SELECT rl_define('later', rl_token_bucket(9, '1 day'))").unwrap();
+    catch_up(&mut primary, &mut replica);
+    assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, f64>(0), 9.0);
+
+    // The primary dies; the replica's own session, and all others, go on with what it had.
+    let before = answers(&mut primary);
+    server.kill();
+    assert!(replica.query_one("SELECT pg_promote()", &[]).unwrap().get::<_, bool>(0));
+    assert_eq!(answers(&mut replica), before);
+    let taken = "SELECT remaining FROM rl_limit('slow 1', 'hot 0') WHERE ok";
+    let left: f64 = replica.query_one(taken, &[]).unwrap().get(0);
+    assert_eq!(left, before[&("slow 1".to_owned(), "hot 0".to_owned())] - 1.0);
+    replica.batch_execute("SELECT rl_credit('slow 1', 'hot 0', 1)").unwrap();
+    let round = Round { number: 100, synchronous: true, reconnect: true };
+    let (more, errors) =
+        load(&standby, &limits, round, || thread::sleep(Duration::from_millis(300)));
+    println!("promoted: {} transactions, {errors:?}", more.len());
+    works.extend(more);
+    end_prepared(&mut replica, &mut works).unwrap();
+    check(&mut replica, &limits, &works, from).unwrap();
+    whole(&mut replica).unwrap();
+}
