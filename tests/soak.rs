@@ -12,6 +12,8 @@ mod check;
 mod crash;
 #[path = "soak/failures.rs"]
 mod failures;
+#[path = "soak/life.rs"]
+mod life;
 #[path = "soak/own.rs"]
 mod own;
 #[path = "load/rules.rs"]

@@ -41,16 +41,21 @@ impl Server {
         script(&["restart", self.folder()]);
     }
 
-    pub fn connect(&self) -> Result<Client, postgres::Error> {
+    /// Restarts it with another next transaction id, not more than 2^31 after the oldest in use.
+    pub fn jump(&self, xid: u32) {
+        script(&["jump", self.folder(), &xid.to_string()]);
+    }
+
+    pub fn connect(&self, database: &str) -> Result<Client, postgres::Error> {
         let mut config = Config::new();
-        config.host_path(&self.socket).user("postgres").dbname("postgres").connect(NoTls)
+        config.host_path(&self.socket).user("postgres").dbname(database).connect(NoTls)
     }
 
     /// A connection, within a minute: after a crash of a backend the server recovers by itself.
     pub fn client(&self) -> Client {
         let start = Instant::now();
         loop {
-            match self.connect() {
+            match self.connect("postgres") {
                 Ok(client) => return client,
                 Err(error) if start.elapsed() > Duration::from_secs(60) => panic!("{error:?}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),

@@ -1,0 +1,157 @@
+//! A long life: transaction ids that wrap around, a thousand million calls, a transaction that stays
+//! open while a key is hot.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use postgres::Client;
+use ratelimit::algorithm::{Micros, decide};
+use ratelimit::config;
+
+use crate::check::{check, now, whole};
+use crate::own::Server;
+use crate::rules::Random;
+use crate::scale;
+use crate::work::{Round, Works, define, end_prepared, limits, load};
+
+/// Against whole numbers. Tokens come in fractions that no float holds, and about as fast as they are
+/// asked for.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_bucket_is_exact_after_a_thousand_million_calls() {
+    // 7 tokens of 0.3 in 11 ms, up to 23 of them.
+    const PERIOD: i64 = 11_000;
+    let config = r#"{"kind": "token bucket", "rate": 2.1, "period": 11, "capacity": 6.9}"#;
+    let limit = config::parse(config).unwrap();
+    let mut random = Random(1);
+    let mut at = 1_700_000_000_000_000;
+    let mut state = limit.fresh(Micros(at), Micros(at));
+    let (mut units, mut taken) = (23 * PERIOD, 0u64);
+    let (calls, started) = (scale(1_000_000u64, 1_000_000_000), Instant::now());
+    for call in 0..calls {
+        let gap = random.below(2 * 11_000 / 7) as i64;
+        at += gap;
+        units = (units + 7 * gap).min(23 * PERIOD);
+        let decision = decide(&limit, &state, Micros(at), 0.3, false);
+        assert_eq!(decision.ok, units >= PERIOD, "call {call}: {units}, {state:?}");
+        if let Some(after) = decision.state {
+            units -= PERIOD;
+            taken += 1;
+            state = after;
+        }
+    }
+    println!("{taken} of {calls} calls passed, in {:.0?}: {state:?}", started.elapsed());
+    assert!(taken > calls / 2);
+}
+
+/// Freezes every database, as an anti-wraparound vacuum does; the age of the oldest after it.
+fn freeze(server: &Server, client: &mut Client) -> i32 {
+    client.batch_execute("UPDATE pg_database SET datallowconn = true").unwrap();
+    for row in client.query("SELECT datname::text FROM pg_database", &[]).unwrap() {
+        let mut database = server.connect(row.get(0)).unwrap();
+        database.batch_execute("VACUUM (FREEZE)").unwrap();
+    }
+    client.query_one("SELECT max(age(datfrozenxid)) FROM pg_database", &[]).unwrap().get(0)
+}
+
+/// Hot rows are frozen under load, near the end of the transaction ids and beyond it.
+#[test]
+#[ignore = "needs a server: make test"]
+fn transaction_ids_wrap_around_under_load() {
+    let server = Server::start();
+    let limits = limits();
+    let mut client = server.client();
+    define(&mut client, &limits);
+    let from = now(&mut client);
+    let mut works = Works::new();
+    // No more than two thousand million at a time; the load goes over the end.
+    for (number, xid) in [1_900_000_000, 3_600_000_000, u32::MAX - 200].into_iter().enumerate() {
+        server.jump(xid);
+        client = server.client();
+        let round = Round { number: number as u64, synchronous: false, reconnect: true };
+        let mut age = 0;
+        let (more, errors) = load(&server, &limits, round, || {
+            let until = Instant::now() + Duration::from_millis(scale(500, 5000));
+            while Instant::now() < until {
+                age = freeze(&server, &mut client);
+            }
+        });
+        works.extend(more);
+        end_prepared(&mut client, &mut works).unwrap();
+        age = age.min(freeze(&server, &mut client));
+        let next = "SELECT pg_current_xact_id()::text";
+        let next: String = client.query_one(next, &[]).unwrap().get(0);
+        println!(
+            "from {xid} to {next}, the oldest {age} ago: {} transactions, {errors:?}",
+            works.len()
+        );
+        check(&mut client, &limits, &works, from).unwrap();
+        let next: u64 = next.parse().unwrap();
+        assert_eq!(next > u64::from(u32::MAX), number == 2);
+    }
+}
+
+/// Takes one key's tokens as fast as 4 sessions can, while `meanwhile` runs and looks at the counter.
+fn hot(server: &Server, meanwhile: impl FnOnce(&AtomicU64)) -> u64 {
+    let (stop, calls) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            let mut client = server.client();
+            scope.spawn(move || {
+                client.batch_execute("SET synchronous_commit = off").unwrap();
+                let take = client.prepare("SELECT ok FROM rl_limit('hot', 'key')").unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    assert!(client.query_one(&take, &[]).unwrap().get::<_, bool>(0));
+                    calls.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        meanwhile(calls);
+        stop.store(true, Ordering::Relaxed);
+    });
+    calls.load(Ordering::Relaxed)
+}
+
+/// Prints what a transaction that stays open costs. Nothing is lost by it but speed and space.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_transaction_that_stays_open_slows_a_hot_key_until_it_ends() {
+    let server = Server::start();
+    let mut client = server.client();
+    client
+        .batch_execute(
+            "SELECT rl_define('hot', rl_token_bucket(1e-300, '1 day', capacity => 1e12))",
+        )
+        .unwrap();
+    let mut open = server.client();
+    let step = Duration::from_millis(scale(300, 10_000));
+    let calls = hot(&server, |calls| {
+        let mut look = |what: &str| {
+            let (before, started) = (calls.load(Ordering::Relaxed), Instant::now());
+            thread::sleep(step);
+            let done = (calls.load(Ordering::Relaxed) - before) as f64;
+            let sql = "SELECT pg_relation_size('rateLimits') / 1024,
+                           pg_relation_size('ratelimits_pkey') / 1024, n_dead_tup
+                       FROM pg_stat_user_tables WHERE relid = 'rateLimits'::regclass";
+            let row = client.query_one(sql, &[]).unwrap();
+            let [table, index, dead] = [0, 1, 2].map(|n| row.get::<_, i64>(n));
+            println!(
+                "{what}: {:6.0} calls a second; table {table} kB, index {index} kB, {dead} dead",
+                done / started.elapsed().as_secs_f64()
+            );
+        };
+        look("before      ");
+        look("before      ");
+        open.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1").unwrap();
+        (0..6).for_each(|_| look("while it is open"));
+        open.batch_execute("COMMIT").unwrap();
+        (0..3).for_each(|_| look("after it    "));
+    });
+    client.batch_execute("VACUUM rateLimits").unwrap();
+    let sql = "SELECT 1e12 - value, pg_relation_size('rateLimits') / 1024 FROM rateLimits";
+    let row = client.query_one(sql, &[]).unwrap();
+    assert_eq!(row.get::<_, f64>(0), calls as f64);
+    println!("after VACUUM: table {} kB", row.get::<_, i64>(1));
+    whole(&mut client).unwrap();
+}
