@@ -16,7 +16,8 @@ GRANT EXECUTE ON FUNCTION
 
 -- A direct grant where it is needed. It is taken out of the extension's initial privileges again:
 -- as one of those it would be missing from dumps, and once the role is dropped it would stand in
--- them as a REVOKE that fails on restore.
+-- them as a REVOKE that fails on restore. From PostgreSQL 17 on they also depend on the roles in
+-- them: the role could not be dropped.
 -- Operators are qualified and their operands cast: the schema to install into is on the search path
 -- here, and this runs as a superuser.
 DO LANGUAGE plpgsql $$
@@ -33,6 +34,7 @@ BEGIN
             @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers,
             @extschema@.rl_trigger
             TO @extowner@ WITH GRANT OPTION;
+        WITH direct AS (
         UPDATE pg_catalog.pg_init_privs AS init
         SET initprivs = (
             SELECT pg_catalog.array_agg(item)
@@ -54,7 +56,16 @@ BEGIN
             '@extschema@.rl_prune'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_headers'::pg_catalog.regproc::pg_catalog.oid,
 
-            '@extschema@.rl_trigger'::pg_catalog.regproc::pg_catalog.oid]);
+            '@extschema@.rl_trigger'::pg_catalog.regproc::pg_catalog.oid])
+        RETURNING init.classoid, init.objoid)
+        DELETE FROM pg_catalog.pg_shdepend AS dependency USING direct, pg_catalog.pg_database AS here
+        WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+          AND dependency.dbid OPERATOR(pg_catalog.=) here.oid
+          AND dependency.classid OPERATOR(pg_catalog.=) direct.classoid
+          AND dependency.objid OPERATOR(pg_catalog.=) direct.objoid
+          AND dependency.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_authid'::pg_catalog.regclass::pg_catalog.oid
+          AND dependency.refobjid OPERATOR(pg_catalog.=) installer
+          AND dependency.deptype OPERATOR(pg_catalog.=) 'i'::pg_catalog."char";
     END IF;
 END
 $$;

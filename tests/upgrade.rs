@@ -81,3 +81,28 @@ fn an_update_leads_from_every_version_to_what_a_new_installation_has() {
         assert_eq!(members(&mut client).len(), fresh.len());
     }
 }
+
+/// The grants of 1.0.0 to the role that installed left something behind from PostgreSQL 17 on.
+#[test]
+#[ignore = "needs a server: make test"]
+fn after_an_update_the_role_that_installed_can_go() {
+    let database = Database::new("upgrade_role");
+    let mut client = database.connect();
+    client
+        .batch_execute(
+            "DROP EXTENSION ratelimit;
+             DROP ROLE IF EXISTS upgrade_role;
+             CREATE ROLE upgrade_role;
+             GRANT CREATE ON DATABASE upgrade_role TO upgrade_role;
+             SET ROLE upgrade_role;
+             CREATE SCHEMA limits;
+             CREATE EXTENSION ratelimit SCHEMA limits VERSION '1.0.0';
+             ALTER EXTENSION ratelimit UPDATE;
+             SELECT limits.rl_define('api', limits.rl_token_bucket(5, '365 days')), limits.rl_limit('api');
+             RESET ROLE;
+             REASSIGN OWNED BY upgrade_role TO postgres;
+             DROP OWNED BY upgrade_role;
+             DROP ROLE upgrade_role",
+        )
+        .unwrap();
+}
