@@ -4,6 +4,7 @@
 
 mod server;
 
+use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
@@ -235,6 +236,13 @@ fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
 
 /// The table and its index are as PostgreSQL's own checks want them.
 fn assert_sound(client: &mut Client) {
+    let there = "SELECT FROM pg_available_extensions WHERE name = 'amcheck'";
+    if client.query(there, &[]).unwrap().is_empty() {
+        // Past the capture of a test's output; scripts/test counts it.
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "skipped: a check by amcheck, which is not installed").unwrap();
+        return;
+    }
     client.batch_execute("CREATE EXTENSION IF NOT EXISTS amcheck").unwrap();
     let corrupt = client.query("SELECT * FROM verify_heapam('rateLimits')", &[]).unwrap();
     assert!(corrupt.is_empty(), "{corrupt:?}");

@@ -35,7 +35,8 @@ BEGIN RAISE EXCEPTION 'sprung by %', current_user; END $$;
 CREATE EXTENSION ratelimit SCHEMA trap;
 SELECT trap.rl_define('t', trap.rl_token_bucket(3, '1 minute'));
 SELECT ok, capacity FROM trap.rl_limit('t');
--- An object of that name is not adopted.
+-- An object of that name is not adopted. PostgreSQL 18 also says where in the script.
+\set SHOW_CONTEXT never
 DROP EXTENSION ratelimit;
 CREATE TABLE trap.rl_config (name text, key text, config jsonb);
 CREATE EXTENSION ratelimit SCHEMA trap;

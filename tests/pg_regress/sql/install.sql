@@ -38,7 +38,9 @@ WHERE tgrelid IN ('ratelimits'::regclass, 'rl_config'::regclass) AND NOT tgisint
 -- Without a call there is no row.
 SELECT (SELECT count(*) FROM rateLimits) AS states, (SELECT count(*) FROM rl_config) AS definitions;
 
--- A second one, and one in the way of an object that is already there, is refused.
+-- A second one, and one in the way of an object that is already there, is refused. PostgreSQL 18 also
+-- says where in the script.
+\set SHOW_CONTEXT never
 CREATE EXTENSION ratelimit;
 BEGIN;
 DROP EXTENSION ratelimit;
@@ -51,6 +53,7 @@ CREATE FUNCTION rl_reset(name text, key text DEFAULT '') RETURNS boolean LANGUAG
 SAVEPOINT before;
 CREATE EXTENSION ratelimit;
 ROLLBACK;
+\set SHOW_CONTEXT errors
 
 -- A table or a function of the extension can't go alone.
 SELECT error_of('DROP TABLE rateLimits');
