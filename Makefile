@@ -4,20 +4,22 @@
 PG ?= 15
 export PG PG_CONFIG ONLY TESTS
 
-.PHONY: help run test soak bench install lint clean
+.PHONY: help run test test-all soak bench install lint clean
 help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
 	@echo 'make test      every test; ONLY=rust|regress|isolation|server|clients for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
+	@echo 'make test-all  the same on PostgreSQL 15, 16 and 18'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
 	@echo 'make lint      formatting, clippy, tests without expected output or reason to skip'
 	@echo 'make install   build and install into the PostgreSQL of PG_CONFIG=/path/to/pg_config'
 	@echo 'make clean     remove target/'
-	@echo 'run, test, soak, bench and lint install what is missing first, and take PG_CONFIG=… too (default: PostgreSQL $(PG))'
+	@echo 'run, test, soak, bench and lint install what is missing first, and take PG=16 or'
+	@echo 'PG_CONFIG=… too (default: PostgreSQL $(PG)); without an installed one, 16 and 18 are fetched into target/'
 
-run test soak lint:
+run test test-all soak lint:
 	@scripts/$@
 
 bench:

