@@ -17,7 +17,7 @@ GRANT CREATE ON DATABASE regress_rl_trusted TO regress_rl_installer;
 SET ROLE regress_rl_installer;
 CREATE EXTENSION ratelimit;
 SELECT extowner::regrole FROM pg_extension WHERE extname = 'ratelimit';
-SELECT relname, relowner::regrole FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_config'::regclass);
+SELECT relname, relowner::regrole FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_config'::regclass) ORDER BY relname;
 SELECT p.proname, a.grantee::regrole AS grantee, a.is_grantable
 FROM pg_proc p, LATERAL aclexplode(p.proacl) a
 WHERE p.oid IN (SELECT objid FROM pg_depend WHERE classid = 'pg_proc'::regclass AND deptype = 'e'
@@ -59,7 +59,7 @@ DROP EXTENSION ratelimit;
 -- The database's owner installs: no grant but that of pg_database_owner.
 SET ROLE regress_rl_owner;
 CREATE EXTENSION ratelimit;
-SELECT relname, relowner::regrole FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_config'::regclass);
+SELECT relname, relowner::regrole FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_config'::regclass) ORDER BY relname;
 SELECT a.grantee::regrole AS grantee, a.is_grantable, count(*)
 FROM pg_proc p, LATERAL aclexplode(p.proacl) a
 WHERE p.proname LIKE 'rl\_%' AND a.grantee <> p.proowner GROUP BY 1, 2;
@@ -73,7 +73,7 @@ SELECT rl_define('limit', rl_token_bucket(4, '1 minute'));
 -- After REASSIGN OWNED the new owner has the tables, and the functions go on.
 RESET ROLE;
 REASSIGN OWNED BY regress_rl_owner TO regress_rl_installer;
-SELECT relname, relowner::regrole FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_config'::regclass);
+SELECT relname, relowner::regrole FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_config'::regclass) ORDER BY relname;
 SET ROLE regress_rl_app;
 SELECT ok, remaining FROM rl_limit('limit');
 RESET ROLE;
