@@ -1,7 +1,7 @@
 //! What stays true when things go wrong: a server killed under load, backends killed and cancelled,
 //! a disk that is full, a standby that is promoted, tables rebuilt under the feet of 16 sessions.
 //!
-//! Each test has a server of its own. `make test` runs them shortly, `make soak` for long: see
+//! Each test has a server of its own. `make soak` runs them for long (RATELIMIT_SOAK): see
 //! [`long`]. Sessions note what they take in a table of their own, in the same transaction, and
 //! remember what they were told; `soak/check.rs` holds the notes, the rows and that against each
 //! other.
@@ -25,7 +25,7 @@ mod work;
 
 const SESSIONS: usize = 16;
 
-/// How much of something is to be done: a little for `make test`, or as much as `make soak` wants.
+/// How much of something is to be done: a little, or as much as `make soak` wants.
 fn scale<T>(short: T, long: T) -> T {
     if std::env::var_os("RATELIMIT_SOAK").is_some() { long } else { short }
 }
