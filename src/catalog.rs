@@ -19,6 +19,8 @@ pub struct Catalog {
     pub rl_config: Table,
     /// The index by which the rows of rateLimits can be reached without SQL, or why they can't.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
+    /// Whether the primary key of rateLimits is the usual one, and so keeps its rows apart.
+    pub usual_key: bool,
     /// The function that a config in a call needs the right to call.
     pub rl_define: pg_sys::Oid,
 }
@@ -175,11 +177,13 @@ fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
             return Err(Error::NoTable { table: "rateLimits" }); // dropped while this waited
         }
         let index = heap::index_of(relation);
+        let usual_key = heap::usual_key(relation).is_some();
         pg_sys::table_close(relation, pg_sys::NoLock as _);
         Catalog {
             schema,
             rate_limits,
             index,
+            usual_key,
             rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
             rl_define: rl_define(namespace),
         }

@@ -76,7 +76,7 @@ impl Drop for Depth {
 
 /// An open connection to SPI, acting as a table's owner.
 pub struct Connection<'a> {
-    catalog: &'a Catalog,
+    pub catalog: &'a Catalog,
     table: Table,
 }
 

@@ -47,8 +47,8 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
     unsafe {
         let class = &*(*table).rd_rel;
         let description = &*(*table).rd_att;
+        let usual_key = usual_key(table);
         let indexes = pg_sys::RelationGetIndexList(table);
-        let index = (*table).rd_pkindex;
         let fits = |(n, &(name, r#type)): (usize, &(&std::ffi::CStr, pg_sys::BuiltinOid))| {
             let named = pg_sys::SPI_fnumber((*table).rd_att, name.as_ptr()) == n as c_int + 1;
             let attribute = pg_sys::SPI_gettypeid((*table).rd_att, n as c_int + 1);
@@ -72,16 +72,32 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
                 "has other columns",
             ),
             (!constraints.is_null() && (*constraints).num_check > 0, "has a check constraint"),
-            (index == pg_sys::InvalidOid, "has no primary key"),
+            ((*table).rd_pkindex == pg_sys::InvalidOid, "has no primary key"),
             (indexes.is_null() || (*indexes).length != 1, "has a further index"),
         ];
         if let Some(&(_, why)) = checked.iter().find(|(other, _)| *other) {
             return Err(why);
         }
-        let index_relation = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
-        let usual = is_usual(index_relation);
-        pg_sys::index_close(index_relation, pg_sys::AccessShareLock as _);
-        if usual { Ok(index) } else { Err("has another primary key") }
+        usual_key.ok_or("has another primary key")
+    }
+}
+
+/// The primary key's index, if it is the usual one.
+///
+/// # Safety
+/// The table is open.
+pub unsafe fn usual_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
+    // SAFETY: reads the open relation's descriptions; the list of its indexes finds the primary key.
+    unsafe {
+        pg_sys::list_free(pg_sys::RelationGetIndexList(table));
+        let index = (*table).rd_pkindex;
+        if index == pg_sys::InvalidOid {
+            return None;
+        }
+        let relation = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
+        let usual = is_usual(relation);
+        pg_sys::index_close(relation, pg_sys::AccessShareLock as _);
+        usual.then_some(index)
     }
 }
 

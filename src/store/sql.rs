@@ -92,14 +92,23 @@ impl Store for Connection<'_> {
     }
 
     fn insert(&self, id: RowId, row: &Row) -> Result<bool> {
+        // Any conflict: named columns mean the valid index alone, and the one that REINDEX
+        // CONCURRENTLY builds beside it would raise 23505.
         const INSERT: Statement = Statement {
             sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name, key, shard) DO NOTHING",
+                  VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
             parameters: &WHOLE_ROW,
             results: &[],
             lock: TableLock::Write,
         };
-        Ok(self.execute(&INSERT, &whole_row(id, row))? > 0)
+        // 42P10 where nothing would keep two rows of a key apart.
+        const INSERT_BY_COLUMNS: Statement = Statement {
+            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name, key, shard) DO NOTHING",
+            ..INSERT
+        };
+        let insert = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
+        Ok(self.execute(insert, &whole_row(id, row))? > 0)
     }
 
     /// The row must be locked first: what a statement sees may be old by the time it writes.
