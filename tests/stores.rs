@@ -320,6 +320,55 @@ fn rows_are_found_while_others_come_and_go() {
     assert_sound(&mut database.connect());
 }
 
+/// A search goes on to the right where a page has split since it was told to go there, on every
+/// level. The keys differ at their ends only, so that all pages take few of them.
+#[test]
+#[ignore = "needs a server: make test"]
+fn rows_are_found_while_their_pages_split() {
+    let database = Database::new("stores_page_splits");
+    let connect = || {
+        let mut client = database.connect();
+        client.batch_execute("SET ratelimit.clock = '2027-01-01 00:00:00+00'").unwrap();
+        client
+    };
+    let mut client = connect();
+    client
+        .batch_execute(
+            "SELECT rl_define('api', rl_token_bucket(1000, '1 day'));
+             CREATE FUNCTION key(round int, rest text) RETURNS text LANGUAGE sql AS $$
+                 SELECT string_agg(md5(n::text), '') || to_char(round, '0000-') || rest FROM generate_series(1, 28) AS n
+             $$;
+             CREATE TABLE there (round int, key text)",
+        )
+        .unwrap();
+    let running = AtomicU64::new(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = connect();
+            let sql = "SELECT key FROM (SELECT key FROM there ORDER BY round DESC LIMIT 3) AS there,
+                                       generate_series(1, 30)
+                       WHERE (rl_check('api', key)).remaining <> 999";
+            while running.load(Ordering::Relaxed) > 0 {
+                let missed = client.query(sql, &[]).unwrap();
+                assert!(missed.is_empty(), "{missed:?}");
+            }
+        });
+        let _done = Done(&running);
+        for round in 0..50 {
+            // Three rows, and then many between them.
+            client
+                .batch_execute(&format!(
+                    "WITH keys AS (INSERT INTO there SELECT {round}, key({round}, n || '-')
+                                   FROM unnest(ARRAY['4', '8', 'c']) AS n RETURNING key)
+                     SELECT count((rl_limit('api', key)).ok) FROM keys;
+                     SELECT count((rl_limit('api', key({round}, md5(n::text)))).ok) FROM generate_series(1, 500) AS n"
+                ))
+                .unwrap();
+        }
+    });
+    assert_sound(&mut client);
+}
+
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_direct_search_finds_every_row_and_no_other() {
