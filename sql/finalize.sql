@@ -55,7 +55,6 @@ BEGIN
             '@extschema@.rl_status'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_prune'::pg_catalog.regproc::pg_catalog.oid,
             '@extschema@.rl_headers'::pg_catalog.regproc::pg_catalog.oid,
-
             '@extschema@.rl_trigger'::pg_catalog.regproc::pg_catalog.oid])
         RETURNING init.classoid, init.objoid)
         DELETE FROM pg_catalog.pg_shdepend AS dependency USING direct, pg_catalog.pg_database AS here

@@ -1,5 +1,5 @@
 //! Every error that a user can meet, and the one place that gives it SQLSTATE, message, detail and
-//! hint. Raising is done elsewhere (`postgres`); nothing here touches Postgres.
+//! hint. Raising is done elsewhere (`call`); nothing here touches Postgres.
 
 #![forbid(unsafe_code)]
 

@@ -18,7 +18,6 @@ pub mod unguarded {
     unsafe extern "C-unwind" {
         pub fn GetCurrentSubTransactionId() -> SubTransactionId;
         pub fn GetCurrentTimestamp() -> TimestampTz;
-        pub fn GetCurrentTransactionStartTimestamp() -> TimestampTz;
         pub fn GetTopTransactionIdIfAny() -> TransactionId;
         pub fn IsInParallelMode() -> bool;
     }
@@ -232,6 +231,18 @@ pub fn to_nearest_timestamptz(at: Micros) -> i64 {
 pub fn system_time() -> Micros {
     // SAFETY: reads the clock.
     from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
+}
+
+/// The number of the current transaction in this session, whether or not it has written. Its start
+/// is no substitute: transactions of one message of the simple protocol share that.
+pub fn local_transaction() -> pg_sys::LocalTransactionId {
+    // SAFETY: reads the state of this backend.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return (*pg_sys::MyProc).lxid;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return (*pg_sys::MyProc).vxid.lxid;
+    }
 }
 
 /// Gives way to a cancel or a shutdown.

@@ -19,7 +19,7 @@ use crate::algorithm::{Decision, Limit, Micros, Parts, State};
 use crate::error::{Error, Result};
 use crate::guc;
 use crate::limiter::{Answer, Change, TRIES, Target};
-use crate::postgres::{check_for_interrupts, unguarded};
+use crate::postgres::{check_for_interrupts, local_transaction};
 use crate::store::{Found, Numbered, Place, Row, SPREAD, Store};
 use crate::subtransaction::attempt;
 
@@ -520,17 +520,12 @@ pub fn write(
 /// Which rows the current transaction took from, by limit. A hint: after ROLLBACK TO SAVEPOINT a
 /// row may be another's again.
 struct Held {
-    transaction: pg_sys::TimestampTz,
+    transaction: pg_sys::LocalTransactionId,
     rows: HashMap<u64, usize>,
 }
 
 thread_local! {
     static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
-}
-
-fn transaction() -> pg_sys::TimestampTz {
-    // SAFETY: reads the state of the transaction; two of a session hardly begin at one microsecond.
-    unsafe { unguarded::GetCurrentTransactionStartTimestamp() }
 }
 
 fn hash(target: &Target) -> u64 {
@@ -539,13 +534,13 @@ fn hash(target: &Target) -> u64 {
 
 fn held(target: &Target) -> Option<usize> {
     HELD.with_borrow(|held| {
-        let held = held.as_ref().filter(|held| held.transaction == transaction())?;
+        let held = held.as_ref().filter(|held| held.transaction == local_transaction())?;
         held.rows.get(&hash(target)).copied().filter(|&n| n < target.limit.shards() as usize)
     })
 }
 
 fn hold(target: &Target, n: usize) {
-    let transaction = transaction();
+    let transaction = local_transaction();
     HELD.with_borrow_mut(|held| {
         if held.as_ref().is_none_or(|held| held.transaction != transaction) {
             *held = Some(Held { transaction, rows: HashMap::new() });

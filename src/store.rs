@@ -112,6 +112,9 @@ pub trait Store {
     /// Deletes a row that this transaction has locked.
     fn delete(&self, id: RowId, locked: Place) -> Result<()>;
 
+    /// Deletes a row that was only read, as [`replace`](Store::replace) overwrites one.
+    fn remove(&self, seen: &Found) -> Result<bool>;
+
     /// Marks all rows of a key as reset; whether any held a state. Of several rows it locks row 0
     /// first, as whoever makes others of them, so that these are the rows that there will be.
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool>;

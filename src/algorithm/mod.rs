@@ -177,11 +177,6 @@ impl Limit {
         matches!(self, Limit::SlidingLog(_))
     }
 
-    /// Whether `reserve` means anything to this kind.
-    pub fn reserves(&self) -> bool {
-        matches!(self, Limit::TokenBucket(_) | Limit::FixedWindow(_))
-    }
-
     /// The state of a limit that nobody has used: full. `phase` is any boundary of the windows of
     /// a fixed window without a `start` of its own.
     pub fn fresh(&self, now: Micros, phase: Micros) -> State {

@@ -22,6 +22,8 @@ thread_local! {
 
 /// The description of the rows that the function is declared to return, which must be `columns`. It
 /// stays where it is: after a change of the type, a call further up may still be using the old one.
+/// Where only all is announced as changed, it is kept, so that a session that is told so time and
+/// again doesn't grow.
 ///
 /// # Errors
 /// [`Error::Declaration`] where it is declared to return something else.
@@ -36,14 +38,13 @@ pub unsafe fn row_type(
     let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
     let changes = catalog::type_changes();
     let known = KNOWN.with_borrow(|known| {
-        known
-            .iter()
-            .find(|known| known.function == function && known.changes == changes)
-            .map(|known| known.description)
+        let known = known.iter().find(|known| known.function == function);
+        known.map(|known| (known.description, known.changes))
     });
-    if let Some(description) = known {
-        return Ok(description);
-    }
+    let known = match known {
+        Some((description, seen)) if seen == changes => return Ok(description),
+        known => known.map(|(description, _)| description),
+    };
     // SAFETY: look-ups in the system catalogs; the copy lives as long as the backend.
     let description = unsafe {
         let mut declared: pg_sys::TupleDesc = std::ptr::null_mut();
@@ -59,10 +60,15 @@ pub unsafe fn row_type(
             return Err(Error::Declaration);
         }
         catalog::watch_type(pg_sys::get_typ_typrelid((*declared).tdtypeid));
-        let caller = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-        let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(declared));
-        pg_sys::MemoryContextSwitchTo(caller);
-        description
+        match known.filter(|&known| pg_sys::equalTupleDescs(known, declared)) {
+            Some(same) => same,
+            None => {
+                let caller = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+                let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(declared));
+                pg_sys::MemoryContextSwitchTo(caller);
+                description
+            }
+        }
     };
     KNOWN.with_borrow_mut(|known| {
         known.retain(|known| known.function != function);

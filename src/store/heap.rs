@@ -16,7 +16,9 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
-use crate::postgres::{float_datum, is_plain, unguarded};
+use crate::postgres::{
+    Scratch, check_for_interrupts, float_datum, is_plain, local_transaction, unguarded,
+};
 use crate::spi::TableLock;
 use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
@@ -190,14 +192,8 @@ impl Locks {
     /// Those of the current subtransaction.
     fn here(table: pg_sys::Oid, index: pg_sys::Oid) -> Locks {
         // SAFETY: reads the state of the transaction.
-        unsafe {
-            #[cfg(any(feature = "pg15", feature = "pg16"))]
-            let transaction = (*pg_sys::MyProc).lxid;
-            #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-            let transaction = (*pg_sys::MyProc).vxid.lxid;
-            let subtransaction = unguarded::GetCurrentSubTransactionId();
-            Locks { transaction, subtransaction, table, index }
-        }
+        let subtransaction = unsafe { unguarded::GetCurrentSubTransactionId() };
+        Locks { transaction: local_transaction(), subtransaction, table, index }
     }
 }
 
@@ -247,6 +243,13 @@ impl Plain {
                 },
             }
         }
+    }
+
+    /// # Safety
+    /// Inside a guard; the slot holds a row of the table, deformed.
+    unsafe fn of(slot: &pg_sys::TupleTableSlot) -> Plain {
+        // SAFETY: as the caller says.
+        unsafe { Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull) }
     }
 
     fn found(self, name: &[u8]) -> Result<Numbered> {
@@ -617,18 +620,18 @@ impl Heap {
         OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS] = Some(row));
     }
 
-    /// At most so many rows that a scan for these finds, in ascending order, and what `take` makes
-    /// of their columns.
+    /// What `take` makes of the rows that a scan for these finds, in ascending order; of at most so
+    /// many.
     ///
     /// # Safety
-    /// `take` runs inside a guard, and is given the columns of a row.
+    /// `take` runs inside a guard.
     unsafe fn rows<const N: usize, T>(
         &self,
         arguments: [pg_sys::Datum; N],
         above: bool,
         most: usize,
-        take: impl Fn(*const pg_sys::Datum) -> T,
-    ) -> Vec<(T, Plain)> {
+        take: impl Fn(&pg_sys::TupleTableSlot) -> T,
+    ) -> Vec<T> {
         let mut keys = scan_keys(arguments, above);
         let keys = &mut keys[..];
         let mut rows = Vec::new();
@@ -641,8 +644,7 @@ impl Heap {
         unsafe {
             guarded(|| {
                 self.scan_latest(keys, |slot| {
-                    let row = Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull);
-                    found.push((take(slot.tts_values), row));
+                    found.push(take(slot));
                     found.len() < most
                 });
             });
@@ -674,8 +676,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Locks the newest version of a row; `None` if the row is gone, or with `wait` false if
-    /// another transaction has it.
+    /// Locks the newest version of a row; `None` if the row is gone or has moved on in this moment, or
+    /// with `wait` false if another transaction has it.
     fn lock_found(&self, id: RowId, found: Plain, wait: bool) -> Result<Option<Numbered>> {
         let mut tid = found.tid;
         let tid = &raw mut tid;
@@ -686,12 +688,10 @@ impl Heap {
         };
         // SAFETY: the row was found in this table, and its version can't have been pruned yet; the
         // access method is the heap, which has a function to lock with.
-        let (result, row) = unsafe {
+        let row = unsafe {
             let lock_tuple = (*(*self.table).rd_tableam).tuple_lock;
             guarded(|| {
-                let Some(lock_tuple) = lock_tuple else {
-                    return (pg_sys::TM_Result::TM_Deleted, None);
-                };
+                let lock_tuple = lock_tuple?;
                 let slot = raw::table_slot_create(self.table, std::ptr::null_mut());
                 let mut failure = pg_sys::TM_FailureData::default();
                 let result = lock_tuple(
@@ -707,18 +707,13 @@ impl Heap {
                 );
                 let row = (result == pg_sys::TM_Result::TM_Ok).then(|| {
                     raw::slot_getsomeattrs_int(slot, COLUMNS.len() as c_int);
-                    Plain::new((*slot).tts_tid, (*slot).tts_values, (*slot).tts_isnull)
+                    Plain::of(&*slot)
                 });
                 raw::ExecDropSingleTupleTableSlot(slot);
-                (result, row)
+                row
             })
         };
-        match (result, row) {
-            (_, Some(row)) => Ok(Some(row.found(id.name)?)),
-            (pg_sys::TM_Result::TM_Deleted | pg_sys::TM_Result::TM_WouldBlock, _) => Ok(None),
-            // Somebody else has moved it on in this moment: it is looked for again.
-            _ => Ok(None),
-        }
+        row.map(|row| row.found(id.name)).transpose()
     }
 
     fn locked(&self, id: RowId, wait: bool) -> Result<Option<Found>> {
@@ -791,6 +786,26 @@ impl Heap {
         Ok(new.is_some())
     }
 
+    /// Deletes a row, unless another transaction has it; see [`put`](Heap::put).
+    fn take_out(&self, at: Place, locked: bool) -> Result<bool> {
+        let Place(Some(mut tid)) = at else { return Ok(false) };
+        let tid = &raw mut tid;
+        self.lock_for_writing()?;
+        // SAFETY: the row was found in this table, and its version can't have been pruned yet.
+        let result = unsafe {
+            guarded(|| {
+                let mut failure = pg_sys::TM_FailureData::default();
+                let cid = raw::GetCurrentCommandId(true);
+                let none = std::ptr::null_mut();
+                let result =
+                    raw::heap_delete(self.table, tid, cid, none, locked, &mut failure, false);
+                raw::CommandCounterIncrement();
+                result
+            })
+        };
+        Ok(result == pg_sys::TM_Result::TM_Ok)
+    }
+
     /// Enters a row into the index. Of a new row says whether it is the only one of its key; a new
     /// version needs no such look, which would go through all versions of this transaction.
     ///
@@ -853,19 +868,21 @@ impl Heap {
     }
 }
 
-/// The bytes of a text of a row that is pinned.
+/// The bytes of some texts of a row that is pinned.
 ///
 /// # Safety
 /// Inside a guard.
-unsafe fn text_of(value: pg_sys::Datum) -> Vec<u8> {
-    // SAFETY: detoasting returns the value itself, or a copy in Postgres memory.
+unsafe fn texts_of<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>; N] {
+    // SAFETY: detoasting returns the value itself, or a copy in Postgres memory. All of it first, since
+    // its error would jump over what is copied already.
     unsafe {
-        let varlena = raw::pg_detoast_datum_packed(value.cast_mut_ptr());
-        std::slice::from_raw_parts(
-            pgrx::vardata_any(varlena).cast::<u8>(),
-            pgrx::varsize_any_exhdr(varlena),
-        )
-        .to_vec()
+        values.map(|value| raw::pg_detoast_datum_packed(value.cast_mut_ptr())).map(|varlena| {
+            std::slice::from_raw_parts(
+                pgrx::vardata_any(varlena).cast::<u8>(),
+                pgrx::varsize_any_exhdr(varlena),
+            )
+            .to_vec()
+        })
     }
 }
 
@@ -913,9 +930,9 @@ impl Store for Heap {
     fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
         let (name_text, key_text) = (Text::new(name), Text::new(key));
         let arguments = [name_text.datum(), key_text.datum()];
-        // SAFETY: takes nothing.
-        let rows = unsafe { self.rows(arguments, false, usize::MAX, |_| ()) };
-        rows.into_iter().map(|((), row)| row.found(name)).collect()
+        // SAFETY: the slot holds a row of the table.
+        let rows = unsafe { self.rows(arguments, false, usize::MAX, |slot| Plain::of(slot)) };
+        rows.into_iter().map(|row| row.found(name)).collect()
     }
 
     fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -972,22 +989,11 @@ impl Store for Heap {
     }
 
     fn delete(&self, _: RowId, locked: Place) -> Result<()> {
-        let Place(Some(mut tid)) = locked else { return Err(self.not_written()) };
-        let tid = &raw mut tid;
-        self.lock_for_writing()?;
-        // SAFETY: this transaction has locked the row.
-        let result = unsafe {
-            guarded(|| {
-                let mut failure = pg_sys::TM_FailureData::default();
-                let cid = raw::GetCurrentCommandId(true);
-                let none = std::ptr::null_mut();
-                let result =
-                    raw::heap_delete(self.table, tid, cid, none, true, &mut failure, false);
-                raw::CommandCounterIncrement();
-                result
-            })
-        };
-        if result == pg_sys::TM_Result::TM_Ok { Ok(()) } else { Err(self.not_written()) }
+        if self.take_out(locked, true)? { Ok(()) } else { Err(self.not_written()) }
+    }
+
+    fn remove(&self, seen: &Found) -> Result<bool> {
+        self.take_out(seen.at, false)
     }
 
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
@@ -1013,25 +1019,30 @@ impl Store for Heap {
     fn reset_all(&self, name: &[u8]) -> Result<i64> {
         self.lock_for_writing()?;
         let mut keys = std::collections::BTreeSet::new();
+        let mut scratch = Scratch::new();
         // Again, since a row that was waited for may have become several.
         for _ in 0..3 {
             let name_text = Text::new(name);
-            // SAFETY: the second column is the key.
+            // SAFETY: the second and the third column are the key and the shard.
             let rows = unsafe {
-                self.rows([name_text.datum()], false, usize::MAX, |columns| {
-                    text_of(*columns.add(1))
+                self.rows([name_text.datum()], false, usize::MAX, |slot| {
+                    let [key] = texts_of([*slot.tts_values.add(1)]);
+                    (key, (*slot.tts_values.add(2)).value() as i32)
                 })
             };
             if rows.is_empty() {
                 break;
             }
-            for (key, row) in rows {
-                let id = RowId { name, key: &key, shard: row.shard };
-                if let Some(found) = self.lock(id)? {
+            for (key, shard) in rows {
+                check_for_interrupts();
+                let id = RowId { name, key: &key, shard };
+                let held = scratch.run(|| -> Result<bool> {
+                    let Some(found) = self.lock(id)? else { return Ok(false) };
                     self.delete(id, found.at)?;
-                    if found.row.value != f64::INFINITY {
-                        keys.insert(key);
-                    }
+                    Ok(found.row.value != f64::INFINITY)
+                })?;
+                if held {
+                    keys.insert(key);
                 }
             }
         }
@@ -1041,9 +1052,12 @@ impl Store for Heap {
     fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>> {
         let (name, key) = (Text::new(after.0), Text::new(after.1));
         let most = usize::try_from(rows).unwrap_or(0);
-        let take = |columns: *const pg_sys::Datum| {
+        let take = |slot: &pg_sys::TupleTableSlot| {
             // SAFETY: the first two columns are the name and the key.
-            unsafe { (text_of(*columns), text_of(*columns.add(1))) }
+            unsafe {
+                let row = Plain::of(slot);
+                (texts_of([*slot.tts_values, *slot.tts_values.add(1)]), row)
+            }
         };
         // SAFETY: as `take` says.
         let found = unsafe {
@@ -1055,7 +1069,7 @@ impl Store for Heap {
         };
         found
             .into_iter()
-            .map(|((name, key), row)| Ok(Keyed { row: row.found(&name)?, name, key }))
+            .map(|([name, key], row)| Ok(Keyed { row: row.found(&name)?, name, key }))
             .collect()
     }
 
@@ -1079,13 +1093,13 @@ impl Store for Heap {
                     let any = &raw mut pg_sys::SnapshotSelfData;
                     if raw::heap_fetch(self.table, any, &mut tuple, &mut buffer, false) {
                         let (values, _) = self.deformed(&mut tuple);
-                        *found = Some((text_of(values[0]), text_of(values[1])));
+                        *found = Some(texts_of([values[0], values[1]]));
                         raw::ReleaseBuffer(buffer);
                         return;
                     }
                 }
             });
         }
-        Ok(found.take())
+        Ok(found.take().map(|[name, key]| (name, key)))
     }
 }

@@ -199,6 +199,11 @@ impl Store for Connection<'_> {
         }
     }
 
+    /// As for [`replace`](Store::replace).
+    fn remove(&self, _: &Found) -> Result<bool> {
+        Ok(false)
+    }
+
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
         const RESET: Statement = Statement {
             sql: "UPDATE @schema@.ratelimits SET value = 'infinity', prior = NULL, log = NULL \

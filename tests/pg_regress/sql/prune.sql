@@ -95,6 +95,16 @@ SELECT ok FROM rl_limit('window', 'k');
 SET ratelimit.clock = '2027-01-02 15:00:00+00';
 SELECT rl_prune();
 SELECT count(*) FROM rateLimits;
+\echo where rows are reached directly, a key in one row takes no subtransaction: its id would stand in the row
+SET ratelimit.access = heap;
+SELECT rl_define('once', rl_token_bucket(10, '1 second'));
+SELECT count(ok) FROM generate_series(1, 100) n, LATERAL rl_limit('once', n::text);
+SET ratelimit.clock = '2027-01-02 16:00:00+00';
+BEGIN;
+SELECT pg_current_xact_id()::xid AS xid, rl_prune() \gset
+ROLLBACK;
+SELECT :rl_prune AS pruned, count(*) FROM rateLimits WHERE name = 'once' AND xmax = :'xid';
+RESET ratelimit.access;
 \echo errors
 \set VERBOSITY terse
 SELECT rl_prune(0);
