@@ -386,6 +386,17 @@ fn within(taken: &[(i64, f64)], bound: impl Fn(i64, i64) -> f64) -> Result<(), T
     Ok(())
 }
 
+/// Checks that reserved work, done when it was reserved for, keeps to a token bucket; in that order.
+fn keeps_to(config: &Config, work: &[(i64, f64)]) -> Result<(), TestCaseError> {
+    prop_assert!(work.is_sorted_by_key(|&(at, _)| at), "{work:?}");
+    // A reservation above the capacity is one piece of work: nothing can split it.
+    let largest = work.iter().map(|&(_, count)| count).fold(config.capacity, f64::max);
+    within(work, |from, to| {
+        let most = largest + config.refill(to - from);
+        most + 4.0 * config.tolerance() + config.refill(2) + 1e-12 * most
+    })
+}
+
 fn cases(cases: u32) -> ProptestConfig {
     // The same cases every time, so that a change is judged by itself; PROPTEST_RNG_SEED gives
     // others, PROPTEST_CASES more. A failure prints its input; nothing is written to the sources.
@@ -602,13 +613,7 @@ proptest! {
             .filter(|call| call.decision.ok && call.step.count > 0.0)
             .map(|call| (call.now + call.decision.retry_after.unwrap_or_default().0, call.step.count))
             .collect();
-        prop_assert!(work.is_sorted_by_key(|&(at, _)| at), "{work:?}");
-        // A reservation above the capacity is one piece of work: nothing can split it.
-        let largest = work.iter().map(|&(_, count)| count).fold(config.capacity, f64::max);
-        within(&work, |from, to| {
-            let most = largest + config.refill(to - from);
-            most + 4.0 * config.tolerance() + config.refill(2) + 1e-12 * most
-        })?;
+        keeps_to(config, &work)?;
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What stays true when things go wrong: a server killed under load, backends killed and cancelled,
 //! a disk that is full, a standby that is promoted, tables rebuilt under the feet of 16 sessions.
 //!
-//! Each test has a server of its own. `make soak` runs them for long (RATELIMIT_SOAK): see
-//! [`long`]. Sessions note what they take in a table of their own, in the same transaction, and
+//! Each test has a server of its own. `make test` runs them for a moment, `make soak` for long
+//! (RATELIMIT_SOAK): see [`scale`]. Sessions note what they take in a table of their own, in the same transaction, and
 //! remember what they were told; `soak/check.rs` holds the notes, the rows and that against each
 //! other.
 

@@ -345,7 +345,8 @@ fn rows_are_found_while_their_pages_split() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut client = connect();
-            let sql = "SELECT key FROM (SELECT key FROM there ORDER BY round DESC LIMIT 3) AS there,
+            let sql =
+                "SELECT key FROM (SELECT key FROM there ORDER BY round DESC LIMIT 3) AS there,
                                        generate_series(1, 30)
                        WHERE (rl_check('api', key)).remaining <> 999";
             while running.load(Ordering::Relaxed) > 0 {

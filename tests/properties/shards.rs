@@ -7,7 +7,7 @@
 use proptest::prelude::*;
 use ratelimit::algorithm::{Micros, Parts, State, decide};
 
-use crate::{Config, Kind, Sequence, cases, config, instant, sequence, within};
+use crate::{Config, Kind, Sequence, cases, config, instant, keeps_to, sequence, within};
 
 /// The kinds that have parts.
 const BOTH: &[Kind] = &[Kind::TokenBucket, Kind::FixedWindow];
@@ -444,12 +444,7 @@ proptest! {
                 work.push((call.now + wait.0, call.count));
             }
         }
-        prop_assert!(work.is_sorted_by_key(|&(at, _)| at), "{work:?}");
-        let largest = work.iter().map(|&(_, count)| count).fold(config.capacity, f64::max);
-        within(&work, |from, to| {
-            let most = largest + config.refill(to - from);
-            most + 4.0 * config.tolerance() + config.refill(2) + 1e-12 * most
-        })?;
+        keeps_to(config, &work)?;
     }
 
     #[test]

@@ -9,11 +9,11 @@ use postgres::Client;
 use ratelimit::algorithm::{Micros, decide};
 use ratelimit::config;
 
-use crate::check::{check, now, whole};
+use crate::check::{check, whole};
 use crate::own::Server;
 use crate::rules::Random;
 use crate::scale;
-use crate::work::{Round, Works, define, end_prepared, limits, load};
+use crate::work::{Round, Works, begin, end_prepared, load};
 
 /// Against whole numbers. Tokens come in fractions that no float holds, and about as fast as they are
 /// asked for.
@@ -59,11 +59,7 @@ fn freeze(server: &Server, client: &mut Client) -> i32 {
 #[test]
 #[ignore = "needs a server: make test"]
 fn transaction_ids_wrap_around_under_load() {
-    let server = Server::start();
-    let limits = limits();
-    let mut client = server.client();
-    define(&mut client, &limits);
-    let from = now(&mut client);
+    let (server, mut client, limits, from) = begin();
     let mut works = Works::new();
     // No more than two thousand million at a time; the load goes over the end.
     for (number, xid) in [1_900_000_000, 3_600_000_000, u32::MAX - 200].into_iter().enumerate() {

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use postgres::Client;
 use postgres::error::SqlState;
 
-use crate::check::{check, now, whole};
+use crate::check::{check, whole};
 use crate::own::Server;
 use crate::scale;
-use crate::work::{Round, Works, define, end_prepared, limits, load};
+use crate::work::{Round, Works, begin, end_prepared, load};
 
 fn wait_until(client: &mut Client, answer: &str) {
     let start = Instant::now();
@@ -39,11 +39,7 @@ fn answers(client: &mut Client) -> BTreeMap<(String, String), f64> {
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
-    let server = Server::start();
-    let limits = limits();
-    let mut primary = server.client();
-    define(&mut primary, &limits);
-    let from = now(&mut primary);
+    let (server, mut primary, limits, from) = begin();
     let standby = server.standby();
     let mut replica = standby.client();
     let mut works = Works::new();

@@ -10,6 +10,7 @@ use postgres::error::SqlState;
 use postgres::{Client, GenericClient, Statement};
 
 use crate::SESSIONS;
+use crate::check::now;
 use crate::own::Server;
 use crate::rules::{Random, Rule, quick, slow};
 
@@ -22,7 +23,7 @@ pub struct Limit {
 }
 
 /// Every kind, one of them in shards and one with a name as long as a name may be.
-pub fn limits() -> Vec<Limit> {
+fn limits() -> Vec<Limit> {
     let slow = slow(1e6).into_iter().enumerate().map(|(n, rule)| match rule {
         // A log of more entries than a row holds, but not so long that it is all that we test.
         Rule::SlidingLog { period, .. } => (n, Rule::SlidingLog { rate: 500.0, period }),
@@ -43,8 +44,17 @@ pub fn limits() -> Vec<Limit> {
     limits
 }
 
+/// A server with all of them, full since the instant returned.
+pub fn begin() -> (Server, Client, Vec<Limit>, i64) {
+    let (server, limits) = (Server::start(), limits());
+    let mut client = server.client();
+    define(&mut client, &limits);
+    let from = now(&mut client);
+    (server, client, limits, from)
+}
+
 /// The limits in a database, and the tables for notes and checks.
-pub fn define(client: &mut Client, limits: &[Limit]) {
+fn define(client: &mut Client, limits: &[Limit]) {
     client
         .batch_execute(
             "CREATE TABLE takes (work bigint, name text, key text, count float8, at timestamptz);
