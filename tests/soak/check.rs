@@ -47,34 +47,35 @@ fn told(client: &mut impl GenericClient, works: &Works) -> Result<(), String> {
 /// Where nothing refills, rows say what the notes say, to the token; read from the table, and
 /// through the limiter, which goes by the index.
 fn counted(client: &mut impl GenericClient) -> Result<(), String> {
-    client.batch_execute("SET enable_indexscan = off; SET enable_bitmapscan = off").unwrap();
-    let rows = "SELECT name, key, CASE WHEN bool_or(sliding) THEN sum(value)
-                                       ELSE min(capacity) - sum(value) END AS used
-                FROM rateLimits JOIN limits USING (name)
-                WHERE exact AND ts > '-infinity' GROUP BY name, key";
     let differ = |row: postgres::Row| {
         let (name, key): (String, String) = (row.get(0), row.get(1));
         let (taken, used): (Option<f64>, Option<f64>) = (row.get(2), row.get(3));
         format!("{taken:?} taken, {used:?} used of {name:.20}, {key:.20}")
     };
-    let noted = format!(
-        "WITH r AS ({rows}), t AS (
+    client
+        .batch_execute(
+            "SET enable_indexscan = off; SET enable_bitmapscan = off;
+             DROP TABLE IF EXISTS used;
+             CREATE TEMP TABLE used AS
+                 SELECT name, key, CASE WHEN bool_or(sliding) THEN sum(value)
+                                        ELSE min(capacity) - sum(value) END AS used
+                 FROM rateLimits JOIN limits USING (name)
+                 WHERE exact AND ts > '-infinity' GROUP BY name, key;
+             RESET enable_indexscan; RESET enable_bitmapscan",
+        )
+        .unwrap();
+    let noted = "WITH t AS (
              SELECT name, key, sum(count) AS taken FROM takes JOIN limits USING (name) WHERE exact
              GROUP BY name, key)
-         SELECT name, key, taken, used FROM t FULL JOIN r USING (name, key)
-         WHERE taken IS DISTINCT FROM used"
-    );
-    let answered = format!(
-        "WITH r AS ({rows})
-         SELECT name, key, capacity - remaining, used FROM r, rl_check(name, key)
-         WHERE capacity - remaining IS DISTINCT FROM used"
-    );
+         SELECT name, key, taken, used FROM t FULL JOIN used USING (name, key)
+         WHERE taken IS DISTINCT FROM used";
+    let answered = "SELECT name, key, capacity - remaining, used FROM used, rl_check(name, key)
+         WHERE capacity - remaining IS DISTINCT FROM used";
     for (what, sql) in [("notes and rows", noted), ("rl_check and rows", answered)] {
-        if let Some(row) = client.query(&sql, &[]).unwrap().into_iter().next() {
+        if let Some(row) = client.query(sql, &[]).unwrap().into_iter().next() {
             return Err(format!("{what} differ: {}", differ(row)));
         }
     }
-    client.batch_execute("RESET enable_indexscan; RESET enable_bitmapscan").unwrap();
     Ok(())
 }
 
