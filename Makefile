@@ -4,7 +4,7 @@
 PG ?= 15
 export PG PG_CONFIG ONLY TESTS
 
-.PHONY: help run test test-all soak bench install lint clean
+.PHONY: help all run test test-all soak bench install lint clean
 help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
 	@echo 'make test      every test; ONLY=rust|regress|isolation|server|clients|upgrade|soak for a part,'
@@ -25,6 +25,10 @@ run test test-all soak lint:
 bench:
 	@scripts/bench $(if $(ONLY),--only='$(ONLY)') $(if $(REPEATS),--repeats=$(REPEATS)) \
 		$(if $(SECONDS),--seconds=$(SECONDS)) $(if $(ACCESS),--access=$(ACCESS))
+
+all:
+	@scripts/setup install
+	@scripts/build
 
 install:
 	@scripts/setup install

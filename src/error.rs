@@ -141,6 +141,7 @@ impl Error {
                         .to_string(),
                     ),
                     hint: Some(match retry_after {
+                        Some(Micros(0)) => "Try again at once: other transactions hold it.".into(),
                         Some(Micros::SECOND) => "Try again in 1 second.".into(),
                         Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
                         None => format!(

@@ -38,5 +38,5 @@ pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
 pub extern "C-unwind" fn _PG_init() {
     guc::init();
     catalog::init();
-    store::heap::init();
+    subtransaction::init(&[store::heap::forget, shards::forget]);
 }

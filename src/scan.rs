@@ -6,8 +6,10 @@ use crate::error::Result;
 use crate::postgres::{Scratch, check_for_interrupts};
 use crate::store::{Keyed, Numbered, Store};
 
-/// How many rows are read at once: more than one key can have.
-const PAGE: usize = 2048;
+/// How many rows are read at once: not too many, since one with a log is large, unless a key has as
+/// many, and then more than one key can have.
+const PAGE: usize = 128;
+const LARGE_PAGE: usize = 2048;
 
 /// A key and its rows.
 pub struct Key {
@@ -26,14 +28,18 @@ pub fn each_key(
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
     let mut scratch = Scratch::new();
+    let mut page = PAGE;
     loop {
         check_for_interrupts();
         let outcome = scratch.run(|| -> Result<Option<ControlFlow<()>>> {
-            let rows = store.read_after((&after.0, &after.1), within, PAGE as i64)?;
-            let more = rows.len() == PAGE;
+            let rows = store.read_after((&after.0, &after.1), within, page as i64)?;
+            let more = rows.len() == page;
             let mut keys = by_key(rows);
-            if more && keys.len() > 1 {
-                keys.pop(); // some of its rows may be on the next page
+            if more {
+                if keys.len() > 1 || page < LARGE_PAGE {
+                    keys.pop(); // some of its rows may be on the next page
+                }
+                page = if keys.is_empty() { LARGE_PAGE } else { PAGE };
             }
             for key in keys {
                 after = (key.name.clone(), key.key.clone());

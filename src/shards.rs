@@ -9,22 +9,18 @@
 //! it locked and cannot use it gives back first. A transaction that holds a row from an earlier call
 //! waits for no other row of that limit.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
-
-use pgrx::pg_sys;
-use xxhash_rust::xxh64::xxh64;
-
 use crate::algorithm::{Decision, Limit, Micros, Parts, State};
 use crate::error::{Error, Result};
 use crate::guc;
 use crate::limiter::{Answer, Change, TRIES, Target};
-use crate::postgres::{check_for_interrupts, local_transaction};
+use crate::postgres::check_for_interrupts;
 use crate::store::{Found, Numbered, Place, Row, SPREAD, Store};
 use crate::subtransaction::attempt;
 
-/// Of how many limits a transaction remembers which row it holds, before starting anew.
-const REMEMBERED: usize = 1000;
+mod held;
+
+pub use held::forget;
+use held::{held, hold};
 
 /// Whether a row stands for rows that the limit is spread over.
 pub fn is_spread(row: Option<&Row>) -> bool {
@@ -515,41 +511,4 @@ pub fn write(
         }
     }
     Ok(())
-}
-
-/// Which rows the current transaction took from, by limit. A hint: after ROLLBACK TO SAVEPOINT a
-/// row may be another's again.
-struct Held {
-    transaction: pg_sys::LocalTransactionId,
-    rows: HashMap<u64, usize>,
-}
-
-thread_local! {
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
-}
-
-fn hash(target: &Target) -> u64 {
-    xxh64(target.key, xxh64(target.name, u64::from(target.limit.shards())))
-}
-
-fn held(target: &Target) -> Option<usize> {
-    HELD.with_borrow(|held| {
-        let held = held.as_ref().filter(|held| held.transaction == local_transaction())?;
-        held.rows.get(&hash(target)).copied().filter(|&n| n < target.limit.shards() as usize)
-    })
-}
-
-fn hold(target: &Target, n: usize) {
-    let transaction = local_transaction();
-    HELD.with_borrow_mut(|held| {
-        if held.as_ref().is_none_or(|held| held.transaction != transaction) {
-            *held = Some(Held { transaction, rows: HashMap::new() });
-        }
-        if let Some(held) = held {
-            if held.rows.len() >= REMEMBERED {
-                held.rows.clear();
-            }
-            held.rows.insert(hash(target), n);
-        }
-    });
 }

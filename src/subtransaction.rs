@@ -1,11 +1,39 @@
 //! Work that can be taken back: locks and writes inside a subtransaction of the caller's
-//! transaction, so that a call that is refused in the end leaves no row locked.
+//! transaction, so that a call that is refused in the end leaves no row locked. And what has to be
+//! forgotten when one is rolled back, ours or the caller's.
 
+use std::cell::Cell;
+use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use pgrx::pg_sys;
 
 use crate::error::Result;
+
+/// What a memory does when a subtransaction, of this number, is rolled back.
+pub type Forget = fn(pg_sys::SubTransactionId);
+
+thread_local! {
+    static MEMORIES: Cell<&'static [Forget]> = const { Cell::new(&[]) };
+}
+
+/// Has these called at every rollback; called once, when the library is loaded.
+pub fn init(memories: &'static [Forget]) {
+    MEMORIES.set(memories);
+    // SAFETY: the callback is a C function that lives as long as the library.
+    unsafe { pg_sys::RegisterSubXactCallback(Some(ended), std::ptr::null_mut()) };
+}
+
+unsafe extern "C-unwind" fn ended(
+    event: pg_sys::SubXactEvent::Type,
+    number: pg_sys::SubTransactionId,
+    _: pg_sys::SubTransactionId,
+    _: *mut c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        MEMORIES.get().iter().for_each(|forget| forget(number));
+    }
+}
 
 /// Does the work in a subtransaction, which is kept if it returns something, and otherwise, also
 /// after an error, rolled back: what it locked is free again.

@@ -4,128 +4,32 @@
 //! It owes what the executor did: locks on table and index, a command of its own for every write,
 //! index entries where an update is not HOT, predicate locks where they are due (none: like a
 //! sequence, a limit is judged by the latest state at every isolation level). For the ordinary
-//! table only; see [`index_of`].
+//! table only; see `usual`.
 
-use std::cell::{Cell, RefCell};
-use std::ffi::{c_char, c_int};
-use std::mem::MaybeUninit;
+use std::cell::Cell;
+use std::ffi::c_int;
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::*;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
-use crate::postgres::{
-    Scratch, check_for_interrupts, float_datum, is_plain, local_transaction, unguarded,
-};
+use crate::guc;
+use crate::postgres::{Scratch, check_for_interrupts, local_transaction, unguarded};
 use crate::spi::TableLock;
-use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
 
 mod index;
+mod own;
 mod raw;
+mod row;
+mod usual;
 
 use index::Leads;
-
-/// The columns of rateLimits, in order, as this store reads and writes them.
-const COLUMNS: [(&std::ffi::CStr, pg_sys::BuiltinOid); 7] = [
-    (c"name", TEXTOID),
-    (c"key", TEXTOID),
-    (c"shard", INT4OID),
-    (c"value", FLOAT8OID),
-    (c"ts", TIMESTAMPTZOID),
-    (c"prior", FLOAT8OID),
-    (c"log", TIMESTAMPTZARRAYOID),
-];
-
-/// The primary key's index, if the table is the ordinary one; otherwise what keeps this store from
-/// it, such as a trigger.
-///
-/// # Safety
-/// The table is open.
-pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::Oid, &'static str> {
-    // SAFETY: reads the open relation's descriptions.
-    unsafe {
-        let class = &*(*table).rd_rel;
-        let description = &*(*table).rd_att;
-        let usual_key = usual_key(table);
-        let indexes = pg_sys::RelationGetIndexList(table);
-        let fits = |(n, &(name, r#type)): (usize, &(&std::ffi::CStr, pg_sys::BuiltinOid))| {
-            let named = pg_sys::SPI_fnumber((*table).rd_att, name.as_ptr()) == n as c_int + 1;
-            let attribute = pg_sys::SPI_gettypeid((*table).rd_att, n as c_int + 1);
-            named
-                && attribute == r#type.value()
-                && pg_sys::get_attgenerated((*table).rd_id, n as i16 + 1) == 0
-        };
-        let constraints = description.constr;
-        let checked = [
-            (class.relkind != pg_sys::RELKIND_RELATION as c_char, "is no ordinary table"),
-            (class.relam != pg_sys::HEAP_TABLE_AM_OID, "has another access method"),
-            (class.relpersistence == pg_sys::RELPERSISTENCE_TEMP as c_char, "is temporary"),
-            (class.relhastriggers, "has a trigger, or has had one"),
-            (class.relhasrules, "has a rule, or has had one"),
-            (class.relrowsecurity, "has row security"),
-            (class.relispartition || class.relhassubclass, "is part of an inheritance"),
-            (class.relreplident != b'd' as c_char, "has another replica identity"),
-            (
-                description.natts as usize != COLUMNS.len()
-                    || !COLUMNS.iter().enumerate().all(fits),
-                "has other columns",
-            ),
-            (!constraints.is_null() && (*constraints).num_check > 0, "has a check constraint"),
-            ((*table).rd_pkindex == pg_sys::InvalidOid, "has no primary key"),
-            (indexes.is_null() || (*indexes).length != 1, "has a further index"),
-        ];
-        if let Some(&(_, why)) = checked.iter().find(|(other, _)| *other) {
-            return Err(why);
-        }
-        usual_key.ok_or("has another primary key")
-    }
-}
-
-/// The primary key's index, if it is the usual one.
-///
-/// # Safety
-/// The table is open.
-pub unsafe fn usual_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
-    // SAFETY: reads the open relation's descriptions; the list of its indexes finds the primary key.
-    unsafe {
-        pg_sys::list_free(pg_sys::RelationGetIndexList(table));
-        let index = (*table).rd_pkindex;
-        if index == pg_sys::InvalidOid {
-            return None;
-        }
-        let relation = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
-        let usual = is_usual(relation);
-        pg_sys::index_close(relation, pg_sys::AccessShareLock as _);
-        usual.then_some(index)
-    }
-}
-
-/// Whether an index is of name, key and shard in this order, and sorted as by bytes.
-///
-/// # Safety
-/// The index is open.
-unsafe fn is_usual(index: pg_sys::Relation) -> bool {
-    const FAMILIES: [pg_sys::Oid; 3] =
-        [pg_sys::TEXT_BTREE_FAM_OID, pg_sys::TEXT_BTREE_FAM_OID, pg_sys::INTEGER_BTREE_FAM_OID];
-    const COLLATIONS: [pg_sys::Oid; 3] =
-        [pg_sys::C_COLLATION_OID, pg_sys::C_COLLATION_OID, pg_sys::InvalidOid];
-    // SAFETY: reads the open index's descriptions, each of as many entries as it has columns.
-    unsafe {
-        let form = &*(*index).rd_index;
-        (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
-            && form.indisvalid
-            && form.indnatts == 3
-            && (0..3).all(|n| {
-                *form.indkey.values.as_ptr().add(n) == n as i16 + 1
-                    && *(*index).rd_opfamily.add(n) == FAMILIES[n]
-                    && *(*index).rd_indcollation.add(n) == COLLATIONS[n]
-                    && *(*index).rd_indoption.add(n) == 0
-            })
-    }
-}
+pub use own::forget;
+use row::{Plain, Text, columns, is_text, texts_of};
+use usual::COLUMNS;
+pub use usual::{index_of, usual_key};
 
 /// The open table and its index.
 pub struct Heap {
@@ -207,89 +111,6 @@ unsafe fn guarded<T: Copy>(calls: impl FnOnce() -> T) -> T {
     unsafe { pg_guard_ffi_boundary(calls) }
 }
 
-/// A row as it was found, its log in Postgres memory: plain data.
-#[derive(Clone, Copy)]
-struct Plain {
-    tid: pg_sys::ItemPointerData,
-    shard: i32,
-    value: f64,
-    ts: i64,
-    prior: Option<f64>,
-    /// A detoasted copy, or null.
-    log: *mut pg_sys::varlena,
-}
-
-impl Plain {
-    /// # Safety
-    /// Inside a guard; values and nulls are those of a row of the table.
-    unsafe fn new(
-        tid: pg_sys::ItemPointerData,
-        values: *const pg_sys::Datum,
-        nulls: *const bool,
-    ) -> Plain {
-        // SAFETY: the columns are those of COLUMNS.
-        unsafe {
-            let float = |n| f64::from_bits((*values.add(n)).value() as u64);
-            Plain {
-                tid,
-                shard: (*values.add(2)).value() as i32,
-                value: float(3),
-                ts: (*values.add(4)).value() as i64,
-                prior: if *nulls.add(5) { None } else { Some(float(5)) },
-                log: if *nulls.add(6) {
-                    std::ptr::null_mut()
-                } else {
-                    raw::pg_detoast_datum_copy((*values.add(6)).cast_mut_ptr())
-                },
-            }
-        }
-    }
-
-    /// # Safety
-    /// Inside a guard; the slot holds a row of the table, deformed.
-    unsafe fn of(slot: &pg_sys::TupleTableSlot) -> Plain {
-        // SAFETY: as the caller says.
-        unsafe { Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull) }
-    }
-
-    fn found(self, name: &[u8]) -> Result<Numbered> {
-        // SAFETY: a detoasted timestamptz[], as the column is declared.
-        let log = (!self.log.is_null()).then(|| unsafe { log_entries(self.log.into()) });
-        let row = row_of(name, self.shard, self.value, self.ts, self.prior, log)?;
-        Ok((self.shard, Found { row, at: Place(Some(self.tid)) }))
-    }
-}
-
-/// A text of up to 1,024 bytes as Postgres passes it, on the stack.
-#[repr(C, align(8))]
-struct Text {
-    header: u32,
-    bytes: MaybeUninit<[u8; 1024]>,
-}
-
-impl Text {
-    fn new(text: &[u8]) -> Text {
-        let length = text.len().min(1024);
-        let mut bytes = MaybeUninit::<[u8; 1024]>::uninit();
-        // SAFETY: at most as many bytes as there is room for.
-        unsafe {
-            std::ptr::copy_nonoverlapping(text.as_ptr(), bytes.as_mut_ptr().cast(), length);
-        }
-        // SET_VARSIZE of Postgres.
-        let size = (length + 4) as u32;
-        let header = if cfg!(target_endian = "big") { size & 0x3fff_ffff } else { size << 2 };
-        Text { header, bytes }
-    }
-
-    fn datum(&self) -> pg_sys::Datum {
-        pg_sys::Datum::from(&raw const *self)
-    }
-}
-
-thread_local! {
-    static OWN: RefCell<Own> = const { RefCell::new(Own::new()) };
-}
-
 /// The keys of a scan for a name, a key and a shard number, or for the first of them; `above` the
 /// last that is given, or for it.
 fn scan_keys<const N: usize>(
@@ -327,93 +148,10 @@ fn scan_keys<const N: usize>(
     })
 }
 
-/// How many of them are remembered.
-const OWN_ROWS: usize = 64;
-
-/// Where the newest versions are that the current transaction has written: an index look-up walks
-/// through all versions of the transaction, which made n calls on one key cost n * n.
-struct Own {
-    transaction: pg_sys::TransactionId,
-    changes: u64,
-    /// By their hash.
-    rows: [Option<OwnRow>; OWN_ROWS],
-}
-
-#[derive(Clone, Copy)]
-struct OwnRow {
-    hash: u64,
-    tid: pg_sys::ItemPointerData,
-    /// Where the lock was taken that keeps the page from being cut off the table.
-    written_in: pg_sys::SubTransactionId,
-}
-
-/// Called once, when the library is loaded.
-pub fn init() {
-    // SAFETY: the callback is a C function that lives as long as the library.
-    unsafe { pg_sys::RegisterSubXactCallback(Some(subtransaction_ended), std::ptr::null_mut()) };
-}
-
-/// Forgets what was written in a subtransaction that is rolled back, or in one within it: their
-/// numbers ascend.
-unsafe extern "C-unwind" fn subtransaction_ended(
-    event: pg_sys::SubXactEvent::Type,
-    ended: pg_sys::SubTransactionId,
-    _: pg_sys::SubTransactionId,
-    _: *mut std::ffi::c_void,
-) {
-    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        OWN.with(|own| {
-            // Borrowed for a moment only, never while Postgres ends anything.
-            let Ok(mut own) = own.try_borrow_mut() else { return };
-            for row in &mut own.rows {
-                *row = row.filter(|row| row.written_in < ended);
-            }
-        });
-    }
-}
-
-impl Own {
-    const fn new() -> Own {
-        Own { transaction: pg_sys::InvalidTransactionId, changes: 0, rows: [None; OWN_ROWS] }
-    }
-
-    /// Forgets what another transaction wrote, or what was before the table changed.
-    fn now(&mut self) -> &mut Own {
-        // SAFETY: reads the state of the transaction.
-        let transaction = unsafe { unguarded::GetTopTransactionIdIfAny() };
-        let changes = catalog::changes();
-        if self.transaction != transaction || self.changes != changes {
-            *self = Own { transaction, changes, ..Own::new() };
-        }
-        self
-    }
-}
-
-fn hash(id: RowId) -> u64 {
-    use xxhash_rust::xxh64::xxh64;
-    xxh64(id.key, xxh64(id.name, id.shard as u64))
-}
-
 /// Whether the scan of a snapshot would leave predicate locks.
 fn is_serializable() -> bool {
     // SAFETY: reads the state of the transaction.
     unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
-}
-
-/// Whether a value is this text; its bytes, where they are not compressed or elsewhere.
-///
-/// # Safety
-/// The value is a text of a row that is pinned.
-unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        let varlena = value.cast_mut_ptr::<pg_sys::varlena>();
-        is_plain(varlena)
-            && std::slice::from_raw_parts(
-                pgrx::vardata_any(varlena).cast::<u8>(),
-                pgrx::varsize_any_exhdr(varlena),
-            ) == text
-    }
 }
 
 impl Heap {
@@ -587,9 +325,7 @@ impl Heap {
 
     /// The row where this transaction wrote it last, if it did: nobody else can have changed it.
     fn find_own(&self, id: RowId) -> Option<Plain> {
-        let hash = hash(id);
-        let known = OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS]);
-        let OwnRow { tid, .. } = known.filter(|known| known.hash == hash)?;
+        let tid = own::place(id)?;
         // SAFETY: the page is there, since this transaction wrote to it, has kept the table locked
         // since, and the table has not changed. The hash may be that of another row; so all of it is
         // looked at.
@@ -610,14 +346,6 @@ impl Heap {
                 row
             })
         }
-    }
-
-    fn remember(&self, id: RowId, tid: pg_sys::ItemPointerData) {
-        let hash = hash(id);
-        // SAFETY: reads the state of the transaction.
-        let written_in = unsafe { unguarded::GetCurrentSubTransactionId() };
-        let row = OwnRow { hash, tid, written_in };
-        OWN.with_borrow_mut(|own| own.now().rows[hash as usize % OWN_ROWS] = Some(row));
     }
 
     /// What `take` makes of the rows that a scan for these finds, in ascending order; of at most so
@@ -781,7 +509,7 @@ impl Heap {
             })
         };
         if let Some(new) = new {
-            self.remember(id, new);
+            own::remember(id, new);
         }
         Ok(new.is_some())
     }
@@ -868,40 +596,6 @@ impl Heap {
     }
 }
 
-/// The bytes of some texts of a row that is pinned.
-///
-/// # Safety
-/// Inside a guard.
-unsafe fn texts_of<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>; N] {
-    // SAFETY: detoasting returns the value itself, or a copy in Postgres memory. All of it first, since
-    // its error would jump over what is copied already.
-    unsafe {
-        values.map(|value| raw::pg_detoast_datum_packed(value.cast_mut_ptr())).map(|varlena| {
-            std::slice::from_raw_parts(
-                pgrx::vardata_any(varlena).cast::<u8>(),
-                pgrx::varsize_any_exhdr(varlena),
-            )
-            .to_vec()
-        })
-    }
-}
-
-/// A row's columns, and which of them are NULL.
-fn columns(name: &Text, key: &Text, shard: i32, row: &Row) -> ([pg_sys::Datum; 7], [bool; 7]) {
-    let null = pg_sys::Datum::from(0);
-    let log = row.log.as_ref().map(|log| log_datum(log));
-    let values = [
-        name.datum(),
-        key.datum(),
-        shard.into(),
-        float_datum(row.value),
-        ts_datum(row.ts),
-        row.prior.map_or(null, float_datum),
-        log.unwrap_or(null),
-    ];
-    (values, [false, false, false, false, false, row.prior.is_none(), row.log.is_none()])
-}
-
 impl Store for Heap {
     fn read(&self, id: RowId) -> Result<Option<Found>> {
         self.find(id).map(|row| Ok(row.found(id.name)?.1)).transpose()
@@ -916,6 +610,11 @@ impl Store for Heap {
     }
 
     fn replace(&self, id: RowId, seen: &Found, row: &Row) -> Result<bool> {
+        // heap_update answers "being modified" to who doesn't wait, but an assertion says that
+        // nobody does so.
+        if guc::has_assertions() {
+            return Ok(false);
+        }
         self.put(id, seen.at, row, false)
     }
 
@@ -978,7 +677,7 @@ impl Store for Heap {
             })
         };
         match new {
-            Some(tid) => self.remember(id, tid),
+            Some(tid) => own::remember(id, tid),
             None => self.wait_for_rival(id),
         }
         Ok(new.is_some())

@@ -46,6 +46,10 @@ SELECT shown('ALTER TABLE rateLimits ADD COLUMN note text');
 SELECT shown('ALTER TABLE rateLimits REPLICA IDENTITY FULL');
 SELECT shown('ALTER TABLE rateLimits SET UNLOGGED');
 SELECT shown('CREATE TABLE below () INHERITS (rateLimits)');
+-- A publication that only takes updates which say which row they are of.
+SELECT shown('CREATE PUBLICATION p FOR TABLE rateLimits WHERE (shard = 0)');
+SELECT shown('CREATE PUBLICATION p FOR TABLE rateLimits WHERE (value < 1e9)');
+SELECT shown('CREATE PUBLICATION p FOR TABLE rateLimits (value)');
 -- Another primary key: columns in another order, or sorted otherwise.
 SELECT shown('ALTER TABLE rateLimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (key, name, shard)');
 SELECT shown('ALTER TABLE rateLimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key, shard) INCLUDE (value)');

@@ -1,0 +1,83 @@
+//! Where the newest versions are that the current transaction has written: a search of the index walks
+//! through all versions of the transaction, which made n calls on one key cost n * n.
+
+use std::cell::RefCell;
+
+use pgrx::pg_sys;
+use xxhash_rust::xxh64::xxh64;
+
+use crate::catalog;
+use crate::postgres::unguarded;
+use crate::store::RowId;
+
+/// How many of them are remembered.
+const ROWS: usize = 64;
+
+struct Own {
+    transaction: pg_sys::TransactionId,
+    changes: u64,
+    /// By their hash.
+    rows: [Option<OwnRow>; ROWS],
+}
+
+#[derive(Clone, Copy)]
+struct OwnRow {
+    hash: u64,
+    tid: pg_sys::ItemPointerData,
+    /// Where the lock was taken that keeps the page from being cut off the table.
+    written_in: pg_sys::SubTransactionId,
+}
+
+thread_local! {
+    static OWN: RefCell<Own> = const { RefCell::new(Own::new()) };
+}
+
+/// Forgets what was written in a subtransaction that is rolled back, or in one within it: their
+/// numbers ascend.
+pub fn forget(rolled_back: pg_sys::SubTransactionId) {
+    OWN.with(|own| {
+        // Borrowed for a moment only, never while Postgres ends anything.
+        let Ok(mut own) = own.try_borrow_mut() else { return };
+        for row in &mut own.rows {
+            *row = row.filter(|row| row.written_in < rolled_back);
+        }
+    });
+}
+
+impl Own {
+    const fn new() -> Own {
+        Own { transaction: pg_sys::InvalidTransactionId, changes: 0, rows: [None; ROWS] }
+    }
+
+    /// Forgets what another transaction wrote, or what was before the table changed.
+    fn now(&mut self) -> &mut Own {
+        // SAFETY: reads the state of the transaction.
+        let transaction = unsafe { unguarded::GetTopTransactionIdIfAny() };
+        let changes = catalog::changes();
+        if self.transaction != transaction || self.changes != changes {
+            *self = Own { transaction, changes, ..Own::new() };
+        }
+        self
+    }
+}
+
+/// Where the newest version of a row is, or of another with the same hash, if this transaction wrote
+/// it and the table has not changed since.
+pub fn place(id: RowId) -> Option<pg_sys::ItemPointerData> {
+    let hash = hash(id);
+    let known = OWN.with_borrow_mut(|own| own.now().rows[hash as usize % ROWS]);
+    known.filter(|known| known.hash == hash).map(|known| known.tid)
+}
+
+/// Remembers the version that this transaction has just written.
+pub fn remember(id: RowId, tid: pg_sys::ItemPointerData) {
+    let hash = hash(id);
+    // SAFETY: reads the state of the transaction.
+    let written_in = unsafe { unguarded::GetCurrentSubTransactionId() };
+    let row = OwnRow { hash, tid, written_in };
+    OWN.with_borrow_mut(|own| own.now().rows[hash as usize % ROWS] = Some(row));
+}
+
+fn hash(id: RowId) -> u64 {
+    xxh64(id.key, xxh64(id.name, id.shard as u64))
+}
