@@ -72,7 +72,8 @@ fn count(works: &Works, outcome: Outcome) -> usize {
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_server_killed_under_load_has_lost_nothing_and_given_nothing_twice() {
-    let (server, mut client, limits, from) = begin();
+    let (server, limits, from) = begin();
+    let mut client = server.client();
     let mut all = Works::new();
     for number in 0..scale(3, 20) {
         let mut random = Random(number);
@@ -172,7 +173,7 @@ fn the_checks_see_what_is_broken(client: &mut Client, limits: &[Limit], works: &
 #[test]
 #[ignore = "needs a server: make test"]
 fn sessions_killed_and_cancelled_lose_nothing_and_get_nothing_twice() {
-    let (server, mut client, limits, from) = begin();
+    let (server, limits, from) = begin();
     let mut all = Works::new();
     for number in 0..scale(2, 10) {
         let mut random = Random(number);
@@ -194,7 +195,7 @@ fn sessions_killed_and_cancelled_lose_nothing_and_get_nothing_twice() {
                 done = (disturb(&server, &mut random, until, kills), repairs.join().unwrap());
             });
         });
-        client = server.client();
+        let mut client = server.client();
         let prepared = end_prepared(&mut client, &mut works).unwrap();
         drop_invalid_indexes(&mut client);
         println!(

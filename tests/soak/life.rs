@@ -59,12 +59,12 @@ fn freeze(server: &Server, client: &mut Client) -> i32 {
 #[test]
 #[ignore = "needs a server: make test"]
 fn transaction_ids_wrap_around_under_load() {
-    let (server, mut client, limits, from) = begin();
+    let (server, limits, from) = begin();
     let mut works = Works::new();
     // No more than two thousand million at a time; the load goes over the end.
     for (number, xid) in [1_900_000_000, 3_600_000_000, u32::MAX - 200].into_iter().enumerate() {
         server.jump(xid);
-        client = server.client();
+        let mut client = server.client();
         let round = Round { number: number as u64, synchronous: false, reconnect: true };
         let mut age = 0;
         let (more, errors) = load(&server, &limits, round, || {

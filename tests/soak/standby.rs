@@ -9,7 +9,6 @@ use postgres::Client;
 use postgres::error::SqlState;
 
 use crate::check::{check, whole};
-use crate::own::Server;
 use crate::scale;
 use crate::work::{Round, Works, begin, end_prepared, load};
 
@@ -39,7 +38,8 @@ fn answers(client: &mut Client) -> BTreeMap<(String, String), f64> {
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
-    let (server, mut primary, limits, from) = begin();
+    let (server, limits, from) = begin();
+    let mut primary = server.client();
     let standby = server.standby();
     let mut replica = standby.client();
     let mut works = Works::new();

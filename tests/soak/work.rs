@@ -45,12 +45,12 @@ fn limits() -> Vec<Limit> {
 }
 
 /// A server with all of them, full since the instant returned.
-pub fn begin() -> (Server, Client, Vec<Limit>, i64) {
+pub fn begin() -> (Server, Vec<Limit>, i64) {
     let (server, limits) = (Server::start(), limits());
     let mut client = server.client();
     define(&mut client, &limits);
     let from = now(&mut client);
-    (server, client, limits, from)
+    (server, limits, from)
 }
 
 /// The limits in a database, and the tables for notes and checks.
