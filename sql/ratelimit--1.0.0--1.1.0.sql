@@ -1,6 +1,55 @@
 -- More room for HOT updates: at 70, a thousand hot rows outgrew their pages.
 ALTER TABLE @extschema@.rateLimits SET (fillfactor = 40);
 
+-- The direct grant to the installer, which the database's owner lacked. It stays out of the initial
+-- privileges, into which GRANT puts all that there is, the application's grants too. What that owner
+-- granted through pg_database_owner becomes a grant of its own, or it could not be revoked as before;
+-- the dependencies on the roles stay the same.
+DO LANGUAGE plpgsql $$
+DECLARE
+    through CONSTANT oid := 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid;
+    installer record;
+    granted record;
+BEGIN
+    SELECT extension.oid AS extension, role.oid, role.rolname, role.rolsuper INTO STRICT installer
+    FROM pg_catalog.pg_extension AS extension, pg_catalog.pg_roles AS role
+    WHERE extension.extname OPERATOR(pg_catalog.=) 'ratelimit'::pg_catalog.name
+      AND role.oid OPERATOR(pg_catalog.=) extension.extowner;
+    IF installer.rolsuper THEN
+        RETURN;
+    END IF;
+    FOR granted IN
+        SELECT init.objoid, init.initprivs
+        FROM pg_catalog.pg_depend AS member, pg_catalog.pg_init_privs AS init
+        WHERE member.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+          AND member.refobjid OPERATOR(pg_catalog.=) installer.extension
+          AND member.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+          AND member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+          AND init.classoid OPERATOR(pg_catalog.=) member.classid
+          AND init.objoid OPERATOR(pg_catalog.=) member.objid
+          AND EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
+                      WHERE acl.grantee OPERATOR(pg_catalog.=) through)
+    LOOP
+        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I WITH GRANT OPTION',
+                                  granted.objoid::pg_catalog.regprocedure, installer.rolname);
+        UPDATE pg_catalog.pg_init_privs AS init SET initprivs = granted.initprivs
+        WHERE init.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+          AND init.objoid OPERATOR(pg_catalog.=) granted.objoid;
+        UPDATE pg_catalog.pg_proc AS function SET proacl = (
+            SELECT pg_catalog.array_agg(pg_catalog.makeaclitem(own.grantee, own.grantor, own.privilege_type, own.is_grantable))
+            FROM (SELECT acl.grantee, acl.privilege_type, pg_catalog.bool_or(acl.is_grantable) AS is_grantable,
+                         CASE WHEN acl.grantor OPERATOR(pg_catalog.=) through THEN installer.oid ELSE acl.grantor END AS grantor
+                  FROM pg_catalog.aclexplode(function.proacl) AS acl
+                  GROUP BY acl.grantee, acl.privilege_type, 4) AS own
+            WHERE own.grantee OPERATOR(pg_catalog.<>) own.grantor OR own.grantee OPERATOR(pg_catalog.=) function.proowner)
+        FROM pg_catalog.pg_database AS here
+        WHERE function.oid OPERATOR(pg_catalog.=) granted.objoid
+          AND here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+          AND here.datdba OPERATOR(pg_catalog.=) installer.oid;
+    END LOOP;
+END
+$$;
+
 -- The installer's grants were taken out of the initial privileges, but from PostgreSQL 17 on not what
 -- they had left here, which kept that role from being dropped.
 DELETE FROM pg_catalog.pg_shdepend AS dependency
