@@ -205,9 +205,16 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
                 one_of(random, VALUES),
                 one_of(random, VALUES)
             );
-            quoted(&match random.u8(..3) {
+            quoted(&match random.u8(..4) {
                 0 => one_of(random, VALUES).to_owned(),
                 1 => format!("[{request}]"),
+                // A state, of rl_calculate.
+                2 => {
+                    let more =
+                        ["", ", \"prior\": 2", ", \"log\": [0, 1.5e12]", ", \"log\": [null]"];
+                    let (value, ts) = (one_of(random, VALUES), one_of(random, VALUES));
+                    format!("{{\"value\": {value}, \"ts\": {ts}{}}}", one_of(random, &more))
+                }
                 _ => {
                     format!("[{request}, {{\"name\": \"a\"}}, {{\"name\": \"c\", \"key\": \"k\"}}]")
                 }

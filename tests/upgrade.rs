@@ -82,27 +82,50 @@ fn an_update_leads_from_every_version_to_what_a_new_installation_has() {
     }
 }
 
-/// The grants of 1.0.0 to the role that installed left something behind from PostgreSQL 17 on.
+/// The grants of 1.0.0 to the role that installed left something behind from PostgreSQL 17 on; where it
+/// owns the database there were none. What it granted doesn't become an initial privilege, or dumps
+/// would lack it.
 #[test]
 #[ignore = "needs a server: make test"]
 fn after_an_update_the_role_that_installed_can_go() {
     let database = Database::new("upgrade_role");
     let mut client = database.connect();
-    client
-        .batch_execute(
-            "DROP EXTENSION ratelimit;
-             DROP ROLE IF EXISTS upgrade_role;
-             CREATE ROLE upgrade_role;
-             GRANT CREATE ON DATABASE upgrade_role TO upgrade_role;
-             SET ROLE upgrade_role;
-             CREATE SCHEMA limits;
-             CREATE EXTENSION ratelimit SCHEMA limits VERSION '1.0.0';
-             ALTER EXTENSION ratelimit UPDATE;
-             SELECT limits.rl_define('api', limits.rl_token_bucket(5, '365 days')), limits.rl_limit('api');
-             RESET ROLE;
-             REASSIGN OWNED BY upgrade_role TO postgres;
-             DROP OWNED BY upgrade_role;
-             DROP ROLE upgrade_role",
-        )
-        .unwrap();
+    for right in
+        ["GRANT CREATE ON DATABASE upgrade_role TO", "ALTER DATABASE upgrade_role OWNER TO"]
+    {
+        client
+            .batch_execute(&format!(
+                "DROP EXTENSION ratelimit;
+                 DROP ROLE IF EXISTS upgrade_role, upgrade_app;
+                 CREATE ROLE upgrade_role; CREATE ROLE upgrade_app;
+                 {right} upgrade_role;
+                 SET ROLE upgrade_role;
+                 CREATE SCHEMA limits;
+                 CREATE EXTENSION ratelimit SCHEMA limits VERSION '1.0.0';
+                 GRANT EXECUTE ON FUNCTION limits.rl_limit TO upgrade_app;
+                 ALTER EXTENSION ratelimit UPDATE;
+                 SELECT limits.rl_define('api', limits.rl_token_bucket(5, '365 days')), limits.rl_limit('api');
+                 RESET ROLE",
+            ))
+            .unwrap();
+        let row = client
+            .query_one(
+                "SELECT (SELECT count(*) FROM pg_proc WHERE proacl::text LIKE '%upgrade_role=X*/postgres%'),
+                        (SELECT count(*) FROM pg_proc WHERE proacl::text LIKE '%upgrade_app=X/%'),
+                        (SELECT count(*) FROM pg_init_privs WHERE initprivs::text LIKE '%upgrade_%')",
+                &[],
+            )
+            .unwrap();
+        assert_eq!([0, 1, 2].map(|n| row.get::<_, i64>(n)), [13, 1, 0], "{right}");
+        client
+            .batch_execute(
+                "REASSIGN OWNED BY upgrade_role TO postgres;
+                 DROP OWNED BY upgrade_role;
+                 DROP ROLE upgrade_role;
+                 DROP SCHEMA limits CASCADE;
+                 DROP ROLE upgrade_app;
+                 CREATE EXTENSION ratelimit",
+            )
+            .unwrap();
+    }
 }

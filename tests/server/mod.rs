@@ -24,12 +24,17 @@ impl Database {
     /// One of several of a test, which takes no turn.
     #[allow(dead_code)] // not all tests have several
     pub fn beside(name: &'static str) -> Database {
+        let database = Database::empty(name);
+        database.connect().batch_execute("CREATE EXTENSION ratelimit").unwrap();
+        database
+    }
+
+    /// Such a one without the extension.
+    pub fn empty(name: &'static str) -> Database {
         let mut postgres = connect("postgres");
         postgres.batch_execute(&format!("DROP DATABASE IF EXISTS {name} (FORCE)")).unwrap();
         postgres.batch_execute(&format!("CREATE DATABASE {name}")).unwrap();
-        let database = Database { name, _turn: None };
-        database.connect().batch_execute("CREATE EXTENSION ratelimit").unwrap();
-        database
+        Database { name, _turn: None }
     }
 
     pub fn connect(&self) -> Client {

@@ -32,6 +32,20 @@ CREATE FUNCTION trap.current_database() RETURNS name LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'sprung by %', current_user; END $$;
 CREATE FUNCTION trap.unnest(aclitem[]) RETURNS SETOF aclitem LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'sprung by %', current_user; END $$;
+CREATE FUNCTION trap.aclexplode(aclitem[]) RETURNS TABLE (grantor oid, grantee oid, privilege_type text, is_grantable boolean) LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'sprung by %', current_user; END $$;
+CREATE FUNCTION trap.format(text, regprocedure, name) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'sprung by %', current_user; END $$;
+DO $$
+DECLARE
+    type text;
+BEGIN
+    FOREACH type IN ARRAY ARRAY['text', 'int4', 'bool', 'float8', 'timestamptz', 'interval', 'jsonb', 'oid', 'name', 'char',
+                                'regrole', 'regclass', 'regproc', 'regprocedure', 'trigger'] LOOP
+        EXECUTE format('CREATE DOMAIN trap.%I AS pg_catalog.int4 CHECK (VALUE IS NULL)', type);
+    END LOOP;
+END
+$$;
 CREATE EXTENSION ratelimit SCHEMA trap;
 SELECT trap.rl_define('t', trap.rl_token_bucket(3, '1 minute'));
 SELECT ok, capacity FROM trap.rl_limit('t');

@@ -56,17 +56,19 @@ DROP EXTENSION ratelimit;
 SET ROLE regress_rl_installer;
 DROP EXTENSION ratelimit;
 
--- The database's owner installs: no grant but that of pg_database_owner.
+-- The database's owner installs: with a grant of his own, so that dumps say that he granted what he
+-- grants on, and not pg_database_owner, as whom only a superuser can restore.
 SET ROLE regress_rl_owner;
 CREATE EXTENSION ratelimit;
 SELECT relname, relowner::regrole FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_config'::regclass) ORDER BY relname;
 SELECT a.grantee::regrole AS grantee, a.is_grantable, count(*)
 FROM pg_proc p, LATERAL aclexplode(p.proacl) a
-WHERE p.proname LIKE 'rl\_%' AND a.grantee <> p.proowner GROUP BY 1, 2;
+WHERE p.proname LIKE 'rl\_%' AND a.grantee <> p.proowner GROUP BY 1, 2 ORDER BY a.grantee::regrole::text COLLATE "C";
 SELECT rl_define('limit', rl_token_bucket(3, '1 minute'));
 SELECT ok, remaining FROM rl_limit('limit');
 SELECT rl_reset('limit');
 GRANT EXECUTE ON FUNCTION rl_limit, rl_check TO regress_rl_app;
+SELECT a.grantor::regrole FROM pg_proc p, LATERAL aclexplode(p.proacl) a WHERE p.proname = 'rl_limit' AND a.grantee = 'regress_rl_app'::regrole;
 SET ROLE regress_rl_app;
 SELECT ok, remaining FROM rl_limit('limit');
 SELECT rl_define('limit', rl_token_bucket(4, '1 minute'));
