@@ -38,6 +38,8 @@ impl Outcome {
 /// The requests for one (name, key).
 struct Group<'a> {
     target: Target<'a>,
+    /// Whether one of them goes by the definition.
+    defined: bool,
     /// Their numbers, count and reserve, in the order given.
     takes: Vec<(usize, f64, bool)>,
 }
@@ -134,11 +136,17 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
     let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
     for (n, request) in requests.iter().enumerate() {
         let in_request = |error| Error::InRequest { n: n + 1, error: Box::new(error) };
-        let limit = definitions::resolve(catalog, request.name, request.key, request.config)
-            .map_err(in_request)?;
+        let defined = request.config.is_none();
+        let earlier = groups.get_mut(&(request.name, request.key));
+        let limit = match &earlier {
+            // Looked up again, it may have changed since.
+            Some(group) if defined && group.defined => group.target.limit.clone(),
+            _ => definitions::resolve(catalog, request.name, request.key, request.config)
+                .map_err(in_request)?,
+        };
         check_count(&limit, request.count).map_err(in_request)?;
         let take = (n, request.count, request.reserve);
-        match groups.get_mut(&(request.name, request.key)) {
+        match earlier {
             Some(group) if group.target.limit != limit => {
                 return Err(in_request(Error::InvalidArgument {
                     argument: "config",
@@ -146,11 +154,14 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
                     allowed: "one config for a limit".into(),
                 }));
             }
-            Some(group) => group.takes.push(take),
+            Some(group) => {
+                group.defined |= defined;
+                group.takes.push(take);
+            }
             None => {
                 let target = Target { name: request.name, key: request.key, limit };
                 let takes = vec![take];
-                groups.insert((request.name, request.key), Group { target, takes });
+                groups.insert((request.name, request.key), Group { target, defined, takes });
             }
         }
     }
