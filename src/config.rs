@@ -29,6 +29,7 @@ const MAX_PERIOD: f64 = 1e15;
 /// The largest epoch milliseconds of an instant, either side of 1970 (273,000 years).
 pub(crate) const MAX_EPOCH: f64 = 8.64e15;
 
+/// Every field; the sliding kinds take the first 3, a token bucket the first 6.
 const FIELDS: [&str; 8] =
     ["kind", "rate", "period", "capacity", "maxReserved", "shards", "start", "timezone"];
 
@@ -76,6 +77,11 @@ pub fn float_text(number: f64) -> String {
     }
 }
 
+/// Names of fields as messages list them.
+pub(crate) fn quoted(fields: &[&str]) -> String {
+    fields.iter().map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", ")
+}
+
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 pub(crate) fn object<'a>(json: &'a str, example: &str) -> Result<Fields<'a>, ConfigError> {
@@ -118,11 +124,23 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
     const KINDS: &str = r#""token bucket", "fixed window", "sliding window" or "sliding log""#;
 
     let fields = object(json, EXAMPLE)?;
-    if let Some(unknown) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
-        return Err(ConfigError::new(
-            format!("{} is not a field", Value::from(shortened(unknown))),
-            FIELDS.map(|field| format!("\"{field}\"")).join(", "),
-        ));
+    let kind = fields.get("kind").and_then(|raw| text(raw)).unwrap_or_default();
+    let takes: Option<&[&str]> = match kind.as_str() {
+        "token bucket" => Some(&FIELDS[..6]),
+        "fixed window" => Some(&FIELDS),
+        "sliding window" | "sliding log" => Some(&FIELDS[..3]),
+        _ => None,
+    };
+    let allowed = takes.unwrap_or(&FIELDS);
+    if let Some((field, value)) =
+        fields.iter().find(|(field, _)| !allowed.contains(&field.as_str()))
+    {
+        let problem = if FIELDS.contains(&field.as_str()) {
+            format!("\"{field}\" is {}, and a {kind} has no such field", shortened(value.get()))
+        } else {
+            format!("{} is not a field", Value::from(shortened(field)))
+        };
+        return Err(ConfigError::new(problem, quoted(allowed)));
     }
     let required = |field: &str, allowed: &str| {
         fields
@@ -132,25 +150,8 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
     };
 
     let raw_kind = required("kind", KINDS)?;
-    let kind = text(raw_kind).unwrap_or_default();
-    let takes: &[&str] = match kind.as_str() {
-        "token bucket" => &["capacity", "maxReserved", "shards"],
-        "fixed window" => &["capacity", "maxReserved", "shards", "start", "timezone"],
-        "sliding window" | "sliding log" => &[],
-        _ => return Err(ConfigError::field("kind", raw_kind.get(), KINDS)),
-    };
-    for (field, value) in &fields {
-        if !["kind", "rate", "period"].contains(&field.as_str()) && !takes.contains(&field.as_str())
-        {
-            let takes = ["kind", "rate", "period"].iter().chain(takes);
-            return Err(ConfigError::new(
-                format!(
-                    "\"{field}\" is {}, and a {kind} has no such field",
-                    shortened(value.get())
-                ),
-                takes.map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", "),
-            ));
-        }
+    if takes.is_none() {
+        return Err(ConfigError::field("kind", raw_kind.get(), KINDS));
     }
 
     let rate = {

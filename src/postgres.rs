@@ -233,6 +233,12 @@ pub fn system_time() -> Micros {
     from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
 }
 
+/// The number of the current subtransaction; one that begins later has a greater one.
+pub fn subtransaction() -> pg_sys::SubTransactionId {
+    // SAFETY: reads the state of the transaction.
+    unsafe { unguarded::GetCurrentSubTransactionId() }
+}
+
 /// The number of the current transaction in this session, whether or not it has written. Its start
 /// is no substitute: transactions of one message of the simple protocol share that.
 pub fn local_transaction() -> pg_sys::LocalTransactionId {

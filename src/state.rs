@@ -5,7 +5,9 @@
 use serde_json::{Map, Value};
 
 use crate::algorithm::{Limit, Micros, State};
-use crate::config::{ConfigError, MAX_EPOCH, MAX_LOG, json_number, number, object, shortened};
+use crate::config::{
+    ConfigError, MAX_EPOCH, MAX_LOG, json_number, number, object, quoted, shortened,
+};
 
 /// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
 /// sliding window and `log` (epoch ms, oldest first) for a sliding log.
@@ -13,42 +15,39 @@ use crate::config::{ConfigError, MAX_EPOCH, MAX_LOG, json_number, number, object
 /// # Errors
 /// [`ConfigError`] for a field that is missing, unknown, of a wrong type or not this kind's.
 pub fn parse(json: &str, limit: &Limit) -> Result<State, ConfigError> {
+    const TOKENS: &str = "a finite number";
     const EPOCH: &str = "epoch milliseconds";
+    const LOG: &str = "an array of at most 10000 epoch milliseconds, oldest first";
     let fields = object(json, r#"{"value": 3, "ts": 1798804800000}"#)?;
     let expected: &[&str] = match limit {
         Limit::SlidingWindow(_) => &["value", "ts", "prior"],
         Limit::SlidingLog(_) => &["value", "ts", "log"],
         _ => &["value", "ts"],
     };
-    let list =
-        || expected.iter().map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", ");
     if let Some(unknown) = fields.keys().find(|field| !expected.contains(&field.as_str())) {
         let problem = format!("{} is not a field of it", Value::from(shortened(unknown)));
-        return Err(ConfigError::new(problem, list()));
+        return Err(ConfigError::new(problem, quoted(expected)));
     }
-    let required = |field: &str| {
+    let required = |field: &str, allowed: &str| {
         fields
             .get(field)
             .copied()
-            .ok_or_else(|| ConfigError::new(format!("\"{field}\" is missing"), list()))
+            .ok_or_else(|| ConfigError::new(format!("\"{field}\" is missing"), allowed))
     };
-    let value = number("value", required("value")?, "a finite number", |_| true)?;
-    let ts = number("ts", required("ts")?, EPOCH, |ts| ts.abs() <= MAX_EPOCH)?;
+    let value = number("value", required("value", TOKENS)?, TOKENS, |_| true)?;
+    let ts = number("ts", required("ts", EPOCH)?, EPOCH, |ts| ts.abs() <= MAX_EPOCH)?;
     let (mut prior, mut log) = (None, None);
     match limit {
         Limit::SlidingWindow(_) => {
-            prior = Some(number("prior", required("prior")?, "a finite number", |_| true)?);
+            prior = Some(number("prior", required("prior", TOKENS)?, TOKENS, |_| true)?);
         }
         Limit::SlidingLog(_) => {
-            let raw = required("log")?;
+            let raw = required("log", LOG)?;
             let entries = serde_json::from_str::<Vec<f64>>(raw.get())
                 .ok()
                 .filter(|log| log.is_sorted() && log.len() as f64 <= MAX_LOG)
                 .filter(|log| log.iter().all(|entry| entry.abs() <= MAX_EPOCH))
-                .ok_or_else(|| {
-                    let allowed = "an array of at most 10000 epoch milliseconds, oldest first";
-                    ConfigError::field("log", raw.get(), allowed)
-                })?;
+                .ok_or_else(|| ConfigError::field("log", raw.get(), LOG))?;
             log = Some(entries.into_iter().map(Micros::from_millis).collect());
         }
         _ => {}

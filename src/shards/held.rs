@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
 use crate::limiter::Target;
-use crate::postgres::{local_transaction, unguarded};
+use crate::postgres::{local_transaction, subtransaction};
 
 /// Of how many limits it is remembered, before starting anew.
 const REMEMBERED: usize = 1000;
@@ -45,8 +45,7 @@ pub fn held(target: &Target) -> Option<usize> {
 /// Remembers that this transaction holds the `n`th row of a limit.
 pub fn hold(target: &Target, n: usize) {
     let transaction = local_transaction();
-    // SAFETY: reads the state of the transaction.
-    let locked_in = unsafe { unguarded::GetCurrentSubTransactionId() };
+    let locked_in = subtransaction();
     HELD.with_borrow_mut(|held| {
         let held = match held {
             Some(held) if held.transaction == transaction => held,

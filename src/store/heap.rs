@@ -15,7 +15,7 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
 use crate::guc;
-use crate::postgres::{Scratch, check_for_interrupts, local_transaction, unguarded};
+use crate::postgres::{Scratch, check_for_interrupts, local_transaction, subtransaction};
 use crate::spi::TableLock;
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
 
@@ -95,9 +95,8 @@ thread_local! {
 impl Locks {
     /// Those of the current subtransaction.
     fn here(table: pg_sys::Oid, index: pg_sys::Oid) -> Locks {
-        // SAFETY: reads the state of the transaction.
-        let subtransaction = unsafe { unguarded::GetCurrentSubTransactionId() };
-        Locks { transaction: local_transaction(), subtransaction, table, index }
+        let transaction = local_transaction();
+        Locks { transaction, subtransaction: subtransaction(), table, index }
     }
 }
 

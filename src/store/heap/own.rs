@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
 use crate::catalog;
-use crate::postgres::unguarded;
+use crate::postgres::{subtransaction, unguarded};
 use crate::store::RowId;
 
 /// How many of them are remembered.
@@ -72,9 +72,7 @@ pub fn place(id: RowId) -> Option<pg_sys::ItemPointerData> {
 /// Remembers the version that this transaction has just written.
 pub fn remember(id: RowId, tid: pg_sys::ItemPointerData) {
     let hash = hash(id);
-    // SAFETY: reads the state of the transaction.
-    let written_in = unsafe { unguarded::GetCurrentSubTransactionId() };
-    let row = OwnRow { hash, tid, written_in };
+    let row = OwnRow { hash, tid, written_in: subtransaction() };
     OWN.with_borrow_mut(|own| own.now().rows[hash as usize % ROWS] = Some(row));
 }
 

@@ -13,7 +13,7 @@ CREATE FUNCTION fw(field text, value text) RETURNS text LANGUAGE sql AS $$
 $$;
 \a \t
 \echo kind
-SELECT v, refusal(v) FROM (VALUES ('{}'), ('{"rate": 1, "period": 1000}')) t (v);
+SELECT v, refusal(v) FROM (VALUES ('{}'), ('{"rate": 1, "period": 1000}'), ('{"Kind": "token bucket", "rate": 1, "period": 1000}')) t (v);
 SELECT v, refusal(tb('kind', v)) FROM unnest(ARRAY['null', '1', 'true', '""', '"leaky bucket"', '"Token Bucket"', '"token_bucket"', '" token bucket"', '[]', '{}', '["token bucket"]']) v;
 \echo rate
 SELECT v, refusal(v) FROM (VALUES ('{"kind": "token bucket", "period": 1000}'), ('{"kind": "sliding log", "period": 1000}')) t (v);
