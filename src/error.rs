@@ -109,7 +109,7 @@ impl Error {
             }
             Error::Undefined { name } => Report {
                 hint: Some(format!(
-                    "Define it: SELECT rl_define({}, rl_token_bucket(rate => 10, period => '1 minute')); or pass a config.",
+                    "Define it: SELECT rl_define({}, rl_token_bucket(rate => 10, period => '1 minute'));",
                     literal(&name)
                 )),
                 ..report(b"42704", format!("rate limit \"{name}\" is not defined"))
@@ -157,16 +157,17 @@ impl Error {
                 hint: Some("rl_reset(name, key) forgets what was taken.".into()),
                 ..report(b"0A000", format!("{function}() is not supported for a {kind}"))
             },
-            Error::BadState { name, column, value } => Report {
-                hint: Some(format!(
-                    "SELECT rl_reset({}, $1); with its key makes it full again.",
-                    literal(&name)
-                )),
-                ..report(
-                    b"55000",
-                    format!("rate limit \"{name}\" has a stored {column} of {}", float_text(value)),
-                )
-            },
+            Error::BadState { name, column, value } => {
+                let (quoted, value) = (literal(&name), float_text(value));
+                let column_is = if column == "log" { "ANY (log)" } else { column };
+                Report {
+                    hint: Some(format!(
+                        "SELECT rl_reset({quoted}, $1); makes it full again. Its key: \
+                         SELECT key FROM rateLimits WHERE name = {quoted} AND '{value}' = {column_is};"
+                    )),
+                    ..report(b"55000", format!("rate limit \"{name}\" has a stored {column} of {value}"))
+                }
+            }
             Error::NotWritten { table } => Report {
                 detail: Some(format!(
                     "A trigger, a rule or row security on the table {table} keeps rows from being written or read."

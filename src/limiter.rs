@@ -11,7 +11,7 @@ use crate::config::{MAX_TOKENS, float_text};
 use crate::definitions;
 use crate::error::{Error, Result};
 use crate::guc;
-use crate::postgres::{Jsonb, check_for_interrupts, utf8};
+use crate::postgres::{INFINITE, Jsonb, check_for_interrupts, utf8};
 use crate::shards::{self, Holding};
 use crate::store::{self, Row, RowId, Store};
 
@@ -232,13 +232,12 @@ impl Target<'_> {
         match row {
             // Reset, or of a kind that has nothing to carry over: as if it weren't there.
             Some(row) if row.value != f64::INFINITY && limit.carries(&row) => {
-                for (column, value) in [("value", Some(row.value)), ("prior", row.prior)] {
-                    if let Some(value) = value.filter(|value| !value.is_finite()) {
-                        let name = utf8(self.name).into_owned();
-                        return Err(Error::BadState { name, column, value });
+                match unwritten(&row) {
+                    Some((column, value)) => {
+                        Err(Error::BadState { name: utf8(self.name).into_owned(), column, value })
                     }
+                    None => Ok(row),
                 }
-                Ok(row)
             }
             _ => Ok(limit.fresh(now, self.phase())),
         }
@@ -289,6 +288,24 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
         return Err(bad_count(count, "a whole number, for a sliding log"));
     }
     Ok(())
+}
+
+/// A column of a row that no call can have written, and what is in it, for a time an infinity.
+fn unwritten(row: &Row) -> Option<(&'static str, f64)> {
+    let infinite = |at: Option<&Micros>| {
+        at.filter(|at| INFINITE.contains(at)).map(|at| f64::INFINITY.copysign(at.0 as f64))
+    };
+    let log = row.log.as_deref().unwrap_or_default();
+    let columns = [
+        ("value", Some(row.value)),
+        ("prior", row.prior),
+        ("ts", infinite(Some(&row.ts))),
+        ("log", infinite(log.first())),
+        ("log", infinite(log.last())),
+    ];
+    columns.into_iter().find_map(|(column, value)| {
+        value.filter(|value| !value.is_finite()).map(|value| (column, value))
+    })
 }
 
 /// Refuses a count that no limit can take (22023).

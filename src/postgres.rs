@@ -211,6 +211,9 @@ const MIN_TIMESTAMP: i64 = -211_813_488_000_000_000;
 /// The last timestamptz, exclusive: END_TIMESTAMP of Postgres.
 const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
 
+/// What -infinity and infinity are as instants; the latter is also what is later than instants can tell.
+pub const INFINITE: [Micros; 2] = [Micros(i64::MIN + POSTGRES_EPOCH), Micros(i64::MAX)];
+
 /// A timestamptz as an instant.
 pub fn from_timestamptz(timestamp: i64) -> Micros {
     Micros(timestamp.saturating_add(POSTGRES_EPOCH))

@@ -405,7 +405,7 @@ impl Heap {
 
     /// Locks the newest version of a row; `None` if the row is gone or has moved on in this moment, or
     /// with `wait` false if another transaction has it.
-    fn lock_found(&self, id: RowId, found: Plain, wait: bool) -> Result<Option<Numbered>> {
+    fn lock_found(&self, found: Plain, wait: bool) -> Option<Found> {
         let mut tid = found.tid;
         let tid = &raw mut tid;
         let policy = if wait {
@@ -440,15 +440,12 @@ impl Heap {
                 row
             })
         };
-        row.map(|row| row.found(id.name)).transpose()
+        row.map(|row| row.found().1)
     }
 
     fn locked(&self, id: RowId, wait: bool) -> Result<Option<Found>> {
         self.lock_for_writing()?;
-        match self.find(id) {
-            Some(found) => Ok(self.lock_found(id, found, wait)?.map(|(_, found)| found)),
-            None => Ok(None),
-        }
+        Ok(self.find(id).and_then(|found| self.lock_found(found, wait)))
     }
 
     /// Puts a new version of a row in the place of one, unless another transaction has that row. One
@@ -597,7 +594,7 @@ impl Heap {
 
 impl Store for Heap {
     fn read(&self, id: RowId) -> Result<Option<Found>> {
-        self.find(id).map(|row| Ok(row.found(id.name)?.1)).transpose()
+        Ok(self.find(id).map(|row| row.found().1))
     }
 
     fn lock(&self, id: RowId) -> Result<Option<Found>> {
@@ -618,11 +615,8 @@ impl Store for Heap {
     }
 
     fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>> {
-        shards
-            .iter()
-            .filter_map(|&shard| self.find(RowId { name, key, shard }))
-            .map(|row| row.found(name))
-            .collect()
+        let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
+        Ok(rows.map(Plain::found).collect())
     }
 
     fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -630,7 +624,7 @@ impl Store for Heap {
         let arguments = [name_text.datum(), key_text.datum()];
         // SAFETY: the slot holds a row of the table.
         let rows = unsafe { self.rows(arguments, false, usize::MAX, |slot| Plain::of(slot)) };
-        rows.into_iter().map(|row| row.found(name)).collect()
+        Ok(rows.into_iter().map(Plain::found).collect())
     }
 
     fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -765,10 +759,9 @@ impl Store for Heap {
             }
             found
         };
-        found
-            .into_iter()
-            .map(|([name, key], row)| Ok(Keyed { row: row.found(&name)?, name, key }))
-            .collect()
+        let keyed =
+            |([name, key], row): ([Vec<u8>; 2], Plain)| Keyed { name, key, row: row.found() };
+        Ok(found.into_iter().map(keyed).collect())
     }
 
     fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {

@@ -9,9 +9,9 @@ use pgrx::pg_sys::BuiltinOid::{
 };
 
 use crate::algorithm::Micros;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::postgres::{
-    float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, utf8, varlena_bytes,
+    float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, varlena_bytes,
 };
 use crate::spi::{Connection, Statement, TableLock};
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
@@ -64,7 +64,7 @@ impl Store for Connection<'_> {
         };
         let shards: Vec<pg_sys::Datum> = shards.iter().map(|&shard| shard.into()).collect();
         let shards = array(shards, INT4OID, size_of::<i32>(), b'i');
-        self.rows(&READ_SOME, name, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])
+        self.rows(&READ_SOME, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])
     }
 
     fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -76,7 +76,7 @@ impl Store for Connection<'_> {
             results: &STATE,
             lock: TableLock::Read,
         };
-        self.rows(&READ_ALL, name, &[Some(text_datum(name)), Some(text_datum(key))])
+        self.rows(&READ_ALL, &[Some(text_datum(name)), Some(text_datum(key))])
     }
 
     fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -88,7 +88,7 @@ impl Store for Connection<'_> {
             results: &STATE,
             lock: TableLock::LockRows,
         };
-        self.rows(&LOCK_ALL, name, &[Some(text_datum(name)), Some(text_datum(key))])
+        self.rows(&LOCK_ALL, &[Some(text_datum(name)), Some(text_datum(key))])
     }
 
     fn insert(&self, id: RowId, row: &Row) -> Result<bool> {
@@ -161,7 +161,7 @@ impl Store for Connection<'_> {
         (0..count)
             .map(|row| {
                 let (name, key) = (text(row, 1)?, text(row, 2)?);
-                let row = self.selected(row, 3, &name)?;
+                let row = self.selected(row, 3)?;
                 Ok(Keyed { name, key, row })
             })
             .collect()
@@ -277,22 +277,21 @@ impl Connection<'_> {
     fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Found>> {
         match self.execute(statement, &row_id(id))? {
             0 => Ok(None),
-            _ => Ok(Some(self.selected(0, 1, id.name)?.1)),
+            _ => Ok(Some(self.selected(0, 1)?.1)),
         }
     }
 
     fn rows(
         &self,
         statement: &Statement,
-        name: &[u8],
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<Vec<Numbered>> {
         let count = self.execute(statement, parameters)?;
-        (0..count).map(|row| self.selected(row, 1, name)).collect()
+        (0..count).map(|row| self.selected(row, 1)).collect()
     }
 
     /// A row of the last result, whose columns are those of [`STATE`] from number `first` on.
-    fn selected(&self, row: u64, first: c_int, name: &[u8]) -> Result<Numbered> {
+    fn selected(&self, row: u64, first: c_int) -> Result<Numbered> {
         let field = |column| self.field(row, first + column);
         let (Some(shard), Some(value), Some(ts)) = (field(0), field(1), field(2)) else {
             return Err(Connection::not_written(self));
@@ -302,37 +301,20 @@ impl Connection<'_> {
         // SAFETY: the column is the timestamptz[] that the statement says it is.
         let log = field(4).map(|log| unsafe { log_entries(log) });
         let prior = field(3).map(float);
-        let row = row_of(name, shard, float(value), ts.value() as i64, prior, log)?;
+        let row = row_of(shard, float(value), ts.value() as i64, prior, log);
         Ok((shard, Found { row, at: Place(None) }))
     }
 }
 
-/// A row of a limit called `name`, its times as Postgres counts them.
-///
-/// # Errors
-/// [`Error::BadState`]: a time that is infinite.
-pub fn row_of(
-    name: &[u8],
-    shard: i32,
-    value: f64,
-    ts: i64,
-    prior: Option<f64>,
-    log: Option<Vec<i64>>,
-) -> Result<Row> {
+/// A row, its times as Postgres counts them.
+pub fn row_of(shard: i32, value: f64, ts: i64, prior: Option<f64>, log: Option<Vec<i64>>) -> Row {
     let spread = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
-    let infinite = |ts: i64| (ts == i64::MIN || ts == i64::MAX) && !spread;
-    for (column, ts) in [("ts", Some(ts)), ("log", log.as_deref().and_then(outermost))] {
-        if let Some(ts) = ts.filter(|&ts| infinite(ts)) {
-            let value = if ts > 0 { f64::INFINITY } else { f64::NEG_INFINITY };
-            return Err(Error::BadState { name: utf8(name).into_owned(), column, value });
-        }
-    }
-    Ok(Row {
+    Row {
         value,
         ts: if spread { SPREAD } else { from_timestamptz(ts) },
         prior,
         log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
-    })
+    }
 }
 
 /// A row's time.
@@ -381,11 +363,6 @@ fn array(
             align as c_char,
         ))
     }
-}
-
-/// Of sorted entries, the one that is infinite if any is.
-fn outermost(log: &[i64]) -> Option<i64> {
-    log.first().filter(|&&first| first == i64::MIN).or(log.last()).copied()
 }
 
 /// The entries of a log column, oldest first whoever wrote them.

@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use pgrx::pg_sys;
 
 use super::raw;
-use crate::error::Result;
 use crate::postgres::{float_datum, is_plain};
 use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
 use crate::store::{Found, Numbered, Place, Row};
@@ -55,11 +54,11 @@ impl Plain {
         unsafe { Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull) }
     }
 
-    pub fn found(self, name: &[u8]) -> Result<Numbered> {
+    pub fn found(self) -> Numbered {
         // SAFETY: a detoasted timestamptz[], as the column is declared.
         let log = (!self.log.is_null()).then(|| unsafe { log_entries(self.log.into()) });
-        let row = row_of(name, self.shard, self.value, self.ts, self.prior, log)?;
-        Ok((self.shard, Found { row, at: Place(Some(self.tid)) }))
+        let row = row_of(self.shard, self.value, self.ts, self.prior, log);
+        (self.shard, Found { row, at: Place(Some(self.tid)) })
     }
 }
 

@@ -138,6 +138,16 @@ SELECT ok, remaining FROM rl_limit('ps');
 UPDATE rateLimits SET value = 4, ts = 'infinity' WHERE name = 'ps';
 SELECT ok, remaining FROM rl_limit('ps');
 SELECT value, ts FROM rateLimits WHERE name = 'ps';
+SELECT key FROM rateLimits WHERE name = 'ps' AND 'Infinity' = ts;
+UPDATE rateLimits SET log = ARRAY['infinity']::timestamptz[] WHERE name = 'ps/sl';
+SELECT ok, remaining FROM rl_limit('ps/sl');
+SELECT key FROM rateLimits WHERE name = 'ps/sl' AND 'Infinity' = ANY (log);
+SELECT rl_reset('ps/sl');
+SELECT ok, rl_reset('ps') FROM rl_limit('ps/sl');
+SELECT ok FROM rl_limit('ps');
+-- Pruning leaves such a row for somebody to look at.
+UPDATE rateLimits SET ts = '-infinity' WHERE name = 'ps';
+SELECT rl_prune(), rl_reset_all('ps');
 -- NULLs are refused by the table.
 SELECT left(error_of('UPDATE rateLimits SET value = NULL'), 6), left(error_of('UPDATE rateLimits SET ts = NULL'), 6);
 -- TRUNCATE of the state makes everything full; of the definitions, undefined.
