@@ -47,7 +47,9 @@ pub type Row = State;
 /// (-infinity). Everybody locks it who changes into how many rows.
 pub const SPREAD: Micros = Micros(i64::MIN);
 
-/// Where a version of a row is, for the store that can use it.
+/// Where a version of a row is, for the store that can use it. Good to the end of the statement that
+/// found it: whoever replaces the version since is later than the oldest snapshot of this statement,
+/// which so keeps it from being pruned, and its place from being given to another row.
 #[derive(Clone, Copy)]
 pub struct Place(pub Option<pg_sys::ItemPointerData>);
 

@@ -320,8 +320,8 @@ fn rows_are_found_while_others_come_and_go() {
     assert_sound(&mut database.connect());
 }
 
-/// A search goes on to the right where a page has split since it was told to go there, on every
-/// level. The keys differ at their ends only, so that all pages take few of them.
+/// A search goes on to the right where a page has split since it was told to go there. The keys differ
+/// at their ends only, so that all pages take few of them.
 #[test]
 #[ignore = "needs a server: make test"]
 fn rows_are_found_while_their_pages_split() {

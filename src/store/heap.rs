@@ -413,8 +413,8 @@ impl Heap {
         } else {
             pg_sys::LockWaitPolicy::LockWaitSkip
         };
-        // SAFETY: the row was found in this table, and its version can't have been pruned yet; the
-        // access method is the heap, which has a function to lock with.
+        // SAFETY: the row was found in this table, and its place is still good (see Place); the access
+        // method is the heap, which has a function to lock with.
         let row = unsafe {
             let lock_tuple = (*(*self.table).rd_tableam).tuple_lock;
             guarded(|| {
@@ -456,8 +456,9 @@ impl Heap {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let (mut values, mut nulls) = columns(&name, &key, id.shard, row);
         let (old, values, nulls) = (&raw mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: the tuple is formed of the table's columns; an index entry is made where the new
-        // version is not in a chain from the old.
+        // SAFETY: the row was found in this table, and its place is still good (see Place). The tuple is
+        // formed of the table's columns; an index entry is made where the new version is not in a chain
+        // from the old.
         let new = unsafe {
             guarded(|| {
                 let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
@@ -515,7 +516,7 @@ impl Heap {
         let Place(Some(mut tid)) = at else { return Ok(false) };
         let tid = &raw mut tid;
         self.lock_for_writing()?;
-        // SAFETY: the row was found in this table, and its version can't have been pruned yet.
+        // SAFETY: the row was found in this table, and its place is still good (see Place).
         let result = unsafe {
             guarded(|| {
                 let mut failure = pg_sys::TM_FailureData::default();
