@@ -9,7 +9,7 @@ use pgrx::pg_sys::BuiltinOid::{
 };
 
 use crate::algorithm::Micros;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::postgres::{
     float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, varlena_bytes,
 };
@@ -236,9 +236,8 @@ impl Connection<'_> {
     /// A row of the last result, whose columns are those of [`STATE`] from number `first` on.
     fn selected(&self, row: u64, first: c_int) -> Result<Numbered> {
         let field = |column| self.field(row, first + column);
-        let (Some(shard), Some(value), Some(ts)) = (field(0), field(1), field(2)) else {
-            return Err(Connection::not_written(self));
-        };
+        let not_null = |column, name| field(column).ok_or(Error::NullState { column: name });
+        let (shard, value, ts) = (not_null(0, "shard")?, not_null(1, "value")?, not_null(2, "ts")?);
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         let shard = shard.value() as i32;
         // SAFETY: the column is the timestamptz[] that the statement says it is.

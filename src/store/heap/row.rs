@@ -52,11 +52,10 @@ impl Plain {
     }
 
     /// # Errors
-    /// [`Error::NotWritten`]: a NULL where no call writes one.
+    /// [`Error::NullState`]: a NULL where no call writes one.
     pub fn found(self) -> Result<Numbered> {
-        let (Some(value), Some(ts)) = (self.value, self.ts) else {
-            return Err(Error::NotWritten { table: "rateLimits" });
-        };
+        let value = self.value.ok_or(Error::NullState { column: "value" })?;
+        let ts = self.ts.ok_or(Error::NullState { column: "ts" })?;
         // SAFETY: a detoasted timestamptz[], as the column is declared.
         let log = (!self.log.is_null()).then(|| unsafe { log_entries(self.log.into()) });
         let row = row_of(self.shard, value, ts, self.prior, log);

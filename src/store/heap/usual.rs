@@ -15,10 +15,12 @@ struct Column {
     collation: pg_sys::Oid,
     /// Whether a value can be stored out of line, compressed first.
     extended: bool,
+    has_default: bool,
 }
 
 const fn column(name: &'static CStr, of: pg_sys::BuiltinOid) -> Column {
-    Column { name, of, not_null: true, collation: pg_sys::InvalidOid, extended: false }
+    let collation = pg_sys::InvalidOid;
+    Column { name, of, not_null: true, collation, extended: false, has_default: false }
 }
 
 const fn text(name: &'static CStr) -> Column {
@@ -30,8 +32,8 @@ pub const COLUMNS: usize = 7;
 
 const USUAL: [Column; COLUMNS] = [
     text(c"name"),
-    text(c"key"),
-    column(c"shard", INT4OID),
+    Column { has_default: true, ..text(c"key") },
+    Column { has_default: true, ..column(c"shard", INT4OID) },
     column(c"value", FLOAT8OID),
     column(c"ts", TIMESTAMPTZOID),
     Column { not_null: false, ..column(c"prior", FLOAT8OID) },
@@ -119,7 +121,7 @@ fn is_same_column(
 }
 
 /// Whether a column is as CREATE EXTENSION made it, in what a row that is written by this store is
-/// formed by, or checked by. Its default is not asked for: every column is given.
+/// formed by, or checked by. What its default is does not matter, since every column is given.
 ///
 /// # Safety
 /// The column is one of the description.
@@ -135,6 +137,7 @@ unsafe fn is_usual_column(
         // SAFETY: as the caller says.
         && (!usual.not_null || unsafe { is_never_null(description, column.attnum) })
         && column.attstorage == storage as c_char
+        && column.atthasdef == usual.has_default
         && column.attidentity == 0
         && column.attgenerated == 0
         && column.attinhcount == 0

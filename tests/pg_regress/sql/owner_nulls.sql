@@ -25,9 +25,14 @@ SELECT left(error_of('SELECT rl_limit(''nulls'', ''value'')'), 5);
 SET LOCAL ratelimit.access = heap;
 SELECT left(error_of('SELECT rl_limit(''nulls'', ''value'')'), 5), left(error_of('SELECT rl_limit(''nulls'', ''fine'')'), 5);
 RESET ratelimit.access;
--- Forgotten with its name, and written over by hand.
+-- Written over by hand, and deleted as the hint says.
 UPDATE rateLimits SET value = 7, ts = '2027-01-01 12:00:00+00' WHERE name = 'nulls' AND key = 'value';
 SELECT ok, remaining FROM rl_limit('nulls', 'value');
+SELECT left(error_of('SELECT rl_reset_all(''nulls'')'), 5), left(error_of('SELECT rl_reset_all(''nulls/wide'')'), 5);
+SAVEPOINT a;
+SELECT rl_check('nulls', 'both');
+ROLLBACK TO a;
+DELETE FROM rateLimits WHERE value IS NULL OR ts IS NULL;
 SELECT rl_reset_all('nulls') > 0, rl_reset_all('nulls/wide') > 0;
 SELECT ok, remaining FROM rl_limit('nulls', 'both');
 SELECT ok, remaining FROM rl_limit('nulls/wide', 'shard');
