@@ -105,15 +105,22 @@ fn github(name: &[u8], outcome: &Outcome) -> Headers {
     headers
 }
 
-/// The rate of a limit as whole tokens and the whole seconds that they are for. Of a rate below one
-/// token it is one token, for as much longer.
+/// The rate of a limit as whole tokens and the whole seconds that they are for: the period, rounded
+/// up, and what comes in meanwhile, rounded down. Where that is less than one token it is one, for as
+/// much longer.
 fn policy(limit: &Limit) -> (i64, Option<i64>) {
     let (rate, period) = limit.policy();
-    let stretch = rate.min(1.0);
+    let Some(period) = period else { return (tokens(rate).max(1), None) };
+    let window = seconds(period).max(1);
+    let quota = match Micros(window.saturating_mul(Micros::SECOND.0)) {
+        whole if whole == period => rate,
+        longer => rate * longer.0 as f64 / period.0 as f64,
+    };
+    if quota >= 1.0 {
+        return (tokens(quota), Some(window));
+    }
     // In whole microseconds first: 604,800 s / 0.072, as floats, is more than the 8,400,000 it is.
-    let window =
-        period.map(|period| whole(((period.0 as f64 / stretch).round() / 1e6).ceil()).max(1));
-    (tokens(rate).max(1), window)
+    (1, Some(whole(((period.0 as f64 / rate).round() / 1e6).ceil())))
 }
 
 /// The largest integer of a structured field: 15 digits.
@@ -264,8 +271,15 @@ mod tests {
             (0.3, 60_000.0, 1, 200),
             (0.7, 60_000.0, 1, 86),
             (0.072, 604_800_000.0, 1, 8_400_000),
-            (5.0, 1.0, 5, 1),
-            (5.0, 1_000.001, 5, 2),
+            (5.0, 1.0, 5_000, 1),
+            (100.0, 100.0, 1_000, 1),
+            (100.0, 300.0, 333, 1),
+            (0.5, 100.0, 5, 1),
+            (0.05, 100.0, 1, 2),
+            (5.0, 1_000.001, 9, 2),
+            (100.0, 1_500.0, 133, 2),
+            (0.7, 1_500.0, 1, 3),
+            (1e15, 1.0, MAX, 1),
             (1e15, 1e15, MAX, 1_000_000_000_000),
             (1e-300, 1e15, 1, MAX),
         ] {

@@ -9,6 +9,9 @@
 //! it locked and cannot use it gives back first. A transaction that holds a row from an earlier call
 //! waits for no other row of that limit.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use crate::algorithm::{Decision, Limit, Micros, Parts, State};
 use crate::error::{Error, Result};
 use crate::guc;
@@ -45,7 +48,8 @@ pub fn part_of(limit: &Limit, shards: u32) -> Limit {
 /// What the rows of a key hold.
 pub struct Holding<'a> {
     pub parts: Parts<'a>,
-    /// Whether the rows are those that the limit wants; if not, the parts are what it would get.
+    /// Whether the rows are those that the limit wants; if not, the parts are the rows as they stand,
+    /// or, where these mean nothing to it, new ones.
     pub in_place: bool,
     /// Where they are then.
     pub places: Vec<Place>,
@@ -65,26 +69,24 @@ pub fn holding<'a>(
 
     let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.row));
     let places = rows.iter().map(|(_, found)| found.at).collect();
-    let states = if in_place || fresh {
+    let parts = if in_place || fresh {
         let part = part_of(limit, shards);
         let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
-        (0..shards)
+        let states = (0..shards)
             .map(|_| target.state(&part, rows.next().map(|(_, found)| found.row), now))
-            .collect::<Result<Vec<State>>>()?
+            .collect::<Result<Vec<State>>>()?;
+        Parts::new(limit, states)
     } else {
-        // Rows of another number of shards: what they hold is shared out anew.
-        let mut sum = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
-        for (number, found) in rows {
-            let part = part_of(limit, shards_of(number));
-            let state = target.state(&part, Some(found.row), now)?;
-            let state = Parts::new(&part, vec![state]).refilled(0, now);
-            sum.value += state.value;
-            sum.ts = sum.ts.max(state.ts);
-        }
-        let value = sum.value.min(limit.capacity()) / f64::from(shards);
-        vec![State { value, ..sum }; shards as usize]
+        // Rows of another number of shards: only a take rearranges them.
+        let mut parts: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
+        let rows = rows.into_iter().map(|(number, found)| {
+            let of = shards_of(number);
+            let part = parts.entry(of).or_insert_with(|| Rc::new(part_of(limit, of)));
+            Ok((part.clone(), target.state(part, Some(found.row), now)?))
+        });
+        Parts::standing(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(Holding { parts: Parts::new(limit, states), in_place, places })
+    Ok(Holding { parts, in_place, places })
 }
 
 /// Locks all rows of a key, in ascending order: row 0 first, as whoever makes others of them, so that
@@ -103,7 +105,8 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
         return Ok(()); // somebody else has just begun: look again
     }
     let rows = store.lock_all(target.name, target.key)?;
-    let holding = holding(target, rows.clone(), guc::now())?;
+    let now = guc::now();
+    let holding = holding(target, rows.clone(), now)?;
     if holding.in_place {
         return Ok(());
     }
@@ -116,7 +119,7 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
         }
     }
     let Some(root) = root else { return Ok(()) };
-    let states = holding.parts.states();
+    let states = holding.parts.rearranged(shards, now);
     if shards == 1 {
         return store.update(target.row(0), root.at, &states[0]);
     }
@@ -456,7 +459,9 @@ pub fn lock<'a>(
     }
     let now = guc::now();
     let mut parts = looked;
-    if sparing && parts.total(now).value + amount >= 0.0 {
+    // The rows of another number of shards are rearranged below.
+    let equal = parts.equal();
+    if sparing && equal && parts.total(now).value + amount >= 0.0 {
         if let Some(n) = held(target).filter(|&n| room(&parts, n, now, amount) >= amount.abs())
             && let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))?
         {
@@ -473,7 +478,7 @@ pub fn lock<'a>(
         // Nothing: what was locked is given back, and then it takes all rows.
         return Ok(among.map(|among| Locked { parts, among }));
     }
-    if held(target).is_some() {
+    if equal && held(target).is_some() {
         let mut places = Vec::new();
         for other in 0..shards as usize {
             let Some(Found { row, at }) = store.try_lock(target.row(number(shards, other)))? else {

@@ -5,9 +5,11 @@
 use serde_json::{Map, Value};
 
 use crate::algorithm::{Limit, Micros, State};
-use crate::config::{
-    ConfigError, MAX_EPOCH, MAX_LOG, json_number, number, object, quoted, shortened,
-};
+use crate::config::{ConfigError, MAX_LOG, json_number, number, object, quoted, shortened};
+
+/// The largest epoch milliseconds of a stored time, either side of 1970: whatever [`Micros`] holds.
+/// It is more than a config may have, since windows are counted up to the end of what a timestamp is.
+const MAX_EPOCH: f64 = i64::MAX as f64 / 1e3;
 
 /// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
 /// sliding window and `log` (epoch ms, oldest first) for a sliding log.

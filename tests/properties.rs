@@ -637,6 +637,88 @@ proptest! {
     }
 }
 
+/// A debt that another config left, or a credit: up to 1e15 tokens, with the clock at up to five periods
+/// after it.
+fn owing() -> impl Strategy<Value = (Config, State, i64)> {
+    let kinds = &[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar];
+    (config(kinds), instant(), -3.0..15.0, 0.0..5.0).prop_map(
+        |(config, ts, exponent, periods): (Config, i64, f64, f64)| {
+            // Dates end with the year 9999.
+            let ts = if config.dates.is_some() { ts % 5_000_000_000_000_000 } else { ts };
+            let value = -10f64.powf(exponent);
+            let state = State { value, ts: Micros(ts), prior: None, log: None };
+            let now = ts + (periods * config.period as f64) as i64;
+            (config, state, now)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(cases(2000))]
+
+    #[test]
+    fn no_debt_lasts_longer_than_ten_years((config, state, now) in owing()) {
+        let limit = config.limit();
+        let Limit::TokenBucket(_) = limit else {
+            // So many windows as turn within ten years of the end of that in which it was left.
+            let (Some(wait), Some(turn)) = (
+                decide(&limit, &state, Micros(now), 0.0, false).retry_after,
+                limit.level(&state, state.ts).reset_at,
+            ) else {
+                prop_assert!(decide(&limit, &state, Micros(now), 0.0, false).ok);
+                return Ok(());
+            };
+            let free = now + wait.0;
+            prop_assert!(free < turn.0 + TEN_YEARS || free == turn.0, "{state:?} until {free}");
+            return Ok(());
+        };
+        let looked = decide(&limit, &state, Micros(now), 0.0, false);
+        let free = now + looked.retry_after.unwrap_or_default().0;
+        prop_assert!(looked.ok || free <= state.ts.0 + TEN_YEARS + 1, "{state:?} until {free}");
+        prop_assert!(decide(&limit, &state, Micros(free), 0.0, false).ok);
+        // The same, whenever one asks: it is no later for having asked.
+        let late = state.ts.0 + TEN_YEARS + 1;
+        prop_assert!(decide(&limit, &state, Micros(late), 0.0, false).ok);
+    }
+
+    #[test]
+    fn a_credit_that_takes_leaves_no_more_debt_than_the_next_call_finds(
+        (config, state, now) in owing(),
+        count in 0.0..1e15f64,
+    ) {
+        let limit = config.limit();
+        let taken = credit(&limit, &state, Micros(now), -count, None).unwrap();
+        if let Some(after) = taken.state {
+            prop_assert_eq!(limit.level(&after, Micros(now)), taken.level);
+        }
+    }
+
+    #[test]
+    fn no_debt_that_its_own_limit_allowed_is_forgiven(
+        sequence in sequence(&[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar], true),
+        whole in 0.0..1.0f64,
+    ) {
+        let config = &sequence.config;
+        let limit = config.limit();
+        let mut state = limit.fresh(Micros(sequence.begin), Micros(sequence.begin));
+        let mut now = sequence.begin;
+        for step in &sequence.steps {
+            now += step.gap;
+            // As deep as it goes: what ten years bring, or a share of it.
+            let most = config.refill(TEN_YEARS + config.period) + config.capacity;
+            for count in [whole * most, 0.1 * whole * most, step.count, config.tolerance() / 3.0] {
+                let decision = decide(&limit, &state, Micros(now), count, true);
+                if let Some(after) = decision.state {
+                    let found = limit.level(&after, Micros(now)).remaining;
+                    let last_bits = 2e-15 * after.value.abs();
+                    prop_assert!((found - decision.level.remaining).abs() <= last_bits);
+                    state = after;
+                }
+            }
+        }
+    }
+}
+
 /// The time in which the tolerance's tokens come in at the moment when a call first passes: so
 /// much earlier it may pass. `None` where that has no meaning.
 fn tolerated(config: &Config, before: &State, at: i64) -> Option<f64> {
@@ -1379,6 +1461,58 @@ fn a_count_above_the_rate_by_float_error_alone_waits_for_no_window_more() {
     let wait = decision.retry_after.unwrap();
     assert!(!decision.ok && wait <= Micros(day), "{decision:?}");
     assert!(decide(&config.limit(), &used, Micros(day + wait.0), 0.1 + 0.2, false).ok);
+}
+
+#[test]
+fn what_the_tolerance_lets_pass_is_not_forgiven_where_it_is_more_than_ten_years_bring() {
+    for kind in [Kind::TokenBucket, Kind::FixedWindow] {
+        let config = Config {
+            kind,
+            rate: 1.0,
+            period: 86_400_000_000,
+            capacity: 1e15,
+            max_reserved: None,
+            start: None,
+            dates: None,
+        };
+        let limit = config.limit();
+        let mut state = State { value: 0.0, ts: Micros(0), prior: None, log: None };
+        let mut taken = 0.0;
+        for _ in 0..10 {
+            if let Some(after) = decide(&limit, &state, Micros(0), 4e5, false).state {
+                taken += 4e5;
+                state = after;
+            }
+        }
+        assert_eq!(taken, 8e5, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_sliding_limit_whose_rate_was_lowered_is_not_in_debt() {
+    let used = [
+        (Kind::SlidingWindow, State { value: 9.0, ts: Micros(0), prior: Some(9.0), log: None }),
+        (
+            Kind::SlidingLog,
+            State { value: 9.0, ts: Micros(0), prior: None, log: Some(vec![Micros(0); 9]) },
+        ),
+    ];
+    for (kind, state) in used {
+        let config = Config {
+            kind,
+            rate: 3.0,
+            period: 60_000_000,
+            capacity: 3.0,
+            max_reserved: None,
+            start: None,
+            dates: None,
+        };
+        let limit = config.limit();
+        let zero = decide(&limit, &state, Micros(0), 0.0, false);
+        assert_eq!((zero.ok, zero.retry_after, zero.state), (true, None, None), "{kind:?}");
+        assert_eq!(zero.level.remaining, 0.0, "{kind:?}");
+        assert!(!decide(&limit, &state, Micros(0), 1.0, false).ok, "{kind:?}");
+    }
 }
 
 #[test]

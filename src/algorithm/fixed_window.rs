@@ -73,6 +73,14 @@ impl Windows {
         }
     }
 
+    /// How many windows turn after `ts` within ten years of the last instant before the first of
+    /// them; infinite where none does.
+    fn within_ten_years(&self, ts: Micros) -> f64 {
+        let Some(next) = self.after(ts, 1.0) else { return f64::INFINITY };
+        let last = next.minus(Micros(1)).plus(Micros::TEN_YEARS);
+        self.turned(ts, last).0 as f64
+    }
+
     /// The start of the window that begins `windows` turns after `ts`; `None` past what an instant
     /// or a date can hold.
     fn after(&self, ts: Micros, windows: f64) -> Option<Micros> {
@@ -121,7 +129,14 @@ impl Refill for FixedWindow {
 
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
         let (windows, ts) = self.windows.turned(state.ts, now);
-        (ts, (state.value + windows as f64 * self.rate).min(self.capacity))
+        (ts, (self.stored(state) + windows as f64 * self.rate).min(self.capacity))
+    }
+
+    fn most_debt(&self, ts: Micros) -> f64 {
+        // As `due` counts windows, less the last bits, which would be a window more.
+        let tolerance = tolerance(self.capacity);
+        let most = self.windows.within_ten_years(ts) * self.rate + tolerance / 2.0;
+        (most * (1.0 - 4.0 * f64::EPSILON)).max(tolerance)
     }
 
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros> {

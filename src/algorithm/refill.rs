@@ -14,6 +14,16 @@ pub(super) trait Refill {
     /// never before the stored one. A clock that stepped back refills nothing.
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64);
 
+    /// The largest debt in tokens that a take or a reservation can leave in a row of this `ts`: what
+    /// comes in within ten years. A larger one is another config's, or a credit's, and counts as this.
+    fn most_debt(&self, ts: Micros) -> f64;
+
+    /// The tokens that a row holds at its `ts`.
+    fn stored(&self, state: &State) -> f64 {
+        // Only a debt needs the bound, which can take some computing.
+        if state.value < 0.0 { state.value.max(-self.most_debt(state.ts)) } else { state.value }
+    }
+
     /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
 
@@ -99,7 +109,9 @@ pub(super) trait Refill {
     fn credit(&self, state: &State, now: Micros, count: f64, taken_at: Option<Micros>) -> Decision {
         let (ts, available) = self.refilled(state, now);
         let (ts, value) = if count < 0.0 {
-            (self.taken_at(ts, available, now), left(available, -count))
+            let ts = self.taken_at(ts, available, now);
+            let value = left(available, -count);
+            (ts, self.stored(&State { value, ts, prior: None, log: None }))
         } else if taken_at.is_none_or(|taken_at| self.returns(taken_at, ts)) {
             (ts, (available + count).min(self.capacity()))
         } else {

@@ -1,10 +1,12 @@
 //! One limit divided over several rows, its parts: rate, capacity and debt are shared out equally,
-//! and what the parts hold together is what the limit holds.
+//! and what the parts hold together is what the limit holds. Where their number has changed, the rows
+//! stay the parts that they were until they are rearranged, each with the refill of its own.
 //!
 //! Conservative: a part that is full loses its refill, so after uneven use the parts together
 //! refill no faster, and maybe more slowly, than one row would.
 
 use std::borrow::Cow;
+use std::rc::Rc;
 
 use super::refill::Refill;
 use super::{Decision, Level, Limit, Micros, State, decide, left};
@@ -49,6 +51,8 @@ pub struct Parts<'a> {
     limit: &'a Limit,
     part: Cow<'a, Limit>,
     states: Vec<State>,
+    /// Where the rows stand as another number of parts: the one that each state belongs to.
+    standing: Vec<Rc<Limit>>,
 }
 
 impl<'a> Parts<'a> {
@@ -58,10 +62,24 @@ impl<'a> Parts<'a> {
             1 => Cow::Borrowed(limit),
             shards => Cow::Owned(limit.part(shards as u32)),
         };
-        Parts { limit, part, states }
+        Parts { limit, part, states, standing: Vec::new() }
     }
 
-    /// The limit of one of the parts.
+    /// Rows that are not those that the limit wants, as they stand: each state with the part of the
+    /// limit that it belongs to, by which it refills until the rows are
+    /// [`rearranged`](Parts::rearranged).
+    pub fn standing(limit: &'a Limit, rows: Vec<(Rc<Limit>, State)>) -> Parts<'a> {
+        let (standing, states) = rows.into_iter().unzip();
+        Parts { standing, ..Parts::new(limit, states) }
+    }
+
+    /// Whether the states are those of as many equal parts, and not of rows that
+    /// [stand](Parts::standing) as they were.
+    pub fn equal(&self) -> bool {
+        self.standing.is_empty()
+    }
+
+    /// The limit of one of equal parts.
     pub fn part(&self) -> &Limit {
         &self.part
     }
@@ -76,18 +94,41 @@ impl<'a> Parts<'a> {
 
     /// The tokens in the `n`th part at `now`; negative: debt.
     pub fn available(&self, n: usize, now: Micros) -> f64 {
-        tokens(&self.part, &self.states[n], now).1
+        self.tokens(n, now).1
+    }
+
+    /// The limit that the `n`th state belongs to.
+    fn part_of(&self, n: usize) -> &Limit {
+        self.standing.get(n).map_or(&*self.part, |part| part)
+    }
+
+    /// The tokens in the `n`th part at `now`, and the time that they count from.
+    fn tokens(&self, n: usize, now: Micros) -> (Micros, f64) {
+        let state = &self.states[n];
+        match self.part_of(n) {
+            Limit::TokenBucket(part) => part.refilled(state, now),
+            Limit::FixedWindow(part) => part.refilled(state, now),
+            Limit::SlidingWindow(_) | Limit::SlidingLog(_) => (state.ts, state.value),
+        }
+    }
+
+    /// The state of a limit that is not divided.
+    fn undivided(&self) -> Option<&State> {
+        match &self.states[..] {
+            [state] if self.equal() => Some(state),
+            _ => None,
+        }
     }
 
     /// What the parts hold together at `now`, as the state of one row. It counts from the latest
     /// time that any of them counts from: nothing refills earlier than it would in its part.
     pub fn total(&self, now: Micros) -> State {
-        if let [state] = &self.states[..] {
+        if let Some(state) = self.undivided() {
             return state.clone();
         }
         let mut total = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
-        for state in &self.states {
-            let (ts, tokens) = tokens(&self.part, state, now);
+        for n in 0..self.states.len() {
+            let (ts, tokens) = self.tokens(n, now);
             total.value += tokens;
             total.ts = total.ts.max(ts);
         }
@@ -100,29 +141,42 @@ impl<'a> Parts<'a> {
     /// or where windows were the parts of a token bucket.
     pub fn soonest(&self, now: Micros) -> State {
         let total = self.total(now);
-        if self.states.len() == 1 {
+        if self.undivided().is_some() {
             return total;
         }
-        let ts = self.states.iter().map(|state| tokens(&self.part, state, now).0).min();
-        State { ts: ts.unwrap_or(total.ts), ..total }
+        let ts = (0..self.states.len()).map(|n| self.tokens(n, now).0).min();
+        // Rows that no change of shards leaves, but somebody's own INSERT, may be more than the
+        // whole: of them nothing is known but that they hold no more than it can.
+        let rate: f64 = self.standing.iter().map(|part| part.policy().0).sum();
+        let more = rate > self.limit.policy().0 * (1.0 + 1e-12);
+        let value = if more { self.limit.capacity() } else { total.value };
+        State { value, ts: ts.unwrap_or(total.ts), ..total }
+    }
+
+    /// What the parts hold at `now`, shared out anew over so many equal ones.
+    pub fn rearranged(&self, shards: u32, now: Micros) -> Vec<State> {
+        if self.equal() && self.states.len() == shards as usize {
+            return self.states.clone();
+        }
+        let mut total = self.total(now);
+        total.value /= f64::from(shards.max(1));
+        vec![total; shards as usize]
     }
 
     /// The `n`th part's tokens at `now`, and the time that they count from, as its state.
     pub fn refilled(&self, n: usize, now: Micros) -> State {
-        let (ts, value) = tokens(&self.part, &self.states[n], now);
+        let (ts, value) = self.tokens(n, now);
         State { value, ts, prior: None, log: None }
     }
 
     /// What the limit holds at `now`; it is full when its last part is.
     pub fn level(&self, now: Micros) -> Level {
-        if let [state] = &self.states[..] {
+        if let Some(state) = self.undivided() {
             return self.limit.level(state, now);
         }
         let level = self.limit.level(&self.total(now), now);
-        let reset_at = self
-            .states
-            .iter()
-            .map(|state| self.part.level(state, now).reset_at)
+        let reset_at = (0..self.states.len())
+            .map(|n| self.part_of(n).level(&self.states[n], now).reset_at)
             .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)));
         Level { reset_at: reset_at.flatten(), ..level }
     }
@@ -130,7 +184,7 @@ impl<'a> Parts<'a> {
     /// As [`super::decide`], for the parts together; the state is that of the total.
     pub fn decide(&self, now: Micros, count: f64, reserve: bool) -> Decision {
         let decision = decide(self.limit, &self.total(now), now, count, reserve);
-        if self.states.len() == 1 || decision.ok {
+        if self.undivided().is_some() || decision.ok {
             return decision;
         }
         let passes = |wait| {
@@ -143,8 +197,8 @@ impl<'a> Parts<'a> {
         Decision { retry_after, level: self.level(now), ..decision }
     }
 
-    /// Changes those parts that are `among` so that together they hold `target` tokens: takes from
-    /// the richest first and gives to the poorest first; a debt is shared equally, so that it is
+    /// Changes those of equal parts that are `among` so that together they hold `target` tokens: takes
+    /// from the richest first and gives to the poorest first; a debt is shared equally, so that it is
     /// paid back as fast as by the whole limit, and before any part gets more. Parts that need no
     /// change keep their state. `ts` is what their tokens count from.
     pub fn spread(&mut self, among: &[usize], now: Micros, target: f64, ts: Micros) {
@@ -176,15 +230,6 @@ impl<'a> Parts<'a> {
                 self.states[n] = State { value, ts, prior: None, log: None };
             }
         }
-    }
-}
-
-/// The tokens in a part at `now`, and the time that they count from.
-fn tokens(part: &Limit, state: &State, now: Micros) -> (Micros, f64) {
-    match part {
-        Limit::TokenBucket(part) => part.refilled(state, now),
-        Limit::FixedWindow(part) => part.refilled(state, now),
-        Limit::SlidingWindow(_) | Limit::SlidingLog(_) => (state.ts, state.value),
     }
 }
 

@@ -21,7 +21,7 @@ impl SlidingLog {
     /// behind the newest entry stands still until it has caught up.
     fn live<'a>(&self, log: &'a [Micros], now: Micros) -> &'a [Micros] {
         let now = log.last().map_or(now, |&newest| newest.max(now));
-        let gone = log.partition_point(|&taken| taken.plus(self.period) <= now);
+        let gone = log.partition_point(|&taken| now.minus(taken) >= self.period);
         &log[gone..]
     }
 
@@ -46,6 +46,10 @@ impl SlidingLog {
     pub(super) fn decide(&self, state: &State, now: Micros, count: f64) -> Decision {
         let live = self.live(state.log.as_deref().unwrap_or_default(), now);
         let level = self.level_of(live, now);
+        if count == 0.0 {
+            // There is no debt to be in: a rate that was lowered below what is used is none.
+            return Decision { ok: true, retry_after: None, level, state: None };
+        }
         if live.len() as f64 + count > self.rate as f64 {
             if count > self.rate as f64 {
                 return Decision::denied(None, level);
@@ -56,9 +60,6 @@ impl SlidingLog {
             let retry_after =
                 excess.checked_sub(1).map(|last| live[last].plus(self.period).minus(now));
             return Decision::denied(retry_after, level);
-        }
-        if count == 0.0 {
-            return Decision { ok: true, retry_after: None, level, state: None };
         }
         let newest = live.last().copied().unwrap_or(now);
         // Further ahead of the clock than a whole period: the clock was wrong.

@@ -97,6 +97,11 @@ impl SlidingWindow {
 
     pub(super) fn decide(&self, state: &State, now: Micros, count: f64) -> Decision {
         let mut counters = self.counters(state, now);
+        if count == 0.0 {
+            // There is no debt to be in: a rate that was lowered below what is used is none.
+            let level = self.level_of(counters, now);
+            return Decision { ok: true, retry_after: None, level, state: None };
+        }
         if !self.passes(state, now, count) {
             return Decision::denied(
                 self.retry_after(state, counters, now, count),
@@ -118,7 +123,7 @@ impl SlidingWindow {
             ok: true,
             retry_after: None,
             level: self.level_of(counters, now),
-            state: (count > 0.0).then_some(State { value, ts, prior: Some(prior), log: None }),
+            state: Some(State { value, ts, prior: Some(prior), log: None }),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Token bucket: tokens flow in steadily, up to the capacity.
 //!
-//! `available = min(value + elapsed * rate / period, capacity)`; refill is capped before the count
-//! is subtracted, so an idle time never buys more than the capacity.
+//! `available = min(value + elapsed * rate / period, capacity)`, where a debt counts as ten years'
+//! refill at most. Capped before the count is subtracted: an idle time never buys more than the
+//! capacity.
 
 use super::refill::Refill;
 use super::{Level, Micros, State, shown, tolerance};
@@ -43,7 +44,12 @@ impl Refill for TokenBucket {
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
         let elapsed = now.minus(state.ts).0.max(0) as f64;
         let refill = elapsed * self.rate / self.period.0 as f64;
-        (state.ts.max(now), (state.value + refill).min(self.capacity))
+        (state.ts.max(now), (self.stored(state) + refill).min(self.capacity))
+    }
+
+    fn most_debt(&self, _: Micros) -> f64 {
+        let refill = Micros::TEN_YEARS.0 as f64 * self.rate / self.period.0 as f64;
+        refill.max(tolerance(self.capacity))
     }
 
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros> {

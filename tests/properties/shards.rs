@@ -1,13 +1,18 @@
 //! What a limit in parts promises, tried with parts as full and as old as they can be: together
-//! they hold what the limit holds, and never give more than one row could.
+//! they hold what the limit holds, and never give more than one row could. And what rows promise
+//! that stand as another number of parts.
 //!
 //! The oracles are sums of what was taken, or the limit in one row; as in `properties.rs` they have
 //! no opinion within twice the tolerance of the contract.
 
+use std::rc::Rc;
+
 use proptest::prelude::*;
 use ratelimit::algorithm::{Micros, Parts, State, decide};
 
-use crate::{Config, Kind, Sequence, cases, config, instant, keeps_to, sequence, within};
+use crate::{
+    Config, Kind, Sequence, TEN_YEARS, cases, config, instant, keeps_to, sequence, within,
+};
 
 /// The kinds that have parts.
 const BOTH: &[Kind] = &[Kind::TokenBucket, Kind::FixedWindow];
@@ -144,7 +149,8 @@ proptest! {
         if divided.config.kind == Kind::TokenBucket {
             let most = divided.slack() + 1e-9 * divided.states.len() as f64;
             prop_assert!(missing(reset_at) <= most);
-            let early = reset_at.0 - 1_000 - tolerated(&divided).unwrap();
+            let rate = divided.share(divided.config.rate);
+            let early = reset_at.0 - 1_000 - tolerated(&divided, rate).unwrap();
             prop_assert!(early <= divided.now || missing(Micros(early)) > 0.0);
         } else {
             // When the last of the windows that are open now has turned.
@@ -172,7 +178,8 @@ proptest! {
         }
         let mut parts = Parts::new(&limit, divided.states.clone());
         let room = divided.share(divided.config.capacity) * among.len() as f64;
-        let target = share * room - debt * divided.config.rate;
+        let debt = (debt * divided.config.rate).min(divided.config.refill(TEN_YEARS));
+        let target = share * room - debt;
         let ts = divided.number().iter().map(|&n| parts.refilled(n, now).ts).max().unwrap();
         let before: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
         parts.spread(&among, now, target, ts);
@@ -227,10 +234,9 @@ proptest! {
     }
 }
 
-/// The time in which the tolerance's tokens come in where one part alone still refills. `None`
-/// where that has no meaning.
-fn tolerated(divided: &Divided) -> Option<i64> {
-    let rate = divided.share(divided.config.rate);
+/// The time in which the tolerance's tokens come in where one part alone still refills, the smallest
+/// of them by `rate`. `None` where that has no meaning.
+fn tolerated(divided: &Divided, rate: f64) -> Option<i64> {
     match divided.config.kind {
         Kind::TokenBucket => {
             Some((divided.slack() / rate * divided.config.period as f64).min(1e17) as i64)
@@ -249,43 +255,102 @@ proptest! {
         reserve in any::<bool>(),
         sooner in 0.0..1.0,
     ) {
-        let config = &divided.config;
-        let limit = config.limit();
-        let now = Micros(divided.now);
+        let limit = divided.config.limit();
         let parts = Parts::new(&limit, divided.states.clone());
-        // More than there is, and not more than can ever be.
-        let there = parts.level(now).remaining.max(0.0);
-        let debt = if reserve { config.max_reserved.unwrap_or(4.0 * config.rate) } else { 0.0 };
-        let count = there + share * (config.capacity + debt - there);
-        let years = (count / config.rate + 3.0) * config.period as f64 > Micros::TEN_YEARS.0 as f64;
-        if reserve && years && config.kind == Kind::FixedWindow {
-            // Where windows turn apart, one that turns can put off the last of a debt by a window,
-            // and so beyond the ten years that one may wait for it: no opinion.
-            return Ok(());
-        }
-        let decision = parts.decide(now, count, reserve);
-        if decision.ok {
-            return Ok(());
-        }
-        prop_assert_eq!(decision.level, parts.level(now));
-        let ok = |wait: i64| parts.decide(Micros(divided.now + wait), count, reserve).ok;
-        let Some(wait) = decision.retry_after else {
-            // Ten years are not enough to reserve so much.
-            prop_assert!(reserve, "never, {count} of {}", config.capacity);
-            for periods in [0, 1, 2, 3, 5, 10, 30] {
-                prop_assert!(!ok(periods * config.period), "after {periods} periods");
-            }
-            return Ok(());
+        let rate = divided.share(divided.config.rate);
+        tells_when_it_passes(&divided, &parts, rate, (share, reserve), true, sooner)?;
+    }
+
+    /// A denial moves no rows: it tells when those that there are let the call pass.
+    #[test]
+    fn rows_of_another_number_of_shards_tell_when_they_let_a_call_pass(
+        divided in divided(Ages::Any),
+        more in prop_oneof![2 => Just(0), 1 => 1..4u32],
+        own in prop::option::weighted(0.2, prop::collection::vec(1..6u32, 16)),
+        shards in 1..9u32,
+        share in prop_oneof![4 => 0.0..1.0, 1 => Just(1.0)],
+        reserve in any::<bool>(),
+        sooner in 0.0..1.0,
+    ) {
+        let limit = divided.config.limit();
+        // All parts of a number of shards, or some of them, or those of several numbers.
+        let of = |n: usize| match &own {
+            Some(own) => own[n],
+            None => divided.states.len() as u32 + more,
         };
-        prop_assert!(wait > Micros(0) && ok(wait.0), "denied after {wait:?}");
-        let Some(tolerated) = tolerated(&divided) else { return Ok(()) };
-        let early = wait.0 - 1_000 - tolerated.min(wait.0);
-        if early > 0 {
-            for early in [early, (early as f64 * sooner) as i64] {
-                prop_assert!(!ok(early), "passed after {early} already, not {wait:?}");
-            }
+        let whole = own.is_none() && more == 0;
+        let rows = divided.number().into_iter();
+        let rows = rows.map(|n| (Rc::new(limit.part(of(n))), divided.states[n].clone()));
+        let parts = Parts::standing(&limit, rows.collect());
+        let smallest = divided.number().into_iter().map(of).max().unwrap();
+        let rate = divided.config.rate / f64::from(smallest);
+        let wait = tells_when_it_passes(&divided, &parts, rate, (share, reserve), whole, sooner)?;
+
+        // By then each row holds what it would as a limit of its own. More rows than the whole has can
+        // owe more than its ten years.
+        let then = Micros(divided.now).plus(wait.unwrap_or_default());
+        let each = divided.number().into_iter().map(|n| {
+            limit.part(of(n)).level(&divided.states[n], then).remaining
+        });
+        let each = each.sum::<f64>().min(divided.config.capacity);
+        let missing = (parts.level(then).remaining - each).abs();
+        let close = missing <= divided.slack() * divided.states.len() as f64;
+        prop_assert!(close || (own.is_some() && each < 0.0), "{each} of {parts:?}");
+
+        // What a take then finds in the rows that it rearranges is the same.
+        let after = Parts::new(&limit, parts.rearranged(shards, then));
+        prop_assert_eq!(after.states().len(), shards as usize);
+        let (before, after) = (parts.level(then).remaining, after.level(then).remaining);
+        prop_assert!((before - after).abs() <= divided.slack(), "{before}, then {after}");
+    }
+}
+
+/// The retry time of a denial is when the parts let the call pass, and not before. The `share` of what
+/// is missing in the limit is what the call asks for, above what there is; `whole` says whether the
+/// parts together can hold it. Returns the wait.
+fn tells_when_it_passes(
+    divided: &Divided,
+    parts: &Parts,
+    rate: f64,
+    (share, reserve): (f64, bool),
+    whole: bool,
+    sooner: f64,
+) -> Result<Option<Micros>, TestCaseError> {
+    let config = &divided.config;
+    let now = Micros(divided.now);
+    // More than there is, and not more than can ever be.
+    let there = parts.level(now).remaining.max(0.0);
+    let debt = if reserve { config.max_reserved.unwrap_or(4.0 * config.rate) } else { 0.0 };
+    let count = there + share * (config.capacity + debt - there);
+    let years = (count / config.rate + 3.0) * config.period as f64 > Micros::TEN_YEARS.0 as f64;
+    if reserve && years && config.kind == Kind::FixedWindow {
+        // Where windows turn apart, one that turns can put off the last of a debt by a window,
+        // and so beyond the ten years that one may wait for it: no opinion.
+        return Ok(None);
+    }
+    let decision = parts.decide(now, count, reserve);
+    if decision.ok {
+        return Ok(None);
+    }
+    prop_assert_eq!(decision.level, parts.level(now));
+    let ok = |wait: i64| parts.decide(Micros(divided.now + wait), count, reserve).ok;
+    let Some(wait) = decision.retry_after else {
+        // Ten years are not enough to reserve so much, or the parts together have no room for it.
+        prop_assert!(reserve || !whole, "never, {count} of {}", config.capacity);
+        for periods in [0, 1, 2, 3, 5, 10, 30] {
+            prop_assert!(!ok(periods * config.period), "after {periods} periods");
+        }
+        return Ok(None);
+    };
+    prop_assert!(wait > Micros(0) && ok(wait.0), "denied after {wait:?}");
+    let Some(tolerated) = tolerated(divided, rate) else { return Ok(Some(wait)) };
+    let early = wait.0 - 1_000 - tolerated.min(wait.0);
+    if early > 0 {
+        for early in [early, (early as f64 * sooner) as i64] {
+            prop_assert!(!ok(early), "passed after {early} already, not {wait:?}");
         }
     }
+    Ok(Some(wait))
 }
 
 /// What a call of a sequence meets: the rows that it finds free, as the bits of a number, and the
@@ -359,13 +424,7 @@ fn run(sequence: &Sequence, shards: usize, meets: &[Meets]) -> Vec<Called> {
         now.0 += step.gap;
         if let Some(shards) = meets.shards {
             // What is there is shared out anew.
-            let held: Vec<State> =
-                (0..parts.states().len()).map(|n| parts.refilled(n, now)).collect();
-            let sum: f64 = held.iter().map(|state| state.value).sum();
-            let value = sum.min(limit.capacity()) / shards as f64;
-            let ts = held.iter().map(|state| state.ts).max().unwrap();
-            let state = State { value, ts, prior: None, log: None };
-            parts = Parts::new(&limit, vec![state; shards]);
+            parts = Parts::new(&limit, parts.rearranged(shards as u32, now));
         }
         let there = parts.level(now).remaining;
         let allowed = take(&mut parts, meets.free, now, step.count, step.reserve);

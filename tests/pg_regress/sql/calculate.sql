@@ -65,3 +65,11 @@ WITH RECURSIVE chain AS (
     UNION ALL
     SELECT n + 1, c.* FROM chain, LATERAL rl_calculate(rl_token_bucket(3, '1 minute'), chain.state, '2027-01-01 12:00:00+00', reserve => true) c WHERE n < 6)
 SELECT n, ok, retry_after, remaining FROM chain;
+-- It takes every state that it gives, up to the end of time.
+SELECT at, config ->> 'kind' AS kind, again.ok, again.remaining, again.state
+FROM unnest(ARRAY['4713-01-02 00:00:00+00 BC', '275761-01-01 00:00:00+00', '294276-12-31 23:59:59.999999+00']::timestamptz[]) at,
+     unnest(ARRAY[rl_token_bucket(5, '1 minute'), rl_fixed_window(5, '1 minute'), rl_sliding_window(5, '1 minute'),
+                  rl_sliding_log(5, '1 minute')]) config,
+     LATERAL rl_calculate(config, NULL, at, 2) once, LATERAL rl_calculate(config, once.state, at, 2) again;
+SELECT error_of(format('SELECT rl_calculate(rl_token_bucket(5, ''1 minute''), ''{"value": 1, "ts": %s}'', ''2027-01-01Z'')', ts))
+FROM unnest(ARRAY['9223372036854776000', '-9223372036854778']) ts;

@@ -46,6 +46,11 @@ FROM unnest(ARRAY[rl_token_bucket(0.5, '1 minute', capacity => 3.7), rl_sliding_
                   rl_token_bucket(0.3, '1 minute', capacity => 0), rl_token_bucket(1e15, interval '1 ms'),
                   jsonb '{"kind": "token bucket", "rate": 1e-300, "period": 1e15, "capacity": 1}']) WITH ORDINALITY c (c, n),
      LATERAL rl_limit('he/number' || n, config => c) r;
+-- A period that is no whole number of seconds is rounded up, and what comes in meanwhile down.
+SELECT rl_headers('he/period', r, config => c) ->> 'RateLimit-Policy'
+FROM unnest(ARRAY[rl_token_bucket(100, '100 ms'), rl_sliding_log(1, '300 ms'), rl_fixed_window(5, '1.5 seconds'),
+                  rl_token_bucket(0.01, '100 ms')]) WITH ORDINALITY c (c, n),
+     LATERAL rl_check('he/period' || n, config => c) r;
 
 -- Whatever the name is: quotes, backslashes, line ends, percent signs, letters beyond ASCII, spaces.
 SELECT jsonb_pretty(jsonb_build_array(rl_headers(name, r, config => c), rl_headers(name, r, 'github', c)))

@@ -158,6 +158,69 @@ SELECT remaining FROM rl_check('sh2');
 SELECT passed('sh2', 8);
 ROLLBACK;
 SELECT remaining FROM rl_check('sh2');
+\echo until a take rearranges the rows, they refill as they stand, and every answer is about that
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT rl_define('shc', rl_token_bucket(100, '1 minute', shards => 2));
+SELECT ok, remaining FROM rl_limit('shc', '', 50);
+SELECT rl_define('shc', rl_token_bucket(100, '1 minute'));
+SELECT ok, retry_after, retry_at, remaining, reset_at FROM rl_limit('shc', '', 100);
+SET ratelimit.clock = '2027-01-01 12:00:30+00';
+SELECT ok, retry_after, retry_at, remaining, reset_at FROM rl_limit('shc', '', 100);
+SELECT ok, retry_after, retry_at, remaining, reset_at FROM rl_check('shc', '', 100);
+SELECT n, ok, retry_at, remaining FROM rl_limit_all('[{"name": "shc", "count": 40}, {"name": "shc", "count": 60}]');
+SELECT n, ok, retry_at, remaining FROM rl_check_all('[{"name": "shc", "count": 100}]');
+SELECT remaining, limited, retry_at, shards FROM rl_status('shc');
+SELECT remaining, retry_after FROM rl_credit('shc', '', 0);
+SET ratelimit.clock = '2027-01-01 12:00:59.999+00';
+SELECT ok, retry_at FROM rl_limit('shc', '', 100);
+SET ratelimit.clock = '2027-01-01 12:01:00+00';
+SELECT ok, remaining FROM rl_limit('shc', '', 100);
+SELECT shard, value, ts FROM rateLimits WHERE name = 'shc';
+\echo one to two: the one row refills as a whole
+SELECT rl_define('shc', rl_token_bucket(100, '1 minute', shards => 2));
+SELECT ok, retry_at, remaining, reset_at FROM rl_limit('shc', '', 25);
+SET ratelimit.clock = '2027-01-01 12:01:15+00';
+SELECT ok, round(remaining::numeric, 6) AS remaining FROM rl_limit('shc', '', 25);
+SELECT * FROM held('shc');
+\echo four to three, one of them empty, also with reserve
+SELECT rl_define('shd', rl_token_bucket(60, '1 minute', shards => 4, max_reserved => 60));
+SELECT ok, remaining FROM rl_limit('shd', '', 15);
+SELECT rl_define('shd', rl_token_bucket(60, '1 minute', shards => 3, max_reserved => 60));
+SELECT count, reserve, ok, retry_at, remaining
+FROM (VALUES (60, false), (110, true), (121, true)) v (count, reserve), rl_limit('shd', '', count, reserve);
+SET ratelimit.clock = '2027-01-01 12:01:34.999+00';
+SELECT ok, retry_at FROM rl_limit('shd', '', 110, reserve => true);
+SET ratelimit.clock = '2027-01-01 12:01:35+00';
+SELECT ok, retry_after, remaining FROM rl_limit('shd', '', 110, reserve => true);
+SELECT * FROM held('shd');
+\echo three to two, all in debt; a take together with another limit
+SELECT rl_define('shd', rl_token_bucket(60, '1 minute', shards => 2, max_reserved => 60));
+SELECT ok, retry_at, remaining, reset_at FROM rl_limit('shd', '', 0);
+SELECT remaining, limited, retry_at FROM rl_status('shd');
+SET ratelimit.clock = '2027-01-01 12:02:36+00';
+SELECT n, ok, round(remaining::numeric, 6) AS remaining FROM rl_limit_all('[{"name": "shd"}, {"name": "sh3", "count": 0}]');
+SELECT * FROM held('shd');
+\echo windows that turn apart, and calendar windows
+SELECT rl_define('shu', rl_fixed_window(10, '10 seconds'));
+INSERT INTO rateLimits (name, shard, value, ts) VALUES ('shu', 0, 0, '-infinity'),
+    ('shu', 20001, 0, '2027-01-01 12:02:33+00'), ('shu', 20002, 0, '2027-01-01 12:02:37+00');
+SET ratelimit.clock = '2027-01-01 12:02:38+00';
+SELECT count, ok, retry_at, remaining, reset_at FROM unnest(ARRAY[5, 6, 10]) count, rl_limit('shu', '', count);
+SELECT rl_define('shv', rl_fixed_window(10, '1 day', capacity => 20, timezone => 'UTC', shards => 2));
+SELECT ok, remaining FROM rl_limit('shv', '', 10);
+SELECT rl_define('shv', rl_fixed_window(10, '1 day', capacity => 20, timezone => 'UTC'));
+SELECT ok, retry_at, remaining, reset_at FROM rl_limit('shv', '', 20);
+SET ratelimit.clock = '2027-01-01 12:02:47+00';
+SELECT count, ok, remaining FROM unnest(ARRAY[6, 5]) count, rl_limit('shu', '', count);
+SET ratelimit.clock = '2027-01-03 00:00:00+00';
+SELECT ok, remaining FROM rl_limit('shv', '', 20);
+\echo of rows that are missing, nothing is expected
+SELECT rl_define('shm', rl_token_bucket(100, '1 minute', shards => 4));
+SELECT ok FROM rl_limit('shm', '', 100);
+DELETE FROM rateLimits WHERE name = 'shm' AND shard IN (40001, 40002);
+SELECT count, ok, retry_after FROM unnest(ARRAY[50, 51]) count, rl_check('shm', '', count);
+SELECT ok, retry_after FROM rl_limit('shm', '', 0.5);
+
 \echo errors
 SELECT error_of('SELECT rl_fixed_window(1, ''1 s'', shards => 2, first_request => true)');
 SELECT error_of('SELECT rl_define(''sh'', ''{"kind": "sliding log", "rate": 1, "period": 1, "shards": 2}'')');

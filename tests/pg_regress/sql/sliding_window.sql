@@ -38,3 +38,8 @@ SELECT ok, retry_after FROM rl_limit('sw', count => 11, reserve => true);
 SELECT ok, remaining FROM rl_limit('sw/fraction', count => 0.5, config => rl_sliding_window(0.75, '1 minute'));
 SELECT ok, remaining FROM rl_limit('sw/fraction', count => 0.5, config => rl_sliding_window(0.75, '1 minute'));
 SELECT ok, remaining FROM rl_limit('sw/fraction', count => 0.25, config => rl_sliding_window(0.75, '1 minute'));
+-- A rate that was lowered below what is used is no debt: a count of 0 passes.
+SELECT ok, remaining FROM rl_limit('sw/lowered', count => 9, config => rl_sliding_window(10, '1 minute'));
+SELECT count, ok, remaining, retry_after IS NULL AS no_wait
+FROM unnest(ARRAY[0, 1]) count, rl_limit('sw/lowered', count => count, config => rl_sliding_window(3, '1 minute'));
+SELECT value FROM rateLimits WHERE name = 'sw/lowered';
