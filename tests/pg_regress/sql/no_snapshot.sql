@@ -1,4 +1,5 @@
--- A call where PostgreSQL has no snapshot active: in a domain's CHECK, right after a COMMIT in PL/pgSQL.
+-- A call where PostgreSQL has no snapshot active: in a domain's CHECK, right after a COMMIT in PL/pgSQL. It
+-- works as any other, also where a row has to be read from out of line.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT rl_define('bare', rl_token_bucket(100, '1 minute')), rl_define('bare/log', rl_sliding_log(6000, '1 minute')),
        rl_define('bare/wide', rl_token_bucket(100, '1 minute', shards => 4));
@@ -33,6 +34,22 @@ DO $$DECLARE f emptied; BEGIN COMMIT; f := 'k'; END$$;
 SELECT left_of('bare', 'k');
 DO $$DECLARE h pruned; BEGIN COMMIT; h := '1'; COMMIT; h := '100'; END$$;
 DO $$DECLARE g forgotten; BEGIN COMMIT; g := '1'; COMMIT; g := '0'; END$$;
+\echo as FOREACH assigns, for which PL/pgSQL makes no snapshot
+SELECT rl_reset_all('bare') + rl_reset_all('bare/wide') >= 0;
+DO $$DECLARE a checked; BEGIN FOREACH a IN ARRAY ARRAY['k', 'k', 'l'] LOOP COMMIT; END LOOP; END$$;
+DO $$DECLARE b limited; BEGIN FOREACH b IN ARRAY ARRAY['k', 'k', 'k', 'l', 'l'] LOOP COMMIT; END LOOP; END$$;
+SELECT left_of('bare', 'k'), left_of('bare', 'l');
+DO $$DECLARE c logged; BEGIN FOREACH c IN ARRAY ARRAY['k', 'k', 'k', 'l', 'k'] LOOP COMMIT; END LOOP; END$$;
+SELECT left_of('bare/log', 'k'), left_of('bare/log', 'l');
+DO $$DECLARE c logged; BEGIN FOREACH c IN ARRAY ARRAY['k', 'k'] LOOP ROLLBACK; END LOOP; END$$;
+SELECT left_of('bare/log', 'k');
+DO $$DECLARE d widely; BEGIN FOREACH d IN ARRAY ARRAY['k', 'k', 'k'] LOOP COMMIT; END LOOP; END$$;
+SELECT left_of('bare/wide', 'k');
+DO $$DECLARE e credited; BEGIN FOREACH e IN ARRAY ARRAY['k', 'k'] LOOP COMMIT; END LOOP; END$$;
+SELECT left_of('bare', 'k');
+DO $$DECLARE f emptied; BEGIN FOREACH f IN ARRAY ARRAY['k', 'l'] LOOP COMMIT; END LOOP; END$$;
+DO $$DECLARE h pruned; BEGIN FOREACH h IN ARRAY ARRAY['1', '100', '100'] LOOP COMMIT; END LOOP; END$$;
+DO $$DECLARE g forgotten; BEGIN FOREACH g IN ARRAY ARRAY['0', '0'] LOOP COMMIT; END LOOP; END$$;
 \echo after a ROLLBACK
 DO $$DECLARE b limited; BEGIN b := 'r'; ROLLBACK; b := 'r'; COMMIT; b := 'r'; END$$;
 SELECT left_of('bare', 'r');
