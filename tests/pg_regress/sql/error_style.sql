@@ -59,7 +59,7 @@ SELECT state, answer FROM pgrst_error('DO $do$ BEGIN EXECUTE ''SELECT rl_limit('
 -- Through a trigger on our own table, so through our own SPI.
 CREATE FUNCTION es_nested() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM rl_limit('es/nested', count => 2, throws => true, config => rl_token_bucket(1, '1 minute'));
+    PERFORM public.rl_limit('es/nested', count => 2, throws => true, config => public.rl_token_bucket(1, '1 minute'));
     RETURN NEW;
 END
 $$;
