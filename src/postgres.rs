@@ -8,7 +8,6 @@ use pgrx::prelude::*;
 use pgrx::{PgMemoryContexts, direct_function_call_as_datum, pg_sys};
 
 use crate::algorithm::Micros;
-use crate::config::shortened;
 use crate::error::{Error, Result};
 
 /// Functions of Postgres that raise no error, and so need none of pgrx's guard.
@@ -45,9 +44,9 @@ impl Jsonb<'_> {
         match utf8(self.to_server_json()) {
             Cow::Borrowed(json) => Ok(json.to_owned()),
             Cow::Owned(json) if !is_sql_ascii() => Ok(json),
-            Cow::Owned(json) => Err(Error::InvalidArgument {
+            Cow::Owned(_) => Err(Error::InvalidArgument {
                 argument,
-                value: shortened(&json),
+                value: "text of another encoding".into(),
                 allowed: "text in UTF-8".into(),
             }),
         }

@@ -37,15 +37,29 @@ fn invalid(argument: &'static str, value: &str, allowed: &'static str) -> Reques
     RequestError::Invalid { argument, value: shortened(value), allowed }
 }
 
+/// What stands where a key could be: told without its value, since an error never carries a key.
+fn invalid_kind(argument: &'static str, json: &str, allowed: &'static str) -> RequestError {
+    let value = match json.as_bytes().first() {
+        Some(b'{') => "an object",
+        Some(b'[') if json == "[]" => "an empty array",
+        Some(b'[') => "an array",
+        Some(b'"') => "a string",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'n') => "null",
+        _ => "a number",
+    };
+    RequestError::Invalid { argument, value: value.into(), allowed }
+}
+
 /// Reads the list.
 ///
 /// # Errors
 /// The number of the request at fault, from 1, or 0 for the list itself, and what is wrong.
 pub fn parse(json: &str) -> Result<Vec<Request>, (usize, RequestError)> {
     let list: Vec<&RawValue> =
-        serde_json::from_str(json).map_err(|_| (0, invalid("requests", json, LIST)))?;
+        serde_json::from_str(json).map_err(|_| (0, invalid_kind("requests", json, LIST)))?;
     if list.is_empty() {
-        return Err((0, invalid("requests", json, LIST)));
+        return Err((0, invalid_kind("requests", json, LIST)));
     }
     list.iter()
         .enumerate()
@@ -55,18 +69,23 @@ pub fn parse(json: &str) -> Result<Vec<Request>, (usize, RequestError)> {
 
 fn parse_one(json: &str) -> Result<Request, RequestError> {
     let mut fields: BTreeMap<String, &RawValue> =
-        serde_json::from_str(json).map_err(|_| invalid("it", json, FIELDS))?;
+        serde_json::from_str(json).map_err(|_| invalid_kind("it", json, FIELDS))?;
     let mut take = |field: &'static str| match fields.remove(field).map(RawValue::get) {
         Some("null") if field != "config" => Err(RequestError::Null(field)),
         Some("null") | None => Ok(None),
         raw => Ok(raw),
     };
-    let text = |argument, raw: &str| {
-        serde_json::from_str(raw).map_err(|_| invalid(argument, raw, "a string"))
-    };
     let request = Request {
-        name: text("name", take("name")?.ok_or(RequestError::Null("name"))?)?,
-        key: take("key")?.map_or(Ok(String::new()), |raw| text("key", raw))?,
+        name: {
+            let raw = take("name")?.ok_or(RequestError::Null("name"))?;
+            serde_json::from_str(raw).map_err(|_| invalid("name", raw, "a string"))?
+        },
+        key: match take("key")? {
+            None => String::new(),
+            Some(raw) => {
+                serde_json::from_str(raw).map_err(|_| invalid_kind("key", raw, "a string"))?
+            }
+        },
         count: match take("count")? {
             None => 1.0,
             Some(raw) => {

@@ -64,8 +64,10 @@ BEGIN
 END
 $$;
 CREATE TRIGGER es_nested BEFORE INSERT ON rateLimits FOR EACH ROW WHEN (NEW.name = 'es') EXECUTE FUNCTION es_nested();
+\set SHOW_CONTEXT never
 SELECT rl_limit('es', 'new');
 \echo :SQLSTATE
+\set SHOW_CONTEXT errors
 DROP TRIGGER es_nested ON rateLimits;
 DROP TABLE es;
 DROP FUNCTION es, es_again, es_nested;
