@@ -16,10 +16,12 @@ use pgrx::{PgTryBuilder, pg_sys};
 use crate::algorithm::Micros;
 use crate::error::{Error, Report, Result};
 use crate::guc::{self, ErrorStyle};
+use crate::memory;
 use crate::postgres::{Jsonb, from_timestamptz, jsonb, varlena_bytes};
 
 pub mod composite;
 mod row_type;
+pub mod sort;
 pub mod trigger;
 
 use composite::Composite;
@@ -83,6 +85,14 @@ struct PlainReport {
     hint: *const c_char,
 }
 
+/// 53200, made of what is there already.
+const OUT_OF_MEMORY: PlainReport = PlainReport {
+    sqlstate: PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int,
+    message: c"out of memory".as_ptr(),
+    detail: memory::NO_RESERVE.as_ptr(),
+    hint: std::ptr::null(),
+};
+
 #[derive(Clone, Copy)]
 enum Outcome {
     Value(pg_sys::Datum),
@@ -114,6 +124,9 @@ pub unsafe fn enter(
     // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
     // what it points to; both are reached through raw pointers only.
     unsafe {
+        if !memory::hold() {
+            raise(PgLogLevel::ERROR, OUT_OF_MEMORY);
+        }
         let mut below = Below {
             context: pg_sys::CurrentMemoryContext,
             sqlstate: 0,
@@ -136,7 +149,7 @@ pub unsafe fn enter(
                 }
                 datum
             }
-            Outcome::Raise(report) => raise(report),
+            Outcome::Raise(report) => raise(PgLogLevel::ERROR, report),
             Outcome::Throw(error) => throw(error),
         }
     }
@@ -231,6 +244,10 @@ unsafe extern "C-unwind" fn remember(below: *mut c_void) {
         (*below).sqlstate = sqlstate;
         (*below).error = null_mut();
         // Nothing is allocated where there is no memory, or where that would be a crash by itself.
+        // What pgrx allocates, while it can't bear an error, is had from the reserve.
+        if is_of(b"53", sqlstate) {
+            memory::release();
+        }
         if is_of(b"53", sqlstate) || pg_sys::CritSectionCount > 0 {
             return;
         }
@@ -288,12 +305,13 @@ fn palloc_str(text: &str) -> *const c_char {
 
 /// # Safety
 /// No frame between this one and Postgres has anything to drop.
-unsafe fn raise(report: PlainReport) -> ! {
+unsafe fn raise(level: PgLogLevel, report: PlainReport) -> ! {
     const TEXT: *const c_char = c"%s".as_ptr();
-    // SAFETY: the pointers are null or valid C strings; errfinish jumps away at level ERROR.
+    // SAFETY: the pointers are null or valid C strings; errfinish jumps away at level ERROR, and ends
+    // the process at level FATAL.
     unsafe {
         pg_sys::submodules::thread_check::active_thread::clear();
-        errstart(PgLogLevel::ERROR as c_int, std::ptr::null());
+        errstart(level as c_int, std::ptr::null());
         errcode(report.sqlstate);
         errmsg(TEXT, report.message);
         if !report.detail.is_null() {
@@ -305,6 +323,12 @@ unsafe fn raise(report: PlainReport) -> ! {
         errfinish(c"call.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
     }
     unreachable!("errfinish returned from an error")
+}
+
+/// Ends the session, and no other: for where memory is so short that no error can be raised.
+pub fn end_session() {
+    // SAFETY: FATAL leaves the process by its exit, past all frames.
+    unsafe { raise(PgLogLevel::FATAL, OUT_OF_MEMORY) }
 }
 
 /// Raises an error from below us as it was: the contexts that it has are kept, and those above us are

@@ -7,7 +7,12 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::config::shortened;
+use crate::config::{self, shortened};
+
+/// How many requests a list can have.
+pub const MAX_REQUESTS: usize = 1000;
+/// The longest list, in bytes of JSON: so many requests with the longest keys, and configs.
+pub const MAX_BYTES: usize = 2_000_000;
 
 /// One of the requests, as it was written; only its types are checked.
 #[derive(Debug, PartialEq)]
@@ -51,7 +56,21 @@ fn invalid_kind(argument: &'static str, json: &str, allowed: &'static str) -> Re
     RequestError::Invalid { argument, value: value.into(), allowed }
 }
 
-/// Reads the list.
+/// A text of a request, refused where it is longer than any that is allowed can be: all of its
+/// characters could be escaped, with six for one.
+fn bounded(
+    argument: &'static str,
+    json: &str,
+    most: usize,
+    allowed: &'static str,
+) -> Result<Option<String>, RequestError> {
+    if json.len() > 6 * most + 2 && json.starts_with('"') {
+        return Err(RequestError::Invalid { argument, value: "too long".into(), allowed });
+    }
+    Ok(serde_json::from_str(json).ok())
+}
+
+/// Reads the list, which has [`MAX_BYTES`] at most.
 ///
 /// # Errors
 /// The number of the request at fault, from 1, or 0 for the list itself, and what is wrong.
@@ -78,12 +97,14 @@ fn parse_one(json: &str) -> Result<Request, RequestError> {
     let request = Request {
         name: {
             let raw = take("name")?.ok_or(RequestError::Null("name"))?;
-            serde_json::from_str(raw).map_err(|_| invalid("name", raw, "a string"))?
+            bounded("name", raw, 200, "1 to 200 bytes")?
+                .ok_or_else(|| invalid("name", raw, "a string"))?
         },
         key: match take("key")? {
             None => String::new(),
             Some(raw) => {
-                serde_json::from_str(raw).map_err(|_| invalid_kind("key", raw, "a string"))?
+                bounded("key", raw, 1024, "at most 1024 bytes; of a longer one, pass a hash")?
+                    .ok_or_else(|| invalid_kind("key", raw, "a string"))?
             }
         },
         count: match take("count")? {
@@ -97,7 +118,16 @@ fn parse_one(json: &str) -> Result<Request, RequestError> {
             Some("true") => true,
             Some(raw) => return Err(invalid("reserve", raw, "true or false")),
         },
-        config: take("config")?.map(str::to_owned),
+        config: match take("config")? {
+            Some(raw) if raw.len() > config::MAX_BYTES => {
+                return Err(RequestError::Invalid {
+                    argument: "config",
+                    value: format!("{} bytes long", raw.len()),
+                    allowed: "at most 10000 bytes",
+                });
+            }
+            config => config.map(str::to_owned),
+        },
     };
     match fields.into_keys().next() {
         Some(unknown) => Err(invalid("field", &Value::from(unknown).to_string(), FIELDS)),
@@ -143,5 +173,14 @@ mod tests {
         ] {
             assert_eq!(parse(json).unwrap_err().0, n, "{json}");
         }
+    }
+
+    #[test]
+    fn a_text_is_refused_only_where_it_is_too_long_in_every_encoding() {
+        let key = |key: String| parse(&format!(r#"[{{"name": "a", "key": "{key}"}}]"#));
+        assert_eq!(key("\\u0001".repeat(1024)).unwrap()[0].key, "\u{1}".repeat(1024));
+        assert_eq!(key("x".repeat(6145)).unwrap_err().0, 1);
+        let config = format!(r#"[{{"name": "a", "config": "{}"}}]"#, "x".repeat(10_000));
+        assert_eq!(parse(&config).unwrap_err().0, 1);
     }
 }

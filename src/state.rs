@@ -9,6 +9,9 @@ use crate::config::{
     ConfigError, MAX_EPOCH, MAX_LOG, json_number, number, object, quoted, shortened,
 };
 
+/// The longest state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
+pub const MAX_BYTES: usize = 1_000_000;
+
 /// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
 /// sliding window and `log` (epoch ms, oldest first) for a sliding log.
 ///

@@ -62,9 +62,9 @@ ROLLBACK TO s;
 SELECT key, name, value FROM rateLimits WHERE key = 'tx' ORDER BY name;
 ROLLBACK;
 SELECT count(*) FROM rateLimits WHERE key = 'tx';
-\echo more than 1,000 requests in one call
-SELECT count(*), bool_and(ok), min(remaining), count(DISTINCT key) FROM rl_limit_all((SELECT jsonb_agg(jsonb_build_object('name', 'la/user', 'key', 'many' || n % 1500)) FROM generate_series(1, 3000) n));
-SELECT count(*), bool_or(ok), count(*) FILTER (WHERE NOT allows) AS refusals FROM rl_limit_all((SELECT jsonb_agg(jsonb_build_object('name', 'la/user', 'key', 'many' || n, 'count', CASE WHEN n = 7 THEN 9 ELSE 1 END)) FROM generate_series(1, 1500) n));
+\echo as many requests in one call as there may be
+SELECT count(*), bool_and(ok), min(remaining), count(DISTINCT key) FROM rl_limit_all((SELECT jsonb_agg(jsonb_build_object('name', 'la/user', 'key', 'many' || n % 500)) FROM generate_series(1, 1000) n));
+SELECT count(*), bool_or(ok), count(*) FILTER (WHERE NOT allows) AS refusals FROM rl_limit_all((SELECT jsonb_agg(jsonb_build_object('name', 'la/user', 'key', 'many' || n, 'count', CASE WHEN n = 7 THEN 9 ELSE 1 END)) FROM generate_series(1, 500) n));
 SELECT count(*), min(value), max(value) FROM rateLimits WHERE key LIKE 'many%';
 \echo in the target list, in PL/pgSQL
 SELECT (rl_limit_all('[{"name":"la/user","key":"u6"},{"name":"la/user","key":"u7"}]')).ok;
@@ -89,6 +89,13 @@ SELECT error_of('SELECT rl_limit_all(NULL)');
 SELECT error_of('SELECT rl_limit_all(''[{"name": "la/user"}]'', NULL)');
 SELECT error_of(format('SELECT rl_limit_all(%L)', jsonb_build_array(jsonb_build_object('name', repeat('n', 201)))));
 SELECT error_of(format('SELECT rl_limit_all(%L)', jsonb_build_array(jsonb_build_object('name', 'la/user', 'key', repeat('k', 1025)))));
+-- The list has bounds, and so has what stands in it.
+SELECT error_of($$SELECT rl_limit_all((SELECT jsonb_agg('{"name": "la/user", "count": 0}'::jsonb) FROM generate_series(1, 1001)))$$);
+SELECT count(*) FROM rl_limit_all((SELECT jsonb_agg('{"name": "la/user", "count": 0}'::jsonb) FROM generate_series(1, 1000)));
+SELECT error_of($$SELECT rl_check_all(jsonb_build_array(jsonb_build_object('name', 'la/user', 'key', repeat('k', 2000000))))$$);
+SELECT error_of($$SELECT rl_check_all(jsonb_build_array(jsonb_build_object('name', 'la/user', 'key', repeat('k', 7000))))$$);
+SELECT error_of($$SELECT rl_check_all(jsonb_build_array(jsonb_build_object('name', repeat('n', 2000))))$$);
+SELECT error_of($$SELECT rl_check_all(jsonb_build_array(jsonb_build_object('name', 'la/none', 'config', jsonb_build_object('kind', repeat('k', 10000)))))$$);
 BEGIN READ ONLY;
 SELECT ok FROM rl_check_all('[{"name": "la/user", "key": "u6"}]');
 SELECT rl_limit_all('[{"name": "la/user", "key": "u6"}]');
