@@ -23,6 +23,7 @@ use crate::postgres::{
 };
 use crate::prune;
 use crate::requests::{self, MAX_REQUESTS};
+use crate::spi::TableLock;
 use crate::state;
 use crate::status;
 
@@ -103,7 +104,7 @@ sql_function!(
     /// `rl_define(name, config, key)`; 22023 for a bad config, 25006 in a read-only transaction.
     rl_define, pg_finfo_rl_define, |call| {
         refuse_read_only(c"rl_define()")?;
-        let catalog = catalog::current(call.function())?;
+        let catalog = catalog::current(call.function(), TableLock::Read)?;
         let config = required(call.jsonb(1), "config")?;
         let changed = definitions::define(&catalog, name(call, 0)?, key(call, 2)?, config)?;
         Ok(pg_sys::Datum::from(changed))
@@ -114,7 +115,7 @@ sql_function!(
     /// `rl_undefine(name, key)`; 25006 in a read-only transaction.
     rl_undefine, pg_finfo_rl_undefine, |call| {
         refuse_read_only(c"rl_undefine()")?;
-        let catalog = catalog::current(call.function())?;
+        let catalog = catalog::current(call.function(), TableLock::Read)?;
         let was = definitions::undefine(&catalog, name(call, 0)?, key(call, 1)?)?;
         Ok(pg_sys::Datum::from(was))
     }
@@ -226,7 +227,7 @@ sql_function!(
         let style = style(&utf8(required(call.text(2), "style")?))?;
         let limit = match call.jsonb(3) {
             Some(config) => definitions::inline(config)?,
-            None => definitions::resolve(&*catalog::current(call.function())?, name, b"", None)?,
+            None => definitions::resolve(&*catalog::current(call.function(), TableLock::Read)?, name, b"", None)?,
         };
         // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.
         let now = now.unwrap_or_else(|| guc::now().ceil_to_millis());

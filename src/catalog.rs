@@ -8,6 +8,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 
 use crate::error::{Error, Result};
+use crate::spi::TableLock;
 use crate::store::heap;
 
 /// The extension's objects.
@@ -120,14 +121,22 @@ pub fn is_current() -> bool {
     SEEN.get() == CHANGES.get()
 }
 
-/// Runs `work` with the extension's objects, and again where the table changed before it began to
-/// write.
+/// Runs `work` with the extension's objects, as a command of its own, and again where the table
+/// changed before it began to write. `lock` is what the work needs on rateLimits, which nothing here
+/// locks less.
 ///
 /// # Errors
 /// As [`current`], and those of the work.
-pub fn with<T>(function: pg_sys::Oid, mut work: impl FnMut(&Catalog) -> Result<T>) -> Result<T> {
+pub fn with<T>(
+    function: pg_sys::Oid,
+    lock: TableLock,
+    mut work: impl FnMut(&Catalog) -> Result<T>,
+) -> Result<T> {
+    // SAFETY: in a transaction, and not in parallel. What the caller's command has written so far is
+    // seen, as by any function that runs SQL.
+    unsafe { pg_sys::CommandCounterIncrement() };
     for _ in 0..MOVES {
-        match work(&*current(function)?) {
+        match work(&*current(function, lock)?) {
             Err(Error::Moved) => {}
             outcome => return outcome,
         }
@@ -143,22 +152,25 @@ pub fn announce(relation: pg_sys::Oid) {
 }
 
 /// The extension's objects as they stand now. `function` is the OID of the SQL function that is
-/// being called, which tells the extension's schema.
+/// being called, which tells the extension's schema; `lock` is taken on rateLimits where that has to
+/// be looked at.
 ///
 /// # Errors
 /// [`Error::NoTable`] where a table is no longer in that schema.
-pub fn current(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
+pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     // SAFETY: processes what other sessions announced. A table that is locked already announces
     // nothing more when it is opened again, so a long transaction would never see a change.
     unsafe { pg_sys::AcceptInvalidationMessages() };
     let known = CATALOG.with_borrow(Option::clone);
     match known {
         Some(catalog) if SEEN.get() == CHANGES.get() => Ok(catalog),
-        _ => look_up(function),
+        _ => look_up(function, lock),
     }
 }
 
-fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
+fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
+    // Until it is known anew, each table that is announced as changed may be ours.
+    CATALOG.set(None);
     // Counted before the look-up: what changes during it makes it be done again.
     let changes = CHANGES.get();
     // SAFETY: look-ups in the system catalogs.
@@ -172,7 +184,7 @@ fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
             CStr::from_ptr(pg_sys::quote_identifier(name)).to_owned()
         };
         let rate_limits = table(extension, namespace, c"ratelimits", "rateLimits")?;
-        let relation = pg_sys::try_table_open(rate_limits.oid, pg_sys::AccessShareLock as _);
+        let relation = pg_sys::try_table_open(rate_limits.oid, lock as _);
         if relation.is_null() {
             return Err(Error::NoTable { table: "rateLimits" }); // dropped while this waited
         }

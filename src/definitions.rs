@@ -128,18 +128,19 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
         results: &[],
         lock: TableLock::Read,
     };
-    let (default, own, has_keys) = spi::connected(catalog, catalog.rl_config, |spi| {
-        let name = Some(text_datum(name));
-        let (mut default, mut own) = (None, None);
-        for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
-            let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
-            let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
-            // The text lives no longer than the connection.
-            let config = config.map(|json| json.map(Cow::into_owned).map_err(too_long));
-            *(if for_all { &mut default } else { &mut own }) = config;
-        }
-        Ok((default, own, spi.execute(&HAS_KEYS, &[name])? > 0))
-    })?;
+    let (default, own, has_keys) =
+        spi::connected(catalog, catalog.rl_config, TableLock::Read, |spi| {
+            let name = Some(text_datum(name));
+            let (mut default, mut own) = (None, None);
+            for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
+                let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
+                let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
+                // The text lives no longer than the connection.
+                let config = config.map(|json| json.map(Cow::into_owned).map_err(too_long));
+                *(if for_all { &mut default } else { &mut own }) = config;
+            }
+            Ok((default, own, spi.execute(&HAS_KEYS, &[name])? > 0))
+        })?;
     let parse = |config: Option<std::result::Result<String, ConfigError>>| {
         config
             .map(|config| config.and_then(|config| config::parse(&config)).map(Rc::new))
@@ -189,7 +190,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         lock: TableLock::Write,
     };
     inline(config)?;
-    spi::connected(catalog, catalog.rl_config, |spi| {
+    spi::connected(catalog, catalog.rl_config, TableLock::Write, |spi| {
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
         if spi.execute(&SAME, &row)? > 0 {
             return Ok(false);
@@ -207,6 +208,15 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 /// # Errors
 /// 25006 in a read-only transaction.
 pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
+    // Locked first: what another session defines meanwhile would else be taken for a row that
+    // something keeps from being deleted.
+    const LOCK: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[],
+        lock: TableLock::LockRows,
+    };
     const DROP: Statement = Statement {
         sql: "DELETE FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2",
@@ -214,14 +224,11 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    const LEFT: Statement = Statement {
-        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
-              AND key OPERATOR(pg_catalog.=) $2",
-        parameters: &[TEXTOID, TEXTOID],
-        results: &[],
-        lock: TableLock::Read,
-    };
-    spi::connected(catalog, catalog.rl_config, |spi| {
-        Ok(spi.write(&DROP, &LEFT, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
+    spi::connected(catalog, catalog.rl_config, TableLock::Write, |spi| {
+        let row = [Some(text_datum(name)), Some(text_datum(key))];
+        if spi.execute(&LOCK, &row)? == 0 {
+            return Ok(false);
+        }
+        if spi.execute(&DROP, &row)? > 0 { Ok(true) } else { Err(spi.not_written()) }
     })
 }

@@ -41,6 +41,8 @@ pub enum Error {
     NotForKind { function: &'static str, kind: &'static str },
     /// A stored row that no call wrote, such as a NaN value (55000).
     BadState { name: String, column: &'static str, value: f64 },
+    /// A row has NULL where no call writes one: its owner allowed that (55000).
+    NullState { column: &'static str },
     /// A row could not be written although nothing failed: a trigger or rule swallows it (55000).
     NotWritten { table: &'static str },
     /// The extension's tables are not where CREATE EXTENSION put them (42P01).
@@ -168,6 +170,13 @@ impl Error {
                     ..report(b"55000", format!("rate limit \"{name}\" has a stored {column} of {value}"))
                 }
             }
+            Error::NullState { column } => Report {
+                hint: Some(
+                    "DELETE FROM rateLimits WHERE value IS NULL OR ts IS NULL; makes such limits full again."
+                        .into(),
+                ),
+                ..report(b"55000", format!("a stored {column} is NULL"))
+            },
             Error::NotWritten { table } => Report {
                 detail: Some(format!(
                     "A trigger, a rule or row security on the table {table} keeps rows from being written or read."

@@ -81,19 +81,6 @@ pub fn locally<T>(settings: &[(&CStr, &CStr)], work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Whether this PostgreSQL was built with assertions.
-pub fn has_assertions() -> bool {
-    thread_local! {
-        static KNOWN: std::cell::OnceCell<bool> = const { std::cell::OnceCell::new() };
-    }
-    // SAFETY: a setting's value is a C string, or null where there is no such setting.
-    let look = || unsafe {
-        let value = pg_sys::GetConfigOption(c"debug_assertions".as_ptr(), true, false);
-        !value.is_null() && CStr::from_ptr(value) == c"on"
-    };
-    KNOWN.with(|known| *known.get_or_init(look))
-}
-
 /// Declares the settings; called once, when the library is loaded.
 pub fn init() {
     GucRegistry::define_enum_guc(

@@ -17,7 +17,7 @@ use crate::guc;
 use crate::limiter::{Answer, Request, TRIES, Target, check_count};
 use crate::postgres::check_for_interrupts;
 use crate::shards::{self, Locked};
-use crate::store::{self, Place, Store};
+use crate::store::{self, Place, Store, TableLock};
 use crate::subtransaction::attempt;
 
 /// What one of the requests is answered.
@@ -57,9 +57,9 @@ struct Verdict<'a> {
 /// # Errors
 /// Those of a single call, each naming its request.
 pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
-    catalog::with(function, |catalog| {
+    catalog::with(function, TableLock::Write, |catalog| {
         let groups = group(catalog, requests)?;
-        store::opened(catalog, |store| take(store, &groups))
+        store::opened(catalog, TableLock::Write, |store| take(store, &groups))
     })
 }
 
@@ -122,9 +122,9 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
 /// # Errors
 /// As [`limit`].
 pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
-    catalog::with(function, |catalog| {
+    catalog::with(function, TableLock::Read, |catalog| {
         let groups = group(catalog, requests)?;
-        store::opened(catalog, |store| {
+        store::opened(catalog, TableLock::Read, |store| {
             let (now, looked) = look(store, &groups)?;
             let ok = looked.iter().all(Verdict::allows);
             Ok(outcomes(&groups, &looked, now, ok))

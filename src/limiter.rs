@@ -3,6 +3,7 @@
 use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
+use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use crate::algorithm::{self, Decision, Level, Limit, Micros, Parts, State, decide};
@@ -12,8 +13,9 @@ use crate::definitions;
 use crate::error::{Error, Result};
 use crate::guc;
 use crate::postgres::{INFINITE, Jsonb, check_for_interrupts, utf8};
+use crate::scan::each_key;
 use crate::shards::{self, Holding};
-use crate::store::{self, Row, RowId, Store};
+use crate::store::{self, Row, RowId, Store, TableLock};
 
 /// What a call asks for.
 pub struct Request<'a> {
@@ -86,11 +88,11 @@ pub const TRIES: u32 = 1000;
 
 /// Takes tokens.
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
-    catalog::with(function, |catalog| {
+    catalog::with(function, TableLock::Write, |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
         let take = Change::Take { count: request.count, reserve: request.reserve };
-        store::opened(catalog, |store| change(store, &target, take))
+        store::opened(catalog, TableLock::Write, |store| change(store, &target, take))
     })
 }
 
@@ -103,13 +105,13 @@ pub fn credit(
     request: &Request,
     taken_at: Option<Micros>,
 ) -> Result<Answer> {
-    catalog::with(function, |catalog| {
+    catalog::with(function, TableLock::Write, |catalog| {
         let target = request.resolve(catalog)?;
         if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
             return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
         }
         let credit = Change::Credit { count: request.count, taken_at };
-        store::opened(catalog, |store| change(store, &target, credit))
+        store::opened(catalog, TableLock::Write, |store| change(store, &target, credit))
     })
 }
 
@@ -161,7 +163,15 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
         }
         let (answer, state) = decide(Some(seen.row.clone()))?;
         let Some(state) = state else { return Ok(answer) };
-        if store.replace(id, &seen, &state)? {
+        if store.replace(id, &seen, &state, true)? {
+            if guc::now().minus(answer.now) < Micros::MILLISECOND {
+                return Ok(answer);
+            }
+            // It waited, for another transaction that in the end changed nothing: decide again at the
+            // time of the lock.
+            let Some(own) = store.lock(id)? else { continue };
+            let (answer, state) = decide(Some(seen.row.clone()))?;
+            store.update(id, own.at, &state.unwrap_or(seen.row))?;
             return Ok(answer);
         }
         // The lock may have been waited for: look at the row, and at the clock, again.
@@ -180,10 +190,10 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
 
 /// Tells what [`limit`] would answer, consuming, locking and writing nothing.
 pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
-    catalog::with(function, |catalog| {
+    catalog::with(function, TableLock::Read, |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
-        store::opened(catalog, |store| {
+        store::opened(catalog, TableLock::Read, |store| {
             let (now, holding) = target.look(store)?;
             let decision = holding.parts.decide(now, request.count, request.reserve);
             Ok(target.answer(&decision, holding.parts.level(now), now))
@@ -193,12 +203,60 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
 
 /// Forgets the state of a key; whether there was any.
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
-    catalog::with(function, |catalog| store::opened(catalog, |store| store.reset(name, key)))
+    catalog::with(function, TableLock::Write, |catalog| {
+        store::opened(catalog, TableLock::Write, |store| reset_key(store, name, key))
+    })
 }
 
-/// Forgets the state of every key of a name; of how many there was any.
+/// Marks the rows of a key as reset; whether any held a state.
+fn reset_key(store: &dyn Store, name: &[u8], key: &[u8]) -> Result<bool> {
+    let reset = |row: &Row| Row { value: f64::INFINITY, ts: row.ts, prior: None, log: None };
+    let id = RowId { name, key, shard: 0 };
+    if let Some(seen) = store.read(id)?
+        && !shards::is_spread(Some(&seen.row))
+        && (is_reset(&seen.row) || store.replace(id, &seen, &reset(&seen.row), true)?)
+    {
+        return Ok(!is_reset(&seen.row));
+    }
+    let mut was = false;
+    for (shard, found) in shards::lock_all(store, name, key)? {
+        if !is_reset(&found.row) {
+            store.update(RowId { name, key, shard }, found.at, &reset(&found.row))?;
+            was = true;
+        }
+    }
+    Ok(was)
+}
+
+/// Forgets the state of every key of a name; of how many there was any. The rows are locked and
+/// deleted key by key, in the order in which everybody locks rows: a key that appears behind the one
+/// that it has reached is as one that appears after the call.
 pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
-    catalog::with(function, |catalog| store::opened(catalog, |store| store.reset_all(name)))
+    // Out here, since it begins again where the table has changed.
+    let mut were = 0;
+    catalog::with(function, TableLock::Write, |catalog| {
+        store::opened(catalog, TableLock::Write, |store| {
+            let mut delete = |key: &[u8]| -> Result<()> {
+                check_for_interrupts();
+                let rows = shards::lock_all(store, name, key)?;
+                were += i64::from(rows.iter().any(|(_, found)| !is_reset(&found.row)));
+                rows.iter().try_for_each(|&(shard, ref found)| {
+                    store.delete(RowId { name, key, shard }, found.at)
+                })
+            };
+            delete(b"")?; // which comes first, and after no other
+            let _ = each_key(store, (name, b""), true, |found| {
+                delete(&found.key)?;
+                Ok(ControlFlow::Continue(()))
+            })?;
+            Ok(were)
+        })
+    })
+}
+
+/// Whether a row counts as none; see [`Row`].
+fn is_reset(row: &Row) -> bool {
+    row.value == f64::INFINITY
 }
 
 impl<'a> Request<'a> {
@@ -231,14 +289,12 @@ impl Target<'_> {
     pub fn state(&self, limit: &Limit, row: Option<Row>, now: Micros) -> Result<State> {
         match row {
             // Reset, or of a kind that has nothing to carry over: as if it weren't there.
-            Some(row) if row.value != f64::INFINITY && limit.carries(&row) => {
-                match unwritten(&row) {
-                    Some((column, value)) => {
-                        Err(Error::BadState { name: utf8(self.name).into_owned(), column, value })
-                    }
-                    None => Ok(row),
+            Some(row) if !is_reset(&row) && limit.carries(&row) => match unwritten(&row) {
+                Some((column, value)) => {
+                    Err(Error::BadState { name: utf8(self.name).into_owned(), column, value })
                 }
-            }
+                None => Ok(row),
+            },
             _ => Ok(limit.fresh(now, self.phase())),
         }
     }

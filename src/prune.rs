@@ -17,7 +17,7 @@ use crate::guc;
 use crate::limiter::Target;
 use crate::scan::{Key, each_key};
 use crate::shards;
-use crate::store::{self, Numbered, Row, RowId, Store};
+use crate::store::{self, Numbered, Row, RowId, Store, TableLock};
 use crate::subtransaction::attempt;
 
 /// Where a batch ended: the last (name, key) that it looked at.
@@ -37,8 +37,8 @@ thread_local! {
 pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros>) -> Result<i64> {
     // Out here, since it begins again where the table has changed.
     let mut deleted = 0;
-    catalog::with(function, |catalog| {
-        store::opened(catalog, |store| {
+    catalog::with(function, TableLock::Write, |catalog| {
+        store::opened(catalog, TableLock::Write, |store| {
             let table = catalog.rate_limits.oid;
             let start = match LAST.take().filter(|last| last.table == table) {
                 Some(last) => (last.name, last.key),

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::guc;
 use crate::limiter::{Answer, Change, TRIES, Target};
 use crate::postgres::check_for_interrupts;
-use crate::store::{Found, Numbered, Place, Row, SPREAD, Store};
+use crate::store::{Found, Numbered, Place, Row, RowId, SPREAD, Store};
 use crate::subtransaction::attempt;
 
 mod held;
@@ -85,6 +85,13 @@ pub fn holding<'a>(
         vec![State { value, ..sum }; shards as usize]
     };
     Ok(Holding { parts: Parts::new(limit, states), in_place, places })
+}
+
+/// Locks all rows of a key, in ascending order: row 0 first, as whoever makes others of them, so that
+/// these are the rows that there will be.
+pub fn lock_all(store: &dyn Store, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
+    store.lock(RowId { name, key, shard: 0 })?;
+    store.lock_all(name, key)
 }
 
 /// Makes the rows of a key those that the limit wants, without changing what they hold together.
@@ -235,7 +242,7 @@ fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Opti
     let decision = change.apply(guess.part(), &guess.states()[better], now)?;
     let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
     if let (Some(after), Some(seen)) = (&decision.state, seen)
-        && store.replace(row, seen, after)?
+        && store.replace(row, seen, after, false)?
     {
         let mut parts = guess;
         parts.states_mut()[better] = after.clone();

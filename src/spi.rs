@@ -91,16 +91,19 @@ pub struct Connection<'a> {
     table: Table,
 }
 
-/// Connects to SPI as the owner of `table` while `work` runs. An error on the way leaves the
-/// clearing up to the abort of the (sub)transaction, as everywhere in Postgres.
+/// Connects to SPI as the owner of `table` while `work` runs, with the `lock` on it that the whole
+/// work needs. An error on the way leaves the clearing up to the abort of the (sub)transaction, as
+/// everywhere in Postgres.
 pub fn connected<T>(
     catalog: &Catalog,
     table: Table,
+    lock: TableLock,
     work: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
     let _depth = Depth::enter();
     // SAFETY: the user and the connection are put back on every way out that does not abort.
     unsafe {
+        pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE);
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         pg_sys::SetUserIdAndSecContext(
@@ -200,24 +203,6 @@ impl Connection<'_> {
             (*tid).ip_blkid.bi_lo = page as u16;
             Some(pg_sys::Datum::from(tid))
         }
-    }
-
-    /// Runs `write` until it has processed a row, or until `left` finds no row that it should have:
-    /// what a trigger or a rule swallows must not pass for "there was nothing to do".
-    pub fn write(
-        &self,
-        write: &Statement,
-        left: &Statement,
-        parameters: &[Option<pg_sys::Datum>],
-    ) -> Result<u64> {
-        // Again, since another session's row may have come between the two.
-        for _ in 0..3 {
-            let processed = self.execute(write, parameters)?;
-            if processed > 0 || self.execute(left, &parameters[..left.parameters.len()])? == 0 {
-                return Ok(processed);
-            }
-        }
-        Err(self.not_written())
     }
 
     /// The error of a row that could not be written or read although nothing failed.

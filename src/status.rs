@@ -13,7 +13,7 @@ use crate::guc;
 use crate::limiter::Target;
 use crate::scan::{Key, each_key};
 use crate::shards;
-use crate::store;
+use crate::store::{self, TableLock};
 
 /// What a key holds.
 pub struct Status<'a> {
@@ -45,12 +45,12 @@ pub fn each(
     key: Option<&[u8]>,
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
-    catalog::with(function, |catalog| {
+    catalog::with(function, TableLock::Read, |catalog| {
         let mut show = |found: Key| {
             visit(status(catalog, &found)?);
             Ok(ControlFlow::Continue(()))
         };
-        store::opened(catalog, |store| match (name, key) {
+        store::opened(catalog, TableLock::Read, |store| match (name, key) {
             (Some(name), Some(key)) => {
                 let rows = store.read_all(name, key)?;
                 if !rows.is_empty() {

@@ -7,27 +7,34 @@ use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
 use crate::guc::{self, Access};
 use crate::spi;
+pub use crate::spi::TableLock;
 
 pub mod heap;
 pub mod sql;
 
-/// Reaches the rows as `ratelimit.access` says, and as the table allows.
+/// Reaches the rows as `ratelimit.access` says, and as the table allows. `lock` is what the whole
+/// work needs: who first reads and then writes would ask for more while it holds less, and REINDEX,
+/// which does so too, would wait for it.
 ///
 /// # Errors
 /// [`Error::NoHeap`]: `heap` where that can't be; [`Error::Moved`]: the table has changed since the
 /// catalog was read, and nothing is done yet.
-pub fn opened<T>(catalog: &Catalog, work: impl FnOnce(&dyn Store) -> Result<T>) -> Result<T> {
+pub fn opened<T>(
+    catalog: &Catalog,
+    lock: TableLock,
+    work: impl FnOnce(&dyn Store) -> Result<T>,
+) -> Result<T> {
     if let (Access::Auto | Access::Heap, Ok(index)) = (guc::access(), catalog.index) {
-        return heap::opened(catalog, index, |heap| work(heap));
+        return heap::opened(catalog, index, lock, |heap| work(heap));
     }
     // SAFETY: locks first, since what is announced by then may have moved the table.
-    unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, spi::TableLock::Read as _) };
+    unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) };
     if !catalog::is_current() {
         return Err(Error::Moved);
     }
     match (guc::access(), catalog.index) {
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
-        _ => spi::connected(catalog, catalog.rate_limits, |sql| work(sql)),
+        _ => spi::connected(catalog, catalog.rate_limits, lock, |sql| work(sql)),
     }
 }
 
@@ -49,9 +56,19 @@ pub const SPREAD: Micros = Micros(i64::MIN);
 
 /// Where a version of a row is, for the store that can use it. Good to the end of the statement that
 /// found it: whoever replaces the version since is later than the oldest snapshot of this statement,
-/// which so keeps it from being pruned, and its place from being given to another row.
+/// which so keeps it from being pruned, and its place from being given to another row. A version that
+/// is locked stays where it is to the end of the transaction.
 #[derive(Clone, Copy)]
-pub struct Place(pub Option<pg_sys::ItemPointerData>);
+pub struct Place {
+    pub tid: Option<pg_sys::ItemPointerData>,
+    /// Whether no other transaction had it locked, as far as can be told.
+    pub free: bool,
+}
+
+impl Place {
+    /// Of a store that has no use for it.
+    pub const NONE: Place = Place { tid: None, free: false };
+}
 
 /// A row that was found.
 #[derive(Clone)]
@@ -84,9 +101,10 @@ pub trait Store {
     /// transaction has it.
     fn try_lock(&self, id: RowId) -> Result<Option<Found>>;
 
-    /// Overwrites a row that was only read, in one step, if nobody else has changed or locked it
-    /// since; false if somebody has, or where the store can't: then it is to be locked.
-    fn replace(&self, id: RowId, seen: &Found, row: &Row) -> Result<bool>;
+    /// Overwrites a row that was only read, in one step, if nobody else has changed it since; false if
+    /// somebody has, or where the store can't: then it is to be locked. Who has just locked it is waited
+    /// for, or without `wait` makes it false as well.
+    fn replace(&self, id: RowId, seen: &Found, row: &Row, wait: bool) -> Result<bool>;
 
     /// Those rows of a key that have one of these shard numbers, as [`read`](Store::read) does.
     fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>>;
@@ -114,16 +132,8 @@ pub trait Store {
     /// Deletes a row that this transaction has locked.
     fn delete(&self, id: RowId, locked: Place) -> Result<()>;
 
-    /// Deletes a row that was only read, as [`replace`](Store::replace) overwrites one.
+    /// Deletes a row that was only read, as [`replace`](Store::replace) overwrites one without `wait`.
     fn remove(&self, seen: &Found) -> Result<bool>;
-
-    /// Marks all rows of a key as reset; whether any held a state. Of several rows it locks row 0
-    /// first, as whoever makes others of them, so that these are the rows that there will be.
-    fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool>;
-
-    /// Deletes all rows of a name, locked one after the other in the order of key and shard; how
-    /// many keys held a state.
-    fn reset_all(&self, name: &[u8]) -> Result<i64>;
 
     /// The error of a row that could not be written or read although nothing failed.
     fn not_written(&self) -> Error {

@@ -8,8 +8,16 @@
 
 #[path = "load/caller.rs"]
 mod caller;
+#[path = "load/errors.rs"]
+mod errors;
 #[path = "load/limit_all.rs"]
 mod limit_all;
+#[path = "load/owner.rs"]
+mod owner;
+#[path = "load/rebuild.rs"]
+mod rebuild;
+#[path = "load/reset_all.rs"]
+mod reset_all;
 #[path = "load/rules.rs"]
 mod rules;
 mod server;

@@ -1,33 +1,91 @@
-//! The store that reaches the rows through the table itself, without the executor: the row is found
-//! by the primary key's index under the latest state, and updated in one step.
+//! The store that reaches the rows through the table itself, without the executor: a row is found
+//! where it was last time, or by the primary key's index, under the latest state, and updated in one
+//! step. For the ordinary table only; see `usual`.
 //!
-//! It owes what the executor did: locks on table and index, a command of its own for every write,
-//! index entries where an update is not HOT, predicate locks where they are due (none: like a
-//! sequence, a limit is judged by the latest state at every isolation level). For the ordinary
-//! table only; see `usual`.
+//! # What the executor does, and where that is here
+//!
+//! Whatever the executor does around a read, a lock or a write is owed. Its steps are those of
+//! nodeIndexscan.c, nodeLockRows.c, nodeModifyTable.c (ExecInsert with ON CONFLICT DO NOTHING,
+//! ExecUpdate, ExecDelete), execIndexing.c and, nearest to what is done here, execReplication.c
+//! (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate).
+//!
+//! Before any of them:
+//!
+//! | the executor | here |
+//! |---|---|
+//! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `postgres::refuse_read_only`, first of all in each SQL function |
+//! | checks the privileges of the user, and row security | not needed: calls need none on the tables; a table with row security is not the usual one |
+//! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`opened`], at each call: a lock is never taken to be there still, since one can go with a cursor that fails in a savepoint (AtSubAbort_Portals) |
+//! | locks the index (ExecOpenIndices, index_open of a scan) | [`opened`], after the table, as REINDEX does |
+//! | processes invalidations with a lock that is new, and plans anew | [`opened`]: `LockRelationOid` processes them, and what was known of the table is then looked up again ([`Error::Moved`]) |
+//! | sees what earlier commands of the transaction wrote, and what this one did before (SPI begins a command of its own) | `catalog::with` begins a new command |
+//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | [`opened`] pushes one where there is none |
+//! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual::index_of` |
+//!
+//! To find a row:
+//!
+//! | the executor | here |
+//! |---|---|
+//! | scans the index with index_beginscan, index_getnext_tid and index_fetch_heap | [`Heap::scan`], through the same functions; [`Heap::at_root`] begins where the scan led before, and then compares the row |
+//! | sees the snapshot of the statement, or of the transaction | the latest, by design: like a sequence, a limit is judged by the latest state at every isolation level |
+//! | leaves predicate locks in a SERIALIZABLE transaction | not wanted, by the same design: there [`Heap::scan_latest`] scans all versions, and asks itself which one is seen |
+//! | checks for interrupts at each row | [`Heap::scan`] |
+//!
+//! To lock one (ExecLockRows):
+//!
+//! | the executor | here |
+//! |---|---|
+//! | table_tuple_lock, which follows updates to the last version | [`Heap::lock_found`] |
+//! | TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS | not needed, as in execReplication.c: a lock FOR UPDATE is never granted beside an update that is in progress, and the last version is locked in the end |
+//! | compares the row again if an update was followed (`tmfd.traversed`, EvalPlanQual) | [`Heap::lock_found`] compares name, key and shard; if they differ the row counts as gone, and is looked for anew |
+//! | 40001 above READ COMMITTED | not wanted: the latest state |
+//! | passes over TM_Deleted, TM_SelfModified and TM_WouldBlock | as no row; the caller looks again |
+//!
+//! To update one (ExecUpdate):
+//!
+//! | the executor | here |
+//! |---|---|
+//! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`usual::index_of`) |
+//! | computes generated columns (ExecComputeStoredGenerated) | not needed: none |
+//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: the columns that are NOT NULL are those that a call always fills, and there is nothing else to check (`usual`) |
+//! | table_tuple_update with `wait` | [`Heap::put`] |
+//! | TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual) | `false`; the limiter locks the row and decides again |
+//! | TM_SelfModified: 27000 where a trigger did it | can't be: the version was read in this command, and nothing that writes runs since |
+//! | inserts index entries unless the update was HOT (ExecInsertIndexTuples), as unique ones | [`Heap::insert_index`]; not as unique, since the key is the one that the row had before |
+//! | aminsertcleanup (17) | not needed: nbtree has none |
+//! | a new command for what comes next (CommandCounterIncrement) | [`Heap::put`], [`Heap::take_out`], `insert` |
+//! | es_processed, RETURNING | not needed |
+//!
+//! To delete one (ExecDelete): as an update, by table_tuple_delete, in [`Heap::take_out`].
+//!
+//! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
+//!
+//! | the executor | here |
+//! |---|---|
+//! | looks for a row like it, and waits for who is inserting one (ExecCheckIndexConstraints) | the limiter has just looked; who is inserting one is found by the index entry, and waited for in [`Heap::wait_for_rival`] |
+//! | table_tuple_insert_speculative under a speculative insertion lock | `insert` |
+//! | index entries with UNIQUE_CHECK_PARTIAL, which tell of a conflict and raise nothing | [`Heap::insert_index`] |
+//! | table_tuple_complete_speculative, and the lock given back | `insert` |
+//! | 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible) | not wanted: the latest state |
 
-use std::cell::Cell;
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
+use xxhash_rust::xxh64::xxh64;
 
 use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
-use crate::guc;
-use crate::postgres::{Scratch, check_for_interrupts, local_transaction, subtransaction};
-use crate::spi::TableLock;
-use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
+use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store, TableLock};
 
-mod index;
 mod own;
 mod raw;
+mod roots;
 mod row;
 mod usual;
 
-use index::Leads;
 pub use own::forget;
-use row::{Plain, Text, columns, is_text, texts_of};
+use row::{Plain, Text, columns, is_row, texts_of};
 use usual::COLUMNS;
 pub use usual::{index_of, usual_key};
 
@@ -35,68 +93,62 @@ pub use usual::{index_of, usual_key};
 pub struct Heap {
     table: pg_sys::Relation,
     index: pg_sys::Relation,
+    /// Where a row is fetched to: empty between two operations, so that no page stays pinned when a
+    /// subtransaction ends.
+    fetched: *mut pg_sys::TupleTableSlot,
+    /// What a row is written from.
+    written: *mut pg_sys::TupleTableSlot,
 }
 
-/// Opens the table while `work` runs. Its locks last to the end of the transaction.
+/// Opens the table while `work` runs. Its locks, and those of its index, last to the end of the
+/// transaction.
 ///
 /// # Errors
 /// [`Error::Moved`]: it has changed since the catalog was read.
 pub fn opened<T>(
     catalog: &Catalog,
     index_oid: pg_sys::Oid,
+    lock: TableLock,
     work: impl FnOnce(&Heap) -> Result<T>,
 ) -> Result<T> {
     let oid = catalog.rate_limits.oid;
-    let none = pg_sys::NoLock as pg_sys::LOCKMODE;
-    let locks = Locks::here(oid, index_oid);
-    // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
+    let (lock, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
+    // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner, and the
+    // snapshot to the abort of the (sub)transaction.
     unsafe {
         let opened = guarded(|| {
-            if READING.get() != Some(locks) {
-                // First, since what is announced by then may have moved the table.
-                raw::LockRelationOid(oid, TableLock::Read as pg_sys::LOCKMODE);
-            }
+            // First, since what is announced by then may have moved the table.
+            raw::LockRelationOid(oid, lock);
+            raw::LockRelationOid(index_oid, lock);
             if !catalog::is_current() {
                 return None;
             }
-            if READING.get() != Some(locks) {
-                raw::LockRelationOid(index_oid, TableLock::Read as pg_sys::LOCKMODE);
-                READING.set(Some(locks));
+            let table = raw::table_open(oid, none);
+            let index = raw::index_open(index_oid, none);
+            let fetched = raw::table_slot_create(table, std::ptr::null_mut());
+            let kind = &raw const pg_sys::TTSOpsHeapTuple;
+            let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
+            let bare = !raw::ActiveSnapshotSet();
+            if bare {
+                raw::PushActiveSnapshot(raw::GetLatestSnapshot());
             }
-            Some((raw::table_open(oid, none), raw::index_open(index_oid, none)))
+            Some((table, index, fetched, written, bare))
         });
-        let Some((table, index)) = opened else { return Err(Error::Moved) };
-        let heap = Heap { table, index };
+        let Some((table, index, fetched, written, bare)) = opened else {
+            return Err(Error::Moved);
+        };
+        let heap = Heap { table, index, fetched, written };
         let result = work(&heap);
         guarded(|| {
+            if bare {
+                raw::PopActiveSnapshot();
+            }
+            raw::ExecDropSingleTupleTableSlot(written);
+            raw::ExecDropSingleTupleTableSlot(fetched);
             raw::index_close(index, none);
             raw::table_close(table, none);
         });
         result
-    }
-}
-
-/// Locks on the table and its index, which are held as long as the subtransaction lasts.
-#[derive(Clone, Copy, PartialEq)]
-struct Locks {
-    transaction: pg_sys::LocalTransactionId,
-    subtransaction: pg_sys::SubTransactionId,
-    table: pg_sys::Oid,
-    index: pg_sys::Oid,
-}
-
-thread_local! {
-    /// Those to read that were taken last, and those to write: a look here is cheaper than asking
-    /// for them again.
-    static READING: Cell<Option<Locks>> = const { Cell::new(None) };
-    static WRITING: Cell<Option<Locks>> = const { Cell::new(None) };
-}
-
-impl Locks {
-    /// Those of the current subtransaction.
-    fn here(table: pg_sys::Oid, index: pg_sys::Oid) -> Locks {
-        let transaction = local_transaction();
-        Locks { transaction, subtransaction: subtransaction(), table, index }
     }
 }
 
@@ -116,35 +168,33 @@ fn scan_keys<const N: usize>(
     arguments: [pg_sys::Datum; N],
     above: bool,
 ) -> [pg_sys::ScanKeyData; N] {
-    let mut n = 0;
-    arguments.map(|argument| {
-        n += 1;
-        let (strategy, function) = match (n == N && above, n < 3) {
-            (true, true) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT),
-            (true, false) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_INT4GT),
-            (false, true) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ),
-            (false, false) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_INT4EQ),
-        };
-        let collation = if n < 3 { pg_sys::C_COLLATION_OID } else { pg_sys::InvalidOid };
-        let mut key = pg_sys::ScanKeyData::default();
-        let entry = &raw mut key;
-        // SAFETY: initializes the key; the functions are built in.
-        unsafe {
-            guarded(|| {
+    let mut keys = [pg_sys::ScanKeyData::default(); N];
+    let entries = keys.as_mut_ptr();
+    // SAFETY: initializes each of the keys; the functions are built in.
+    unsafe {
+        guarded(|| {
+            for (at, &argument) in arguments.iter().enumerate() {
+                let n = at + 1;
+                let (strategy, function) = match (n == N && above, n < 3) {
+                    (true, true) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT),
+                    (true, false) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_INT4GT),
+                    (false, true) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ),
+                    (false, false) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_INT4EQ),
+                };
                 raw::ScanKeyEntryInitialize(
-                    entry,
+                    entries.add(at),
                     0,
                     n as pg_sys::AttrNumber,
                     strategy as pg_sys::StrategyNumber,
                     pg_sys::InvalidOid,
-                    collation,
+                    if n < 3 { pg_sys::C_COLLATION_OID } else { pg_sys::InvalidOid },
                     function.into(),
                     argument,
                 );
-            });
-        }
-        key
-    })
+            }
+        });
+    }
+    keys
 }
 
 /// Whether the scan of a snapshot would leave predicate locks.
@@ -153,37 +203,53 @@ fn is_serializable() -> bool {
     unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
 }
 
+/// Whether an active snapshot keeps what it sees from being pruned: until it is too old, where
+/// `old_snapshot_threshold` says so (15 and 16).
+fn snapshots_last() -> bool {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    // SAFETY: reads a setting.
+    return unsafe { pg_sys::old_snapshot_threshold < 0 };
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    true
+}
+
+/// By which a row is remembered.
+fn hash(id: RowId) -> u64 {
+    xxh64(id.key, xxh64(id.name, id.shard as u64))
+}
+
+/// The block of a place.
+fn block(tid: &pg_sys::ItemPointerData) -> pg_sys::BlockNumber {
+    u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo)
+}
+
 impl Heap {
-    /// Hands over each row that a scan for these keys finds under the latest state, until told to
-    /// stop. In a SERIALIZABLE transaction the scan of a snapshot would leave predicate locks: there
-    /// all versions are scanned, and which of them the snapshot sees is asked here.
+    /// Hands over each row that a scan for these keys finds under the latest state, and where its
+    /// index entry leads, until told to stop. In a SERIALIZABLE transaction the scan of a snapshot
+    /// would leave predicate locks: there all versions are scanned, and which of them the snapshot
+    /// sees is asked here.
     ///
     /// # Safety
     /// Inside a guard.
     unsafe fn scan_latest(
         &self,
         keys: &mut [pg_sys::ScanKeyData],
-        mut visit: impl FnMut(&pg_sys::TupleTableSlot) -> bool,
+        mut visit: impl FnMut(pg_sys::ItemPointerData) -> bool,
     ) {
-        // SAFETY: the snapshot is good until the next is taken; that of the statement keeps what it
-        // sees from being pruned. The slot of a scan of the heap is one of a pinned tuple.
+        // SAFETY: the snapshot is good until the next is taken; the active one keeps what it sees
+        // from being pruned.
         unsafe {
             let latest = raw::GetLatestSnapshot();
             if !is_serializable() {
                 return self.scan(latest, keys, visit);
             }
-            self.scan(&raw mut pg_sys::SnapshotAnyData, keys, |slot| {
-                let pinned = &*(&raw const *slot).cast::<pg_sys::BufferHeapTupleTableSlot>();
-                raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
-                let tuple = pinned.base.tuple;
-                let seen = raw::HeapTupleSatisfiesVisibility(tuple, latest, pinned.buffer);
-                raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_UNLOCK as c_int);
-                !seen || visit(slot)
-            });
+            let every = &raw mut pg_sys::SnapshotAnyData;
+            self.scan(every, keys, |root| !self.is_seen_by(latest) || visit(root));
         }
     }
 
-    /// Hands over each row that a scan for these keys finds, until told to stop.
+    /// Hands over each row that a scan for these keys finds, in `fetched`, and where its index entry
+    /// leads, until told to stop.
     ///
     /// # Safety
     /// Inside a guard.
@@ -191,159 +257,177 @@ impl Heap {
         &self,
         snapshot: pg_sys::Snapshot,
         keys: &mut [pg_sys::ScanKeyData],
-        mut visit: impl FnMut(&pg_sys::TupleTableSlot) -> bool,
+        mut visit: impl FnMut(pg_sys::ItemPointerData) -> bool,
     ) {
-        // SAFETY: the relations are open; the keys outlive the scan.
+        // SAFETY: the relations are open; the keys outlive the scan, the place is read before the
+        // scan moves on. Of one entry a snapshot that is no MVCC one can see several versions.
         unsafe {
-            let slot = raw::table_slot_create(self.table, std::ptr::null_mut());
-            let nkeys = keys.len() as c_int;
-            #[cfg(not(feature = "pg18"))]
-            let scan = raw::index_beginscan(self.table, self.index, snapshot, nkeys, 0);
-            #[cfg(feature = "pg18")]
-            let scan = raw::index_beginscan(
-                self.table,
-                self.index,
-                snapshot,
-                std::ptr::null_mut(),
-                nkeys,
-                0,
-            );
-            raw::index_rescan(scan, keys.as_mut_ptr(), nkeys, std::ptr::null_mut(), 0);
-            while raw::index_getnext_slot(scan, pg_sys::ScanDirection::ForwardScanDirection, slot) {
-                raw::slot_getsomeattrs_int(slot, COLUMNS.len() as c_int);
-                if !visit(&*slot) {
+            let scan = raw::begin_scan(self.table, self.index, snapshot, keys);
+            let forward = pg_sys::ScanDirection::ForwardScanDirection;
+            'rows: loop {
+                raw::check_for_interrupts();
+                let root = raw::index_getnext_tid(scan, forward);
+                if root.is_null() {
                     break;
                 }
+                let root = *root;
+                while raw::index_fetch_heap(scan, self.fetched) {
+                    raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+                    if !visit(root) {
+                        break 'rows;
+                    }
+                    if !(*scan).xs_heap_continue {
+                        break;
+                    }
+                }
             }
+            raw::clear(self.fetched);
             raw::index_endscan(scan);
-            raw::ExecDropSingleTupleTableSlot(slot);
         }
+    }
+
+    /// Whether a snapshot sees the version that is fetched.
+    ///
+    /// # Safety
+    /// Inside a guard.
+    unsafe fn is_seen_by(&self, snapshot: pg_sys::Snapshot) -> bool {
+        // SAFETY: the slot pins the page of the version.
+        unsafe { raw::table_tuple_satisfies_snapshot(self.table, self.fetched, snapshot) }
     }
 
     /// The row.
     fn find(&self, id: RowId) -> Option<Plain> {
-        if let Some(own) = self.find_own(id) {
-            return Some(own);
-        }
+        let hash = hash(id);
         // SAFETY: in a guard, of plain data.
         unsafe {
-            guarded(|| {
-                let latest = raw::GetLatestSnapshot();
-                let (mut tuple, mut buffer) = Default::default();
-                index::search(self.table, self.index, id, |tid| {
-                    self.follow(tid, latest, &mut tuple, &mut buffer)
-                });
-                (buffer != 0).then(|| self.taken_from(&mut tuple, buffer))
-            })
-        }
-    }
-
-    /// Finds the version of a row that a snapshot sees, where an entry of the index leads. If there
-    /// is one, its buffer is pinned.
-    ///
-    /// # Safety
-    /// Inside a guard.
-    unsafe fn follow(
-        &self,
-        mut tid: pg_sys::ItemPointerData,
-        snapshot: pg_sys::Snapshot,
-        tuple: *mut pg_sys::HeapTupleData,
-        buffer: &mut pg_sys::Buffer,
-    ) -> Leads {
-        // SAFETY: as the fetch of an index scan goes about it.
-        unsafe {
-            let page = raw::ReadBuffer(self.table, index::block(&tid));
-            raw::heap_page_prune_opt(self.table, page);
-            raw::LockBuffer(page, pg_sys::BUFFER_LOCK_SHARE as c_int);
-            let mut all_dead = false;
-            let mut next = |snapshot, first| {
-                raw::heap_hot_search_buffer(
-                    &mut tid,
-                    self.table,
-                    page,
-                    snapshot,
-                    tuple,
-                    &mut all_dead,
-                    first,
-                )
-            };
-            let found = if is_serializable() {
-                let every = &raw mut pg_sys::SnapshotAnyData;
-                let mut found = next(every, true);
-                while found && !raw::HeapTupleSatisfiesVisibility(tuple, snapshot, page) {
-                    found = next(every, false);
-                }
-                found
-            } else {
-                next(snapshot, true)
-            };
-            raw::LockBuffer(page, pg_sys::BUFFER_LOCK_UNLOCK as c_int);
-            if found {
-                *buffer = page;
-                return Leads::ToIt;
+            if let Some(tid) = own::place(hash)
+                && let Some(row) = guarded(|| self.at_own(tid, id))
+            {
+                return Some(row);
             }
-            raw::ReleaseBuffer(page);
-            if all_dead { Leads::ToDead } else { Leads::Astray }
+            if let Some(root) = roots::place(hash)
+                && let Some(row) = guarded(|| self.at_root(root, id))
+            {
+                return Some(row);
+            }
         }
+        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
+        let keys = &mut keys[..];
+        // SAFETY: as above.
+        let found = unsafe {
+            guarded(|| {
+                let mut found = None;
+                self.scan_latest(keys, |root| {
+                    found = Some((self.fetched_row(), root));
+                    false
+                });
+                found
+            })
+        };
+        found.map(|(row, root)| {
+            roots::remember(hash, root);
+            row
+        })
     }
 
-    /// What is in a tuple whose buffer is pinned, and then no more.
+    /// The row that is fetched.
     ///
     /// # Safety
     /// Inside a guard.
-    unsafe fn taken_from(
-        &self,
-        tuple: &mut pg_sys::HeapTupleData,
-        buffer: pg_sys::Buffer,
-    ) -> Plain {
-        // SAFETY: as the caller says.
+    unsafe fn fetched_row(&self) -> Plain {
+        // SAFETY: the slot has been deformed.
+        unsafe { Plain::of(self.fetched, self.is_free()) }
+    }
+
+    /// Whether no other transaction has the version locked that is fetched, or has replaced it. It may
+    /// have by the time that it matters.
+    ///
+    /// # Safety
+    /// Inside a guard.
+    unsafe fn is_free(&self) -> bool {
+        // SAFETY: a slot that was fetched to is one of a pinned tuple of the heap, whose header can be
+        // read as it is: bits that others set meanwhile make the answer no worse.
         unsafe {
-            let (values, nulls) = self.deformed(tuple);
-            let row = Plain::new(tuple.t_self, values.as_ptr(), nulls.as_ptr());
-            raw::ReleaseBuffer(buffer);
+            let pinned = &*self.fetched.cast::<pg_sys::BufferHeapTupleTableSlot>();
+            let tuple = pinned.base.tuple;
+            let header = &*(*tuple).t_data;
+            if u32::from(header.t_infomask) & pg_sys::HEAP_XMAX_INVALID != 0 {
+                return true;
+            }
+            if u32::from(header.t_infomask) & pg_sys::HEAP_XMAX_IS_MULTI == 0
+                && raw::TransactionIdIsCurrentTransactionId(header.t_choice.t_heap.t_xmax)
+            {
+                return true;
+            }
+            // As pgrowlocks asks. This may set bits, so it wants the page locked.
+            raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
+            let cid = raw::GetCurrentCommandId(false);
+            let result = raw::HeapTupleSatisfiesUpdate(tuple, cid, pinned.buffer);
+            raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_UNLOCK as c_int);
+            result == pg_sys::TM_Result::TM_Ok
+        }
+    }
+
+    /// The row where this transaction wrote it last, if it did: nobody else can have changed it.
+    ///
+    /// # Safety
+    /// Inside a guard; the place is from [`own`].
+    unsafe fn at_own(&self, mut tid: pg_sys::ItemPointerData, id: RowId) -> Option<Plain> {
+        // SAFETY: the page is there (see `own`). The hash may be that of another row.
+        unsafe {
+            let current = &raw mut pg_sys::SnapshotSelfData;
+            if !raw::table_tuple_fetch_row_version(self.table, &mut tid, current, self.fetched) {
+                return None;
+            }
+            self.fetched_if(id)
+        }
+    }
+
+    /// The row where the index entry led before.
+    ///
+    /// # Safety
+    /// Inside a guard.
+    unsafe fn at_root(&self, root: pg_sys::ItemPointerData, id: RowId) -> Option<Plain> {
+        // SAFETY: nothing of the place is taken for granted but that its page is there, and nobody
+        // can cut that off while the table is locked.
+        unsafe {
+            let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+            if block(&root) >= raw::RelationGetNumberOfBlocksInFork(self.table, main) {
+                return None;
+            }
+            let latest = raw::GetLatestSnapshot();
+            let serializable = is_serializable(); // see `scan_latest`
+            let snapshot = if serializable { &raw mut pg_sys::SnapshotAnyData } else { latest };
+            let (mut tid, mut again, mut row) = (root, false, None);
+            let fetch = raw::table_index_fetch_begin(self.table);
+            while raw::table_index_fetch_tuple(fetch, &mut tid, snapshot, self.fetched, &mut again)
+            {
+                if !serializable || self.is_seen_by(latest) {
+                    row = self.fetched_if(id);
+                    break;
+                }
+                if !again {
+                    break;
+                }
+            }
+            raw::clear(self.fetched);
+            raw::table_index_fetch_end(fetch);
             row
         }
     }
 
-    /// The columns of a tuple.
+    /// The row that is fetched, if it is this one; and lets go of its page.
     ///
     /// # Safety
-    /// Inside a guard; the tuple is one of the table, and good as long as the columns are used.
-    unsafe fn deformed(
-        &self,
-        tuple: &mut pg_sys::HeapTupleData,
-    ) -> ([pg_sys::Datum; 7], [bool; 7]) {
-        let (mut values, mut nulls) = ([pg_sys::Datum::from(0); 7], [false; 7]);
-        // SAFETY: the table has so many columns.
+    /// Inside a guard.
+    unsafe fn fetched_if(&self, id: RowId) -> Option<Plain> {
+        // SAFETY: the slot holds a row of the table.
         unsafe {
-            let columns = (*self.table).rd_att;
-            raw::heap_deform_tuple(tuple, columns, values.as_mut_ptr(), nulls.as_mut_ptr());
-        }
-        (values, nulls)
-    }
-
-    /// The row where this transaction wrote it last, if it did: nobody else can have changed it.
-    fn find_own(&self, id: RowId) -> Option<Plain> {
-        let tid = own::place(id)?;
-        // SAFETY: the page is there, since this transaction wrote to it, has kept the table locked
-        // since, and the table has not changed. The hash may be that of another row; so all of it is
-        // looked at.
-        unsafe {
-            guarded(|| {
-                let mut tuple = pg_sys::HeapTupleData { t_self: tid, ..Default::default() };
-                let mut buffer: pg_sys::Buffer = 0;
-                let current = &raw mut pg_sys::SnapshotSelfData;
-                if !raw::heap_fetch(self.table, current, &mut tuple, &mut buffer, false) {
-                    return None;
-                }
-                let (values, nulls) = self.deformed(&mut tuple);
-                let same = is_text(values[0], id.name)
-                    && is_text(values[1], id.key)
-                    && values[2].value() as i32 == id.shard;
-                let row = same.then(|| Plain::new(tid, values.as_ptr(), nulls.as_ptr()));
-                raw::ReleaseBuffer(buffer);
-                row
-            })
+            raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+            let row = is_row(self.fetched, id).then(|| self.fetched_row());
+            raw::clear(self.fetched);
+            row
         }
     }
 
@@ -357,7 +441,7 @@ impl Heap {
         arguments: [pg_sys::Datum; N],
         above: bool,
         most: usize,
-        take: impl Fn(&pg_sys::TupleTableSlot) -> T,
+        take: impl Fn() -> T,
     ) -> Vec<T> {
         let mut keys = scan_keys(arguments, above);
         let keys = &mut keys[..];
@@ -370,8 +454,8 @@ impl Heap {
         // here.
         unsafe {
             guarded(|| {
-                self.scan_latest(keys, |slot| {
-                    found.push(take(slot));
+                self.scan_latest(keys, |_| {
+                    found.push(take());
                     found.len() < most
                 });
             });
@@ -379,151 +463,103 @@ impl Heap {
         rows
     }
 
-    /// Locks table and index as a write needs them, to the end of the (sub)transaction.
-    ///
-    /// # Errors
-    /// [`Error::Moved`]: while it waited the table changed.
-    fn lock_for_writing(&self) -> Result<()> {
-        // SAFETY: reads the descriptions of the open relations; locks in a guard.
-        unsafe {
-            let (table, index) = ((*self.table).rd_id, (*self.index).rd_id);
-            let locks = Locks::here(table, index);
-            if WRITING.get() == Some(locks) {
-                return Ok(());
-            }
-            guarded(|| {
-                raw::LockRelationOid(table, TableLock::Write as pg_sys::LOCKMODE);
-                raw::LockRelationOid(index, TableLock::Write as pg_sys::LOCKMODE);
-            });
-            if !catalog::is_current() {
-                return Err(Error::Moved);
-            }
-            WRITING.set(Some(locks));
-        }
-        Ok(())
-    }
-
-    /// Locks the newest version of a row; `None` if the row is gone or has moved on in this moment, or
-    /// with `wait` false if another transaction has it.
-    fn lock_found(&self, found: Plain, wait: bool) -> Option<Found> {
+    /// Locks the newest version of a row; `None` if the row is gone, is no longer this one, or has
+    /// moved on in this moment, or with `wait` false if another transaction has it.
+    fn lock_found(&self, id: RowId, found: Plain, wait: bool) -> Result<Option<Found>> {
         let mut tid = found.tid;
-        let tid = &raw mut tid;
-        let policy = if wait {
-            pg_sys::LockWaitPolicy::LockWaitBlock
-        } else {
-            pg_sys::LockWaitPolicy::LockWaitSkip
+        let tid = &mut tid;
+        let (policy, flags) = match wait {
+            true => {
+                (pg_sys::LockWaitPolicy::LockWaitBlock, pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION)
+            }
+            // Following an update can wait whatever the policy says.
+            false => (pg_sys::LockWaitPolicy::LockWaitSkip, 0),
         };
-        // SAFETY: the row was found in this table, and its place is still good (see Place); the access
-        // method is the heap, which has a function to lock with.
+        // SAFETY: the row was found in this table, and its place is still good (see Place).
         let row = unsafe {
-            let lock_tuple = (*(*self.table).rd_tableam).tuple_lock;
             guarded(|| {
-                let lock_tuple = lock_tuple?;
-                let slot = raw::table_slot_create(self.table, std::ptr::null_mut());
-                let mut failure = pg_sys::TM_FailureData::default();
-                let result = lock_tuple(
-                    self.table,
-                    tid,
-                    raw::GetLatestSnapshot(),
-                    slot,
-                    raw::GetCurrentCommandId(false),
-                    pg_sys::LockTupleMode::LockTupleExclusive,
-                    policy,
-                    pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION as u8,
-                    &mut failure,
-                );
-                let row = (result == pg_sys::TM_Result::TM_Ok).then(|| {
-                    raw::slot_getsomeattrs_int(slot, COLUMNS.len() as c_int);
-                    Plain::of(&*slot)
-                });
-                raw::ExecDropSingleTupleTableSlot(slot);
+                let (result, traversed) =
+                    raw::table_tuple_lock(self.table, tid, self.fetched, policy, flags);
+                let mut row = None;
+                if result == pg_sys::TM_Result::TM_Ok {
+                    raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+                    if !traversed || is_row(self.fetched, id) {
+                        row = Some(Plain::of(self.fetched, true));
+                    }
+                }
+                raw::clear(self.fetched);
                 row
             })
         };
-        row.map(|row| row.found().1)
+        row.map(|row| Ok(row.found()?.1)).transpose()
     }
 
     fn locked(&self, id: RowId, wait: bool) -> Result<Option<Found>> {
-        self.lock_for_writing()?;
-        Ok(self.find(id).and_then(|found| self.lock_found(found, wait)))
+        match self.find(id) {
+            Some(found) => self.lock_found(id, found, wait),
+            None => Ok(None),
+        }
     }
 
-    /// Puts a new version of a row in the place of one, unless another transaction has that row. One
-    /// that this transaction has `locked` is in use as well, by itself.
-    fn put(&self, id: RowId, at: Place, row: &Row, locked: bool) -> Result<bool> {
-        let Place(Some(mut old)) = at else { return Ok(false) };
-        self.lock_for_writing()?;
+    /// Locks a version that was only read; false if another transaction has it, or has replaced it.
+    /// Waits for nobody.
+    fn lock_seen(&self, seen: &Found) -> bool {
+        let Place { tid: Some(mut tid), free: true } = seen.at else { return false };
+        let tid = &mut tid;
+        // SAFETY: the row was found in this table, and its place is still good (see Place).
+        unsafe {
+            guarded(|| {
+                let policy = pg_sys::LockWaitPolicy::LockWaitSkip;
+                let (result, _) = raw::table_tuple_lock(self.table, tid, self.fetched, policy, 0);
+                raw::clear(self.fetched);
+                result == pg_sys::TM_Result::TM_Ok
+            })
+        }
+    }
+
+    /// Puts a new version of a row in the place of one, if that is the newest when nobody has it
+    /// locked any more.
+    fn put(&self, id: RowId, at: Place, row: &Row) -> Result<bool> {
+        let Some(mut old) = at.tid else { return Ok(false) };
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let (mut values, mut nulls) = columns(&name, &key, id.shard, row);
-        let (old, values, nulls) = (&raw mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
+        let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: the row was found in this table, and its place is still good (see Place). The tuple is
         // formed of the table's columns; an index entry is made where the new version is not in a chain
         // from the old.
-        let new = unsafe {
+        let (done, new, entered) = unsafe {
             guarded(|| {
                 let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
-                let mut failure = pg_sys::TM_FailureData::default();
-                let mut mode = pg_sys::LockTupleMode::LockTupleNoKeyExclusive;
-                let cid = raw::GetCurrentCommandId(true);
-                let none = std::ptr::null_mut();
-                #[cfg(feature = "pg15")]
-                let result = raw::heap_update(
-                    self.table,
-                    old,
-                    tuple,
-                    cid,
-                    none,
-                    locked,
-                    &mut failure,
-                    &mut mode,
-                );
-                #[cfg(not(feature = "pg15"))]
-                let result = {
-                    let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
-                    raw::heap_update(
-                        self.table,
-                        old,
-                        tuple,
-                        cid,
-                        none,
-                        locked,
-                        &mut failure,
-                        &mut mode,
-                        &mut indexes,
-                    )
-                };
+                raw::ExecStoreHeapTuple(tuple, self.written, true);
+                let (result, enter) = raw::table_tuple_update(self.table, old, self.written);
+                let mut new = (*self.written).tts_tid;
                 let done = result == pg_sys::TM_Result::TM_Ok;
-                if done {
-                    let header = (*tuple).t_data;
-                    if u32::from((*header).t_infomask2) & pg_sys::HEAP_ONLY_TUPLE == 0 {
-                        self.insert_index(values, nulls, &mut (*tuple).t_self, true);
-                    }
-                    raw::CommandCounterIncrement();
+                if done && enter {
+                    self.insert_index(values, nulls, &mut new, true);
                 }
-                let new = (*tuple).t_self;
-                raw::heap_freetuple(tuple);
-                done.then_some(new)
+                raw::clear(self.written);
+                raw::CommandCounterIncrement();
+                (done, new, enter)
             })
         };
-        if let Some(new) = new {
-            own::remember(id, new);
+        if done {
+            let hash = hash(id);
+            own::remember(hash, new);
+            if entered {
+                roots::remember(hash, new);
+            }
         }
-        Ok(new.is_some())
+        Ok(done)
     }
 
-    /// Deletes a row, unless another transaction has it; see [`put`](Heap::put).
-    fn take_out(&self, at: Place, locked: bool) -> Result<bool> {
-        let Place(Some(mut tid)) = at else { return Ok(false) };
-        let tid = &raw mut tid;
-        self.lock_for_writing()?;
+    /// Deletes a row, if this is its newest version when nobody has it locked any more.
+    fn take_out(&self, at: Place) -> Result<bool> {
+        let Some(mut tid) = at.tid else { return Ok(false) };
+        let tid = &mut tid;
         // SAFETY: the row was found in this table, and its place is still good (see Place).
         let result = unsafe {
             guarded(|| {
-                let mut failure = pg_sys::TM_FailureData::default();
-                let cid = raw::GetCurrentCommandId(true);
-                let none = std::ptr::null_mut();
-                let result =
-                    raw::heap_delete(self.table, tid, cid, none, locked, &mut failure, false);
+                let result = raw::table_tuple_delete(self.table, tid);
                 raw::CommandCounterIncrement();
                 result
             })
@@ -560,8 +596,8 @@ impl Heap {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
         let keys = &mut keys[..];
-        // SAFETY: as a unique index is checked: a dirty snapshot tells who has the row; all pins are
-        // dropped before the wait.
+        // SAFETY: as a unique index is checked (check_exclusion_or_unique_constraint): a dirty snapshot
+        // tells who has the row; all pins are dropped before the wait.
         unsafe {
             guarded(|| {
                 let mut dirty = pg_sys::SnapshotData {
@@ -570,14 +606,15 @@ impl Heap {
                 };
                 let dirty = &raw mut dirty;
                 let mut rival = None;
-                self.scan(dirty, keys, |slot| {
+                self.scan(dirty, keys, |_| {
                     let found = &*dirty;
                     let valid = |xid: pg_sys::TransactionId| {
                         (xid != pg_sys::InvalidTransactionId).then_some(xid)
                     };
+                    let tid = (*self.fetched).tts_tid;
                     rival = valid(found.xmin)
-                        .map(|xid| (xid, found.speculativeToken, slot.tts_tid))
-                        .or(valid(found.xmax).map(|xid| (xid, 0, slot.tts_tid)));
+                        .map(|xid| (xid, found.speculativeToken, tid))
+                        .or(valid(found.xmax).map(|xid| (xid, 0, tid)));
                     rival.is_none()
                 });
                 if let Some((xid, token, mut tid)) = rival {
@@ -595,7 +632,7 @@ impl Heap {
 
 impl Store for Heap {
     fn read(&self, id: RowId) -> Result<Option<Found>> {
-        Ok(self.find(id).map(|row| row.found().1))
+        self.find(id).map(|row| Ok(row.found()?.1)).transpose()
     }
 
     fn lock(&self, id: RowId) -> Result<Option<Found>> {
@@ -606,30 +643,29 @@ impl Store for Heap {
         self.locked(id, false)
     }
 
-    fn replace(&self, id: RowId, seen: &Found, row: &Row) -> Result<bool> {
-        // heap_update answers "being modified" to who doesn't wait, but an assertion says that
-        // nobody does so.
-        if guc::has_assertions() {
+    fn replace(&self, id: RowId, seen: &Found, row: &Row, wait: bool) -> Result<bool> {
+        // A row that somebody has is locked by the caller, if that is to be waited for: after the
+        // wait it mostly has another version.
+        if !seen.at.free || !snapshots_last() || !(wait || self.lock_seen(seen)) {
             return Ok(false);
         }
-        self.put(id, seen.at, row, false)
+        self.put(id, seen.at, row)
     }
 
     fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>> {
         let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
-        Ok(rows.map(Plain::found).collect())
+        rows.map(Plain::found).collect()
     }
 
     fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
         let (name_text, key_text) = (Text::new(name), Text::new(key));
         let arguments = [name_text.datum(), key_text.datum()];
-        // SAFETY: the slot holds a row of the table.
-        let rows = unsafe { self.rows(arguments, false, usize::MAX, |slot| Plain::of(slot)) };
-        Ok(rows.into_iter().map(Plain::found).collect())
+        // SAFETY: a row of the table is fetched.
+        let rows = unsafe { self.rows(arguments, false, usize::MAX, || self.fetched_row()) };
+        rows.into_iter().map(Plain::found).collect()
     }
 
     fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
-        self.lock_for_writing()?;
         let mut rows = Vec::new();
         for (shard, _) in self.read_all(name, key)? {
             let id = RowId { name, key, shard };
@@ -639,7 +675,6 @@ impl Store for Heap {
     }
 
     fn insert(&self, id: RowId, row: &Row) -> Result<bool> {
-        self.lock_for_writing()?;
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let (mut values, mut nulls) = columns(&name, &key, id.shard, row);
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
@@ -647,109 +682,52 @@ impl Store for Heap {
         // until the index has found no other like it, and else deleted again at once.
         let new = unsafe {
             guarded(|| {
-                let xid = raw::GetCurrentTransactionId();
                 let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
+                raw::ExecStoreHeapTuple(tuple, self.written, true);
+                let xid = raw::GetCurrentTransactionId();
                 let token = raw::SpeculativeInsertionLockAcquire(xid);
-                let ctid = &raw mut (*(*tuple).t_data).t_ctid;
-                (*ctid).ip_blkid.bi_hi = (token >> 16) as u16;
-                (*ctid).ip_blkid.bi_lo = token as u16;
-                (*ctid).ip_posid = pg_sys::SpecTokenOffsetNumber as u16;
-                let cid = raw::GetCurrentCommandId(true);
-                let options = pg_sys::HEAP_INSERT_SPECULATIVE as c_int;
-                raw::heap_insert(self.table, tuple, cid, options, std::ptr::null_mut());
-                let mut tid = (*tuple).t_self;
+                raw::table_tuple_insert_speculative(self.table, self.written, token);
+                let mut tid = (*self.written).tts_tid;
                 let alone = self.insert_index(values, nulls, &mut tid, false);
-                if alone {
-                    raw::heap_finish_speculative(self.table, &mut tid);
-                } else {
-                    raw::heap_abort_speculative(self.table, &mut tid);
-                }
+                raw::table_tuple_complete_speculative(self.table, self.written, token, alone);
                 raw::SpeculativeInsertionLockRelease(xid);
+                raw::clear(self.written);
                 raw::CommandCounterIncrement();
-                raw::heap_freetuple(tuple);
                 alone.then_some(tid)
             })
         };
         match new {
-            Some(tid) => own::remember(id, tid),
+            Some(tid) => {
+                let hash = hash(id);
+                own::remember(hash, tid);
+                roots::remember(hash, tid);
+            }
             None => self.wait_for_rival(id),
         }
         Ok(new.is_some())
     }
 
     fn update(&self, id: RowId, locked: Place, row: &Row) -> Result<()> {
-        if self.put(id, locked, row, true)? { Ok(()) } else { Err(self.not_written()) }
+        if self.put(id, locked, row)? { Ok(()) } else { Err(self.not_written()) }
     }
 
     fn delete(&self, _: RowId, locked: Place) -> Result<()> {
-        if self.take_out(locked, true)? { Ok(()) } else { Err(self.not_written()) }
+        if self.take_out(locked)? { Ok(()) } else { Err(self.not_written()) }
     }
 
     fn remove(&self, seen: &Found) -> Result<bool> {
-        self.take_out(seen.at, false)
-    }
-
-    fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
-        let id = RowId { name, key, shard: 0 };
-        let reset = |row: &Row| Row { value: f64::INFINITY, ts: row.ts, prior: None, log: None };
-        if let Some(seen) = self.read(id)?
-            && seen.row.ts != SPREAD
-            && (seen.row.value == f64::INFINITY || self.replace(id, &seen, &reset(&seen.row))?)
-        {
-            return Ok(seen.row.value != f64::INFINITY);
-        }
-        self.lock(id)?;
-        let mut was = false;
-        for (shard, found) in self.lock_all(name, key)? {
-            if found.row.value != f64::INFINITY {
-                self.update(RowId { name, key, shard }, found.at, &reset(&found.row))?;
-                was = true;
-            }
-        }
-        Ok(was)
-    }
-
-    fn reset_all(&self, name: &[u8]) -> Result<i64> {
-        self.lock_for_writing()?;
-        let mut keys = std::collections::BTreeSet::new();
-        let mut scratch = Scratch::new();
-        // Again, since a row that was waited for may have become several.
-        for _ in 0..3 {
-            let name_text = Text::new(name);
-            // SAFETY: the second and the third column are the key and the shard.
-            let rows = unsafe {
-                self.rows([name_text.datum()], false, usize::MAX, |slot| {
-                    let [key] = texts_of([*slot.tts_values.add(1)]);
-                    (key, (*slot.tts_values.add(2)).value() as i32)
-                })
-            };
-            if rows.is_empty() {
-                break;
-            }
-            for (key, shard) in rows {
-                check_for_interrupts();
-                let id = RowId { name, key: &key, shard };
-                let held = scratch.run(|| -> Result<bool> {
-                    let Some(found) = self.lock(id)? else { return Ok(false) };
-                    self.delete(id, found.at)?;
-                    Ok(found.row.value != f64::INFINITY)
-                })?;
-                if held {
-                    keys.insert(key);
-                }
-            }
-        }
-        Ok(keys.len() as i64)
+        Ok(snapshots_last() && self.lock_seen(seen) && self.take_out(seen.at)?)
     }
 
     fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>> {
         let (name, key) = (Text::new(after.0), Text::new(after.1));
         let most = usize::try_from(rows).unwrap_or(0);
-        let take = |slot: &pg_sys::TupleTableSlot| {
-            // SAFETY: the first two columns are the name and the key.
+        let take = || {
+            // SAFETY: a row of the table is fetched, its first two columns are the name and the key.
             unsafe {
-                let row = Plain::of(slot);
-                (texts_of([*slot.tts_values, *slot.tts_values.add(1)]), row)
+                let row = self.fetched_row();
+                let values = (*self.fetched).tts_values;
+                (texts_of([*values, *values.add(1)]), row)
             }
         };
         // SAFETY: as `take` says.
@@ -761,8 +739,8 @@ impl Store for Heap {
             found
         };
         let keyed =
-            |([name, key], row): ([Vec<u8>; 2], Plain)| Keyed { name, key, row: row.found() };
-        Ok(found.into_iter().map(keyed).collect())
+            |([name, key], row): ([Vec<u8>; 2], Plain)| Ok(Keyed { name, key, row: row.found()? });
+        found.into_iter().map(keyed).collect()
     }
 
     fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
@@ -777,16 +755,17 @@ impl Store for Heap {
                 }
                 let page = fastrand::u32(0..pages);
                 for n in 1..=pg_sys::MaxOffsetNumber {
-                    let mut tuple = pg_sys::HeapTupleData::default();
-                    tuple.t_self.ip_blkid.bi_hi = (page >> 16) as u16;
-                    tuple.t_self.ip_blkid.bi_lo = page as u16;
-                    tuple.t_self.ip_posid = n;
-                    let mut buffer = 0;
+                    let mut tid = pg_sys::ItemPointerData::default();
+                    tid.ip_blkid.bi_hi = (page >> 16) as u16;
+                    tid.ip_blkid.bi_lo = page as u16;
+                    tid.ip_posid = n;
                     let any = &raw mut pg_sys::SnapshotSelfData;
-                    if raw::heap_fetch(self.table, any, &mut tuple, &mut buffer, false) {
-                        let (values, _) = self.deformed(&mut tuple);
-                        *found = Some(texts_of([values[0], values[1]]));
-                        raw::ReleaseBuffer(buffer);
+                    let table = self.table;
+                    if raw::table_tuple_fetch_row_version(table, &mut tid, any, self.fetched) {
+                        raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+                        let values = (*self.fetched).tts_values;
+                        *found = Some(texts_of([*values, *values.add(1)]));
+                        raw::clear(self.fetched);
                         return;
                     }
                 }

@@ -9,7 +9,7 @@ use pgrx::pg_sys::BuiltinOid::{
 };
 
 use crate::algorithm::Micros;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::postgres::{
     float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, varlena_bytes,
 };
@@ -112,7 +112,7 @@ impl Store for Connection<'_> {
     }
 
     /// The row must be locked first: what a statement sees may be old by the time it writes.
-    fn replace(&self, _: RowId, _: &Found, _: &Row) -> Result<bool> {
+    fn replace(&self, _: RowId, _: &Found, _: &Row, _: bool) -> Result<bool> {
         Ok(false)
     }
 
@@ -203,63 +203,6 @@ impl Store for Connection<'_> {
     fn remove(&self, _: &Found) -> Result<bool> {
         Ok(false)
     }
-
-    fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
-        const RESET: Statement = Statement {
-            sql: "UPDATE @schema@.ratelimits SET value = 'infinity', prior = NULL, log = NULL \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  AND value OPERATOR(pg_catalog.<>) 'infinity'",
-            parameters: &[TEXTOID, TEXTOID],
-            results: &[],
-            lock: TableLock::Write,
-        };
-        const LEFT: Statement = Statement {
-            sql: "SELECT FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
-                  AND key OPERATOR(pg_catalog.=) $2 AND value OPERATOR(pg_catalog.<>) 'infinity'",
-            parameters: &[TEXTOID, TEXTOID],
-            results: &[],
-            lock: TableLock::Read,
-        };
-        self.lock(RowId { name, key, shard: 0 })?;
-        Ok(self.write(&RESET, &LEFT, &[Some(text_datum(name)), Some(text_datum(key))])? > 0)
-    }
-
-    fn reset_all(&self, name: &[u8]) -> Result<i64> {
-        const LOCK_NAME: Statement = Statement {
-            sql: "SELECT pg_catalog.count(*) FROM (SELECT FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 ORDER BY key, shard FOR UPDATE) AS locked",
-            parameters: &[TEXTOID],
-            results: &[INT8OID],
-            lock: TableLock::LockRows,
-        };
-        const RESET_ALL: Statement = Statement {
-            sql: "WITH gone AS (DELETE FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 RETURNING key, value) \
-                  SELECT pg_catalog.count(DISTINCT key) FROM gone \
-                  WHERE value OPERATOR(pg_catalog.<>) 'infinity'",
-            parameters: &[TEXTOID],
-            results: &[INT8OID],
-            lock: TableLock::Write,
-        };
-        const LEFT: Statement = Statement {
-            sql: "SELECT FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
-                  AND value OPERATOR(pg_catalog.<>) 'infinity' LIMIT 1",
-            parameters: &[TEXTOID],
-            results: &[],
-            lock: TableLock::Read,
-        };
-        let name = [Some(text_datum(name))];
-        self.execute(&LOCK_NAME, &name)?;
-        // As `write`, but the statement always returns one row: how many it deleted.
-        for _ in 0..3 {
-            self.execute(&RESET_ALL, &name)?;
-            let count = self.field(0, 1).map_or(0, |count| count.value() as i64);
-            if count > 0 || self.execute(&LEFT, &name)? == 0 {
-                return Ok(count);
-            }
-        }
-        Err(Connection::not_written(self))
-    }
 }
 
 /// What a row is selected as: shard, value, ts, prior, log.
@@ -293,16 +236,15 @@ impl Connection<'_> {
     /// A row of the last result, whose columns are those of [`STATE`] from number `first` on.
     fn selected(&self, row: u64, first: c_int) -> Result<Numbered> {
         let field = |column| self.field(row, first + column);
-        let (Some(shard), Some(value), Some(ts)) = (field(0), field(1), field(2)) else {
-            return Err(Connection::not_written(self));
-        };
+        let not_null = |column, name| field(column).ok_or(Error::NullState { column: name });
+        let (shard, value, ts) = (not_null(0, "shard")?, not_null(1, "value")?, not_null(2, "ts")?);
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         let shard = shard.value() as i32;
         // SAFETY: the column is the timestamptz[] that the statement says it is.
         let log = field(4).map(|log| unsafe { log_entries(log) });
         let prior = field(3).map(float);
         let row = row_of(shard, float(value), ts.value() as i64, prior, log);
-        Ok((shard, Found { row, at: Place(None) }))
+        Ok((shard, Found { row, at: Place::NONE }))
     }
 }
 

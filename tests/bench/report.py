@@ -17,11 +17,12 @@ SETWISE = "set-wise UPDATE or upsert"
 PLPGSQL = "token bucket in PL/pgSQL"
 UPSERT = "upsert of Node limiters"
 REDIS = "token bucket in Redis"
+SELECT_ROW = "SELECT by primary key"
 SELECT_1 = "SELECT 1"
 
 IN_SUMMARY = {
     RL: "rl_limit", SETWISE: "set-wise SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
-    REDIS: "Redis", SELECT_1: "SELECT 1",
+    REDIS: "Redis", SELECT_ROW: "bare SELECT", SELECT_1: "SELECT 1",
 }
 IN_CHART = ["single_16", "hot_allowed", "hot_denied", "setwise_allowed"]
 

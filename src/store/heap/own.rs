@@ -1,14 +1,17 @@
-//! Where the newest versions are that the current transaction has written: a search of the index walks
-//! through all versions of the transaction, which made n calls on one key cost n * n.
+//! Where the newest versions are that the current transaction has written: from where an entry of the
+//! index leads, one walks through all versions of the transaction, which made n calls on one key cost
+//! n * n.
+//!
+//! Such a place stays good although the lock on the table may be gone (it goes with a cursor that
+//! fails in a savepoint): VACUUM cuts off no page with a version on it that is not dead, and whatever
+//! gives the table other pages is announced as a change of it.
 
 use std::cell::RefCell;
 
 use pgrx::pg_sys;
-use xxhash_rust::xxh64::xxh64;
 
 use crate::catalog;
 use crate::postgres::{subtransaction, unguarded};
-use crate::store::RowId;
 
 /// How many of them are remembered.
 const ROWS: usize = 64;
@@ -24,7 +27,7 @@ struct Own {
 struct OwnRow {
     hash: u64,
     tid: pg_sys::ItemPointerData,
-    /// Where the lock was taken that keeps the page from being cut off the table.
+    /// Rolled back with this, the version is dead, and its page may be cut off the table.
     written_in: pg_sys::SubTransactionId,
 }
 
@@ -61,21 +64,15 @@ impl Own {
     }
 }
 
-/// Where the newest version of a row is, or of another with the same hash, if this transaction wrote
-/// it and the table has not changed since.
-pub fn place(id: RowId) -> Option<pg_sys::ItemPointerData> {
-    let hash = hash(id);
+/// Where the newest version of the row with this hash is, if this transaction wrote one and the table
+/// has not changed since.
+pub fn place(hash: u64) -> Option<pg_sys::ItemPointerData> {
     let known = OWN.with_borrow_mut(|own| own.now().rows[hash as usize % ROWS]);
     known.filter(|known| known.hash == hash).map(|known| known.tid)
 }
 
 /// Remembers the version that this transaction has just written.
-pub fn remember(id: RowId, tid: pg_sys::ItemPointerData) {
-    let hash = hash(id);
+pub fn remember(hash: u64, tid: pg_sys::ItemPointerData) {
     let row = OwnRow { hash, tid, written_in: subtransaction() };
     OWN.with_borrow_mut(|own| own.now().rows[hash as usize % ROWS] = Some(row));
-}
-
-fn hash(id: RowId) -> u64 {
-    xxh64(id.key, xxh64(id.name, id.shard as u64))
 }

@@ -1,6 +1,9 @@
 //! Calls of Postgres without pgrx's guard around each: a whole operation runs inside one. They are
 //! made from frames that hold plain data only, which an error may jump over, and never beside calls
 //! of `pg_sys`, whose errors unwind instead.
+//!
+//! What the access method of the table does goes through the functions that it exports for the
+//! executor; they stand at the end, by the names that tableam.h gives them.
 
 use pgrx::pg_sys::*;
 use std::ffi::c_int;
@@ -12,8 +15,12 @@ unsafe extern "C-unwind" {
     pub fn index_close(relation: Relation, lockmode: LOCKMODE);
     pub fn LockRelationOid(relation: Oid, lockmode: LOCKMODE);
     pub fn GetLatestSnapshot() -> Snapshot;
+    pub fn GetActiveSnapshot() -> Snapshot;
+    pub fn ActiveSnapshotSet() -> bool;
+    pub fn PushActiveSnapshot(snapshot: Snapshot);
+    pub fn PopActiveSnapshot();
     #[cfg(not(feature = "pg18"))]
-    pub fn index_beginscan(
+    fn index_beginscan(
         heap: Relation,
         index: Relation,
         snapshot: Snapshot,
@@ -21,7 +28,7 @@ unsafe extern "C-unwind" {
         norderbys: c_int,
     ) -> IndexScanDesc;
     #[cfg(feature = "pg18")]
-    pub fn index_beginscan(
+    fn index_beginscan(
         heap: Relation,
         index: Relation,
         snapshot: Snapshot,
@@ -29,20 +36,26 @@ unsafe extern "C-unwind" {
         nkeys: c_int,
         norderbys: c_int,
     ) -> IndexScanDesc;
-    pub fn index_rescan(
+    fn index_rescan(
         scan: IndexScanDesc,
         keys: ScanKey,
         nkeys: c_int,
         orderbys: ScanKey,
         norderbys: c_int,
     );
-    pub fn index_getnext_slot(
-        scan: IndexScanDesc,
-        direction: ScanDirection::Type,
-        slot: *mut TupleTableSlot,
-    ) -> bool;
+    pub fn index_getnext_tid(scan: IndexScanDesc, direction: ScanDirection::Type) -> ItemPointer;
+    pub fn index_fetch_heap(scan: IndexScanDesc, slot: *mut TupleTableSlot) -> bool;
     pub fn index_endscan(scan: IndexScanDesc);
     pub fn table_slot_create(relation: Relation, slots: *mut *mut List) -> *mut TupleTableSlot;
+    pub fn MakeSingleTupleTableSlot(
+        description: TupleDesc,
+        kind: *const TupleTableSlotOps,
+    ) -> *mut TupleTableSlot;
+    pub fn ExecStoreHeapTuple(
+        tuple: HeapTuple,
+        slot: *mut TupleTableSlot,
+        free: bool,
+    ) -> *mut TupleTableSlot;
     pub fn ExecDropSingleTupleTableSlot(slot: *mut TupleTableSlot);
     pub fn slot_getsomeattrs_int(slot: *mut TupleTableSlot, attnum: c_int);
     pub fn ScanKeyEntryInitialize(
@@ -58,102 +71,23 @@ unsafe extern "C-unwind" {
     pub fn GetCurrentCommandId(used: bool) -> CommandId;
     pub fn CommandCounterIncrement();
     pub fn GetCurrentTransactionId() -> TransactionId;
+    pub fn TransactionIdIsCurrentTransactionId(xid: TransactionId) -> bool;
+    fn ProcessInterrupts();
     pub fn heap_form_tuple(
         description: TupleDesc,
         values: *mut Datum,
         nulls: *mut bool,
     ) -> HeapTuple;
-    pub fn heap_freetuple(tuple: HeapTuple);
-    pub fn heap_fetch(
-        relation: Relation,
-        snapshot: Snapshot,
+    pub fn HeapTupleSatisfiesUpdate(
         tuple: HeapTuple,
-        buffer: *mut Buffer,
-        keep: bool,
-    ) -> bool;
+        cid: CommandId,
+        buffer: Buffer,
+    ) -> TM_Result::Type;
+    pub fn LockBuffer(buffer: Buffer, mode: c_int);
     pub fn RelationGetNumberOfBlocksInFork(
         relation: Relation,
         fork: ForkNumber::Type,
     ) -> BlockNumber;
-    pub fn LockBuffer(buffer: Buffer, mode: c_int);
-    pub fn HeapTupleSatisfiesVisibility(
-        tuple: HeapTuple,
-        snapshot: Snapshot,
-        buffer: Buffer,
-    ) -> bool;
-    #[cfg(feature = "pg15")]
-    fn _bt_getroot(index: Relation, access: c_int) -> Buffer;
-    #[cfg(not(feature = "pg15"))]
-    fn _bt_getroot(index: Relation, heap: Relation, access: c_int) -> Buffer;
-    pub fn _bt_relandgetbuf(
-        index: Relation,
-        old: Buffer,
-        block: BlockNumber,
-        access: c_int,
-    ) -> Buffer;
-    pub fn _bt_relbuf(index: Relation, buffer: Buffer);
-    pub fn TransactionStartedDuringRecovery() -> bool;
-    pub fn MarkBufferDirtyHint(buffer: Buffer, standard: bool);
-    pub fn heap_page_prune_opt(relation: Relation, buffer: Buffer);
-    pub fn heap_hot_search_buffer(
-        tid: ItemPointer,
-        relation: Relation,
-        buffer: Buffer,
-        snapshot: Snapshot,
-        tuple: HeapTuple,
-        all_dead: *mut bool,
-        first_call: bool,
-    ) -> bool;
-    pub fn pfree(pointer: *mut std::ffi::c_void);
-    pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
-    pub fn ReleaseBuffer(buffer: Buffer);
-    pub fn heap_deform_tuple(
-        tuple: HeapTuple,
-        description: TupleDesc,
-        values: *mut Datum,
-        nulls: *mut bool,
-    );
-    #[cfg(feature = "pg15")]
-    pub fn heap_update(
-        relation: Relation,
-        old: ItemPointer,
-        new: HeapTuple,
-        cid: CommandId,
-        crosscheck: Snapshot,
-        wait: bool,
-        failure: *mut TM_FailureData,
-        lockmode: *mut LockTupleMode::Type,
-    ) -> TM_Result::Type;
-    #[cfg(not(feature = "pg15"))]
-    pub fn heap_update(
-        relation: Relation,
-        old: ItemPointer,
-        new: HeapTuple,
-        cid: CommandId,
-        crosscheck: Snapshot,
-        wait: bool,
-        failure: *mut TM_FailureData,
-        lockmode: *mut LockTupleMode::Type,
-        indexes: *mut TU_UpdateIndexes::Type,
-    ) -> TM_Result::Type;
-    pub fn heap_delete(
-        relation: Relation,
-        tid: ItemPointer,
-        cid: CommandId,
-        crosscheck: Snapshot,
-        wait: bool,
-        failure: *mut TM_FailureData,
-        changing_part: bool,
-    ) -> TM_Result::Type;
-    pub fn heap_insert(
-        relation: Relation,
-        tuple: HeapTuple,
-        cid: CommandId,
-        options: c_int,
-        bulk: BulkInsertState,
-    );
-    pub fn heap_finish_speculative(relation: Relation, tid: ItemPointer);
-    pub fn heap_abort_speculative(relation: Relation, tid: ItemPointer);
     pub fn SpeculativeInsertionLockAcquire(xid: TransactionId) -> uint32;
     pub fn SpeculativeInsertionLockRelease(xid: TransactionId);
     pub fn SpeculativeInsertionWait(xid: TransactionId, token: uint32);
@@ -178,18 +112,218 @@ unsafe extern "C-unwind" {
     pub fn pg_detoast_datum_copy(datum: *mut varlena) -> *mut varlena;
 }
 
-/// The root of an index, to read; 0 where it has none yet.
+/// Begins a scan of an index for these keys.
+///
+/// # Safety
+/// As all of these; the keys outlive the scan.
+pub unsafe fn begin_scan(
+    table: Relation,
+    index: Relation,
+    snapshot: Snapshot,
+    keys: &mut [ScanKeyData],
+) -> IndexScanDesc {
+    let (nkeys, none) = (keys.len() as c_int, std::ptr::null_mut());
+    // SAFETY: as the caller says.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        let scan = index_beginscan(table, index, snapshot, nkeys, 0);
+        #[cfg(feature = "pg18")]
+        let scan = index_beginscan(table, index, snapshot, std::ptr::null_mut(), nkeys, 0);
+        index_rescan(scan, keys.as_mut_ptr(), nkeys, none, 0);
+        scan
+    }
+}
+
+/// Gives way to a cancel or a shutdown: CHECK_FOR_INTERRUPTS.
 ///
 /// # Safety
 /// As all of these.
-pub unsafe fn bt_getroot(index: Relation, heap: Relation) -> Buffer {
-    let access = BUFFER_LOCK_SHARE as c_int;
-    // SAFETY: as the caller says.
-    #[cfg(feature = "pg15")]
-    return unsafe {
-        let _ = heap;
-        _bt_getroot(index, access)
+pub unsafe fn check_for_interrupts() {
+    // SAFETY: reads a flag that signals set, and raises what it stands for.
+    unsafe {
+        if std::ptr::read_volatile(&raw const InterruptPending) != 0 {
+            ProcessInterrupts();
+        }
+    }
+}
+
+/// Empties a slot, and lets go of the page that it holds: ExecClearTuple.
+///
+/// # Safety
+/// As all of these.
+pub unsafe fn clear(slot: *mut TupleTableSlot) {
+    // SAFETY: every kind of slot has this function.
+    unsafe {
+        if let Some(clear) = (*(*slot).tts_ops).clear {
+            clear(slot);
+        }
+    }
+}
+
+/// Calls a function of the table's access method, which is the heap: it has each of them, as
+/// GetTableAmRoutine asserts.
+macro_rules! access_method {
+    ($table:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
+        (*(*$table).rd_tableam).$function.unwrap_unchecked()($($argument),*)
     };
+}
+
+/// # Safety
+/// As all of these, and of what follows.
+pub unsafe fn table_index_fetch_begin(table: Relation) -> *mut IndexFetchTableData {
+    // SAFETY: as the caller says.
+    unsafe { access_method!(table, index_fetch_begin(table)) }
+}
+
+pub unsafe fn table_index_fetch_end(fetch: *mut IndexFetchTableData) {
+    // SAFETY: as the caller says.
+    unsafe { access_method!((*fetch).rel, index_fetch_end(fetch)) }
+}
+
+/// Fetches the version of a row that the snapshot sees, where an entry of an index leads, or with
+/// `again` the next one; moves `tid` there.
+pub unsafe fn table_index_fetch_tuple(
+    fetch: *mut IndexFetchTableData,
+    tid: &mut ItemPointerData,
+    snapshot: Snapshot,
+    slot: *mut TupleTableSlot,
+    again: &mut bool,
+) -> bool {
+    let mut all_dead = false;
+    // SAFETY: as the caller says.
+    unsafe {
+        access_method!(
+            (*fetch).rel,
+            index_fetch_tuple(fetch, tid, snapshot, slot, again, &mut all_dead)
+        )
+    }
+}
+
+/// Fetches the version of a row at this place, if the snapshot sees it.
+pub unsafe fn table_tuple_fetch_row_version(
+    table: Relation,
+    tid: &mut ItemPointerData,
+    snapshot: Snapshot,
+    slot: *mut TupleTableSlot,
+) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { access_method!(table, tuple_fetch_row_version(table, tid, snapshot, slot)) }
+}
+
+pub unsafe fn table_tuple_satisfies_snapshot(
+    table: Relation,
+    slot: *mut TupleTableSlot,
+    snapshot: Snapshot,
+) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { access_method!(table, tuple_satisfies_snapshot(table, slot, snapshot)) }
+}
+
+/// Locks a row as SELECT … FOR UPDATE does; whether an update was followed on the way there.
+pub unsafe fn table_tuple_lock(
+    table: Relation,
+    tid: &mut ItemPointerData,
+    slot: *mut TupleTableSlot,
+    policy: LockWaitPolicy::Type,
+    flags: u32,
+) -> (TM_Result::Type, bool) {
+    let mut failure = TM_FailureData::default();
+    // SAFETY: as the caller says.
+    unsafe {
+        let result = access_method!(
+            table,
+            tuple_lock(
+                table,
+                tid,
+                GetLatestSnapshot(),
+                slot,
+                GetCurrentCommandId(false),
+                LockTupleMode::LockTupleExclusive,
+                policy,
+                flags as u8,
+                &mut failure,
+            )
+        );
+        (result, failure.traversed)
+    }
+}
+
+/// Puts the slot's row in the place of a version, waiting for who has it locked; and whether the
+/// new version needs entries in the indexes.
+pub unsafe fn table_tuple_update(
+    table: Relation,
+    old: &mut ItemPointerData,
+    slot: *mut TupleTableSlot,
+) -> (TM_Result::Type, bool) {
+    let mut failure = TM_FailureData::default();
+    let mut mode = LockTupleMode::LockTupleNoKeyExclusive;
+    #[cfg(feature = "pg15")]
+    let mut indexes = false;
     #[cfg(not(feature = "pg15"))]
-    return unsafe { _bt_getroot(index, heap, access) };
+    let mut indexes = TU_UpdateIndexes::TU_None;
+    // SAFETY: as the caller says.
+    unsafe {
+        let result = access_method!(
+            table,
+            tuple_update(
+                table,
+                old,
+                slot,
+                GetCurrentCommandId(true),
+                GetActiveSnapshot(),
+                std::ptr::null_mut(),
+                true,
+                &mut failure,
+                &mut mode,
+                &mut indexes,
+            )
+        );
+        #[cfg(not(feature = "pg15"))]
+        let indexes = indexes == TU_UpdateIndexes::TU_All;
+        (result, indexes)
+    }
+}
+
+/// Deletes a version of a row, waiting for who has it locked.
+pub unsafe fn table_tuple_delete(table: Relation, tid: &mut ItemPointerData) -> TM_Result::Type {
+    let mut failure = TM_FailureData::default();
+    // SAFETY: as the caller says.
+    unsafe {
+        access_method!(
+            table,
+            tuple_delete(
+                table,
+                tid,
+                GetCurrentCommandId(true),
+                GetActiveSnapshot(),
+                std::ptr::null_mut(),
+                true,
+                &mut failure,
+                false,
+            )
+        )
+    }
+}
+
+pub unsafe fn table_tuple_insert_speculative(
+    table: Relation,
+    slot: *mut TupleTableSlot,
+    token: u32,
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let cid = GetCurrentCommandId(true);
+        let none = std::ptr::null_mut();
+        access_method!(table, tuple_insert_speculative(table, slot, cid, 0, none, token));
+    }
+}
+
+pub unsafe fn table_tuple_complete_speculative(
+    table: Relation,
+    slot: *mut TupleTableSlot,
+    token: u32,
+    succeeded: bool,
+) {
+    // SAFETY: as the caller says.
+    unsafe { access_method!(table, tuple_complete_speculative(table, slot, token, succeeded)) }
 }

@@ -5,17 +5,22 @@ use std::mem::MaybeUninit;
 use pgrx::pg_sys;
 
 use super::raw;
-use crate::postgres::{float_datum, is_plain};
+use super::usual::COLUMNS;
+use crate::error::{Error, Result};
+use crate::postgres::{float_datum, is_plain, text_datum};
 use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
-use crate::store::{Found, Numbered, Place, Row};
+use crate::store::{Found, Numbered, Place, Row, RowId};
 
 /// A row as it was found, its log in Postgres memory: plain data.
 #[derive(Clone, Copy)]
 pub struct Plain {
     pub tid: pg_sys::ItemPointerData,
+    /// Whether no other transaction had it locked, or has replaced it.
+    pub free: bool,
     shard: i32,
-    value: f64,
-    ts: i64,
+    /// `None` for a NULL, which the owner can have put there while the column allowed it.
+    value: Option<f64>,
+    ts: Option<i64>,
     prior: Option<f64>,
     /// A detoasted copy, or null.
     log: *mut pg_sys::varlena,
@@ -23,56 +28,60 @@ pub struct Plain {
 
 impl Plain {
     /// # Safety
-    /// Inside a guard; values and nulls are those of a row of the table.
-    pub unsafe fn new(
-        tid: pg_sys::ItemPointerData,
-        values: *const pg_sys::Datum,
-        nulls: *const bool,
-    ) -> Plain {
-        // SAFETY: the columns are those of COLUMNS.
+    /// Inside a guard; the slot holds a row of the table, deformed.
+    pub unsafe fn of(slot: *mut pg_sys::TupleTableSlot, free: bool) -> Plain {
+        // SAFETY: the columns are those of the usual table.
         unsafe {
-            let float = |n| f64::from_bits((*values.add(n)).value() as u64);
+            let value = |n: usize| {
+                let null = *(*slot).tts_isnull.add(n);
+                (!null).then(|| *(*slot).tts_values.add(n))
+            };
+            let float = |n| value(n).map(|datum| f64::from_bits(datum.value() as u64));
             Plain {
-                tid,
-                shard: (*values.add(2)).value() as i32,
+                tid: (*slot).tts_tid,
+                free,
+                shard: value(2).map_or(0, |shard| shard.value() as i32),
                 value: float(3),
-                ts: (*values.add(4)).value() as i64,
-                prior: if *nulls.add(5) { None } else { Some(float(5)) },
-                log: if *nulls.add(6) {
-                    std::ptr::null_mut()
-                } else {
-                    raw::pg_detoast_datum_copy((*values.add(6)).cast_mut_ptr())
-                },
+                ts: value(4).map(|ts| ts.value() as i64),
+                prior: float(5),
+                log: value(6).map_or(std::ptr::null_mut(), |log| {
+                    raw::pg_detoast_datum_copy(log.cast_mut_ptr())
+                }),
             }
         }
     }
 
-    /// # Safety
-    /// Inside a guard; the slot holds a row of the table, deformed.
-    pub unsafe fn of(slot: &pg_sys::TupleTableSlot) -> Plain {
-        // SAFETY: as the caller says.
-        unsafe { Plain::new(slot.tts_tid, slot.tts_values, slot.tts_isnull) }
-    }
-
-    pub fn found(self) -> Numbered {
+    /// # Errors
+    /// [`Error::NullState`]: a NULL where no call writes one.
+    pub fn found(self) -> Result<Numbered> {
+        let value = self.value.ok_or(Error::NullState { column: "value" })?;
+        let ts = self.ts.ok_or(Error::NullState { column: "ts" })?;
         // SAFETY: a detoasted timestamptz[], as the column is declared.
         let log = (!self.log.is_null()).then(|| unsafe { log_entries(self.log.into()) });
-        let row = row_of(self.shard, self.value, self.ts, self.prior, log);
-        (self.shard, Found { row, at: Place(Some(self.tid)) })
+        let row = row_of(self.shard, value, ts, self.prior, log);
+        Ok((self.shard, Found { row, at: Place { tid: Some(self.tid), free: self.free } }))
     }
 }
 
-/// A text of up to 1,024 bytes as Postgres passes it, on the stack.
-#[repr(C, align(8))]
+/// A text as Postgres passes it: up to 1,024 bytes, as calls bring them, on the stack, a longer one,
+/// which the table's owner can have written, in Postgres memory.
 pub struct Text {
+    short: Short,
+    long: Option<pg_sys::Datum>,
+}
+
+#[repr(C, align(8))]
+struct Short {
     header: u32,
     bytes: MaybeUninit<[u8; 1024]>,
 }
 
 impl Text {
+    /// Calls Postgres: not inside a guard.
     pub fn new(text: &[u8]) -> Text {
-        let length = text.len().min(1024);
         let mut bytes = MaybeUninit::<[u8; 1024]>::uninit();
+        let long = (text.len() > size_of_val(&bytes)).then(|| text_datum(text));
+        let length = if long.is_some() { 0 } else { text.len() };
         // SAFETY: at most as many bytes as there is room for.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), bytes.as_mut_ptr().cast(), length);
@@ -80,27 +89,43 @@ impl Text {
         // SET_VARSIZE of Postgres.
         let size = (length + 4) as u32;
         let header = if cfg!(target_endian = "big") { size & 0x3fff_ffff } else { size << 2 };
-        Text { header, bytes }
+        Text { short: Short { header, bytes }, long }
     }
 
     pub fn datum(&self) -> pg_sys::Datum {
-        pg_sys::Datum::from(&raw const *self)
+        self.long.unwrap_or_else(|| pg_sys::Datum::from(&raw const self.short))
     }
 }
 
-/// Whether a value is this text; its bytes, where they are not compressed or elsewhere.
+/// Whether a slot, deformed, holds this row.
 ///
 /// # Safety
-/// The value is a text of a row that is pinned.
-pub unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
-    // SAFETY: as the caller says.
+/// Inside a guard.
+pub unsafe fn is_row(slot: *mut pg_sys::TupleTableSlot, id: RowId) -> bool {
+    // SAFETY: the first three columns are name, key and shard, and never NULL.
     unsafe {
-        let varlena = value.cast_mut_ptr::<pg_sys::varlena>();
-        is_plain(varlena)
-            && std::slice::from_raw_parts(
-                pgrx::vardata_any(varlena).cast::<u8>(),
-                pgrx::varsize_any_exhdr(varlena),
-            ) == text
+        let values = (*slot).tts_values;
+        (*values.add(2)).value() as i32 == id.shard
+            && is_text(*values, id.name)
+            && is_text(*values.add(1), id.key)
+    }
+}
+
+/// Whether a value is this text.
+///
+/// # Safety
+/// Inside a guard; the value is a text of a row that is pinned.
+unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
+    // SAFETY: as the caller says; what is compressed is copied.
+    unsafe {
+        let mut varlena = value.cast_mut_ptr::<pg_sys::varlena>();
+        if !is_plain(varlena) {
+            varlena = raw::pg_detoast_datum_packed(varlena);
+        }
+        std::slice::from_raw_parts(
+            pgrx::vardata_any(varlena).cast::<u8>(),
+            pgrx::varsize_any_exhdr(varlena),
+        ) == text
     }
 }
 
@@ -123,7 +148,12 @@ pub unsafe fn texts_of<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>; 
 }
 
 /// A row's columns, and which of them are NULL.
-pub fn columns(name: &Text, key: &Text, shard: i32, row: &Row) -> ([pg_sys::Datum; 7], [bool; 7]) {
+pub fn columns(
+    name: &Text,
+    key: &Text,
+    shard: i32,
+    row: &Row,
+) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {
     let null = pg_sys::Datum::from(0);
     let log = row.log.as_ref().map(|log| log_datum(log));
     let values = [

@@ -1,20 +1,43 @@
 //! What the ordinary table is: the one that the extension created, with its own primary key, and
-//! nothing added that the executor would have to mind.
+//! nothing added that the executor would have to mind. Everything that matters to a write is
+//! compared with what is allowed, so that what nobody thought of is refused.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::*;
 
-/// The columns of rateLimits, in order, as this store reads and writes them.
-pub const COLUMNS: [(&CStr, pg_sys::BuiltinOid); 7] = [
-    (c"name", TEXTOID),
-    (c"key", TEXTOID),
-    (c"shard", INT4OID),
-    (c"value", FLOAT8OID),
-    (c"ts", TIMESTAMPTZOID),
-    (c"prior", FLOAT8OID),
-    (c"log", TIMESTAMPTZARRAYOID),
+/// A column of rateLimits as CREATE EXTENSION made it.
+struct Column {
+    name: &'static CStr,
+    of: pg_sys::BuiltinOid,
+    not_null: bool,
+    collation: pg_sys::Oid,
+    /// Whether a value can be stored out of line, compressed first.
+    extended: bool,
+    has_default: bool,
+}
+
+const fn column(name: &'static CStr, of: pg_sys::BuiltinOid) -> Column {
+    let collation = pg_sys::InvalidOid;
+    Column { name, of, not_null: true, collation, extended: false, has_default: false }
+}
+
+const fn text(name: &'static CStr) -> Column {
+    Column { collation: pg_sys::C_COLLATION_OID, extended: true, ..column(name, TEXTOID) }
+}
+
+/// How many columns the table has, as this store reads and writes them.
+pub const COLUMNS: usize = 7;
+
+const USUAL: [Column; COLUMNS] = [
+    text(c"name"),
+    Column { has_default: true, ..text(c"key") },
+    Column { has_default: true, ..column(c"shard", INT4OID) },
+    column(c"value", FLOAT8OID),
+    column(c"ts", TIMESTAMPTZOID),
+    Column { not_null: false, ..column(c"prior", FLOAT8OID) },
+    Column { not_null: false, extended: true, ..column(c"log", TIMESTAMPTZARRAYOID) },
 ];
 
 /// The primary key's index, if the table is the ordinary one; otherwise what keeps this store from
@@ -23,46 +46,132 @@ pub const COLUMNS: [(&CStr, pg_sys::BuiltinOid); 7] = [
 /// # Safety
 /// The table is open.
 pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::Oid, &'static str> {
-    // SAFETY: reads the open relation's descriptions.
+    // SAFETY: reads the open relation's descriptions; the list of its indexes finds the primary key.
     unsafe {
         let class = &*(*table).rd_rel;
-        let description = &*(*table).rd_att;
-        let usual_key = usual_key(table);
         let indexes = pg_sys::RelationGetIndexList(table);
-        let fits = |(n, &(name, r#type)): (usize, &(&CStr, pg_sys::BuiltinOid))| {
-            let named = pg_sys::SPI_fnumber((*table).rd_att, name.as_ptr()) == n as c_int + 1;
-            let attribute = pg_sys::SPI_gettypeid((*table).rd_att, n as c_int + 1);
-            named
-                && attribute == r#type.value()
-                && pg_sys::get_attgenerated((*table).rd_id, n as i16 + 1) == 0
-        };
-        let constraints = description.constr;
-        let checked = [
-            (class.relkind != pg_sys::RELKIND_RELATION as c_char, "is no ordinary table"),
-            (class.relam != pg_sys::HEAP_TABLE_AM_OID, "has another access method"),
-            (class.relpersistence == pg_sys::RELPERSISTENCE_TEMP as c_char, "is temporary"),
-            (class.relhastriggers, "has a trigger, or has had one"),
-            (class.relhasrules, "has a rule, or has had one"),
-            (class.relrowsecurity, "has row security"),
-            (class.relispartition || class.relhassubclass, "is part of an inheritance"),
-            (class.relreplident != b'd' as c_char, "has another replica identity"),
+        let allowed = [
+            (class.relkind == pg_sys::RELKIND_RELATION as c_char, "is no ordinary table"),
+            (class.relam == pg_sys::HEAP_TABLE_AM_OID, "has another access method"),
+            // A table of a session's own has its pages where no other session looks.
             (
-                description.natts as usize != COLUMNS.len()
-                    || !COLUMNS.iter().enumerate().all(fits),
-                "has other columns",
+                class.relpersistence == pg_sys::RELPERSISTENCE_PERMANENT as c_char
+                    || class.relpersistence == pg_sys::RELPERSISTENCE_UNLOGGED as c_char,
+                "is temporary",
             ),
-            (!constraints.is_null() && (*constraints).num_check > 0, "has a check constraint"),
-            ((*table).rd_pkindex == pg_sys::InvalidOid, "has no primary key"),
-            (indexes.is_null() || (*indexes).length != 1, "has a further index"),
-            (
-                !is_published_whole(table),
-                "has a publication whose filter or columns forbid updates",
-            ),
+            // Foreign keys and constraints that can be deferred are triggers, too.
+            (!class.relhastriggers, "has a trigger, or has had one"),
+            (!class.relhasrules, "has a rule, or has had one"),
+            (!class.relrowsecurity, "has row security"),
+            (!class.relispartition && !class.relhassubclass, "is part of an inheritance"),
+            (class.relreplident == b'd' as c_char, "has another replica identity"),
+            (has_columns(table, is_same_column), "has other columns"),
+            (has_columns(table, is_usual_column), "has an altered column"),
+            (!has_checks(table), "has a check constraint"),
+            ((*table).rd_pkindex != pg_sys::InvalidOid, "has no primary key"),
+            (!indexes.is_null() && (*indexes).length == 1, "has a further index"),
+            (is_published_whole(table), "has a publication whose filter or columns forbid updates"),
+            (!is_distributed(table), "is distributed by citus"),
         ];
-        if let Some(&(_, why)) = checked.iter().find(|(other, _)| *other) {
+        if let Some(&(_, why)) = allowed.iter().find(|(as_usual, _)| !as_usual) {
             return Err(why);
         }
-        usual_key.ok_or("has another primary key")
+        usual_key(table).ok_or("has another primary key")
+    }
+}
+
+/// Whether the table has as many columns as the usual one, and each is as its own there.
+///
+/// # Safety
+/// The table is open.
+unsafe fn has_columns(
+    table: pg_sys::Relation,
+    is_as: unsafe fn(pg_sys::TupleDesc, &pg_sys::FormData_pg_attribute, &Column) -> bool,
+) -> bool {
+    // SAFETY: looks up the columns of the open relation; each tuple is read before it is released.
+    unsafe {
+        let description = (*table).rd_att;
+        (*description).natts as usize == COLUMNS
+            && USUAL.iter().enumerate().all(|(n, usual)| {
+                let tuple = pg_sys::SearchSysCache2(
+                    pg_sys::SysCacheIdentifier::ATTNUM as c_int,
+                    (*table).rd_id.into(),
+                    (n as i16 + 1).into(),
+                );
+                if tuple.is_null() {
+                    return false;
+                }
+                let column = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_attribute>(tuple);
+                let is_as = is_as(description, &*column, usual);
+                pg_sys::ReleaseSysCache(tuple);
+                is_as
+            })
+    }
+}
+
+/// Whether a column has the name and the type.
+fn is_same_column(
+    _: pg_sys::TupleDesc,
+    column: &pg_sys::FormData_pg_attribute,
+    usual: &Column,
+) -> bool {
+    // SAFETY: the name is a C string.
+    let name = unsafe { CStr::from_ptr(column.attname.data.as_ptr()) };
+    !column.attisdropped && name == usual.name && column.atttypid == usual.of.value()
+}
+
+/// Whether a column is as CREATE EXTENSION made it, in what a row that is written by this store is
+/// formed by, or checked by. What its default is does not matter, since every column is given.
+///
+/// # Safety
+/// The column is one of the description.
+unsafe fn is_usual_column(
+    description: pg_sys::TupleDesc,
+    column: &pg_sys::FormData_pg_attribute,
+    usual: &Column,
+) -> bool {
+    let storage = if usual.extended { b'x' } else { b'p' };
+    column.atttypmod == -1
+        && column.attcollation == usual.collation
+        && column.attnotnull == usual.not_null
+        // SAFETY: as the caller says.
+        && (!usual.not_null || unsafe { is_never_null(description, column.attnum) })
+        && column.attstorage == storage as c_char
+        && column.atthasdef == usual.has_default
+        && column.attidentity == 0
+        && column.attgenerated == 0
+        && column.attinhcount == 0
+        && !column.atthasmissing
+}
+
+/// Whether no row has NULL in a column that is declared NOT NULL: from PostgreSQL 18 on that can be
+/// declared NOT VALID.
+///
+/// # Safety
+/// The description has a column of this number.
+unsafe fn is_never_null(description: pg_sys::TupleDesc, number: i16) -> bool {
+    #[cfg(feature = "pg18")]
+    // SAFETY: as the caller says.
+    return unsafe {
+        (*(*description).compact_attrs.as_ptr().add(number as usize - 1)).attnullability
+            == pg_sys::ATTNULLABLE_VALID as c_char
+    };
+    #[cfg(not(feature = "pg18"))]
+    {
+        let _ = (description, number);
+        true
+    }
+}
+
+/// Whether the table has a check constraint.
+///
+/// # Safety
+/// The table is open.
+unsafe fn has_checks(table: pg_sys::Relation) -> bool {
+    // SAFETY: reads the description of the open relation.
+    unsafe {
+        let constraints = (*(*table).rd_att).constr;
+        !constraints.is_null() && (*constraints).num_check > 0
     }
 }
 
@@ -82,6 +191,49 @@ unsafe fn is_published_whole(table: pg_sys::Relation) -> bool {
     }
 }
 
+/// Whether Citus keeps the rows elsewhere, so that this table is an empty shell: it lists the table in
+/// its pg_dist_partition, on the workers too. Citus announces each change of that list as one of the
+/// table.
+///
+/// # Safety
+/// The table is open.
+unsafe fn is_distributed(table: pg_sys::Relation) -> bool {
+    // SAFETY: scans a catalog of Citus, which is opened and closed here; its column is compared as
+    // what it is, or not at all.
+    unsafe {
+        if pg_sys::get_extension_oid(c"citus".as_ptr(), true) == pg_sys::InvalidOid {
+            return false;
+        }
+        let catalog = pg_sys::Oid::from(pg_sys::PG_CATALOG_NAMESPACE);
+        let list = pg_sys::get_relname_relid(c"pg_dist_partition".as_ptr(), catalog);
+        if list == pg_sys::InvalidOid {
+            return false;
+        }
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let list = pg_sys::table_open(list, lock);
+        let column = pg_sys::SPI_fnumber((*list).rd_att, c"logicalrelid".as_ptr());
+        // Of another shape than is known: nobody can tell, so it may be.
+        let mut listed = true;
+        if column > 0 && pg_sys::SPI_gettypeid((*list).rd_att, column) == pg_sys::REGCLASSOID {
+            let mut key = pg_sys::ScanKeyData::default();
+            pg_sys::ScanKeyInit(
+                &mut key,
+                column as pg_sys::AttrNumber,
+                pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
+                pg_sys::F_OIDEQ.into(),
+                (*table).rd_id.into(),
+            );
+            let none = pg_sys::InvalidOid;
+            let scan =
+                pg_sys::systable_beginscan(list, none, false, std::ptr::null_mut(), 1, &mut key);
+            listed = !pg_sys::systable_getnext(scan).is_null();
+            pg_sys::systable_endscan(scan);
+        }
+        pg_sys::table_close(list, lock);
+        listed
+    }
+}
+
 /// The primary key's index, if it is the usual one.
 ///
 /// # Safety
@@ -95,17 +247,19 @@ pub unsafe fn usual_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
             return None;
         }
         let relation = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
-        let usual = is_usual(relation);
+        let usual = is_usual_index(relation);
         pg_sys::index_close(relation, pg_sys::AccessShareLock as _);
         usual.then_some(index)
     }
 }
 
-/// Whether an index is of name, key and shard in this order, and sorted as by bytes.
+/// Whether an index is of name, key and shard in this order, sorted as by bytes, and keeps rows apart
+/// at once, all of them. Its `indcheckxmin` is not asked for: that is about older snapshots than the
+/// latest.
 ///
 /// # Safety
 /// The index is open.
-unsafe fn is_usual(index: pg_sys::Relation) -> bool {
+unsafe fn is_usual_index(index: pg_sys::Relation) -> bool {
     const FAMILIES: [pg_sys::Oid; 3] =
         [pg_sys::TEXT_BTREE_FAM_OID, pg_sys::TEXT_BTREE_FAM_OID, pg_sys::INTEGER_BTREE_FAM_OID];
     const COLLATIONS: [pg_sys::Oid; 3] =
@@ -114,8 +268,18 @@ unsafe fn is_usual(index: pg_sys::Relation) -> bool {
     unsafe {
         let form = &*(*index).rd_index;
         (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
+            && form.indisunique
+            && form.indisprimary
+            && form.indimmediate
             && form.indisvalid
+            && form.indisready
+            && form.indislive
+            && !form.indisexclusion
+            && !form.indnullsnotdistinct
             && form.indnatts == 3
+            && form.indnkeyatts == 3
+            && pg_sys::RelationGetIndexExpressions(index).is_null()
+            && pg_sys::RelationGetIndexPredicate(index).is_null()
             && (0..3).all(|n| {
                 *form.indkey.values.as_ptr().add(n) == n as i16 + 1
                     && *(*index).rd_opfamily.add(n) == FAMILIES[n]
