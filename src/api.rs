@@ -10,7 +10,7 @@ use crate::algorithm::{Micros, decide};
 use crate::call::composite::Composite;
 use crate::call::{Call, sql_function};
 use crate::catalog;
-use crate::config::{self, Given, Interval, MAX_TOKENS, float_text, shortened};
+use crate::config::{self, ConfigError, Given, Interval, MAX_TOKENS, float_text, shortened};
 use crate::definitions;
 use crate::error::{Error, Result};
 use crate::guc;
@@ -22,7 +22,7 @@ use crate::postgres::{
     text_datum, to_timestamptz, utf8, utf8_bytes,
 };
 use crate::prune;
-use crate::requests;
+use crate::requests::{self, MAX_REQUESTS};
 use crate::spi::TableLock;
 use crate::state;
 use crate::status;
@@ -201,7 +201,7 @@ sql_function!(
             shards: call.int(4),
             start: call.timestamptz(5).map(|start| finite(start, "start")).transpose()?,
             first_request: call.bool(6).unwrap_or(false),
-            timezone: call.text(7).map(|timezone| utf8(timezone).into_owned()),
+            timezone: call.text(7).map(timezone).transpose()?,
             ..given(call)?
         })
     }
@@ -248,7 +248,11 @@ sql_function!(
         check_count(&limit, count)?;
         let given = call.jsonb(1);
         let state = match given {
-            Some(state) => state::parse(&state.to_json(), &limit).map_err(Error::State)?,
+            Some(state) => state
+                .to_json(state::MAX_BYTES)
+                .map_err(|bytes| ConfigError::too_long(bytes, state::MAX_BYTES))
+                .and_then(|json| state::parse(&json, &limit))
+                .map_err(Error::State)?,
             // A fixed window without a start of its own begins at the time given.
             None => limit.fresh(at, at),
         };
@@ -336,7 +340,15 @@ fn answer_all(
     make: fn(pg_sys::Oid, &[Request]) -> Result<Vec<Outcome>>,
 ) -> Result<pg_sys::Datum> {
     let throws = required(call.bool(1), "throws")?;
-    let json = required(call.jsonb(0), "requests")?.to_exact_json("requests")?;
+    let given = required(call.jsonb(0), "requests")?;
+    if let Some(length) = given.array_length().filter(|&length| length > MAX_REQUESTS) {
+        return Err(Error::InvalidArgument {
+            argument: "requests",
+            value: format!("a list of {length}"),
+            allowed: format!("a list of at most {MAX_REQUESTS}"),
+        });
+    }
+    let json = given.to_exact_json("requests", requests::MAX_BYTES)?;
     let written = requests::parse(&json)?;
     let names: Vec<(Vec<u8>, Vec<u8>)> = written
         .iter()
@@ -447,6 +459,18 @@ fn given(call: &Call) -> Result<Given> {
     let (months, days, micros) = required(call.interval(1), "period")?;
     let period = Interval { months, days, micros };
     Ok(Given { rate, period, ..Given::default() })
+}
+
+/// The name of a time zone, of no more bytes than a config can have.
+fn timezone(name: &[u8]) -> Result<String> {
+    if name.len() <= config::MAX_BYTES {
+        return Ok(utf8(name).into_owned());
+    }
+    Err(Error::InvalidArgument {
+        argument: "timezone",
+        value: format!("{} bytes long", name.len()),
+        allowed: "the IANA name of a time zone".into(),
+    })
 }
 
 /// Days of 24 hours, and microseconds.

@@ -1,11 +1,13 @@
 //! One call of an SQL function: its entry from Postgres, its arguments, its result, its error.
 //!
 //! pgrx rebuilds an error that passes through its guard from a closed list of SQLSTATEs, and turns
-//! one that it doesn't know, such as PT429, into XX000. So an SQL function here does its work
-//! inside the guard, hands plain data out, and raises from the outermost frame.
+//! one that it doesn't know, such as PT429, into XX000; and it drops what an error says of where it
+//! comes from. So an SQL function here does its work inside the guard, hands plain data out, and
+//! raises from the outermost frame; and an error from below us, of a trigger on our tables say, is
+//! copied before pgrx sees it.
 
-use std::cell::Cell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::null_mut;
 
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
@@ -14,10 +16,12 @@ use pgrx::{PgTryBuilder, pg_sys};
 use crate::algorithm::Micros;
 use crate::error::{Error, Report, Result};
 use crate::guc::{self, ErrorStyle};
+use crate::memory;
 use crate::postgres::{Jsonb, from_timestamptz, jsonb, varlena_bytes};
 
 pub mod composite;
 mod row_type;
+pub mod sort;
 pub mod trigger;
 
 use composite::Composite;
@@ -53,6 +57,23 @@ unsafe extern "C-unwind" {
     fn errdetail(fmt: *const c_char, ...) -> c_int;
     fn errhint(fmt: *const c_char, ...) -> c_int;
     fn errfinish(filename: *const c_char, lineno: c_int, funcname: *const c_char);
+    fn ThrowErrorData(error: *mut pg_sys::ErrorData);
+    fn MemoryContextStrdup(context: pg_sys::MemoryContext, text: *const c_char) -> *mut c_char;
+}
+
+// Declared here because a guard of pgrx's has no place in an error context callback: an error in one
+// goes on to where the first was going.
+unsafe extern "C-unwind" {
+    fn geterrcode() -> c_int;
+    fn AllocSetContextCreateInternal(
+        parent: pg_sys::MemoryContext,
+        name: *const c_char,
+        min: pg_sys::Size,
+        init: pg_sys::Size,
+        max: pg_sys::Size,
+    ) -> pg_sys::MemoryContext;
+    fn MemoryContextReset(context: pg_sys::MemoryContext);
+    fn CopyErrorData() -> *mut pg_sys::ErrorData;
 }
 
 /// A [`Report`] whose strings live in Postgres memory: plain data that a long jump may drop.
@@ -64,10 +85,31 @@ struct PlainReport {
     hint: *const c_char,
 }
 
+/// 53200, made of what is there already.
+const OUT_OF_MEMORY: PlainReport = PlainReport {
+    sqlstate: PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int,
+    message: c"out of memory".as_ptr(),
+    detail: memory::NO_RESERVE.as_ptr(),
+    hint: std::ptr::null(),
+};
+
 #[derive(Clone, Copy)]
 enum Outcome {
     Value(pg_sys::Datum),
     Raise(PlainReport),
+    /// An error from below us, as it was.
+    Throw(*mut pg_sys::ErrorData),
+}
+
+/// The last error that was raised below a call, whether it reaches us or somebody there catches it.
+struct Below {
+    /// The memory context of the call.
+    context: pg_sys::MemoryContext,
+    sqlstate: c_int,
+    /// A context below that one, for the copy alone; null until there is an error.
+    copies: pg_sys::MemoryContext,
+    /// With the error contexts that are below us; null if there is no copy.
+    error: *mut pg_sys::ErrorData,
 }
 
 /// Runs an SQL function's body inside pgrx's guard and raises its error outside.
@@ -79,25 +121,45 @@ pub unsafe fn enter(
     body: fn(&mut Call) -> Result<pg_sys::Datum>,
 ) -> pg_sys::Datum {
     // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or
-    // out of `raise` skips no destructor.
+    // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
+    // what it points to; both are reached through raw pointers only.
     unsafe {
+        if !memory::hold() {
+            raise(PgLogLevel::ERROR, OUT_OF_MEMORY);
+        }
+        let mut below = Below {
+            context: pg_sys::CurrentMemoryContext,
+            sqlstate: 0,
+            copies: null_mut(),
+            error: null_mut(),
+        };
+        let below = &raw mut below;
         let mut context = pg_sys::ErrorContextCallback {
             previous: pg_sys::error_context_stack,
-            callback: Some(remember_sqlstate),
-            arg: std::ptr::null_mut(),
+            callback: Some(remember),
+            arg: below.cast(),
         };
-        pg_sys::error_context_stack = &mut context;
-        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| run(fcinfo, body));
+        pg_sys::error_context_stack = &raw mut context;
+        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| run(fcinfo, body, below));
         pg_sys::error_context_stack = context.previous;
         match outcome {
-            Outcome::Value(datum) => datum,
-            Outcome::Raise(report) => raise(report),
+            Outcome::Value(datum) => {
+                if !(*below).copies.is_null() {
+                    pg_sys::MemoryContextDelete((*below).copies);
+                }
+                datum
+            }
+            Outcome::Raise(report) => raise(PgLogLevel::ERROR, report),
+            Outcome::Throw(error) => throw(error),
         }
     }
 }
 
-fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&mut Call) -> Result<pg_sys::Datum>) -> Outcome {
-    LAST_SQLSTATE.set(0);
+fn run(
+    fcinfo: pg_sys::FunctionCallInfo,
+    body: fn(&mut Call) -> Result<pg_sys::Datum>,
+    below: *mut Below,
+) -> Outcome {
     PgTryBuilder::new(|| match body(&mut Call { fcinfo, row_type: None }) {
         Ok(datum) => Outcome::Value(datum),
         Err(error) => Outcome::Raise(plain(match guc::error_style() {
@@ -106,37 +168,107 @@ fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&mut Call) -> Result<pg_sys::D
         })),
     })
     .catch_others(|caught| match caught {
-        // Raised by Postgres or by user code below us, a trigger say. XX000 is also what pgrx makes
-        // of an SQLSTATE that it doesn't know.
-        CaughtError::PostgresError(error) => Outcome::Raise(PlainReport {
-            sqlstate: match error.sql_error_code() {
-                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR if LAST_SQLSTATE.get() != 0 => {
-                    LAST_SQLSTATE.get()
+        // Raised by Postgres or by user code below us, a trigger say.
+        CaughtError::PostgresError(error) => {
+            // SAFETY: it is that of the call, whose frame is there.
+            let below = unsafe { &*below };
+            // XX000 is also what pgrx makes of an SQLSTATE that it doesn't know.
+            let same_state = |sqlstate: c_int| match error.sql_error_code() {
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR => true,
+                known => known as c_int == sqlstate,
+            };
+            // SAFETY: a copy has a message, or null; it is there until the call ends.
+            let same_message = |copy: &pg_sys::ErrorData| unsafe {
+                !copy.message.is_null()
+                    && CStr::from_ptr(copy.message).to_string_lossy() == error.message()
+            };
+            // SAFETY: as above; nothing else refers to it.
+            match unsafe { below.error.as_mut() } {
+                Some(copy) if same_state(copy.sqlerrcode) && same_message(copy) => {
+                    if shows_a_row(copy.sqlerrcode, !copy.table_name.is_null()) {
+                        copy.detail = null_mut();
+                        copy.detail_log = null_mut();
+                    }
+                    Outcome::Throw(copy)
                 }
-                known => known as c_int,
-            },
-            message: palloc_str(error.message()),
-            detail: error.detail().map_or(std::ptr::null(), palloc_str),
-            hint: error.hint().map_or(std::ptr::null(), palloc_str),
-        }),
+                // Short of memory, say.
+                _ => {
+                    let sqlstate = match error.sql_error_code() {
+                        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR if below.sqlstate != 0 => {
+                            below.sqlstate
+                        }
+                        known => known as c_int,
+                    };
+                    let detail = error.detail().filter(|_| !shows_a_row(sqlstate, true));
+                    Outcome::Raise(PlainReport {
+                        sqlstate,
+                        message: palloc_str(error.message()),
+                        detail: detail.map_or(std::ptr::null(), palloc_str),
+                        hint: error.hint().map_or(std::ptr::null(), palloc_str),
+                    })
+                }
+            }
+        }
         caught => caught.rethrow(),
     })
     .execute()
 }
 
-thread_local! {
-    /// The SQLSTATE of the last error raised below an SQL function of ours.
-    static LAST_SQLSTATE: Cell<c_int> = const { Cell::new(0) };
+/// Whether an SQLSTATE is of a class, given by its two characters: as Postgres packs it, six bits a
+/// character, the first one lowest.
+fn is_of(class: &[u8; 2], sqlstate: c_int) -> bool {
+    let [first, second] = class.map(|c| c_int::from(c - b'0'));
+    sqlstate & 0xfff == first | second << 6
 }
 
-/// An error context callback that adds no context: it is the one place from which an SQLSTATE can
-/// be seen before pgrx rebuilds the error.
-unsafe extern "C-unwind" fn remember_sqlstate(_: *mut std::ffi::c_void) {
-    // SAFETY: Postgres calls this while it builds an error, which is when geterrcode may be asked.
-    let sqlstate = unsafe { pg_sys::geterrcode() };
-    // The low twelve bits are the class, first character lowest; 00, 01 and 02 are no errors.
-    if ![0, 1 << 6, 2 << 6].contains(&(sqlstate & 0xfff)) {
-        LAST_SQLSTATE.set(sqlstate);
+/// Whether PostgreSQL words the detail of such an error as a row that was to be written, and so with
+/// its key: that of a constraint, which names its table, or of a view WITH CHECK OPTION. What a
+/// trigger raises by itself is left alone, unless it says the same.
+fn shows_a_row(sqlstate: c_int, names_table: bool) -> bool {
+    is_of(b"23", sqlstate) && names_table || is_of(b"44", sqlstate)
+}
+
+/// An error context callback that adds no context: it is the one place from which an error can be
+/// seen before pgrx rebuilds it. It is called for the innermost call first, when the contexts below
+/// that have been added and those above have not.
+unsafe extern "C-unwind" fn remember(below: *mut c_void) {
+    // SAFETY: Postgres calls this while it builds a message, which is when geterrcode may be asked;
+    // `below` is that of the call that it is linked in for.
+    unsafe {
+        let below = below.cast::<Below>();
+        let sqlstate = geterrcode();
+        // No errors, but notices and warnings.
+        if [b"00", b"01", b"02"].iter().any(|class| is_of(class, sqlstate)) {
+            return;
+        }
+        (*below).sqlstate = sqlstate;
+        (*below).error = null_mut();
+        // Nothing is allocated where there is no memory, or where that would be a crash by itself.
+        // What pgrx allocates, while it can't bear an error, is had from the reserve.
+        if is_of(b"53", sqlstate) {
+            memory::release();
+        }
+        if is_of(b"53", sqlstate) || pg_sys::CritSectionCount > 0 {
+            return;
+        }
+        if (*below).copies.is_null() {
+            (*below).copies = AllocSetContextCreateInternal(
+                (*below).context,
+                c"ratelimit error".as_ptr(),
+                pg_sys::ALLOCSET_SMALL_MINSIZE as pg_sys::Size,
+                pg_sys::ALLOCSET_SMALL_INITSIZE as pg_sys::Size,
+                pg_sys::ALLOCSET_SMALL_MAXSIZE as pg_sys::Size,
+            );
+        } else {
+            MemoryContextReset((*below).copies);
+        }
+        let context = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = (*below).copies;
+        let error = CopyErrorData();
+        pg_sys::CurrentMemoryContext = context;
+        if (*error).elevel == PgLogLevel::ERROR as c_int {
+            (*below).error = error;
+        }
     }
 }
 
@@ -173,12 +305,13 @@ fn palloc_str(text: &str) -> *const c_char {
 
 /// # Safety
 /// No frame between this one and Postgres has anything to drop.
-unsafe fn raise(report: PlainReport) -> ! {
+unsafe fn raise(level: PgLogLevel, report: PlainReport) -> ! {
     const TEXT: *const c_char = c"%s".as_ptr();
-    // SAFETY: the pointers are null or valid C strings; errfinish jumps away at level ERROR.
+    // SAFETY: the pointers are null or valid C strings; errfinish jumps away at level ERROR, and ends
+    // the process at level FATAL.
     unsafe {
         pg_sys::submodules::thread_check::active_thread::clear();
-        errstart(PgLogLevel::ERROR as c_int, std::ptr::null());
+        errstart(level as c_int, std::ptr::null());
         errcode(report.sqlstate);
         errmsg(TEXT, report.message);
         if !report.detail.is_null() {
@@ -190,6 +323,35 @@ unsafe fn raise(report: PlainReport) -> ! {
         errfinish(c"call.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
     }
     unreachable!("errfinish returned from an error")
+}
+
+/// Ends the session, and no other: for where memory is so short that no error can be raised.
+pub fn end_session() {
+    // SAFETY: FATAL leaves the process by its exit, past all frames.
+    unsafe { raise(PgLogLevel::FATAL, OUT_OF_MEMORY) }
+}
+
+/// Raises an error from below us as it was: the contexts that it has are kept, and those above us are
+/// added to them.
+///
+/// # Safety
+/// No frame between this one and Postgres has anything to drop.
+unsafe fn throw(error: *mut pg_sys::ErrorData) -> ! {
+    // SAFETY: the copy is there until its context goes, with that of the call. Of what is kept by
+    // address and not copied again, the names of its place in the source are put where errors are;
+    // the domain is for messages that are yet to be translated.
+    unsafe {
+        pg_sys::submodules::thread_check::active_thread::clear();
+        let kept = |text: *const c_char| match text.is_null() {
+            true => text,
+            false => MemoryContextStrdup(pg_sys::ErrorContext, text).cast_const(),
+        };
+        (*error).filename = kept((*error).filename);
+        (*error).funcname = kept((*error).funcname);
+        (*error).domain = std::ptr::null();
+        ThrowErrorData(error);
+    }
+    unreachable!("ThrowErrorData returned from an error")
 }
 
 /// One call of an SQL function: its arguments, and its result.

@@ -22,6 +22,8 @@ use crate::algorithm::{
 pub const MAX_TOKENS: f64 = 1e15;
 /// The largest rate of a sliding log, which keeps an entry a token.
 pub(crate) const MAX_LOG: f64 = 10_000.0;
+/// The longest config, in bytes of JSON; a sensible one has some 200.
+pub const MAX_BYTES: usize = 10_000;
 /// The most rows that a limit is spread over.
 pub(crate) const MAX_SHARDS: u32 = 1024;
 /// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
@@ -56,6 +58,13 @@ impl ConfigError {
     /// A field whose value, as the user wrote it, is not allowed.
     pub(crate) fn field(field: &str, value: &str, allowed: impl Into<String>) -> ConfigError {
         ConfigError::new(format!("\"{field}\" is {}", shortened(value)), allowed)
+    }
+}
+
+impl ConfigError {
+    /// So many bytes of JSON are more than may be.
+    pub(crate) fn too_long(bytes: usize, most: usize) -> ConfigError {
+        ConfigError::new(format!("it is {bytes} bytes long"), format!("at most {most} bytes"))
     }
 }
 

@@ -4,6 +4,7 @@
 //! remembered. A trigger on `rl_config` invalidates the relation, which empties the memory of
 //! every backend when the change commits, and of this one at its next command or at a rollback.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, TEXTOID};
 
 use crate::algorithm::Limit;
 use crate::catalog::{self, Catalog};
-use crate::config;
+use crate::config::{self, ConfigError};
 use crate::error::{Error, Result};
 use crate::postgres::{Jsonb, text_datum, utf8};
 use crate::spi::{self, Statement, TableLock};
@@ -68,7 +69,8 @@ pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
     if let Some(limit) = INLINE.with_borrow(|known| known.get(config.bytes).cloned()) {
         return Ok(limit);
     }
-    let limit = Rc::new(config::parse(&config.to_json())?);
+    let json = config.to_json(config::MAX_BYTES).map_err(too_long)?;
+    let limit = Rc::new(config::parse(&json)?);
     if config.bytes.len() > REMEMBERED_BYTES {
         return Ok(limit);
     }
@@ -79,6 +81,10 @@ pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
         known.insert(config.bytes.into(), limit.clone());
     });
     Ok(limit)
+}
+
+fn too_long(bytes: usize) -> ConfigError {
+    ConfigError::too_long(bytes, config::MAX_BYTES)
 }
 
 /// The definition of (name, key), or of the name; `None` where there is none.
@@ -128,14 +134,16 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
             let (mut default, mut own) = (None, None);
             for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
                 let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
-                let config = spi.jsonb(row, 2).map(Jsonb::to_json);
+                let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
+                // The text lives no longer than the connection.
+                let config = config.map(|json| json.map(Cow::into_owned).map_err(too_long));
                 *(if for_all { &mut default } else { &mut own }) = config;
             }
             Ok((default, own, spi.execute(&HAS_KEYS, &[name])? > 0))
         })?;
-    let parse = |config: Option<String>| {
+    let parse = |config: Option<std::result::Result<String, ConfigError>>| {
         config
-            .map(|config| config::parse(&config).map(Rc::new))
+            .map(|config| config.and_then(|config| config::parse(&config)).map(Rc::new))
             .transpose()
             .map_err(|error| Error::StoredConfig { name: utf8(name).into_owned(), error })
     };

@@ -16,6 +16,7 @@ mod guc;
 mod headers;
 mod limit_all;
 mod limiter;
+mod memory;
 mod postgres;
 mod prune;
 mod requests;
@@ -36,6 +37,7 @@ pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
 /// Called by Postgres when it loads the library.
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    memory::init(call::end_session);
     guc::init();
     catalog::init();
     subtransaction::init(&[store::heap::forget, shards::forget]);

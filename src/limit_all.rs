@@ -82,6 +82,7 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
             let mut verdicts = Vec::new();
             let mut enough = true;
             for (group, rows) in groups.iter().zip(&locked) {
+                check_for_interrupts();
                 let verdict = group.decide(rows.parts.clone(), now);
                 enough &= verdict.fits(&rows.among, now);
                 verdicts.push(verdict);
@@ -172,12 +173,17 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
 fn look<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
     let parts = groups
         .iter()
-        .map(|group| Ok(group.target.look(store)?.1.parts))
+        .map(|group| {
+            check_for_interrupts();
+            Ok(group.target.look(store)?.1.parts)
+        })
         .collect::<Result<Vec<Parts>>>()?;
     let now = guc::now();
-    let verdicts =
-        groups.iter().zip(parts).map(|(group, parts)| group.decide(parts, now)).collect();
-    Ok((now, verdicts))
+    let decide = |(group, parts): (&'a Group, Parts<'a>)| {
+        check_for_interrupts();
+        group.decide(parts, now)
+    };
+    Ok((now, groups.iter().zip(parts).map(decide).collect()))
 }
 
 /// Locks what is to be changed, limit by limit; nothing if it must be looked at again.

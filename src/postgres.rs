@@ -8,8 +8,8 @@ use pgrx::prelude::*;
 use pgrx::{PgMemoryContexts, direct_function_call_as_datum, pg_sys};
 
 use crate::algorithm::Micros;
-use crate::config::shortened;
 use crate::error::{Error, Result};
+use crate::memory;
 
 /// Functions of Postgres that raise no error, and so need none of pgrx's guard.
 pub mod unguarded {
@@ -32,31 +32,45 @@ pub struct Jsonb<'a> {
 }
 
 impl Jsonb<'_> {
-    /// As JSON text.
-    pub fn to_json(self) -> String {
-        utf8(self.to_server_json()).into_owned()
-    }
-
-    /// As JSON text of which no byte was replaced: names and keys are in it.
+    /// As JSON text of so many bytes at most. The text is Postgres's memory, and lives as long as the
+    /// current memory context.
     ///
     /// # Errors
-    /// 22023: in a database without an encoding, text that is not UTF-8.
-    pub fn to_exact_json(self, argument: &'static str) -> Result<String> {
-        match utf8(self.to_server_json()) {
-            Cow::Borrowed(json) => Ok(json.to_owned()),
-            Cow::Owned(json) if !is_sql_ascii() => Ok(json),
-            Cow::Owned(json) => Err(Error::InvalidArgument {
-                argument,
-                value: shortened(&json),
-                allowed: "text in UTF-8".into(),
-            }),
+    /// How many bytes it has, where that is more.
+    pub fn to_json(self, most: usize) -> std::result::Result<Cow<'static, str>, usize> {
+        Ok(utf8(self.to_server_json(most)?))
+    }
+
+    /// As [`to_json`](Jsonb::to_json), with no byte replaced: names and keys are in it.
+    ///
+    /// # Errors
+    /// 22023: more bytes; in a database without an encoding, text that is not UTF-8.
+    pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<Cow<'static, str>> {
+        let invalid = |value, allowed| Err(Error::InvalidArgument { argument, value, allowed });
+        match self.to_json(most) {
+            Err(bytes) => invalid(format!("{bytes} bytes long"), format!("at most {most} bytes")),
+            Ok(Cow::Owned(_)) if is_sql_ascii() => {
+                invalid("text of another encoding".into(), "text in UTF-8".into())
+            }
+            Ok(json) => Ok(json),
         }
     }
 
-    fn to_server_json(self) -> &'static [u8] {
+    /// How many elements an array has; `None` of anything else.
+    pub fn array_length(self) -> Option<usize> {
+        // SAFETY: a detoasted jsonb begins with its header, its root container follows.
+        let header = unsafe { (*self.datum.cast_mut_ptr::<pg_sys::Jsonb>()).root.header };
+        let is_array = header & pg_sys::JB_FARRAY != 0 && header & pg_sys::JB_FSCALAR == 0;
+        is_array.then_some((header & pg_sys::JB_CMASK) as usize)
+    }
+
+    fn to_server_json(self, most: usize) -> std::result::Result<&'static [u8], usize> {
+        if self.bytes.len() > most {
+            return Err(self.bytes.len());
+        }
         // SAFETY: a detoasted jsonb begins with its header, its root container follows. The text
-        // lives as long as the current memory context, which is longer than the call.
-        unsafe {
+        // lives as long as the current memory context.
+        let json = unsafe {
             let jsonb = self.datum.cast_mut_ptr::<pg_sys::Jsonb>();
             let json = pg_sys::JsonbToCString(
                 std::ptr::null_mut(),
@@ -64,7 +78,9 @@ impl Jsonb<'_> {
                 self.bytes.len() as c_int,
             );
             CStr::from_ptr(json).to_bytes()
-        }
+        };
+        // A number of a few bytes can have thousands of digits.
+        if json.len() > most { Err(json.len()) } else { Ok(json) }
     }
 }
 
@@ -254,9 +270,13 @@ pub fn local_transaction() -> pg_sys::LocalTransactionId {
     }
 }
 
-/// Gives way to a cancel or a shutdown.
+/// Gives way to a cancel or a shutdown, and to an error where memory is short (53200).
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
+    if !memory::hold() {
+        let detail = memory::NO_RESERVE.to_str().unwrap_or_default();
+        ereport!(ERROR, PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY, "out of memory", detail);
+    }
 }
 
 /// Refuses a call of `function`, such as `rl_check()`, from a query that runs in parallel (25000).

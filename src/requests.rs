@@ -7,7 +7,12 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::config::shortened;
+use crate::config::{self, shortened};
+
+/// How many requests a list can have.
+pub const MAX_REQUESTS: usize = 10_000;
+/// The longest list, in bytes of JSON: so many requests with the longest keys, and configs.
+pub const MAX_BYTES: usize = 2_000_000;
 
 /// One of the requests, as it was written; only its types are checked.
 #[derive(Debug, PartialEq)]
@@ -37,15 +42,43 @@ fn invalid(argument: &'static str, value: &str, allowed: &'static str) -> Reques
     RequestError::Invalid { argument, value: shortened(value), allowed }
 }
 
-/// Reads the list.
+/// What stands where a key could be: told without its value, since an error never carries a key.
+fn invalid_kind(argument: &'static str, json: &str, allowed: &'static str) -> RequestError {
+    let value = match json.as_bytes().first() {
+        Some(b'{') => "an object",
+        Some(b'[') if json == "[]" => "an empty array",
+        Some(b'[') => "an array",
+        Some(b'"') => "a string",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'n') => "null",
+        _ => "a number",
+    };
+    RequestError::Invalid { argument, value: value.into(), allowed }
+}
+
+/// A text of a request, refused where it is longer than any that is allowed can be: all of its
+/// characters could be escaped, with six for one.
+fn bounded(
+    argument: &'static str,
+    json: &str,
+    most: usize,
+    allowed: &'static str,
+) -> Result<Option<String>, RequestError> {
+    if json.len() > 6 * most + 2 && json.starts_with('"') {
+        return Err(RequestError::Invalid { argument, value: "too long".into(), allowed });
+    }
+    Ok(serde_json::from_str(json).ok())
+}
+
+/// Reads the list, which has [`MAX_BYTES`] at most.
 ///
 /// # Errors
 /// The number of the request at fault, from 1, or 0 for the list itself, and what is wrong.
 pub fn parse(json: &str) -> Result<Vec<Request>, (usize, RequestError)> {
     let list: Vec<&RawValue> =
-        serde_json::from_str(json).map_err(|_| (0, invalid("requests", json, LIST)))?;
+        serde_json::from_str(json).map_err(|_| (0, invalid_kind("requests", json, LIST)))?;
     if list.is_empty() {
-        return Err((0, invalid("requests", json, LIST)));
+        return Err((0, invalid_kind("requests", json, LIST)));
     }
     list.iter()
         .enumerate()
@@ -55,18 +88,25 @@ pub fn parse(json: &str) -> Result<Vec<Request>, (usize, RequestError)> {
 
 fn parse_one(json: &str) -> Result<Request, RequestError> {
     let mut fields: BTreeMap<String, &RawValue> =
-        serde_json::from_str(json).map_err(|_| invalid("it", json, FIELDS))?;
+        serde_json::from_str(json).map_err(|_| invalid_kind("it", json, FIELDS))?;
     let mut take = |field: &'static str| match fields.remove(field).map(RawValue::get) {
         Some("null") if field != "config" => Err(RequestError::Null(field)),
         Some("null") | None => Ok(None),
         raw => Ok(raw),
     };
-    let text = |argument, raw: &str| {
-        serde_json::from_str(raw).map_err(|_| invalid(argument, raw, "a string"))
-    };
     let request = Request {
-        name: text("name", take("name")?.ok_or(RequestError::Null("name"))?)?,
-        key: take("key")?.map_or(Ok(String::new()), |raw| text("key", raw))?,
+        name: {
+            let raw = take("name")?.ok_or(RequestError::Null("name"))?;
+            bounded("name", raw, 200, "1 to 200 bytes")?
+                .ok_or_else(|| invalid("name", raw, "a string"))?
+        },
+        key: match take("key")? {
+            None => String::new(),
+            Some(raw) => {
+                bounded("key", raw, 1024, "at most 1024 bytes; of a longer one, pass a hash")?
+                    .ok_or_else(|| invalid_kind("key", raw, "a string"))?
+            }
+        },
         count: match take("count")? {
             None => 1.0,
             Some(raw) => {
@@ -78,7 +118,16 @@ fn parse_one(json: &str) -> Result<Request, RequestError> {
             Some("true") => true,
             Some(raw) => return Err(invalid("reserve", raw, "true or false")),
         },
-        config: take("config")?.map(str::to_owned),
+        config: match take("config")? {
+            Some(raw) if raw.len() > config::MAX_BYTES => {
+                return Err(RequestError::Invalid {
+                    argument: "config",
+                    value: format!("{} bytes long", raw.len()),
+                    allowed: "at most 10000 bytes",
+                });
+            }
+            config => config.map(str::to_owned),
+        },
     };
     match fields.into_keys().next() {
         Some(unknown) => Err(invalid("field", &Value::from(unknown).to_string(), FIELDS)),
@@ -124,5 +173,14 @@ mod tests {
         ] {
             assert_eq!(parse(json).unwrap_err().0, n, "{json}");
         }
+    }
+
+    #[test]
+    fn a_text_is_refused_only_where_it_is_too_long_in_every_encoding() {
+        let key = |key: String| parse(&format!(r#"[{{"name": "a", "key": "{key}"}}]"#));
+        assert_eq!(key("\\u0001".repeat(1024)).unwrap()[0].key, "\u{1}".repeat(1024));
+        assert_eq!(key("x".repeat(6145)).unwrap_err().0, 1);
+        let config = format!(r#"[{{"name": "a", "config": "{}"}}]"#, "x".repeat(10_000));
+        assert_eq!(parse(&config).unwrap_err().0, 1);
     }
 }

@@ -4,7 +4,8 @@
 //! Running as the owner means that the caller needs no privilege on the tables, and that a trigger
 //! which the owner put there runs with the owner's rights only: with the caller's, or as a
 //! security definer function's owner, it could become superuser. SECURITY_RESTRICTED_OPERATION
-//! keeps it from changing roles back.
+//! keeps it from changing roles back. And the caller must not choose what runs as the owner: names in
+//! the owner's code mean the same whatever the caller's search_path is.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -74,6 +75,16 @@ impl Drop for Depth {
     }
 }
 
+/// The settings under which SQL runs as the owner. What the owner's code sets meanwhile is taken back
+/// with them, as after a function that a REINDEX calls.
+const SETTINGS: [(&CStr, &CStr); 2] = [
+    // A plan made while the table was small would scan all of it, and be kept as it grows.
+    (c"enable_seqscan", c"off"),
+    // That of PostgreSQL's own maintenance commands from 17 on. Temporary objects come last, since
+    // unnamed they would come first; functions and operators are never looked for among them.
+    (c"search_path", c"pg_catalog, pg_temp"),
+];
+
 /// An open connection to SPI, acting as a table's owner.
 pub struct Connection<'a> {
     pub catalog: &'a Catalog,
@@ -101,8 +112,7 @@ pub fn connected<T>(
                 | pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int
                 | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int,
         );
-        // A plan made while the table was small would scan all of it, and be kept as it grows.
-        let result = guc::locally(&[(c"enable_seqscan", c"off")], || {
+        let result = guc::locally(&SETTINGS, || {
             pg_sys::SPI_connect();
             let result = work(&Connection { catalog, table });
             pg_sys::SPI_finish();

@@ -11,6 +11,9 @@ use crate::config::{ConfigError, MAX_LOG, json_number, number, object, quoted, s
 /// It is more than a config may have, since windows are counted up to the end of what a timestamp is.
 const MAX_EPOCH: f64 = i64::MAX as f64 / 1e3;
 
+/// The longest state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
+pub const MAX_BYTES: usize = 1_000_000;
+
 /// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
 /// sliding window and `log` (epoch ms, oldest first) for a sliding log.
 ///

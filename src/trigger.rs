@@ -1,15 +1,18 @@
 //! `rl_trigger`: takes tokens for the rows that a statement writes. Reads the trigger's options, adds
-//! up a count for each key, and calls the limiter; how a row is read is for `call::trigger`.
+//! up a count for each key, and calls the limiter; how a row is read is for `call::trigger`. However
+//! many keys a statement has, a part of their counts is in memory only.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 
+use crate::call::sort::Sort;
 use crate::call::sql_function;
 use crate::call::trigger::{Column, Event, Timing, Trigger};
+use crate::config::shortened;
 use crate::error::{Error, Result};
 use crate::guc;
 use crate::limiter::{self, Request, valid_count, valid_key, valid_name};
-use crate::postgres::{Scratch, refuse_read_only, utf8};
+use crate::postgres::{Scratch, check_for_interrupts, refuse_read_only, utf8};
 
 sql_function!(
     /// `rl_trigger(name, 'key=column', 'count=column')`. PT429; 39P01 where it can't work, 42703,
@@ -22,19 +25,15 @@ sql_function!(
         let function = call.function();
         let mut scratch = Scratch::new();
         // In byte order of the keys, so that no two statements lock them in opposite orders.
-        for (key, count) in options.counts(&trigger)? {
+        options.counts(&trigger)?.each(|key, count| {
+            check_for_interrupts();
             scratch.run(|| {
-                let request = Request {
-                    name: options.name,
-                    key: &key,
-                    count,
-                    reserve: false,
-                    config: None,
-                };
+                let request =
+                    Request { name: options.name, key, count, reserve: false, config: None };
                 let answer = limiter::limit(function, &request)?;
                 if answer.ok { Ok(()) } else { Err(request.denied(&answer)) }
-            })?;
-        }
+            })
+        })?;
         Ok(trigger.proceed())
     }
 );
@@ -98,7 +97,7 @@ impl<'a> Options<'a> {
         for argument in arguments {
             let invalid = |problem: &str| Error::InvalidArgument {
                 argument: "option",
-                value: format!("\"{}\"{problem}", utf8(argument.to_bytes())),
+                value: format!("\"{}\"{problem}", shortened(&utf8(argument.to_bytes()))),
                 allowed: "'key=<column>' and 'count=<column>', each at most once".into(),
             };
             let (option, column) = split(argument).ok_or_else(|| invalid(""))?;
@@ -112,8 +111,8 @@ impl<'a> Options<'a> {
     }
 
     /// How many tokens the rows take, for each key.
-    fn counts(&self, trigger: &Trigger) -> Result<BTreeMap<Box<[u8]>, f64>> {
-        let mut counts = BTreeMap::<Box<[u8]>, f64>::new();
+    fn counts(&self, trigger: &Trigger) -> Result<Counts> {
+        let mut counts = Counts { near: BTreeMap::new(), near_bytes: 0, rest: Sort::new() };
         let settings = self.key.as_ref().map_or(&[][..], |key| key.column.text_settings());
         guc::locally(settings, || {
             trigger.each_row(|row| {
@@ -127,16 +126,56 @@ impl<'a> Options<'a> {
                     }
                     None => 1.0,
                 };
-                match counts.get_mut(key) {
-                    Some(total) => *total += count,
-                    None => {
-                        counts.insert(key.into(), count);
-                    }
-                }
+                counts.add(key, count);
                 Ok(())
             })
         })?;
         Ok(counts)
+    }
+}
+
+/// How many keys, and how many bytes of keys, have their counts in memory.
+const KEYS: usize = 10_000;
+const KEY_BYTES: usize = 1_000_000;
+
+/// A sum for each key, added up in the order of the rows.
+struct Counts {
+    near: BTreeMap<Box<[u8]>, f64>,
+    near_bytes: usize,
+    /// The rows of all other keys.
+    rest: Sort,
+}
+
+impl Counts {
+    fn add(&mut self, key: &[u8], count: f64) {
+        if let Some(total) = self.near.get_mut(key) {
+            *total += count;
+        } else if self.rest.is_empty() && self.near.len() < KEYS && self.near_bytes < KEY_BYTES {
+            self.near.insert(key.into(), count);
+            self.near_bytes += key.len();
+        } else {
+            self.rest.put(key, count);
+        }
+    }
+
+    /// Hands over the sum of each key, in byte order.
+    fn each(mut self, mut visit: impl FnMut(&[u8], f64) -> Result<()>) -> Result<()> {
+        let mut near = self.near.into_iter().peekable();
+        let mut row = self.rest.next().map(|(key, count)| (Vec::from(key), count));
+        while let Some((key, mut total)) = row {
+            row = loop {
+                match self.rest.next() {
+                    Some((same, count)) if same == key => total += count,
+                    other => break other.map(|(key, count)| (Vec::from(key), count)),
+                }
+            };
+            while let Some((first, count)) = near.next_if(|(first, _)| **first < *key) {
+                visit(&first, count)?;
+            }
+            visit(&key, total)?;
+        }
+        self.rest.end();
+        near.try_for_each(|(key, count)| visit(&key, count))
     }
 }
 
@@ -152,11 +191,10 @@ fn split(argument: &CStr) -> Option<(&'static str, &CStr)> {
 
 impl<'a> Named<'a> {
     fn find(trigger: &Trigger, option: &'static str, name: &'a CStr) -> Result<Named<'a>> {
-        let text = utf8(name.to_bytes());
-        let column = trigger.column(name).ok_or_else(|| Error::NoColumn {
-            column: text.clone().into(),
-            table: trigger.table(),
-        })?;
+        let text = shortened(&utf8(name.to_bytes()));
+        let column = trigger
+            .column(name)
+            .ok_or_else(|| Error::NoColumn { column: text.clone(), table: trigger.table() })?;
         let invalid = |problem: String, allowed: &str| Error::InvalidArgument {
             argument: option,
             value: format!("column \"{text}\"{problem}"),

@@ -14,6 +14,8 @@ mod crash;
 mod failures;
 #[path = "soak/life.rs"]
 mod life;
+#[path = "soak/memory.rs"]
+mod memory;
 #[path = "soak/own.rs"]
 mod own;
 #[path = "load/rules.rs"]

@@ -135,8 +135,8 @@ END
 $$;
 CREATE FUNCTION told_index(what text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$BEGIN RETURN public.told('index'); END$$;
 CREATE TYPE kind AS ENUM ('', 'one', 'two');
-CREATE FUNCTION text(kind) RETURNS text LANGUAGE plpgsql AS $$BEGIN PERFORM told('cast to text'); RETURN textin(enum_out($1)); END$$;
-CREATE FUNCTION kind(text) RETURNS kind LANGUAGE plpgsql AS $$BEGIN PERFORM told('cast to kind'); RETURN enum_in(textout($1), 'kind'::regtype); END$$;
+CREATE FUNCTION text(kind) RETURNS text LANGUAGE plpgsql AS $$BEGIN PERFORM public.told('cast to text'); RETURN textin(enum_out($1)); END$$;
+CREATE FUNCTION kind(text) RETURNS kind LANGUAGE plpgsql AS $$BEGIN PERFORM public.told('cast to kind'); RETURN enum_in(textout($1), 'public.kind'::regtype); END$$;
 CREATE CAST (kind AS text) WITH FUNCTION text(kind) AS IMPLICIT;
 CREATE CAST (text AS kind) WITH FUNCTION kind(text) AS ASSIGNMENT;
 CREATE DOMAIN word AS text COLLATE "C" CHECK (told('domain'));

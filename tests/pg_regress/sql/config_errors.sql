@@ -57,3 +57,8 @@ SELECT count(DISTINCT e) AS messages, count(*) AS ways FROM (
 SELECT rl_define('ce', '{"kind": "token bucket", "rate": -1, "period": 1}');
 \echo :SQLSTATE
 DROP FUNCTION refusal, tb, fw;
+-- None is longer than sensible ones are, as it is stored or as text.
+SELECT error_of($$SELECT rl_define('ce', jsonb_build_object('kind', repeat('x', 10000)))$$);
+SELECT error_of($$SELECT rl_check('ce', config => '{"kind": "token bucket", "rate": 1e10000, "period": 1}')$$);
+SELECT error_of($$SELECT rl_calculate(rl_sliding_log(1, '1 s'), jsonb_build_object('log', repeat('x', 1000000)), now())$$);
+SELECT error_of($$SELECT rl_fixed_window(1, '1 day', timezone => repeat('x', 10001))$$);

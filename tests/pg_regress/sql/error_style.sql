@@ -59,13 +59,15 @@ SELECT state, answer FROM pgrst_error('DO $do$ BEGIN EXECUTE ''SELECT rl_limit('
 -- Through a trigger on our own table, so through our own SPI.
 CREATE FUNCTION es_nested() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM rl_limit('es/nested', count => 2, throws => true, config => rl_token_bucket(1, '1 minute'));
+    PERFORM public.rl_limit('es/nested', count => 2, throws => true, config => public.rl_token_bucket(1, '1 minute'));
     RETURN NEW;
 END
 $$;
 CREATE TRIGGER es_nested BEFORE INSERT ON rateLimits FOR EACH ROW WHEN (NEW.name = 'es') EXECUTE FUNCTION es_nested();
+\set SHOW_CONTEXT never
 SELECT rl_limit('es', 'new');
 \echo :SQLSTATE
+\set SHOW_CONTEXT errors
 DROP TRIGGER es_nested ON rateLimits;
 DROP TABLE es;
 DROP FUNCTION es, es_again, es_nested;

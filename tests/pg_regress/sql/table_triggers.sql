@@ -170,7 +170,7 @@ DROP TRIGGER refuse ON rateLimits;
 CREATE FUNCTION nest() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF NEW.name = 'limit' THEN
-        PERFORM rl_limit('nested', config => rl_sliding_log(2, '1 minute'));
+        PERFORM public.rl_limit('nested', config => public.rl_sliding_log(2, '1 minute'));
         RAISE NOTICE 'nested';
     END IF;
     RETURN NEW;

@@ -117,8 +117,10 @@ BEGIN;
 SELECT ok FROM rl_limit('tx');
 PREPARE TRANSACTION 'regress_tx';
 SET statement_timeout = '20ms';
+\set SHOW_CONTEXT never
 SELECT rl_limit('tx');
 \echo :SQLSTATE
+\set SHOW_CONTEXT errors
 RESET statement_timeout;
 ROLLBACK PREPARED 'regress_tx';
 -- A savepoint in a cursor's loop, and a cursor that is held.

@@ -162,8 +162,30 @@ CREATE TRIGGER note AFTER INSERT OR UPDATE ON rateLimits FOR EACH ROW EXECUTE FU
 INSERT INTO ts (author) VALUES ('b'), ('ä'), ('B'), ('a'), ('Z'), ('aa'), ('10'), ('9'), ('-'), (' ');
 DROP TRIGGER note ON rateLimits;
 SELECT array_agg(key ORDER BY seen) AS taken_in_order FROM ts_order;
+-- More keys than are added up in memory, by number and by size: in the same order, each key once, and its
+-- counts in the order of the rows, which of fractions shows in the sum.
+SELECT rl_define('ts/many', rl_token_bucket(1e-300, '1 day', capacity => 1000));
+CREATE TABLE ts_many (n serial, who text, tokens float8);
+CREATE TRIGGER many AFTER INSERT ON ts_many REFERENCING NEW TABLE AS seen FOR EACH STATEMENT EXECUTE FUNCTION rl_trigger('ts/many', 'key=who', 'count=tokens');
+CREATE TRIGGER note AFTER INSERT OR UPDATE ON rateLimits FOR EACH ROW EXECUTE FUNCTION ts_note();
+SET work_mem = '64kB';
+CREATE FUNCTION ts_take(keys int, prefix text) RETURNS TABLE (keys_taken bigint, once boolean, in_order boolean, exact boolean) LANGUAGE plpgsql AS $$
+BEGIN
+    TRUNCATE ts_order, ts_many;
+    PERFORM rl_reset_all('ts/many');
+    INSERT INTO ts_many (who, tokens) SELECT prefix || md5((n % keys)::text), 0.1 * (n % 7) FROM generate_series(1, keys * 3) n;
+    RETURN QUERY SELECT count(*), count(DISTINCT o.key) = count(*), bool_and(o.ordered),
+        (SELECT bool_and(r.value = 1000 - t.sum) FROM rateLimits r JOIN (SELECT who, sum(tokens ORDER BY n) FROM ts_many GROUP BY who) t ON r.key = t.who WHERE r.name = 'ts/many')
+        FROM (SELECT key, coalesce(key COLLATE "C" > lag(key) OVER (ORDER BY seen), true) AS ordered FROM ts_order) o;
+END
+$$;
+SELECT * FROM ts_take(11000, '');
+SELECT * FROM ts_take(1100, repeat('k', 980));
+RESET work_mem;
+DROP TRIGGER note ON rateLimits;
+SELECT rl_reset_all('ts/many');
 
 SET client_min_messages = warning;
-DROP TABLE ts, ts_options, ts_events, ts_parts, ts_child, ts_set, ts_bulk, ts_order CASCADE;
-DROP FUNCTION taken, ts_read, rename, ts_note;
+DROP TABLE ts, ts_options, ts_events, ts_parts, ts_child, ts_set, ts_bulk, ts_order, ts_many CASCADE;
+DROP FUNCTION taken, ts_read, rename, ts_note, ts_take;
 RESET client_min_messages;
