@@ -8,6 +8,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 
 use crate::error::{Error, Result};
+use crate::postgres::with_snapshot;
 use crate::spi::TableLock;
 use crate::store::heap;
 
@@ -121,7 +122,7 @@ pub fn is_current() -> bool {
     SEEN.get() == CHANGES.get()
 }
 
-/// Runs `work` with the extension's objects, as a command of its own, and again where the table
+/// Runs `work` with the extension's objects, as a command of its own with a snapshot, and again where the table
 /// changed before it began to write. `lock` is what the work needs on rateLimits, which nothing here
 /// locks less.
 ///
@@ -135,13 +136,15 @@ pub fn with<T>(
     // SAFETY: in a transaction, and not in parallel. What the caller's command has written so far is
     // seen, as by any function that runs SQL.
     unsafe { pg_sys::CommandCounterIncrement() };
-    for _ in 0..MOVES {
-        match work(&*current(function, lock)?) {
-            Err(Error::Moved) => {}
-            outcome => return outcome,
+    with_snapshot(|| {
+        for _ in 0..MOVES {
+            match work(&*current(function, lock)?) {
+                Err(Error::Moved) => {}
+                outcome => return outcome,
+            }
         }
-    }
-    Err(Error::Moved)
+        Err(Error::Moved)
+    })
 }
 
 /// Makes every backend look up its definitions anew once this transaction commits, and this one at

@@ -16,6 +16,7 @@ pub mod unguarded {
     use pgrx::pg_sys::{SubTransactionId, TimestampTz, TransactionId};
 
     unsafe extern "C-unwind" {
+        pub fn ActiveSnapshotSet() -> bool;
         pub fn GetCurrentSubTransactionId() -> SubTransactionId;
         pub fn GetCurrentTimestamp() -> TimestampTz;
         pub fn GetTopTransactionIdIfAny() -> TransactionId;
@@ -276,6 +277,23 @@ pub fn check_for_interrupts() {
     if !memory::hold() {
         let detail = memory::NO_RESERVE.to_str().unwrap_or_default();
         ereport!(ERROR, PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY, "out of memory", detail);
+    }
+}
+
+/// Runs `work` with a snapshot active, as an SQL statement has one. Where none is, as in the check of a
+/// domain that PL/pgSQL assigns to after a COMMIT, nothing would keep a version that was found from being
+/// pruned, and TOAST can't be read. An error on the way leaves popping it to the abort of the
+/// (sub)transaction.
+pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: pushed and popped in pairs.
+    unsafe {
+        if unguarded::ActiveSnapshotSet() {
+            return work();
+        }
+        pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+        let result = work();
+        pg_sys::PopActiveSnapshot();
+        result
     }
 }
 

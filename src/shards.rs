@@ -97,6 +97,9 @@ pub fn lock_all(store: &dyn Store, name: &[u8], key: &[u8]) -> Result<Vec<Number
 }
 
 /// Makes the rows of a key those that the limit wants, without changing what they hold together.
+///
+/// # Errors
+/// [`Error::NotWritten`]: something undoes it.
 pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
     let shards = target.limit.shards();
     let spread = State { value: 0.0, ts: SPREAD, prior: None, log: None };
@@ -118,18 +121,22 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
             store.delete(target.row(number), found.at)?;
         }
     }
-    let Some(root) = root else { return Ok(()) };
+    let Some(root) = root else { return Err(store.not_written()) };
     let states = holding.parts.rearranged(shards, now);
     if shards == 1 {
-        return store.update(target.row(0), root.at, &states[0]);
+        store.update(target.row(0), root.at, &states[0])?;
+    } else {
+        if !is_spread(Some(&root.row)) {
+            store.update(target.row(0), root.at, &spread)?;
+        }
+        for (n, state) in states.iter().enumerate() {
+            check_for_interrupts();
+            store.insert(target.row(number(shards, n)), state)?;
+        }
     }
-    if !is_spread(Some(&root.row)) {
-        store.update(target.row(0), root.at, &spread)?;
-    }
-    for (n, state) in states.iter().enumerate() {
-        store.insert(target.row(number(shards, n)), state)?;
-    }
-    Ok(())
+    // Nobody else can have changed them again: it would be a trigger of the owner's.
+    let rows = store.read_all(target.name, target.key)?;
+    if self::holding(target, rows, now)?.in_place { Ok(()) } else { Err(store.not_written()) }
 }
 
 /// One call on a limit with shards. What changes nothing is answered from a plain read of all rows.

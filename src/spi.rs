@@ -16,7 +16,7 @@ use pgrx::pg_sys;
 use crate::catalog::{Catalog, Table};
 use crate::error::{Error, Result};
 use crate::guc;
-use crate::postgres::{Jsonb, jsonb};
+use crate::postgres::{Jsonb, jsonb, with_snapshot};
 
 /// A statement on the extension's tables; `@schema@` stands for their schema. Constants only:
 /// names and keys are parameters, never part of the text.
@@ -114,7 +114,7 @@ pub fn connected<T>(
         );
         let result = guc::locally(&SETTINGS, || {
             pg_sys::SPI_connect();
-            let result = work(&Connection { catalog, table });
+            let result = with_snapshot(|| work(&Connection { catalog, table }));
             pg_sys::SPI_finish();
             result
         });

@@ -19,7 +19,7 @@
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`opened`], after the table, as REINDEX does |
 //! | processes invalidations with a lock that is new, and plans anew | [`opened`]: `LockRelationOid` processes them, and what was known of the table is then looked up again ([`Error::Moved`]) |
 //! | sees what earlier commands of the transaction wrote, and what this one did before (SPI begins a command of its own) | `catalog::with` begins a new command |
-//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | [`opened`] pushes one where there is none |
+//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | `catalog::with` pushes one where there is none |
 //! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual::index_of` |
 //!
 //! To find a row:
@@ -76,6 +76,7 @@ use xxhash_rust::xxh64::xxh64;
 
 use crate::catalog::{self, Catalog};
 use crate::error::{Error, Result};
+use crate::postgres::check_for_interrupts;
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store, TableLock};
 
 mod own;
@@ -90,6 +91,7 @@ use usual::COLUMNS;
 pub use usual::{index_of, usual_key};
 
 /// The open table and its index.
+#[derive(Clone, Copy)]
 pub struct Heap {
     table: pg_sys::Relation,
     index: pg_sys::Relation,
@@ -113,8 +115,7 @@ pub fn opened<T>(
 ) -> Result<T> {
     let oid = catalog.rate_limits.oid;
     let (lock, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
-    // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner, and the
-    // snapshot to the abort of the (sub)transaction.
+    // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
     unsafe {
         let opened = guarded(|| {
             // First, since what is announced by then may have moved the table.
@@ -128,21 +129,12 @@ pub fn opened<T>(
             let fetched = raw::table_slot_create(table, std::ptr::null_mut());
             let kind = &raw const pg_sys::TTSOpsHeapTuple;
             let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
-            let bare = !raw::ActiveSnapshotSet();
-            if bare {
-                raw::PushActiveSnapshot(raw::GetLatestSnapshot());
-            }
-            Some((table, index, fetched, written, bare))
+            Some(Heap { table, index, fetched, written })
         });
-        let Some((table, index, fetched, written, bare)) = opened else {
-            return Err(Error::Moved);
-        };
-        let heap = Heap { table, index, fetched, written };
+        let Some(heap) = opened else { return Err(Error::Moved) };
         let result = work(&heap);
+        let Heap { table, index, fetched, written } = heap;
         guarded(|| {
-            if bare {
-                raw::PopActiveSnapshot();
-            }
             raw::ExecDropSingleTupleTableSlot(written);
             raw::ExecDropSingleTupleTableSlot(fetched);
             raw::index_close(index, none);
@@ -630,6 +622,12 @@ impl Heap {
     }
 }
 
+/// One of several rows, each of which can be large.
+fn found(row: Plain) -> Result<Numbered> {
+    check_for_interrupts();
+    row.found()
+}
+
 impl Store for Heap {
     fn read(&self, id: RowId) -> Result<Option<Found>> {
         self.find(id).map(|row| Ok(row.found()?.1)).transpose()
@@ -654,7 +652,7 @@ impl Store for Heap {
 
     fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>> {
         let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
-        rows.map(Plain::found).collect()
+        rows.map(found).collect()
     }
 
     fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -662,7 +660,7 @@ impl Store for Heap {
         let arguments = [name_text.datum(), key_text.datum()];
         // SAFETY: a row of the table is fetched.
         let rows = unsafe { self.rows(arguments, false, usize::MAX, || self.fetched_row()) };
-        rows.into_iter().map(Plain::found).collect()
+        rows.into_iter().map(found).collect()
     }
 
     fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
@@ -738,8 +736,9 @@ impl Store for Heap {
             }
             found
         };
-        let keyed =
-            |([name, key], row): ([Vec<u8>; 2], Plain)| Ok(Keyed { name, key, row: row.found()? });
+        let keyed = |([name, key], row): ([Vec<u8>; 2], Plain)| {
+            Ok(Keyed { name, key, row: self::found(row)? })
+        };
         found.into_iter().map(keyed).collect()
     }
 

@@ -11,7 +11,8 @@ use pgrx::pg_sys::BuiltinOid::{
 use crate::algorithm::Micros;
 use crate::error::{Error, Result};
 use crate::postgres::{
-    float_datum, from_timestamptz, text_datum, to_nearest_timestamptz, varlena_bytes,
+    check_for_interrupts, float_datum, from_timestamptz, text_datum, to_nearest_timestamptz,
+    varlena_bytes,
 };
 use crate::spi::{Connection, Statement, TableLock};
 use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
@@ -235,6 +236,7 @@ impl Connection<'_> {
 
     /// A row of the last result, whose columns are those of [`STATE`] from number `first` on.
     fn selected(&self, row: u64, first: c_int) -> Result<Numbered> {
+        check_for_interrupts();
         let field = |column| self.field(row, first + column);
         let not_null = |column, name| field(column).ok_or(Error::NullState { column: name });
         let (shard, value, ts) = (not_null(0, "shard")?, not_null(1, "value")?, not_null(2, "ts")?);

@@ -16,9 +16,6 @@ unsafe extern "C-unwind" {
     pub fn LockRelationOid(relation: Oid, lockmode: LOCKMODE);
     pub fn GetLatestSnapshot() -> Snapshot;
     pub fn GetActiveSnapshot() -> Snapshot;
-    pub fn ActiveSnapshotSet() -> bool;
-    pub fn PushActiveSnapshot(snapshot: Snapshot);
-    pub fn PopActiveSnapshot();
     #[cfg(not(feature = "pg18"))]
     fn index_beginscan(
         heap: Relation,

@@ -24,31 +24,31 @@ WHEN OTHERS THEN
     RETURN sqlstate;
 END
 $$;
-CREATE FUNCTION delete_it() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION delete_it() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
     DELETE FROM rateLimits r WHERE r.name = OLD.name AND r.key = OLD.key AND r.shard = OLD.shard;
     RETURN NEW;
 END
 $$;
-CREATE FUNCTION delete_new() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION delete_new() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
     DELETE FROM rateLimits r WHERE r.name = NEW.name AND r.key = NEW.key AND r.shard = NEW.shard;
     RETURN NEW;
 END
 $$;
-CREATE FUNCTION change_it() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION change_it() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
     UPDATE rateLimits r SET value = r.value - 1 WHERE r.name = OLD.name AND r.key = OLD.key AND r.shard = OLD.shard AND pg_trigger_depth() < 2;
     RETURN CASE tg_op WHEN 'DELETE' THEN OLD ELSE NEW END;
 END
 $$;
-CREATE FUNCTION rename_it() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION rename_it() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
     NEW.key := NEW.key || 'x';
     RETURN NEW;
 END
 $$;
-CREATE FUNCTION put_back() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION put_back() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
     INSERT INTO rateLimits SELECT OLD.*;
     RETURN NULL;

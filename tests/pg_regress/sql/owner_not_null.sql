@@ -6,7 +6,7 @@ SELECT rl_define('set/bucket', rl_token_bucket(10, '1 minute')), rl_define('set/
 CREATE FUNCTION sqlstate_of(statement text) RETURNS text LANGUAGE sql AS $$
     SELECT CASE WHEN error ~ 'secret' THEN 'with the key' WHEN error = 'no error' THEN 'none' ELSE left(error, 5) END FROM error_of(statement) error
 $$;
-CREATE FUNCTION calls(OUT name text, OUT take text, OUT again text, OUT look text, OUT credit text, OUT several text, OUT reset text) RETURNS SETOF record LANGUAGE plpgsql AS $$
+CREATE FUNCTION calls_of_each(OUT name text, OUT take text, OUT again text, OUT look text, OUT credit text, OUT several text, OUT reset text) RETURNS SETOF record LANGUAGE plpgsql AS $$
 BEGIN
     FOREACH name IN ARRAY ARRAY['set/bucket', 'set/wide', 'set/sliding', 'set/log'] LOOP
         take := sqlstate_of(format('SELECT rl_limit(%L, ''secret'')', name));
@@ -22,7 +22,7 @@ $$;
 BEGIN;
 DELETE FROM rateLimits;
 ALTER TABLE rateLimits ALTER log SET NOT NULL;
-SELECT * FROM calls();
+SELECT * FROM calls_of_each();
 SELECT name, count(*), bool_or(num_nulls(log) > 0) AS nulls FROM rateLimits GROUP BY name ORDER BY name;
 SET LOCAL jit = on; SET LOCAL jit_above_cost = 0;
 SELECT name, key, value, log FROM rateLimits WHERE value > -1 ORDER BY name, key;
@@ -30,13 +30,13 @@ ROLLBACK;
 BEGIN;
 DELETE FROM rateLimits;
 ALTER TABLE rateLimits ALTER prior SET NOT NULL;
-SELECT * FROM calls();
+SELECT * FROM calls_of_each();
 SELECT name, count(*), bool_or(num_nulls(prior) > 0) AS nulls FROM rateLimits GROUP BY name ORDER BY name;
 ROLLBACK;
 BEGIN;
 DELETE FROM rateLimits;
 ALTER TABLE rateLimits ALTER log SET NOT NULL, ALTER prior SET NOT NULL;
-SELECT * FROM calls();
+SELECT * FROM calls_of_each();
 SELECT count(*) FROM rateLimits;
 -- A row that has them is not written over with NULLs.
 INSERT INTO rateLimits (name, key, value, ts, prior, log) VALUES ('set/bucket', 'secret', 5, '2027-01-01 12:00:00+00', 0, '{}');
@@ -47,5 +47,5 @@ SELECT rl_reset_all('set/bucket');
 ALTER TABLE rateLimits ALTER log DROP NOT NULL, ALTER prior DROP NOT NULL;
 SELECT ok, remaining FROM rl_limit('set/bucket', 'secret');
 ROLLBACK;
-DROP FUNCTION calls; DROP FUNCTION sqlstate_of;
+DROP FUNCTION calls_of_each; DROP FUNCTION sqlstate_of;
 SELECT rl_undefine('set/bucket'), rl_undefine('set/wide'), rl_undefine('set/sliding'), rl_undefine('set/log');
