@@ -19,7 +19,7 @@
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`opened`], after the table, as REINDEX does |
 //! | processes invalidations with a lock that is new, and plans anew | [`opened`]: `LockRelationOid` processes them, and what was known of the table is then looked up again ([`Error::Moved`]) |
 //! | sees what earlier commands of the transaction wrote, and what this one did before (SPI begins a command of its own) | `catalog::with` begins a new command |
-//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | `catalog::with` pushes one where there is none |
+//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `usual::index_of` refuses where that would not be enough (`old_snapshot_threshold`) |
 //! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual::index_of` |
 //!
 //! To find a row:
@@ -189,20 +189,26 @@ fn scan_keys<const N: usize>(
     keys
 }
 
+/// Runs calls with a snapshot of the latest state, which is active meanwhile: PostgreSQL wants to know
+/// of each that is in use.
+///
+/// # Safety
+/// As [`guarded`], inside it.
+unsafe fn under_latest<T: Copy>(calls: impl FnOnce(pg_sys::Snapshot) -> T) -> T {
+    // SAFETY: pushed and popped in pairs; an error leaves popping it to the abort of the
+    // (sub)transaction.
+    unsafe {
+        raw::PushActiveSnapshot(raw::GetLatestSnapshot());
+        let result = calls(raw::GetActiveSnapshot());
+        raw::PopActiveSnapshot();
+        result
+    }
+}
+
 /// Whether the scan of a snapshot would leave predicate locks.
 fn is_serializable() -> bool {
     // SAFETY: reads the state of the transaction.
     unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
-}
-
-/// Whether an active snapshot keeps what it sees from being pruned: until it is too old, where
-/// `old_snapshot_threshold` says so (15 and 16).
-fn snapshots_last() -> bool {
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    // SAFETY: reads a setting.
-    return unsafe { pg_sys::old_snapshot_threshold < 0 };
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    true
 }
 
 /// By which a row is remembered.
@@ -228,15 +234,15 @@ impl Heap {
         keys: &mut [pg_sys::ScanKeyData],
         mut visit: impl FnMut(pg_sys::ItemPointerData) -> bool,
     ) {
-        // SAFETY: the snapshot is good until the next is taken; the active one keeps what it sees
-        // from being pruned.
+        // SAFETY: as the caller says; the snapshot lasts as long as the scan.
         unsafe {
-            let latest = raw::GetLatestSnapshot();
-            if !is_serializable() {
-                return self.scan(latest, keys, visit);
-            }
-            let every = &raw mut pg_sys::SnapshotAnyData;
-            self.scan(every, keys, |root| !self.is_seen_by(latest) || visit(root));
+            under_latest(|latest| {
+                if !is_serializable() {
+                    return self.scan(latest, keys, visit);
+                }
+                let every = &raw mut pg_sys::SnapshotAnyData;
+                self.scan(every, keys, |root| !self.is_seen_by(latest) || visit(root));
+            });
         }
     }
 
@@ -388,21 +394,21 @@ impl Heap {
             if block(&root) >= raw::RelationGetNumberOfBlocksInFork(self.table, main) {
                 return None;
             }
-            let latest = raw::GetLatestSnapshot();
-            let serializable = is_serializable(); // see `scan_latest`
-            let snapshot = if serializable { &raw mut pg_sys::SnapshotAnyData } else { latest };
-            let (mut tid, mut again, mut row) = (root, false, None);
             let fetch = raw::table_index_fetch_begin(self.table);
-            while raw::table_index_fetch_tuple(fetch, &mut tid, snapshot, self.fetched, &mut again)
-            {
-                if !serializable || self.is_seen_by(latest) {
-                    row = self.fetched_if(id);
-                    break;
+            let row = under_latest(|latest| {
+                let serializable = is_serializable(); // see `scan_latest`
+                let snapshot = if serializable { &raw mut pg_sys::SnapshotAnyData } else { latest };
+                let (mut tid, mut again, slot) = (root, false, self.fetched);
+                while raw::table_index_fetch_tuple(fetch, &mut tid, snapshot, slot, &mut again) {
+                    if !serializable || self.is_seen_by(latest) {
+                        return self.fetched_if(id);
+                    }
+                    if !again {
+                        break;
+                    }
                 }
-                if !again {
-                    break;
-                }
-            }
+                None
+            });
             raw::clear(self.fetched);
             raw::table_index_fetch_end(fetch);
             row
@@ -644,7 +650,7 @@ impl Store for Heap {
     fn replace(&self, id: RowId, seen: &Found, row: &Row, wait: bool) -> Result<bool> {
         // A row that somebody has is locked by the caller, if that is to be waited for: after the
         // wait it mostly has another version.
-        if !seen.at.free || !snapshots_last() || !(wait || self.lock_seen(seen)) {
+        if !seen.at.free || !(wait || self.lock_seen(seen)) {
             return Ok(false);
         }
         self.put(id, seen.at, row)
@@ -714,7 +720,7 @@ impl Store for Heap {
     }
 
     fn remove(&self, seen: &Found) -> Result<bool> {
-        Ok(snapshots_last() && self.lock_seen(seen) && self.take_out(seen.at)?)
+        Ok(self.lock_seen(seen) && self.take_out(seen.at)?)
     }
 
     fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>> {

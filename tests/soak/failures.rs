@@ -213,3 +213,27 @@ fn a_session_that_is_thrown_out_gives_back_what_it_holds() {
     }
     whole(&mut client);
 }
+
+/// Where a snapshot does not last, nothing may be taken to stay where it was found.
+#[test]
+#[ignore = "needs a server: make test"]
+fn old_snapshot_threshold_keeps_calls_from_the_table() {
+    let (server, mut client) = server();
+    let version: i32 =
+        client.query_one("SELECT current_setting('server_version_num')::int", &[]).unwrap().get(0);
+    if version >= 170_000 {
+        println!("skipped: there is no old_snapshot_threshold in PostgreSQL 17 and later");
+        return;
+    }
+    client.batch_execute("ALTER SYSTEM SET old_snapshot_threshold = 0").unwrap();
+    server.restart();
+    let mut client = server.client();
+    assert_eq!(take(&mut client, "k").unwrap(), 99.0);
+    client.batch_execute("SET ratelimit.access = heap").unwrap();
+    let error = take(&mut client, "k").unwrap_err();
+    let detail = error.as_db_error().and_then(DbError::detail);
+    assert!(detail.is_some_and(|detail| detail.contains("old_snapshot_threshold")), "{error:?}");
+    client.batch_execute("SET ratelimit.access = sql").unwrap();
+    assert_eq!(take(&mut client, "k").unwrap(), 98.0);
+    assert_eq!(remaining(&mut client, "k"), 98.0);
+}

@@ -16,6 +16,8 @@ unsafe extern "C-unwind" {
     pub fn LockRelationOid(relation: Oid, lockmode: LOCKMODE);
     pub fn GetLatestSnapshot() -> Snapshot;
     pub fn GetActiveSnapshot() -> Snapshot;
+    pub fn PushActiveSnapshot(snapshot: Snapshot);
+    pub fn PopActiveSnapshot();
     #[cfg(not(feature = "pg18"))]
     fn index_beginscan(
         heap: Relation,

@@ -72,6 +72,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (!indexes.is_null() && (*indexes).length == 1, "has a further index"),
             (is_published_whole(table), "has a publication whose filter or columns forbid updates"),
             (!is_distributed(table), "is distributed by citus"),
+            (snapshots_last(), "can lose what a snapshot sees, by old_snapshot_threshold"),
         ];
         if let Some(&(_, why)) = allowed.iter().find(|(as_usual, _)| !as_usual) {
             return Err(why);
@@ -232,6 +233,16 @@ unsafe fn is_distributed(table: pg_sys::Relation) -> bool {
         pg_sys::table_close(list, lock);
         listed
     }
+}
+
+/// Whether an active snapshot keeps what it sees from being pruned: until it is too old, where
+/// `old_snapshot_threshold` says so (15 and 16), which takes a restart to change.
+fn snapshots_last() -> bool {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    // SAFETY: reads a setting.
+    return unsafe { pg_sys::old_snapshot_threshold < 0 };
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    true
 }
 
 /// The primary key's index, if it is the usual one.
