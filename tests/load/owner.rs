@@ -1,7 +1,7 @@
 //! Takes beside everything else that the tables' owner may do to a table: rows changed, renamed and
 //! deleted by hand, the table emptied, rebuilt and altered, indexes made and dropped, cursors that fail
 //! in savepoints. Afterwards table and index are whole, no key has two rows, and where nobody else
-//! wrote, the rows say what was taken. RATELIMIT_OWNER_SECONDS says how long it takes, instead of 8.
+//! wrote, the rows say what was taken. RATELIMIT_OWNER_SECONDS says how long it takes, instead of 60.
 
 use std::io::Write;
 use std::thread;
@@ -271,7 +271,7 @@ fn check(client: &mut Client) -> Result<(), String> {
 #[test]
 #[ignore = "needs a server: make test"]
 fn table_and_takes_are_whole_whatever_the_owner_does() {
-    let seconds = std::env::var("RATELIMIT_OWNER_SECONDS").map_or(8, |s| s.parse().unwrap());
+    let seconds = std::env::var("RATELIMIT_OWNER_SECONDS").map_or(60, |s| s.parse().unwrap());
     let database = Database::new("load_owner");
     let mut client = quick_to_see_deadlocks(&database);
     client
