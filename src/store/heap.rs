@@ -15,6 +15,7 @@
 //! |---|---|
 //! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `postgres::refuse_read_only`, first of all in each SQL function |
 //! | checks the privileges of the user, and row security | not needed: calls need none on the tables; a table with row security is not the usual one |
+//! | refuses to read an unlogged table on a standby (get_relation_info) | `usual::index_of` |
 //! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`opened`], at each call: a lock is never taken to be there still, since one can go with a cursor that fails in a savepoint (AtSubAbort_Portals) |
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`opened`], after the table, as REINDEX does |
 //! | processes invalidations with a lock that is new, and plans anew | [`opened`]: `LockRelationOid` processes them, and what was known of the table is then looked up again ([`Error::Moved`]) |

@@ -124,6 +124,10 @@ fn a_statement_of_many_keys_is_added_up_in_little_memory() {
     let sums = "SELECT count(*), min(value), max(value) FROM rateLimits WHERE name = 'bucket' AND key LIKE 'k%'";
     let row = witness.query_one(sums, &[]).unwrap();
     assert_eq!((row.get(0), row.get(1), row.get(2)), (350_000i64, 98.0, 98.0));
+    // And forgotten again, a page of keys at a time.
+    assert_eq!(outcome(&mut witness, &mut backend, "SELECT rl_reset_all('bucket')"), None);
+    let left = "SELECT count(*) FROM rateLimits WHERE name = 'bucket' AND key LIKE 'k%'";
+    assert_eq!(witness.query_one(left, &[]).unwrap().get::<_, i64>(0), 0);
 }
 
 /// What the caller's own query has left of the memory is less and less.

@@ -106,6 +106,16 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     primary.batch_execute("SELECT rl_define('later', rl_token_bucket(9, '1 day'))").unwrap();
     catch_up(&mut primary, &mut replica);
     assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, f64>(0), 9.0);
+    // Of a table that is not logged a standby has nothing, and says so.
+    primary.batch_execute("ALTER TABLE rateLimits SET UNLOGGED").unwrap();
+    catch_up(&mut primary, &mut replica);
+    for call in ["rl_check('later')", "rl_check_all('[{\"name\": \"later\"}]')", "rl_status()"] {
+        let error = replica.batch_execute(&format!("SELECT {call}")).unwrap_err();
+        assert_eq!(error.code(), Some(&SqlState::FEATURE_NOT_SUPPORTED), "{call}: {error:?}");
+    }
+    primary.batch_execute("ALTER TABLE rateLimits SET LOGGED").unwrap();
+    catch_up(&mut primary, &mut replica);
+    assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, f64>(0), 9.0);
 
     // The primary dies; the replica's own session, and all others, go on with what it had.
     let before = answers(&mut primary);

@@ -59,6 +59,11 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
                     || class.relpersistence == pg_sys::RELPERSISTENCE_UNLOGGED as c_char,
                 "is temporary",
             ),
+            (
+                class.relpersistence == pg_sys::RELPERSISTENCE_PERMANENT as c_char
+                    || !pg_sys::RecoveryInProgress(),
+                "is unlogged, and so empty on a standby",
+            ),
             // Foreign keys and constraints that can be deferred are triggers, too.
             (!class.relhastriggers, "has a trigger, or has had one"),
             (!class.relhasrules, "has a rule, or has had one"),
