@@ -122,9 +122,9 @@ pub fn is_current() -> bool {
     SEEN.get() == CHANGES.get()
 }
 
-/// Runs `work` with the extension's objects, as a command of its own with a snapshot, and again where the table
-/// changed before it began to write. `lock` is what the work needs on rateLimits, which nothing here
-/// locks less.
+/// Runs `work` with the extension's objects, as a command of its own with a snapshot, and again where
+/// the table changed before it began to write. `lock` is what the work needs on rateLimits: nothing here
+/// takes a weaker one.
 ///
 /// # Errors
 /// As [`current`], and those of the work.
