@@ -1,32 +1,13 @@
 //! `ratelimit`: rate limits inside PostgreSQL, taken in the caller's transaction.
 //!
-//! Dependencies run one way: api, trigger -> limiter -> definitions, store -> config -> algorithm.
-//! The algorithm and the config know nothing of Postgres and run under plain `cargo test`.
+//! Four floors, each of which knows those below it only: [`functions`], what SQL can call; [`limiter`],
+//! what is done with limits; [`store`], the rows; [`pg`], what is needed of Postgres. What a limit is,
+//! and what it answers, is the crate `ratelimit_core`, which knows nothing of Postgres.
 
-pub mod algorithm;
-pub mod config;
-pub mod state;
-
-mod api;
-mod call;
-mod catalog;
-mod definitions;
-mod error;
-mod guc;
-mod headers;
-mod limit_all;
+mod functions;
 mod limiter;
-mod memory;
-mod postgres;
-mod prune;
-mod requests;
-mod scan;
-mod shards;
-mod spi;
-mod status;
+mod pg;
 mod store;
-mod subtransaction;
-mod trigger;
 
 pgrx::pg_module_magic!(name, version);
 
@@ -37,8 +18,8 @@ pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
 /// Called by Postgres when it loads the library.
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
-    memory::init(call::end_session);
-    guc::init();
-    catalog::init();
-    subtransaction::init(&[store::heap::forget, shards::forget]);
+    pg::memory::init(pg::call::end_session);
+    pg::settings::init();
+    pg::invalidation::init();
+    pg::subtransaction::init(&[store::heap::forget, limiter::shards::forget]);
 }

@@ -1,16 +1,16 @@
 //! The rows of `rateLimits`: the small interface through which the limiter reaches them.
 
 use pgrx::pg_sys;
+use ratelimit_core::{Micros, State};
 
-use crate::algorithm::{Micros, State};
-use crate::catalog::{self, Catalog};
-use crate::error::{Error, Result};
-use crate::guc::{self, Access};
-use crate::spi;
-pub use crate::spi::TableLock;
+use crate::pg::catalog::{self, Catalog, TableLock};
+use crate::pg::error::{Error, Result};
+use crate::pg::settings::{self, Access};
+use crate::pg::spi;
 
+mod codec;
 pub mod heap;
-pub mod sql;
+mod sql;
 
 /// Reaches the rows as `ratelimit.access` says, and as the table allows. `lock` is what the whole
 /// work needs: who first reads and then writes would ask for more while it holds less, and REINDEX,
@@ -24,7 +24,7 @@ pub fn opened<T>(
     lock: TableLock,
     work: impl FnOnce(&dyn Store) -> Result<T>,
 ) -> Result<T> {
-    if let (Access::Auto | Access::Heap, Ok(index)) = (guc::access(), catalog.index) {
+    if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
         return heap::opened(catalog, index, lock, |heap| work(heap));
     }
     // SAFETY: locks first, since what is announced by then may have moved the table.
@@ -32,7 +32,7 @@ pub fn opened<T>(
     if !catalog::is_current() {
         return Err(Error::Moved);
     }
-    match (guc::access(), catalog.index) {
+    match (settings::access(), catalog.index) {
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
         _ => spi::connected(catalog, catalog.rate_limits, lock, |sql| work(sql)),
     }
@@ -49,6 +49,15 @@ pub struct RowId<'a> {
 /// A row as stored. A value of infinity marks a row that was reset: it stands for no state at all
 /// and is kept for its index entry, so that a limit that is reset all day doesn't churn the index.
 pub type Row = State;
+
+/// Whether a row counts as none; see [`Row`].
+pub fn is_reset(row: &Row) -> bool {
+    row.value == f64::INFINITY
+}
+
+/// How often a row may vanish under our hands before the call gives up: each time is a row that
+/// another session deleted or inserted between two of our statements.
+pub const TRIES: u32 = 1000;
 
 /// Where a limit is spread over several rows, row 0 holds no tokens and has this for its time
 /// (-infinity). Everybody locks it who changes into how many rows.

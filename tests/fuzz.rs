@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use postgres::Client;
-use ratelimit::algorithm::{Micros, Parts, State, decide};
-use ratelimit::config;
+use ratelimit_core::config;
+use ratelimit_core::{Micros, Parts, State, decide};
 use server::Database;
 
 fn seed() -> u64 {

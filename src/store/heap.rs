@@ -1,6 +1,6 @@
 //! The store that reaches the rows through the table itself, without the executor: a row is found
 //! where it was last time, or by the primary key's index, under the latest state, and updated in one
-//! step. For the ordinary table only; see `usual`.
+//! step. For the ordinary table only; see `usual_table`.
 //!
 //! # What the executor does, and where that is here
 //!
@@ -13,15 +13,15 @@
 //!
 //! | the executor | here |
 //! |---|---|
-//! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `postgres::refuse_read_only`, first of all in each SQL function |
+//! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `transaction::refuse_read_only`, first of all in each SQL function |
 //! | checks the privileges of the user, and row security | not needed: calls need none on the tables; a table with row security is not the usual one |
-//! | refuses to read an unlogged table on a standby (get_relation_info) | `usual::index_of` |
+//! | refuses to read an unlogged table on a standby (get_relation_info) | `usual_table::index_of` |
 //! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`opened`], at each call: a lock is never taken to be there still, since one can go with a cursor that fails in a savepoint (AtSubAbort_Portals) |
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`opened`], after the table, as REINDEX does |
 //! | processes invalidations with a lock that is new, and plans anew | [`opened`]: `LockRelationOid` processes them, and what was known of the table is then looked up again ([`Error::Moved`]) |
 //! | sees what earlier commands of the transaction wrote, and what this one did before (SPI begins a command of its own) | `catalog::with` begins a new command |
-//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `usual::index_of` refuses where that would not be enough (`old_snapshot_threshold`) |
-//! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual::index_of` |
+//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `usual_table::index_of` refuses where that would not be enough (`old_snapshot_threshold`) |
+//! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual_table::index_of` |
 //!
 //! To find a row:
 //!
@@ -46,9 +46,9 @@
 //!
 //! | the executor | here |
 //! |---|---|
-//! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`usual::index_of`) |
+//! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`usual_table::index_of`) |
 //! | computes generated columns (ExecComputeStoredGenerated) | not needed: none |
-//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: the columns that are NOT NULL are those that a call always fills, and there is nothing else to check (`usual`) |
+//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: the columns that are NOT NULL are those that a call always fills, and there is nothing else to check (`usual_table`) |
 //! | table_tuple_update with `wait` | [`Heap::put`] |
 //! | TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual) | `false`; the limiter locks the row and decides again |
 //! | TM_SelfModified: 27000 where a trigger did it | can't be: the version was read in this command, and nothing that writes runs since |
@@ -75,21 +75,20 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use xxhash_rust::xxh64::xxh64;
 
-use crate::catalog::{self, Catalog};
-use crate::error::{Error, Result};
-use crate::postgres::check_for_interrupts;
-use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store, TableLock};
+use crate::pg::catalog::{self, Catalog, TableLock};
+use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::usual_table::COLUMNS;
+use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store};
+
+use row::{Plain, Text, columns, is_row, texts_of};
 
 mod own;
 mod raw;
 mod roots;
 mod row;
-mod usual;
 
 pub use own::forget;
-use row::{Plain, Text, columns, is_row, texts_of};
-use usual::COLUMNS;
-pub use usual::{index_of, usual_key};
 
 /// The open table and its index.
 #[derive(Clone, Copy)]

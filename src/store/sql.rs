@@ -1,21 +1,20 @@
 //! The store that uses SQL as any session could write it, so that it works on whatever stands
 //! behind the table's name: triggers, policies, constraints, a distributed table.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 
-use crate::algorithm::Micros;
-use crate::error::{Error, Result};
-use crate::postgres::{
-    check_for_interrupts, float_datum, from_timestamptz, text_datum, to_nearest_timestamptz,
-    varlena_bytes,
-};
-use crate::spi::{Connection, Statement, TableLock};
-use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, SPREAD, Store};
+use crate::pg::catalog::TableLock;
+use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::spi::{Connection, Statement};
+use crate::pg::values::{float_datum, text_datum, varlena_bytes};
+use crate::store::codec::{array, log_datum, log_entries, row_of, ts_datum};
+use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store};
 
 impl Store for Connection<'_> {
     fn read(&self, id: RowId) -> Result<Option<Found>> {
@@ -250,28 +249,6 @@ impl Connection<'_> {
     }
 }
 
-/// A row, its times as Postgres counts them.
-pub fn row_of(shard: i32, value: f64, ts: i64, prior: Option<f64>, log: Option<Vec<i64>>) -> Row {
-    let spread = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
-    Row {
-        value,
-        ts: if spread { SPREAD } else { from_timestamptz(ts) },
-        prior,
-        log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
-    }
-}
-
-/// A row's time.
-pub fn ts_datum(at: Micros) -> pg_sys::Datum {
-    pg_sys::Datum::from(if at == SPREAD { i64::MIN } else { to_nearest_timestamptz(at) })
-}
-
-/// A row's log.
-pub fn log_datum(log: &[Micros]) -> pg_sys::Datum {
-    let log = log.iter().map(|&at| to_nearest_timestamptz(at).into()).collect();
-    array(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
-}
-
 fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
     [Some(text_datum(id.name)), Some(text_datum(id.key)), Some(pg_sys::Datum::from(id.shard))]
 }
@@ -287,54 +264,4 @@ fn whole_row(id: RowId, row: &Row) -> [Option<pg_sys::Datum>; 7] {
         row.prior.map(float_datum),
         row.log.as_deref().map(log_datum),
     ]
-}
-
-/// An array of values that are passed by value.
-fn array(
-    mut values: Vec<pg_sys::Datum>,
-    of: pg_sys::BuiltinOid,
-    size: usize,
-    align: u8,
-) -> pg_sys::Datum {
-    // SAFETY: copies the values; the caller gives the type's own size and alignment.
-    unsafe {
-        pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            of.value(),
-            size as c_int,
-            true,
-            align as c_char,
-        ))
-    }
-}
-
-/// The entries of a log column, oldest first whoever wrote them.
-///
-/// # Safety
-/// The datum is a timestamptz[].
-pub unsafe fn log_entries(datum: pg_sys::Datum) -> Vec<i64> {
-    let mut entries: Vec<i64> = Vec::new();
-    // SAFETY: as the caller says; the values are copied out at once.
-    unsafe {
-        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
-        let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-        pg_sys::deconstruct_array(
-            array,
-            TIMESTAMPTZOID.value(),
-            8,
-            true,
-            b'd' as c_char,
-            &mut values,
-            &mut nulls,
-            &mut count,
-        );
-        for n in 0..count as usize {
-            if !*nulls.add(n) {
-                entries.push((*values.add(n)).value() as i64);
-            }
-        }
-    }
-    entries.sort_unstable();
-    entries
 }

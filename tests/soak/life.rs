@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::Client;
-use ratelimit::algorithm::{Micros, decide};
-use ratelimit::config;
+use ratelimit_core::config;
+use ratelimit_core::{Micros, decide};
 
 use crate::check::{check, whole};
 use crate::own::Server;

@@ -10,8 +10,8 @@ use std::cell::RefCell;
 
 use pgrx::pg_sys;
 
-use crate::catalog;
-use crate::postgres::{subtransaction, unguarded};
+use crate::pg::invalidation;
+use crate::pg::transaction::{subtransaction, unguarded};
 
 /// How many of them are remembered.
 const ROWS: usize = 64;
@@ -56,7 +56,7 @@ impl Own {
     fn now(&mut self) -> &mut Own {
         // SAFETY: reads the state of the transaction.
         let transaction = unsafe { unguarded::GetTopTransactionIdIfAny() };
-        let changes = catalog::changes();
+        let changes = invalidation::changes();
         if self.transaction != transaction || self.changes != changes {
             *self = Own { transaction, changes, ..Own::new() };
         }

@@ -5,8 +5,9 @@
 //! What the access method of the table does goes through the functions that it exports for the
 //! executor; they stand at the end, by the names that tableam.h gives them.
 
-use pgrx::pg_sys::*;
 use std::ffi::c_int;
+
+use pgrx::pg_sys::*;
 
 unsafe extern "C-unwind" {
     pub fn table_open(relation: Oid, lockmode: LOCKMODE) -> Relation;

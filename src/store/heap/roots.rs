@@ -7,7 +7,7 @@ use std::cell::RefCell;
 
 use pgrx::pg_sys;
 
-use crate::catalog;
+use crate::pg::invalidation;
 
 /// How many of them are remembered: 64 kB.
 const ROWS: usize = 4096;
@@ -34,14 +34,14 @@ thread_local! {
 pub fn place(hash: u64) -> Option<pg_sys::ItemPointerData> {
     ROOTS.with_borrow(|roots| {
         let root = roots.rows.get(hash as usize % ROWS)?;
-        (root.hash == hash && roots.changes == catalog::changes()).then_some(root.tid)
+        (root.hash == hash && roots.changes == invalidation::changes()).then_some(root.tid)
     })
 }
 
 /// Remembers where an entry of the index leads.
 pub fn remember(hash: u64, tid: pg_sys::ItemPointerData) {
     ROOTS.with_borrow_mut(|roots| {
-        let changes = catalog::changes();
+        let changes = invalidation::changes();
         if roots.changes != changes || roots.rows.is_empty() {
             roots.changes = changes;
             roots.rows.clear();

@@ -5,10 +5,10 @@ use std::mem::MaybeUninit;
 use pgrx::pg_sys;
 
 use super::raw;
-use super::usual::COLUMNS;
-use crate::error::{Error, Result};
-use crate::postgres::{float_datum, is_plain, text_datum};
-use crate::store::sql::{log_datum, log_entries, row_of, ts_datum};
+use crate::pg::error::{Error, Result};
+use crate::pg::usual_table::COLUMNS;
+use crate::pg::values::{float_datum, is_plain, text_datum};
+use crate::store::codec::{log_datum, log_entries, row_of, ts_datum};
 use crate::store::{Found, Numbered, Place, Row, RowId};
 
 /// A row as it was found, its log in Postgres memory: plain data.

@@ -1,0 +1,173 @@
+//! Fixed window: `rate` tokens arrive at once when the window turns, up to the capacity.
+//!
+//! Whole windows since `ts` add `rate` each; with a capacity above the rate, what was not used
+//! rolls over. The stored `ts` is the start of a window, and a row's next window follows from it.
+
+use super::calendar::Calendar;
+use super::refill::Refill;
+use super::{Level, State, shown, tolerance};
+use crate::Micros;
+
+/// `rate` tokens a window, of which at most `capacity` accumulate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FixedWindow {
+    /// Tokens a window, > 0.
+    pub rate: f64,
+    pub windows: Windows,
+    /// The most that accumulates; 0 makes sense with reservations only.
+    pub capacity: f64,
+    /// The largest debt in tokens; `None`: bounded by a wait of ten years.
+    pub max_reserved: Option<f64>,
+    /// Over how many rows it is spread, 1 to 1,024.
+    pub shards: u32,
+}
+
+/// When windows turn.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Windows {
+    /// At a fixed distance; the `ts` of a row fixes the phase while it lives.
+    Every { period: Micros, start: Start },
+    /// On local dates.
+    Calendar(Calendar),
+}
+
+/// Where the windows of a new row begin.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Start {
+    /// Boundaries lie at this instant plus `k * period`, for every integer k.
+    At(Micros),
+    /// A window begins at the take that finds the limit full.
+    FirstRequest,
+    /// The phase is the caller's: derived from name and key.
+    Derived,
+}
+
+impl Windows {
+    /// How long a window is; `None` for months, whose length is not fixed.
+    pub(super) fn length(&self) -> Option<Micros> {
+        match self {
+            Windows::Every { period, .. } => Some(*period),
+            Windows::Calendar(calendar) => calendar.length(),
+        }
+    }
+
+    /// The start of the window that contains `now`; of a fixed length, windows lie in `phase`.
+    fn begun(&self, phase: Micros, now: Micros) -> Micros {
+        match self {
+            Windows::Every { period, .. } => {
+                let since = (now.0 as i128 - phase.0 as i128).rem_euclid(period.0 as i128);
+                now.minus(Micros(since as i64))
+            }
+            Windows::Calendar(calendar) => calendar.begun(now),
+        }
+    }
+
+    /// How many windows have begun after `ts` and by `now`, and the start of the last of them; of
+    /// the one at `ts` where there is none.
+    fn turned(&self, ts: Micros, now: Micros) -> (i64, Micros) {
+        match self {
+            Windows::Every { period, .. } => {
+                let windows = now.minus(ts).0.max(0) / period.0;
+                (windows, Micros(ts.0 + windows * period.0))
+            }
+            Windows::Calendar(calendar) => calendar.turned(ts, now),
+        }
+    }
+
+    /// How many windows turn after `ts` within ten years of the last instant before the first of
+    /// them; infinite where none does.
+    fn within_ten_years(&self, ts: Micros) -> f64 {
+        let Some(next) = self.after(ts, 1.0) else { return f64::INFINITY };
+        let last = next.minus(Micros(1)).plus(Micros::TEN_YEARS);
+        self.turned(ts, last).0 as f64
+    }
+
+    /// The start of the window that begins `windows` turns after `ts`; `None` past what an instant
+    /// or a date can hold.
+    fn after(&self, ts: Micros, windows: f64) -> Option<Micros> {
+        match self {
+            Windows::Every { period, .. } => Micros::ceil_from(windows * period.0 as f64)
+                .and(period.0.checked_mul(windows as i64))
+                .and_then(|span| ts.0.checked_add(span))
+                .map(Micros),
+            Windows::Calendar(calendar) => calendar.after(ts, windows),
+        }
+    }
+}
+
+impl FixedWindow {
+    pub(super) fn fresh(&self, now: Micros, phase: Micros) -> State {
+        let ts = match self.windows {
+            Windows::Every { start: Start::FirstRequest, .. } => now,
+            Windows::Every { start: Start::At(start), .. } => self.windows.begun(start, now),
+            _ => self.windows.begun(phase, now),
+        };
+        State { value: self.capacity, ts, prior: None, log: None }
+    }
+
+    /// Full, not ahead of the clock, and in the phase that a new row would have.
+    pub(super) fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
+        let (ts, tokens) = self.refilled(state, now);
+        let in_phase = self.awaits_request(tokens) || ts == self.fresh(now, phase).ts;
+        ts <= now && tokens >= self.capacity && in_phase
+    }
+
+    /// Whether no window has begun: its limit is full, and the next take begins one.
+    fn awaits_request(&self, tokens: f64) -> bool {
+        matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
+            && tokens >= self.capacity - tolerance(self.capacity)
+    }
+}
+
+impl Refill for FixedWindow {
+    fn capacity(&self) -> f64 {
+        self.capacity
+    }
+
+    fn max_reserved(&self) -> Option<f64> {
+        self.max_reserved
+    }
+
+    fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
+        let (windows, ts) = self.windows.turned(state.ts, now);
+        (ts, (self.stored(state) + windows as f64 * self.rate).min(self.capacity))
+    }
+
+    fn most_debt(&self, ts: Micros) -> f64 {
+        // As `due` counts windows, less the last bits, which would be a window more.
+        let tolerance = tolerance(self.capacity);
+        let most = self.windows.within_ten_years(ts) * self.rate + tolerance / 2.0;
+        (most * (1.0 - 4.0 * f64::EPSILON)).max(tolerance)
+    }
+
+    fn due(&self, ts: Micros, tokens: f64) -> Option<Micros> {
+        // Half the tolerance is left for what comes after: that many windows do suffice.
+        let windows = ((tokens - tolerance(self.capacity) / 2.0) / self.rate).ceil();
+        self.windows.after(ts, windows.max(0.0))
+    }
+
+    fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros {
+        if self.awaits_request(available) {
+            return now;
+        }
+        if ts <= now {
+            return ts;
+        }
+        // A start that is further ahead of the clock than it takes to fill up means that the clock
+        // was wrong: go back to the window of now, in the same phase.
+        let begun = self.windows.begun(ts, now);
+        let full = self.due(begun, self.capacity - available);
+        if full.is_some_and(|full| ts > full) { begun } else { ts }
+    }
+
+    fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level {
+        let reset_at =
+            if self.awaits_request(tokens) { Some(now) } else { self.windows.after(ts, 1.0) };
+        Level { remaining: shown(tokens, self.capacity), reset_at }
+    }
+
+    /// What an earlier window gave ended with it.
+    fn returns(&self, taken_at: Micros, ts: Micros) -> bool {
+        taken_at >= ts
+    }
+}

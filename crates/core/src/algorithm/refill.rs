@@ -1,0 +1,129 @@
+//! What token bucket and fixed window share: tokens that come back up to a capacity, takes and
+//! reservations from them, and when a denied call can pass.
+
+use super::{Decision, Level, State, confirmed, left, tolerance};
+use crate::Micros;
+
+/// A kind whose state is a number of tokens and the time at which they were counted.
+pub(super) trait Refill {
+    fn capacity(&self) -> f64;
+
+    /// The largest debt in tokens; `None`: bounded by a wait of ten years.
+    fn max_reserved(&self) -> Option<f64>;
+
+    /// The tokens at `now`, and the time that they count from: the latest at which tokens came in,
+    /// never before the stored one. A clock that stepped back refills nothing.
+    fn refilled(&self, state: &State, now: Micros) -> (Micros, f64);
+
+    /// The largest debt in tokens that a take or a reservation can leave in a row of this `ts`: what
+    /// comes in within ten years. A larger one is another config's, or a credit's, and counts as this.
+    fn most_debt(&self, ts: Micros) -> f64;
+
+    /// The tokens that a row holds at its `ts`.
+    fn stored(&self, state: &State) -> f64 {
+        // Only a debt needs the bound, which can take some computing.
+        if state.value < 0.0 { state.value.max(-self.most_debt(state.ts)) } else { state.value }
+    }
+
+    /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
+    fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
+
+    /// The `ts` that a take at `now` stores, given the one that its tokens count from.
+    fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros;
+
+    fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;
+
+    /// Whether what was taken at that time can still come back, to tokens that count from `ts`.
+    fn returns(&self, taken_at: Micros, ts: Micros) -> bool;
+
+    fn level(&self, state: &State, now: Micros) -> Level {
+        let (ts, available) = self.refilled(state, now);
+        self.level_of(ts, available, now)
+    }
+
+    /// Whether a call passes, and if so after which wait its tokens are there.
+    fn passes(
+        &self,
+        (ts, available): (Micros, f64),
+        now: Micros,
+        count: f64,
+        reserve: bool,
+    ) -> Option<Micros> {
+        let tolerance = tolerance(self.capacity());
+        let debt = count - available;
+        if debt <= tolerance {
+            return Some(Micros(0));
+        }
+        if !reserve || debt > self.max_reserved().unwrap_or(f64::INFINITY) + tolerance {
+            return None;
+        }
+        let wait = self.due(ts, debt)?.minus(now);
+        (wait <= Micros::TEN_YEARS).then_some(wait)
+    }
+
+    /// After which span a call that is denied at `now` can first pass.
+    fn retry_after(&self, state: &State, now: Micros, count: f64, reserve: bool) -> Option<Micros> {
+        let unbounded = self.max_reserved().unwrap_or(f64::INFINITY);
+        let max_debt = if reserve { unbounded } else { 0.0 };
+        if count > self.capacity() + max_debt + tolerance(self.capacity()) {
+            return None;
+        }
+        let (ts, available) = self.refilled(state, now);
+        let missing = count - available;
+        let mut at = now;
+        if missing > max_debt {
+            at = self.due(ts, missing - max_debt)?;
+        }
+        if reserve {
+            // And the reserved tokens must come within ten years, counted from what is there then:
+            // refill above the capacity is lost.
+            let (ts, available) = self.refilled(state, at);
+            at = at.max(self.due(ts, count - available)?.minus(Micros::TEN_YEARS));
+        }
+        confirmed(Some(at.minus(now).max(Micros(0))), |wait| {
+            let then = now.plus(wait);
+            let (ts, available) = self.refilled(state, then);
+            let ts = self.taken_at(ts, available, then);
+            self.passes((ts, available), then, count, reserve).is_some()
+        })
+    }
+
+    fn decide(&self, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
+        let (ts, available) = self.refilled(state, now);
+        let ts = self.taken_at(ts, available, now);
+        let Some(wait) = self.passes((ts, available), now, count, reserve) else {
+            return Decision::denied(
+                self.retry_after(state, now, count, reserve),
+                self.level(state, now),
+            );
+        };
+        let value = left(available, count);
+        Decision {
+            ok: true,
+            retry_after: (wait > Micros(0)).then_some(wait),
+            level: self.level_of(ts, value, now),
+            state: (count > 0.0).then_some(State { value, ts, prior: None, log: None }),
+        }
+    }
+
+    /// See [`super::credit`].
+    fn credit(&self, state: &State, now: Micros, count: f64, taken_at: Option<Micros>) -> Decision {
+        let (ts, available) = self.refilled(state, now);
+        let (ts, value) = if count < 0.0 {
+            let ts = self.taken_at(ts, available, now);
+            let value = left(available, -count);
+            (ts, self.stored(&State { value, ts, prior: None, log: None }))
+        } else if taken_at.is_none_or(|taken_at| self.returns(taken_at, ts)) {
+            (ts, (available + count).min(self.capacity()))
+        } else {
+            (ts, available)
+        };
+        let in_debt = value < -tolerance(self.capacity());
+        Decision {
+            ok: true,
+            retry_after: self.due(ts, -value).filter(|_| in_debt).map(|due| due.minus(now)),
+            level: self.level_of(ts, value, now),
+            state: (value != available).then_some(State { value, ts, prior: None, log: None }),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Sliding window: two counters approximate a window that moves with the clock.
+//!
+//! `used = prior * (share of the previous window that the sliding one still overlaps) + value`,
+//! windows aligned to the epoch; allowed iff `used + count <= rate`. It assumes that the previous
+//! window was used evenly (the approximation that Cloudflare described and Upstash ships).
+
+use super::{Decision, Level, State, confirmed, left, shown, tolerance};
+use crate::Micros;
+
+/// At most about `rate` tokens in any `period`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlidingWindow {
+    /// Tokens a period, > 0.
+    pub rate: f64,
+    pub period: Micros,
+}
+
+/// The two counters, moved on to the window of an instant.
+#[derive(Clone, Copy)]
+struct Counters {
+    ts: Micros,
+    value: f64,
+    prior: f64,
+}
+
+impl SlidingWindow {
+    pub(super) fn fresh(&self, now: Micros) -> State {
+        State { value: 0.0, ts: now.floor_to(self.period), prior: Some(0.0), log: None }
+    }
+
+    /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
+    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
+        let Counters { ts, value, prior } = self.counters(state, now);
+        ts <= now && value == 0.0 && prior == 0.0
+    }
+
+    fn counters(&self, state: &State, now: Micros) -> Counters {
+        let stored = Counters {
+            ts: state.ts.floor_to(self.period),
+            value: state.value,
+            prior: state.prior.unwrap_or(0.0),
+        };
+        let ts = now.floor_to(self.period);
+        match ts.minus(stored.ts) {
+            passed if passed <= Micros(0) => stored,
+            passed if passed == self.period => Counters { ts, value: 0.0, prior: stored.value },
+            _ => Counters { ts, value: 0.0, prior: 0.0 },
+        }
+    }
+
+    fn used(&self, counters: Counters, now: Micros) -> f64 {
+        let into = now.minus(counters.ts).0.max(0) as f64 / self.period.0 as f64;
+        counters.prior * (1.0 - into).max(0.0) + counters.value
+    }
+
+    fn passes(&self, state: &State, now: Micros, count: f64) -> bool {
+        self.used(self.counters(state, now), now) + count <= self.rate + tolerance(self.rate)
+    }
+
+    fn level_of(&self, counters: Counters, now: Micros) -> Level {
+        let remaining = (self.rate - self.used(counters, now)).max(0.0);
+        Level {
+            remaining: shown(remaining, self.rate),
+            reset_at: Some(counters.ts.plus(self.period)),
+        }
+    }
+
+    pub(super) fn level(&self, state: &State, now: Micros) -> Level {
+        self.level_of(self.counters(state, now), now)
+    }
+
+    /// When a call that is denied now can first pass.
+    fn retry_after(
+        &self,
+        state: &State,
+        counters: Counters,
+        now: Micros,
+        count: f64,
+    ) -> Option<Micros> {
+        if count > self.rate + tolerance(self.rate) {
+            return None;
+        }
+        // Where in a window is what `fading` leaves small enough beside `fixed`?
+        let into = |fading: f64, fixed: f64| {
+            let share = 1.0 - (self.rate - fixed - count) / fading;
+            Micros::ceil_from(share.clamp(0.0, 1.0) * self.period.0 as f64)
+        };
+        let at =
+            if counters.value + count <= self.rate + tolerance(self.rate) && counters.prior > 0.0 {
+                into(counters.prior, counters.value).map(|span| counters.ts.plus(span))
+            } else {
+                into(counters.value, 0.0).map(|span| counters.ts.plus(self.period).plus(span))
+            };
+        confirmed(at.map(|at| at.minus(now).max(Micros(0))), |wait| {
+            self.passes(state, now.plus(wait), count)
+        })
+    }
+
+    pub(super) fn decide(&self, state: &State, now: Micros, count: f64) -> Decision {
+        let mut counters = self.counters(state, now);
+        if count == 0.0 {
+            // There is no debt to be in: a rate that was lowered below what is used is none.
+            let level = self.level_of(counters, now);
+            return Decision { ok: true, retry_after: None, level, state: None };
+        }
+        if !self.passes(state, now, count) {
+            return Decision::denied(
+                self.retry_after(state, counters, now, count),
+                self.level_of(counters, now),
+            );
+        }
+        // Further ahead of the clock than the counters take to fade: the clock was wrong.
+        let to_full = match (counters.value > 0.0, counters.prior > 0.0) {
+            (true, _) => self.period.plus(self.period),
+            (false, true) => self.period,
+            (false, false) => Micros(0),
+        };
+        if counters.ts.minus(now) > to_full {
+            counters.ts = now.floor_to(self.period);
+        }
+        counters.value = -left(-counters.value, count);
+        let Counters { ts, value, prior } = counters;
+        Decision {
+            ok: true,
+            retry_after: None,
+            level: self.level_of(counters, now),
+            state: Some(State { value, ts, prior: Some(prior), log: None }),
+        }
+    }
+}

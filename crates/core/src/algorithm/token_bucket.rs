@@ -1,0 +1,78 @@
+//! Token bucket: tokens flow in steadily, up to the capacity.
+//!
+//! `available = min(value + elapsed * rate / period, capacity)`, where a debt counts as ten years'
+//! refill at most. Capped before the count is subtracted: an idle time never buys more than the
+//! capacity.
+
+use super::refill::Refill;
+use super::{Level, State, shown, tolerance};
+use crate::Micros;
+
+/// A bucket of `capacity` tokens that refills by `rate` tokens a `period`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenBucket {
+    /// Tokens a period, > 0.
+    pub rate: f64,
+    pub period: Micros,
+    /// The most that accumulates; 0 makes sense with reservations only.
+    pub capacity: f64,
+    /// The largest debt in tokens; `None`: bounded by a wait of ten years.
+    pub max_reserved: Option<f64>,
+    /// Over how many rows it is spread, 1 to 1,024.
+    pub shards: u32,
+}
+
+impl TokenBucket {
+    pub(super) fn fresh(&self, now: Micros) -> State {
+        State { value: self.capacity, ts: now, prior: None, log: None }
+    }
+
+    /// Full, and not ahead of the clock.
+    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
+        state.ts <= now && self.refilled(state, now).1 >= self.capacity
+    }
+}
+
+impl Refill for TokenBucket {
+    fn capacity(&self) -> f64 {
+        self.capacity
+    }
+
+    fn max_reserved(&self) -> Option<f64> {
+        self.max_reserved
+    }
+
+    fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
+        let elapsed = now.minus(state.ts).0.max(0) as f64;
+        let refill = elapsed * self.rate / self.period.0 as f64;
+        (state.ts.max(now), (self.stored(state) + refill).min(self.capacity))
+    }
+
+    fn most_debt(&self, _: Micros) -> f64 {
+        let refill = Micros::TEN_YEARS.0 as f64 * self.rate / self.period.0 as f64;
+        refill.max(tolerance(self.capacity))
+    }
+
+    fn due(&self, ts: Micros, tokens: f64) -> Option<Micros> {
+        let span = Micros::ceil_from(tokens.max(0.0) * self.period.0 as f64 / self.rate)?;
+        Some(ts.plus(span))
+    }
+
+    /// Stored times never move back, except one that is further ahead of the clock than a whole
+    /// refill: then the clock was wrong, and keeping it would stop the refill for longer.
+    fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros {
+        let full = self.due(now, self.capacity - available);
+        if full.is_some_and(|full| ts > full) { now } else { ts }
+    }
+
+    fn level_of(&self, ts: Micros, tokens: f64, _: Micros) -> Level {
+        let missing = self.capacity - tokens;
+        let reset_at =
+            if missing <= tolerance(self.capacity) { Some(ts) } else { self.due(ts, missing) };
+        Level { remaining: shown(tokens, self.capacity), reset_at }
+    }
+
+    fn returns(&self, _: Micros, _: Micros) -> bool {
+        true
+    }
+}

@@ -1,0 +1,396 @@
+//! The outcome of a call as HTTP headers: which headers a style has, how numbers are rounded, and
+//! how a name is written so that it can be read back and breaks no header.
+//!
+//! Every value is text. A number is a whole one of at most 15 digits: tokens are rounded down and
+//! never negative, waits and times are rounded up. Pure: nothing of Postgres.
+
+use serde_json::{Value, json};
+
+use crate::{Limit, Micros};
+
+/// Which headers, and in what JSON.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Style {
+    /// draft-ietf-httpapi-ratelimit-headers, as an object.
+    Ietf,
+    /// `x-ratelimit-*` in lower case, as an object.
+    Github,
+    /// Those of [`Style::Ietf`], as the array that PostgREST's `response.headers` takes.
+    Postgrest,
+}
+
+impl Style {
+    /// What [`Style::parse`] reads, for messages.
+    pub const ALLOWED: &str = "'ietf', 'github' or 'postgrest'";
+
+    pub fn parse(style: &str) -> Option<Style> {
+        match style {
+            "ietf" => Some(Style::Ietf),
+            "github" => Some(Style::Github),
+            "postgrest" => Some(Style::Postgrest),
+            _ => None,
+        }
+    }
+}
+
+/// The outcome of a call, as an rl_result tells it.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    pub ok: bool,
+    pub retry_after: Option<Micros>,
+    /// Tokens, finite; negative: debt.
+    pub remaining: f64,
+    /// Tokens, finite.
+    pub capacity: f64,
+    pub reset_at: Option<Micros>,
+}
+
+impl Outcome {
+    /// Until the same call can succeed. `None` where it did, and where it never can; the wait of a
+    /// reservation is for the work, not for another call.
+    fn wait(&self) -> Option<Micros> {
+        self.retry_after.filter(|_| !self.ok)
+    }
+}
+
+/// The headers of an outcome of the limit `name`, which is in UTF-8, at `now`.
+pub fn headers(style: Style, name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Value {
+    let headers = match style {
+        Style::Ietf | Style::Postgrest => ietf(name, limit, outcome, now),
+        Style::Github => github(name, outcome),
+    };
+    let headers = headers.into_iter();
+    match style {
+        Style::Postgrest => headers.map(|(header, value)| json!({ header: value })).collect(),
+        _ => Value::Object(headers.map(|(header, value)| (header.into(), value.into())).collect()),
+    }
+}
+
+type Headers = Vec<(&'static str, String)>;
+
+/// The structured fields of draft-ietf-httpapi-ratelimit-headers: `q` tokens every `w` seconds, `r`
+/// remaining, more of them in `t` seconds.
+fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
+    let name = structured_string(name);
+    let (quota, window) = policy(limit);
+    let mut policy = format!("{name};q={quota}");
+    if let Some(window) = window {
+        policy += &format!(";w={window}");
+    }
+    let mut current = format!("{name};r={}", tokens(outcome.remaining));
+    if let Some(reset_at) = outcome.reset_at {
+        // The draft wants no Retry-After that is earlier than t, so t is the earlier of the two.
+        let reset = reset_at.minus(now);
+        let until = outcome.wait().map_or(reset, |wait| wait.min(reset));
+        current += &format!(";t={}", seconds(until));
+    }
+    let mut headers = vec![("RateLimit-Policy", policy), ("RateLimit", current)];
+    headers.extend(outcome.wait().map(|wait| ("Retry-After", seconds(wait).to_string())));
+    headers
+}
+
+/// The headers that GitHub's API made known.
+fn github(name: &[u8], outcome: &Outcome) -> Headers {
+    let limit = outcome.capacity.floor();
+    let mut headers = vec![
+        ("x-ratelimit-limit", tokens(limit).to_string()),
+        ("x-ratelimit-remaining", tokens(outcome.remaining).to_string()),
+        ("x-ratelimit-used", tokens(limit - outcome.remaining.floor()).to_string()),
+    ];
+    headers.extend(outcome.reset_at.map(|at| ("x-ratelimit-reset", seconds(at).to_string())));
+    headers.push(("x-ratelimit-resource", visible(name, b'!')));
+    headers.extend(outcome.wait().map(|wait| ("retry-after", seconds(wait).to_string())));
+    headers
+}
+
+/// The rate of a limit as whole tokens and the whole seconds that they are for: the period, rounded
+/// up, and what comes in meanwhile, rounded down. Where that is less than one token it is one, for as
+/// much longer.
+fn policy(limit: &Limit) -> (i64, Option<i64>) {
+    let (rate, period) = limit.policy();
+    let Some(period) = period else { return (tokens(rate).max(1), None) };
+    let window = seconds(period).max(1);
+    let quota = match Micros(window.saturating_mul(Micros::SECOND.0)) {
+        whole if whole == period => rate,
+        longer => rate * longer.0 as f64 / period.0 as f64,
+    };
+    if quota >= 1.0 {
+        return (tokens(quota), Some(window));
+    }
+    // In whole microseconds first: 604,800 s / 0.072, as floats, is more than the 8,400,000 it is.
+    (1, Some(whole(((period.0 as f64 / rate).round() / 1e6).ceil())))
+}
+
+/// The largest integer of a structured field: 15 digits.
+const MAX: i64 = 999_999_999_999_999;
+
+fn whole(number: f64) -> i64 {
+    number.clamp(0.0, MAX as f64) as i64
+}
+
+fn tokens(tokens: f64) -> i64 {
+    whole(tokens.floor())
+}
+
+fn seconds(span: Micros) -> i64 {
+    span.ceil_to_secs().clamp(0, MAX)
+}
+
+/// A name as a String of a structured field (RFC 9651, section 3.3.3).
+fn structured_string(name: &[u8]) -> String {
+    format!("\"{}\"", visible(name, b' ').replace('\\', r"\\").replace('"', r#"\""#))
+}
+
+/// A name in ASCII from `first` to `~`. Every other byte, and `%` itself, is percent-encoded, so
+/// that decoding gives back just these bytes, and no line can end in a header.
+fn visible(name: &[u8], first: u8) -> String {
+    let mut visible = String::with_capacity(name.len());
+    for &byte in name {
+        match byte {
+            b'%' => visible += "%25",
+            plain if (first..=b'~').contains(&plain) => visible.push(char::from(plain)),
+            other => visible += &format!("%{other:02X}"),
+        }
+    }
+    visible
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use sfv::{BareItem, FieldType, Item, List, ListEntry, Parser};
+
+    use super::*;
+    use crate::config::parse;
+
+    const NOW: Micros = Micros(1_798_804_800_000_000);
+
+    fn limit(kind: &str, rate: f64, period: f64) -> Limit {
+        let json = json!({ "kind": kind, "rate": rate, "period": period });
+        parse(&json.to_string()).unwrap()
+    }
+
+    fn bucket() -> Limit {
+        limit("token bucket", 10.0, 60_000.0)
+    }
+
+    fn seconds(seconds: f64) -> Micros {
+        Micros::from_millis(seconds * 1e3)
+    }
+
+    /// Denied, for 17.2 seconds, with 7.9 of 10 left, full in 17.2 seconds.
+    const DENIED: Outcome = Outcome {
+        ok: false,
+        retry_after: Some(Micros(17_200_000)),
+        remaining: 7.9,
+        capacity: 10.0,
+        reset_at: Some(Micros(NOW.0 + 17_200_000)),
+    };
+
+    fn ietf(limit: &Limit, outcome: &Outcome) -> Value {
+        headers(Style::Ietf, b"api", limit, outcome, NOW)
+    }
+
+    #[test]
+    fn tokens_are_rounded_down_and_waits_up() {
+        assert_eq!(
+            ietf(&bucket(), &DENIED),
+            json!({
+                "RateLimit-Policy": r#""api";q=10;w=60"#,
+                "RateLimit": r#""api";r=7;t=18"#,
+                "Retry-After": "18",
+            })
+        );
+        assert_eq!(
+            headers(Style::Github, b"api", &bucket(), &DENIED, NOW),
+            json!({
+                "x-ratelimit-limit": "10",
+                "x-ratelimit-remaining": "7",
+                "x-ratelimit-used": "3",
+                "x-ratelimit-reset": "1798804818",
+                "x-ratelimit-resource": "api",
+                "retry-after": "18",
+            })
+        );
+    }
+
+    #[test]
+    fn postgrest_takes_an_array_of_single_headers() {
+        assert_eq!(
+            headers(Style::Postgrest, b"api", &bucket(), &DENIED, NOW),
+            json!([
+                { "RateLimit-Policy": r#""api";q=10;w=60"# },
+                { "RateLimit": r#""api";r=7;t=18"# },
+                { "Retry-After": "18" },
+            ])
+        );
+    }
+
+    #[test]
+    fn only_a_denial_that_can_end_says_when_to_retry() {
+        let reserved = Outcome { ok: true, remaining: -5.5, ..DENIED };
+        let never = Outcome { retry_after: None, ..DENIED };
+        for outcome in [reserved, never] {
+            assert_eq!(ietf(&bucket(), &outcome)["Retry-After"], Value::Null);
+            let github = headers(Style::Github, b"api", &bucket(), &outcome, NOW);
+            assert_eq!(github["retry-after"], Value::Null);
+        }
+        assert_eq!(ietf(&bucket(), &reserved)["RateLimit"], r#""api";r=0;t=18"#);
+    }
+
+    #[test]
+    fn a_debt_leaves_nothing_and_uses_more_than_the_limit() {
+        let debt = Outcome { ok: true, remaining: -5.5, ..DENIED };
+        let github = headers(Style::Github, b"api", &bucket(), &debt, NOW);
+        assert_eq!(github["x-ratelimit-remaining"], "0");
+        assert_eq!(github["x-ratelimit-used"], "16");
+    }
+
+    #[test]
+    fn the_reset_is_never_later_than_the_retry_nor_in_the_past() {
+        let t = |retry_after, reset| {
+            let outcome = Outcome { retry_after, reset_at: Some(NOW.plus(reset)), ..DENIED };
+            ietf(&bucket(), &outcome)["RateLimit"].as_str().unwrap()[9..].to_owned()
+        };
+        assert_eq!(t(Some(seconds(6.0)), seconds(60.0)), ";t=6");
+        assert_eq!(t(Some(seconds(90.0)), seconds(60.0)), ";t=60");
+        assert_eq!(t(None, seconds(60.0)), ";t=60");
+        assert_eq!(t(None, seconds(-1.0)), ";t=0");
+        let unknown = Outcome { reset_at: None, ..DENIED };
+        assert_eq!(ietf(&bucket(), &unknown)["RateLimit"], r#""api";r=7"#);
+    }
+
+    #[test]
+    fn a_policy_is_whole_tokens_in_whole_seconds() {
+        for (rate, period, quota, window) in [
+            (10.0, 60_000.0, 10, 60),
+            (2.9, 1_000.0, 2, 1),
+            (0.5, 60_000.0, 1, 120),
+            (0.3, 60_000.0, 1, 200),
+            (0.7, 60_000.0, 1, 86),
+            (0.072, 604_800_000.0, 1, 8_400_000),
+            (5.0, 1.0, 5_000, 1),
+            (100.0, 100.0, 1_000, 1),
+            (100.0, 300.0, 333, 1),
+            (0.5, 100.0, 5, 1),
+            (0.05, 100.0, 1, 2),
+            (5.0, 1_000.001, 9, 2),
+            (100.0, 1_500.0, 133, 2),
+            (0.7, 1_500.0, 1, 3),
+            (1e15, 1.0, MAX, 1),
+            (1e15, 1e15, MAX, 1_000_000_000_000),
+            (1e-300, 1e15, 1, MAX),
+        ] {
+            let expected = (quota, Some(window));
+            assert_eq!(policy(&limit("token bucket", rate, period)), expected, "{rate}/{period}");
+        }
+        for kind in ["fixed window", "sliding window", "sliding log"] {
+            assert_eq!(policy(&limit(kind, 3.0, 2_000.0)), (3, Some(2)), "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_quoted_or_percent_encoded() {
+        for (name, string, resource) in [
+            ("a b", r#""a b""#, "a%20b"),
+            (r#"say "hi" \"#, r#""say \"hi\" \\""#, r#"say%20"hi"%20\"#),
+            ("100%", r#""100%25""#, "100%25"),
+            ("x\r\nSet-Cookie: a=b", r#""x%0D%0ASet-Cookie: a=b""#, "x%0D%0ASet-Cookie:%20a=b"),
+            ("café\u{7f}", r#""caf%C3%A9%7F""#, "caf%C3%A9%7F"),
+        ] {
+            let ietf = headers(Style::Ietf, name.as_bytes(), &bucket(), &DENIED, NOW);
+            assert_eq!(ietf["RateLimit"], format!("{string};r=7;t=18"));
+            let github = headers(Style::Github, name.as_bytes(), &bucket(), &DENIED, NOW);
+            assert_eq!(github["x-ratelimit-resource"], resource);
+        }
+    }
+
+    fn decoded(visible: &str) -> Vec<u8> {
+        let mut parts = visible.split('%');
+        let mut bytes = parts.next().unwrap().as_bytes().to_vec();
+        for part in parts {
+            bytes.push(u8::from_str_radix(&part[..2], 16).unwrap());
+            bytes.extend(&part.as_bytes()[2..]);
+        }
+        bytes
+    }
+
+    /// The only item of a structured list, with its String and its integer parameters.
+    fn item(field: &Value) -> (String, Vec<(String, i64)>) {
+        let list = Parser::new(field.as_str().unwrap()).parse::<List>().unwrap();
+        assert_eq!(list.serialize().unwrap(), field.as_str().unwrap(), "the canonical form");
+        let [ListEntry::Item(Item { bare_item: BareItem::String(name), params })] = &list[..]
+        else {
+            panic!("{field}")
+        };
+        let integer = |value: &BareItem| match value {
+            BareItem::Integer(integer) => i64::from(*integer),
+            other => panic!("{other:?}"),
+        };
+        let params = params.iter().map(|(key, value)| (key.to_string(), integer(value)));
+        (name.as_str().to_owned(), params.collect())
+    }
+
+    fn span() -> impl Strategy<Value = Micros> {
+        prop_oneof![any::<i64>(), -100_000_000i64..100_000_000].prop_map(Micros)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        /// Whatever the name and the numbers, the fields parse, say what they were made from, and
+        /// are plain visible text.
+        #[test]
+        fn every_outcome_makes_valid_headers(
+            name in proptest::collection::vec(any::<u8>(), 1..200),
+            kind in proptest::sample::select(vec!["token bucket", "fixed window", "sliding window"]),
+            rate in prop_oneof![1e-12..1e15f64, 0.01..100.0],
+            period in prop_oneof![1.0..1e15f64, 1.0..100_000.0],
+            ok: bool,
+            retry_after in proptest::option::of(span()),
+            remaining in prop_oneof![-1e300..1e300f64, -20.0..20.0],
+            capacity in prop_oneof![0.0..1e15f64, 0.0..20.0],
+            reset_at in proptest::option::of(span()),
+            now in span(),
+        ) {
+            let limit = limit(kind, rate, period);
+            let outcome = Outcome { ok, retry_after, remaining, capacity, reset_at };
+            let retry = !ok && retry_after.is_some();
+
+            let ietf = headers(Style::Ietf, &name, &limit, &outcome, now);
+            let (policy_name, policy) = item(&ietf["RateLimit-Policy"]);
+            prop_assert_eq!(decoded(&policy_name), name.clone());
+            prop_assert_eq!(&policy[0].0, "q");
+            prop_assert!(policy[0].1 >= 1);
+            prop_assert_eq!(&policy[1].0, "w");
+            prop_assert!(policy[1].1 >= 1);
+            let (current_name, current) = item(&ietf["RateLimit"]);
+            prop_assert_eq!(decoded(&current_name), name.clone());
+            prop_assert_eq!(&current[0].0, "r");
+            prop_assert!(current[0].1 >= 0 && current[0].1 as f64 <= remaining.max(0.0));
+            prop_assert_eq!(current.get(1).map(|t| &*t.0), reset_at.map(|_| "t"));
+            prop_assert!(current.iter().all(|(_, value)| *value >= 0));
+            prop_assert_eq!(ietf.get("Retry-After").is_some(), retry);
+            prop_assert_eq!(ietf.as_object().unwrap().len(), 2 + usize::from(retry));
+
+            let github = headers(Style::Github, &name, &limit, &outcome, now);
+            prop_assert_eq!(decoded(github["x-ratelimit-resource"].as_str().unwrap()), name.clone());
+            for (header, value) in github.as_object().unwrap().iter().chain(ietf.as_object().unwrap()) {
+                let value = value.as_str().unwrap();
+                prop_assert!(value.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{header}");
+                if !header.contains("RateLimit") && !header.contains("resource") {
+                    prop_assert!(value.parse::<i64>().unwrap() >= 0, "{header}: {value}");
+                }
+            }
+
+            let postgrest = headers(Style::Postgrest, &name, &limit, &outcome, now);
+            let joined: serde_json::Map<String, Value> = postgrest
+                .as_array()
+                .unwrap()
+                .iter()
+                .flat_map(|header| header.as_object().unwrap().clone())
+                .collect();
+            prop_assert_eq!(Value::Object(joined), ietf);
+        }
+    }
+}

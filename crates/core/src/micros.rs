@@ -1,0 +1,103 @@
+//! Time: instants and spans in whole microseconds.
+
+/// A whole number of microseconds: an instant counted from the Unix epoch, or a span.
+///
+/// Arithmetic saturates, so a state written far in the past or the future stays ordered and never
+/// overflows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Micros(pub i64);
+
+impl Micros {
+    /// One millisecond.
+    pub const MILLISECOND: Micros = Micros(1_000);
+    /// One second.
+    pub const SECOND: Micros = Micros(1_000_000);
+    /// The longest wait that a reservation may run up: 10 years of 365.25 days.
+    pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
+
+    /// The nearest microsecond to a number of milliseconds; what does not fit saturates.
+    pub fn from_millis(millis: f64) -> Micros {
+        // Apart, since a product beyond 2^53 (the year 2255) has no room for the last digits.
+        let whole = (millis.trunc() as i64).saturating_mul(1_000);
+        Micros(whole.saturating_add((millis.fract() * 1e3).round() as i64))
+    }
+
+    /// In milliseconds, with the microseconds as a fraction.
+    pub fn as_millis(self) -> f64 {
+        (self.0 / 1_000) as f64 + (self.0 % 1_000) as f64 / 1e3
+    }
+
+    /// In seconds, with the microseconds as a fraction.
+    pub fn as_secs(self) -> f64 {
+        self.0 as f64 / 1e6
+    }
+
+    /// This instant or span, later or longer by `span`.
+    pub fn plus(self, span: Micros) -> Micros {
+        Micros(self.0.saturating_add(span.0))
+    }
+
+    /// The span since `other`, or this one shortened by it; negative if `other` is later.
+    pub fn minus(self, other: Micros) -> Micros {
+        Micros(self.0.saturating_sub(other.0))
+    }
+
+    /// The next whole millisecond at or after this one.
+    pub fn ceil_to_millis(self) -> Micros {
+        let rest = self.0.rem_euclid(Self::MILLISECOND.0);
+        if rest == 0 { self } else { Micros(self.0.saturating_add(Self::MILLISECOND.0 - rest)) }
+    }
+
+    /// In whole seconds, rounded up.
+    pub fn ceil_to_secs(self) -> i64 {
+        let rest = self.0.rem_euclid(Self::SECOND.0);
+        self.0.div_euclid(Self::SECOND.0) + i64::from(rest != 0)
+    }
+
+    /// The last multiple of `period` at or before this instant.
+    pub(crate) fn floor_to(self, period: Micros) -> Micros {
+        Micros(self.0.saturating_sub(self.0.rem_euclid(period.0)))
+    }
+
+    /// A span computed as a float, rounded up to a microsecond; `None` where it exceeds what an
+    /// instant can hold (292,000 years), which no wait needs.
+    pub(crate) fn ceil_from(micros: f64) -> Option<Micros> {
+        (micros < i64::MAX as f64 / 2.0).then(|| Micros(micros.ceil().max(0.0) as i64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_up_to_milliseconds_works_on_both_sides_of_the_epoch() {
+        for (micros, rounded) in
+            [(0, 0), (1, 1000), (1000, 1000), (1001, 2000), (-1, 0), (-1000, -1000)]
+        {
+            assert_eq!(Micros(micros).ceil_to_millis(), Micros(rounded));
+        }
+        assert_eq!(Micros(i64::MAX).ceil_to_millis(), Micros(i64::MAX));
+    }
+
+    #[test]
+    fn rounding_up_to_seconds_works_on_both_sides_of_the_epoch() {
+        for (micros, seconds) in
+            [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2), (-1, 0), (-1_000_001, -1)]
+        {
+            assert_eq!(Micros(micros).ceil_to_secs(), seconds);
+        }
+        assert_eq!(Micros(i64::MAX).ceil_to_secs(), 9_223_372_036_855);
+    }
+
+    #[test]
+    fn milliseconds_keep_every_microsecond_that_a_float_holds() {
+        for millis in [6_248_000_000_000_001i64, -6_248_000_000_000_001, 1_700_000_000_001] {
+            assert_eq!(Micros::from_millis(millis as f64), Micros(millis * 1_000));
+            assert_eq!(Micros(millis * 1_000).as_millis(), millis as f64);
+        }
+        assert_eq!(Micros::from_millis(1_700_000_000_000.125), Micros(1_700_000_000_000_125));
+        assert_eq!(Micros::from_millis(-0.0015), Micros(-2));
+        assert_eq!(Micros::from_millis(1e300), Micros(i64::MAX));
+    }
+}

@@ -1,0 +1,235 @@
+//! Named limits: `rl_config`, and this backend's memory of it.
+//!
+//! Parsing a config costs more than the limiter itself, so definitions and inline configs are
+//! remembered. A trigger on `rl_config` invalidates the relation, which empties the memory of
+//! every backend when the change commits, and of this one at its next command or at a rollback.
+
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, TEXTOID};
+use ratelimit_core::Limit;
+use ratelimit_core::config::{self, ConfigError};
+
+use crate::pg::catalog::{Catalog, TableLock};
+use crate::pg::error::{Error, Result};
+use crate::pg::invalidation;
+use crate::pg::spi::{self, Statement};
+use crate::pg::values::{Jsonb, text_datum, utf8};
+
+/// How many names, keys and inline configs are remembered, of each, before starting anew.
+const REMEMBERED: usize = 10_000;
+/// The largest inline config that is remembered, in bytes; a sensible one has some 200.
+const REMEMBERED_BYTES: usize = 2_000;
+
+/// What rl_config says of a name.
+#[derive(Default)]
+struct Definition {
+    /// For every key without a row of its own.
+    default: Option<Rc<Limit>>,
+    /// Whether any key has a row of its own; if so, which of the keys asked for.
+    has_keys: bool,
+    keys: HashMap<Box<[u8]>, Option<Rc<Limit>>>,
+}
+
+thread_local! {
+    static NAMES: RefCell<HashMap<Box<[u8]>, Definition>> = RefCell::new(HashMap::new());
+    /// How many keys NAMES holds, over all names.
+    static KEYS: Cell<usize> = const { Cell::new(0) };
+    /// The definition changes that NAMES has seen.
+    static SEEN: Cell<u64> = const { Cell::new(0) };
+    static INLINE: RefCell<HashMap<Box<[u8]>, Rc<Limit>>> = RefCell::new(HashMap::new());
+}
+
+/// The limit of a call: the config it brought, or the definition of (name, key), or of the name.
+///
+/// # Errors
+/// 42704: neither; 42501: a config for a defined name without the right to define; 22023: a bad
+/// config.
+pub fn resolve(
+    catalog: &Catalog,
+    name: &[u8],
+    key: &[u8],
+    config: Option<Jsonb>,
+) -> Result<Rc<Limit>> {
+    let defined = defined(catalog, name, key)?;
+    match (config, defined) {
+        (Some(_), Some(_)) if !catalog.may_define() => {
+            Err(Error::InlineConfig { name: utf8(name).into_owned() })
+        }
+        (Some(config), _) => inline(config),
+        (None, Some(limit)) => Ok(limit),
+        (None, None) => Err(Error::Undefined { name: utf8(name).into_owned() }),
+    }
+}
+
+/// A config as a limit; remembered by its binary form.
+pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
+    if let Some(limit) = INLINE.with_borrow(|known| known.get(config.bytes).cloned()) {
+        return Ok(limit);
+    }
+    let json = config.to_json(config::MAX_BYTES).map_err(too_long)?;
+    let limit = Rc::new(config::parse(&json)?);
+    if config.bytes.len() > REMEMBERED_BYTES {
+        return Ok(limit);
+    }
+    INLINE.with_borrow_mut(|known| {
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(config.bytes.into(), limit.clone());
+    });
+    Ok(limit)
+}
+
+fn too_long(bytes: usize) -> ConfigError {
+    ConfigError::too_long(bytes, config::MAX_BYTES)
+}
+
+/// The definition of (name, key), or of the name; `None` where there is none.
+///
+/// # Errors
+/// 22023: a bad config.
+pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit>>> {
+    let changes = invalidation::definition_changes();
+    if SEEN.get() != changes {
+        NAMES.with_borrow_mut(HashMap::clear);
+        KEYS.set(0);
+        SEEN.set(changes);
+    }
+    let known = NAMES.with_borrow(|names| {
+        let definition = names.get(name)?;
+        if !definition.has_keys {
+            return Some(definition.default.clone());
+        }
+        let own = definition.keys.get(key)?;
+        Some(own.clone().or_else(|| definition.default.clone()))
+    });
+    match known {
+        Some(known) => Ok(known),
+        None => load(catalog, name, key, changes),
+    }
+}
+
+fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Option<Rc<Limit>>> {
+    const ROWS: Statement = Statement {
+        sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND (key OPERATOR(pg_catalog.=) '' OR key OPERATOR(pg_catalog.=) $2)",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[BOOLOID, JSONBOID],
+        lock: TableLock::Read,
+    };
+    const HAS_KEYS: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) '' LIMIT 1",
+        parameters: &[TEXTOID],
+        results: &[],
+        lock: TableLock::Read,
+    };
+    let (default, own, has_keys) =
+        spi::connected(catalog, catalog.rl_config, TableLock::Read, |spi| {
+            let name = Some(text_datum(name));
+            let (mut default, mut own) = (None, None);
+            for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
+                let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
+                let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
+                // The text lives no longer than the connection.
+                let config = config.map(|json| json.map(Cow::into_owned).map_err(too_long));
+                *(if for_all { &mut default } else { &mut own }) = config;
+            }
+            Ok((default, own, spi.execute(&HAS_KEYS, &[name])? > 0))
+        })?;
+    let parse = |config: Option<std::result::Result<String, ConfigError>>| {
+        config
+            .map(|config| config.and_then(|config| config::parse(&config)).map(Rc::new))
+            .transpose()
+            .map_err(|error| Error::StoredConfig { name: utf8(name).into_owned(), error })
+    };
+    let own = parse(own)?;
+    let default = parse(default)?;
+    let limit = own.clone().or_else(|| default.clone());
+    // What was announced while the rows were read may not be in them.
+    if invalidation::definition_changes() == changes {
+        NAMES.with_borrow_mut(|names| {
+            if names.len() >= REMEMBERED || KEYS.get() >= REMEMBERED {
+                names.clear();
+                KEYS.set(0);
+            }
+            let definition = names.entry(name.into()).or_default();
+            definition.default = default;
+            definition.has_keys = has_keys;
+            if has_keys {
+                definition.keys.insert(key.into(), own);
+                KEYS.set(KEYS.get() + 1);
+            }
+        });
+    }
+    Ok(limit)
+}
+
+/// Creates or replaces a definition; false if the same stood there already.
+///
+/// # Errors
+/// 22023 for a bad config; 25006 in a read-only transaction.
+pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<bool> {
+    const SAME: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2 AND config OPERATOR(pg_catalog.=) $3",
+        parameters: &[TEXTOID, TEXTOID, JSONBOID],
+        results: &[],
+        lock: TableLock::Read,
+    };
+    const PUT: Statement = Statement {
+        sql: "INSERT INTO @schema@.rl_config AS old (name, key, config) VALUES ($1, $2, $3) \
+              ON CONFLICT (name, key) DO UPDATE SET config = EXCLUDED.config \
+              WHERE old.config OPERATOR(pg_catalog.<>) EXCLUDED.config",
+        parameters: &[TEXTOID, TEXTOID, JSONBOID],
+        results: &[],
+        lock: TableLock::Write,
+    };
+    inline(config)?;
+    spi::connected(catalog, catalog.rl_config, TableLock::Write, |spi| {
+        let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
+        if spi.execute(&SAME, &row)? > 0 {
+            return Ok(false);
+        }
+        if spi.execute(&PUT, &row)? > 0 {
+            return Ok(true);
+        }
+        // Another session has just put the same there; or something swallowed the row.
+        if spi.execute(&SAME, &row)? > 0 { Ok(false) } else { Err(spi.not_written()) }
+    })
+}
+
+/// Drops a definition; false if there was none.
+///
+/// # Errors
+/// 25006 in a read-only transaction.
+pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
+    // Locked first: what another session defines meanwhile would else be taken for a row that
+    // something keeps from being deleted.
+    const LOCK: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[],
+        lock: TableLock::LockRows,
+    };
+    const DROP: Statement = Statement {
+        sql: "DELETE FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[],
+        lock: TableLock::Write,
+    };
+    spi::connected(catalog, catalog.rl_config, TableLock::Write, |spi| {
+        let row = [Some(text_datum(name)), Some(text_datum(key))];
+        if spi.execute(&LOCK, &row)? == 0 {
+            return Ok(false);
+        }
+        if spi.execute(&DROP, &row)? > 0 { Ok(true) } else { Err(spi.not_written()) }
+    })
+}

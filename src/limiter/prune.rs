@@ -1,0 +1,139 @@
+//! `rl_prune`: deletes rows that say no more than no row would.
+//!
+//! A batch goes on where the last one of the session ended, and a session's first begins anywhere,
+//! so that none has to pass the rows again that are always in use. Rows that another transaction
+//! has locked are passed over; what is locked is looked at again.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+
+use pgrx::pg_sys;
+use ratelimit_core::{Limit, Micros};
+
+use crate::limiter::keys::{Key, each_key};
+use crate::limiter::request::Target;
+use crate::limiter::{definitions, shards};
+use crate::pg::catalog::{self, Catalog, TableLock};
+use crate::pg::clock;
+use crate::pg::error::{Error, Result};
+use crate::pg::subtransaction::attempt;
+use crate::store::{self, Numbered, Row, RowId, Store};
+
+/// Where a batch ended: the last (name, key) that it looked at.
+struct Last {
+    table: pg_sys::Oid,
+    name: Vec<u8>,
+    key: Vec<u8>,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+/// Deletes at most about so many rows, all rows of a key together, and returns how many it deleted.
+/// None means that it looked at every row that is not locked. Rows of names without a definition
+/// go when they were not counted for `undefined_idle`.
+pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros>) -> Result<i64> {
+    // Out here, since it begins again where the table has changed.
+    let mut deleted = 0;
+    catalog::with(function, TableLock::Write, |catalog| {
+        store::opened(catalog, TableLock::Write, |store| {
+            let table = catalog.rate_limits.oid;
+            let start = match LAST.take().filter(|last| last.table == table) {
+                Some(last) => (last.name, last.key),
+                None => store.somewhere()?.unwrap_or_default(),
+            };
+            let mut reached = start.clone();
+            let mut visit = |key: Key| {
+                deleted += prune_key(store, catalog, &key, undefined_idle)?;
+                reached = (key.name, key.key);
+                Ok(if deleted < max_rows {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                })
+            };
+            if each_key(store, (&start.0, &start.1), false, &mut visit)?.is_continue() {
+                // And once round, up to where it began.
+                let _ = each_key(store, (b"", b""), false, |key| {
+                    let past = (&key.name, &key.key) > (&start.0, &start.1);
+                    if past { Ok(ControlFlow::Break(())) } else { visit(key) }
+                })?;
+            }
+            let (name, key) = reached;
+            LAST.set(Some(Last { table, name, key }));
+            Ok(deleted)
+        })
+    })
+}
+
+/// Deletes the rows of a key if they are idle, all of them can be locked, and they are idle then.
+fn prune_key(
+    store: &dyn Store,
+    catalog: &Catalog,
+    found: &Key,
+    undefined_idle: Option<Micros>,
+) -> Result<i64> {
+    let Key { name, key, rows } = found;
+    let limit = match definitions::defined(catalog, name, key) {
+        Err(Error::StoredConfig { .. }) => return Ok(0), // nobody can tell
+        limit => limit?,
+    };
+    let idle = |rows: &[Numbered]| match &limit {
+        Some(limit) => is_idle(&Target { name, key, limit: limit.clone() }, rows),
+        None => is_old(rows, undefined_idle),
+    };
+    if !idle(rows) {
+        return Ok(0);
+    }
+    // In one step where that can be: each subtransaction uses up a transaction id, and with more than
+    // 64 of them in one transaction all others read more slowly.
+    if let [(_, seen)] = &rows[..]
+        && store.remove(seen)?
+    {
+        return Ok(1);
+    }
+    let deleted = attempt(|| {
+        let mut locked = Vec::new();
+        for &(shard, _) in rows {
+            match store.try_lock(RowId { name, key, shard })? {
+                Some(found) => locked.push((shard, found)),
+                None => return Ok(None),
+            }
+        }
+        if !idle(&locked) {
+            return Ok(None);
+        }
+        for &(shard, ref found) in &locked {
+            store.delete(RowId { name, key, shard }, found.at)?;
+        }
+        Ok(Some(locked.len() as i64))
+    })?;
+    Ok(deleted.unwrap_or(0))
+}
+
+/// Whether the rows of a key say the same as none would.
+fn is_idle(target: &Target, rows: &[Numbered]) -> bool {
+    let now = clock::now();
+    let mut part: Option<(u32, Limit)> = None;
+    rows.iter().filter(|(_, found)| !shards::is_spread(Some(&found.row))).all(|(number, found)| {
+        let of = shards::shards_of(*number);
+        let (_, limit) = match part.take().filter(|&(shards, _)| shards == of) {
+            Some(same) => part.insert(same),
+            None => part.insert((of, shards::part_of(&target.limit, of))),
+        };
+        // A row that no call can have written is kept for somebody to look at.
+        target
+            .state(limit, Some(found.row.clone()), now)
+            .is_ok_and(|state| limit.is_idle(&state, now, target.phase()))
+    })
+}
+
+/// Whether the rows of a name that nobody defined are marked as reset, or old enough.
+fn is_old(rows: &[Numbered], undefined_idle: Option<Micros>) -> bool {
+    let now = clock::now();
+    rows.iter().all(|(_, found)| {
+        let Row { value, ts, .. } = found.row;
+        value == f64::INFINITY || undefined_idle.is_some_and(|idle| ts < now.minus(idle))
+    })
+}

@@ -1,0 +1,549 @@
+//! A limit spread over several rows, so that as many transactions can hold it at once: which of
+//! them a call takes from, and how a key's rows become another number of them.
+//!
+//! A limit of n shards has rows n * 10000 + 1 to n * 10000 + n, all made at once, and row 0, which
+//! holds no tokens. So a call that wants another number of shards finds none of its rows, and must
+//! lock row 0, then all others, to rearrange what they hold: nothing is counted twice.
+//!
+//! Who waits for locks waits in ascending order, or for a single row while it holds no other; what
+//! it locked and cannot use it gives back first. A transaction that holds a row from an earlier call
+//! waits for no other row of that limit.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ratelimit_core::{Decision, Limit, Micros, Parts, State};
+
+use crate::limiter::request::{Answer, Change, Target};
+use crate::pg::clock;
+use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::subtransaction::attempt;
+use crate::store::{Found, Numbered, Place, Row, RowId, SPREAD, Store, TRIES};
+
+use held::{held, hold};
+
+mod held;
+
+pub use held::forget;
+
+/// Whether a row stands for rows that the limit is spread over.
+pub fn is_spread(row: Option<&Row>) -> bool {
+    row.is_some_and(|row| row.ts == SPREAD)
+}
+
+/// The number of the `n`th row, from 0, of a limit of so many shards.
+fn number(shards: u32, n: usize) -> i32 {
+    if shards == 1 { 0 } else { shards as i32 * 10_000 + 1 + n as i32 }
+}
+
+/// How many shards a limit has that such a row belongs to.
+pub fn shards_of(number: i32) -> u32 {
+    (number / 10_000).max(1) as u32
+}
+
+/// The limit of each row of a limit that is spread over so many.
+pub fn part_of(limit: &Limit, shards: u32) -> Limit {
+    if shards == 1 { limit.clone() } else { limit.part(shards) }
+}
+
+/// What the rows of a key hold.
+pub struct Holding<'a> {
+    pub parts: Parts<'a>,
+    /// Whether the rows are those that the limit wants; if not, the parts are the rows as they stand,
+    /// or, where these mean nothing to it, new ones.
+    pub in_place: bool,
+    /// Where they are then.
+    pub places: Vec<Place>,
+}
+
+/// What the rows of a key, all of them, hold at `now`, which is read after them.
+pub fn holding<'a>(
+    target: &'a Target,
+    mut rows: Vec<Numbered>,
+    now: Micros,
+) -> Result<Holding<'a>> {
+    let limit = &*target.limit;
+    let shards = limit.shards();
+    rows.retain(|(_, found)| !is_spread(Some(&found.row)));
+    let wanted = (0..shards as usize).map(|n| number(shards, n));
+    let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
+
+    let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.row));
+    let places = rows.iter().map(|(_, found)| found.at).collect();
+    let parts = if in_place || fresh {
+        let part = part_of(limit, shards);
+        let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
+        let states = (0..shards)
+            .map(|_| target.state(&part, rows.next().map(|(_, found)| found.row), now))
+            .collect::<Result<Vec<State>>>()?;
+        Parts::new(limit, states)
+    } else {
+        // Rows of another number of shards: only a take rearranges them.
+        let mut parts: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
+        let rows = rows.into_iter().map(|(number, found)| {
+            let of = shards_of(number);
+            let part = parts.entry(of).or_insert_with(|| Rc::new(part_of(limit, of)));
+            Ok((part.clone(), target.state(part, Some(found.row), now)?))
+        });
+        Parts::standing(limit, rows.collect::<Result<_>>()?)
+    };
+    Ok(Holding { parts, in_place, places })
+}
+
+/// What is in the limit under the latest state, and when that was looked at: takes no lock.
+pub fn look<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holding<'a>)> {
+    let mut rows = Vec::new();
+    if target.limit.shards() == 1 {
+        rows.extend(store.read(target.row(0))?.map(|found| (0, found)));
+    }
+    if target.limit.shards() > 1 || is_spread(rows.first().map(|(_, found)| &found.row)) {
+        rows = store.read_all(target.name, target.key)?;
+    }
+    let now = clock::now();
+    Ok((now, holding(target, rows, now)?))
+}
+
+/// Locks all rows of a key, in ascending order: row 0 first, as whoever makes others of them, so that
+/// these are the rows that there will be.
+pub fn lock_all(store: &dyn Store, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
+    store.lock(RowId { name, key, shard: 0 })?;
+    store.lock_all(name, key)
+}
+
+/// Makes the rows of a key those that the limit wants, without changing what they hold together.
+///
+/// # Errors
+/// [`Error::NotWritten`]: something undoes it.
+pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
+    let shards = target.limit.shards();
+    let spread = State { value: 0.0, ts: SPREAD, prior: None, log: None };
+    // Whoever rearranges locks row 0 first, so nobody else does before this transaction ends.
+    if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &spread)? {
+        return Ok(()); // somebody else has just begun: look again
+    }
+    let rows = store.lock_all(target.name, target.key)?;
+    let now = clock::now();
+    let holding = holding(target, rows.clone(), now)?;
+    if holding.in_place {
+        return Ok(());
+    }
+    let mut root = None;
+    for (number, found) in rows {
+        if number == 0 {
+            root = Some(found);
+        } else {
+            store.delete(target.row(number), found.at)?;
+        }
+    }
+    let Some(root) = root else { return Err(store.not_written()) };
+    let states = holding.parts.rearranged(shards, now);
+    if shards == 1 {
+        store.update(target.row(0), root.at, &states[0])?;
+    } else {
+        if !is_spread(Some(&root.row)) {
+            store.update(target.row(0), root.at, &spread)?;
+        }
+        for (n, state) in states.iter().enumerate() {
+            check_for_interrupts();
+            store.insert(target.row(number(shards, n)), state)?;
+        }
+    }
+    // Nobody else can have changed them again: it would be a trigger of the owner's.
+    let rows = store.read_all(target.name, target.key)?;
+    if self::holding(target, rows, now)?.in_place { Ok(()) } else { Err(store.not_written()) }
+}
+
+/// One call on a limit with shards. What changes nothing is answered from a plain read of all rows.
+pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
+    for _ in 0..TRIES {
+        check_for_interrupts();
+        if let Some(answer) = one_of_two(store, target, change)? {
+            return Ok(answer);
+        }
+        let rows = store.read_all(target.name, target.key)?;
+        let now = clock::now();
+        let Holding { parts, in_place, .. } = holding(target, rows, now)?;
+        let decision = change.decide(&target.limit, &parts, now)?;
+        let Some(after) = &decision.state else {
+            return Ok(target.answer(&decision, parts.level(now), now));
+        };
+        if !in_place {
+            rearrange(store, target)?;
+            continue;
+        }
+        let amount = after.value - parts.total(now).value;
+        // A debt is for all rows to share, and to be paid back first.
+        let in_debt = (0..parts.states().len()).any(|n| parts.available(n, now) < 0.0);
+        if after.value >= 0.0 && !in_debt {
+            if let Some(answer) = any_one(store, target, change, &parts, now, amount)? {
+                return Ok(answer);
+            }
+            if let Some(answer) = several(store, target, &decision, parts.clone(), now, amount)? {
+                return Ok(answer);
+            }
+        }
+        if held(target).is_some() {
+            return busy(store, target, change, parts, now);
+        }
+        if let Some(answer) = all(store, target, change)? {
+            return Ok(answer);
+        }
+    }
+    Err(store.not_written())
+}
+
+/// What is left to a transaction that holds rows of the limit already, where the others that it
+/// needs are locked: to wait for them could be a deadlock with one that waits for its own. A take is
+/// denied, and may be tried again at once; a credit goes to the row that it holds.
+fn busy(
+    store: &dyn Store,
+    target: &Target,
+    change: Change,
+    mut parts: Parts,
+    now: Micros,
+) -> Result<Answer> {
+    let level = parts.level(now);
+    let denied = Decision { ok: false, retry_after: Some(Micros(0)), level, state: None };
+    let (Change::Credit { count, .. }, Some(n)) = (change, held(target)) else {
+        return Ok(target.answer(&denied, level, now));
+    };
+    let id = target.row(number(target.limit.shards(), n));
+    let Some(Found { row, at }) = store.lock(id)? else { return Err(store.not_written()) };
+    parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+    let tokens = parts.available(n, now) + count;
+    if tokens > parts.part().capacity() {
+        // It doesn't fit there, and nothing may be lost: even a deadlock can be tried again.
+        return all(store, target, change)?.ok_or_else(|| store.not_written());
+    }
+    let ts = parts.total(now).ts;
+    write(store, target, &mut parts, &[(n, at)], now, tokens, ts)?;
+    let level = parts.level(now);
+    Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
+}
+
+/// By how much a part can change by itself in the direction of `amount`: what it holds, or what it
+/// has room for.
+fn room(parts: &Parts, n: usize, now: Micros, amount: f64) -> f64 {
+    let available = parts.available(n, now);
+    if amount < 0.0 { available } else { parts.part().capacity() - available }
+}
+
+/// The quick way: the row that this transaction holds already, or else the better of two at random,
+/// if it is not locked and can bear the whole change.
+fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
+    let amount = match change {
+        Change::Take { count, .. } => -count,
+        Change::Credit { count, .. } => count,
+    };
+    let shards = target.limit.shards();
+    if amount == 0.0 {
+        return Ok(None);
+    }
+    let mine = held(target);
+    let first = mine.unwrap_or_else(|| fastrand::usize(0..shards as usize));
+    let second = (first + fastrand::usize(1..shards as usize)) % shards as usize;
+    let numbers = [number(shards, first), number(shards, second)];
+    let rows = store.read_some(target.name, target.key, &numbers)?;
+    let now = clock::now();
+    let part = target.limit.part(shards);
+    let mut states = Vec::new();
+    for wanted in numbers {
+        let row = rows.iter().find(|&&(number, _)| number == wanted);
+        let Some((_, row)) = row else { return Ok(None) };
+        states.push(target.state(&part, Some(row.row.clone()), now)?);
+    }
+    // The others are taken to be like the second.
+    let mut guess = vec![states[1].clone(); shards as usize];
+    guess[first] = states.swap_remove(0);
+    let guess = Parts::new(&target.limit, guess);
+    let room = |n| room(&guess, n, now, amount);
+    let better = if mine.is_some() || room(first) >= room(second) { first } else { second };
+    let in_debt = [first, second].iter().any(|&n| guess.available(n, now) < 0.0);
+    if room(better) < amount.abs() || in_debt {
+        return Ok(None);
+    }
+    let row = target.row(number(shards, better));
+    let decision = change.apply(guess.part(), &guess.states()[better], now)?;
+    let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
+    if let (Some(after), Some(seen)) = (&decision.state, seen)
+        && store.replace(row, seen, after, false)?
+    {
+        let mut parts = guess;
+        parts.states_mut()[better] = after.clone();
+        hold(target, better);
+        return Ok(Some(target.answer(&decision, parts.level(now), now)));
+    }
+    let take = || {
+        let found = store.try_lock(row)?;
+        one(store, target, change, guess.clone(), better, found, amount)
+    };
+    // Another call may have got at the row in the moment before it is locked: then the lock is
+    // given back, unless it was held before.
+    if mine.is_some() { take() } else { attempt(take) }
+}
+
+/// Any single row that bears the change: one that nobody has locked, or else one that is waited for.
+fn any_one(
+    store: &dyn Store,
+    target: &Target,
+    change: Change,
+    parts: &Parts,
+    now: Micros,
+    amount: f64,
+) -> Result<Option<Answer>> {
+    let shards = target.limit.shards();
+    let mut candidates = able(parts, now, amount);
+    // The first once more, to be waited for, by who holds none.
+    let once = candidates.len();
+    candidates.extend(candidates.first().copied().filter(|_| held(target).is_none()));
+    for (tried, &n) in candidates.iter().enumerate() {
+        let row = target.row(number(shards, n));
+        let wait = tried == once;
+        let answer = attempt(|| {
+            let row = if wait { store.lock(row)? } else { store.try_lock(row)? };
+            one(store, target, change, parts.clone(), n, row, amount)
+        })?;
+        if answer.is_some() {
+            return Ok(answer);
+        }
+    }
+    Ok(None)
+}
+
+/// The rows that bear a change by themselves, in no order, so that not all calls go for the same.
+fn able(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
+    let mut rows: Vec<usize> = (0..parts.states().len())
+        .filter(|&n| room(parts, n, now, amount) >= amount.abs())
+        .collect();
+    fastrand::shuffle(&mut rows);
+    rows
+}
+
+/// Makes the whole change in the `n`th row, which is locked, if it can bear it.
+fn one(
+    store: &dyn Store,
+    target: &Target,
+    change: Change,
+    mut parts: Parts,
+    n: usize,
+    row: Option<Found>,
+    amount: f64,
+) -> Result<Option<Answer>> {
+    let Some(Found { row, at }) = row else { return Ok(None) };
+    let now = clock::now();
+    let state = target.state(parts.part(), Some(row), now)?;
+    parts.states_mut()[n] = state;
+    if room(&parts, n, now, amount) < amount.abs() {
+        return Ok(None);
+    }
+    let decision = change.apply(parts.part(), &parts.states()[n], now)?;
+    let Some(state) = &decision.state else { return Ok(None) };
+    store.update(target.row(number(target.limit.shards(), n)), at, state)?;
+    parts.states_mut()[n] = state.clone();
+    hold(target, n);
+    Ok(Some(target.answer(&decision, parts.level(now), now)))
+}
+
+/// The fewest rows that together can bear the change, of those that nobody has locked.
+fn several(
+    store: &dyn Store,
+    target: &Target,
+    decision: &Decision,
+    mut parts: Parts,
+    now: Micros,
+    amount: f64,
+) -> Result<Option<Answer>> {
+    for fewest in [true, false] {
+        let answer = attempt(|| {
+            let Some(among) = lock_free(store, target, &mut parts, now, amount, fewest)? else {
+                return Ok(None);
+            };
+            let now = clock::now();
+            let held: f64 = among.iter().map(|&(n, _)| parts.available(n, now)).sum();
+            let ts = parts.total(now).ts;
+            write(store, target, &mut parts, &among, now, held + amount, ts)?;
+            Ok(Some(target.answer(decision, parts.level(now), now)))
+        })?;
+        if answer.is_some() {
+            return Ok(answer);
+        }
+    }
+    Ok(None)
+}
+
+/// Locks rows that nobody has locked until together they bear the change, and brings their parts up
+/// to date: the `fewest` that look as if they did, or any. Nothing if they don't, and then the caller
+/// gives them back. In ascending order: SKIP LOCKED, too, can wait in PostgreSQL, where a row was
+/// updated twice in the moment of locking it.
+fn lock_free(
+    store: &dyn Store,
+    target: &Target,
+    parts: &mut Parts,
+    now: Micros,
+    amount: f64,
+    fewest: bool,
+) -> Result<Option<Vec<(usize, Place)>>> {
+    let looked: Vec<f64> = (0..parts.states().len()).map(|n| room(parts, n, now, amount)).collect();
+    let mut rows: Vec<usize> = (0..looked.len()).filter(|&n| looked[n] > 0.0).collect();
+    if fewest {
+        // Not all calls go for the same of those that are alike.
+        fastrand::shuffle(&mut rows);
+        rows.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
+        let mut sum = 0.0;
+        let last = rows.iter().position(|&n| {
+            sum += looked[n];
+            sum >= amount.abs()
+        });
+        rows.truncate(last.map_or(rows.len(), |last| last + 1));
+        rows.sort_unstable();
+    }
+    let (mut among, mut sum) = (Vec::new(), 0.0);
+    for n in rows {
+        let row = target.row(number(target.limit.shards(), n));
+        match store.try_lock(row)? {
+            Some(found) => {
+                let now = clock::now();
+                parts.states_mut()[n] = target.state(parts.part(), Some(found.row), now)?;
+                sum += room(parts, n, now, amount).max(0.0);
+                among.push((n, found.at));
+            }
+            None if fewest => return Ok(None),
+            None => {}
+        }
+        if sum >= amount.abs() {
+            return Ok(Some(among));
+        }
+    }
+    Ok(None)
+}
+
+/// All rows, waited for one after the other: what they hold now decides.
+fn all(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
+    let mut unchanged = None;
+    let answer = attempt(|| {
+        let rows = store.lock_all(target.name, target.key)?;
+        let now = clock::now();
+        let Holding { mut parts, in_place, places } = holding(target, rows, now)?;
+        if !in_place {
+            return Ok(None);
+        }
+        let decision = change.decide(&target.limit, &parts, now)?;
+        let Some(after) = &decision.state else {
+            unchanged = Some(target.answer(&decision, parts.level(now), now));
+            return Ok(None);
+        };
+        let among: Vec<(usize, Place)> = places.into_iter().enumerate().collect();
+        write(store, target, &mut parts, &among, now, after.value, after.ts)?;
+        Ok(Some(target.answer(&decision, parts.level(now), now)))
+    })?;
+    Ok(answer.or(unchanged))
+}
+
+/// What a key holds, and which of its parts are locked.
+pub struct Locked<'a> {
+    pub parts: Parts<'a>,
+    pub among: Vec<(usize, Place)>,
+}
+
+/// Locks rows of a key that bear a change of `amount` tokens: one that looks as if it did, where
+/// `sparing`, or else all. Returns what the key holds now, and which parts of it are locked; nothing
+/// where another session's row came first.
+pub fn lock<'a>(
+    store: &dyn Store,
+    target: &'a Target,
+    looked: Parts<'a>,
+    amount: f64,
+    sparing: bool,
+) -> Result<Option<Locked<'a>>> {
+    let shards = target.limit.shards();
+    if shards == 1 {
+        let id = target.row(0);
+        let found = match store.lock(id)? {
+            None => {
+                // Marked as reset: it counts as no row until it is written.
+                let reset =
+                    State { value: f64::INFINITY, ts: clock::now(), prior: None, log: None };
+                if !store.insert(id, &reset)? {
+                    return Ok(None);
+                }
+                store.lock(id)?
+            }
+            Some(found) if is_spread(Some(&found.row)) => {
+                rearrange(store, target)?;
+                store.lock(id)?
+            }
+            found => found,
+        };
+        let Some(Found { row, at }) = found else { return Ok(None) };
+        let state = target.state(&target.limit, Some(row), clock::now())?;
+        let parts = Parts::new(&target.limit, vec![state]);
+        return Ok(Some(Locked { parts, among: vec![(0, at)] }));
+    }
+    let now = clock::now();
+    let mut parts = looked;
+    // The rows of another number of shards are rearranged below.
+    let equal = parts.equal();
+    if sparing && equal && parts.total(now).value + amount >= 0.0 {
+        if let Some(n) = held(target).filter(|&n| room(&parts, n, now, amount) >= amount.abs())
+            && let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))?
+        {
+            parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+            return Ok(Some(Locked { parts, among: vec![(n, at)] }));
+        }
+        for n in able(&parts, now, amount) {
+            if let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))? {
+                parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+                return Ok(Some(Locked { parts, among: vec![(n, at)] }));
+            }
+        }
+        let among = lock_free(store, target, &mut parts, now, amount, false)?;
+        // Nothing: what was locked is given back, and then it takes all rows.
+        return Ok(among.map(|among| Locked { parts, among }));
+    }
+    if equal && held(target).is_some() {
+        let mut places = Vec::new();
+        for other in 0..shards as usize {
+            let Some(Found { row, at }) = store.try_lock(target.row(number(shards, other)))? else {
+                return Err(Error::Busy);
+            };
+            parts.states_mut()[other] = target.state(parts.part(), Some(row), now)?;
+            places.push((other, at));
+        }
+        return Ok(Some(Locked { parts, among: places }));
+    }
+    let rows = store.lock_all(target.name, target.key)?;
+    let mut locked = holding(target, rows, clock::now())?;
+    if !locked.in_place {
+        rearrange(store, target)?;
+        let rows = store.lock_all(target.name, target.key)?;
+        locked = holding(target, rows, clock::now())?;
+    }
+    let among = locked.places.into_iter().enumerate().collect();
+    Ok(locked.in_place.then_some(Locked { parts: locked.parts, among }))
+}
+
+/// Spreads tokens over the rows of `among`, which are locked, and stores what has changed.
+pub fn write(
+    store: &dyn Store,
+    target: &Target,
+    parts: &mut Parts,
+    among: &[(usize, Place)],
+    now: Micros,
+    tokens: f64,
+    ts: Micros,
+) -> Result<()> {
+    let before = parts.states().to_vec();
+    let rows: Vec<usize> = among.iter().map(|&(n, _)| n).collect();
+    if let Some(&n) = rows.first() {
+        hold(target, n);
+    }
+    parts.spread(&rows, now, tokens, ts);
+    for &(n, at) in among {
+        let state = &parts.states()[n];
+        if *state != before[n] {
+            store.update(target.row(number(target.limit.shards(), n)), at, state)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,17 @@
+//! What the extension needs of Postgres. Knows nothing of limits.
+
+pub mod call;
+pub mod catalog;
+pub mod clock;
+pub mod error;
+pub mod interrupts;
+pub mod invalidation;
+pub mod memory;
+pub mod memory_context;
+pub mod settings;
+pub mod sort;
+pub mod spi;
+pub mod subtransaction;
+pub mod transaction;
+pub mod usual_table;
+pub mod values;

@@ -1,0 +1,531 @@
+//! One call of an SQL function: its entry from Postgres, its arguments, its result, its error.
+//!
+//! pgrx rebuilds an error that passes through its guard from a closed list of SQLSTATEs, and turns
+//! one that it doesn't know, such as PT429, into XX000; and it drops what an error says of where it
+//! comes from. So an SQL function here does its work inside the guard, hands plain data out, and
+//! raises from the outermost frame; and an error from below us, of a trigger on our tables say, is
+//! copied before pgrx sees it.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::prelude::*;
+use pgrx::{PgTryBuilder, pg_sys};
+use ratelimit_core::Micros;
+
+use crate::pg::clock::from_timestamptz;
+use crate::pg::error::{Error, Report, Result};
+use crate::pg::memory;
+use crate::pg::settings::{self, ErrorStyle};
+use crate::pg::values::{Jsonb, jsonb, varlena_bytes};
+
+use composite::Composite;
+use trigger_data::Trigger;
+
+pub mod composite;
+mod row_type;
+pub mod trigger_data;
+
+/// Declares an SQL function: the version-1 record, and an entry point that raises what `$body`, a
+/// `fn(&mut Call) -> Result<Datum>`, returns as an error.
+macro_rules! sql_function {
+    ($(#[$doc:meta])* $name:ident, $record:ident, $body:expr) => {
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $record() -> &'static pgrx::pg_sys::Pg_finfo_record {
+            const V1: pgrx::pg_sys::Pg_finfo_record = pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
+            &V1
+        }
+
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(fcinfo: pgrx::pg_sys::FunctionCallInfo) -> pgrx::pg_sys::Datum {
+            const BODY: fn(&mut $crate::pg::call::Call) -> $crate::pg::error::Result<pgrx::pg_sys::Datum> = $body;
+            // SAFETY: Postgres passes a valid fcinfo, and this frame owns nothing with a destructor.
+            unsafe { $crate::pg::call::enter(fcinfo, BODY) }
+        }
+    };
+}
+pub(crate) use sql_function;
+
+// Declared here because pgrx hides them: they are called from a frame with nothing to drop only.
+unsafe extern "C-unwind" {
+    fn errstart(elevel: c_int, domain: *const c_char) -> bool;
+    fn errcode(sqlerrcode: c_int) -> c_int;
+    fn errmsg(fmt: *const c_char, ...) -> c_int;
+    fn errdetail(fmt: *const c_char, ...) -> c_int;
+    fn errhint(fmt: *const c_char, ...) -> c_int;
+    fn errfinish(filename: *const c_char, lineno: c_int, funcname: *const c_char);
+    fn ThrowErrorData(error: *mut pg_sys::ErrorData);
+    fn MemoryContextStrdup(context: pg_sys::MemoryContext, text: *const c_char) -> *mut c_char;
+}
+
+// Declared here because a guard of pgrx's has no place in an error context callback: an error in one
+// goes on to where the first was going.
+unsafe extern "C-unwind" {
+    fn geterrcode() -> c_int;
+    fn AllocSetContextCreateInternal(
+        parent: pg_sys::MemoryContext,
+        name: *const c_char,
+        min: pg_sys::Size,
+        init: pg_sys::Size,
+        max: pg_sys::Size,
+    ) -> pg_sys::MemoryContext;
+    fn MemoryContextReset(context: pg_sys::MemoryContext);
+    fn CopyErrorData() -> *mut pg_sys::ErrorData;
+}
+
+/// A [`Report`] whose strings live in Postgres memory: plain data that a long jump may drop.
+#[derive(Clone, Copy)]
+struct PlainReport {
+    sqlstate: c_int,
+    message: *const c_char,
+    detail: *const c_char,
+    hint: *const c_char,
+}
+
+/// 53200, made of what is there already.
+const OUT_OF_MEMORY: PlainReport = PlainReport {
+    sqlstate: PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int,
+    message: c"out of memory".as_ptr(),
+    detail: memory::NO_RESERVE.as_ptr(),
+    hint: std::ptr::null(),
+};
+
+#[derive(Clone, Copy)]
+enum Outcome {
+    Value(pg_sys::Datum),
+    Raise(PlainReport),
+    /// An error from below us, as it was.
+    Throw(*mut pg_sys::ErrorData),
+}
+
+/// The last error that was raised below a call, whether it reaches us or somebody there catches it.
+struct Below {
+    /// The memory context of the call.
+    context: pg_sys::MemoryContext,
+    sqlstate: c_int,
+    /// A context below that one, for the copy alone; null until there is an error.
+    copies: pg_sys::MemoryContext,
+    /// With the error contexts that are below us; null if there is no copy.
+    error: *mut pg_sys::ErrorData,
+}
+
+/// Runs an SQL function's body inside pgrx's guard and raises its error outside.
+///
+/// # Safety
+/// `fcinfo` is the one that Postgres passed, and the caller's frame has nothing to drop.
+pub unsafe fn enter(
+    fcinfo: pg_sys::FunctionCallInfo,
+    body: fn(&mut Call) -> Result<pg_sys::Datum>,
+) -> pg_sys::Datum {
+    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or
+    // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
+    // what it points to; both are reached through raw pointers only.
+    unsafe {
+        if !memory::hold() {
+            raise(PgLogLevel::ERROR, OUT_OF_MEMORY);
+        }
+        let mut below = Below {
+            context: pg_sys::CurrentMemoryContext,
+            sqlstate: 0,
+            copies: null_mut(),
+            error: null_mut(),
+        };
+        let below = &raw mut below;
+        let mut context = pg_sys::ErrorContextCallback {
+            previous: pg_sys::error_context_stack,
+            callback: Some(remember),
+            arg: below.cast(),
+        };
+        pg_sys::error_context_stack = &raw mut context;
+        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| run(fcinfo, body, below));
+        pg_sys::error_context_stack = context.previous;
+        match outcome {
+            Outcome::Value(datum) => {
+                if !(*below).copies.is_null() {
+                    pg_sys::MemoryContextDelete((*below).copies);
+                }
+                datum
+            }
+            Outcome::Raise(report) => raise(PgLogLevel::ERROR, report),
+            Outcome::Throw(error) => throw(error),
+        }
+    }
+}
+
+fn run(
+    fcinfo: pg_sys::FunctionCallInfo,
+    body: fn(&mut Call) -> Result<pg_sys::Datum>,
+    below: *mut Below,
+) -> Outcome {
+    PgTryBuilder::new(|| match body(&mut Call { fcinfo, row_type: None }) {
+        Ok(datum) => Outcome::Value(datum),
+        Err(error) => Outcome::Raise(plain(match settings::error_style() {
+            ErrorStyle::Pt429 => error.report(),
+            ErrorStyle::Pgrst => error.report_for_postgrest(),
+        })),
+    })
+    .catch_others(|caught| match caught {
+        // Raised by Postgres or by user code below us, a trigger say.
+        CaughtError::PostgresError(error) => {
+            // SAFETY: it is that of the call, whose frame is there.
+            let below = unsafe { &*below };
+            // XX000 is also what pgrx makes of an SQLSTATE that it doesn't know.
+            let same_state = |sqlstate: c_int| match error.sql_error_code() {
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR => true,
+                known => known as c_int == sqlstate,
+            };
+            // SAFETY: a copy has a message, or null; it is there until the call ends.
+            let same_message = |copy: &pg_sys::ErrorData| unsafe {
+                !copy.message.is_null()
+                    && CStr::from_ptr(copy.message).to_string_lossy() == error.message()
+            };
+            // SAFETY: as above; nothing else refers to it.
+            match unsafe { below.error.as_mut() } {
+                Some(copy) if same_state(copy.sqlerrcode) && same_message(copy) => {
+                    if shows_a_row(copy.sqlerrcode, !copy.table_name.is_null()) {
+                        copy.detail = null_mut();
+                        copy.detail_log = null_mut();
+                    }
+                    Outcome::Throw(copy)
+                }
+                // Short of memory, say.
+                _ => {
+                    let sqlstate = match error.sql_error_code() {
+                        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR if below.sqlstate != 0 => {
+                            below.sqlstate
+                        }
+                        known => known as c_int,
+                    };
+                    let detail = error.detail().filter(|_| !shows_a_row(sqlstate, true));
+                    Outcome::Raise(PlainReport {
+                        sqlstate,
+                        message: palloc_str(error.message()),
+                        detail: detail.map_or(std::ptr::null(), palloc_str),
+                        hint: error.hint().map_or(std::ptr::null(), palloc_str),
+                    })
+                }
+            }
+        }
+        caught => caught.rethrow(),
+    })
+    .execute()
+}
+
+/// Whether an SQLSTATE is of a class, given by its two characters: as Postgres packs it, six bits a
+/// character, the first one lowest.
+fn is_of(class: &[u8; 2], sqlstate: c_int) -> bool {
+    let [first, second] = class.map(|c| c_int::from(c - b'0'));
+    sqlstate & 0xfff == first | second << 6
+}
+
+/// Whether PostgreSQL words the detail of such an error as a row that was to be written, and so with
+/// its key: that of a constraint, which names its table, or of a view WITH CHECK OPTION. What a
+/// trigger raises by itself is left alone, unless it says the same.
+fn shows_a_row(sqlstate: c_int, names_table: bool) -> bool {
+    is_of(b"23", sqlstate) && names_table || is_of(b"44", sqlstate)
+}
+
+/// An error context callback that adds no context: it is the one place from which an error can be
+/// seen before pgrx rebuilds it. It is called for the innermost call first, when the contexts below
+/// that have been added and those above have not.
+unsafe extern "C-unwind" fn remember(below: *mut c_void) {
+    // SAFETY: Postgres calls this while it builds a message, which is when geterrcode may be asked;
+    // `below` is that of the call that it is linked in for.
+    unsafe {
+        let below = below.cast::<Below>();
+        let sqlstate = geterrcode();
+        // No errors, but notices and warnings.
+        if [b"00", b"01", b"02"].iter().any(|class| is_of(class, sqlstate)) {
+            return;
+        }
+        (*below).sqlstate = sqlstate;
+        (*below).error = null_mut();
+        // Nothing is allocated where there is no memory, or where that would be a crash by itself.
+        // What pgrx allocates, while it can't bear an error, is had from the reserve.
+        if is_of(b"53", sqlstate) {
+            memory::release();
+        }
+        if is_of(b"53", sqlstate) || pg_sys::CritSectionCount > 0 {
+            return;
+        }
+        if (*below).copies.is_null() {
+            (*below).copies = AllocSetContextCreateInternal(
+                (*below).context,
+                c"ratelimit error".as_ptr(),
+                pg_sys::ALLOCSET_SMALL_MINSIZE as pg_sys::Size,
+                pg_sys::ALLOCSET_SMALL_INITSIZE as pg_sys::Size,
+                pg_sys::ALLOCSET_SMALL_MAXSIZE as pg_sys::Size,
+            );
+        } else {
+            MemoryContextReset((*below).copies);
+        }
+        let context = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = (*below).copies;
+        let error = CopyErrorData();
+        pg_sys::CurrentMemoryContext = context;
+        if (*error).elevel == PgLogLevel::ERROR as c_int {
+            (*below).error = error;
+        }
+    }
+}
+
+fn plain(report: Report) -> PlainReport {
+    // MAKE_SQLSTATE of Postgres: six bits a character, the first one lowest.
+    let sqlstate = report
+        .sqlstate
+        .iter()
+        .rev()
+        .fold(0, |packed, &c| (packed << 6) | c_int::from((c.wrapping_sub(b'0')) & 0x3f));
+    PlainReport {
+        sqlstate,
+        message: palloc_str(&report.message),
+        detail: report.detail.as_deref().map_or(std::ptr::null(), palloc_str),
+        hint: report.hint.as_deref().map_or(std::ptr::null(), palloc_str),
+    }
+}
+
+/// A copy in Postgres memory, in the server's encoding.
+fn palloc_str(text: &str) -> *const c_char {
+    // pgrx reads a message of another encoding as UTF-8, and what it can't read can't be converted
+    // back: an error on the way would hide the one that is being reported.
+    // SAFETY: reads a setting.
+    let utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as c_int;
+    let text = if utf8 { text.to_owned() } else { text.replace('\u{fffd}', "?") };
+    let text = CString::new(text.replace('\0', "")).unwrap_or_default();
+    let length = text.as_bytes().len() as c_int;
+    // SAFETY: pstrdup copies a valid C string; the conversion returns it, or a palloc'd other one.
+    unsafe {
+        let copy = pg_sys::pstrdup(text.as_ptr());
+        pg_sys::pg_any_to_server(copy, length, pg_sys::pg_enc::PG_UTF8 as c_int)
+    }
+}
+
+/// # Safety
+/// No frame between this one and Postgres has anything to drop.
+unsafe fn raise(level: PgLogLevel, report: PlainReport) -> ! {
+    const TEXT: *const c_char = c"%s".as_ptr();
+    // SAFETY: the pointers are null or valid C strings; errfinish jumps away at level ERROR, and ends
+    // the process at level FATAL.
+    unsafe {
+        pg_sys::submodules::thread_check::active_thread::clear();
+        errstart(level as c_int, std::ptr::null());
+        errcode(report.sqlstate);
+        errmsg(TEXT, report.message);
+        if !report.detail.is_null() {
+            errdetail(TEXT, report.detail);
+        }
+        if !report.hint.is_null() {
+            errhint(TEXT, report.hint);
+        }
+        errfinish(c"call.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
+    }
+    unreachable!("errfinish returned from an error")
+}
+
+/// Ends the session, and no other: for where memory is so short that no error can be raised.
+pub fn end_session() {
+    // SAFETY: FATAL leaves the process by its exit, past all frames.
+    unsafe { raise(PgLogLevel::FATAL, OUT_OF_MEMORY) }
+}
+
+/// Raises an error from below us as it was: the contexts that it has are kept, and those above us are
+/// added to them.
+///
+/// # Safety
+/// No frame between this one and Postgres has anything to drop.
+unsafe fn throw(error: *mut pg_sys::ErrorData) -> ! {
+    // SAFETY: the copy is there until its context goes, with that of the call. Of what is kept by
+    // address and not copied again, the names of its place in the source are put where errors are;
+    // the domain is for messages that are yet to be translated.
+    unsafe {
+        pg_sys::submodules::thread_check::active_thread::clear();
+        let kept = |text: *const c_char| match text.is_null() {
+            true => text,
+            false => MemoryContextStrdup(pg_sys::ErrorContext, text).cast_const(),
+        };
+        (*error).filename = kept((*error).filename);
+        (*error).funcname = kept((*error).funcname);
+        (*error).domain = std::ptr::null();
+        ThrowErrorData(error);
+    }
+    unreachable!("ThrowErrorData returned from an error")
+}
+
+/// One call of an SQL function: its arguments, and its result.
+pub struct Call {
+    fcinfo: pg_sys::FunctionCallInfo,
+    row_type: Option<pg_sys::TupleDesc>,
+}
+
+impl Call {
+    fn arg(&self, n: usize) -> Option<pg_sys::Datum> {
+        // SAFETY: fcinfo is valid for the call; every SQL declaration has the arguments that its
+        // function asks for, and nargs is checked all the same.
+        unsafe {
+            let fcinfo = &*self.fcinfo;
+            if n >= fcinfo.nargs as usize {
+                return None;
+            }
+            let arg = &*fcinfo.args.as_ptr().add(n);
+            (!arg.isnull).then_some(arg.value)
+        }
+    }
+
+    /// A text argument, its bytes in the server's encoding.
+    pub fn text(&self, n: usize) -> Option<&[u8]> {
+        // SAFETY: the argument is a text; detoasted, it lives in the call's memory context.
+        self.arg(n).map(|datum| unsafe { varlena_bytes(datum) })
+    }
+
+    /// A jsonb argument, its binary form.
+    pub fn jsonb(&self, n: usize) -> Option<Jsonb<'_>> {
+        // SAFETY: the argument is a jsonb, and lives as long as the call.
+        self.arg(n).map(|datum| unsafe { jsonb(datum) })
+    }
+
+    /// A double precision argument.
+    pub fn float(&self, n: usize) -> Option<f64> {
+        self.arg(n).map(|datum| f64::from_bits(datum.value() as u64))
+    }
+
+    /// A boolean argument.
+    pub fn bool(&self, n: usize) -> Option<bool> {
+        self.arg(n).map(|datum| datum.value() as u8 != 0)
+    }
+
+    /// An integer argument.
+    pub fn int(&self, n: usize) -> Option<i32> {
+        self.arg(n).map(|datum| datum.value() as i32)
+    }
+
+    /// A timestamptz argument; `None` within for an infinite one.
+    pub fn timestamptz(&self, n: usize) -> Option<Option<Micros>> {
+        self.arg(n).map(instant)
+    }
+
+    /// An interval argument: its months, its days and its microseconds.
+    pub fn interval(&self, n: usize) -> Option<(i32, i32, i64)> {
+        // SAFETY: the argument is an interval, which is passed by reference.
+        self.arg(n).map(|datum| unsafe {
+            let interval = &*datum.cast_mut_ptr::<pg_sys::Interval>();
+            (interval.month, interval.day, interval.time)
+        })
+    }
+
+    /// A composite argument.
+    pub fn composite(&self, n: usize) -> Option<Composite> {
+        // SAFETY: the argument is a composite.
+        self.arg(n).map(|datum| unsafe { Composite::new(datum) })
+    }
+
+    /// The OID of the function that is called.
+    pub fn function(&self) -> pg_sys::Oid {
+        // SAFETY: fcinfo is valid, and flinfo is set for every call through the function manager.
+        unsafe { (*(*self.fcinfo).flinfo).fn_oid }
+    }
+
+    /// The trigger that calls, if one does.
+    pub fn trigger(&self) -> Option<Trigger<'_>> {
+        // SAFETY: a context node of this type is a TriggerData, valid during the call.
+        unsafe {
+            let context = (*self.fcinfo).context;
+            (!context.is_null() && (*context).type_ == pg_sys::NodeTag::T_TriggerData)
+                .then(|| Trigger::new(&*context.cast()))
+        }
+    }
+
+    /// Says of which columns the row is that [`row`](Call::row) will return. To be called before
+    /// anything waits: afterwards the function may be gone.
+    ///
+    /// # Errors
+    /// [`Error::Declaration`] where the function is declared to return something else.
+    pub fn row_type(&mut self, columns: &[pg_sys::BuiltinOid]) -> Result<()> {
+        // SAFETY: fcinfo is that of the call.
+        self.row_type = Some(unsafe { row_type::row_type(self.fcinfo, columns)? });
+        Ok(())
+    }
+
+    /// Shapes a composite result of the columns that [`row_type`](Call::row_type) was told.
+    ///
+    /// # Errors
+    /// [`Error::Declaration`] where it was not, or for another number of them.
+    pub fn row<const N: usize>(
+        &mut self,
+        fields: [Option<pg_sys::Datum>; N],
+    ) -> Result<pg_sys::Datum> {
+        let Some(description) = self.row_type else { return Err(Error::Declaration) };
+        let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
+        let mut nulls = fields.map(|field| field.is_none());
+        // Not formed by hand: minor releases have added to what is in the header.
+        // SAFETY: the description has as many attributes as there are fields.
+        unsafe {
+            if (*description).natts as usize != N {
+                return Err(Error::Declaration);
+            }
+            let tuple =
+                pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
+            Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
+        }
+    }
+}
+
+impl Call {
+    /// Begins a set of rows as the result, of N columns.
+    ///
+    /// # Errors
+    /// [`Error::Declaration`] where the rows are declared with other columns.
+    pub fn rows<const N: usize>(&mut self) -> Result<Rows<N>> {
+        // SAFETY: InitMaterializedSRF raises where the caller can't take a set, and leaves a store
+        // and a description in resultinfo, which live longer than the call.
+        unsafe {
+            pg_sys::InitMaterializedSRF(self.fcinfo, 0);
+            let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            let (store, description) = ((*info).setResult, (*info).setDesc);
+            if (*description).natts as usize != N {
+                return Err(Error::Declaration);
+            }
+            Ok(Rows { store, description })
+        }
+    }
+
+    /// What a function returns that has put its rows.
+    pub fn end_of_rows(&mut self) -> pg_sys::Datum {
+        // SAFETY: fcinfo is valid for the call.
+        unsafe { (*self.fcinfo).isnull = true };
+        pg_sys::Datum::from(0)
+    }
+}
+
+/// A set of rows of N columns that a function returns.
+pub struct Rows<const N: usize> {
+    store: *mut pg_sys::Tuplestorestate,
+    description: pg_sys::TupleDesc,
+}
+
+impl<const N: usize> Rows<N> {
+    /// Appends a row; the values are copied.
+    pub fn put(&mut self, fields: [Option<pg_sys::Datum>; N]) {
+        let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
+        let mut nulls = fields.map(|field| field.is_none());
+        // SAFETY: the description has N attributes.
+        unsafe {
+            pg_sys::tuplestore_putvalues(
+                self.store,
+                self.description,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+        }
+    }
+}
+
+/// A timestamptz as an instant; `None` for an infinite one.
+fn instant(datum: pg_sys::Datum) -> Option<Micros> {
+    match datum.value() as i64 {
+        i64::MIN | i64::MAX => None,
+        timestamp => Some(from_timestamptz(timestamp)),
+    }
+}

@@ -1,0 +1,87 @@
+//! A composite value that a function was given: its columns by name, each of the type that it is read
+//! as.
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+use ratelimit_core::Micros;
+
+use super::instant;
+use crate::pg::error::{Error, Result};
+
+/// A column of a row by its name; `None` where it is NULL. The type is checked: who owns a table or
+/// a type can alter its columns.
+///
+/// # Safety
+/// The row is one of the descriptor's.
+unsafe fn column(
+    row: pg_sys::HeapTuple,
+    descriptor: pg_sys::TupleDesc,
+    column: &CStr,
+    of: pg_sys::BuiltinOid,
+) -> Result<Option<pg_sys::Datum>> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let number = pg_sys::SPI_fnumber(descriptor, column.as_ptr());
+        if number <= 0 || pg_sys::SPI_gettypeid(descriptor, number) != of.value() {
+            return Err(Error::AlteredColumn { column: column.to_string_lossy().into() });
+        }
+        let mut is_null = false;
+        let datum = pg_sys::heap_getattr(row, number, descriptor, &mut is_null);
+        Ok((!is_null).then_some(datum))
+    }
+}
+
+/// A composite value. Its columns are `None` where they are NULL, and [`Error::AlteredColumn`] where
+/// the type has no such column of that type.
+pub struct Composite {
+    row: pg_sys::HeapTupleData,
+    descriptor: pg_sys::TupleDesc,
+}
+
+impl Composite {
+    /// # Safety
+    /// `datum` is a composite. What is made of it lives as long as the current memory context.
+    pub(super) unsafe fn new(datum: pg_sys::Datum) -> Composite {
+        // SAFETY: as the caller says; the description is a copy of that of the type that the value
+        // says it has.
+        unsafe {
+            let header: pg_sys::HeapTupleHeader =
+                pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
+            let r#type = (*header).t_choice.t_datum;
+            Composite {
+                row: pg_sys::HeapTupleData {
+                    t_len: pgrx::varsize(header.cast()) as u32,
+                    t_data: header,
+                    ..Default::default()
+                },
+                descriptor: pg_sys::lookup_rowtype_tupdesc_copy(
+                    r#type.datum_typeid,
+                    r#type.datum_typmod,
+                ),
+            }
+        }
+    }
+
+    fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
+        // SAFETY: the description is that of the row's type, and the row is only read.
+        unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }
+    }
+
+    /// A boolean column.
+    pub fn bool(&self, name: &CStr) -> Result<Option<bool>> {
+        let datum = self.field(name, pg_sys::BuiltinOid::BOOLOID)?;
+        Ok(datum.map(|datum| datum.value() as u8 != 0))
+    }
+
+    /// A double precision column.
+    pub fn float(&self, name: &CStr) -> Result<Option<f64>> {
+        let datum = self.field(name, pg_sys::BuiltinOid::FLOAT8OID)?;
+        Ok(datum.map(|datum| f64::from_bits(datum.value() as u64)))
+    }
+
+    /// A timestamptz column; `None` within for an infinite one.
+    pub fn timestamptz(&self, name: &CStr) -> Result<Option<Option<Micros>>> {
+        Ok(self.field(name, pg_sys::BuiltinOid::TIMESTAMPTZOID)?.map(instant))
+    }
+}

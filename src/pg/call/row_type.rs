@@ -1,0 +1,78 @@
+//! The descriptions of the rows that the SQL functions return: looked up once by a backend, since
+//! that costs as much as a good part of a call.
+
+use std::cell::RefCell;
+use std::ffi::c_int;
+
+use pgrx::pg_sys;
+
+use crate::pg::error::{Error, Result};
+use crate::pg::invalidation;
+
+struct Known {
+    function: pg_sys::Oid,
+    /// What [`invalidation::type_changes`] was before the look-up.
+    changes: u64,
+    description: pg_sys::TupleDesc,
+}
+
+thread_local! {
+    static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The description of the rows that the function is declared to return, which must be `columns`. It
+/// stays where it is: after a change of the type, a call further up may still be using the old one.
+/// Where only all is announced as changed, it is kept, so that a session that is told so time and
+/// again doesn't grow.
+///
+/// # Errors
+/// [`Error::Declaration`] where it is declared to return something else.
+///
+/// # Safety
+/// `fcinfo` is that of the call.
+pub unsafe fn row_type(
+    fcinfo: pg_sys::FunctionCallInfo,
+    columns: &[pg_sys::BuiltinOid],
+) -> Result<pg_sys::TupleDesc> {
+    // SAFETY: flinfo is set for every call through the function manager.
+    let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
+    let changes = invalidation::type_changes();
+    let known = KNOWN.with_borrow(|known| {
+        let known = known.iter().find(|known| known.function == function);
+        known.map(|known| (known.description, known.changes))
+    });
+    let known = match known {
+        Some((description, seen)) if seen == changes => return Ok(description),
+        known => known.map(|(description, _)| description),
+    };
+    // SAFETY: look-ups in the system catalogs; the copy lives as long as the backend.
+    let description = unsafe {
+        let mut declared: pg_sys::TupleDesc = std::ptr::null_mut();
+        pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut declared);
+        // Who owns the type can alter its columns.
+        let fits = |(n, column): (usize, &pg_sys::BuiltinOid)| {
+            pg_sys::SPI_gettypeid(declared, n as c_int + 1) == column.value()
+        };
+        if declared.is_null()
+            || (*declared).natts as usize != columns.len()
+            || !columns.iter().enumerate().all(fits)
+        {
+            return Err(Error::Declaration);
+        }
+        invalidation::watch_type(pg_sys::get_typ_typrelid((*declared).tdtypeid));
+        match known.filter(|&known| pg_sys::equalTupleDescs(known, declared)) {
+            Some(same) => same,
+            None => {
+                let caller = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+                let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(declared));
+                pg_sys::MemoryContextSwitchTo(caller);
+                description
+            }
+        }
+    };
+    KNOWN.with_borrow_mut(|known| {
+        known.retain(|known| known.function != function);
+        known.push(Known { function, changes, description });
+    });
+    Ok(description)
+}

@@ -1,0 +1,339 @@
+//! The firing of a trigger: the event, the trigger's arguments, and the rows that it is about, as
+//! values of Postgres. What is done with them is not decided here.
+
+use std::ffi::{CStr, c_char};
+use std::marker::PhantomData;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::{self, *};
+
+use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::memory_context::Scratch;
+use crate::pg::values::{Jsonb, jsonb, utf8, varlena_bytes};
+
+/// The firing of a trigger.
+pub struct Trigger<'a>(&'a pg_sys::TriggerData);
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Event {
+    Insert,
+    Update,
+    Delete,
+    Truncate,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Timing {
+    BeforeRow,
+    AfterRow,
+    InsteadOf,
+    BeforeStatement,
+    AfterStatement,
+}
+
+impl<'a> Trigger<'a> {
+    pub(super) fn new(data: &'a pg_sys::TriggerData) -> Trigger<'a> {
+        Trigger(data)
+    }
+
+    pub fn event(&self) -> Event {
+        match self.0.tg_event & pg_sys::TRIGGER_EVENT_OPMASK {
+            pg_sys::TRIGGER_EVENT_INSERT => Event::Insert,
+            pg_sys::TRIGGER_EVENT_UPDATE => Event::Update,
+            pg_sys::TRIGGER_EVENT_DELETE => Event::Delete,
+            _ => Event::Truncate,
+        }
+    }
+
+    pub fn timing(&self) -> Timing {
+        let row = self.0.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0;
+        match (self.0.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK, row) {
+            (pg_sys::TRIGGER_EVENT_INSTEAD, _) => Timing::InsteadOf,
+            (pg_sys::TRIGGER_EVENT_BEFORE, true) => Timing::BeforeRow,
+            (pg_sys::TRIGGER_EVENT_BEFORE, false) => Timing::BeforeStatement,
+            (_, true) => Timing::AfterRow,
+            (_, false) => Timing::AfterStatement,
+        }
+    }
+
+    /// What CREATE TRIGGER gave the function as arguments, in the server's encoding.
+    pub fn arguments(&self) -> impl Iterator<Item = &'a CStr> {
+        // SAFETY: the trigger is there while it runs.
+        let trigger = unsafe { &*self.0.tg_trigger };
+        (0..trigger.tgnargs as usize).map(|n| {
+            // SAFETY: it has so many arguments, each a C string that lives as long as the call.
+            unsafe { CStr::from_ptr(*trigger.tgargs.add(n)) }
+        })
+    }
+
+    /// The table that the trigger is on.
+    pub fn relation(&self) -> pg_sys::Oid {
+        // SAFETY: the relation is open while the trigger runs.
+        unsafe { (*self.0.tg_relation).rd_id }
+    }
+
+    /// The name of that table, without its schema.
+    pub fn table(&self) -> String {
+        // SAFETY: as above; the name is a palloc'd C string.
+        unsafe {
+            utf8(CStr::from_ptr(pg_sys::SPI_getrelname(self.0.tg_relation)).to_bytes()).into_owned()
+        }
+    }
+
+    /// A column of the table, named as in the catalog; `None` if there is none, or if it is a
+    /// system column.
+    pub fn column(&self, name: &CStr) -> Option<Column> {
+        // SAFETY: look-ups of the open relation, and in the system catalogs.
+        unsafe {
+            let descriptor = (*self.0.tg_relation).rd_att;
+            let number = pg_sys::SPI_fnumber(descriptor, name.as_ptr());
+            if number <= 0 {
+                return None;
+            }
+            let declared = pg_sys::SPI_gettypeid(descriptor, number);
+            let number = number as pg_sys::AttrNumber;
+            Some(Column {
+                number,
+                declared,
+                base: pg_sys::getBaseType(declared),
+                generated: pg_sys::get_attgenerated(self.relation(), number),
+            })
+        }
+    }
+
+    /// Whether the event has computed a generated column of its rows. A virtual one never is.
+    pub fn has_computed(&self, column: &Column) -> bool {
+        let before = self.timing() == Timing::BeforeRow && self.event() != Event::Delete;
+        match column.generated as u8 {
+            0 => true,
+            pg_sys::ATTRIBUTE_GENERATED_STORED => !before,
+            _ => false,
+        }
+    }
+
+    /// FOR EACH ROW: the row that an INSERT or UPDATE writes, or that a DELETE deletes.
+    fn row(&self) -> Option<Row<'_>> {
+        if self.0.tg_event & pg_sys::TRIGGER_EVENT_ROW == 0 {
+            return None;
+        }
+        let slot = match self.event() {
+            Event::Update => self.0.tg_newslot,
+            _ => self.0.tg_trigslot,
+        };
+        Some(Row { slot, trigger: PhantomData })
+    }
+
+    /// FOR EACH STATEMENT: the transition table of the new rows, for DELETE of the old ones; or null.
+    fn transition_table(&self) -> *mut pg_sys::Tuplestorestate {
+        match self.event() {
+            Event::Delete => self.0.tg_oldtable,
+            _ => self.0.tg_newtable,
+        }
+    }
+
+    /// Whether the trigger is told the rows of the event.
+    pub fn has_rows(&self) -> bool {
+        self.row().is_some() || !self.transition_table().is_null()
+    }
+
+    /// Visits the rows of the event: the one row, or all of the transition table.
+    pub fn each_row(&self, mut visit: impl FnMut(&Row) -> Result<()>) -> Result<()> {
+        if let Some(row) = self.row() {
+            return visit(&row);
+        }
+        let table = self.transition_table();
+        if table.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the rows of a transition table are of the relation's type. Triggers share the
+        // table, and read it one after the other from its start. Its tuples are not in `scratch`.
+        unsafe {
+            let slot = pg_sys::MakeSingleTupleTableSlot(
+                (*self.0.tg_relation).rd_att,
+                &raw const pg_sys::TTSOpsMinimalTuple,
+            );
+            let mut scratch = Scratch::new();
+            pg_sys::tuplestore_select_read_pointer(table, 0);
+            pg_sys::tuplestore_rescan(table);
+            let mut visited = Ok(());
+            while visited.is_ok() && pg_sys::tuplestore_gettupleslot(table, true, false, slot) {
+                check_for_interrupts();
+                visited = scratch.run(|| visit(&Row { slot, trigger: PhantomData }));
+            }
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+            visited
+        }
+    }
+
+    /// What the trigger returns to let the event happen as it is.
+    pub fn proceed(&self) -> pg_sys::Datum {
+        pg_sys::Datum::from(match self.event() {
+            Event::Update => self.0.tg_newtuple,
+            _ => self.0.tg_trigtuple,
+        })
+    }
+
+    /// A column of the row that an INSERT or UPDATE writes; `None` where it is NULL, or where there
+    /// is no such row. The type is checked: the table's owner can alter a column, and put the
+    /// trigger elsewhere.
+    fn field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
+        let Some(row) = self.row().filter(|_| self.event() != Event::Delete) else {
+            return Ok(None);
+        };
+        let column = self
+            .column(column)
+            .filter(|column| column.declared == of.value())
+            .ok_or_else(|| Error::AlteredColumn { column: column.to_string_lossy().into() })?;
+        Ok(row.value(&column))
+    }
+
+    /// A text column of the new row.
+    pub fn text(&self, column: &CStr) -> Result<Option<&[u8]>> {
+        let datum = self.field(column, TEXTOID)?;
+        // SAFETY: the type was checked.
+        Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
+    }
+
+    /// A jsonb column of the new row.
+    pub fn jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
+        let datum = self.field(column, JSONBOID)?;
+        // SAFETY: the type was checked.
+        Ok(datum.map(|datum| unsafe { jsonb(datum) }))
+    }
+}
+
+/// A column of the trigger's table.
+pub struct Column {
+    number: pg_sys::AttrNumber,
+    /// Its type, and what that is a domain over.
+    declared: pg_sys::Oid,
+    base: pg_sys::Oid,
+    generated: c_char,
+}
+
+/// Every setting that the text of a value can depend on, for types whose text does.
+const TEXT_SETTINGS: [(&CStr, &CStr); 8] = [
+    (c"DateStyle", c"ISO, MDY"),
+    (c"IntervalStyle", c"postgres"),
+    (c"TimeZone", c"GMT"),
+    (c"bytea_output", c"hex"),
+    (c"extra_float_digits", c"1"),
+    (c"lc_monetary", c"C"),
+    // Of regclass and its like.
+    (c"quote_all_identifiers", c"off"),
+    (c"search_path", c"pg_catalog, pg_temp"),
+];
+
+impl Column {
+    /// Whether its values are numbers that [`Row::number`] can read.
+    pub fn is_number(&self) -> bool {
+        matches!(
+            BuiltinOid::from_u32(self.base.to_u32()),
+            Ok(INT2OID | INT4OID | INT8OID | FLOAT4OID | FLOAT8OID | NUMERICOID)
+        )
+    }
+
+    /// The name of its type.
+    pub fn type_name(&self) -> String {
+        // SAFETY: a palloc'd C string.
+        unsafe {
+            utf8(CStr::from_ptr(pg_sys::format_type_be(self.declared)).to_bytes()).into_owned()
+        }
+    }
+
+    /// The settings under which [`Row::text`] gives the same text whatever the session's are.
+    pub fn text_settings(&self) -> &'static [(&'static CStr, &'static CStr)] {
+        // SAFETY: a look-up in the system catalogs.
+        let is_enum = unsafe { pg_sys::type_is_enum(self.base) };
+        match BuiltinOid::from_u32(self.base.to_u32()) {
+            Ok(
+                TEXTOID | VARCHAROID | BPCHAROID | NAMEOID | INT2OID | INT4OID | INT8OID
+                | NUMERICOID | UUIDOID | BOOLOID | INETOID | CIDROID,
+            ) => &[],
+            _ if is_enum => &[],
+            _ => &TEXT_SETTINGS,
+        }
+    }
+}
+
+/// A row of the event. What is read from it lives in the row or in the current memory context.
+pub struct Row<'a> {
+    slot: *mut pg_sys::TupleTableSlot,
+    trigger: PhantomData<&'a ()>,
+}
+
+impl Row<'_> {
+    /// A value; `None` if it is NULL.
+    fn value(&self, column: &Column) -> Option<pg_sys::Datum> {
+        // SAFETY: the slot holds a row of the relation that the column is of.
+        unsafe {
+            if (*self.slot).tts_nvalid < column.number {
+                pg_sys::slot_getsomeattrs_int(self.slot, column.number.into());
+            }
+            let n = column.number as usize - 1;
+            (!*(*self.slot).tts_isnull.add(n)).then(|| *(*self.slot).tts_values.add(n))
+        }
+    }
+
+    /// A value as the text that a cast makes of it, the trailing zeros of a numeric cut off, since
+    /// numbers that differ in them are equal. `None` if it is NULL.
+    pub fn text(&self, column: &Column) -> Option<&[u8]> {
+        let value = self.value(column)?;
+        let convert = |function: u32, value| {
+            // SAFETY: the function takes one argument, of the column's type, and is strict.
+            unsafe { pg_sys::OidFunctionCall1Coll(function.into(), pg_sys::InvalidOid, value) }
+        };
+        // SAFETY: each conversion stands beside the type that it is for.
+        unsafe {
+            Some(match BuiltinOid::from_u32(column.base.to_u32()) {
+                Ok(TEXTOID | VARCHAROID) => varlena_bytes(value),
+                Ok(BPCHAROID) => {
+                    let padded: &[u8] = varlena_bytes(value);
+                    let blanks = padded.iter().rev().take_while(|&&byte| byte == b' ').count();
+                    &padded[..padded.len() - blanks]
+                }
+                Ok(BOOLOID) => {
+                    if value.value() as u8 != 0 {
+                        b"true"
+                    } else {
+                        b"false"
+                    }
+                }
+                Ok(INETOID | CIDROID) => varlena_bytes(convert(pg_sys::F_TEXT_INET, value)),
+                Ok(NUMERICOID) => output(column.base, convert(pg_sys::F_TRIM_SCALE, value)),
+                _ => output(column.base, value),
+            })
+        }
+    }
+
+    /// A value as a number; `None` if it is NULL. Beyond a double's range it is infinite.
+    pub fn number(&self, column: &Column) -> Option<f64> {
+        let value = self.value(column)?;
+        let bits = value.value();
+        Some(match BuiltinOid::from_u32(column.base.to_u32()) {
+            Ok(INT2OID) => f64::from(bits as i16),
+            Ok(INT4OID) => f64::from(bits as i32),
+            Ok(INT8OID) => bits as i64 as f64,
+            Ok(FLOAT4OID) => f64::from(f32::from_bits(bits as u32)),
+            Ok(FLOAT8OID) => f64::from_bits(bits as u64),
+            Ok(NUMERICOID) => {
+                // SAFETY: the type was checked.
+                let text = unsafe { output(column.base, value) };
+                str::from_utf8(text).ok().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN)
+            }
+            _ => f64::NAN,
+        })
+    }
+}
+
+/// # Safety
+/// `value` is of the type; the bytes live as long as the current memory context.
+unsafe fn output<'a>(of: pg_sys::Oid, value: pg_sys::Datum) -> &'a [u8] {
+    // SAFETY: as the caller says; an output function returns a C string.
+    unsafe {
+        let (mut function, mut is_varlena) = (pg_sys::InvalidOid, false);
+        pg_sys::getTypeOutputInfo(of, &mut function, &mut is_varlena);
+        CStr::from_ptr(pg_sys::OidOutputFunctionCall(function, value)).to_bytes()
+    }
+}

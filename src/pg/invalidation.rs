@@ -1,0 +1,97 @@
+//! What Postgres announces as changed: counted, since an announcement comes in the middle of anything.
+//! Whoever remembers something keeps the count that it was true at.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_int;
+
+use pgrx::pg_sys;
+
+thread_local! {
+    /// rateLimits and rl_config, once they are known; until then every table may be one of them.
+    static TABLES: Cell<Option<(pg_sys::Oid, pg_sys::Oid)>> = const { Cell::new(None) };
+    /// Counts up with every invalidation that may have moved an object.
+    static CHANGES: Cell<u64> = const { Cell::new(1) };
+    /// Counts up with every invalidation that may have changed a definition.
+    static DEFINITION_CHANGES: Cell<u64> = const { Cell::new(1) };
+    /// The composite types that somebody remembers, as relations.
+    static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
+    /// Counts up with every invalidation that may have changed one of them.
+    static TYPE_CHANGES: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Registers the callbacks; called once, when the library is loaded.
+pub fn init() {
+    // SAFETY: the callbacks are C functions that live as long as the library.
+    unsafe {
+        pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), pg_sys::Datum::from(0));
+        pg_sys::CacheRegisterSyscacheCallback(
+            pg_sys::SysCacheIdentifier::NAMESPACEOID as c_int,
+            Some(schema_changed),
+            pg_sys::Datum::from(0),
+        );
+    }
+}
+
+/// Says which tables rateLimits and rl_config are.
+pub fn watch_tables(tables: Option<(pg_sys::Oid, pg_sys::Oid)>) {
+    TABLES.set(tables);
+}
+
+/// Called in the middle of anything, so it only counts.
+unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys::Oid) {
+    let (ours, definitions) = match TABLES.get() {
+        Some((rate_limits, rl_config)) => {
+            (relation == rate_limits || relation == rl_config, relation == rl_config)
+        }
+        None => (true, true),
+    };
+    let all = relation == pg_sys::InvalidOid;
+    if ours || all {
+        CHANGES.set(CHANGES.get() + 1);
+    }
+    if definitions || all {
+        DEFINITION_CHANGES.set(DEFINITION_CHANGES.get() + 1);
+    }
+    let types = TYPES.try_with(|types| match types.try_borrow() {
+        Ok(types) => types.contains(&relation),
+        Err(_) => true,
+    });
+    if types.unwrap_or(true) || all {
+        TYPE_CHANGES.set(TYPE_CHANGES.get() + 1);
+    }
+}
+
+unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
+    CHANGES.set(CHANGES.get() + 1);
+}
+
+/// How often definitions may have changed, as far as this backend was told.
+pub fn definition_changes() -> u64 {
+    DEFINITION_CHANGES.get()
+}
+
+/// How often a composite type that is watched may have changed, as far as this backend was told.
+pub fn type_changes() -> u64 {
+    TYPE_CHANGES.get()
+}
+
+/// Watches a composite type, which is given as the relation that it is.
+pub fn watch_type(relation: pg_sys::Oid) {
+    TYPES.with_borrow_mut(|types| {
+        if !types.contains(&relation) {
+            types.push(relation);
+        }
+    });
+}
+
+/// How often an object may have moved, or the table changed, as far as this backend was told.
+pub fn changes() -> u64 {
+    CHANGES.get()
+}
+
+/// Makes every backend look up its definitions anew once this transaction commits, and this one at
+/// its next command.
+pub fn announce(relation: pg_sys::Oid) {
+    // SAFETY: the relation is that of a trigger that is running, so it exists and is locked.
+    unsafe { pg_sys::CacheInvalidateRelcacheByRelid(relation) };
+}

@@ -1,0 +1,142 @@
+//! The settings.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
+use ratelimit_core::Micros;
+use ratelimit_core::config::parse_instant;
+
+use crate::pg::clock;
+
+/// How a denial is raised with `throws`.
+#[derive(Clone, Copy, PostgresGucEnum)]
+pub enum ErrorStyle {
+    #[name = c"pt429"]
+    Pt429,
+    #[name = c"pgrst"]
+    Pgrst,
+}
+
+/// How the rows are reached.
+#[derive(Clone, Copy, PartialEq, PostgresGucEnum)]
+pub enum Access {
+    #[name = c"auto"]
+    Auto,
+    #[name = c"sql"]
+    Sql,
+    #[name = c"heap"]
+    Heap,
+}
+
+static ACCESS: GucSetting<Access> = GucSetting::<Access>::new(Access::Auto);
+static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
+static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
+
+/// What `ratelimit.error_style` says.
+pub fn error_style() -> ErrorStyle {
+    ERROR_STYLE.get()
+}
+
+/// What `ratelimit.access` says.
+pub fn access() -> Access {
+    ACCESS.get()
+}
+
+/// Runs `work` under other settings than the session's; an error on the way leaves putting them back
+/// to the abort of the (sub)transaction, as everywhere in Postgres.
+pub fn locally<T>(settings: &[(&CStr, &CStr)], work: impl FnOnce() -> T) -> T {
+    if settings.is_empty() {
+        return work();
+    }
+    // SAFETY: every level that is opened is closed again, and the strings are valid.
+    unsafe {
+        let nest_level = pg_sys::NewGUCNestLevel();
+        for (name, value) in settings {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+        }
+        let result = work();
+        pg_sys::AtEOXact_GUC(false, nest_level);
+        result
+    }
+}
+
+/// Declares the settings; called once, when the library is loaded.
+pub fn init() {
+    GucRegistry::define_enum_guc(
+        c"ratelimit.access",
+        c"How the rate limiter reaches its rows.",
+        c"heap: directly; sql: by SQL statements; auto: directly, unless something such as a trigger on the table needs statements.",
+        &ACCESS,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"ratelimit.error_style",
+        c"How the rate limiter raises a denial, with throws.",
+        c"pt429: as SQLSTATE PT429; pgrst: in PostgREST's own form, with a Retry-After header.",
+        &ERROR_STYLE,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    // SAFETY: the hooks are C functions that live as long as the library.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"ratelimit.clock",
+            c"Time that the rate limiter takes for now, for tests.",
+            c"A time with its offset, or epoch milliseconds; empty: the server's clock.",
+            &CLOCK,
+            GucContext::Suset,
+            GucFlags::default(),
+            Some(check_clock),
+            Some(assign_clock),
+            None,
+        );
+        pg_sys::MarkGUCPrefixReserved(c"ratelimit".as_ptr());
+    }
+}
+
+/// # Safety
+/// `value` is null or a C string.
+unsafe fn parse_clock(value: *const c_char) -> Result<Option<Micros>, ()> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: as the caller says.
+    match unsafe { CStr::from_ptr(value) }.to_str() {
+        Ok("") => Ok(None),
+        Ok(text) => parse_instant(text).map(Some).ok_or(()),
+        Err(_) => Err(()),
+    }
+}
+
+unsafe extern "C-unwind" fn check_clock(
+    value: *mut *mut c_char,
+    _: *mut *mut c_void,
+    _: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: Postgres passes a valid pointer to the new value; the detail is a palloc'd string.
+    unsafe {
+        let valid = parse_clock(*value).is_ok();
+        if !valid {
+            pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(
+                c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch milliseconds, or nothing for the server's clock."
+                    .as_ptr(),
+            );
+        }
+        valid
+    }
+}
+
+unsafe extern "C-unwind" fn assign_clock(value: *const c_char, _: *mut c_void) {
+    // SAFETY: Postgres passes the value that passed the check.
+    clock::fix(unsafe { parse_clock(value) }.unwrap_or(None));
+}

@@ -1,0 +1,59 @@
+//! Work that can be taken back: locks and writes inside a subtransaction of the caller's
+//! transaction, so that a call that is refused in the end leaves no row locked. And what has to be
+//! forgotten when one is rolled back, ours or the caller's.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use pgrx::pg_sys;
+
+use crate::pg::error::Result;
+
+/// What a memory does when a subtransaction, of this number, is rolled back.
+pub type Forget = fn(pg_sys::SubTransactionId);
+
+thread_local! {
+    static MEMORIES: Cell<&'static [Forget]> = const { Cell::new(&[]) };
+}
+
+/// Has these called at every rollback; called once, when the library is loaded.
+pub fn init(memories: &'static [Forget]) {
+    MEMORIES.set(memories);
+    // SAFETY: the callback is a C function that lives as long as the library.
+    unsafe { pg_sys::RegisterSubXactCallback(Some(ended), std::ptr::null_mut()) };
+}
+
+unsafe extern "C-unwind" fn ended(
+    event: pg_sys::SubXactEvent::Type,
+    number: pg_sys::SubTransactionId,
+    _: pg_sys::SubTransactionId,
+    _: *mut c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        MEMORIES.get().iter().for_each(|forget| forget(number));
+    }
+}
+
+/// Does the work in a subtransaction, which is kept if it returns something, and otherwise, also
+/// after an error, rolled back: what it locked is free again.
+pub fn attempt<T>(work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+    // SAFETY: as PL/pgSQL does it for a block with an EXCEPTION clause: the memory context and the
+    // resource owner are put back after the subtransaction's end, whichever way it ends.
+    unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let owner = pg_sys::CurrentResourceOwner;
+        pg_sys::BeginInternalSubTransaction(std::ptr::null());
+        pg_sys::MemoryContextSwitchTo(context);
+        // An error of Postgres unwinds as a panic until it leaves the SQL function.
+        let outcome = catch_unwind(AssertUnwindSafe(work));
+        if matches!(outcome, Ok(Ok(Some(_)))) {
+            pg_sys::ReleaseCurrentSubTransaction();
+        } else {
+            pg_sys::RollbackAndReleaseCurrentSubTransaction();
+        }
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}

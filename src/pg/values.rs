@@ -1,0 +1,186 @@
+//! Values of Postgres: jsonb, text and floats, from and to their binary forms.
+
+use std::borrow::Cow;
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use pgrx::prelude::*;
+use pgrx::{direct_function_call_as_datum, pg_sys};
+
+use crate::pg::error::{Error, Result};
+
+/// A jsonb value.
+#[derive(Clone, Copy)]
+pub struct Jsonb<'a> {
+    /// The binary form, which is equal for equal values: a key for a cache.
+    pub bytes: &'a [u8],
+    pub datum: pg_sys::Datum,
+}
+
+impl Jsonb<'_> {
+    /// As JSON text of so many bytes at most. The text is Postgres's memory, and lives as long as the
+    /// current memory context.
+    ///
+    /// # Errors
+    /// How many bytes it has, where that is more.
+    pub fn to_json(self, most: usize) -> std::result::Result<Cow<'static, str>, usize> {
+        Ok(utf8(self.to_server_json(most)?))
+    }
+
+    /// As [`to_json`](Jsonb::to_json), with no byte replaced: names and keys are in it.
+    ///
+    /// # Errors
+    /// 22023: more bytes; in a database without an encoding, text that is not UTF-8.
+    pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<Cow<'static, str>> {
+        let invalid = |value, allowed| Err(Error::InvalidArgument { argument, value, allowed });
+        match self.to_json(most) {
+            Err(bytes) => invalid(format!("{bytes} bytes long"), format!("at most {most} bytes")),
+            Ok(Cow::Owned(_)) if is_sql_ascii() => {
+                invalid("text of another encoding".into(), "text in UTF-8".into())
+            }
+            Ok(json) => Ok(json),
+        }
+    }
+
+    /// How many elements an array has; `None` of anything else.
+    pub fn array_length(self) -> Option<usize> {
+        // SAFETY: a detoasted jsonb begins with its header, its root container follows.
+        let header = unsafe { (*self.datum.cast_mut_ptr::<pg_sys::Jsonb>()).root.header };
+        let is_array = header & pg_sys::JB_FARRAY != 0 && header & pg_sys::JB_FSCALAR == 0;
+        is_array.then_some((header & pg_sys::JB_CMASK) as usize)
+    }
+
+    fn to_server_json(self, most: usize) -> std::result::Result<&'static [u8], usize> {
+        if self.bytes.len() > most {
+            return Err(self.bytes.len());
+        }
+        // SAFETY: a detoasted jsonb begins with its header, its root container follows. The text
+        // lives as long as the current memory context.
+        let json = unsafe {
+            let jsonb = self.datum.cast_mut_ptr::<pg_sys::Jsonb>();
+            let json = pg_sys::JsonbToCString(
+                std::ptr::null_mut(),
+                &mut (*jsonb).root,
+                self.bytes.len() as c_int,
+            );
+            CStr::from_ptr(json).to_bytes()
+        };
+        // A number of a few bytes can have thousands of digits.
+        if json.len() > most { Err(json.len()) } else { Ok(json) }
+    }
+}
+
+/// JSON text, which came from a jsonb, as a jsonb of its own.
+pub fn jsonb_from_json(json: &str) -> Jsonb<'static> {
+    let json = CString::new(server_text(json)).unwrap_or_default();
+    // SAFETY: the input function of jsonb takes a C string and returns a new jsonb.
+    unsafe {
+        let input = [Some(pg_sys::Datum::from(json.as_ptr()))];
+        jsonb(
+            direct_function_call_as_datum(pg_sys::jsonb_in, &input)
+                .unwrap_or(pg_sys::Datum::from(0)),
+        )
+    }
+}
+
+/// A jsonb value, detoasted.
+///
+/// # Safety
+/// `datum` is a jsonb; it lives as long as the datum, or as the current memory context.
+pub unsafe fn jsonb<'a>(datum: pg_sys::Datum) -> Jsonb<'a> {
+    // SAFETY: as the caller says; JsonbToCString wants it with a four-byte header.
+    unsafe {
+        let jsonb = pg_sys::pg_detoast_datum(datum.cast_mut_ptr());
+        let bytes = std::slice::from_raw_parts(
+            pgrx::vardata_any(jsonb).cast::<u8>(),
+            pgrx::varsize_any_exhdr(jsonb),
+        );
+        Jsonb { bytes, datum: pg_sys::Datum::from(jsonb) }
+    }
+}
+
+/// The bytes of a text or another varlena value.
+///
+/// # Safety
+/// `datum` is a varlena; the bytes live as long as it, or as the current memory context.
+pub unsafe fn varlena_bytes<'a>(datum: pg_sys::Datum) -> &'a [u8] {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut varlena = datum.cast_mut_ptr();
+        if !is_plain(varlena) {
+            varlena = pg_sys::pg_detoast_datum_packed(varlena);
+        }
+        std::slice::from_raw_parts(
+            pgrx::vardata_any(varlena).cast(),
+            pgrx::varsize_any_exhdr(varlena),
+        )
+    }
+}
+
+/// Whether the bytes of a value stand where it points to: neither compressed nor elsewhere.
+///
+/// # Safety
+/// There is a varlena.
+pub unsafe fn is_plain(varlena: *const pg_sys::varlena) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena) }
+}
+
+/// Whether the database has no encoding of its own.
+fn is_sql_ascii() -> bool {
+    // SAFETY: reads a setting.
+    unsafe { pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int }
+}
+
+/// UTF-8 text in the server's encoding; an error of Postgres where that has no such character.
+pub fn server_text(text: &str) -> Vec<u8> {
+    // SAFETY: the conversion reads the text's bytes, and returns them or a C string.
+    unsafe {
+        let source = text.as_ptr().cast::<c_char>();
+        let length = text.len() as c_int;
+        let target = pg_sys::pg_any_to_server(source, length, pg_sys::pg_enc::PG_UTF8 as c_int);
+        if target.cast_const() == source {
+            text.as_bytes().to_vec()
+        } else {
+            CStr::from_ptr(target).to_bytes().to_vec()
+        }
+    }
+}
+
+/// Text of the server's encoding as UTF-8.
+pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(utf8_bytes(bytes))
+}
+
+/// The bytes of a text of the server's encoding in UTF-8; those of SQL_ASCII as they are.
+pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
+    if is_sql_ascii() {
+        return bytes; // could be anything, and a conversion would refuse it
+    }
+    // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string,
+    // which lives as long as the current memory context.
+    unsafe {
+        let source = bytes.as_ptr().cast::<c_char>();
+        let target = pg_sys::pg_server_to_any(
+            source,
+            bytes.len() as c_int,
+            pg_sys::pg_enc::PG_UTF8 as c_int,
+        );
+        if target.cast_const() == source { bytes } else { CStr::from_ptr(target).to_bytes() }
+    }
+}
+
+/// A text in Postgres memory.
+pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
+    // SAFETY: copies `bytes.len()` bytes.
+    unsafe { pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as c_int).into() }
+}
+
+/// A jsonb in Postgres memory.
+pub fn jsonb_datum(value: serde_json::Value) -> Option<pg_sys::Datum> {
+    pgrx::JsonB(value).into_datum()
+}
+
+/// A double precision.
+pub fn float_datum(value: f64) -> pg_sys::Datum {
+    pg_sys::Datum::from(value.to_bits() as usize)
+}

@@ -1,0 +1,82 @@
+//! A row between Postgres and us, whichever way it comes: its times, its log, its marks.
+
+use std::ffi::{c_char, c_int};
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::TIMESTAMPTZOID;
+use ratelimit_core::Micros;
+
+use crate::pg::clock::{from_timestamptz, to_nearest_timestamptz};
+use crate::store::{Row, SPREAD};
+
+/// A row, its times as Postgres counts them.
+pub fn row_of(shard: i32, value: f64, ts: i64, prior: Option<f64>, log: Option<Vec<i64>>) -> Row {
+    let spread = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
+    Row {
+        value,
+        ts: if spread { SPREAD } else { from_timestamptz(ts) },
+        prior,
+        log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
+    }
+}
+
+/// A row's time.
+pub fn ts_datum(at: Micros) -> pg_sys::Datum {
+    pg_sys::Datum::from(if at == SPREAD { i64::MIN } else { to_nearest_timestamptz(at) })
+}
+
+/// A row's log.
+pub fn log_datum(log: &[Micros]) -> pg_sys::Datum {
+    let log = log.iter().map(|&at| to_nearest_timestamptz(at).into()).collect();
+    array(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
+}
+
+/// An array of values that are passed by value.
+pub fn array(
+    mut values: Vec<pg_sys::Datum>,
+    of: pg_sys::BuiltinOid,
+    size: usize,
+    align: u8,
+) -> pg_sys::Datum {
+    // SAFETY: copies the values; the caller gives the type's own size and alignment.
+    unsafe {
+        pg_sys::Datum::from(pg_sys::construct_array(
+            values.as_mut_ptr(),
+            values.len() as c_int,
+            of.value(),
+            size as c_int,
+            true,
+            align as c_char,
+        ))
+    }
+}
+
+/// The entries of a log column, oldest first whoever wrote them.
+///
+/// # Safety
+/// The datum is a timestamptz[].
+pub unsafe fn log_entries(datum: pg_sys::Datum) -> Vec<i64> {
+    let mut entries: Vec<i64> = Vec::new();
+    // SAFETY: as the caller says; the values are copied out at once.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
+        let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        pg_sys::deconstruct_array(
+            array,
+            TIMESTAMPTZOID.value(),
+            8,
+            true,
+            b'd' as c_char,
+            &mut values,
+            &mut nulls,
+            &mut count,
+        );
+        for n in 0..count as usize {
+            if !*nulls.add(n) {
+                entries.push((*values.add(n)).value() as i64);
+            }
+        }
+    }
+    entries.sort_unstable();
+    entries
+}
