@@ -130,7 +130,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
         lock: TableLock::Read,
     };
     let (default, own, has_keys) =
-        spi::connected(catalog, catalog.rl_config, TableLock::Read, |spi| {
+        spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
             let name = Some(text_datum(name));
             let (mut default, mut own) = (None, None);
             for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
@@ -191,7 +191,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         lock: TableLock::Write,
     };
     inline(config)?;
-    spi::connected(catalog, catalog.rl_config, TableLock::Write, |spi| {
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Write, |spi| {
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
         if spi.execute(&SAME, &row)? > 0 {
             return Ok(false);
@@ -225,7 +225,7 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    spi::connected(catalog, catalog.rl_config, TableLock::Write, |spi| {
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Write, |spi| {
         let row = [Some(text_datum(name)), Some(text_datum(key))];
         if spi.execute(&LOCK, &row)? == 0 {
             return Ok(false);

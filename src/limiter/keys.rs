@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::memory_context::Scratch;
-use crate::store::{Keyed, Numbered, Store};
+use crate::store::{KeyedRow, ShardRow, Store};
 
 /// How many rows are read at once: not too many, since one with a log is large, unless a key has as
 /// many, and then more than one key can have.
@@ -16,7 +16,7 @@ const LARGE_PAGE: usize = 2048;
 pub struct Key {
     pub name: Vec<u8>,
     pub key: Vec<u8>,
-    pub rows: Vec<Numbered>,
+    pub rows: Vec<ShardRow>,
 }
 
 /// Hands over each key after this one, in order, until told to stop; those of one name where
@@ -56,9 +56,9 @@ pub fn each_key(
     }
 }
 
-fn by_key(rows: Vec<Keyed>) -> Vec<Key> {
+fn by_key(rows: Vec<KeyedRow>) -> Vec<Key> {
     let mut keys: Vec<Key> = Vec::new();
-    for Keyed { name, key, row } in rows {
+    for KeyedRow { name, key, row } in rows {
         match keys.last_mut() {
             Some(last) if last.name == name && last.key == key => last.rows.push(row),
             _ => keys.push(Key { name, key, rows: vec![row] }),

@@ -17,7 +17,7 @@ use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::subtransaction::attempt;
-use crate::store::{self, Numbered, Row, RowId, Store};
+use crate::store::{self, RowId, ShardRow, Store, is_marker, is_reset};
 
 /// Where a batch ended: the last (name, key) that it looked at.
 struct Last {
@@ -37,11 +37,11 @@ pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros
     // Out here, since it begins again where the table has changed.
     let mut deleted = 0;
     catalog::with(function, TableLock::Write, |catalog| {
-        store::opened(catalog, TableLock::Write, |store| {
+        store::with_store(catalog, TableLock::Write, |store| {
             let table = catalog.rate_limits.oid;
             let start = match LAST.take().filter(|last| last.table == table) {
                 Some(last) => (last.name, last.key),
-                None => store.somewhere()?.unwrap_or_default(),
+                None => store.random_key()?.unwrap_or_default(),
             };
             let mut reached = start.clone();
             let mut visit = |key: Key| {
@@ -79,7 +79,7 @@ fn prune_key(
         Err(Error::StoredConfig { .. }) => return Ok(0), // nobody can tell
         limit => limit?,
     };
-    let idle = |rows: &[Numbered]| match &limit {
+    let idle = |rows: &[ShardRow]| match &limit {
         Some(limit) => is_idle(&Target { name, key, limit: limit.clone() }, rows),
         None => is_old(rows, undefined_idle),
     };
@@ -105,7 +105,7 @@ fn prune_key(
             return Ok(None);
         }
         for &(shard, ref found) in &locked {
-            store.delete(RowId { name, key, shard }, found.at)?;
+            store.delete(RowId { name, key, shard }, found.tuple)?;
         }
         Ok(Some(locked.len() as i64))
     })?;
@@ -113,10 +113,10 @@ fn prune_key(
 }
 
 /// Whether the rows of a key say the same as none would.
-fn is_idle(target: &Target, rows: &[Numbered]) -> bool {
+fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
     let now = clock::now();
     let mut part: Option<(u32, Limit)> = None;
-    rows.iter().filter(|(_, found)| !shards::is_spread(Some(&found.row))).all(|(number, found)| {
+    rows.iter().filter(|(_, found)| !is_marker(Some(&found.state))).all(|(number, found)| {
         let of = shards::shards_of(*number);
         let (_, limit) = match part.take().filter(|&(shards, _)| shards == of) {
             Some(same) => part.insert(same),
@@ -124,16 +124,16 @@ fn is_idle(target: &Target, rows: &[Numbered]) -> bool {
         };
         // A row that no call can have written is kept for somebody to look at.
         target
-            .state(limit, Some(found.row.clone()), now)
+            .state(limit, Some(found.state.clone()), now)
             .is_ok_and(|state| limit.is_idle(&state, now, target.phase()))
     })
 }
 
 /// Whether the rows of a name that nobody defined are marked as reset, or old enough.
-fn is_old(rows: &[Numbered], undefined_idle: Option<Micros>) -> bool {
+fn is_old(rows: &[ShardRow], undefined_idle: Option<Micros>) -> bool {
     let now = clock::now();
     rows.iter().all(|(_, found)| {
-        let Row { value, ts, .. } = found.row;
-        value == f64::INFINITY || undefined_idle.is_some_and(|idle| ts < now.minus(idle))
+        is_reset(&found.state)
+            || undefined_idle.is_some_and(|idle| found.state.ts < now.minus(idle))
     })
 }

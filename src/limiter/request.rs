@@ -10,7 +10,7 @@ use crate::pg::catalog::Catalog;
 use crate::pg::clock::INFINITE;
 use crate::pg::error::{Error, Result};
 use crate::pg::values::{Jsonb, utf8};
-use crate::store::{Row, RowId, is_reset};
+use crate::store::{RowId, is_reset};
 
 /// What a call asks for.
 pub struct Request<'a> {
@@ -104,7 +104,7 @@ impl Target<'_> {
     ///
     /// # Errors
     /// [`Error::BadState`]: a value that no call can have written.
-    pub fn state(&self, limit: &Limit, row: Option<Row>, now: Micros) -> Result<State> {
+    pub fn state(&self, limit: &Limit, row: Option<State>, now: Micros) -> Result<State> {
         match row {
             // Reset, or of a kind that has nothing to carry over: as if it weren't there.
             Some(row) if !is_reset(&row) && limit.carries(&row) => match unwritten(&row) {
@@ -144,7 +144,7 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
 }
 
 /// A column of a row that no call can have written, and what is in it, for a time an infinity.
-fn unwritten(row: &Row) -> Option<(&'static str, f64)> {
+fn unwritten(row: &State) -> Option<(&'static str, f64)> {
     let infinite = |at: Option<&Micros>| {
         at.filter(|at| INFINITE.contains(at)).map(|at| f64::INFINITY.copysign(at.0 as f64))
     };

@@ -19,7 +19,7 @@ use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
-use crate::store::{self, Place, Store, TRIES};
+use crate::store::{self, Store, TRIES, TupleId};
 
 /// What one of the requests is answered.
 pub struct Outcome {
@@ -60,7 +60,7 @@ struct Verdict<'a> {
 pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
     catalog::with(function, TableLock::Write, |catalog| {
         let groups = group(catalog, requests)?;
-        store::opened(catalog, TableLock::Write, |store| take(store, &groups))
+        store::with_store(catalog, TableLock::Write, |store| take(store, &groups))
     })
 }
 
@@ -125,7 +125,7 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
 pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
     catalog::with(function, TableLock::Read, |catalog| {
         let groups = group(catalog, requests)?;
-        store::opened(catalog, TableLock::Read, |store| {
+        store::with_store(catalog, TableLock::Read, |store| {
             let (now, looked) = look(store, &groups)?;
             let ok = looked.iter().all(Verdict::allows);
             Ok(outcomes(&groups, &looked, now, ok))
@@ -261,14 +261,14 @@ impl Verdict<'_> {
     }
 
     /// Whether the rows of `among` bear the change without the others.
-    fn fits(&self, among: &[(usize, Place)], now: Micros) -> bool {
+    fn fits(&self, among: &[(usize, TupleId)], now: Micros) -> bool {
         let Some((before, after)) = &self.change else { return true };
         among.len() == self.parts.states().len()
             || self.held(among, now) + after.value - before.value >= 0.0
     }
 
     /// The tokens in some of the parts.
-    fn held(&self, among: &[(usize, Place)], now: Micros) -> f64 {
+    fn held(&self, among: &[(usize, TupleId)], now: Micros) -> f64 {
         among.iter().map(|&(n, _)| self.parts.available(n, now)).sum()
     }
 
@@ -277,7 +277,7 @@ impl Verdict<'_> {
         &mut self,
         store: &dyn Store,
         target: &Target,
-        among: &[(usize, Place)],
+        among: &[(usize, TupleId)],
         now: Micros,
     ) -> Result<()> {
         let Some((before, after)) = &self.change else { return Ok(()) };

@@ -19,18 +19,13 @@ use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
-use crate::store::{Found, Numbered, Place, Row, RowId, SPREAD, Store, TRIES};
+use crate::store::{MARKER, Row, ShardRow, Store, TRIES, TupleId, is_marker, reset_state};
 
 use held::{held, hold};
 
 mod held;
 
 pub use held::forget;
-
-/// Whether a row stands for rows that the limit is spread over.
-pub fn is_spread(row: Option<&Row>) -> bool {
-    row.is_some_and(|row| row.ts == SPREAD)
-}
 
 /// The number of the `n`th row, from 0, of a limit of so many shards.
 fn number(shards: u32, n: usize) -> i32 {
@@ -54,28 +49,28 @@ pub struct Holding<'a> {
     /// or, where these mean nothing to it, new ones.
     pub in_place: bool,
     /// Where they are then.
-    pub places: Vec<Place>,
+    pub tuples: Vec<TupleId>,
 }
 
 /// What the rows of a key, all of them, hold at `now`, which is read after them.
 pub fn holding<'a>(
     target: &'a Target,
-    mut rows: Vec<Numbered>,
+    mut rows: Vec<ShardRow>,
     now: Micros,
 ) -> Result<Holding<'a>> {
     let limit = &*target.limit;
     let shards = limit.shards();
-    rows.retain(|(_, found)| !is_spread(Some(&found.row)));
+    rows.retain(|(_, found)| !is_marker(Some(&found.state)));
     let wanted = (0..shards as usize).map(|n| number(shards, n));
     let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
 
-    let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.row));
-    let places = rows.iter().map(|(_, found)| found.at).collect();
+    let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.state));
+    let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
     let parts = if in_place || fresh {
         let part = part_of(limit, shards);
         let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
         let states = (0..shards)
-            .map(|_| target.state(&part, rows.next().map(|(_, found)| found.row), now))
+            .map(|_| target.state(&part, rows.next().map(|(_, found)| found.state), now))
             .collect::<Result<Vec<State>>>()?;
         Parts::new(limit, states)
     } else {
@@ -84,11 +79,11 @@ pub fn holding<'a>(
         let rows = rows.into_iter().map(|(number, found)| {
             let of = shards_of(number);
             let part = parts.entry(of).or_insert_with(|| Rc::new(part_of(limit, of)));
-            Ok((part.clone(), target.state(part, Some(found.row), now)?))
+            Ok((part.clone(), target.state(part, Some(found.state), now)?))
         });
         Parts::standing(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(Holding { parts, in_place, places })
+    Ok(Holding { parts, in_place, tuples })
 }
 
 /// What is in the limit under the latest state, and when that was looked at: takes no lock.
@@ -97,18 +92,11 @@ pub fn look<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holdin
     if target.limit.shards() == 1 {
         rows.extend(store.read(target.row(0))?.map(|found| (0, found)));
     }
-    if target.limit.shards() > 1 || is_spread(rows.first().map(|(_, found)| &found.row)) {
-        rows = store.read_all(target.name, target.key)?;
+    if target.limit.shards() > 1 || is_marker(rows.first().map(|(_, found)| &found.state)) {
+        rows = store.read_key(target.name, target.key)?;
     }
     let now = clock::now();
     Ok((now, holding(target, rows, now)?))
-}
-
-/// Locks all rows of a key, in ascending order: row 0 first, as whoever makes others of them, so that
-/// these are the rows that there will be.
-pub fn lock_all(store: &dyn Store, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
-    store.lock(RowId { name, key, shard: 0 })?;
-    store.lock_all(name, key)
 }
 
 /// Makes the rows of a key those that the limit wants, without changing what they hold together.
@@ -117,12 +105,12 @@ pub fn lock_all(store: &dyn Store, name: &[u8], key: &[u8]) -> Result<Vec<Number
 /// [`Error::NotWritten`]: something undoes it.
 pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
     let shards = target.limit.shards();
-    let spread = State { value: 0.0, ts: SPREAD, prior: None, log: None };
+    let marker = State { value: 0.0, ts: MARKER, prior: None, log: None };
     // Whoever rearranges locks row 0 first, so nobody else does before this transaction ends.
-    if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &spread)? {
+    if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &marker)? {
         return Ok(()); // somebody else has just begun: look again
     }
-    let rows = store.lock_all(target.name, target.key)?;
+    let rows = store.lock_key(target.name, target.key)?;
     let now = clock::now();
     let holding = holding(target, rows.clone(), now)?;
     if holding.in_place {
@@ -133,16 +121,16 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
         if number == 0 {
             root = Some(found);
         } else {
-            store.delete(target.row(number), found.at)?;
+            store.delete(target.row(number), found.tuple)?;
         }
     }
     let Some(root) = root else { return Err(store.not_written()) };
     let states = holding.parts.rearranged(shards, now);
     if shards == 1 {
-        store.update(target.row(0), root.at, &states[0])?;
+        store.update(target.row(0), root.tuple, &states[0])?;
     } else {
-        if !is_spread(Some(&root.row)) {
-            store.update(target.row(0), root.at, &spread)?;
+        if !is_marker(Some(&root.state)) {
+            store.update(target.row(0), root.tuple, &marker)?;
         }
         for (n, state) in states.iter().enumerate() {
             check_for_interrupts();
@@ -150,7 +138,7 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
         }
     }
     // Nobody else can have changed them again: it would be a trigger of the owner's.
-    let rows = store.read_all(target.name, target.key)?;
+    let rows = store.read_key(target.name, target.key)?;
     if self::holding(target, rows, now)?.in_place { Ok(()) } else { Err(store.not_written()) }
 }
 
@@ -158,10 +146,10 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
 pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
     for _ in 0..TRIES {
         check_for_interrupts();
-        if let Some(answer) = one_of_two(store, target, change)? {
+        if let Some(answer) = change_better_of_two(store, target, change)? {
             return Ok(answer);
         }
-        let rows = store.read_all(target.name, target.key)?;
+        let rows = store.read_key(target.name, target.key)?;
         let now = clock::now();
         let Holding { parts, in_place, .. } = holding(target, rows, now)?;
         let decision = change.decide(&target.limit, &parts, now)?;
@@ -176,17 +164,19 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         // A debt is for all rows to share, and to be paid back first.
         let in_debt = (0..parts.states().len()).any(|n| parts.available(n, now) < 0.0);
         if after.value >= 0.0 && !in_debt {
-            if let Some(answer) = any_one(store, target, change, &parts, now, amount)? {
+            if let Some(answer) = change_any_row(store, target, change, &parts, now, amount)? {
                 return Ok(answer);
             }
-            if let Some(answer) = several(store, target, &decision, parts.clone(), now, amount)? {
+            if let Some(answer) =
+                change_several_rows(store, target, &decision, parts.clone(), now, amount)?
+            {
                 return Ok(answer);
             }
         }
         if held(target).is_some() {
-            return busy(store, target, change, parts, now);
+            return answer_while_locked(store, target, change, parts, now);
         }
-        if let Some(answer) = all(store, target, change)? {
+        if let Some(answer) = change_all_rows(store, target, change)? {
             return Ok(answer);
         }
     }
@@ -196,7 +186,7 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
 /// What is left to a transaction that holds rows of the limit already, where the others that it
 /// needs are locked: to wait for them could be a deadlock with one that waits for its own. A take is
 /// denied, and may be tried again at once; a credit goes to the row that it holds.
-fn busy(
+fn answer_while_locked(
     store: &dyn Store,
     target: &Target,
     change: Change,
@@ -209,15 +199,15 @@ fn busy(
         return Ok(target.answer(&denied, level, now));
     };
     let id = target.row(number(target.limit.shards(), n));
-    let Some(Found { row, at }) = store.lock(id)? else { return Err(store.not_written()) };
-    parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
+    let Some(Row { state, tuple }) = store.lock(id)? else { return Err(store.not_written()) };
+    parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
     let tokens = parts.available(n, now) + count;
     if tokens > parts.part().capacity() {
         // It doesn't fit there, and nothing may be lost: even a deadlock can be tried again.
-        return all(store, target, change)?.ok_or_else(|| store.not_written());
+        return change_all_rows(store, target, change)?.ok_or_else(|| store.not_written());
     }
     let ts = parts.total(now).ts;
-    write(store, target, &mut parts, &[(n, at)], now, tokens, ts)?;
+    write(store, target, &mut parts, &[(n, tuple)], now, tokens, ts)?;
     let level = parts.level(now);
     Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
 }
@@ -231,7 +221,11 @@ fn room(parts: &Parts, n: usize, now: Micros, amount: f64) -> f64 {
 
 /// The quick way: the row that this transaction holds already, or else the better of two at random,
 /// if it is not locked and can bear the whole change.
-fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
+fn change_better_of_two(
+    store: &dyn Store,
+    target: &Target,
+    change: Change,
+) -> Result<Option<Answer>> {
     let amount = match change {
         Change::Take { count, .. } => -count,
         Change::Credit { count, .. } => count,
@@ -244,14 +238,14 @@ fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Opti
     let first = mine.unwrap_or_else(|| fastrand::usize(0..shards as usize));
     let second = (first + fastrand::usize(1..shards as usize)) % shards as usize;
     let numbers = [number(shards, first), number(shards, second)];
-    let rows = store.read_some(target.name, target.key, &numbers)?;
+    let rows = store.read_shards(target.name, target.key, &numbers)?;
     let now = clock::now();
     let part = target.limit.part(shards);
     let mut states = Vec::new();
     for wanted in numbers {
         let row = rows.iter().find(|&&(number, _)| number == wanted);
         let Some((_, row)) = row else { return Ok(None) };
-        states.push(target.state(&part, Some(row.row.clone()), now)?);
+        states.push(target.state(&part, Some(row.state.clone()), now)?);
     }
     // The others are taken to be like the second.
     let mut guess = vec![states[1].clone(); shards as usize];
@@ -276,7 +270,7 @@ fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Opti
     }
     let take = || {
         let found = store.try_lock(row)?;
-        one(store, target, change, guess.clone(), better, found, amount)
+        change_row(store, target, change, guess.clone(), better, found, amount)
     };
     // Another call may have got at the row in the moment before it is locked: then the lock is
     // given back, unless it was held before.
@@ -284,7 +278,7 @@ fn one_of_two(store: &dyn Store, target: &Target, change: Change) -> Result<Opti
 }
 
 /// Any single row that bears the change: one that nobody has locked, or else one that is waited for.
-fn any_one(
+fn change_any_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
@@ -293,7 +287,7 @@ fn any_one(
     amount: f64,
 ) -> Result<Option<Answer>> {
     let shards = target.limit.shards();
-    let mut candidates = able(parts, now, amount);
+    let mut candidates = rows_with_room(parts, now, amount);
     // The first once more, to be waited for, by who holds none.
     let once = candidates.len();
     candidates.extend(candidates.first().copied().filter(|_| held(target).is_none()));
@@ -302,7 +296,7 @@ fn any_one(
         let wait = tried == once;
         let answer = attempt(|| {
             let row = if wait { store.lock(row)? } else { store.try_lock(row)? };
-            one(store, target, change, parts.clone(), n, row, amount)
+            change_row(store, target, change, parts.clone(), n, row, amount)
         })?;
         if answer.is_some() {
             return Ok(answer);
@@ -312,7 +306,7 @@ fn any_one(
 }
 
 /// The rows that bear a change by themselves, in no order, so that not all calls go for the same.
-fn able(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
+fn rows_with_room(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..parts.states().len())
         .filter(|&n| room(parts, n, now, amount) >= amount.abs())
         .collect();
@@ -321,32 +315,31 @@ fn able(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
 }
 
 /// Makes the whole change in the `n`th row, which is locked, if it can bear it.
-fn one(
+fn change_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
     mut parts: Parts,
     n: usize,
-    row: Option<Found>,
+    locked: Option<Row>,
     amount: f64,
 ) -> Result<Option<Answer>> {
-    let Some(Found { row, at }) = row else { return Ok(None) };
+    let Some(Row { state, tuple }) = locked else { return Ok(None) };
     let now = clock::now();
-    let state = target.state(parts.part(), Some(row), now)?;
-    parts.states_mut()[n] = state;
+    parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
     if room(&parts, n, now, amount) < amount.abs() {
         return Ok(None);
     }
     let decision = change.apply(parts.part(), &parts.states()[n], now)?;
     let Some(state) = &decision.state else { return Ok(None) };
-    store.update(target.row(number(target.limit.shards(), n)), at, state)?;
+    store.update(target.row(number(target.limit.shards(), n)), tuple, state)?;
     parts.states_mut()[n] = state.clone();
     hold(target, n);
     Ok(Some(target.answer(&decision, parts.level(now), now)))
 }
 
 /// The fewest rows that together can bear the change, of those that nobody has locked.
-fn several(
+fn change_several_rows(
     store: &dyn Store,
     target: &Target,
     decision: &Decision,
@@ -383,7 +376,7 @@ fn lock_free(
     now: Micros,
     amount: f64,
     fewest: bool,
-) -> Result<Option<Vec<(usize, Place)>>> {
+) -> Result<Option<Vec<(usize, TupleId)>>> {
     let looked: Vec<f64> = (0..parts.states().len()).map(|n| room(parts, n, now, amount)).collect();
     let mut rows: Vec<usize> = (0..looked.len()).filter(|&n| looked[n] > 0.0).collect();
     if fewest {
@@ -404,9 +397,9 @@ fn lock_free(
         match store.try_lock(row)? {
             Some(found) => {
                 let now = clock::now();
-                parts.states_mut()[n] = target.state(parts.part(), Some(found.row), now)?;
+                parts.states_mut()[n] = target.state(parts.part(), Some(found.state), now)?;
                 sum += room(parts, n, now, amount).max(0.0);
-                among.push((n, found.at));
+                among.push((n, found.tuple));
             }
             None if fewest => return Ok(None),
             None => {}
@@ -419,12 +412,12 @@ fn lock_free(
 }
 
 /// All rows, waited for one after the other: what they hold now decides.
-fn all(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
+fn change_all_rows(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
     let mut unchanged = None;
     let answer = attempt(|| {
-        let rows = store.lock_all(target.name, target.key)?;
+        let rows = store.lock_key(target.name, target.key)?;
         let now = clock::now();
-        let Holding { mut parts, in_place, places } = holding(target, rows, now)?;
+        let Holding { mut parts, in_place, tuples } = holding(target, rows, now)?;
         if !in_place {
             return Ok(None);
         }
@@ -433,7 +426,7 @@ fn all(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answ
             unchanged = Some(target.answer(&decision, parts.level(now), now));
             return Ok(None);
         };
-        let among: Vec<(usize, Place)> = places.into_iter().enumerate().collect();
+        let among: Vec<(usize, TupleId)> = tuples.into_iter().enumerate().collect();
         write(store, target, &mut parts, &among, now, after.value, after.ts)?;
         Ok(Some(target.answer(&decision, parts.level(now), now)))
     })?;
@@ -443,7 +436,7 @@ fn all(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answ
 /// What a key holds, and which of its parts are locked.
 pub struct Locked<'a> {
     pub parts: Parts<'a>,
-    pub among: Vec<(usize, Place)>,
+    pub among: Vec<(usize, TupleId)>,
 }
 
 /// Locks rows of a key that bear a change of `amount` tokens: one that looks as if it did, where
@@ -462,23 +455,21 @@ pub fn lock<'a>(
         let found = match store.lock(id)? {
             None => {
                 // Marked as reset: it counts as no row until it is written.
-                let reset =
-                    State { value: f64::INFINITY, ts: clock::now(), prior: None, log: None };
-                if !store.insert(id, &reset)? {
+                if !store.insert(id, &reset_state(clock::now()))? {
                     return Ok(None);
                 }
                 store.lock(id)?
             }
-            Some(found) if is_spread(Some(&found.row)) => {
+            Some(found) if is_marker(Some(&found.state)) => {
                 rearrange(store, target)?;
                 store.lock(id)?
             }
             found => found,
         };
-        let Some(Found { row, at }) = found else { return Ok(None) };
-        let state = target.state(&target.limit, Some(row), clock::now())?;
+        let Some(Row { state, tuple }) = found else { return Ok(None) };
+        let state = target.state(&target.limit, Some(state), clock::now())?;
         let parts = Parts::new(&target.limit, vec![state]);
-        return Ok(Some(Locked { parts, among: vec![(0, at)] }));
+        return Ok(Some(Locked { parts, among: vec![(0, tuple)] }));
     }
     let now = clock::now();
     let mut parts = looked;
@@ -486,15 +477,15 @@ pub fn lock<'a>(
     let equal = parts.equal();
     if sparing && equal && parts.total(now).value + amount >= 0.0 {
         if let Some(n) = held(target).filter(|&n| room(&parts, n, now, amount) >= amount.abs())
-            && let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))?
+            && let Some(Row { state, tuple }) = store.try_lock(target.row(number(shards, n)))?
         {
-            parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
-            return Ok(Some(Locked { parts, among: vec![(n, at)] }));
+            parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
+            return Ok(Some(Locked { parts, among: vec![(n, tuple)] }));
         }
-        for n in able(&parts, now, amount) {
-            if let Some(Found { row, at }) = store.try_lock(target.row(number(shards, n)))? {
-                parts.states_mut()[n] = target.state(parts.part(), Some(row), now)?;
-                return Ok(Some(Locked { parts, among: vec![(n, at)] }));
+        for n in rows_with_room(&parts, now, amount) {
+            if let Some(Row { state, tuple }) = store.try_lock(target.row(number(shards, n)))? {
+                parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
+                return Ok(Some(Locked { parts, among: vec![(n, tuple)] }));
             }
         }
         let among = lock_free(store, target, &mut parts, now, amount, false)?;
@@ -502,24 +493,25 @@ pub fn lock<'a>(
         return Ok(among.map(|among| Locked { parts, among }));
     }
     if equal && held(target).is_some() {
-        let mut places = Vec::new();
+        let mut tuples = Vec::new();
         for other in 0..shards as usize {
-            let Some(Found { row, at }) = store.try_lock(target.row(number(shards, other)))? else {
+            let Some(Row { state, tuple }) = store.try_lock(target.row(number(shards, other)))?
+            else {
                 return Err(Error::Busy);
             };
-            parts.states_mut()[other] = target.state(parts.part(), Some(row), now)?;
-            places.push((other, at));
+            parts.states_mut()[other] = target.state(parts.part(), Some(state), now)?;
+            tuples.push((other, tuple));
         }
-        return Ok(Some(Locked { parts, among: places }));
+        return Ok(Some(Locked { parts, among: tuples }));
     }
-    let rows = store.lock_all(target.name, target.key)?;
+    let rows = store.lock_key(target.name, target.key)?;
     let mut locked = holding(target, rows, clock::now())?;
     if !locked.in_place {
         rearrange(store, target)?;
-        let rows = store.lock_all(target.name, target.key)?;
+        let rows = store.lock_key(target.name, target.key)?;
         locked = holding(target, rows, clock::now())?;
     }
-    let among = locked.places.into_iter().enumerate().collect();
+    let among = locked.tuples.into_iter().enumerate().collect();
     Ok(locked.in_place.then_some(Locked { parts: locked.parts, among }))
 }
 
@@ -528,7 +520,7 @@ pub fn write(
     store: &dyn Store,
     target: &Target,
     parts: &mut Parts,
-    among: &[(usize, Place)],
+    among: &[(usize, TupleId)],
     now: Micros,
     tokens: f64,
     ts: Micros,
@@ -539,10 +531,10 @@ pub fn write(
         hold(target, n);
     }
     parts.spread(&rows, now, tokens, ts);
-    for &(n, at) in among {
+    for &(n, tuple) in among {
         let state = &parts.states()[n];
         if *state != before[n] {
-            store.update(target.row(number(target.limit.shards(), n)), at, state)?;
+            store.update(target.row(number(target.limit.shards(), n)), tuple, state)?;
         }
     }
     Ok(())

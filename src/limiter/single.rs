@@ -13,7 +13,7 @@ use crate::pg::catalog::{self, TableLock};
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
-use crate::store::{self, Row, RowId, Store, TRIES, is_reset};
+use crate::store::{self, Store, TRIES, is_marker};
 
 /// Takes tokens.
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
@@ -21,11 +21,11 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
         let take = Change::Take { count: request.count, reserve: request.reserve };
-        store::opened(catalog, TableLock::Write, |store| change(store, &target, take))
+        store::with_store(catalog, TableLock::Write, |store| change(store, &target, take))
     })
 }
 
-/// Gives tokens back, or with a negative count takes them without asking.
+/// Gives tokens back, or with a negative count takes them unconditionally.
 ///
 /// # Errors
 /// [`Error::NotForKind`] for the sliding kinds.
@@ -40,7 +40,7 @@ pub fn credit(
             return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
         }
         let credit = Change::Credit { count: request.count, taken_at };
-        store::opened(catalog, TableLock::Write, |store| change(store, &target, credit))
+        store::with_store(catalog, TableLock::Write, |store| change(store, &target, credit))
     })
 }
 
@@ -54,9 +54,9 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
         return shards::change(store, target, change);
     }
     let id = target.row(0);
-    let decide = |row: Option<Row>| -> Result<(Answer, Option<State>)> {
+    let decide = |stored: Option<State>| -> Result<(Answer, Option<State>)> {
         let now = clock::now();
-        let state = target.state(&target.limit, row, now)?;
+        let state = target.state(&target.limit, stored, now)?;
         let decision = change.apply(&target.limit, &state, now)?;
         Ok((target.answer(&decision, decision.level, now), decision.state))
     };
@@ -76,11 +76,11 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
             let Some(own) = store.lock(id)? else { continue };
             let (answer, state) = decide(None)?;
             if let Some(state) = state {
-                store.update(id, own.at, &state)?;
+                store.update(id, own.tuple, &state)?;
             }
             return Ok(answer);
         };
-        if shards::is_spread(Some(&seen.row)) {
+        if is_marker(Some(&seen.state)) {
             // The limit had shards until lately.
             let (now, holding) = shards::look(store, target)?;
             let decision = change.decide(&target.limit, &holding.parts, now)?;
@@ -90,7 +90,7 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
             shards::rearrange(store, target)?;
             continue;
         }
-        let (answer, state) = decide(Some(seen.row.clone()))?;
+        let (answer, state) = decide(Some(seen.state.clone()))?;
         let Some(state) = state else { return Ok(answer) };
         if store.replace(id, &seen, &state, true)? {
             if clock::now().minus(answer.now) < Micros::MILLISECOND {
@@ -99,18 +99,18 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
             // It waited, for another transaction that in the end changed nothing: decide again at the
             // time of the lock.
             let Some(own) = store.lock(id)? else { continue };
-            let (answer, state) = decide(Some(seen.row.clone()))?;
-            store.update(id, own.at, &state.unwrap_or(seen.row))?;
+            let (answer, state) = decide(Some(seen.state.clone()))?;
+            store.update(id, own.tuple, &state.unwrap_or(seen.state))?;
             return Ok(answer);
         }
         // The lock may have been waited for: look at the row, and at the clock, again.
         let Some(locked) = store.lock(id)? else { continue };
-        if shards::is_spread(Some(&locked.row)) {
+        if is_marker(Some(&locked.state)) {
             continue;
         }
-        let (answer, state) = decide(Some(locked.row))?;
+        let (answer, state) = decide(Some(locked.state))?;
         if let Some(state) = state {
-            store.update(id, locked.at, &state)?;
+            store.update(id, locked.tuple, &state)?;
         }
         return Ok(answer);
     }
@@ -122,7 +122,7 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     catalog::with(function, TableLock::Read, |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
-        store::opened(catalog, TableLock::Read, |store| {
+        store::with_store(catalog, TableLock::Read, |store| {
             let (now, holding) = shards::look(store, &target)?;
             let decision = holding.parts.decide(now, request.count, request.reserve);
             Ok(target.answer(&decision, holding.parts.level(now), now))
@@ -133,28 +133,8 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
 /// Forgets the state of a key; whether there was any.
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
     catalog::with(function, TableLock::Write, |catalog| {
-        store::opened(catalog, TableLock::Write, |store| reset_key(store, name, key))
+        store::with_store(catalog, TableLock::Write, |store| store.reset(name, key))
     })
-}
-
-/// Marks the rows of a key as reset; whether any held a state.
-fn reset_key(store: &dyn Store, name: &[u8], key: &[u8]) -> Result<bool> {
-    let reset = |row: &Row| Row { value: f64::INFINITY, ts: row.ts, prior: None, log: None };
-    let id = RowId { name, key, shard: 0 };
-    if let Some(seen) = store.read(id)?
-        && !shards::is_spread(Some(&seen.row))
-        && (is_reset(&seen.row) || store.replace(id, &seen, &reset(&seen.row), true)?)
-    {
-        return Ok(!is_reset(&seen.row));
-    }
-    let mut was = false;
-    for (shard, found) in shards::lock_all(store, name, key)? {
-        if !is_reset(&found.row) {
-            store.update(RowId { name, key, shard }, found.at, &reset(&found.row))?;
-            was = true;
-        }
-    }
-    Ok(was)
 }
 
 /// Forgets the state of every key of a name; of how many there was any. The rows are locked and
@@ -164,14 +144,11 @@ pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
     // Out here, since it begins again where the table has changed.
     let mut were = 0;
     catalog::with(function, TableLock::Write, |catalog| {
-        store::opened(catalog, TableLock::Write, |store| {
+        store::with_store(catalog, TableLock::Write, |store| {
             let mut delete = |key: &[u8]| -> Result<()> {
                 check_for_interrupts();
-                let rows = shards::lock_all(store, name, key)?;
-                were += i64::from(rows.iter().any(|(_, found)| !is_reset(&found.row)));
-                rows.iter().try_for_each(|&(shard, ref found)| {
-                    store.delete(RowId { name, key, shard }, found.at)
-                })
+                were += i64::from(store.delete_key(name, key)?);
+                Ok(())
             };
             delete(b"")?; // which comes first, and after no other
             let _ = each_key(store, (name, b""), true, |found| {

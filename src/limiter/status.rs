@@ -12,7 +12,7 @@ use crate::limiter::{definitions, shards};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::Result;
-use crate::store;
+use crate::store::{self, is_marker};
 
 /// What a key holds.
 pub struct Status<'a> {
@@ -23,11 +23,11 @@ pub struct Status<'a> {
     /// Over how many rows it is spread.
     pub shards: u32,
     /// `None` where nobody defined the name.
-    pub limit: Option<Standing>,
+    pub limit: Option<LimitStatus>,
 }
 
 /// What its limit makes of it.
-pub struct Standing {
+pub struct LimitStatus {
     pub limit: Rc<Limit>,
     /// Tokens; negative: debt.
     pub remaining: f64,
@@ -49,9 +49,9 @@ pub fn each(
             visit(status(catalog, &found)?);
             Ok(ControlFlow::Continue(()))
         };
-        store::opened(catalog, TableLock::Read, |store| match (name, key) {
+        store::with_store(catalog, TableLock::Read, |store| match (name, key) {
             (Some(name), Some(key)) => {
-                let rows = store.read_all(name, key)?;
+                let rows = store.read_key(name, key)?;
                 if !rows.is_empty() {
                     let _ = show(Key { name: name.to_vec(), key: key.to_vec(), rows })?;
                 }
@@ -59,7 +59,7 @@ pub fn each(
             }
             (Some(name), None) => {
                 // The limit without keys comes first, and after no other.
-                let rows = store.read_all(name, b"")?;
+                let rows = store.read_key(name, b"")?;
                 if !rows.is_empty() {
                     let _ = show(Key { name: name.to_vec(), key: Vec::new(), rows })?;
                 }
@@ -76,7 +76,7 @@ pub fn each(
 
 fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Status<'a>> {
     let Key { name, key, rows } = found;
-    let parts = rows.iter().filter(|(_, row)| !shards::is_spread(Some(&row.row))).count();
+    let parts = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
     let as_of = clock::now();
     let limit = match definitions::defined(catalog, name, key)? {
         None => None,
@@ -84,7 +84,7 @@ fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Status<'a>> {
             let target = Target { name, key, limit: limit.clone() };
             let holding = shards::holding(&target, rows.clone(), as_of)?;
             let decision = holding.parts.decide(as_of, 1.0, false);
-            Some(Standing {
+            Some(LimitStatus {
                 remaining: holding.parts.level(as_of).remaining,
                 limited: !decision.ok,
                 retry_after: decision.retry_after,

@@ -84,7 +84,7 @@ pub struct Connection<'a> {
 /// Connects to SPI as the owner of `table` while `work` runs, with the `lock` on it that the whole
 /// work needs. An error on the way leaves the clearing up to the abort of the (sub)transaction, as
 /// everywhere in Postgres.
-pub fn connected<T>(
+pub fn with_owner<T>(
     catalog: &Catalog,
     table: Table,
     lock: TableLock,

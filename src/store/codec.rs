@@ -7,14 +7,20 @@ use pgrx::pg_sys::BuiltinOid::TIMESTAMPTZOID;
 use ratelimit_core::Micros;
 
 use crate::pg::clock::{from_timestamptz, to_nearest_timestamptz};
-use crate::store::{Row, SPREAD};
+use crate::store::{MARKER, State};
 
 /// A row, its times as Postgres counts them.
-pub fn row_of(shard: i32, value: f64, ts: i64, prior: Option<f64>, log: Option<Vec<i64>>) -> Row {
-    let spread = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
-    Row {
+pub fn state_of(
+    shard: i32,
+    value: f64,
+    ts: i64,
+    prior: Option<f64>,
+    log: Option<Vec<i64>>,
+) -> State {
+    let marker = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
+    State {
         value,
-        ts: if spread { SPREAD } else { from_timestamptz(ts) },
+        ts: if marker { MARKER } else { from_timestamptz(ts) },
         prior,
         log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
     }
@@ -22,7 +28,7 @@ pub fn row_of(shard: i32, value: f64, ts: i64, prior: Option<f64>, log: Option<V
 
 /// A row's time.
 pub fn ts_datum(at: Micros) -> pg_sys::Datum {
-    pg_sys::Datum::from(if at == SPREAD { i64::MIN } else { to_nearest_timestamptz(at) })
+    pg_sys::Datum::from(if at == MARKER { i64::MIN } else { to_nearest_timestamptz(at) })
 }
 
 /// A row's log.

@@ -13,11 +13,11 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::spi::{Connection, Statement};
 use crate::pg::values::{float_datum, text_datum, varlena_bytes};
-use crate::store::codec::{array, log_datum, log_entries, row_of, ts_datum};
-use crate::store::{Found, Keyed, Numbered, Place, Row, RowId, Store};
+use crate::store::codec::{array, log_datum, log_entries, state_of, ts_datum};
+use crate::store::{KeyedRow, Row, RowId, ShardRow, State, Store, TupleId};
 
 impl Store for Connection<'_> {
-    fn read(&self, id: RowId) -> Result<Option<Found>> {
+    fn read(&self, id: RowId) -> Result<Option<Row>> {
         const READ: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -29,7 +29,7 @@ impl Store for Connection<'_> {
         self.row(&READ, id)
     }
 
-    fn lock(&self, id: RowId) -> Result<Option<Found>> {
+    fn lock(&self, id: RowId) -> Result<Option<Row>> {
         const LOCK: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -41,7 +41,7 @@ impl Store for Connection<'_> {
         self.row(&LOCK, id)
     }
 
-    fn try_lock(&self, id: RowId) -> Result<Option<Found>> {
+    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
         const TRY_LOCK: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -53,8 +53,8 @@ impl Store for Connection<'_> {
         self.row(&TRY_LOCK, id)
     }
 
-    fn read_some(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<Numbered>> {
-        const READ_SOME: Statement = Statement {
+    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
+        const READ_SHARDS: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) ANY ($3)",
@@ -64,11 +64,11 @@ impl Store for Connection<'_> {
         };
         let shards: Vec<pg_sys::Datum> = shards.iter().map(|&shard| shard.into()).collect();
         let shards = array(shards, INT4OID, size_of::<i32>(), b'i');
-        self.rows(&READ_SOME, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])
+        self.rows(&READ_SHARDS, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])
     }
 
-    fn read_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
-        const READ_ALL: Statement = Statement {
+    fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
+        const READ_KEY: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   ORDER BY shard",
@@ -76,22 +76,10 @@ impl Store for Connection<'_> {
             results: &STATE,
             lock: TableLock::Read,
         };
-        self.rows(&READ_ALL, &[Some(text_datum(name)), Some(text_datum(key))])
+        self.rows(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])
     }
 
-    fn lock_all(&self, name: &[u8], key: &[u8]) -> Result<Vec<Numbered>> {
-        const LOCK_ALL: Statement = Statement {
-            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  ORDER BY shard FOR UPDATE",
-            parameters: &[TEXTOID, TEXTOID],
-            results: &STATE,
-            lock: TableLock::LockRows,
-        };
-        self.rows(&LOCK_ALL, &[Some(text_datum(name)), Some(text_datum(key))])
-    }
-
-    fn insert(&self, id: RowId, row: &Row) -> Result<bool> {
+    fn insert(&self, id: RowId, row: &State) -> Result<bool> {
         // Any conflict: named columns mean the valid index alone, and the one that REINDEX
         // CONCURRENTLY builds beside it would raise 23505.
         const INSERT: Statement = Statement {
@@ -111,12 +99,7 @@ impl Store for Connection<'_> {
         Ok(self.execute(insert, &whole_row(id, row))? > 0)
     }
 
-    /// The row must be locked first: what a statement sees may be old by the time it writes.
-    fn replace(&self, _: RowId, _: &Found, _: &Row, _: bool) -> Result<bool> {
-        Ok(false)
-    }
-
-    fn update(&self, id: RowId, _: Place, row: &Row) -> Result<()> {
+    fn update(&self, id: RowId, _: TupleId, row: &State) -> Result<()> {
         const UPDATE: Statement = Statement {
             sql: "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -131,7 +114,7 @@ impl Store for Connection<'_> {
         }
     }
 
-    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<Keyed>> {
+    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<KeyedRow>> {
         const OF_ALL: Statement = Statement {
             sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
@@ -162,13 +145,13 @@ impl Store for Connection<'_> {
             .map(|row| {
                 let (name, key) = (text(row, 1)?, text(row, 2)?);
                 let row = self.selected(row, 3)?;
-                Ok(Keyed { name, key, row })
+                Ok(KeyedRow { name, key, row })
             })
             .collect()
     }
 
-    fn somewhere(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        const SOMEWHERE: Statement = Statement {
+    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        const RANDOM_KEY: Statement = Statement {
             sql: "SELECT name, key FROM @schema@.ratelimits \
                   WHERE ctid OPERATOR(pg_catalog.>=) $1 LIMIT 1",
             parameters: &[TIDOID],
@@ -176,7 +159,7 @@ impl Store for Connection<'_> {
             lock: TableLock::Read,
         };
         let Some(page) = self.some_page() else { return Ok(None) };
-        if self.execute(&SOMEWHERE, &[Some(page)])? == 0 {
+        if self.execute(&RANDOM_KEY, &[Some(page)])? == 0 {
             return Ok(None);
         }
         // SAFETY: the columns are the texts that the statement says they are.
@@ -185,7 +168,7 @@ impl Store for Connection<'_> {
         Ok(text(1).zip(text(2)))
     }
 
-    fn delete(&self, id: RowId, _: Place) -> Result<()> {
+    fn delete(&self, id: RowId, _: TupleId) -> Result<()> {
         const DELETE: Statement = Statement {
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   AND key OPERATOR(pg_catalog.=) $2 AND shard OPERATOR(pg_catalog.=) $3",
@@ -197,11 +180,6 @@ impl Store for Connection<'_> {
             0 => Err(Connection::not_written(self)),
             _ => Ok(()),
         }
-    }
-
-    /// As for [`replace`](Store::replace).
-    fn remove(&self, _: &Found) -> Result<bool> {
-        Ok(false)
     }
 }
 
@@ -217,7 +195,7 @@ const WHOLE_ROW: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 impl Connection<'_> {
-    fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Found>> {
+    fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
         match self.execute(statement, &row_id(id))? {
             0 => Ok(None),
             _ => Ok(Some(self.selected(0, 1)?.1)),
@@ -228,13 +206,13 @@ impl Connection<'_> {
         &self,
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
-    ) -> Result<Vec<Numbered>> {
+    ) -> Result<Vec<ShardRow>> {
         let count = self.execute(statement, parameters)?;
         (0..count).map(|row| self.selected(row, 1)).collect()
     }
 
     /// A row of the last result, whose columns are those of [`STATE`] from number `first` on.
-    fn selected(&self, row: u64, first: c_int) -> Result<Numbered> {
+    fn selected(&self, row: u64, first: c_int) -> Result<ShardRow> {
         check_for_interrupts();
         let field = |column| self.field(row, first + column);
         let not_null = |column, name| field(column).ok_or(Error::NullState { column: name });
@@ -244,8 +222,8 @@ impl Connection<'_> {
         // SAFETY: the column is the timestamptz[] that the statement says it is.
         let log = field(4).map(|log| unsafe { log_entries(log) });
         let prior = field(3).map(float);
-        let row = row_of(shard, float(value), ts.value() as i64, prior, log);
-        Ok((shard, Found { row, at: Place::NONE }))
+        let state = state_of(shard, float(value), ts.value() as i64, prior, log);
+        Ok((shard, Row { state, tuple: TupleId::NONE }))
     }
 }
 
@@ -253,7 +231,7 @@ fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
     [Some(text_datum(id.name)), Some(text_datum(id.key)), Some(pg_sys::Datum::from(id.shard))]
 }
 
-fn whole_row(id: RowId, row: &Row) -> [Option<pg_sys::Datum>; 7] {
+fn whole_row(id: RowId, row: &State) -> [Option<pg_sys::Datum>; 7] {
     let [name, key, shard] = row_id(id);
     [
         name,

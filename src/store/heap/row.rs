@@ -8,15 +8,15 @@ use super::raw;
 use crate::pg::error::{Error, Result};
 use crate::pg::usual_table::COLUMNS;
 use crate::pg::values::{float_datum, is_plain, text_datum};
-use crate::store::codec::{log_datum, log_entries, row_of, ts_datum};
-use crate::store::{Found, Numbered, Place, Row, RowId};
+use crate::store::codec::{log_datum, log_entries, state_of, ts_datum};
+use crate::store::{Row, RowId, ShardRow, State, TupleId};
 
 /// A row as it was found, its log in Postgres memory: plain data.
 #[derive(Clone, Copy)]
-pub struct Plain {
+pub struct RawRow {
     pub tid: pg_sys::ItemPointerData,
     /// Whether no other transaction had it locked, or has replaced it.
-    pub free: bool,
+    pub unlocked: bool,
     shard: i32,
     /// `None` for a NULL, which the owner can have put there while the column allowed it.
     value: Option<f64>,
@@ -26,10 +26,10 @@ pub struct Plain {
     log: *mut pg_sys::varlena,
 }
 
-impl Plain {
+impl RawRow {
     /// # Safety
     /// Inside a guard; the slot holds a row of the table, deformed.
-    pub unsafe fn of(slot: *mut pg_sys::TupleTableSlot, free: bool) -> Plain {
+    pub unsafe fn of(slot: *mut pg_sys::TupleTableSlot, unlocked: bool) -> RawRow {
         // SAFETY: the columns are those of the usual table.
         unsafe {
             let value = |n: usize| {
@@ -37,9 +37,9 @@ impl Plain {
                 (!null).then(|| *(*slot).tts_values.add(n))
             };
             let float = |n| value(n).map(|datum| f64::from_bits(datum.value() as u64));
-            Plain {
+            RawRow {
                 tid: (*slot).tts_tid,
-                free,
+                unlocked,
                 shard: value(2).map_or(0, |shard| shard.value() as i32),
                 value: float(3),
                 ts: value(4).map(|ts| ts.value() as i64),
@@ -53,13 +53,16 @@ impl Plain {
 
     /// # Errors
     /// [`Error::NullState`]: a NULL where no call writes one.
-    pub fn found(self) -> Result<Numbered> {
+    pub fn found(self) -> Result<ShardRow> {
         let value = self.value.ok_or(Error::NullState { column: "value" })?;
         let ts = self.ts.ok_or(Error::NullState { column: "ts" })?;
         // SAFETY: a detoasted timestamptz[], as the column is declared.
         let log = (!self.log.is_null()).then(|| unsafe { log_entries(self.log.into()) });
-        let row = row_of(self.shard, value, ts, self.prior, log);
-        Ok((self.shard, Found { row, at: Place { tid: Some(self.tid), free: self.free } }))
+        let state = state_of(self.shard, value, ts, self.prior, log);
+        Ok((
+            self.shard,
+            Row { state, tuple: TupleId { tid: Some(self.tid), unlocked: self.unlocked } },
+        ))
     }
 }
 
@@ -152,7 +155,7 @@ pub fn columns(
     name: &Text,
     key: &Text,
     shard: i32,
-    row: &Row,
+    row: &State,
 ) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {
     let null = pg_sys::Datum::from(0);
     let log = row.log.as_ref().map(|log| log_datum(log));

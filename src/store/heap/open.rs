@@ -1,0 +1,60 @@
+//! Opening the table and its index.
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
+
+use super::{Heap, raw};
+use crate::pg::catalog::{self, Catalog, TableLock};
+use crate::pg::error::{Error, Result};
+
+/// Opens the table while `work` runs. Its locks, and those of its index, last to the end of the
+/// transaction.
+///
+/// # Errors
+/// [`Error::Moved`]: it has changed since the catalog was read.
+pub fn with_heap<T>(
+    catalog: &Catalog,
+    index_oid: pg_sys::Oid,
+    lock: TableLock,
+    work: impl FnOnce(&Heap) -> Result<T>,
+) -> Result<T> {
+    let oid = catalog.rate_limits.oid;
+    let (lock, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
+    // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
+    unsafe {
+        let opened = guarded(|| {
+            // First, since what is announced by then may have moved the table.
+            raw::LockRelationOid(oid, lock);
+            raw::LockRelationOid(index_oid, lock);
+            if !catalog::is_current() {
+                return None;
+            }
+            let table = raw::table_open(oid, none);
+            let index = raw::index_open(index_oid, none);
+            let fetched = raw::table_slot_create(table, std::ptr::null_mut());
+            let kind = &raw const pg_sys::TTSOpsHeapTuple;
+            let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
+            Some(Heap { table, index, fetched, written })
+        });
+        let Some(heap) = opened else { return Err(Error::Moved) };
+        let result = work(&heap);
+        let Heap { table, index, fetched, written } = heap;
+        guarded(|| {
+            raw::ExecDropSingleTupleTableSlot(written);
+            raw::ExecDropSingleTupleTableSlot(fetched);
+            raw::index_close(index, none);
+            raw::table_close(table, none);
+        });
+        result
+    }
+}
+
+/// Runs calls of [`raw`]; an error of theirs unwinds from here.
+///
+/// # Safety
+/// `calls` and what it calls hold nothing with a destructor, call nothing of `pg_sys` that is
+/// guarded, and don't panic.
+pub unsafe fn guarded<T: Copy>(calls: impl FnOnce() -> T) -> T {
+    // SAFETY: as the caller says.
+    unsafe { pg_guard_ffi_boundary(calls) }
+}
