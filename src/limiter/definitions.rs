@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, TEXTOID};
@@ -19,28 +18,52 @@ use crate::pg::invalidation;
 use crate::pg::spi::{self, Statement};
 use crate::pg::values::{Jsonb, text_datum, utf8};
 
-/// How many names, keys and inline configs are remembered, of each, before starting anew.
+use lru::LruCache;
+
+/// How many names, keys and inline configs are remembered, of each: those that were used last. To
+/// read a definition takes two statements and to parse a config some microseconds, which is several
+/// times what a call costs; an entry has some 200 bytes.
 const REMEMBERED: usize = 10_000;
 /// The largest inline config that is remembered, in bytes; a sensible one has some 200.
 const REMEMBERED_BYTES: usize = 2_000;
 
 /// What rl_config says of a name.
-#[derive(Default)]
 struct Definition {
     /// For every key without a row of its own.
     default: Option<Rc<Limit>>,
-    /// Whether any key has a row of its own; if so, which of the keys asked for.
+    /// Whether any key has a row of its own.
     has_keys: bool,
-    keys: HashMap<Box<[u8]>, Option<Rc<Limit>>>,
+}
+
+/// What was used last, by the bytes that it was asked for with.
+struct Remembered<V>(LruCache<Box<[u8]>, V>);
+
+impl<V> Remembered<V> {
+    fn new() -> RefCell<Remembered<V>> {
+        RefCell::new(Remembered(LruCache::unbounded())) // one with a bound takes its room at once
+    }
+
+    fn put(&mut self, key: &[u8], value: V) {
+        if self.0.len() >= REMEMBERED {
+            self.0.pop_lru();
+        }
+        self.0.put(key.into(), value);
+    }
 }
 
 thread_local! {
-    static NAMES: RefCell<HashMap<Box<[u8]>, Definition>> = RefCell::new(HashMap::new());
-    /// How many keys NAMES holds, over all names.
-    static KEYS: Cell<usize> = const { Cell::new(0) };
-    /// The definition changes that NAMES has seen.
+    static NAMES: RefCell<Remembered<Definition>> = Remembered::new();
+    /// Of names that have keys with rows of their own; see [`with_name`]. `None`: not this one.
+    static KEYS: RefCell<Remembered<Option<Rc<Limit>>>> = Remembered::new();
+    /// The definition changes that NAMES and KEYS have seen.
     static SEEN: Cell<u64> = const { Cell::new(0) };
-    static INLINE: RefCell<HashMap<Box<[u8]>, Rc<Limit>>> = RefCell::new(HashMap::new());
+    /// By the binary form of the config.
+    static INLINE: RefCell<Remembered<Rc<Limit>>> = Remembered::new();
+}
+
+/// A name and a key as one: no text of Postgres has a zero byte.
+fn with_name(name: &[u8], key: &[u8]) -> Vec<u8> {
+    [name, &[0], key].concat()
 }
 
 /// The limit of a call: the config it brought, or the definition of (name, key), or of the name.
@@ -67,7 +90,7 @@ pub fn resolve(
 
 /// A config as a limit; remembered by its binary form.
 pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
-    if let Some(limit) = INLINE.with_borrow(|known| known.get(config.bytes).cloned()) {
+    if let Some(limit) = INLINE.with_borrow_mut(|known| known.0.get(config.bytes).cloned()) {
         return Ok(limit);
     }
     let json = config.to_json(config::MAX_BYTES).map_err(too_long)?;
@@ -75,12 +98,7 @@ pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
     if config.bytes.len() > REMEMBERED_BYTES {
         return Ok(limit);
     }
-    INLINE.with_borrow_mut(|known| {
-        if known.len() >= REMEMBERED {
-            known.clear();
-        }
-        known.insert(config.bytes.into(), limit.clone());
-    });
+    INLINE.with_borrow_mut(|known| known.put(config.bytes, limit.clone()));
     Ok(limit)
 }
 
@@ -95,17 +113,19 @@ fn too_long(bytes: usize) -> ConfigError {
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit>>> {
     let changes = invalidation::definition_changes();
     if SEEN.get() != changes {
-        NAMES.with_borrow_mut(HashMap::clear);
-        KEYS.set(0);
+        NAMES.with_borrow_mut(|names| names.0.clear());
+        KEYS.with_borrow_mut(|keys| keys.0.clear());
         SEEN.set(changes);
     }
-    let known = NAMES.with_borrow(|names| {
-        let definition = names.get(name)?;
+    let known = NAMES.with_borrow_mut(|names| {
+        let definition = names.0.get(name)?;
         if !definition.has_keys {
             return Some(definition.default.clone());
         }
-        let own = definition.keys.get(key)?;
-        Some(own.clone().or_else(|| definition.default.clone()))
+        KEYS.with_borrow_mut(|keys| {
+            let own = keys.0.get(&with_name(name, key)[..])?;
+            Some(own.clone().or_else(|| definition.default.clone()))
+        })
     });
     match known {
         Some(known) => Ok(known),
@@ -153,19 +173,10 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
     let limit = own.clone().or_else(|| default.clone());
     // What was announced while the rows were read may not be in them.
     if invalidation::definition_changes() == changes {
-        NAMES.with_borrow_mut(|names| {
-            if names.len() >= REMEMBERED || KEYS.get() >= REMEMBERED {
-                names.clear();
-                KEYS.set(0);
-            }
-            let definition = names.entry(name.into()).or_default();
-            definition.default = default;
-            definition.has_keys = has_keys;
-            if has_keys {
-                definition.keys.insert(key.into(), own);
-                KEYS.set(KEYS.get() + 1);
-            }
-        });
+        NAMES.with_borrow_mut(|names| names.put(name, Definition { default, has_keys }));
+        if has_keys {
+            KEYS.with_borrow_mut(|keys| keys.put(&with_name(name, key), own));
+        }
     }
     Ok(limit)
 }
@@ -232,4 +243,22 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         }
         if spi.execute(&DROP, &row)? > 0 { Ok(true) } else { Err(spi.not_written()) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_last_is_remembered() {
+        let memory = Remembered::new();
+        let mut memory = memory.borrow_mut();
+        let name = |n: usize| n.to_string().into_bytes();
+        (0..REMEMBERED).for_each(|n| memory.put(&name(n), n));
+        assert_eq!(memory.0.get(&name(0)[..]), Some(&0));
+        memory.put(b"one more", 0);
+        assert_eq!(memory.0.len(), REMEMBERED);
+        assert_eq!(memory.0.get(&name(0)[..]), Some(&0), "used since");
+        assert_eq!(memory.0.get(&name(1)[..]), None, "used longest ago");
+    }
 }

@@ -9,138 +9,23 @@
 //! it locked and cannot use it gives back first. A transaction that holds a row from an earlier call
 //! waits for no other row of that limit.
 
-use std::collections::BTreeMap;
-use std::rc::Rc;
-
-use ratelimit_core::{Decision, Limit, Micros, Parts, State};
+use ratelimit_core::{Decision, Micros, Parts};
 
 use crate::limiter::request::{Answer, Change, Target};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
-use crate::store::{MARKER, Row, ShardRow, Store, TRIES, TupleId, is_marker, reset_state};
+use crate::store::{Row, Store, TRIES, TupleId, is_marker, reset_state};
 
 use held::{held, hold};
+use holding::shard_number;
 
 mod held;
+mod holding;
 
 pub use held::forget;
-
-/// The number of the `n`th row, from 0, of a limit of so many shards.
-fn number(shards: u32, n: usize) -> i32 {
-    if shards == 1 { 0 } else { shards as i32 * 10_000 + 1 + n as i32 }
-}
-
-/// How many shards a limit has that such a row belongs to.
-pub fn shards_of(number: i32) -> u32 {
-    (number / 10_000).max(1) as u32
-}
-
-/// The limit of each row of a limit that is spread over so many.
-pub fn part_of(limit: &Limit, shards: u32) -> Limit {
-    if shards == 1 { limit.clone() } else { limit.part(shards) }
-}
-
-/// What the rows of a key hold.
-pub struct Holding<'a> {
-    pub parts: Parts<'a>,
-    /// Whether the rows are those that the limit wants; if not, the parts are the rows as they stand,
-    /// or, where these mean nothing to it, new ones.
-    pub in_place: bool,
-    /// Where they are then.
-    pub tuples: Vec<TupleId>,
-}
-
-/// What the rows of a key, all of them, hold at `now`, which is read after them.
-pub fn holding<'a>(
-    target: &'a Target,
-    mut rows: Vec<ShardRow>,
-    now: Micros,
-) -> Result<Holding<'a>> {
-    let limit = &*target.limit;
-    let shards = limit.shards();
-    rows.retain(|(_, found)| !is_marker(Some(&found.state)));
-    let wanted = (0..shards as usize).map(|n| number(shards, n));
-    let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
-
-    let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.state));
-    let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
-    let parts = if in_place || fresh {
-        let part = part_of(limit, shards);
-        let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
-        let states = (0..shards)
-            .map(|_| target.state(&part, rows.next().map(|(_, found)| found.state), now))
-            .collect::<Result<Vec<State>>>()?;
-        Parts::new(limit, states)
-    } else {
-        // Rows of another number of shards: only a take rearranges them.
-        let mut parts: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
-        let rows = rows.into_iter().map(|(number, found)| {
-            let of = shards_of(number);
-            let part = parts.entry(of).or_insert_with(|| Rc::new(part_of(limit, of)));
-            Ok((part.clone(), target.state(part, Some(found.state), now)?))
-        });
-        Parts::standing(limit, rows.collect::<Result<_>>()?)
-    };
-    Ok(Holding { parts, in_place, tuples })
-}
-
-/// What is in the limit under the latest state, and when that was looked at: takes no lock.
-pub fn look<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holding<'a>)> {
-    let mut rows = Vec::new();
-    if target.limit.shards() == 1 {
-        rows.extend(store.read(target.row(0))?.map(|found| (0, found)));
-    }
-    if target.limit.shards() > 1 || is_marker(rows.first().map(|(_, found)| &found.state)) {
-        rows = store.read_key(target.name, target.key)?;
-    }
-    let now = clock::now();
-    Ok((now, holding(target, rows, now)?))
-}
-
-/// Makes the rows of a key those that the limit wants, without changing what they hold together.
-///
-/// # Errors
-/// [`Error::NotWritten`]: something undoes it.
-pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
-    let shards = target.limit.shards();
-    let marker = State { value: 0.0, ts: MARKER, prior: None, log: None };
-    // Whoever rearranges locks row 0 first, so nobody else does before this transaction ends.
-    if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &marker)? {
-        return Ok(()); // somebody else has just begun: look again
-    }
-    let rows = store.lock_key(target.name, target.key)?;
-    let now = clock::now();
-    let holding = holding(target, rows.clone(), now)?;
-    if holding.in_place {
-        return Ok(());
-    }
-    let mut root = None;
-    for (number, found) in rows {
-        if number == 0 {
-            root = Some(found);
-        } else {
-            store.delete(target.row(number), found.tuple)?;
-        }
-    }
-    let Some(root) = root else { return Err(store.not_written()) };
-    let states = holding.parts.rearranged(shards, now);
-    if shards == 1 {
-        store.update(target.row(0), root.tuple, &states[0])?;
-    } else {
-        if !is_marker(Some(&root.state)) {
-            store.update(target.row(0), root.tuple, &marker)?;
-        }
-        for (n, state) in states.iter().enumerate() {
-            check_for_interrupts();
-            store.insert(target.row(number(shards, n)), state)?;
-        }
-    }
-    // Nobody else can have changed them again: it would be a trigger of the owner's.
-    let rows = store.read_key(target.name, target.key)?;
-    if self::holding(target, rows, now)?.in_place { Ok(()) } else { Err(store.not_written()) }
-}
+pub use holding::{Holding, holding, look, part_of, rearrange, shards_of};
 
 /// One call on a limit with shards. What changes nothing is answered from a plain read of all rows.
 pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
@@ -162,7 +47,7 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         }
         let amount = after.value - parts.total(now).value;
         // A debt is for all rows to share, and to be paid back first.
-        let in_debt = (0..parts.states().len()).any(|n| parts.available(n, now) < 0.0);
+        let in_debt = (0..parts.states().len()).any(|shard| parts.available(shard, now) < 0.0);
         if after.value >= 0.0 && !in_debt {
             if let Some(answer) = change_any_row(store, target, change, &parts, now, amount)? {
                 return Ok(answer);
@@ -195,27 +80,27 @@ fn answer_while_locked(
 ) -> Result<Answer> {
     let level = parts.level(now);
     let denied = Decision { ok: false, retry_after: Some(Micros(0)), level, state: None };
-    let (Change::Credit { count, .. }, Some(n)) = (change, held(target)) else {
+    let (Change::Credit { count, .. }, Some(shard)) = (change, held(target)) else {
         return Ok(target.answer(&denied, level, now));
     };
-    let id = target.row(number(target.limit.shards(), n));
+    let id = target.row(shard_number(target.limit.shards(), shard));
     let Some(Row { state, tuple }) = store.lock(id)? else { return Err(store.not_written()) };
-    parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
-    let tokens = parts.available(n, now) + count;
+    parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+    let tokens = parts.available(shard, now) + count;
     if tokens > parts.part().capacity() {
         // It doesn't fit there, and nothing may be lost: even a deadlock can be tried again.
         return change_all_rows(store, target, change)?.ok_or_else(|| store.not_written());
     }
     let ts = parts.total(now).ts;
-    write(store, target, &mut parts, &[(n, tuple)], now, tokens, ts)?;
+    write(store, target, &mut parts, &[(shard, tuple)], now, tokens, ts)?;
     let level = parts.level(now);
     Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
 }
 
 /// By how much a part can change by itself in the direction of `amount`: what it holds, or what it
 /// has room for.
-fn room(parts: &Parts, n: usize, now: Micros, amount: f64) -> f64 {
-    let available = parts.available(n, now);
+fn room(parts: &Parts, shard: usize, now: Micros, amount: f64) -> f64 {
+    let available = parts.available(shard, now);
     if amount < 0.0 { available } else { parts.part().capacity() - available }
 }
 
@@ -237,7 +122,7 @@ fn change_better_of_two(
     let mine = held(target);
     let first = mine.unwrap_or_else(|| fastrand::usize(0..shards as usize));
     let second = (first + fastrand::usize(1..shards as usize)) % shards as usize;
-    let numbers = [number(shards, first), number(shards, second)];
+    let numbers = [shard_number(shards, first), shard_number(shards, second)];
     let rows = store.read_shards(target.name, target.key, &numbers)?;
     let now = clock::now();
     let part = target.limit.part(shards);
@@ -251,13 +136,13 @@ fn change_better_of_two(
     let mut guess = vec![states[1].clone(); shards as usize];
     guess[first] = states.swap_remove(0);
     let guess = Parts::new(&target.limit, guess);
-    let room = |n| room(&guess, n, now, amount);
+    let room = |shard| room(&guess, shard, now, amount);
     let better = if mine.is_some() || room(first) >= room(second) { first } else { second };
-    let in_debt = [first, second].iter().any(|&n| guess.available(n, now) < 0.0);
+    let in_debt = [first, second].iter().any(|&shard| guess.available(shard, now) < 0.0);
     if room(better) < amount.abs() || in_debt {
         return Ok(None);
     }
-    let row = target.row(number(shards, better));
+    let row = target.row(shard_number(shards, better));
     let decision = change.apply(guess.part(), &guess.states()[better], now)?;
     let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
     if let (Some(after), Some(seen)) = (&decision.state, seen)
@@ -291,12 +176,12 @@ fn change_any_row(
     // The first once more, to be waited for, by who holds none.
     let once = candidates.len();
     candidates.extend(candidates.first().copied().filter(|_| held(target).is_none()));
-    for (tried, &n) in candidates.iter().enumerate() {
-        let row = target.row(number(shards, n));
+    for (tried, &shard) in candidates.iter().enumerate() {
+        let row = target.row(shard_number(shards, shard));
         let wait = tried == once;
         let answer = attempt(|| {
             let row = if wait { store.lock(row)? } else { store.try_lock(row)? };
-            change_row(store, target, change, parts.clone(), n, row, amount)
+            change_row(store, target, change, parts.clone(), shard, row, amount)
         })?;
         if answer.is_some() {
             return Ok(answer);
@@ -308,33 +193,33 @@ fn change_any_row(
 /// The rows that bear a change by themselves, in no order, so that not all calls go for the same.
 fn rows_with_room(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..parts.states().len())
-        .filter(|&n| room(parts, n, now, amount) >= amount.abs())
+        .filter(|&shard| room(parts, shard, now, amount) >= amount.abs())
         .collect();
     fastrand::shuffle(&mut rows);
     rows
 }
 
-/// Makes the whole change in the `n`th row, which is locked, if it can bear it.
+/// Makes the whole change in the `shard`th row, which is locked, if it can bear it.
 fn change_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
     mut parts: Parts,
-    n: usize,
+    shard: usize,
     locked: Option<Row>,
     amount: f64,
 ) -> Result<Option<Answer>> {
     let Some(Row { state, tuple }) = locked else { return Ok(None) };
     let now = clock::now();
-    parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
-    if room(&parts, n, now, amount) < amount.abs() {
+    parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+    if room(&parts, shard, now, amount) < amount.abs() {
         return Ok(None);
     }
-    let decision = change.apply(parts.part(), &parts.states()[n], now)?;
+    let decision = change.apply(parts.part(), &parts.states()[shard], now)?;
     let Some(state) = &decision.state else { return Ok(None) };
-    store.update(target.row(number(target.limit.shards(), n)), tuple, state)?;
-    parts.states_mut()[n] = state.clone();
-    hold(target, n);
+    store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
+    parts.states_mut()[shard] = state.clone();
+    hold(target, shard);
     Ok(Some(target.answer(&decision, parts.level(now), now)))
 }
 
@@ -353,7 +238,7 @@ fn change_several_rows(
                 return Ok(None);
             };
             let now = clock::now();
-            let held: f64 = among.iter().map(|&(n, _)| parts.available(n, now)).sum();
+            let held: f64 = among.iter().map(|&(shard, _)| parts.available(shard, now)).sum();
             let ts = parts.total(now).ts;
             write(store, target, &mut parts, &among, now, held + amount, ts)?;
             Ok(Some(target.answer(decision, parts.level(now), now)))
@@ -377,29 +262,30 @@ fn lock_free(
     amount: f64,
     fewest: bool,
 ) -> Result<Option<Vec<(usize, TupleId)>>> {
-    let looked: Vec<f64> = (0..parts.states().len()).map(|n| room(parts, n, now, amount)).collect();
-    let mut rows: Vec<usize> = (0..looked.len()).filter(|&n| looked[n] > 0.0).collect();
+    let looked: Vec<f64> =
+        (0..parts.states().len()).map(|shard| room(parts, shard, now, amount)).collect();
+    let mut rows: Vec<usize> = (0..looked.len()).filter(|&shard| looked[shard] > 0.0).collect();
     if fewest {
         // Not all calls go for the same of those that are alike.
         fastrand::shuffle(&mut rows);
         rows.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
         let mut sum = 0.0;
-        let last = rows.iter().position(|&n| {
-            sum += looked[n];
+        let last = rows.iter().position(|&shard| {
+            sum += looked[shard];
             sum >= amount.abs()
         });
         rows.truncate(last.map_or(rows.len(), |last| last + 1));
         rows.sort_unstable();
     }
     let (mut among, mut sum) = (Vec::new(), 0.0);
-    for n in rows {
-        let row = target.row(number(target.limit.shards(), n));
+    for shard in rows {
+        let row = target.row(shard_number(target.limit.shards(), shard));
         match store.try_lock(row)? {
             Some(found) => {
                 let now = clock::now();
-                parts.states_mut()[n] = target.state(parts.part(), Some(found.state), now)?;
-                sum += room(parts, n, now, amount).max(0.0);
-                among.push((n, found.tuple));
+                parts.states_mut()[shard] = target.state(parts.part(), Some(found.state), now)?;
+                sum += room(parts, shard, now, amount).max(0.0);
+                among.push((shard, found.tuple));
             }
             None if fewest => return Ok(None),
             None => {}
@@ -476,16 +362,20 @@ pub fn lock<'a>(
     // The rows of another number of shards are rearranged below.
     let equal = parts.equal();
     if sparing && equal && parts.total(now).value + amount >= 0.0 {
-        if let Some(n) = held(target).filter(|&n| room(&parts, n, now, amount) >= amount.abs())
-            && let Some(Row { state, tuple }) = store.try_lock(target.row(number(shards, n)))?
+        if let Some(shard) =
+            held(target).filter(|&shard| room(&parts, shard, now, amount) >= amount.abs())
+            && let Some(Row { state, tuple }) =
+                store.try_lock(target.row(shard_number(shards, shard)))?
         {
-            parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
-            return Ok(Some(Locked { parts, among: vec![(n, tuple)] }));
+            parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+            return Ok(Some(Locked { parts, among: vec![(shard, tuple)] }));
         }
-        for n in rows_with_room(&parts, now, amount) {
-            if let Some(Row { state, tuple }) = store.try_lock(target.row(number(shards, n)))? {
-                parts.states_mut()[n] = target.state(parts.part(), Some(state), now)?;
-                return Ok(Some(Locked { parts, among: vec![(n, tuple)] }));
+        for shard in rows_with_room(&parts, now, amount) {
+            if let Some(Row { state, tuple }) =
+                store.try_lock(target.row(shard_number(shards, shard)))?
+            {
+                parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+                return Ok(Some(Locked { parts, among: vec![(shard, tuple)] }));
             }
         }
         let among = lock_free(store, target, &mut parts, now, amount, false)?;
@@ -495,7 +385,8 @@ pub fn lock<'a>(
     if equal && held(target).is_some() {
         let mut tuples = Vec::new();
         for other in 0..shards as usize {
-            let Some(Row { state, tuple }) = store.try_lock(target.row(number(shards, other)))?
+            let Some(Row { state, tuple }) =
+                store.try_lock(target.row(shard_number(shards, other)))?
             else {
                 return Err(Error::Busy);
             };
@@ -526,15 +417,15 @@ pub fn write(
     ts: Micros,
 ) -> Result<()> {
     let before = parts.states().to_vec();
-    let rows: Vec<usize> = among.iter().map(|&(n, _)| n).collect();
-    if let Some(&n) = rows.first() {
-        hold(target, n);
+    let rows: Vec<usize> = among.iter().map(|&(shard, _)| shard).collect();
+    if let Some(&shard) = rows.first() {
+        hold(target, shard);
     }
     parts.spread(&rows, now, tokens, ts);
-    for &(n, tuple) in among {
-        let state = &parts.states()[n];
-        if *state != before[n] {
-            store.update(target.row(number(target.limit.shards(), n)), tuple, state)?;
+    for &(shard, tuple) in among {
+        let state = &parts.states()[shard];
+        if *state != before[shard] {
+            store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
         }
     }
     Ok(())

@@ -14,7 +14,7 @@ use pgrx::prelude::*;
 use pgrx::{PgTryBuilder, pg_sys};
 use ratelimit_core::Micros;
 
-use crate::pg::clock::from_timestamptz;
+use crate::pg::clock::instant;
 use crate::pg::error::{Error, Report, Result};
 use crate::pg::memory;
 use crate::pg::settings::{self, ErrorStyle};
@@ -519,13 +519,5 @@ impl<const N: usize> Rows<N> {
                 nulls.as_mut_ptr(),
             );
         }
-    }
-}
-
-/// A timestamptz as an instant; `None` for an infinite one.
-fn instant(datum: pg_sys::Datum) -> Option<Micros> {
-    match datum.value() as i64 {
-        i64::MIN | i64::MAX => None,
-        timestamp => Some(from_timestamptz(timestamp)),
     }
 }

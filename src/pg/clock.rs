@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use pgrx::pg_sys;
 use ratelimit_core::Micros;
 
 use crate::pg::transaction::unguarded;
@@ -51,4 +52,12 @@ pub fn to_nearest_timestamptz(at: Micros) -> i64 {
 fn system_time() -> Micros {
     // SAFETY: reads the clock.
     from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
+}
+
+/// A timestamptz as an instant; `None` for an infinite one.
+pub fn instant(datum: pg_sys::Datum) -> Option<Micros> {
+    match datum.value() as i64 {
+        i64::MIN | i64::MAX => None,
+        timestamp => Some(from_timestamptz(timestamp)),
+    }
 }

@@ -4,10 +4,10 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::TIMESTAMPTZOID;
-use ratelimit_core::Micros;
+use ratelimit_core::{Micros, State};
 
 use crate::pg::clock::{from_timestamptz, to_nearest_timestamptz};
-use crate::store::{MARKER, State};
+use crate::store::rows::MARKER;
 
 /// A row, its times as Postgres counts them.
 pub fn state_of(

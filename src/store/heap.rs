@@ -69,12 +69,12 @@
 //! | table_tuple_complete_speculative, and the lock given back | `insert` |
 //! | 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible) | not wanted: the latest state |
 
-use pgrx::pg_sys;
 use ratelimit_core::State;
 
 use crate::pg::error::Result;
-use crate::store::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
+use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
 
+use open::Heap;
 use read::found;
 
 mod open;
@@ -87,18 +87,6 @@ mod write;
 
 pub use open::with_heap;
 pub use own::forget;
-
-/// The open table and its index.
-#[derive(Clone, Copy)]
-pub struct Heap {
-    table: pg_sys::Relation,
-    index: pg_sys::Relation,
-    /// Where a row is fetched to: empty between two operations, so that no page stays pinned when a
-    /// subtransaction ends.
-    fetched: *mut pg_sys::TupleTableSlot,
-    /// What a row is written from.
-    written: *mut pg_sys::TupleTableSlot,
-}
 
 impl Store for Heap {
     fn read(&self, id: RowId) -> Result<Option<Row>> {

@@ -7,6 +7,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
+use ratelimit_core::State;
 
 use crate::pg::catalog::TableLock;
 use crate::pg::error::{Error, Result};
@@ -14,7 +15,7 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::spi::{Connection, Statement};
 use crate::pg::values::{float_datum, text_datum, varlena_bytes};
 use crate::store::codec::{array, log_datum, log_entries, state_of, ts_datum};
-use crate::store::{KeyedRow, Row, RowId, ShardRow, State, Store, TupleId};
+use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
 
 impl Store for Connection<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {

@@ -2,7 +2,6 @@
 //! waits for no other, since that could be a deadlock.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 
 use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
@@ -10,13 +9,15 @@ use xxhash_rust::xxh64::xxh64;
 use crate::limiter::request::Target;
 use crate::pg::transaction::{local_transaction, subtransaction};
 
-/// Of how many limits it is remembered, before starting anew.
+use lru::LruCache;
+
+/// Of how many limits it is remembered: those that it took from last.
 const REMEMBERED: usize = 1000;
 
 struct Held {
     transaction: pg_sys::LocalTransactionId,
     /// By a limit's hash: its rows, the last one at the end.
-    rows: HashMap<u64, Vec<HeldRow>>,
+    rows: LruCache<u64, Vec<HeldRow>>,
 }
 
 struct HeldRow {
@@ -35,8 +36,8 @@ fn hash(target: &Target) -> u64 {
 
 /// The row of a limit that this transaction took from last, counted from 0.
 pub fn held(target: &Target) -> Option<usize> {
-    HELD.with_borrow(|held| {
-        let held = held.as_ref().filter(|held| held.transaction == local_transaction())?;
+    HELD.with_borrow_mut(|held| {
+        let held = held.as_mut().filter(|held| held.transaction == local_transaction())?;
         let n = held.rows.get(&hash(target))?.last()?.n;
         (n < target.limit.shards() as usize).then_some(n)
     })
@@ -49,17 +50,17 @@ pub fn hold(target: &Target, n: usize) {
     HELD.with_borrow_mut(|held| {
         let held = match held {
             Some(held) if held.transaction == transaction => held,
-            _ => held.insert(Held { transaction, rows: HashMap::new() }),
+            _ => held.insert(Held { transaction, rows: LruCache::unbounded() }),
         };
-        if held.rows.len() >= REMEMBERED {
-            held.rows.clear();
-        }
-        let rows = held.rows.entry(hash(target)).or_default();
+        let rows = held.rows.get_or_insert_mut(hash(target), Vec::new);
         let row = match rows.iter().position(|row| row.n == n) {
             Some(at) => rows.remove(at),
             None => HeldRow { n, locked_in },
         };
         rows.push(row);
+        if held.rows.len() > REMEMBERED {
+            held.rows.pop_lru();
+        }
     });
 }
 
@@ -71,8 +72,9 @@ pub fn forget(rolled_back: pg_sys::SubTransactionId) {
         if let Ok(mut held) = held.try_borrow_mut()
             && let Some(held) = held.as_mut()
         {
-            held.rows.values_mut().for_each(|rows| rows.retain(|row| row.locked_in < rolled_back));
-            held.rows.retain(|_, rows| !rows.is_empty());
+            for (_, rows) in held.rows.iter_mut() {
+                rows.retain(|row| row.locked_in < rolled_back);
+            }
         }
     });
 }

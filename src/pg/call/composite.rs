@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
 
-use super::instant;
+use crate::pg::clock::instant;
 use crate::pg::error::{Error, Result};
 
 /// A column of a row by its name; `None` where it is NULL. The type is checked: who owns a table or

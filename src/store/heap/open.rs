@@ -3,9 +3,21 @@
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
-use super::{Heap, raw};
+use super::raw;
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::error::{Error, Result};
+
+/// The open table and its index.
+#[derive(Clone, Copy)]
+pub struct Heap {
+    pub table: pg_sys::Relation,
+    pub index: pg_sys::Relation,
+    /// Where a row is fetched to: empty between two operations, so that no page stays pinned when a
+    /// subtransaction ends.
+    pub fetched: *mut pg_sys::TupleTableSlot,
+    /// What a row is written from.
+    pub written: *mut pg_sys::TupleTableSlot,
+}
 
 /// Opens the table while `work` runs. Its locks, and those of its index, last to the end of the
 /// transaction.

@@ -5,13 +5,13 @@ use std::ffi::c_int;
 use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
-use super::open::guarded;
+use super::open::{Heap, guarded};
 use super::row::{RawRow, Text, is_row, texts_of};
-use super::{Heap, own, raw, roots};
+use super::{own, raw, roots};
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::usual_table::COLUMNS;
-use crate::store::{KeyedRow, RowId, ShardRow};
+use crate::store::rows::{KeyedRow, RowId, ShardRow};
 
 /// The keys of a scan for a name, a key and a shard number, or for the first of them; `above` the
 /// last that is given, or for it.
@@ -326,7 +326,7 @@ impl Heap {
         rows
     }
 
-    /// See [`Store::read_key`](crate::store::Store::read_key).
+    /// See [`Store::read_key`](crate::store::rows::Store::read_key).
     pub fn rows_of(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         let (name_text, key_text) = (Text::new(name), Text::new(key));
         let arguments = [name_text.datum(), key_text.datum()];
@@ -335,7 +335,7 @@ impl Heap {
         rows.into_iter().map(found).collect()
     }
 
-    /// See [`Store::read_after`](crate::store::Store::read_after).
+    /// See [`Store::read_after`](crate::store::rows::Store::read_after).
     pub fn rows_after(
         &self,
         after: (&[u8], &[u8]),
@@ -366,7 +366,7 @@ impl Heap {
         found.into_iter().map(keyed).collect()
     }
 
-    /// See [`Store::random_key`](crate::store::Store::random_key).
+    /// See [`Store::random_key`](crate::store::rows::Store::random_key).
     pub fn key_on_random_page(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         let found = &mut None;
         // SAFETY: a row is pinned while it is read.

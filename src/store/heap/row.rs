@@ -3,13 +3,14 @@
 use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
+use ratelimit_core::State;
 
 use super::raw;
 use crate::pg::error::{Error, Result};
 use crate::pg::usual_table::COLUMNS;
 use crate::pg::values::{float_datum, is_plain, text_datum};
 use crate::store::codec::{log_datum, log_entries, state_of, ts_datum};
-use crate::store::{Row, RowId, ShardRow, State, TupleId};
+use crate::store::rows::{Row, RowId, ShardRow, TupleId};
 
 /// A row as it was found, its log in Postgres memory: plain data.
 #[derive(Clone, Copy)]

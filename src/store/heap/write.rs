@@ -5,13 +5,13 @@ use std::ffi::c_int;
 use pgrx::pg_sys;
 use ratelimit_core::State;
 
-use super::open::guarded;
+use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
 use super::row::{RawRow, Text, columns, is_row};
-use super::{Heap, own, raw, roots};
+use super::{own, raw, roots};
 use crate::pg::error::Result;
 use crate::pg::usual_table::COLUMNS;
-use crate::store::{Row, RowId, TupleId};
+use crate::store::rows::{Row, RowId, TupleId};
 
 impl Heap {
     /// Locks the newest version of a row; `None` if the row is gone, is no longer this one, or has
@@ -180,7 +180,7 @@ impl Heap {
         }
     }
 
-    /// See [`Store::insert`](crate::store::Store::insert).
+    /// See [`Store::insert`](crate::store::rows::Store::insert).
     pub fn insert_row(&self, id: RowId, state: &State) -> Result<bool> {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let (mut values, mut nulls) = columns(&name, &key, id.shard, state);
