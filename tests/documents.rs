@@ -1,0 +1,367 @@
+//! The README and the pages of docs/: their SQL runs and prints what they show, their programs in
+//! other languages are tested ones, their links lead somewhere, and the book has every page.
+//!
+//! Each page has a database of its own, in which its blocks run in order, each in a psql of its own,
+//! at a fixed time: a reader who types them one after the other sees the same but for the times.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezone = 'UTC';";
+
+/// Stands for pg_cron: it runs a job once, to see that it can be run.
+const PG_CRON: &str = "CREATE SCHEMA cron;
+    CREATE FUNCTION cron.schedule(name text, schedule text, command text) RETURNS bigint
+    LANGUAGE plpgsql AS 'BEGIN EXECUTE command; RETURN 1; END'";
+
+/// A front page is read in a few minutes.
+const README_LINES: usize = 250;
+
+/// Where programs in other languages come from, by the language of a block.
+const PROGRAMS: [(&str, &str); 4] =
+    [("python", "python.py"), ("js", "node.mjs"), ("rust", "rust.rs"), ("bash", "shell.sh")];
+
+/// A Markdown file of the repository.
+struct Page {
+    /// From the repository's root.
+    path: PathBuf,
+    text: String,
+}
+
+/// A fenced block of code.
+struct Block<'a> {
+    /// Its line in the file, from 1.
+    line: usize,
+    language: &'a str,
+    code: String,
+    /// It follows the block before it at once.
+    follows: bool,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> Page {
+    let text = fs::read_to_string(root().join(path))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    Page { path: path.to_owned(), text }
+}
+
+/// The Markdown files of a folder and the folders in it.
+fn pages_in(folder: &Path) -> Vec<Page> {
+    let mut pages = Vec::new();
+    for entry in fs::read_dir(root().join(folder)).expect("the folder is there") {
+        let entry = entry.unwrap();
+        let path = folder.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            pages.extend(pages_in(&path));
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(read(&path));
+        }
+    }
+    pages.sort_by(|a, b| a.path.cmp(&b.path));
+    pages
+}
+
+/// What a user reads: the README and docs/.
+fn documents() -> Vec<Page> {
+    let mut pages = vec![read(Path::new("README.md"))];
+    pages.extend(pages_in(Path::new("docs")));
+    pages
+}
+
+/// The fenced blocks, and the text without them.
+fn split(text: &str) -> (Vec<Block<'_>>, String) {
+    let mut blocks = Vec::new();
+    let mut prose = String::new();
+    let mut lines = text.lines().enumerate();
+    let mut follows = false;
+    while let Some((number, line)) = lines.next() {
+        if let Some(language) = line.strip_prefix("```") {
+            let mut code = String::new();
+            let end = lines.by_ref().map(|(_, line)| line).find(|line| {
+                let end = *line == "```";
+                if !end {
+                    code += line;
+                    code += "\n";
+                }
+                end
+            });
+            assert!(end.is_some(), "line {}: the block does not end", number + 1);
+            blocks.push(Block { line: number + 1, language, code, follows });
+            follows = true;
+        } else {
+            follows = false;
+            prose += line;
+            prose += "\n";
+        }
+    }
+    (blocks, prose)
+}
+
+/// Prose without its code spans, in which nothing is a link.
+fn without_code(prose: &str) -> String {
+    let mut left = String::new();
+    let mut rest = prose;
+    while let Some(start) = rest.find('`') {
+        let ticks = rest[start..].len() - rest[start..].trim_start_matches('`').len();
+        let (before, after) = (&rest[..start], &rest[start + ticks..]);
+        let end = after
+            .match_indices(&"`".repeat(ticks))
+            .map(|(end, _)| end)
+            .find(|&end| !after[..end].ends_with('`') && !after[end + ticks..].starts_with('`'));
+        left += before;
+        rest = end.map_or(after, |end| &after[end + ticks..]);
+    }
+    left + rest
+}
+
+/// The targets of links and images.
+fn links(text: &str) -> Vec<String> {
+    let prose = without_code(&split(text).1);
+    let inline = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    let references = prose
+        .lines()
+        .filter(|line| line.starts_with('['))
+        .filter_map(|line| line.split_once("]: "))
+        .map(|(_, target)| target);
+    inline.map(|(target, _)| target).chain(references).map(str::to_owned).collect()
+}
+
+/// The anchors of the headings, as both forges and mdBook make them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut seen = BTreeMap::new();
+    let headings = split(text).1;
+    let headings = headings.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let anchor: String = line
+                .trim_start_matches('#')
+                .trim()
+                .to_lowercase()
+                .chars()
+                .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+                .map(|c| if c == ' ' { '-' } else { c })
+                .collect();
+            let count = seen.entry(anchor.clone()).or_insert(0);
+            *count += 1;
+            if *count == 1 { anchor } else { format!("{anchor}-{}", *count - 1) }
+        })
+        .collect()
+}
+
+/// `path` with its `..` resolved; none leads out of the repository.
+fn normal(path: &Path) -> Option<PathBuf> {
+    let mut normal = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => normal.push(name),
+            Component::ParentDir => {
+                if !normal.pop() {
+                    return None;
+                }
+            }
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(normal)
+}
+
+/// What is wrong with a relative link, if anything is.
+fn fault(page: &Page, link: &str) -> Option<&'static str> {
+    let (file, anchor) = link.split_once('#').map_or((link, None), |(f, a)| (f, Some(a)));
+    let target = if file.is_empty() {
+        page.path.clone()
+    } else {
+        match normal(&page.path.with_file_name(file)) {
+            Some(target) => target,
+            None => return Some("leads out of the repository"),
+        }
+    };
+    if !root().join(&target).exists() {
+        return Some("leads nowhere");
+    }
+    if page.path.starts_with("docs") && !target.starts_with("docs") {
+        return Some("leads out of the book");
+    }
+    let anchor = anchor?;
+    let there = target.extension().is_some_and(|extension| extension == "md")
+        && anchors(&read(&target).text).iter().any(|there| there == anchor);
+    (!there).then_some("names no heading")
+}
+
+/// What psql prints, both streams in the order in which it prints them.
+fn psql(server: &str, database: &str, sql: &str) -> String {
+    let mut psql = Command::new("sh")
+        .arg("-c")
+        .arg(r#"exec psql -X -q -v ON_ERROR_STOP=0 -d "$0" 2>&1"#)
+        .arg(format!("{server} dbname={database}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("psql runs");
+    psql.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+    String::from_utf8(psql.wait_with_output().unwrap().stdout).unwrap()
+}
+
+/// Without the spaces at line ends and the blank lines around, which nobody can see.
+fn visible(output: &str) -> String {
+    output.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_owned()
+}
+
+/// The examples of a page that do not print what it shows; `examples` counts those that ran.
+fn wrong_examples(server: &str, page: &Page, examples: &mut usize) -> Vec<String> {
+    const DROP: &str = "DROP DATABASE IF EXISTS documents";
+    let path = page.path.display();
+    let (blocks, _) = split(&page.text);
+    if !blocks.iter().any(|block| block.language == "sql") {
+        return Vec::new();
+    }
+    assert_eq!(visible(&psql(server, "postgres", "CREATE DATABASE documents")), "");
+    assert_eq!(psql(server, "documents", PG_CRON), "");
+    // The page does it, or says where it is done.
+    if !page.text.contains("\nCREATE EXTENSION ratelimit") {
+        assert!(page.text.contains("](installation.md"), "{path} needs a link to the installation");
+        assert_eq!(psql(server, "documents", "CREATE EXTENSION ratelimit"), "");
+    }
+    let mut wrong = Vec::new();
+    for (i, block) in blocks.iter().enumerate().filter(|(_, block)| block.language == "sql") {
+        let shown = blocks.get(i + 1).filter(|next| next.language == "text");
+        let printed = visible(&psql(server, "documents", &format!("{CLOCK}\n{}", block.code)));
+        let as_shown = match shown {
+            Some(output) => printed == visible(&output.code),
+            None => !printed.contains("ERROR:"),
+        };
+        if !as_shown {
+            wrong.push(format!("{path}:{}:\n{}\nprints\n{printed}", block.line, block.code));
+        }
+        *examples += 1;
+    }
+    assert_eq!(psql(server, "postgres", DROP), "");
+    wrong
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn every_example_prints_what_its_page_shows() {
+    let server = std::env::var("RATELIMIT_TEST_SERVER").expect("RATELIMIT_TEST_SERVER: make test");
+    // What an earlier run may have left, and the roles that the pages name.
+    psql(&server, "postgres", "DROP DATABASE IF EXISTS documents");
+    psql(&server, "postgres", "DROP ROLE IF EXISTS app, authenticator, authenticated");
+    let roles = "CREATE ROLE app; CREATE ROLE authenticator; CREATE ROLE authenticated;";
+    assert_eq!(psql(&server, "postgres", roles), "");
+
+    let mut examples = 0;
+    let wrong: Vec<String> =
+        documents().iter().flat_map(|page| wrong_examples(&server, page, &mut examples)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(examples > 40, "only {examples} examples found");
+    let drop = "DROP ROLE app, authenticator, authenticated";
+    assert_eq!(psql(&server, "postgres", drop), "");
+}
+
+#[test]
+fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
+    let documents = documents();
+    let mut shown = Vec::new();
+    for page in &documents {
+        let (blocks, _) = split(&page.text);
+        for (i, block) in blocks.iter().enumerate() {
+            let place = format!("{}:{}", page.path.display(), block.line);
+            let program = PROGRAMS.iter().find(|(language, _)| *language == block.language);
+            match (block.language, program) {
+                (_, Some((_, file))) => {
+                    let program = read(&Path::new("tests/clients").join(file)).text;
+                    assert!(program.contains(&block.code), "{place}: this is not in {file}");
+                    shown.push(*file);
+                }
+                ("text", None) => {
+                    let after_sql = block.follows && blocks[i - 1].language == "sql";
+                    assert!(after_sql, "{place}: output without its SQL");
+                }
+                ("sql" | "sh", None) => {}
+                (language, None) => panic!("{place}: nothing checks a block of {language:?}"),
+            }
+        }
+    }
+    for (_, file) in PROGRAMS {
+        assert!(shown.contains(&file), "no page shows anything of {file}");
+        let link = format!("](tests/clients/{file})");
+        assert!(documents.iter().any(|page| page.text.contains(&link)), "no link to {file}");
+    }
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut pages = documents();
+    pages.extend(["CONTRIBUTING.md", "CHANGELOG.md"].map(|path| read(Path::new(path))));
+    let mut relative = 0;
+    let mut wrong = Vec::new();
+    for page in &pages {
+        for link in links(&page.text).iter().filter(|link| !link.contains("://")) {
+            relative += 1;
+            if let Some(fault) = fault(page, link) {
+                wrong.push(format!("{}: {link} {fault}", page.path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(relative > 60, "only {relative} links found");
+}
+
+#[test]
+fn a_broken_link_is_found() {
+    let page = |path: &str| Page { path: path.into(), text: "# A `b`: c_d\n## E\n## E\n".into() };
+    let text =
+        "[a](x.md) `[no](y)` ``a ` [no](y)``\n```sql\n[no](y)\n```\n![a\nb](z.svg#q)\n[r]: w.md";
+    assert_eq!(links(text), ["x.md", "z.svg#q", "w.md"]);
+    assert_eq!(anchors(&page("docs/a.md").text), ["a-b-c_d", "e", "e-1"]);
+    for (path, link, expected) in [
+        ("README.md", "docs/SUMMARY.md", None),
+        ("README.md", "docs/SUMMARY.md#summary", None),
+        ("README.md", "docs/SUMMARY.md#summer", Some("names no heading")),
+        ("README.md", "docs/bench.svg#summary", Some("names no heading")),
+        ("README.md", "docs/nothing.md", Some("leads nowhere")),
+        ("README.md", "../README.md", Some("leads out of the repository")),
+        ("docs/a.md", "SUMMARY.md", None),
+        ("docs/a.md", "../docs/SUMMARY.md", None),
+        ("docs/a.md", "docs/SUMMARY.md", Some("leads nowhere")),
+        ("docs/a.md", "../README.md", Some("leads out of the book")),
+    ] {
+        assert_eq!(fault(&page(path), link), expected, "{link} in {path}");
+    }
+}
+
+#[test]
+fn the_summary_has_every_page_by_its_title() {
+    let summary = read(Path::new("docs/SUMMARY.md")).text;
+    let listed: Vec<&str> = summary.lines().filter(|line| line.starts_with("- ")).collect();
+    let pages: Vec<String> = pages_in(Path::new("docs"))
+        .iter()
+        .filter(|page| page.path != Path::new("docs/SUMMARY.md"))
+        .map(|page| {
+            let title = page.text.lines().next().and_then(|line| line.strip_prefix("# "));
+            let title = title.unwrap_or_else(|| panic!("{} has no title", page.path.display()));
+            format!("- [{title}]({})", page.path.strip_prefix("docs").unwrap().display())
+        })
+        .collect();
+    for page in &pages {
+        assert!(listed.contains(&page.as_str()), "not in docs/SUMMARY.md: {page}");
+    }
+    assert_eq!(
+        listed.len(),
+        pages.len(),
+        "docs/SUMMARY.md lists a page twice, or one that is gone"
+    );
+}
+
+#[test]
+fn the_readme_is_a_front_page() {
+    let lines = read(Path::new("README.md")).text.lines().count();
+    assert!(lines <= README_LINES, "{lines} lines: move some of them to docs/");
+}
