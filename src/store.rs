@@ -6,6 +6,7 @@ use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::error::{Error, Result};
 use crate::pg::settings::{self, Access};
 use crate::pg::spi;
+use crate::pg::transaction::with_lasting_locks;
 
 mod codec;
 pub mod heap;
@@ -32,7 +33,7 @@ pub fn with_store<T>(
         return heap::with_heap(catalog, index, lock, |heap| work(heap));
     }
     // SAFETY: locks first, since what is announced by then may have moved the table.
-    unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) };
+    with_lasting_locks(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
     if !catalog::is_current() {
         return Err(Error::Moved);
     }

@@ -16,7 +16,7 @@ use pgrx::pg_sys;
 use crate::pg::catalog::{Catalog, Table, TableLock};
 use crate::pg::error::{Error, Result};
 use crate::pg::settings;
-use crate::pg::transaction::with_snapshot;
+use crate::pg::transaction::{with_lasting_locks, with_snapshot};
 use crate::pg::values::{Jsonb, jsonb};
 
 /// A statement on the extension's tables; `@schema@` stands for their schema. Constants only:
@@ -93,7 +93,7 @@ pub fn with_owner<T>(
     let _depth = Depth::enter();
     // SAFETY: the user and the connection are put back on every way out that does not abort.
     unsafe {
-        pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE);
+        with_lasting_locks(|| pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE));
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         pg_sys::SetUserIdAndSecContext(

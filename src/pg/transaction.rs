@@ -54,6 +54,22 @@ pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
+/// Takes locks on tables that last as long as what is written under them. Those that a query takes are its
+/// portal's, and go with a cursor that fails in a savepoint (AtSubAbort_Portals), while what it wrote before
+/// stays: VACUUM FULL, which then copies the table beside the writer, loses a row whose writer rolls back
+/// in that moment (rewrite_heap_dead_tuple). So these are the (sub)transaction's own, as the one on its
+/// number (AssignTransactionId). An error on the way leaves putting the owner back to the abort of the
+/// (sub)transaction.
+pub fn with_lasting_locks(locks: impl FnOnce()) {
+    // SAFETY: a transaction has an owner of what it holds, which outlives its portals.
+    unsafe {
+        let owner = pg_sys::CurrentResourceOwner;
+        pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
+        locks();
+        pg_sys::CurrentResourceOwner = owner;
+    }
+}
+
 /// Refuses a call of `function`, such as `rl_check()`, from a query that runs in parallel (25000).
 pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     // SAFETY: reads a flag.

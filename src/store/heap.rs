@@ -16,7 +16,7 @@
 //! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `transaction::refuse_read_only`, first of all in each SQL function |
 //! | checks the privileges of the user, and row security | not needed: calls need none on the tables; a table with row security is not the usual one |
 //! | refuses to read an unlogged table on a standby (get_relation_info) | `usual_table::index_of` |
-//! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`with_heap`], at each call: a lock is never taken to be there still, since one can go with a cursor that fails in a savepoint (AtSubAbort_Portals) |
+//! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`with_heap`], at each call, since ROLLBACK TO gives a lock back; as the transaction's own, since a query's goes with a cursor that fails in a savepoint, and what it wrote stays (`transaction::with_lasting_locks`) |
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`with_heap`], after the table, as REINDEX does |
 //! | processes invalidations with a lock that is new, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and what was known of the table is then looked up again ([`Error::Moved`]) |
 //! | sees what earlier commands of the transaction wrote, and what this one did before (SPI begins a command of its own) | `catalog::with` begins a new command |

@@ -6,6 +6,7 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use super::raw;
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::error::{Error, Result};
+use crate::pg::transaction::with_lasting_locks;
 
 /// The open table and its index.
 #[derive(Clone, Copy)]
@@ -36,8 +37,10 @@ pub fn with_heap<T>(
     unsafe {
         let opened = guarded(|| {
             // First, since what is announced by then may have moved the table.
-            raw::LockRelationOid(oid, lock);
-            raw::LockRelationOid(index_oid, lock);
+            with_lasting_locks(|| {
+                raw::LockRelationOid(oid, lock);
+                raw::LockRelationOid(index_oid, lock);
+            });
             if !catalog::is_current() {
                 return None;
             }

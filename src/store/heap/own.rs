@@ -2,9 +2,8 @@
 //! index leads, one walks through all versions of the transaction, which made n calls on one key cost
 //! n * n.
 //!
-//! Such a place stays good although the lock on the table may be gone (it goes with a cursor that
-//! fails in a savepoint): VACUUM cuts off no page with a version on it that is not dead, and whatever
-//! gives the table other pages is announced as a change of it.
+//! Such a place stays good: the lock on the table lasts as long as what was written under it, and
+//! what the transaction itself does to give the table other pages is announced as a change of it.
 
 use std::cell::RefCell;
 
