@@ -5,12 +5,12 @@ use std::ops::RangeInclusive;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{self, BOOLOID, FLOAT8OID, JSONBOID, TIMESTAMPTZOID};
-use ratelimit_core::config::{
-    self, ConfigError, Given, Interval, MAX_TOKENS, float_text, shortened,
-};
+use ratelimit_core::config::{self, Given, Interval, MAX_TOKENS};
 use ratelimit_core::headers::{self, Style};
 use ratelimit_core::requests::{self, MAX_REQUESTS};
-use ratelimit_core::{Micros, decide, state};
+use ratelimit_core::state::{self, StateError};
+use ratelimit_core::text::{float_text, shortened};
+use ratelimit_core::{Kind, Micros, decide};
 
 use crate::limiter::request::{Answer, Request, check_count};
 use crate::limiter::several::{self, Outcome};
@@ -141,7 +141,7 @@ sql_function!(
             rows.put([
                 Some(text_datum(status.name)),
                 Some(text_datum(status.key)),
-                standing.map(|standing| text_datum(standing.limit.kind().as_bytes())),
+                standing.map(|standing| text_datum(standing.limit.kind().as_str().as_bytes())),
                 standing.map(|standing| float_datum(standing.remaining)),
                 standing.map(|standing| float_datum(standing.limit.capacity())),
                 retry_at,
@@ -186,7 +186,7 @@ sql_function!(
 sql_function!(
     /// `rl_token_bucket(rate, period, capacity, max_reserved, shards)`; 22004, 22023.
     rl_token_bucket, pg_finfo_rl_token_bucket, |call| {
-        build("token bucket", Given {
+        build(Kind::TokenBucket, Given {
             capacity: call.float(2),
             max_reserved: call.float(3),
             shards: call.int(4),
@@ -199,7 +199,7 @@ sql_function!(
     /// `rl_fixed_window(rate, period, capacity, max_reserved, shards, start, first_request,
     /// timezone)`; 22004, 22023.
     rl_fixed_window, pg_finfo_rl_fixed_window, |call| {
-        build("fixed window", Given {
+        build(Kind::FixedWindow, Given {
             capacity: call.float(2),
             max_reserved: call.float(3),
             shards: call.int(4),
@@ -213,12 +213,12 @@ sql_function!(
 
 sql_function!(
     /// `rl_sliding_window(rate, period)`; 22004, 22023.
-    rl_sliding_window, pg_finfo_rl_sliding_window, |call| build("sliding window", given(call)?)
+    rl_sliding_window, pg_finfo_rl_sliding_window, |call| build(Kind::SlidingWindow, given(call)?)
 );
 
 sql_function!(
     /// `rl_sliding_log(rate, period)`; 22004, 22023.
-    rl_sliding_log, pg_finfo_rl_sliding_log, |call| build("sliding log", given(call)?)
+    rl_sliding_log, pg_finfo_rl_sliding_log, |call| build(Kind::SlidingLog, given(call)?)
 );
 
 sql_function!(
@@ -254,7 +254,7 @@ sql_function!(
         let state = match given {
             Some(state) => state
                 .to_json(state::MAX_BYTES)
-                .map_err(|bytes| ConfigError::too_long(bytes, state::MAX_BYTES))
+                .map_err(StateError::too_long)
                 .and_then(|json| state::parse(&json, &limit))
                 .map_err(Error::State)?,
             // A fixed window without a start of its own begins at the time given.
@@ -482,7 +482,7 @@ fn span(days: i32, micros: i64) -> Micros {
     Micros(micros.saturating_add(i64::from(days).saturating_mul(86_400_000_000)))
 }
 
-fn build(kind: &str, given: Given) -> Result<pg_sys::Datum> {
+fn build(kind: Kind, given: Given) -> Result<pg_sys::Datum> {
     let config = config::build(kind, &given)?;
     Ok(jsonb_datum(config).unwrap_or(pg_sys::Datum::from(0)))
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 
-use ratelimit_core::config::shortened;
+use ratelimit_core::text::shortened;
 
 use super::arguments::{valid_key, valid_name};
 use crate::limiter::request::{Request, valid_count};

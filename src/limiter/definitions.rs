@@ -93,17 +93,13 @@ pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
     if let Some(limit) = INLINE.with_borrow_mut(|known| known.0.get(config.bytes).cloned()) {
         return Ok(limit);
     }
-    let json = config.to_json(config::MAX_BYTES).map_err(too_long)?;
+    let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
     let limit = Rc::new(config::parse(&json)?);
     if config.bytes.len() > REMEMBERED_BYTES {
         return Ok(limit);
     }
     INLINE.with_borrow_mut(|known| known.put(config.bytes, limit.clone()));
     Ok(limit)
-}
-
-fn too_long(bytes: usize) -> ConfigError {
-    ConfigError::too_long(bytes, config::MAX_BYTES)
 }
 
 /// The definition of (name, key), or of the name; `None` where there is none.
@@ -157,7 +153,8 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
                 let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
                 let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
                 // The text lives no longer than the connection.
-                let config = config.map(|json| json.map(Cow::into_owned).map_err(too_long));
+                let config =
+                    config.map(|json| json.map(Cow::into_owned).map_err(ConfigError::too_long));
                 *(if for_all { &mut default } else { &mut own }) = config;
             }
             Ok((default, own, spi.execute(&HAS_KEYS, &[name])? > 0))

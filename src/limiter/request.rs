@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use ratelimit_core::config::{MAX_TOKENS, float_text};
+use ratelimit_core::config::MAX_TOKENS;
+use ratelimit_core::text::float_text;
 use ratelimit_core::{Decision, Level, Limit, Micros, Parts, State, algorithm, decide};
 
 use crate::limiter::definitions;

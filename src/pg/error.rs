@@ -5,9 +5,11 @@
 
 use std::ffi::CStr;
 
-use ratelimit_core::Micros;
-use ratelimit_core::config::{ConfigError, float_text};
-use ratelimit_core::requests::RequestError;
+use ratelimit_core::config::ConfigError;
+use ratelimit_core::requests::{Fault, RequestError};
+use ratelimit_core::state::StateError;
+use ratelimit_core::text::float_text;
+use ratelimit_core::{Kind, Micros};
 use serde_json::json;
 
 /// An SQLSTATE, its five characters.
@@ -25,7 +27,7 @@ pub enum Error {
     /// A config is not a valid one (22023).
     Config(ConfigError),
     /// A state given to rl_calculate is not a valid one (22023).
-    State(ConfigError),
+    State(StateError),
     /// The stored definition of a limit is not a valid config (22023).
     StoredConfig { name: String, error: ConfigError },
     /// A name that nobody defined was used without a config (42704).
@@ -37,7 +39,7 @@ pub enum Error {
     /// With `throws`: the denial (PT429).
     RateLimited { name: String, retry_after: Option<Micros>, capacity: f64 },
     /// A function that this kind of limit has no answer to (0A000).
-    NotForKind { function: &'static str, kind: &'static str },
+    NotForKind { function: &'static str, kind: Kind },
     /// A stored row that no call wrote, such as a NaN value (55000).
     BadState { name: String, column: &'static str, value: f64 },
     /// A row has NULL where no call writes one: its owner allowed that (55000).
@@ -102,8 +104,8 @@ impl Error {
             },
             Error::Config(error) => config_report("invalid rate limit config", error),
             Error::State(error) => Report {
-                hint: None,
-                ..config_report("invalid rate limit state", error)
+                detail: Some(format!("Allowed: {}.", error.allowed)),
+                ..report(b"22023", format!("invalid rate limit state: {}", error.problem))
             },
             Error::StoredConfig { name, error } => {
                 config_report(&format!("invalid config stored for rate limit \"{name}\""), error)
@@ -280,12 +282,12 @@ fn literal(name: &str) -> String {
     format!("'{}'", name.replace('\'', "''"))
 }
 
-impl From<(usize, RequestError)> for Error {
-    fn from((n, error): (usize, RequestError)) -> Error {
-        let error = match error {
-            RequestError::Null(argument) => Error::NullArgument(argument),
-            RequestError::Invalid { argument, value, allowed } => {
-                Error::InvalidArgument { argument, value, allowed: allowed.into() }
+impl From<RequestError> for Error {
+    fn from(RequestError { n, fault }: RequestError) -> Error {
+        let error = match fault {
+            Fault::Null(argument) => Error::NullArgument(argument),
+            Fault::Invalid { argument, value, allowed } => {
+                Error::InvalidArgument { argument, value, allowed }
             }
         };
         if n == 0 { error } else { Error::InRequest { n, error: Box::new(error) } }

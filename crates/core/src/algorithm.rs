@@ -18,6 +18,8 @@ pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use token_bucket::TokenBucket;
 
+use std::fmt;
+
 use crate::Micros;
 
 use refill::Refill;
@@ -29,6 +31,41 @@ pub enum Limit {
     FixedWindow(FixedWindow),
     SlidingWindow(SlidingWindow),
     SlidingLog(SlidingLog),
+}
+
+/// The kinds of limits, as configs name them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// [`TokenBucket`].
+    TokenBucket,
+    /// [`FixedWindow`].
+    FixedWindow,
+    /// [`SlidingWindow`].
+    SlidingWindow,
+    /// [`SlidingLog`].
+    SlidingLog,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] =
+        [Kind::TokenBucket, Kind::FixedWindow, Kind::SlidingWindow, Kind::SlidingLog];
+
+    /// The name that a config has for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::TokenBucket => "token bucket",
+            Kind::FixedWindow => "fixed window",
+            Kind::SlidingWindow => "sliding window",
+            Kind::SlidingLog => "sliding log",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
 }
 
 /// What a limit remembers between calls: the columns of a row of `rateLimits`.
@@ -96,13 +133,13 @@ impl Limit {
         }
     }
 
-    /// The kind, as a config names it.
-    pub fn kind(&self) -> &'static str {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
         match self {
-            Limit::TokenBucket(_) => "token bucket",
-            Limit::FixedWindow(_) => "fixed window",
-            Limit::SlidingWindow(_) => "sliding window",
-            Limit::SlidingLog(_) => "sliding log",
+            Limit::TokenBucket(_) => Kind::TokenBucket,
+            Limit::FixedWindow(_) => Kind::FixedWindow,
+            Limit::SlidingWindow(_) => Kind::SlidingWindow,
+            Limit::SlidingLog(_) => Kind::SlidingLog,
         }
     }
 

@@ -1,21 +1,26 @@
 //! The configuration of a limit: from JSON to a validated [`Limit`], and from arguments to JSON.
 //!
-//! Owns every range and every message about a bad config. Pure: nothing of Postgres, and nothing
-//! that depends on a setting, so that the SQL functions above it are IMMUTABLE by right.
+//! A config is an object with a `kind`, and the fields of that kind. Owns every range and every
+//! message about a bad config; nothing here depends on a setting of the process or the machine.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use serde_json::value::RawValue;
-use serde_json::{Map, Number, Value};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::algorithm::{
-    Calendar, FixedWindow, SlidingLog, SlidingWindow, Start, TokenBucket, Unit, Windows,
-    local_date, zone,
+    self, Calendar, FixedWindow, SlidingLog, SlidingWindow, TokenBucket, Unit, Windows, local_date,
+    zone,
 };
-use crate::{Limit, Micros};
+use crate::fields::{FieldError, Fields, Text, Value};
+use crate::numbers::{Rate, ShardCount, Tokens, WholeRate};
+use crate::text::{json_number, quoted, shortened};
+use crate::{Kind, Limit, Micros};
+
+use times::{Dates, LocalDate, Period, Start, Timezone, time_with_offset};
+
+mod times;
 
 /// The largest rate, capacity, maxReserved and count, in tokens.
 pub const MAX_TOKENS: f64 = 1e15;
@@ -25,299 +30,218 @@ pub const MAX_LOG: f64 = 10_000.0;
 pub const MAX_BYTES: usize = 10_000;
 /// The most rows that a limit is spread over.
 pub const MAX_SHARDS: u32 = 1024;
-/// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
-const MAX_PERIOD: f64 = 1e15;
 /// The largest epoch milliseconds of an instant, either side of 1970 (273,000 years).
-pub const MAX_EPOCH: f64 = 8.64e15;
+const MAX_EPOCH: f64 = 8.64e15;
 
-/// Every field; the sliding kinds take the first 3, a token bucket the first 6.
-const FIELDS: [&str; 8] =
-    ["kind", "rate", "period", "capacity", "maxReserved", "shards", "start", "timezone"];
-
-/// What is wrong with a config (or a state, see `state`): the field, its value, and what is allowed there.
-#[derive(Clone, Debug, PartialEq)]
+/// What is wrong with a config: the field, its value, and what is allowed there.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{problem} (allowed: {allowed})")]
+#[non_exhaustive]
 pub struct ConfigError {
     /// What stands there: `"rate" is -1`.
     pub problem: String,
     /// What may stand there: `a number greater than 0, at most 1e15`.
     pub allowed: String,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (allowed: {})", self.problem, self.allowed)
-    }
+    /// The kind of the config, where it has one.
+    pub kind: Option<Kind>,
 }
 
 impl ConfigError {
-    pub(crate) fn new(problem: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
-        ConfigError { problem: problem.into(), allowed: allowed.into() }
+    /// So many bytes of JSON are more than the [`MAX_BYTES`] that may be.
+    pub fn too_long(bytes: usize) -> ConfigError {
+        let allowed = format!("at most {MAX_BYTES} bytes");
+        ConfigError { problem: format!("it is {bytes} bytes long"), allowed, kind: None }
     }
 
-    /// A field whose value, as the user wrote it, is not allowed.
-    pub fn field(field: &str, value: &str, allowed: impl Into<String>) -> ConfigError {
-        ConfigError::new(format!("\"{field}\" is {}", shortened(value)), allowed)
+    /// A field of a config of this kind, or of none.
+    fn of_field(error: FieldError, kind: Option<Kind>) -> ConfigError {
+        let (problem, allowed) = match error {
+            FieldError::Unknown { field, value, fields } => {
+                let problem = match kind {
+                    Some(kind) if Fields::names::<FixedWindowConfig>().contains(&&*field) => {
+                        format!("\"{field}\" is {value}, and a {kind} has no such field")
+                    }
+                    _ => format!("{} is not a field", serde_json::Value::from(shortened(&field))),
+                };
+                (problem, quoted(["kind"].iter().chain(fields)))
+            }
+            FieldError::Repeated { field } => {
+                (format!("\"{field}\" is there more than once"), "one value".into())
+            }
+            FieldError::Missing { field, allowed } => (format!("\"{field}\" is missing"), allowed),
+            FieldError::Invalid { field, value, allowed } => {
+                (format!("\"{field}\" is {value}"), allowed)
+            }
+        };
+        ConfigError { problem, allowed, kind }
     }
 }
-
-impl ConfigError {
-    /// So many bytes of JSON are more than may be.
-    pub fn too_long(bytes: usize, most: usize) -> ConfigError {
-        ConfigError::new(format!("it is {bytes} bytes long"), format!("at most {most} bytes"))
-    }
-}
-
-/// A value cut to what fits an error message.
-pub fn shortened(value: &str) -> String {
-    match value.char_indices().nth(80) {
-        Some((end, _)) => format!("{}...", &value[..end]),
-        None => value.to_owned(),
-    }
-}
-
-/// A float in as few digits as tell it apart, as Postgres writes it.
-pub fn float_text(number: f64) -> String {
-    match number.abs() {
-        f64::INFINITY => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
-        size if size >= 1e16 => format!("{number:e}").replace('e', "e+"),
-        size if size > 0.0 && size < 1e-4 => format!("{number:e}"),
-        _ => number.to_string(),
-    }
-}
-
-/// Names of fields as messages list them.
-pub(crate) fn quoted(fields: &[&str]) -> String {
-    fields.iter().map(|field| format!("\"{field}\"")).collect::<Vec<_>>().join(", ")
-}
-
-type Fields<'a> = BTreeMap<String, &'a RawValue>;
-
-pub(crate) fn object<'a>(json: &'a str, example: &str) -> Result<Fields<'a>, ConfigError> {
-    serde_json::from_str(json).map_err(|_| {
-        ConfigError::new(
-            format!("it is {}", shortened(json)),
-            format!("an object such as {example}"),
-        )
-    })
-}
-
-/// A number between two bounds, read exactly as its digits say.
-pub(crate) fn number(
-    field: &str,
-    raw: &RawValue,
-    allowed: &str,
-    fits: impl Fn(f64) -> bool,
-) -> Result<f64, ConfigError> {
-    let text = raw.get();
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && fits(number) => Ok(number),
-        _ => Err(ConfigError::field(field, text, allowed)),
-    }
-}
-
-fn text(raw: &RawValue) -> Option<String> {
-    serde_json::from_str(raw.get()).ok()
-}
-
-const FIRST_REQUEST: &str =
-    r#"1 where "start" is "first request": a key's first request finds one of the shards only"#;
 
 /// Reads and checks a config.
 ///
 /// # Errors
-/// [`ConfigError`] for an unknown or missing field, a wrong type, a value out of range and a field
-/// that the kind does not take.
+/// [`ConfigError`] for an unknown, missing or repeated field, a wrong type, a value out of range and
+/// a field that the kind does not take.
 pub fn parse(json: &str) -> Result<Limit, ConfigError> {
-    const EXAMPLE: &str = r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#;
-    const KINDS: &str = r#""token bucket", "fixed window", "sliding window" or "sliding log""#;
-
-    let fields = object(json, EXAMPLE)?;
-    let kind = fields.get("kind").and_then(|raw| text(raw)).unwrap_or_default();
-    let takes: Option<&[&str]> = match kind.as_str() {
-        "token bucket" => Some(&FIELDS[..6]),
-        "fixed window" => Some(&FIELDS),
-        "sliding window" | "sliding log" => Some(&FIELDS[..3]),
-        _ => None,
-    };
-    let allowed = takes.unwrap_or(&FIELDS);
-    if let Some((field, value)) =
-        fields.iter().find(|(field, _)| !allowed.contains(&field.as_str()))
-    {
-        let problem = if FIELDS.contains(&field.as_str()) {
-            format!("\"{field}\" is {}, and a {kind} has no such field", shortened(value.get()))
-        } else {
-            format!("{} is not a field", Value::from(shortened(field)))
-        };
-        return Err(ConfigError::new(problem, quoted(allowed)));
-    }
-    let required = |field: &str, allowed: &str| {
-        fields
-            .get(field)
-            .copied()
-            .ok_or_else(|| ConfigError::new(format!("\"{field}\" is missing"), allowed))
-    };
-
-    let raw_kind = required("kind", KINDS)?;
-    if takes.is_none() {
-        return Err(ConfigError::field("kind", raw_kind.get(), KINDS));
-    }
-
-    let rate = {
-        const WHOLE: &str = "a whole number from 1 to 10000";
-        const POSITIVE: &str = "a number greater than 0, at most 1e15";
-        if kind == "sliding log" {
-            number("rate", required("rate", WHOLE)?, WHOLE, |rate| {
-                (1.0..=MAX_LOG).contains(&rate) && rate.fract() == 0.0
-            })?
-        } else {
-            number("rate", required("rate", POSITIVE)?, POSITIVE, |rate| {
-                rate > 0.0 && rate <= MAX_TOKENS
-            })?
+    let mut fields = Fields::of_json(json).ok_or_else(|| ConfigError {
+        problem: format!("it is {}", shortened(json)),
+        allowed: r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#
+            .into(),
+        kind: None,
+    })?;
+    let kind = fields.take("kind").map_err(|error| {
+        // Where none is told, a field that no kind has comes first all the same.
+        match fields.read::<FixedWindowConfig>() {
+            Err(unknown @ FieldError::Unknown { .. }) => ConfigError::of_field(unknown, None),
+            _ => ConfigError::of_field(error, None),
         }
-    };
-    let tokens = |field: &str| {
-        fields.get(field).copied().map(|raw| {
-            number(field, raw, "a number from 0 to 1e15", |tokens| {
-                (0.0..=MAX_TOKENS).contains(&tokens)
-            })
+    })?;
+    Config::read(kind, &fields).map(Limit::from)
+}
+
+impl<'de> Deserialize<'de> for Kind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
+        deserializer.deserialize_str(Text {
+            allowed: r#""token bucket", "fixed window", "sliding window" or "sliding log""#,
+            read: |text| Kind::ALL.into_iter().find(|kind| kind.as_str() == text),
         })
-    };
-    let capacity = tokens("capacity").transpose()?.unwrap_or(rate);
-    let max_reserved = tokens("maxReserved").transpose()?;
-    let shards = match fields.get("shards") {
-        Some(raw) => number("shards", raw, "a whole number from 1 to 1024", |shards| {
-            (1.0..=f64::from(MAX_SHARDS)).contains(&shards) && shards.fract() == 0.0
-        })? as u32,
-        None => 1,
-    };
-    let period = || period(required("period", PERIOD)?);
-    Ok(match kind.as_str() {
-        "token bucket" => Limit::TokenBucket(TokenBucket {
-            rate,
-            period: period()?,
-            capacity,
-            max_reserved,
-            shards,
-        }),
-        "fixed window" => {
-            let start = fields.get("start").copied();
-            let windows = match fields.get("timezone") {
-                Some(timezone) => {
-                    Windows::Calendar(calendar(timezone, required("period", DATES)?, start)?)
-                }
-                None => Windows::Every {
-                    period: period()?,
-                    start: start.map_or(Ok(Start::Derived), instant)?,
-                },
-            };
-            if let (Windows::Every { start: Start::FirstRequest, .. }, Some(raw), 2..) =
-                (&windows, fields.get("shards"), shards)
-            {
-                return Err(ConfigError::field("shards", raw.get(), FIRST_REQUEST));
+    }
+}
+
+/// A config without its kind, each field within its range.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Config {
+    TokenBucket(TokenBucketConfig),
+    FixedWindow(FixedWindowConfig),
+    CalendarWindow(FixedWindowConfig<Dates, LocalDate, Timezone>),
+    SlidingWindow(SlidingWindowConfig),
+    SlidingLog(SlidingLogConfig),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct TokenBucketConfig {
+    rate: Rate,
+    period: Period,
+    capacity: Option<Tokens>,
+    max_reserved: Option<Tokens>,
+    shards: Option<ShardCount>,
+}
+
+/// It has all fields that any kind has. With a `timezone` (`Z`), `period` and `start` are dates.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct FixedWindowConfig<P = Period, S = Start, Z = Option<Timezone>> {
+    rate: Rate,
+    period: P,
+    capacity: Option<Tokens>,
+    max_reserved: Option<Tokens>,
+    shards: Option<ShardCount>,
+    start: Option<S>,
+    timezone: Z,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SlidingWindowConfig {
+    rate: Rate,
+    period: Period,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SlidingLogConfig {
+    rate: WholeRate,
+    period: Period,
+}
+
+impl Config {
+    fn read(kind: Kind, fields: &Fields) -> Result<Config, ConfigError> {
+        let config = match kind {
+            Kind::TokenBucket => fields.read().map(Config::TokenBucket),
+            Kind::FixedWindow if fields.get("timezone").is_some() => {
+                fields.read().map(Config::CalendarWindow)
             }
-            Limit::FixedWindow(FixedWindow { rate, windows, capacity, max_reserved, shards })
+            Kind::FixedWindow => fields.read().and_then(|config: FixedWindowConfig| {
+                match (config.start, config.shards, fields.get("shards")) {
+                    (Some(Start::FirstRequest), Some(ShardCount(2.0..)), Some(shards)) => {
+                        Err(FieldError::Invalid {
+                            field: "shards",
+                            value: shards.to_string(),
+                            allowed: r#"1 where "start" is "first request": a key's first request finds one of the shards only"#.into(),
+                        })
+                    }
+                    _ => Ok(Config::FixedWindow(config)),
+                }
+            }),
+            Kind::SlidingWindow => fields.read().map(Config::SlidingWindow),
+            Kind::SlidingLog => fields.read().map(Config::SlidingLog),
+        };
+        config.map_err(|error| ConfigError::of_field(error, Some(kind)))
+    }
+
+    /// The config as JSON, without the fields that were left out.
+    fn to_json(&self, kind: Kind) -> serde_json::Value {
+        let mut config = serde_json::to_value(self).unwrap_or_default();
+        if let Some(fields) = config.as_object_mut() {
+            fields.retain(|_, value| !value.is_null());
+            fields.insert("kind".into(), kind.as_str().into());
         }
-        "sliding window" => Limit::SlidingWindow(SlidingWindow { rate, period: period()? }),
-        _ => Limit::SlidingLog(SlidingLog { rate: rate as u32, period: period()? }),
-    })
-}
-
-const PERIOD: &str = r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours; months and years only in a fixed window with "timezone""#;
-
-fn period(raw: &RawValue) -> Result<Micros, ConfigError> {
-    let refuse = || ConfigError::field("period", raw.get(), PERIOD);
-    let millis = match text(raw) {
-        None => return number("period", raw, PERIOD, in_period).map(Micros::from_millis),
-        Some(duration) => duration_in_millis(&duration).ok_or_else(refuse)?,
-    };
-    if in_period(millis) { Ok(Micros::from_millis(millis)) } else { Err(refuse()) }
-}
-
-fn in_period(millis: f64) -> bool {
-    (1.0..=MAX_PERIOD).contains(&millis)
-}
-
-/// A duration as text, of fixed length: days are 24 hours, weeks 7 of them.
-fn duration_in_millis(duration: &str) -> Option<f64> {
-    let span: jiff::Span = duration.parse().ok()?;
-    if span.get_months() != 0 || span.get_years() != 0 {
-        return None;
-    }
-    let days = i128::from(span.get_weeks()) * 7 + i128::from(span.get_days());
-    let seconds = (days * 24 + i128::from(span.get_hours())) * 3600
-        + i128::from(span.get_minutes()) * 60
-        + i128::from(span.get_seconds());
-    let micros = seconds * 1_000_000
-        + i128::from(span.get_milliseconds()) * 1_000
-        + i128::from(span.get_microseconds())
-        + i128::from(span.get_nanoseconds()) / 1_000;
-    Some(micros as f64 / 1e3)
-}
-
-fn instant(raw: &RawValue) -> Result<Start, ConfigError> {
-    const ALLOWED: &str = r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request""#;
-    match text(raw) {
-        Some(start) if start == "first request" => Ok(Start::FirstRequest),
-        Some(start) => time_with_offset(&start)
-            .map(Start::At)
-            .ok_or_else(|| ConfigError::field("start", raw.get(), ALLOWED)),
-        None => number("start", raw, ALLOWED, |millis| millis.abs() <= MAX_EPOCH)
-            .map(|millis| Start::At(Micros::from_millis(millis))),
+        config
     }
 }
 
-const DATES: &str = r#"with "timezone", a whole number of days and weeks, or of months and years, at most 100 years, such as "7 days" or "1 month""#;
-const DATE: &str = r#"with "timezone", a local date such as "2027-01-31""#;
+impl From<Config> for Limit {
+    fn from(config: Config) -> Limit {
+        match config {
+            Config::TokenBucket(config) => Limit::TokenBucket(TokenBucket {
+                rate: config.rate.0,
+                period: config.period.0,
+                capacity: config.capacity.map_or(config.rate.0, |capacity| capacity.0),
+                max_reserved: config.max_reserved.map(|most| most.0),
+                shards: config.shards.map_or(1, |shards| shards.0 as u32),
+            }),
+            Config::FixedWindow(config) => {
+                let start = config.start.map_or(algorithm::Start::Derived, Into::into);
+                let windows = Windows::Every { period: config.period.0, start };
+                config.with(windows)
+            }
+            Config::CalendarWindow(config) => {
+                /// A Monday, so that weeks begin on one.
+                const FIRST_DAY: Date = jiff::civil::date(1970, 1, 5);
+                const FIRST_MONTH: Date = jiff::civil::date(1970, 1, 1);
 
-/// The windows of a config with a time zone.
-fn calendar(
-    timezone: &RawValue,
-    period: &RawValue,
-    start: Option<&RawValue>,
-) -> Result<Calendar, ConfigError> {
-    const ZONE: &str =
-        r#"the IANA name of a time zone in its exact spelling, such as "Europe/Berlin""#;
-    /// A Monday, so that weeks begin on one.
-    const FIRST_DAY: Date = jiff::civil::date(1970, 1, 5);
-    const FIRST_MONTH: Date = jiff::civil::date(1970, 1, 1);
-
-    let refuse = |field, raw: &RawValue, allowed| ConfigError::field(field, raw.get(), allowed);
-    let zone = text(timezone)
-        .and_then(|name| zone(&name))
-        .ok_or_else(|| refuse("timezone", timezone, ZONE))?;
-    let (unit, every) = text(period)
-        .and_then(|duration| duration_in_dates(&duration))
-        .ok_or_else(|| refuse("period", period, DATES))?;
-    let start = match (start, unit) {
-        (Some(start), _) => text(start)
-            // As it is written back: jiff would read more, and drop a time of day.
-            .and_then(|text| text.parse::<Date>().ok().filter(|date| date.to_string() == text))
-            .ok_or_else(|| refuse("start", start, DATE))?,
-        (None, Unit::Days) => FIRST_DAY,
-        (None, Unit::Months) => FIRST_MONTH,
-    };
-    Ok(Calendar { unit, every, zone, start })
-}
-
-/// A duration as text, of whole days or of whole months.
-fn duration_in_dates(duration: &str) -> Option<(Unit, i64)> {
-    let span: jiff::Span = duration.parse().ok()?;
-    if !span.years(0).months(0).weeks(0).days(0).is_zero() {
-        return None;
-    }
-    let months = i64::from(span.get_years()) * 12 + i64::from(span.get_months());
-    let days = i64::from(span.get_weeks()) * 7 + i64::from(span.get_days());
-    match (months, days) {
-        (0, 1..=36_525) => Some((Unit::Days, days)),
-        (1..=1_200, 0) => Some((Unit::Months, months)),
-        _ => None,
+                let Dates { unit, every } = config.period;
+                let start = match (config.start, unit) {
+                    (Some(LocalDate(start)), _) => start,
+                    (None, Unit::Days) => FIRST_DAY,
+                    (None, Unit::Months) => FIRST_MONTH,
+                };
+                let zone = config.timezone.0.clone();
+                config.with(Windows::Calendar(Calendar { unit, every, zone, start }))
+            }
+            Config::SlidingWindow(config) => {
+                Limit::SlidingWindow(SlidingWindow { rate: config.rate.0, period: config.period.0 })
+            }
+            Config::SlidingLog(config) => Limit::SlidingLog(SlidingLog {
+                rate: config.rate.0 as u32,
+                period: config.period.0,
+            }),
+        }
     }
 }
 
-/// An RFC 3339 time, or the same with a space or a short offset as Postgres prints it:
-/// `2027-01-01 00:00:00+00`.
-fn time_with_offset(text: &str) -> Option<Micros> {
-    text.parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
+impl<P, S, Z> FixedWindowConfig<P, S, Z> {
+    fn with(self, windows: Windows) -> Limit {
+        Limit::FixedWindow(FixedWindow {
+            rate: self.rate.0,
+            windows,
+            capacity: self.capacity.map_or(self.rate.0, |capacity| capacity.0),
+            max_reserved: self.max_reserved.map(|most| most.0),
+            shards: self.shards.map_or(1, |shards| shards.0 as u32),
+        })
+    }
 }
 
 /// The earliest clock in epoch milliseconds: 4714 BC, where a timestamptz begins.
@@ -374,69 +298,50 @@ impl fmt::Display for Interval {
 ///
 /// # Errors
 /// As [`parse`], and for a float that JSON cannot hold.
-pub fn build(kind: &str, given: &Given) -> Result<Value, ConfigError> {
-    let mut config = Map::new();
-    config.insert("kind".into(), kind.into());
-    config.insert("rate".into(), json_number("rate", given.rate)?);
+pub fn build(kind: Kind, given: &Given) -> Result<serde_json::Value, ConfigError> {
+    let problem = |problem: String, allowed: &str| ConfigError {
+        problem,
+        allowed: allowed.into(),
+        kind: Some(kind),
+    };
     let Interval { months, days, micros } = given.period;
+    let dates = given.period.to_string();
     let period = if months == 0 && given.timezone.is_none() {
         const DAY: i64 = 86_400_000_000;
         let micros = micros.saturating_add(i64::from(days).saturating_mul(DAY));
-        json_number("period", Micros(micros).as_millis())?
+        Value::Number(Micros(micros).as_millis())
     } else {
-        given.period.to_string().into() // what it may not be, the parser refuses
+        Value::Text(&dates) // what they may not be is refused below
     };
-    config.insert("period".into(), period);
-    if let Some(capacity) = given.capacity {
-        config.insert("capacity".into(), json_number("capacity", capacity)?);
-    }
-    if let Some(max_reserved) = given.max_reserved {
-        config.insert("maxReserved".into(), json_number("maxReserved", max_reserved)?);
-    }
-    if let Some(shards) = given.shards {
-        config.insert("shards".into(), shards.into());
-    }
-    match (given.start, given.first_request) {
-        (Some(_), true) => {
-            return Err(ConfigError::new(
-                "\"start\" and \"first_request\" are both given",
-                "one of the two",
-            ));
+    let date;
+    let start = match (given.start, given.first_request, &given.timezone) {
+        (Some(_), true, _) => {
+            let both = "\"start\" and \"first_request\" are both given";
+            return Err(problem(both.into(), "one of the two"));
         }
-        (Some(start), false) => {
-            let start = match &given.timezone {
-                None => json_number("start", start.as_millis())?,
-                Some(name) => {
-                    let zone = zone(name).unwrap_or(TimeZone::UTC); // which the parser refuses
-                    let date = local_date(&zone, start).ok_or_else(|| {
-                        ConfigError::field("start", &float_text(start.as_millis()), DATE)
-                    })?;
-                    date.to_string().into()
-                }
+        (Some(start), false, None) => Some(Value::Number(start.as_millis())),
+        (Some(start), false, Some(name)) => {
+            let zone = zone(name).unwrap_or(TimeZone::UTC); // which is refused below
+            let Some(local) = local_date(&zone, start) else {
+                let start = json_number(start.as_millis());
+                return Err(problem(format!("\"start\" is {start}"), LocalDate::ALLOWED));
             };
-            config.insert("start".into(), start);
+            date = local.to_string();
+            Some(Value::Text(&date))
         }
-        (None, true) => {
-            config.insert("start".into(), "first request".into());
-        }
-        (None, false) => {}
-    }
-    if let Some(timezone) = &given.timezone {
-        config.insert("timezone".into(), timezone.as_str().into());
-    }
-    let config = Value::Object(config);
-    parse(&config.to_string())?;
-    Ok(config)
-}
-
-/// A float as a JSON number, a whole one without a fraction.
-pub(crate) fn json_number(field: &str, number: f64) -> Result<Value, ConfigError> {
-    if number.fract() == 0.0 && number.abs() <= 2f64.powi(53) {
-        return Ok((number as i64).into());
-    }
-    Number::from_f64(number)
-        .map(Value::Number)
-        .ok_or_else(|| ConfigError::field(field, &float_text(number), "a finite number"))
+        (None, true, _) => Some(Value::Text("first request")),
+        (None, false, _) => None,
+    };
+    let fields = Fields::of_arguments([
+        ("rate", Some(Value::Number(given.rate))),
+        ("period", Some(period)),
+        ("capacity", given.capacity.map(Value::Number)),
+        ("maxReserved", given.max_reserved.map(Value::Number)),
+        ("shards", given.shards.map(|shards| Value::Number(shards.into()))),
+        ("start", start),
+        ("timezone", given.timezone.as_deref().map(Value::Text)),
+    ]);
+    Config::read(kind, &fields).map(|config| config.to_json(kind))
 }
 
 #[cfg(test)]
@@ -572,7 +477,7 @@ mod tests {
             start: Some(Micros(-1_000)),
             ..Given::default()
         };
-        let config = build("fixed window", &given).unwrap();
+        let config = build(Kind::FixedWindow, &given).unwrap();
         assert_eq!(
             config.to_string(),
             r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":1.5,"rate":2.5,"start":-1}"#
@@ -584,12 +489,115 @@ mod tests {
             ..given
         };
         assert_eq!(
-            build("fixed window", &dates).unwrap().to_string(),
+            build(Kind::FixedWindow, &dates).unwrap().to_string(),
             r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":"1 month","rate":2.5,"start":"1970-01-01","timezone":"Asia/Tokyo"}"#
         );
         assert_eq!(
-            build("token bucket", &Given { rate: f64::NAN, ..dates }).unwrap_err().problem,
+            build(Kind::FixedWindow, &Given { rate: f64::NAN, ..dates }).unwrap_err().problem,
             "\"rate\" is NaN"
         );
+    }
+
+    #[test]
+    fn an_error_tells_the_kind_beside_field_value_and_what_is_allowed() {
+        let error = |json: &str| parse(json).unwrap_err();
+        let whole = error(r#"{"kind": "sliding log", "rate": 0.50, "period": 1}"#);
+        assert_eq!(
+            whole,
+            ConfigError {
+                problem: r#""rate" is 0.50"#.into(),
+                allowed: "a whole number from 1 to 10000".into(),
+                kind: Some(Kind::SlidingLog),
+            }
+        );
+        let whole: Box<dyn std::error::Error> = whole.into();
+        assert_eq!(
+            whole.to_string(),
+            r#""rate" is 0.50 (allowed: a whole number from 1 to 10000)"#
+        );
+        for (json, kind) in [
+            ("1", None),
+            (r#"{"rate": 1}"#, None),
+            (r#"{"kind": "leaky bucket"}"#, None),
+            (r#"{"kind": "fixed window"}"#, Some(Kind::FixedWindow)),
+            (r#"{"kind": "sliding window", "shards": 2}"#, Some(Kind::SlidingWindow)),
+        ] {
+            assert_eq!(error(json).kind, kind, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_repeated_field_is_refused_and_not_guessed() {
+        for (field, json) in [
+            (
+                "kind",
+                r#"{"kind": "sliding window", "kind": "sliding log", "rate": 1, "period": 1}"#,
+            ),
+            ("rate", r#"{"kind": "sliding log", "rate": 1, "period": 1, "r\u0061te": 2}"#),
+            (
+                "timezone",
+                r#"{"kind": "fixed window", "rate": 1, "period": "1 day", "timezone": "UTC", "timezone": "UTC"}"#,
+            ),
+        ] {
+            assert_eq!(problem(json), format!("\"{field}\" is there more than once"));
+        }
+    }
+
+    #[test]
+    fn of_several_faults_the_same_is_told_in_whatever_order_they_stand() {
+        for json in [
+            r#"{"kind": "token bucket", "shards": 0, "capacity": -1, "period": 1, "rate": 1}"#,
+            r#"{"capacity": -1, "rate": 1, "shards": 0, "period": 1, "kind": "token bucket"}"#,
+        ] {
+            assert_eq!(problem(json), r#""capacity" is -1"#);
+        }
+        // What is no field at all comes first, also where there is no kind.
+        assert_eq!(problem(r#"{"rate": 0, "Kind": "token bucket"}"#), r#""Kind" is not a field"#);
+        assert_eq!(
+            problem(r#"{"kind": "sliding log", "rate": 0, "capacity": 1}"#),
+            r#""capacity" is 1, and a sliding log has no such field"#
+        );
+    }
+
+    #[test]
+    fn a_fixed_window_has_every_field_that_any_kind_has() {
+        let all = Fields::names::<FixedWindowConfig>();
+        assert_eq!(all, Fields::names::<FixedWindowConfig<Dates, LocalDate, Timezone>>());
+        for fields in [
+            Fields::names::<TokenBucketConfig>(),
+            Fields::names::<SlidingWindowConfig>(),
+            Fields::names::<SlidingLogConfig>(),
+        ] {
+            assert!(!fields.is_empty() && fields.iter().all(|field| all.contains(field)));
+        }
+    }
+
+    #[test]
+    fn numbers_are_what_their_digits_say() {
+        let rate = |digits: &str| {
+            let json = format!(r#"{{"kind": "token bucket", "rate": {digits}, "period": 1}}"#);
+            parse(&json).map(|limit| limit.capacity())
+        };
+        // Half a unit in the last place above 1, and a digit more, thousands of digits later.
+        let half = "1.00000000000000011102230246251565404236316680908203125";
+        assert_eq!(rate(half), Ok(1.0));
+        assert_eq!(rate(&format!("{half}{}1", "0".repeat(5_000))), Ok(1.0f64.next_up()));
+        let problem = rate(&"9".repeat(5_000)).unwrap_err().problem;
+        assert_eq!(problem, format!(r#""rate" is {}..."#, "9".repeat(80)));
+        assert!(rate(&format!("0.{}1", "0".repeat(5_000))).is_err());
+    }
+
+    #[test]
+    fn durations_are_cut_to_whole_microseconds() {
+        for (duration, micros) in [
+            ("1 ms 999 ns", 1_000),
+            ("1 ms 1 us 999 ns", 1_001),
+            ("1 week 2 days 3 hours 4 minutes 5 seconds 6 ms 7 us 8 ns", 788_645_006_007),
+            ("PT0.0015005S", 1_500),
+        ] {
+            let json =
+                format!(r#"{{"kind": "sliding window", "rate": 1, "period": "{duration}"}}"#);
+            assert_eq!(parse(&json).unwrap().policy().1, Some(Micros(micros)), "{duration}");
+        }
     }
 }

@@ -49,11 +49,14 @@ pub mod config;
 pub mod headers;
 pub mod requests;
 pub mod state;
+pub mod text;
 
+mod fields;
 mod micros;
+mod numbers;
 mod phase;
 
-pub use algorithm::{Decision, Level, Limit, Parts, State, credit, decide};
+pub use algorithm::{Decision, Kind, Level, Limit, Parts, State, credit, decide};
 pub use config::ConfigError;
 pub use micros::Micros;
 pub use phase::phase;

@@ -1,11 +1,15 @@
-//! The list of requests that `rl_limit_all` takes, from JSON. Pure.
+//! A list of requests, as `rl_limit_all` takes it, from JSON.
 
-use std::collections::BTreeMap;
+use std::fmt;
 
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::config::{self, shortened};
+use crate::config;
+use crate::fields::{FieldError, Fields, Number};
+use crate::text::shortened;
 
 /// How many requests a list can have.
 pub const MAX_REQUESTS: usize = 10_000;
@@ -13,123 +17,208 @@ pub const MAX_REQUESTS: usize = 10_000;
 pub const MAX_BYTES: usize = 2_000_000;
 
 /// One of the requests, as it was written; only its types are checked.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Request {
+    /// Which limit.
     pub name: String,
+    /// Whose; empty where it is left out.
     pub key: String,
+    /// How many tokens; 1 where it is left out.
     pub count: f64,
+    /// Whether the limit may go into debt; false where it is left out.
     pub reserve: bool,
     /// The limit's own config, as JSON.
     pub config: Option<String>,
 }
 
-/// What is wrong with the list, or with one of its requests.
-#[derive(Debug, PartialEq)]
-pub enum RequestError {
+/// What is wrong with the list, or with one of its requests. It never carries a key, which may be
+/// personal.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{fault}", if *n == 0 { String::new() } else { format!("request {n}: ") })]
+pub struct RequestError {
+    /// Which request, from 1; 0: the list itself.
+    pub n: usize,
+    /// What is wrong with it.
+    pub fault: Fault,
+}
+
+/// What is wrong with a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
     /// An argument is null, or a name is missing.
+    #[error("{0} must not be null")]
     Null(&'static str),
     /// What stands there, and what is allowed.
-    Invalid { argument: &'static str, value: String, allowed: &'static str },
+    #[error("{argument} is {value} (allowed: {allowed})")]
+    Invalid {
+        /// Which argument, or `requests` or `it` for a whole.
+        argument: &'static str,
+        /// Its value as it was written, cut to what fits a message; of a key, of what type it is.
+        value: String,
+        /// What may stand there.
+        allowed: String,
+    },
 }
 
 const LIST: &str =
     r#"an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]"#;
 const FIELDS: &str = r#"an object with "name", and "key", "count", "reserve" or "config""#;
 
-fn invalid(argument: &'static str, value: &str, allowed: &'static str) -> RequestError {
-    RequestError::Invalid { argument, value: shortened(value), allowed }
+fn invalid(argument: &'static str, value: impl Into<String>, allowed: impl Into<String>) -> Fault {
+    Fault::Invalid { argument, value: value.into(), allowed: allowed.into() }
 }
 
-/// What stands where a key could be: told without its value, since an error never carries a key.
-fn invalid_kind(argument: &'static str, json: &str, allowed: &'static str) -> RequestError {
-    let value = match json.as_bytes().first() {
-        Some(b'{') => "an object",
-        Some(b'[') if json == "[]" => "an empty array",
-        Some(b'[') => "an array",
-        Some(b'"') => "a string",
-        Some(b't' | b'f') => "a boolean",
-        Some(b'n') => "null",
+/// What stands where a key could be: told without its value.
+fn type_of(json: &str) -> &'static str {
+    match json.as_bytes() {
+        [b'{', ..] => "an object",
+        b"[]" => "an empty array",
+        [b'[', ..] => "an array",
+        [b'"', ..] => "a string",
+        [b't' | b'f', ..] => "a boolean",
+        [b'n', ..] => "null",
         _ => "a number",
-    };
-    RequestError::Invalid { argument, value: value.into(), allowed }
+    }
 }
 
-/// A text of a request, refused where it is longer than any that is allowed can be: all of its
-/// characters could be escaped, with six for one.
-fn bounded(
-    argument: &'static str,
-    json: &str,
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestFields {
+    name: Name,
+    key: Option<Key>,
+    count: Option<Count>,
+    reserve: Option<Flag>,
+    config: Option<Box<RawValue>>,
+}
+
+struct Name(String);
+
+struct Key(String);
+
+struct Count(f64);
+
+struct Flag(bool);
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
+        let text = Bounded { most: 200, allowed: Name::LENGTH };
+        deserializer.deserialize_string(text).map(Name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
+        let text = Bounded { most: 1024, allowed: Key::LENGTH };
+        deserializer.deserialize_string(text).map(Key)
+    }
+}
+
+impl Name {
+    const LENGTH: &str = "1 to 200 bytes";
+}
+
+impl Key {
+    const LENGTH: &str = "at most 1024 bytes; of a longer one, pass a hash";
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Count, D::Error> {
+        // Whoever makes the call checks the range, which depends on the kind of the limit.
+        let any = Number { allowed: "a number from 0 to 1e15", fits: |_| true };
+        deserializer.deserialize_f64(any).map(Count)
+    }
+}
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Flag, D::Error> {
+        struct TrueOrFalse;
+
+        impl Visitor<'_> for TrueOrFalse {
+            type Value = Flag;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true or false")
+            }
+
+            fn visit_bool<E>(self, flag: bool) -> Result<Flag, E> {
+                Ok(Flag(flag))
+            }
+        }
+
+        deserializer.deserialize_bool(TrueOrFalse)
+    }
+}
+
+/// A text, refused where it is longer than any that is allowed can be: whoever makes the call counts
+/// its bytes in an encoding of his own, and says how many they are.
+struct Bounded {
     most: usize,
     allowed: &'static str,
-) -> Result<Option<String>, RequestError> {
-    if json.len() > 6 * most + 2 && json.starts_with('"') {
-        return Err(RequestError::Invalid { argument, value: "too long".into(), allowed });
+}
+
+impl Visitor<'_> for Bounded {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
     }
-    Ok(serde_json::from_str(json).ok())
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<String, E> {
+        if text.len() > 6 * self.most { Err(E::custom(self.allowed)) } else { Ok(text.into()) }
+    }
 }
 
 /// Reads the list, which has [`MAX_BYTES`] at most.
 ///
 /// # Errors
-/// The number of the request at fault, from 1, or 0 for the list itself, and what is wrong.
-pub fn parse(json: &str) -> Result<Vec<Request>, (usize, RequestError)> {
-    let list: Vec<&RawValue> =
-        serde_json::from_str(json).map_err(|_| (0, invalid_kind("requests", json, LIST)))?;
-    if list.is_empty() {
-        return Err((0, invalid_kind("requests", json, LIST)));
-    }
+/// [`RequestError`] for what is no list or an empty one, and for the first request that has a field
+/// that is unknown, repeated or of a wrong type, or no name.
+pub fn parse(json: &str) -> Result<Vec<Request>, RequestError> {
+    let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
+    let list = list
+        .filter(|list| !list.is_empty())
+        .ok_or_else(|| RequestError { n: 0, fault: invalid("requests", type_of(json), LIST) })?;
     list.iter()
         .enumerate()
-        .map(|(n, request)| parse_one(request.get()).map_err(|error| (n + 1, error)))
+        .map(|(n, request)| {
+            parse_one(request.get()).map_err(|fault| RequestError { n: n + 1, fault })
+        })
         .collect()
 }
 
-fn parse_one(json: &str) -> Result<Request, RequestError> {
-    let mut fields: BTreeMap<String, &RawValue> =
-        serde_json::from_str(json).map_err(|_| invalid_kind("it", json, FIELDS))?;
-    let mut take = |field: &'static str| match fields.remove(field).map(RawValue::get) {
-        Some("null") if field != "config" => Err(RequestError::Null(field)),
-        Some("null") | None => Ok(None),
-        raw => Ok(raw),
-    };
-    let request = Request {
-        name: {
-            let raw = take("name")?.ok_or(RequestError::Null("name"))?;
-            bounded("name", raw, 200, "1 to 200 bytes")?
-                .ok_or_else(|| invalid("name", raw, "a string"))?
-        },
-        key: match take("key")? {
-            None => String::new(),
-            Some(raw) => {
-                bounded("key", raw, 1024, "at most 1024 bytes; of a longer one, pass a hash")?
-                    .ok_or_else(|| invalid_kind("key", raw, "a string"))?
+fn parse_one(json: &str) -> Result<Request, Fault> {
+    let fields = Fields::of_json(json).ok_or_else(|| invalid("it", type_of(json), FIELDS))?;
+    let request: RequestFields = fields.read()?;
+    let config = request.config.map(|config| Box::<str>::from(config).into_string());
+    let config = config.filter(|config| config != "null");
+    if let Some(config) = config.as_ref().filter(|config| config.len() > config::MAX_BYTES) {
+        let value = format!("{} bytes long", config.len());
+        return Err(invalid("config", value, format!("at most {} bytes", config::MAX_BYTES)));
+    }
+    Ok(Request {
+        name: request.name.0,
+        key: request.key.map_or_else(String::new, |key| key.0),
+        count: request.count.map_or(1.0, |count| count.0),
+        reserve: request.reserve.is_some_and(|reserve| reserve.0),
+        config,
+    })
+}
+
+impl From<FieldError> for Fault {
+    fn from(error: FieldError) -> Fault {
+        match error {
+            FieldError::Unknown { field, .. } => {
+                invalid("field", Value::from(shortened(&field)).to_string(), FIELDS)
             }
-        },
-        count: match take("count")? {
-            None => 1.0,
-            Some(raw) => {
-                raw.parse().map_err(|_| invalid("count", raw, "a number from 0 to 1e15"))?
-            }
-        },
-        reserve: match take("reserve")? {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(raw) => return Err(invalid("reserve", raw, "true or false")),
-        },
-        config: match take("config")? {
-            Some(raw) if raw.len() > config::MAX_BYTES => {
-                return Err(RequestError::Invalid {
-                    argument: "config",
-                    value: format!("{} bytes long", raw.len()),
-                    allowed: "at most 10000 bytes",
-                });
-            }
-            config => config.map(str::to_owned),
-        },
-    };
-    match fields.into_keys().next() {
-        Some(unknown) => Err(invalid("field", &Value::from(unknown).to_string(), FIELDS)),
-        None => Ok(request),
+            FieldError::Repeated { field } => invalid(field, "there more than once", "one value"),
+            FieldError::Missing { field, .. } => Fault::Null(field),
+            FieldError::Invalid { field, value, .. } if value == "null" => Fault::Null(field),
+            FieldError::Invalid { field, value, allowed } => match (field, &*allowed) {
+                (_, Name::LENGTH | Key::LENGTH) => invalid(field, "too long", allowed),
+                ("key", _) => invalid(field, type_of(&value), allowed),
+                _ => invalid(field, value, allowed),
+            },
+        }
     }
 }
 
@@ -169,7 +258,7 @@ mod tests {
             (r#"[{"name": "a", "reserve": 1}]"#, 1),
             (r#"[{"name": "a", "throws": true}]"#, 1),
         ] {
-            assert_eq!(parse(json).unwrap_err().0, n, "{json}");
+            assert_eq!(parse(json).unwrap_err().n, n, "{json}");
         }
     }
 
@@ -177,8 +266,8 @@ mod tests {
     fn a_text_is_refused_only_where_it_is_too_long_in_every_encoding() {
         let key = |key: String| parse(&format!(r#"[{{"name": "a", "key": "{key}"}}]"#));
         assert_eq!(key("\\u0001".repeat(1024)).unwrap()[0].key, "\u{1}".repeat(1024));
-        assert_eq!(key("x".repeat(6145)).unwrap_err().0, 1);
+        assert_eq!(key("x".repeat(6145)).unwrap_err().n, 1);
         let config = format!(r#"[{{"name": "a", "config": "{}"}}]"#, "x".repeat(10_000));
-        assert_eq!(parse(&config).unwrap_err().0, 1);
+        assert_eq!(parse(&config).unwrap_err().n, 1);
     }
 }

@@ -1,74 +1,230 @@
-//! The state of a limit as JSON, which `rl_calculate` takes and returns. Pure.
+//! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a sliding window
+//! and `log` (epoch ms, oldest first) for a sliding log.
 
-use serde_json::{Map, Value};
+use std::fmt;
 
-use crate::config::{ConfigError, MAX_LOG, json_number, number, object, quoted, shortened};
-use crate::{Limit, Micros, State};
+use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-/// The largest epoch milliseconds of a stored time, either side of 1970: whatever [`Micros`] holds.
-/// It is more than a config may have, since windows are counted up to the end of what a timestamp is.
-const MAX_EPOCH: f64 = i64::MAX as f64 / 1e3;
+use crate::config::MAX_LOG;
+use crate::fields::{FieldError, Fields};
+use crate::numbers::{Amount, EpochMillis};
+use crate::text::{quoted, shortened};
+use crate::{Kind, Limit, Micros, State};
 
 /// The longest state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
 pub const MAX_BYTES: usize = 1_000_000;
 
-/// Reads a state as `rl_calculate` takes it: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a
-/// sliding window and `log` (epoch ms, oldest first) for a sliding log.
+/// What is wrong with a state: the field, its value, and what is allowed there.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{problem} (allowed: {allowed})")]
+#[non_exhaustive]
+pub struct StateError {
+    /// What stands there: `"ts" is "now"`.
+    pub problem: String,
+    /// What may stand there: `epoch milliseconds`.
+    pub allowed: String,
+}
+
+impl StateError {
+    fn new(problem: String, allowed: impl Into<String>) -> StateError {
+        StateError { problem, allowed: allowed.into() }
+    }
+
+    /// So many bytes of JSON are more than the [`MAX_BYTES`] that may be.
+    pub fn too_long(bytes: usize) -> StateError {
+        StateError::new(format!("it is {bytes} bytes long"), format!("at most {MAX_BYTES} bytes"))
+    }
+}
+
+impl From<FieldError> for StateError {
+    fn from(error: FieldError) -> StateError {
+        match error {
+            FieldError::Unknown { field, fields, .. } => StateError::new(
+                format!("{} is not a field of it", Value::from(shortened(&field))),
+                quoted(fields),
+            ),
+            FieldError::Repeated { field } => {
+                StateError::new(format!("\"{field}\" is there more than once"), "one value")
+            }
+            FieldError::Missing { field, allowed } => {
+                StateError::new(format!("\"{field}\" is missing"), allowed)
+            }
+            FieldError::Invalid { field, value, allowed } => {
+                StateError::new(format!("\"{field}\" is {value}"), allowed)
+            }
+        }
+    }
+}
+
+/// A state of a token bucket or a fixed window.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RefillState {
+    value: Amount,
+    ts: EpochMillis,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SlidingWindowState {
+    value: Amount,
+    ts: EpochMillis,
+    prior: Amount,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SlidingLogState {
+    value: Amount,
+    ts: EpochMillis,
+    log: Log,
+}
+
+/// One entry a token, oldest first.
+#[derive(Serialize)]
+struct Log(Vec<EpochMillis>);
+
+impl<'de> Deserialize<'de> for Log {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Log, D::Error> {
+        struct Entries;
+
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Log;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of at most 10000 epoch milliseconds, oldest first")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Log, A::Error> {
+                let refused = || A::Error::invalid_value(Unexpected::Seq, &Entries);
+                let mut log: Vec<EpochMillis> = Vec::new();
+                while let Some(entry) = entries.next_element().map_err(|_| refused())? {
+                    if log.last() > Some(&entry) || log.len() as f64 >= MAX_LOG {
+                        return Err(refused());
+                    }
+                    log.push(entry);
+                }
+                Ok(Log(log))
+            }
+        }
+
+        deserializer.deserialize_seq(Entries)
+    }
+}
+
+/// Reads a state of a limit, of [`MAX_BYTES`] at most.
 ///
 /// # Errors
-/// [`ConfigError`] for a field that is missing, unknown, of a wrong type or not this kind's.
-pub fn parse(json: &str, limit: &Limit) -> Result<State, ConfigError> {
-    const TOKENS: &str = "a finite number";
-    const EPOCH: &str = "epoch milliseconds";
-    const LOG: &str = "an array of at most 10000 epoch milliseconds, oldest first";
-    let fields = object(json, r#"{"value": 3, "ts": 1798804800000}"#)?;
-    let expected: &[&str] = match limit {
-        Limit::SlidingWindow(_) => &["value", "ts", "prior"],
-        Limit::SlidingLog(_) => &["value", "ts", "log"],
-        _ => &["value", "ts"],
-    };
-    if let Some(unknown) = fields.keys().find(|field| !expected.contains(&field.as_str())) {
-        let problem = format!("{} is not a field of it", Value::from(shortened(unknown)));
-        return Err(ConfigError::new(problem, quoted(expected)));
-    }
-    let required = |field: &str, allowed: &str| {
-        fields
-            .get(field)
-            .copied()
-            .ok_or_else(|| ConfigError::new(format!("\"{field}\" is missing"), allowed))
-    };
-    let value = number("value", required("value", TOKENS)?, TOKENS, |_| true)?;
-    let ts = number("ts", required("ts", EPOCH)?, EPOCH, |ts| ts.abs() <= MAX_EPOCH)?;
-    let (mut prior, mut log) = (None, None);
-    match limit {
-        Limit::SlidingWindow(_) => {
-            prior = Some(number("prior", required("prior", TOKENS)?, TOKENS, |_| true)?);
+/// [`StateError`] for a field that is missing, repeated, unknown, of a wrong type or not this kind's.
+pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
+    let fields = Fields::of_json(json).ok_or_else(|| {
+        StateError::new(
+            format!("it is {}", shortened(json)),
+            r#"an object such as {"value": 3, "ts": 1798804800000}"#,
+        )
+    })?;
+    Ok(match limit.kind() {
+        Kind::TokenBucket | Kind::FixedWindow => {
+            let RefillState { value, ts } = fields.read()?;
+            State { value: value.0, ts: ts.into(), prior: None, log: None }
         }
-        Limit::SlidingLog(_) => {
-            let raw = required("log", LOG)?;
-            let entries = serde_json::from_str::<Vec<f64>>(raw.get())
-                .ok()
-                .filter(|log| log.is_sorted() && log.len() as f64 <= MAX_LOG)
-                .filter(|log| log.iter().all(|entry| entry.abs() <= MAX_EPOCH))
-                .ok_or_else(|| ConfigError::field("log", raw.get(), LOG))?;
-            log = Some(entries.into_iter().map(Micros::from_millis).collect());
+        Kind::SlidingWindow => {
+            let SlidingWindowState { value, ts, prior } = fields.read()?;
+            State { value: value.0, ts: ts.into(), prior: Some(prior.0), log: None }
         }
-        _ => {}
-    }
-    Ok(State { value, ts: Micros::from_millis(ts), prior, log })
+        Kind::SlidingLog => {
+            let SlidingLogState { value, ts, log: Log(log) } = fields.read()?;
+            let log = log.into_iter().map(Micros::from).collect();
+            State { value: value.0, ts: ts.into(), prior: None, log: Some(log) }
+        }
+    })
 }
 
 /// The state as JSON, as [`parse`] reads it.
 pub fn to_json(state: &State) -> Value {
-    let number = |number: f64| json_number("state", number).unwrap_or(Value::Null);
-    let mut json = Map::new();
-    json.insert("value".into(), number(state.value));
-    json.insert("ts".into(), number(state.ts.as_millis()));
-    if let Some(prior) = state.prior {
-        json.insert("prior".into(), number(prior));
+    let (value, ts) = (Amount(state.value), EpochMillis::from(state.ts));
+    let json = match (state.prior, &state.log) {
+        (None, None) => serde_json::to_value(RefillState { value, ts }),
+        (Some(prior), _) => {
+            serde_json::to_value(SlidingWindowState { value, ts, prior: Amount(prior) })
+        }
+        (None, Some(log)) => {
+            let log = Log(log.iter().copied().map(EpochMillis::from).collect());
+            serde_json::to_value(SlidingLogState { value, ts, log })
+        }
+    };
+    json.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    fn limit(kind: &str) -> Limit {
+        let json = serde_json::json!({ "kind": kind, "rate": 3, "period": 1000 });
+        config::parse(&json.to_string()).unwrap()
     }
-    if let Some(log) = &state.log {
-        json.insert("log".into(), log.iter().map(|entry| number(entry.as_millis())).collect());
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        for (kind, json) in [
+            ("token bucket", r#"{"ts":1798804800000.001,"value":-0.5}"#),
+            ("fixed window", r#"{"ts":-1,"value":1000000000000000}"#),
+            ("sliding window", r#"{"prior":2,"ts":0,"value":1e-12}"#),
+            ("sliding log", r#"{"log":[],"ts":0,"value":0}"#),
+            ("sliding log", r#"{"log":[-1,0.5,0.5],"ts":0.5,"value":3}"#),
+        ] {
+            let state = parse(json, &limit(kind)).unwrap();
+            assert_eq!(to_json(&state).to_string(), json, "{kind}");
+        }
     }
-    Value::Object(json)
+
+    #[test]
+    fn numbers_are_what_their_digits_say() {
+        let value = |digits: &str| {
+            let json = format!(r#"{{"value": {digits}, "ts": 0}}"#);
+            parse(&json, &limit("token bucket")).map(|state| state.value)
+        };
+        // Half a unit in the last place above 1, and a digit more, thousands of digits later.
+        let half = "1.00000000000000011102230246251565404236316680908203125";
+        assert_eq!(value(half), Ok(1.0));
+        let above = format!("{half}{}1", "0".repeat(5_000));
+        assert_eq!(value(&above), Ok(1.0f64.next_up()));
+        assert!(value(&"9".repeat(400)).is_err());
+        assert_eq!(value(&format!("0.{}1", "0".repeat(400))), Ok(0.0));
+    }
+
+    #[test]
+    fn an_error_says_field_value_and_what_is_allowed() {
+        for (kind, json, message) in [
+            ("token bucket", r#"{"ts": 0}"#, r#""value" is missing (allowed: a finite number)"#),
+            (
+                "token bucket",
+                r#"{"ts": 0, "value": 1, "log": []}"#,
+                r#""log" is not a field of it (allowed: "value", "ts")"#,
+            ),
+            (
+                "sliding window",
+                r#"{"ts": 0, "value": 1, "ts": 1, "prior": 0}"#,
+                r#""ts" is there more than once (allowed: one value)"#,
+            ),
+            (
+                "sliding log",
+                r#"{"ts": 0, "value": 1, "log": [1, 0.5]}"#,
+                r#""log" is [1, 0.5] (allowed: an array of at most 10000 epoch milliseconds, oldest first)"#,
+            ),
+        ] {
+            assert_eq!(parse(json, &limit(kind)).unwrap_err().to_string(), message);
+        }
+        let log = |entries: usize| {
+            let json =
+                format!(r#"{{"ts": 0, "value": 1, "log": [0{}]}}"#, ",0".repeat(entries - 1));
+            parse(&json, &limit("sliding log"))
+        };
+        assert!(log(10_000).is_ok());
+        assert!(log(10_001).is_err());
+    }
 }

@@ -1,0 +1,220 @@
+//! Periods, starts and time zones of a config, read from JSON and written to it.
+
+use std::fmt;
+
+use jiff::SpanRelativeTo;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
+use serde::{Serialize, Serializer};
+
+use super::MAX_EPOCH;
+use crate::Micros;
+use crate::algorithm::{self, Unit, zone};
+use crate::fields::Text;
+use crate::text::JsonNumber;
+
+/// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
+const MAX_PERIOD: f64 = 1e15;
+
+/// What a `start` says of windows that begin with a key's first request.
+const FIRST_REQUEST: &str = "first request";
+
+/// A period of fixed length: milliseconds, or a duration as text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Period(pub Micros);
+
+impl<'de> Deserialize<'de> for Period {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Period, D::Error> {
+        struct Millis;
+
+        impl Visitor<'_> for Millis {
+            type Value = Period;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours; months and years only in a fixed window with "timezone""#)
+            }
+
+            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<Period, E> {
+                if !(1.0..=MAX_PERIOD).contains(&millis) {
+                    return Err(E::invalid_value(Unexpected::Float(millis), &self));
+                }
+                Ok(Period(Micros::from_millis(millis)))
+            }
+
+            fn visit_str<E: de::Error>(self, duration: &str) -> Result<Period, E> {
+                match duration_in_millis(duration) {
+                    Some(millis) => self.visit_f64(millis),
+                    None => Err(E::invalid_value(Unexpected::Str(duration), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Millis)
+    }
+}
+
+impl Serialize for Period {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        JsonNumber(self.0.as_millis()).serialize(serializer)
+    }
+}
+
+/// A duration as text, of fixed length: days are 24 hours, weeks 7 of them. Cut to whole
+/// microseconds.
+fn duration_in_millis(duration: &str) -> Option<f64> {
+    let span: jiff::Span = duration.parse().ok()?;
+    let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?;
+    Some(duration.as_micros() as f64 / 1e3)
+}
+
+/// A period of whole days or of whole months, for windows of local dates.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Dates {
+    pub unit: Unit,
+    /// How many of them, 100 years at most.
+    pub every: i64,
+}
+
+impl<'de> Deserialize<'de> for Dates {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Dates, D::Error> {
+        deserializer.deserialize_str(Text {
+            allowed: r#"with "timezone", a whole number of days and weeks, or of months and years, at most 100 years, such as "7 days" or "1 month""#,
+            read: duration_in_dates,
+        })
+    }
+}
+
+impl Serialize for Dates {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let unit = match self.unit {
+            Unit::Days => "day",
+            Unit::Months => "month",
+        };
+        let plural = if self.every == 1 { "" } else { "s" };
+        serializer.collect_str(&format_args!("{} {unit}{plural}", self.every))
+    }
+}
+
+/// A duration as text, of whole days or of whole months.
+fn duration_in_dates(duration: &str) -> Option<Dates> {
+    let span: jiff::Span = duration.parse().ok()?;
+    if !span.years(0).months(0).weeks(0).days(0).is_zero() {
+        return None;
+    }
+    let months = i64::from(span.get_years()) * 12 + i64::from(span.get_months());
+    let days = i64::from(span.get_weeks()) * 7 + i64::from(span.get_days());
+    match (months, days) {
+        (0, 1..=36_525) => Some(Dates { unit: Unit::Days, every: days }),
+        (1..=1_200, 0) => Some(Dates { unit: Unit::Months, every: months }),
+        _ => None,
+    }
+}
+
+/// Where windows of fixed length begin.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Start {
+    At(Micros),
+    FirstRequest,
+}
+
+impl<'de> Deserialize<'de> for Start {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Start, D::Error> {
+        struct Instant;
+
+        impl Visitor<'_> for Instant {
+            type Value = Start;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request""#)
+            }
+
+            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<Start, E> {
+                if millis.abs() > MAX_EPOCH {
+                    return Err(E::invalid_value(Unexpected::Float(millis), &self));
+                }
+                Ok(Start::At(Micros::from_millis(millis)))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Start, E> {
+                if text == FIRST_REQUEST {
+                    return Ok(Start::FirstRequest);
+                }
+                time_with_offset(text)
+                    .map(Start::At)
+                    .ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+            }
+        }
+
+        deserializer.deserialize_any(Instant)
+    }
+}
+
+impl Serialize for Start {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Start::At(at) => JsonNumber(at.as_millis()).serialize(serializer),
+            Start::FirstRequest => serializer.serialize_str(FIRST_REQUEST),
+        }
+    }
+}
+
+impl From<Start> for algorithm::Start {
+    fn from(start: Start) -> algorithm::Start {
+        match start {
+            Start::At(at) => algorithm::Start::At(at),
+            Start::FirstRequest => algorithm::Start::FirstRequest,
+        }
+    }
+}
+
+/// An RFC 3339 time, or the same with a space or a short offset as Postgres prints it:
+/// `2027-01-01 00:00:00+00`.
+pub(super) fn time_with_offset(text: &str) -> Option<Micros> {
+    text.parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
+}
+
+/// The date that windows of local dates are counted from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LocalDate(pub Date);
+
+impl LocalDate {
+    pub(super) const ALLOWED: &str = r#"with "timezone", a local date such as "2027-01-31""#;
+}
+
+impl<'de> Deserialize<'de> for LocalDate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LocalDate, D::Error> {
+        // As it is written back: jiff would read more, and drop a time of day.
+        let exact = |text: &str| text.parse().ok().filter(|date: &Date| date.to_string() == text);
+        deserializer
+            .deserialize_str(Text { allowed: LocalDate::ALLOWED, read: exact })
+            .map(LocalDate)
+    }
+}
+
+impl Serialize for LocalDate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+/// The time zone of an IANA name.
+#[derive(Clone, Debug)]
+pub(super) struct Timezone(pub TimeZone);
+
+impl<'de> Deserialize<'de> for Timezone {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Timezone, D::Error> {
+        deserializer
+            .deserialize_str(Text {
+                allowed: r#"the IANA name of a time zone in its exact spelling, such as "Europe/Berlin""#,
+                read: zone,
+            })
+            .map(Timezone)
+    }
+}
+
+impl Serialize for Timezone {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.iana_name().serialize(serializer)
+    }
+}

@@ -1,0 +1,80 @@
+//! The numbers of configs and states, each within the range that its field allows.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::Micros;
+use crate::config::{MAX_LOG, MAX_SHARDS, MAX_TOKENS};
+use crate::fields::Number;
+use crate::text::JsonNumber;
+
+/// Declares a number, what may stand there in words, and the same as a condition.
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident, $allowed:literal, $fits:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+        pub(crate) struct $name(pub f64);
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
+                let number = Number { allowed: $allowed, fits: $fits };
+                deserializer.deserialize_f64(number).map($name)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                JsonNumber(self.0).serialize(serializer)
+            }
+        }
+    };
+}
+
+number!(
+    /// The rate of a limit, in tokens a period.
+    Rate,
+    "a number greater than 0, at most 1e15",
+    |rate| rate > 0.0 && rate <= MAX_TOKENS
+);
+number!(
+    /// The rate of a sliding log, in tokens a period.
+    WholeRate,
+    "a whole number from 1 to 10000",
+    |rate| (1.0..=MAX_LOG).contains(&rate) && rate.fract() == 0.0
+);
+number!(
+    /// A number of tokens, not negative.
+    Tokens,
+    "a number from 0 to 1e15",
+    |tokens| (0.0..=MAX_TOKENS).contains(&tokens)
+);
+number!(
+    /// A number of rows.
+    ShardCount,
+    "a whole number from 1 to 1024",
+    |shards| (1.0..=f64::from(MAX_SHARDS)).contains(&shards) && shards.fract() == 0.0
+);
+number!(
+    /// What a state counts, in tokens.
+    Amount,
+    "a finite number",
+    |amount| amount.is_finite()
+);
+number!(
+    /// A stored time: whatever [`Micros`] holds. It is more than a config may have, since windows are
+    /// counted up to the end of what a timestamp is.
+    EpochMillis,
+    "epoch milliseconds",
+    |millis| millis.abs() <= i64::MAX as f64 / 1e3
+);
+
+impl From<Micros> for EpochMillis {
+    fn from(at: Micros) -> EpochMillis {
+        EpochMillis(at.as_millis())
+    }
+}
+
+impl From<EpochMillis> for Micros {
+    fn from(at: EpochMillis) -> Micros {
+        Micros::from_millis(at.0)
+    }
+}
