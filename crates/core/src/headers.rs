@@ -4,6 +4,7 @@
 //! Every value is text. A number is a whole one of at most 15 digits: tokens are rounded down and
 //! never negative, waits and times are rounded up. Pure: nothing of Postgres.
 
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use serde_json::{Value, json};
 
 use crate::{Limit, Micros};
@@ -98,7 +99,7 @@ fn github(name: &[u8], outcome: &Outcome) -> Headers {
         ("x-ratelimit-used", tokens(limit - outcome.remaining.floor()).to_string()),
     ];
     headers.extend(outcome.reset_at.map(|at| ("x-ratelimit-reset", seconds(at).to_string())));
-    headers.push(("x-ratelimit-resource", visible(name, b'!')));
+    headers.push(("x-ratelimit-resource", percent_encode(name, ENCODED_AS_WORD).to_string()));
     headers.extend(outcome.wait().map(|wait| ("retry-after", seconds(wait).to_string())));
     headers
 }
@@ -138,22 +139,15 @@ fn seconds(span: Micros) -> i64 {
 
 /// A name as a String of a structured field (RFC 9651, section 3.3.3).
 fn structured_string(name: &[u8]) -> String {
-    format!("\"{}\"", visible(name, b' ').replace('\\', r"\\").replace('"', r#"\""#))
+    let name = percent_encode(name, ENCODED).to_string();
+    format!("\"{}\"", name.replace('\\', r"\\").replace('"', r#"\""#))
 }
 
-/// A name in ASCII from `first` to `~`. Every other byte, and `%` itself, is percent-encoded, so
-/// that decoding gives back just these bytes, and no line can end in a header.
-fn visible(name: &[u8], first: u8) -> String {
-    let mut visible = String::with_capacity(name.len());
-    for &byte in name {
-        match byte {
-            b'%' => visible += "%25",
-            plain if (first..=b'~').contains(&plain) => visible.push(char::from(plain)),
-            other => visible += &format!("%{other:02X}"),
-        }
-    }
-    visible
-}
+/// What is percent-encoded in a name: all but visible ASCII and blanks, so that no line can end in a
+/// header, and `%` itself, so that decoding gives back just these bytes.
+const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
+/// The same, and blanks.
+const ENCODED_AS_WORD: &AsciiSet = &ENCODED.add(b' ');
 
 #[cfg(test)]
 mod tests {
