@@ -18,18 +18,14 @@ use crate::numbers::{Rate, ShardCount, Tokens, WholeRate};
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
+pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_TOKENS};
+
 use times::{Dates, LocalDate, Period, Start, Timezone, time_with_offset};
 
 mod times;
 
-/// The largest rate, capacity, maxReserved and count, in tokens.
-pub const MAX_TOKENS: f64 = 1e15;
-/// The largest rate of a sliding log, which keeps an entry a token.
-pub const MAX_LOG: f64 = 10_000.0;
 /// The longest config, in bytes of JSON; a sensible one has some 200.
 pub const MAX_BYTES: usize = 10_000;
-/// The most rows that a limit is spread over.
-pub const MAX_SHARDS: u32 = 1024;
 /// The largest epoch milliseconds of an instant, either side of 1970 (273,000 years).
 const MAX_EPOCH: f64 = 8.64e15;
 

@@ -3,9 +3,15 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::Micros;
-use crate::config::{MAX_LOG, MAX_SHARDS, MAX_TOKENS};
 use crate::fields::Number;
 use crate::text::JsonNumber;
+
+/// The largest rate, capacity, maxReserved and count, in tokens.
+pub const MAX_TOKENS: f64 = 1e15;
+/// The largest rate of a sliding log, which keeps an entry a token.
+pub const MAX_LOG: f64 = 10_000.0;
+/// The most rows that a limit is spread over.
+pub const MAX_SHARDS: u32 = 1024;
 
 /// Declares a number, what may stand there in words, and the same as a condition.
 macro_rules! number {

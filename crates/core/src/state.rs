@@ -7,9 +7,8 @@ use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::MAX_LOG;
 use crate::fields::{FieldError, Fields};
-use crate::numbers::{Amount, EpochMillis};
+use crate::numbers::{Amount, EpochMillis, MAX_LOG};
 use crate::text::{quoted, shortened};
 use crate::{Kind, Limit, Micros, State};
 
