@@ -18,7 +18,7 @@ use crate::pg::clock::instant;
 use crate::pg::error::{Error, Report, Result};
 use crate::pg::memory;
 use crate::pg::settings::{self, ErrorStyle};
-use crate::pg::values::{Jsonb, jsonb, varlena_bytes};
+use crate::pg::values::{Jsonb, jsonb, utf8, varlena_bytes};
 
 use composite::Composite;
 use trigger_data::Trigger;
@@ -162,10 +162,13 @@ fn run(
 ) -> Outcome {
     PgTryBuilder::new(|| match body(&mut Call { fcinfo, row_type: None }) {
         Ok(datum) => Outcome::Value(datum),
-        Err(error) => Outcome::Raise(plain(match settings::error_style() {
-            ErrorStyle::Pt429 => error.report(),
-            ErrorStyle::Pgrst => error.report_for_postgrest(),
-        })),
+        Err(error) => {
+            let qualifier = || qualifier(fcinfo);
+            Outcome::Raise(plain(match settings::error_style() {
+                ErrorStyle::Pt429 => error.report(&qualifier),
+                ErrorStyle::Pgrst => error.report_for_postgrest(&qualifier),
+            }))
+        }
     })
     .catch_others(|caught| match caught {
         // Raised by Postgres or by user code below us, a trigger say.
@@ -212,6 +215,26 @@ fn run(
         caught => caught.rethrow(),
     })
     .execute()
+}
+
+/// What qualifies the names of the extension's functions and tables in a hint: the schema of the
+/// function that is called and a dot, where `search_path` does not find it; or nothing.
+fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
+    // SAFETY: fcinfo is that of the call, and flinfo is set for every call through the function
+    // manager. The function may be gone, and then has no schema; what is found of it before anything
+    // else is looked up is still there when its visibility is asked for.
+    unsafe {
+        let function = (*(*fcinfo).flinfo).fn_oid;
+        let schema = pg_sys::get_func_namespace(function);
+        if schema == pg_sys::InvalidOid || pg_sys::FunctionIsVisible(function) {
+            return String::new();
+        }
+        let name = pg_sys::get_namespace_name(schema);
+        if name.is_null() {
+            return String::new();
+        }
+        format!("{}.", utf8(CStr::from_ptr(pg_sys::quote_identifier(name)).to_bytes()))
+    }
 }
 
 /// Whether an SQLSTATE is of a class, given by its two characters: as Postgres packs it, six bits a

@@ -56,6 +56,14 @@ SELECT count(DISTINCT e) AS messages, count(*) AS ways FROM (
            (error_of($$SELECT rl_token_bucket(-1, '1 ms')$$, true))) t (e);
 SELECT rl_define('ce', '{"kind": "token bucket", "rate": -1, "period": 1}');
 \echo :SQLSTATE
+-- The example is of the same kind, which may be told where everything else is wrong.
+\a \t
+SELECT v, error_of(format('SELECT rl_define(%L, %L)', 'ce', v), true) FROM unnest(ARRAY[
+    '{}', '{"kind": "leaky bucket"}', '{"kind": "token bucket"}', '{"kind": "fixed window"}', '{"kind": "fixed window", "timezone": "UTC"}',
+    '{"kind": "sliding window", "shards": 1}', '{"kind": "sliding log", "rate": 0.5}']) v;
+SELECT error_of('SELECT rl_sliding_log(0.5, ''1 s'')', true);
+SELECT error_of($$SELECT rl_limit_all('[{"name": "ce", "config": {"kind": "sliding window"}}]')$$, true);
+\a \t
 DROP FUNCTION refusal, tb, fw;
 -- None is longer than sensible ones are, as it is stored or as text.
 SELECT error_of($$SELECT rl_define('ce', jsonb_build_object('kind', repeat('x', 10000)))$$);

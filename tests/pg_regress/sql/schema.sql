@@ -16,8 +16,20 @@ SELECT limits.rl_check('limit');
 SELECT name, value FROM limits.rateLimits;
 SET search_path = limits, public;
 SELECT ok, remaining FROM rl_limit('limit');
+SELECT rl_limit('none');
+SELECT rl_define('limit', '{"kind": "sliding log"}');
 RESET search_path;
+-- A call in a hint can be typed as it stands.
+SELECT limits.rl_limit('none');
+SELECT limits.rl_define('limit', '{"kind": "sliding log"}');
+SELECT limits.rl_credit('none', 'k', 1, config => limits.rl_sliding_log(1, '1 s'));
+INSERT INTO limits.rateLimits VALUES ('limit', 'bad', 0, 'NaN', '2027-01-01Z');
+SELECT limits.rl_limit('limit', 'bad');
+SELECT limits.rl_reset('limit', 'bad');
 CREATE TABLE written (author text);
+CREATE TRIGGER a AFTER INSERT ON written FOR EACH ROW EXECUTE FUNCTION limits.rl_trigger('limit', 'key=author');
+INSERT INTO written VALUES ('ada');
+DROP TRIGGER a ON written;
 CREATE TRIGGER a BEFORE INSERT ON written FOR EACH ROW EXECUTE FUNCTION limits.rl_trigger('limit', 'key=author');
 -- The one GRANT, and USAGE; a trigger needs neither.
 CREATE ROLE regress_rl_schema;
@@ -33,10 +45,12 @@ RESET ROLE;
 GRANT USAGE ON SCHEMA limits TO regress_rl_schema;
 SET ROLE regress_rl_schema;
 SELECT ok, remaining FROM limits.rl_limit('limit');
+SELECT limits.rl_limit('limit', config => limits.rl_sliding_log(1, '1 s'));
 RESET ROLE;
 -- Renamed between two calls, and within a transaction that is rolled back.
 ALTER SCHEMA limits RENAME TO "Rate ""Limits"".x";
 SELECT ok, remaining FROM "Rate ""Limits"".x".rl_limit('limit');
+SELECT "Rate ""Limits"".x".rl_limit('none');
 INSERT INTO written VALUES ('ada');
 SELECT remaining FROM "Rate ""Limits"".x".rl_check('limit', 'ada');
 DROP TABLE written;
