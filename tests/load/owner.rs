@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use postgres::{Client, Error, Transaction};
 
-use crate::Random;
-use crate::errors::{Errors, note, quick_to_see_deadlocks};
-use crate::server::Database;
+use super::Random;
+use super::errors::{Errors, note, quick_to_see_deadlocks};
+use crate::database::Database;
 
 /// Keys of each limit.
 const KEYS: u64 = 4;
