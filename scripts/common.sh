@@ -54,26 +54,15 @@ features=()
 package=$repo/target/pg$PG/package # what scripts/build leaves for scripts/server
 results=$repo/target/results
 
-cargo_bin=${CARGO_HOME:-$HOME/.cargo}/bin
-command -v cargo >/dev/null || PATH=$cargo_bin:$PATH
-export PGRX_HOME=$repo/target/pgrx
+# Only a cargo-pgrx that fits the pgrx in Cargo.lock. Any other on this machine is left alone: ours is
+# then in target/tools.
+PATH=$repo/target/tools/bin:$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
+pgrx_version=$(sed -n '/^name = "pgrx"$/{n;s/^version = "\(.*\)"/\1/p;}' Cargo.lock)
+has_cargo_pgrx() { [ "$(cargo pgrx --version 2>/dev/null)" = "cargo-pgrx $pgrx_version" ]; }
+export PGRX_HOME=$repo/target/pgrx/pg$PG
 # Else it builds with flags that cargo test has not, all of pgrx a second time. What they guard against
 # (a linker that drops the extension's SQL) was seen on other machines, and stops the build.
 [ "$(uname -m)" != x86_64 ] || export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND=1
-
-# The cargo-pgrx that fits the pgrx in Cargo.lock. Ours in target/tools comes
-# first; any other version on this machine is left alone.
-pgrx_version=$(sed -n '/^name = "pgrx"$/{n;s/^version = "\(.*\)"/\1/p;}' Cargo.lock)
-find_cargo_pgrx() {
-    local candidate
-    for candidate in target/tools/bin/cargo-pgrx "$(command -v cargo-pgrx || true)" "$cargo_bin/cargo-pgrx"; do
-        if [ -x "$candidate" ] && [ "$("$candidate" pgrx --version)" = "cargo-pgrx $pgrx_version" ]; then
-            echo "$candidate"
-            return
-        fi
-    done
-    return 1
-}
 
 # stems FOLDER SUFFIX: the names of its files without the suffix, one a line.
 stems() { find "$1" -maxdepth 1 -name "*$2" -printf '%f\n' | sed "s/\\$2\$//" | LC_ALL=C sort; }
