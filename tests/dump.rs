@@ -1,11 +1,11 @@
 //! pg_dump and restore, by a superuser and by an ordinary role: limits, state and grants come back,
 //! whoever installed the extension, and also when that role is gone.
 
-mod server;
-
 use std::process::Command;
 
 use postgres::Client;
+
+use crate::database::{Database, connect};
 
 const GRANTS: &str = "
     GRANT USAGE ON SCHEMA limits TO dump_app;
@@ -26,7 +26,7 @@ fn limits_state_and_grants_of_the_databases_owner_come_back() {
 /// `dump_role`, an ordinary role with this right on the database, installs the extension and grants
 /// it to `dump_app`, who takes a token. Then the role leaves, and `dump_heir` has what it had.
 fn installed_by_a_role(right: &str) {
-    let source = server::Database::new("dump_source");
+    let source = Database::new("dump_source");
     let mut client = source.connect();
     client
         .batch_execute(
@@ -59,7 +59,7 @@ fn installed_by_a_role(right: &str) {
 
     drop(client);
     drop(source);
-    server::connect("postgres").batch_execute("DROP ROLE dump_heir, dump_app").unwrap();
+    connect("postgres").batch_execute("DROP ROLE dump_heir, dump_app").unwrap();
 }
 
 /// Dumps and restores in each way; then a take of `dump_app` leaves so many tokens.
@@ -71,7 +71,7 @@ fn comes_back(owner: &str, right: &str, options: &str, remaining: f64) {
         // to its grantor.
         (owner, "pg_dump -Fc", "pg_restore -e --no-privileges"),
     ] {
-        let target = server::Database::empty("dump_target");
+        let target = Database::empty("dump_target");
         let mut client = target.connect();
         give(&mut client, right, owner);
         dump_and_restore(user, &format!("{dump} {options}"), restore);

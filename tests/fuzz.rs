@@ -3,8 +3,6 @@
 //! isn't given back. RATELIMIT_FUZZ_SECONDS lasts longer than a few seconds, RATELIMIT_SEED begins
 //! elsewhere.
 
-mod server;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,8 @@ use fastrand::Rng;
 use postgres::Client;
 use ratelimit_core::config;
 use ratelimit_core::{Micros, Parts, State, decide};
-use server::Database;
+
+use crate::database::Database;
 
 fn seed() -> u64 {
     let seed = std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap());

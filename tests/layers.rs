@@ -126,7 +126,7 @@ fn circle(graph: &BTreeMap<Module, BTreeSet<Module>>) -> Option<Vec<Module>> {
 }
 
 fn source(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(folder)
 }
 
 #[test]

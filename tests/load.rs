@@ -6,22 +6,13 @@
 //! the note of the take before it on that key was written, and before its own was. From these
 //! bounds the checks are made: on a machine of any speed they never accuse a right limiter.
 
-#[path = "load/caller.rs"]
 mod caller;
-#[path = "load/errors.rs"]
 mod errors;
-#[path = "load/limit_all.rs"]
 mod limit_all;
-#[path = "load/owner.rs"]
 mod owner;
-#[path = "load/rebuild.rs"]
 mod rebuild;
-#[path = "load/reset_all.rs"]
 mod reset_all;
-#[path = "load/rules.rs"]
 mod rules;
-mod server;
-#[path = "load/shards.rs"]
 mod shards;
 
 use std::sync::Barrier;
@@ -32,7 +23,8 @@ use postgres::error::SqlState;
 use postgres::{Client, SimpleQueryMessage, Statement};
 use rules::Rule::{FixedWindow, SlidingLog, SlidingWindow, TokenBucket};
 use rules::{Random, Rule, SECOND, Take, quick, slow};
-use server::Database;
+
+use crate::database::Database;
 
 const SESSIONS: usize = 16;
 const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];

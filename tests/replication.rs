@@ -2,11 +2,11 @@
 //! applies changes takes limits where a row trigger fires always, and stops at a denial. Publisher
 //! and subscriber are two databases of one server.
 
-mod server;
-
 use std::time::{Duration, Instant};
 
 use postgres::Client;
+
+use crate::database::{Database, connect};
 
 /// Asks until the answer is yes: nothing tells us when the worker has come so far.
 fn wait_until(client: &mut Client, answer: &str) {
@@ -25,7 +25,7 @@ fn taken(client: &mut Client, name: &str) -> f64 {
 #[test]
 #[ignore = "needs a server: make test"]
 fn an_applied_change_takes_a_limit_if_its_trigger_fires_always() {
-    let source = server::Database::new("replication_source");
+    let source = Database::new("replication_source");
     let mut publisher = source.connect();
     for statement in [
         "DROP DATABASE IF EXISTS replication_target",
@@ -36,7 +36,7 @@ fn an_applied_change_takes_a_limit_if_its_trigger_fires_always() {
     ] {
         publisher.batch_execute(statement).unwrap();
     }
-    let mut subscriber = server::connect("replication_target");
+    let mut subscriber = connect("replication_target");
     subscriber
         .batch_execute(&format!(
             "CREATE EXTENSION ratelimit;
@@ -98,7 +98,7 @@ fn state(client: &mut Client) -> Vec<String> {
 #[test]
 #[ignore = "needs a server: make test"]
 fn limits_are_replicated_with_all_tables() {
-    let source = server::Database::new("replication_all_source");
+    let source = Database::new("replication_all_source");
     let mut publisher = source.connect();
     for statement in [
         "DROP DATABASE IF EXISTS replication_all_target",
@@ -108,7 +108,7 @@ fn limits_are_replicated_with_all_tables() {
     ] {
         publisher.batch_execute(statement).unwrap();
     }
-    let mut subscriber = server::connect("replication_all_target");
+    let mut subscriber = connect("replication_all_target");
     subscriber
         .batch_execute(&format!(
             "CREATE EXTENSION ratelimit;

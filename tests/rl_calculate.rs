@@ -2,10 +2,11 @@
 
 #[path = "../crates/core/tests/vectors/mod.rs"]
 mod golden;
-mod server;
 
 use golden::{Call, Outcome, Subject};
 use postgres::{Client, Statement};
+
+use crate::database::Database;
 
 struct Sql {
     client: Client,
@@ -53,7 +54,7 @@ impl Subject for Sql {
 #[test]
 #[ignore = "needs a server: make test"]
 fn rl_calculate_agrees_with_the_published_algorithms() {
-    let database = server::Database::new("rl_calculate");
+    let database = Database::new("rl_calculate");
     let mut client = database.connect();
     let calculate = client
         .prepare(

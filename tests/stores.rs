@@ -2,14 +2,13 @@
 //! one directly and one by turns, have the same answers, the same errors and the same rows. And the
 //! direct search of the index finds every row, in trees of several levels, and no other.
 
-mod server;
-
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
 use postgres::{Client, SimpleQueryMessage};
-use server::Database;
+
+use crate::database::Database;
 
 /// The rows that a statement returns, as text, or its error.
 fn outcome(client: &mut Client, sql: &str) -> Result<Vec<Vec<Option<String>>>, String> {

@@ -2,10 +2,9 @@
 //! the objects that a new installation has. (make test also runs all regress files on upgraded
 //! databases.)
 
-mod server;
-
 use postgres::Client;
-use server::Database;
+
+use crate::database::Database;
 
 /// The members of the extension, with all that can be seen of them.
 const MEMBERS: &str = "

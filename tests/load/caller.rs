@@ -3,8 +3,8 @@
 
 use postgres::{Client, Error};
 
-use crate::server::Database;
-use crate::{Random, is_conflict, may_conflict};
+use super::{Random, is_conflict, may_conflict};
+use crate::database::Database;
 
 /// A clock that stands still, so that nothing refills.
 pub const STILL: &str = "SET ratelimit.clock = '2027-01-01 00:00:00+00'";

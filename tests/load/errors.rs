@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use postgres::{Client, Error};
 
-use crate::Random;
-use crate::caller::STILL;
-use crate::server::Database;
+use super::Random;
+use super::caller::STILL;
+use crate::database::Database;
 
 /// How many errors there were of each SQLSTATE, and the message of the first.
 pub type Errors = BTreeMap<String, (u64, String)>;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use postgres::Client;
 use serde_json::{Value, json};
 
-use crate::caller::{Caller, Ending, STILL};
-use crate::server::Database;
-use crate::{LEVELS, Random, SESSIONS};
+use super::caller::{Caller, Ending, STILL};
+use super::{LEVELS, Random, SESSIONS};
+use crate::database::Database;
 
 const LIMITS: usize = 20;
 const CAPACITY: f64 = 150.0;

@@ -1,8 +1,8 @@
 //! The table and its index rebuilt under load: calls wait, and neither they nor the rebuild meet a
 //! deadlock.
 
-use crate::errors::{Errors, calls_beside, note, quick_to_see_deadlocks};
-use crate::server::Database;
+use super::errors::{Errors, calls_beside, note, quick_to_see_deadlocks};
+use crate::database::Database;
 
 const SESSIONS: usize = 8;
 const ROUNDS: usize = 12;

@@ -5,8 +5,8 @@
 use postgres::types::ToSql;
 use postgres::{Client, Error};
 
-use crate::errors::{Errors, calls, quick_to_see_deadlocks};
-use crate::server::Database;
+use super::errors::{Errors, calls, quick_to_see_deadlocks};
+use crate::database::Database;
 
 const SESSIONS: usize = 6;
 const KEYS: u64 = 6;

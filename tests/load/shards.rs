@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use postgres::Client;
 
-use crate::caller::{Caller, Ending, STILL};
-use crate::server::Database;
-use crate::{End, TokenBucket, now, slow};
-use crate::{FixedWindow, LEVELS, LIMITER, Load, MICROS, Random, Rule, SECOND, SESSIONS};
+use super::caller::{Caller, Ending, STILL};
+use super::{End, TokenBucket, now, slow};
+use super::{FixedWindow, LEVELS, LIMITER, Load, MICROS, Random, Rule, SECOND, SESSIONS};
+use crate::database::Database;
 
 /// Defines a limit anew, with none of its rows.
 fn define(client: &mut Client, name: &str, config: &str) {

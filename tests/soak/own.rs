@@ -83,7 +83,7 @@ impl Drop for Server {
 
 /// Runs scripts/server; what it printed.
 fn script(args: &[&str]) -> String {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/server");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/server");
     let output =
         Command::new(script).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let output = output.expect("scripts/server runs");

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use postgres::{Client, Config, NoTls};
 
-/// The tests of one file share the server's connections, so they take turns.
+/// The tests share the server's connections, so they take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A fresh database with the extension in it; dropped when this is.
@@ -22,7 +22,6 @@ impl Database {
     }
 
     /// One of several of a test, which takes no turn.
-    #[allow(dead_code)] // not all tests have several
     pub fn beside(name: &'static str) -> Database {
         let database = Database::empty(name);
         database.connect().batch_execute("CREATE EXTENSION ratelimit").unwrap();

@@ -1,0 +1,13 @@
+//! All tests on the server that RATELIMIT_TEST_SERVER names, in one program: a module a subject.
+//! `make test ONLY=server TESTS="dump load::shards"` runs those whose names contain one of these.
+
+mod database;
+mod documents;
+mod dump;
+mod fuzz;
+mod layers;
+mod load;
+mod replication;
+mod rl_calculate;
+mod stores;
+mod upgrade;
