@@ -3,6 +3,7 @@
 pub mod call;
 pub mod catalog;
 pub mod clock;
+pub mod declaration;
 pub mod error;
 pub mod interrupts;
 pub mod invalidation;

@@ -1,14 +1,125 @@
-//! The arguments of SQL functions, checked where they are read.
+//! What users can be refused of their arguments: each type here is one of SQL, and checked where it
+//! is read.
 
 use ratelimit_core::Micros;
+use ratelimit_core::config::{self, Interval};
+use ratelimit_core::headers::Style;
+use ratelimit_core::requests::{MAX_KEY, MAX_NAME};
+use ratelimit_core::text::shortened;
 
-use crate::pg::call::Call;
+use crate::pg::call::sql_types::{Checked, Timestamptz};
 use crate::pg::error::{Error, Result};
+use crate::pg::values::utf8;
 
+/// The name of a limit.
+#[derive(Clone, Copy)]
+pub struct Name<'a>(pub &'a [u8]);
+
+impl<'a> Checked<'a> for Name<'a> {
+    type Base = &'a [u8];
+
+    fn check(name: &'a [u8], _: &'static str) -> Result<Name<'a>> {
+        valid_name(name).map(Name)
+    }
+}
+
+/// Whose limit it is.
+#[derive(Clone, Copy)]
+pub struct Key<'a>(pub &'a [u8]);
+
+impl<'a> Checked<'a> for Key<'a> {
+    type Base = &'a [u8];
+
+    fn check(key: &'a [u8], _: &'static str) -> Result<Key<'a>> {
+        valid_key(key).map(Key)
+    }
+}
+
+/// A finite time.
+impl Checked<'_> for Micros {
+    type Base = Timestamptz;
+
+    fn check(at: Timestamptz, argument: &'static str) -> Result<Micros> {
+        finite(at.instant(), argument)
+    }
+}
+
+/// How many rows at most.
+pub struct MaxRows(pub i64);
+
+impl Checked<'_> for MaxRows {
+    type Base = i32;
+
+    fn check(max_rows: i32, argument: &'static str) -> Result<MaxRows> {
+        if max_rows >= 1 {
+            return Ok(MaxRows(max_rows.into()));
+        }
+        Err(Error::InvalidArgument {
+            argument,
+            value: max_rows.to_string(),
+            allowed: "a whole number from 1".into(),
+        })
+    }
+}
+
+/// For how long nothing has happened. A month counts as 30 days, as where PostgreSQL makes a number
+/// of an interval.
+pub struct Idle(pub Micros);
+
+impl Checked<'_> for Idle {
+    type Base = Interval;
+
+    fn check(idle: Interval, argument: &'static str) -> Result<Idle> {
+        let days = i64::from(idle.days.saturating_add(idle.months.saturating_mul(30)));
+        let micros = idle.micros.saturating_add(days.saturating_mul(86_400_000_000));
+        if micros >= 0 {
+            return Ok(Idle(Micros(micros)));
+        }
+        Err(Error::InvalidArgument {
+            argument,
+            value: "negative".into(),
+            allowed: "an interval of 0 or more, or NULL".into(),
+        })
+    }
+}
+
+/// The name of a time zone, of no more bytes than a config can have.
+pub struct Timezone(pub String);
+
+impl<'a> Checked<'a> for Timezone {
+    type Base = &'a [u8];
+
+    fn check(name: &'a [u8], argument: &'static str) -> Result<Timezone> {
+        if name.len() <= config::MAX_BYTES {
+            return Ok(Timezone(utf8(name).into_owned()));
+        }
+        Err(Error::InvalidArgument {
+            argument,
+            value: format!("{} bytes long", name.len()),
+            allowed: "the IANA name of a time zone".into(),
+        })
+    }
+}
+
+impl<'a> Checked<'a> for Style {
+    type Base = &'a [u8];
+
+    fn check(text: &'a [u8], argument: &'static str) -> Result<Style> {
+        let text = utf8(text);
+        Style::parse(&text).ok_or_else(|| Error::InvalidArgument {
+            argument,
+            value: format!("'{}'", shortened(&text)),
+            allowed: Style::ALLOWED.into(),
+        })
+    }
+}
+
+/// Refuses a NULL (22004).
 pub fn required<T>(argument: Option<T>, name: &'static str) -> Result<T> {
     argument.ok_or(Error::NullArgument(name))
 }
 
+/// Refuses an infinite time (22023).
 pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
     at.ok_or_else(|| Error::InvalidArgument {
         argument,
@@ -17,34 +128,26 @@ pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
     })
 }
 
-pub fn name(call: &Call, n: usize) -> Result<&[u8]> {
-    valid_name(required(call.text(n), "name")?)
-}
-
-pub fn key(call: &Call, n: usize) -> Result<&[u8]> {
-    valid_key(required(call.text(n), "key")?)
-}
-
 /// Refuses a name that is empty or too long (22023).
 pub fn valid_name(name: &[u8]) -> Result<&[u8]> {
-    if (1..=200).contains(&name.len()) {
+    if (1..=MAX_NAME).contains(&name.len()) {
         return Ok(name);
     }
     Err(Error::InvalidArgument {
         argument: "name",
         value: format!("{} bytes long", name.len()),
-        allowed: "1 to 200 bytes".into(),
+        allowed: format!("1 to {MAX_NAME} bytes"),
     })
 }
 
 /// Refuses a key that is too long (22023).
 pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
-    if key.len() <= 1024 {
+    if key.len() <= MAX_KEY {
         return Ok(key);
     }
     Err(Error::InvalidArgument {
         argument: "key",
         value: format!("{} bytes long", key.len()),
-        allowed: "at most 1024 bytes; of a longer one, pass a hash".into(),
+        allowed: format!("at most {MAX_KEY} bytes; of a longer one, pass a hash"),
     })
 }

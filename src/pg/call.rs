@@ -1,4 +1,5 @@
-//! One call of an SQL function: its entry from Postgres, its arguments, its result, its error.
+//! One call of an SQL function: its entry from Postgres, its arguments, its result, its error. How a
+//! function is declared is another matter (`declaration`).
 //!
 //! pgrx rebuilds an error that passes through its guard from a closed list of SQLSTATEs, and turns
 //! one that it doesn't know, such as PT429, into XX000; and it drops what an error says of where it
@@ -6,48 +7,27 @@
 //! raises from the outermost frame; and an error from below us, of a trigger on our tables say, is
 //! copied before pgrx sees it.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
 use pgrx::{PgTryBuilder, pg_sys};
-use ratelimit_core::Micros;
 
-use crate::pg::clock::instant;
 use crate::pg::error::{Error, Report, Result};
 use crate::pg::memory;
 use crate::pg::settings::{self, ErrorStyle};
-use crate::pg::values::{Jsonb, jsonb, utf8, varlena_bytes};
+use crate::pg::values::utf8;
 
-use composite::Composite;
+use sql_types::{Argument, SqlRow};
 use trigger_data::Trigger;
 
 pub mod composite;
 mod row_type;
+pub mod sql_types;
 pub mod trigger_data;
-
-/// Declares an SQL function: the version-1 record, and an entry point that raises what `$body`, a
-/// `fn(&mut Call) -> Result<Datum>`, returns as an error.
-macro_rules! sql_function {
-    ($(#[$doc:meta])* $name:ident, $record:ident, $body:expr) => {
-        #[doc(hidden)]
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $record() -> &'static pgrx::pg_sys::Pg_finfo_record {
-            const V1: pgrx::pg_sys::Pg_finfo_record = pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
-            &V1
-        }
-
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(fcinfo: pgrx::pg_sys::FunctionCallInfo) -> pgrx::pg_sys::Datum {
-            const BODY: fn(&mut $crate::pg::call::Call) -> $crate::pg::error::Result<pgrx::pg_sys::Datum> = $body;
-            // SAFETY: Postgres passes a valid fcinfo, and this frame owns nothing with a destructor.
-            unsafe { $crate::pg::call::enter(fcinfo, BODY) }
-        }
-    };
-}
-pub(crate) use sql_function;
 
 // Declared here because pgrx hides them: they are called from a frame with nothing to drop only.
 unsafe extern "C-unwind" {
@@ -118,7 +98,7 @@ struct Below {
 /// `fcinfo` is the one that Postgres passed, and the caller's frame has nothing to drop.
 pub unsafe fn enter(
     fcinfo: pg_sys::FunctionCallInfo,
-    body: fn(&mut Call) -> Result<pg_sys::Datum>,
+    body: fn(&Call) -> Result<pg_sys::Datum>,
 ) -> pg_sys::Datum {
     // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or
     // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
@@ -157,10 +137,10 @@ pub unsafe fn enter(
 
 fn run(
     fcinfo: pg_sys::FunctionCallInfo,
-    body: fn(&mut Call) -> Result<pg_sys::Datum>,
+    body: fn(&Call) -> Result<pg_sys::Datum>,
     below: *mut Below,
 ) -> Outcome {
-    PgTryBuilder::new(|| match body(&mut Call { fcinfo, row_type: None }) {
+    PgTryBuilder::new(|| match body(&Call { fcinfo, row_type: Cell::new(None) }) {
         Ok(datum) => Outcome::Value(datum),
         Err(error) => {
             let qualifier = || qualifier(fcinfo);
@@ -380,68 +360,41 @@ unsafe fn throw(error: *mut pg_sys::ErrorData) -> ! {
 /// One call of an SQL function: its arguments, and its result.
 pub struct Call {
     fcinfo: pg_sys::FunctionCallInfo,
-    row_type: Option<pg_sys::TupleDesc>,
+    row_type: Cell<Option<pg_sys::TupleDesc>>,
+}
+
+/// The arguments of a call, one after the other.
+pub struct Arguments<'call> {
+    call: &'call Call,
+    next: usize,
+}
+
+impl<'call> Arguments<'call> {
+    /// The next one, which is called `name`; one that is missing is NULL.
+    ///
+    /// # Errors
+    /// Where it is refused.
+    pub fn next<T: Argument<'call>>(&mut self, name: &'static str) -> Result<T> {
+        // SAFETY: fcinfo is valid for the call; a function is declared with the types that its
+        // arguments are read as, and how many the caller passes is checked all the same.
+        unsafe {
+            let fcinfo = &*self.call.fcinfo;
+            if self.next < fcinfo.nargs as usize {
+                let argument = &*fcinfo.args.as_ptr().add(self.next);
+                self.next += 1;
+                if !argument.isnull {
+                    return T::read(argument.value, name);
+                }
+            }
+        }
+        T::null(name)
+    }
 }
 
 impl Call {
-    fn arg(&self, n: usize) -> Option<pg_sys::Datum> {
-        // SAFETY: fcinfo is valid for the call; every SQL declaration has the arguments that its
-        // function asks for, and nargs is checked all the same.
-        unsafe {
-            let fcinfo = &*self.fcinfo;
-            if n >= fcinfo.nargs as usize {
-                return None;
-            }
-            let arg = &*fcinfo.args.as_ptr().add(n);
-            (!arg.isnull).then_some(arg.value)
-        }
-    }
-
-    /// A text argument, its bytes in the server's encoding.
-    pub fn text(&self, n: usize) -> Option<&[u8]> {
-        // SAFETY: the argument is a text; detoasted, it lives in the call's memory context.
-        self.arg(n).map(|datum| unsafe { varlena_bytes(datum) })
-    }
-
-    /// A jsonb argument, its binary form.
-    pub fn jsonb(&self, n: usize) -> Option<Jsonb<'_>> {
-        // SAFETY: the argument is a jsonb, and lives as long as the call.
-        self.arg(n).map(|datum| unsafe { jsonb(datum) })
-    }
-
-    /// A double precision argument.
-    pub fn float(&self, n: usize) -> Option<f64> {
-        self.arg(n).map(|datum| f64::from_bits(datum.value() as u64))
-    }
-
-    /// A boolean argument.
-    pub fn bool(&self, n: usize) -> Option<bool> {
-        self.arg(n).map(|datum| datum.value() as u8 != 0)
-    }
-
-    /// An integer argument.
-    pub fn int(&self, n: usize) -> Option<i32> {
-        self.arg(n).map(|datum| datum.value() as i32)
-    }
-
-    /// A timestamptz argument; `None` within for an infinite one.
-    pub fn timestamptz(&self, n: usize) -> Option<Option<Micros>> {
-        self.arg(n).map(instant)
-    }
-
-    /// An interval argument: its months, its days and its microseconds.
-    pub fn interval(&self, n: usize) -> Option<(i32, i32, i64)> {
-        // SAFETY: the argument is an interval, which is passed by reference.
-        self.arg(n).map(|datum| unsafe {
-            let interval = &*datum.cast_mut_ptr::<pg_sys::Interval>();
-            (interval.month, interval.day, interval.time)
-        })
-    }
-
-    /// A composite argument.
-    pub fn composite(&self, n: usize) -> Option<Composite> {
-        // SAFETY: the argument is a composite.
-        self.arg(n).map(|datum| unsafe { Composite::new(datum) })
+    /// What the function was given.
+    pub fn arguments(&self) -> Arguments<'_> {
+        Arguments { call: self, next: 0 }
     }
 
     /// The OID of the function that is called.
@@ -465,9 +418,9 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::Declaration`] where the function is declared to return something else.
-    pub fn row_type(&mut self, columns: &[pg_sys::BuiltinOid]) -> Result<()> {
+    pub fn row_type(&self, columns: &[pg_sys::BuiltinOid]) -> Result<()> {
         // SAFETY: fcinfo is that of the call.
-        self.row_type = Some(unsafe { row_type::row_type(self.fcinfo, columns)? });
+        self.row_type.set(Some(unsafe { row_type::row_type(self.fcinfo, columns)? }));
         Ok(())
     }
 
@@ -475,72 +428,66 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::Declaration`] where it was not, or for another number of them.
-    pub fn row<const N: usize>(
-        &mut self,
-        fields: [Option<pg_sys::Datum>; N],
-    ) -> Result<pg_sys::Datum> {
-        let Some(description) = self.row_type else { return Err(Error::Declaration) };
-        let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
-        let mut nulls = fields.map(|field| field.is_none());
+    pub fn row(&self, row: impl SqlRow) -> Result<pg_sys::Datum> {
+        let Some(description) = self.row_type.get() else { return Err(Error::Declaration) };
         // Not formed by hand: minor releases have added to what is in the header.
-        // SAFETY: the description has as many attributes as there are fields.
-        unsafe {
-            if (*description).natts as usize != N {
+        // SAFETY: the description has as many attributes as there are values.
+        row.with_columns(|values, nulls| unsafe {
+            if (*description).natts as usize != values.len() {
                 return Err(Error::Declaration);
             }
             let tuple =
                 pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());
             Ok(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
-        }
+        })
     }
 }
 
 impl Call {
-    /// Begins a set of rows as the result, of N columns.
+    /// Begins a set of rows as the result.
     ///
     /// # Errors
-    /// [`Error::Declaration`] where the rows are declared with other columns.
-    pub fn rows<const N: usize>(&mut self) -> Result<Rows<N>> {
+    /// [`Error::Declaration`] where the rows are declared with another number of columns.
+    pub fn rows<R: SqlRow>(&self) -> Result<Rows<R>> {
         // SAFETY: InitMaterializedSRF raises where the caller can't take a set, and leaves a store
         // and a description in resultinfo, which live longer than the call.
         unsafe {
             pg_sys::InitMaterializedSRF(self.fcinfo, 0);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             let (store, description) = ((*info).setResult, (*info).setDesc);
-            if (*description).natts as usize != N {
+            if (*description).natts as usize != R::COLUMNS.len() {
                 return Err(Error::Declaration);
             }
-            Ok(Rows { store, description })
+            Ok(Rows { store, description, rows: PhantomData })
         }
     }
 
-    /// What a function returns that has put its rows.
-    pub fn end_of_rows(&mut self) -> pg_sys::Datum {
+    /// Says that the function returns NULL, or a set: what it returns then.
+    pub fn null(&self) -> pg_sys::Datum {
         // SAFETY: fcinfo is valid for the call.
         unsafe { (*self.fcinfo).isnull = true };
         pg_sys::Datum::from(0)
     }
 }
 
-/// A set of rows of N columns that a function returns.
-pub struct Rows<const N: usize> {
+/// A set of rows that a function returns.
+pub struct Rows<R> {
     store: *mut pg_sys::Tuplestorestate,
     description: pg_sys::TupleDesc,
+    rows: PhantomData<R>,
 }
 
-impl<const N: usize> Rows<N> {
+impl<R: SqlRow> Rows<R> {
     /// Appends a row; the values are copied.
-    pub fn put(&mut self, fields: [Option<pg_sys::Datum>; N]) {
-        let mut values = fields.map(|field| field.unwrap_or(pg_sys::Datum::from(0)));
-        let mut nulls = fields.map(|field| field.is_none());
-        // SAFETY: the description has N attributes.
-        unsafe {
+    pub fn put(&self, row: R) {
+        // SAFETY: the description has as many attributes as a row has columns.
+        row.with_columns(|values, nulls| unsafe {
             pg_sys::tuplestore_putvalues(
                 self.store,
                 self.description,
                 values.as_mut_ptr(),
                 nulls.as_mut_ptr(),
             );
-        }
+        });
     }
 }

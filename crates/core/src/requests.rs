@@ -11,6 +11,10 @@ use crate::config;
 use crate::fields::{FieldError, Fields, Number};
 use crate::text::shortened;
 
+/// The longest name, in bytes. The shortest has one.
+pub const MAX_NAME: usize = 200;
+/// The longest key, in bytes.
+pub const MAX_KEY: usize = 1024;
 /// How many requests a list can have.
 pub const MAX_REQUESTS: usize = 10_000;
 /// The longest list, in bytes of JSON: so many requests with the longest keys, and configs.

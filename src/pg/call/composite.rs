@@ -2,10 +2,12 @@
 //! as.
 
 use std::ffi::CStr;
+use std::marker::PhantomData;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
 
+use super::sql_types::{Argument, SqlRow};
 use crate::pg::clock::instant;
 use crate::pg::error::{Error, Result};
 
@@ -32,24 +34,29 @@ unsafe fn column(
     }
 }
 
-/// A composite value. Its columns are `None` where they are NULL, and [`Error::AlteredColumn`] where
-/// the type has no such column of that type.
-pub struct Composite {
+/// A value of the composite type of R. Its columns are `None` where they are NULL, and
+/// [`Error::AlteredColumn`] where the type has no such column of that type.
+pub struct Composite<R> {
     row: pg_sys::HeapTupleData,
     descriptor: pg_sys::TupleDesc,
+    r#type: PhantomData<R>,
 }
 
-impl Composite {
-    /// # Safety
-    /// `datum` is a composite. What is made of it lives as long as the current memory context.
-    pub(super) unsafe fn new(datum: pg_sys::Datum) -> Composite {
+impl<R: SqlRow> Argument<'_> for Composite<R> {
+    const SQL: &'static str = match R::TYPE {
+        Some(r#type) => r#type,
+        None => "record",
+    };
+
+    /// What is made of it lives as long as the current memory context.
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Composite<R>> {
         // SAFETY: as the caller says; the description is a copy of that of the type that the value
         // says it has.
         unsafe {
             let header: pg_sys::HeapTupleHeader =
                 pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
             let r#type = (*header).t_choice.t_datum;
-            Composite {
+            Ok(Composite {
                 row: pg_sys::HeapTupleData {
                     t_len: pgrx::varsize(header.cast()) as u32,
                     t_data: header,
@@ -59,10 +66,13 @@ impl Composite {
                     r#type.datum_typeid,
                     r#type.datum_typmod,
                 ),
-            }
+                r#type: PhantomData,
+            })
         }
     }
+}
 
+impl<R> Composite<R> {
     fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         // SAFETY: the description is that of the row's type, and the row is only read.
         unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }

@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
 use ratelimit_core::State;
+use ratelimit_core::requests::MAX_KEY;
 
 use super::raw;
 use crate::pg::error::{Error, Result};
@@ -72,7 +73,7 @@ impl RawRow {
     }
 }
 
-/// A text as a datum: up to 1,024 bytes, the most of a call, on the stack; a longer one, which the
+/// A text as a datum: up to [`MAX_KEY`] bytes, the most of a call, on the stack; a longer one, which the
 /// table's owner may have written, in Postgres memory.
 pub struct Text {
     short: Short,
@@ -82,13 +83,13 @@ pub struct Text {
 #[repr(C, align(8))]
 struct Short {
     header: u32,
-    bytes: MaybeUninit<[u8; 1024]>,
+    bytes: MaybeUninit<[u8; MAX_KEY]>,
 }
 
 impl Text {
     /// Encodes a text. Calls Postgres: not inside a guard.
     pub fn new(text: &[u8]) -> Text {
-        let mut bytes = MaybeUninit::<[u8; 1024]>::uninit();
+        let mut bytes = MaybeUninit::<[u8; MAX_KEY]>::uninit();
         let long = (text.len() > size_of_val(&bytes)).then(|| text_datum(text));
         let length = if long.is_some() { 0 } else { text.len() };
         // SAFETY: at most as many bytes as there is room for.

@@ -10,8 +10,9 @@ use ratelimit_core::text::shortened;
 use super::arguments::{valid_key, valid_name};
 use crate::limiter::request::{Request, valid_count};
 use crate::limiter::single;
-use crate::pg::call::sql_function;
+use crate::pg::call::Call;
 use crate::pg::call::trigger_data::{Column, Event, Timing, Trigger};
+use crate::pg::declaration::{Proceed, sql_function};
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::memory_context::Scratch;
@@ -20,10 +21,15 @@ use crate::pg::sort::Sort;
 use crate::pg::transaction::refuse_read_only;
 use crate::pg::values::utf8;
 
-sql_function!(
-    /// `rl_trigger(name, 'key=column', 'count=column')`. PT429; 39P01 where it can't work, 42703,
-    /// 22004, 22023; 25006 in a read-only transaction, which may write to temporary tables.
-    rl_trigger, pg_finfo_rl_trigger, |call| {
+sql_function! {
+    /// Its options are the trigger's arguments: name, 'key=column', 'count=column'. PT429; 39P01 where it
+    /// can't work, 42703, 22004, 22023; 25006 in a read-only transaction, which may write to temporary
+    /// tables.
+    #[sql(
+        TRIGGER,
+        comment = "trigger: takes tokens from the rate limit of its first argument, for the rows of the event; options key=<column>, count=<column>"
+    )]
+    fn rl_trigger(call: &Call) -> Proceed {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
         usable(&trigger)?;
         refuse_read_only(c"rl_trigger()")?;
@@ -40,9 +46,9 @@ sql_function!(
                 if answer.ok { Ok(()) } else { Err(request.denied(&answer)) }
             })
         })?;
-        Ok(trigger.proceed())
+        Ok(Proceed(trigger.proceed()))
     }
-);
+}
 
 /// Refuses an event whose rows are not to be had, or come too late to be refused one by one (39P01).
 fn usable(trigger: &Trigger) -> Result<()> {

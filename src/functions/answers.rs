@@ -1,0 +1,44 @@
+//! What calls are answered, as the columns of their rows: times and waits are rounded up.
+
+use ratelimit_core::Micros;
+
+use crate::limiter::request::Answer;
+use crate::pg::call::sql_types::{Timestamptz, sql_row};
+
+sql_row! {
+    /// The outcome of a call.
+    pub struct RlResult as "@extschema@.rl_result" {
+        ok: bool,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: f64,
+        capacity: f64,
+        reset_at: Option<Timestamptz>,
+    }
+}
+
+impl From<&Answer> for RlResult {
+    fn from(answer: &Answer) -> RlResult {
+        let (retry_after, retry_at) = retry(answer.now, answer.retry_after, Micros::ceil_to_millis);
+        RlResult {
+            ok: answer.ok,
+            retry_after,
+            retry_at,
+            remaining: answer.level.remaining,
+            capacity: answer.capacity,
+            reset_at: answer.level.reset_at.and_then(|at| Timestamptz::new(at.ceil_to_millis())),
+        }
+    }
+}
+
+/// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait
+/// for, or where the time is later than a timestamptz can tell.
+pub fn retry(
+    now: Micros,
+    wait: Option<Micros>,
+    rounded: fn(Micros) -> Micros,
+) -> (Option<f64>, Option<Timestamptz>) {
+    wait.and_then(|wait| Some((wait, Timestamptz::new(rounded(now.plus(wait)))?)))
+        .map(|(wait, at)| (rounded(wait).as_secs(), at))
+        .unzip()
+}

@@ -1,0 +1,65 @@
+//! The algorithm alone, exact to the microsecond.
+
+use ratelimit_core::state::{self, StateError};
+use ratelimit_core::{Micros, decide};
+
+use super::answers::retry;
+use crate::limiter::definitions;
+use crate::limiter::request::check_count;
+use crate::pg::call::Call;
+use crate::pg::call::sql_types::{Json, Timestamptz, sql_row};
+use crate::pg::declaration::{One, sql_function};
+use crate::pg::error::Error;
+use crate::pg::values::Jsonb;
+
+sql_row! {
+    /// What a limit answers, and its state afterwards.
+    pub struct Calculation {
+        ok: bool,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: f64,
+        state: Option<Json>,
+    }
+}
+
+sql_function! {
+    /// 22004, 22023.
+    #[sql(
+        NONE,
+        comment = "the algorithm alone: what a limit in this state answers at that time, and its state afterwards"
+    )]
+    fn rl_calculate(
+        call: &Call,
+        config: Jsonb,
+        state: Option<Jsonb>,
+        at: Micros,
+        count: f64 = "1",
+        reserve: bool = "false",
+    ) -> One<Calculation> {
+        let limit = definitions::inline(config)?;
+        check_count(&limit, count)?;
+        let given = state;
+        let state = match given {
+            Some(state) => state
+                .to_json(state::MAX_BYTES)
+                .map_err(StateError::too_long)
+                .and_then(|json| state::parse(&json, &limit))
+                .map_err(Error::State)?,
+            // A fixed window without a start of its own begins at the time given.
+            None => limit.fresh(at, at),
+        };
+        let decision = decide(&limit, &state, at, count, reserve);
+        let (retry_after, retry_at) = retry(at, decision.retry_after, |at| at);
+        Ok(One(Calculation {
+            ok: decision.ok,
+            retry_after,
+            retry_at,
+            remaining: decision.level.remaining,
+            state: match decision.state {
+                Some(state) => Some(Json::new(state::to_json(&state))),
+                None => given.map(Json::from),
+            },
+        }))
+    }
+}

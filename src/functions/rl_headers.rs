@@ -1,0 +1,76 @@
+//! An outcome as HTTP headers.
+
+use std::ops::RangeInclusive;
+
+use ratelimit_core::Micros;
+use ratelimit_core::config::MAX_TOKENS;
+use ratelimit_core::headers::{self, Style};
+use ratelimit_core::text::float_text;
+
+use super::answers::RlResult;
+use super::arguments::{Name, finite, required};
+use crate::limiter::definitions;
+use crate::pg::call::Call;
+use crate::pg::call::composite::Composite;
+use crate::pg::call::sql_types::Json;
+use crate::pg::catalog::{self, TableLock};
+use crate::pg::clock;
+use crate::pg::declaration::sql_function;
+use crate::pg::error::{Error, Result};
+use crate::pg::values::{Jsonb, utf8_bytes};
+
+sql_function! {
+    /// The definition is the name's own, since there is no key to look for an override; 22004, 22023,
+    /// 42704.
+    #[sql(READS, comment = "the outcome of a call as HTTP headers: style ietf, github or postgrest")]
+    fn rl_headers(
+        call: &Call,
+        name: Name,
+        result: Composite<RlResult>,
+        style: Style = "'ietf'",
+        config: Option<Jsonb> = "NULL",
+    ) -> Json {
+        let (outcome, now) = outcome(&result)?;
+        let limit = match config {
+            Some(config) => definitions::inline(config)?,
+            None => {
+                let catalog = catalog::current(call.function(), TableLock::Read)?;
+                definitions::resolve(&catalog, name.0, b"", None)?
+            }
+        };
+        // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.
+        let now = now.unwrap_or_else(|| clock::now().ceil_to_millis());
+        Ok(Json::new(headers::headers(style, utf8_bytes(name.0), &limit, &outcome, now)))
+    }
+}
+
+/// What an rl_result tells, which may have been made by hand, and when that was, if it tells.
+fn outcome(result: &Composite<RlResult>) -> Result<(headers::Outcome, Option<Micros>)> {
+    let number =
+        |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column)? {
+            Some(value) if !range.contains(&value) => Err(Error::InvalidArgument {
+                argument,
+                value: float_text(value),
+                allowed: allowed.into(),
+            }),
+            value => Ok(value),
+        };
+    let time =
+        |column, argument| result.timestamptz(column)?.map(|at| finite(at, argument)).transpose();
+    const RETRY_AFTER: &str = "a number of seconds from 0 to 1e13, or NULL";
+    let retry_after = number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?
+        .map(|seconds| Micros::from_millis(seconds * 1e3));
+    let retry_at = time(c"retry_at", "result.retry_at")?;
+    let remaining =
+        number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, "a finite number")?;
+    let capacity =
+        number(c"capacity", "result.capacity", 0.0..=MAX_TOKENS, "a number from 0 to 1e15")?;
+    let outcome = headers::Outcome {
+        ok: required(result.bool(c"ok")?, "result.ok")?,
+        retry_after,
+        remaining: required(remaining, "result.remaining")?,
+        capacity: required(capacity, "result.capacity")?,
+        reset_at: time(c"reset_at", "result.reset_at")?,
+    };
+    Ok((outcome, retry_at.zip(retry_after).map(|(at, wait)| at.minus(wait))))
+}

@@ -1,0 +1,120 @@
+//! The calls of several limits at once: all or nothing.
+
+use pgrx::pg_sys;
+use ratelimit_core::Micros;
+use ratelimit_core::requests::{self, MAX_REQUESTS};
+
+use super::answers::RlResult;
+use super::arguments::{valid_key, valid_name};
+use crate::limiter::request::Request;
+use crate::limiter::several::{self, Outcome};
+use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
+use crate::pg::call::{Call, Rows};
+use crate::pg::declaration::sql_function;
+use crate::pg::error::{Error, Result};
+use crate::pg::values::{Jsonb, jsonb_from_json, server_text};
+
+sql_row! {
+    /// The outcome of one request, the `n`th from 1.
+    pub struct RequestRow {
+        n: i32,
+        name: Text,
+        key: Text,
+        ok: bool,
+        allows: bool,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: f64,
+        capacity: f64,
+        reset_at: Option<Timestamptz>,
+    }
+}
+
+sql_function! {
+    /// Errors as `rl_limit`, each naming its request.
+    #[sql(
+        WRITES,
+        rows = "10",
+        comment = "takes tokens from several rate limits, from all or from none; a row a request"
+    )]
+    fn rl_limit_all(call: &Call, requests: Jsonb, throws: bool = "false") -> Rows<RequestRow> {
+        answer_all(call, several::limit, requests, throws)
+    }
+}
+
+sql_function! {
+    /// Errors as `rl_limit_all`, save 25006.
+    #[sql(
+        READS,
+        rows = "10",
+        comment = "tells whether rl_limit_all would pass: consumes, locks and writes nothing"
+    )]
+    fn rl_check_all(call: &Call, requests: Jsonb, throws: bool = "false") -> Rows<RequestRow> {
+        answer_all(call, several::check, requests, throws)
+    }
+}
+
+/// Reads the list, makes the call, and shapes its rows.
+fn answer_all(
+    call: &Call,
+    make: fn(pg_sys::Oid, &[Request]) -> Result<Vec<Outcome>>,
+    given: Jsonb,
+    throws: bool,
+) -> Result<Rows<RequestRow>> {
+    if let Some(length) = given.array_length().filter(|&length| length > MAX_REQUESTS) {
+        return Err(Error::InvalidArgument {
+            argument: "requests",
+            value: format!("a list of {length}"),
+            allowed: format!("a list of at most {MAX_REQUESTS}"),
+        });
+    }
+    let json = given.to_exact_json("requests", requests::MAX_BYTES)?;
+    let written = requests::parse(&json)?;
+    let names: Vec<(Vec<u8>, Vec<u8>)> = written
+        .iter()
+        .map(|request| (server_text(&request.name), server_text(&request.key)))
+        .collect();
+    let mut list = Vec::new();
+    for (n, (request, (name, key))) in written.iter().zip(&names).enumerate() {
+        let checked = || {
+            Ok(Request {
+                name: valid_name(name)?,
+                key: valid_key(key)?,
+                count: request.count,
+                reserve: request.reserve,
+                config: request.config.as_deref().map(jsonb_from_json),
+            })
+        };
+        list.push(
+            checked().map_err(|error| Error::InRequest { n: n + 1, error: Box::new(error) })?,
+        );
+    }
+    let outcomes = make(call.function(), &list)?;
+    if throws && outcomes.iter().any(|outcome| !outcome.answer.ok) {
+        // The one to wait for longest, of those that refuse.
+        let longest = list.iter().zip(&outcomes).max_by_key(|(_, outcome)| {
+            (!outcome.allows, outcome.answer.retry_after.unwrap_or(Micros(i64::MAX)))
+        });
+        if let Some((request, Outcome { answer, .. })) = longest {
+            return Err(request.denied(answer));
+        }
+    }
+    let rows = call.rows()?;
+    for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {
+        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
+            RlResult::from(&outcome.answer);
+        rows.put(RequestRow {
+            n: n as i32 + 1,
+            name: Text::new(request.name),
+            key: Text::new(request.key),
+            ok,
+            allows: outcome.allows,
+            retry_after,
+            retry_at,
+            remaining,
+            capacity,
+            reset_at,
+        });
+    }
+    Ok(rows)
+}

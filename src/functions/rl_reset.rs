@@ -1,0 +1,43 @@
+//! What forgets state: resets, and the deletion of rows.
+
+use super::arguments::{Idle, Key, MaxRows, Name};
+use crate::limiter::{prune, single};
+use crate::pg::call::Call;
+use crate::pg::declaration::sql_function;
+
+sql_function! {
+    /// 25006 in a read-only transaction.
+    #[sql(
+        WRITES,
+        comment = "makes a rate limit full again, debt forgotten; false if there was nothing to forget"
+    )]
+    fn rl_reset(call: &Call, name: Name, key: Key = "''") -> bool {
+        single::reset(call.function(), name.0, key.0)
+    }
+}
+
+sql_function! {
+    /// 25006 in a read-only transaction.
+    #[sql(
+        WRITES,
+        comment = "makes a rate limit full again for every key; returns for how many there was something to forget"
+    )]
+    fn rl_reset_all(call: &Call, name: Name) -> i64 {
+        single::reset_all(call.function(), name.0)
+    }
+}
+
+sql_function! {
+    /// 22004, 22023; 25006 in a read-only transaction.
+    #[sql(
+        WRITES,
+        comment = "deletes a batch of rows that say no more than no row would; returns how many"
+    )]
+    fn rl_prune(
+        call: &Call,
+        max_rows: MaxRows = "10000",
+        undefined_idle: Option<Idle> = "NULL",
+    ) -> i64 {
+        prune::prune(call.function(), max_rows.0, undefined_idle.map(|idle| idle.0))
+    }
+}

@@ -1,0 +1,58 @@
+//! What every limit in use holds now.
+
+use ratelimit_core::Micros;
+
+use super::answers::retry;
+use super::arguments::{Key, Name};
+use crate::limiter::status;
+use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
+use crate::pg::call::{Call, Rows};
+use crate::pg::declaration::sql_function;
+
+sql_row! {
+    /// What a name and key holds; without a definition only whose it is.
+    pub struct StatusRow {
+        name: Text,
+        key: Text,
+        kind: Option<Text>,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        as_of: Option<Timestamptz>,
+        shards: i32,
+        limited: Option<bool>,
+    }
+}
+
+sql_function! {
+    /// 22023, and for a bad stored config or state what `rl_check` raises.
+    #[sql(
+        READS,
+        comment = "what every rate limit in use holds now, a row a name and key; of one name or key if given"
+    )]
+    fn rl_status(
+        call: &Call,
+        name: Option<Name> = "NULL",
+        key: Option<Key> = "NULL",
+    ) -> Rows<StatusRow> {
+        let rows = call.rows()?;
+        let (name, key) = (name.map(|name| name.0), key.map(|key| key.0));
+        status::each(call.function(), name, key, |status| {
+            let standing = status.limit.as_ref();
+            let retry_after = standing.and_then(|standing| standing.retry_after);
+            let (_, retry_at) = retry(status.as_of, retry_after, Micros::ceil_to_millis);
+            rows.put(StatusRow {
+                name: Text::new(status.name),
+                key: Text::new(status.key),
+                kind: standing.map(|standing| Text::new(standing.limit.kind().as_str().as_bytes())),
+                remaining: standing.map(|standing| standing.remaining),
+                capacity: standing.map(|standing| standing.limit.capacity()),
+                retry_at,
+                as_of: Timestamptz::new(status.as_of),
+                shards: status.shards as i32,
+                limited: standing.map(|standing| standing.limited),
+            });
+        })?;
+        Ok(rows)
+    }
+}

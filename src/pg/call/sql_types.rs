@@ -1,0 +1,281 @@
+//! Rust types as SQL types: by the type that an SQL function has an argument or a column in, it is
+//! declared, read and returned.
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid;
+use ratelimit_core::Micros;
+use ratelimit_core::config::Interval;
+
+use crate::pg::clock::{instant, to_timestamptz};
+use crate::pg::error::{Error, Result};
+use crate::pg::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_bytes};
+
+/// What an SQL function can be given.
+pub trait Argument<'call>: Sized {
+    /// Its SQL type.
+    const SQL: &'static str;
+    const NULLABLE: bool = false;
+
+    /// Reads an argument that is not NULL.
+    ///
+    /// # Errors
+    /// Where it is refused.
+    ///
+    /// # Safety
+    /// `datum` is of the SQL type, and lives as long as the call.
+    unsafe fn read(datum: pg_sys::Datum, name: &'static str) -> Result<Self>;
+
+    /// What NULL is.
+    ///
+    /// # Errors
+    /// [`Error::NullArgument`]: it is refused.
+    fn null(name: &'static str) -> Result<Self> {
+        Err(Error::NullArgument(name))
+    }
+}
+
+/// An argument that not every value of its SQL type will do for.
+pub trait Checked<'call>: Sized {
+    type Base: Argument<'call>;
+
+    /// Checks a value of the argument `name`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], mostly.
+    fn check(value: Self::Base, name: &'static str) -> Result<Self>;
+}
+
+impl<'call, T: Checked<'call>> Argument<'call> for T {
+    const SQL: &'static str = T::Base::SQL;
+
+    unsafe fn read(datum: pg_sys::Datum, name: &'static str) -> Result<T> {
+        // SAFETY: as the caller says.
+        T::check(unsafe { T::Base::read(datum, name)? }, name)
+    }
+}
+
+impl<'call, T: Argument<'call>> Argument<'call> for Option<T> {
+    const SQL: &'static str = T::SQL;
+    const NULLABLE: bool = true;
+
+    unsafe fn read(datum: pg_sys::Datum, name: &'static str) -> Result<Option<T>> {
+        // SAFETY: as the caller says.
+        unsafe { T::read(datum, name) }.map(Some)
+    }
+
+    fn null(_: &'static str) -> Result<Option<T>> {
+        Ok(None)
+    }
+}
+
+impl Argument<'_> for bool {
+    const SQL: &'static str = "boolean";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<bool> {
+        Ok(datum.value() as u8 != 0)
+    }
+}
+
+impl Argument<'_> for i32 {
+    const SQL: &'static str = "integer";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<i32> {
+        Ok(datum.value() as i32)
+    }
+}
+
+impl Argument<'_> for f64 {
+    const SQL: &'static str = "double precision";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<f64> {
+        Ok(f64::from_bits(datum.value() as u64))
+    }
+}
+
+/// The bytes of a text, in the server's encoding.
+impl<'call> Argument<'call> for &'call [u8] {
+    const SQL: &'static str = "text";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<&'call [u8]> {
+        // SAFETY: as the caller says; detoasted, it lives in the call's memory context.
+        Ok(unsafe { varlena_bytes(datum) })
+    }
+}
+
+/// Its binary form.
+impl<'call> Argument<'call> for Jsonb<'call> {
+    const SQL: &'static str = "jsonb";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Jsonb<'call>> {
+        // SAFETY: as the caller says.
+        Ok(unsafe { jsonb(datum) })
+    }
+}
+
+impl Argument<'_> for Interval {
+    const SQL: &'static str = "interval";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Interval> {
+        // SAFETY: as the caller says; an interval is passed by reference.
+        let interval = unsafe { &*datum.cast_mut_ptr::<pg_sys::Interval>() };
+        Ok(Interval { months: interval.month, days: interval.day, micros: interval.time })
+    }
+}
+
+impl Argument<'_> for Timestamptz {
+    const SQL: &'static str = "timestamptz";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Timestamptz> {
+        Ok(Timestamptz(datum))
+    }
+}
+
+/// A timestamptz.
+#[derive(Clone, Copy)]
+pub struct Timestamptz(pg_sys::Datum);
+
+impl Timestamptz {
+    /// `None` where a timestamptz can't tell that time.
+    pub fn new(at: Micros) -> Option<Timestamptz> {
+        to_timestamptz(at).map(|timestamp| Timestamptz(timestamp.into()))
+    }
+
+    /// `None` for an infinite one.
+    pub fn instant(self) -> Option<Micros> {
+        instant(self.0)
+    }
+}
+
+/// A text in Postgres memory.
+pub struct Text(pg_sys::Datum);
+
+impl Text {
+    /// A copy of the bytes.
+    pub fn new(bytes: &[u8]) -> Text {
+        Text(text_datum(bytes))
+    }
+}
+
+/// A jsonb in Postgres memory.
+pub struct Json(pg_sys::Datum);
+
+impl Json {
+    pub fn new(value: serde_json::Value) -> Json {
+        Json(jsonb_datum(value).unwrap_or(pg_sys::Datum::from(0)))
+    }
+}
+
+impl From<Jsonb<'_>> for Json {
+    fn from(jsonb: Jsonb) -> Json {
+        Json(jsonb.datum)
+    }
+}
+
+/// What an SQL function can return, by itself or in a column.
+pub trait SqlValue: Sized {
+    /// Its SQL type, and the OID of that.
+    const SQL: &'static str;
+    const OID: BuiltinOid;
+
+    /// `None` is NULL.
+    fn datum(self) -> Option<pg_sys::Datum>;
+}
+
+macro_rules! sql_value {
+    ($type:ty, $sql:literal, $oid:ident, $datum:expr) => {
+        impl SqlValue for $type {
+            const SQL: &'static str = $sql;
+            const OID: BuiltinOid = BuiltinOid::$oid;
+
+            fn datum(self) -> Option<pg_sys::Datum> {
+                const DATUM: fn($type) -> pg_sys::Datum = $datum;
+                Some(DATUM(self))
+            }
+        }
+    };
+}
+sql_value!(bool, "boolean", BOOLOID, pg_sys::Datum::from);
+sql_value!(i32, "integer", INT4OID, pg_sys::Datum::from);
+sql_value!(i64, "bigint", INT8OID, pg_sys::Datum::from);
+sql_value!(f64, "double precision", FLOAT8OID, float_datum);
+sql_value!(Text, "text", TEXTOID, |text| text.0);
+sql_value!(Json, "jsonb", JSONBOID, |json| json.0);
+sql_value!(Timestamptz, "timestamptz", TIMESTAMPTZOID, |at| at.0);
+
+impl<T: SqlValue> SqlValue for Option<T> {
+    const SQL: &'static str = T::SQL;
+    const OID: BuiltinOid = T::OID;
+
+    fn datum(self) -> Option<pg_sys::Datum> {
+        self.and_then(T::datum)
+    }
+}
+
+/// A row that SQL functions return; see [`sql_row`].
+pub trait SqlRow: Sized {
+    /// The composite type that it is of; `None`: it has columns only.
+    const TYPE: Option<&'static str>;
+    const COLUMNS: &'static [ResultColumn];
+    const OIDS: &'static [BuiltinOid];
+
+    /// Hands over its columns as Postgres takes them: the values, and which of them are NULL.
+    fn with_columns<T>(self, work: impl FnOnce(&mut [pg_sys::Datum], &mut [bool]) -> T) -> T;
+}
+
+/// A column of what a function returns.
+pub struct ResultColumn {
+    pub name: &'static str,
+    /// Its SQL type.
+    pub sql: &'static str,
+}
+
+/// Declares a row that SQL functions return: its columns in their order, and after `as` the composite
+/// type that it is of.
+macro_rules! sql_row {
+    (
+        $(#[$attribute:meta])*
+        pub struct $name:ident $(as $type:literal)? {
+            $($(#[$about:meta])* $column:ident: $of:ty),* $(,)?
+        }
+    ) => {
+        $(#[$attribute])*
+        pub struct $name {
+            $($(#[$about])* pub $column: $of),*
+        }
+
+        impl $crate::pg::call::sql_types::SqlRow for $name {
+            const TYPE: Option<&'static str> =
+                $crate::pg::call::sql_types::optional!($($type)?);
+            const COLUMNS: &'static [$crate::pg::call::sql_types::ResultColumn] = &[
+                $($crate::pg::call::sql_types::ResultColumn {
+                    name: stringify!($column),
+                    sql: <$of as $crate::pg::call::sql_types::SqlValue>::SQL,
+                }),*
+            ];
+            const OIDS: &'static [pgrx::pg_sys::BuiltinOid] =
+                &[$(<$of as $crate::pg::call::sql_types::SqlValue>::OID),*];
+
+            fn with_columns<T>(
+                self,
+                work: impl FnOnce(&mut [pgrx::pg_sys::Datum], &mut [bool]) -> T,
+            ) -> T {
+                let columns = [$($crate::pg::call::sql_types::SqlValue::datum(self.$column)),*];
+                let mut values = columns.map(|value| value.unwrap_or(pgrx::pg_sys::Datum::from(0)));
+                let mut nulls = columns.map(|value| value.is_none());
+                work(&mut values, &mut nulls)
+            }
+        }
+    };
+}
+pub(crate) use sql_row;
+
+/// `Some` of what may be left out.
+macro_rules! optional {
+    () => {
+        None
+    };
+    ($given:expr) => {
+        Some($given)
+    };
+}
+pub(crate) use optional;
