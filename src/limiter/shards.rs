@@ -9,7 +9,7 @@
 //! it locked and cannot use it gives back first. A transaction that holds a row from an earlier call
 //! waits for no other row of that limit.
 
-use ratelimit_core::{Decision, Micros, Parts};
+use ratelimit_core::{Decision, Micros, Shards};
 
 use crate::limiter::request::{Answer, Change, Target};
 use crate::pg::clock;
@@ -75,7 +75,7 @@ fn answer_while_locked(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    mut parts: Parts,
+    mut parts: Shards,
     now: Micros,
 ) -> Result<Answer> {
     let level = parts.level(now);
@@ -85,9 +85,9 @@ fn answer_while_locked(
     };
     let id = target.row(shard_number(target.limit.shards(), shard));
     let Some(Row { state, tuple }) = store.lock(id)? else { return Err(store.not_written()) };
-    parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+    parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
     let tokens = parts.available(shard, now) + count;
-    if tokens > parts.part().capacity() {
+    if tokens > parts.shard_limit().capacity() {
         // It doesn't fit there, and nothing may be lost: even a deadlock can be tried again.
         return change_all_rows(store, target, change)?.ok_or_else(|| store.not_written());
     }
@@ -99,9 +99,9 @@ fn answer_while_locked(
 
 /// By how much a part can change by itself in the direction of `amount`: what it holds, or what it
 /// has room for.
-fn room(parts: &Parts, shard: usize, now: Micros, amount: f64) -> f64 {
+fn room(parts: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
     let available = parts.available(shard, now);
-    if amount < 0.0 { available } else { parts.part().capacity() - available }
+    if amount < 0.0 { available } else { parts.shard_limit().capacity() - available }
 }
 
 /// The quick way: the row that this transaction holds already, or else the better of two at random,
@@ -125,7 +125,7 @@ fn change_better_of_two(
     let numbers = [shard_number(shards, first), shard_number(shards, second)];
     let rows = store.read_shards(target.name, target.key, &numbers)?;
     let now = clock::now();
-    let part = target.limit.part(shards);
+    let part = target.limit.shard_limit(shards);
     let mut states = Vec::new();
     for wanted in numbers {
         let row = rows.iter().find(|&&(number, _)| number == wanted);
@@ -135,7 +135,7 @@ fn change_better_of_two(
     // The others are taken to be like the second.
     let mut guess = vec![states[1].clone(); shards as usize];
     guess[first] = states.swap_remove(0);
-    let guess = Parts::new(&target.limit, guess);
+    let guess = Shards::new(&target.limit, guess);
     let room = |shard| room(&guess, shard, now, amount);
     let better = if mine.is_some() || room(first) >= room(second) { first } else { second };
     let in_debt = [first, second].iter().any(|&shard| guess.available(shard, now) < 0.0);
@@ -143,7 +143,7 @@ fn change_better_of_two(
         return Ok(None);
     }
     let row = target.row(shard_number(shards, better));
-    let decision = change.apply(guess.part(), &guess.states()[better], now)?;
+    let decision = change.apply(guess.shard_limit(), &guess.states()[better], now)?;
     let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
     if let (Some(after), Some(seen)) = (&decision.state, seen)
         && store.replace(row, seen, after, false)?
@@ -167,7 +167,7 @@ fn change_any_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    parts: &Parts,
+    parts: &Shards,
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
@@ -191,7 +191,7 @@ fn change_any_row(
 }
 
 /// The rows that bear a change by themselves, in no order, so that not all calls go for the same.
-fn rows_with_room(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
+fn rows_with_room(parts: &Shards, now: Micros, amount: f64) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..parts.states().len())
         .filter(|&shard| room(parts, shard, now, amount) >= amount.abs())
         .collect();
@@ -204,18 +204,18 @@ fn change_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    mut parts: Parts,
+    mut parts: Shards,
     shard: usize,
     locked: Option<Row>,
     amount: f64,
 ) -> Result<Option<Answer>> {
     let Some(Row { state, tuple }) = locked else { return Ok(None) };
     let now = clock::now();
-    parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+    parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
     if room(&parts, shard, now, amount) < amount.abs() {
         return Ok(None);
     }
-    let decision = change.apply(parts.part(), &parts.states()[shard], now)?;
+    let decision = change.apply(parts.shard_limit(), &parts.states()[shard], now)?;
     let Some(state) = &decision.state else { return Ok(None) };
     store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
     parts.states_mut()[shard] = state.clone();
@@ -228,7 +228,7 @@ fn change_several_rows(
     store: &dyn Store,
     target: &Target,
     decision: &Decision,
-    mut parts: Parts,
+    mut parts: Shards,
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
@@ -257,7 +257,7 @@ fn change_several_rows(
 fn lock_free(
     store: &dyn Store,
     target: &Target,
-    parts: &mut Parts,
+    parts: &mut Shards,
     now: Micros,
     amount: f64,
     fewest: bool,
@@ -283,7 +283,8 @@ fn lock_free(
         match store.try_lock(row)? {
             Some(found) => {
                 let now = clock::now();
-                parts.states_mut()[shard] = target.state(parts.part(), Some(found.state), now)?;
+                parts.states_mut()[shard] =
+                    target.state(parts.shard_limit(), Some(found.state), now)?;
                 sum += room(parts, shard, now, amount).max(0.0);
                 among.push((shard, found.tuple));
             }
@@ -321,7 +322,7 @@ fn change_all_rows(store: &dyn Store, target: &Target, change: Change) -> Result
 
 /// What a key holds, and which of its parts are locked.
 pub struct Locked<'a> {
-    pub parts: Parts<'a>,
+    pub parts: Shards<'a>,
     pub among: Vec<(usize, TupleId)>,
 }
 
@@ -331,7 +332,7 @@ pub struct Locked<'a> {
 pub fn lock<'a>(
     store: &dyn Store,
     target: &'a Target,
-    looked: Parts<'a>,
+    looked: Shards<'a>,
     amount: f64,
     sparing: bool,
 ) -> Result<Option<Locked<'a>>> {
@@ -354,27 +355,27 @@ pub fn lock<'a>(
         };
         let Some(Row { state, tuple }) = found else { return Ok(None) };
         let state = target.state(&target.limit, Some(state), clock::now())?;
-        let parts = Parts::new(&target.limit, vec![state]);
+        let parts = Shards::new(&target.limit, vec![state]);
         return Ok(Some(Locked { parts, among: vec![(0, tuple)] }));
     }
     let now = clock::now();
     let mut parts = looked;
     // The rows of another number of shards are rearranged below.
-    let equal = parts.equal();
+    let equal = parts.are_equal();
     if sparing && equal && parts.total(now).value + amount >= 0.0 {
         if let Some(shard) =
             held(target).filter(|&shard| room(&parts, shard, now, amount) >= amount.abs())
             && let Some(Row { state, tuple }) =
                 store.try_lock(target.row(shard_number(shards, shard)))?
         {
-            parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+            parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
             return Ok(Some(Locked { parts, among: vec![(shard, tuple)] }));
         }
         for shard in rows_with_room(&parts, now, amount) {
             if let Some(Row { state, tuple }) =
                 store.try_lock(target.row(shard_number(shards, shard)))?
             {
-                parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+                parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
                 return Ok(Some(Locked { parts, among: vec![(shard, tuple)] }));
             }
         }
@@ -390,7 +391,7 @@ pub fn lock<'a>(
             else {
                 return Err(Error::Busy);
             };
-            parts.states_mut()[other] = target.state(parts.part(), Some(state), now)?;
+            parts.states_mut()[other] = target.state(parts.shard_limit(), Some(state), now)?;
             tuples.push((other, tuple));
         }
         return Ok(Some(Locked { parts, among: tuples }));
@@ -410,7 +411,7 @@ pub fn lock<'a>(
 pub fn write(
     store: &dyn Store,
     target: &Target,
-    parts: &mut Parts,
+    parts: &mut Shards,
     among: &[(usize, TupleId)],
     now: Micros,
     tokens: f64,
@@ -421,7 +422,7 @@ pub fn write(
     if let Some(&shard) = rows.first() {
         hold(target, shard);
     }
-    parts.spread(&rows, now, tokens, ts);
+    parts.distribute(&rows, now, tokens, ts);
     for &(shard, tuple) in among {
         let state = &parts.states()[shard];
         if *state != before[shard] {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ratelimit_core::{Limit, Micros, Parts, State};
+use ratelimit_core::{Limit, Micros, Shards, State};
 
 use crate::limiter::request::Target;
 use crate::pg::clock;
@@ -23,12 +23,12 @@ pub fn shards_of(number: i32) -> u32 {
 
 /// The limit of each row of a limit that is spread over so many.
 pub fn part_of(limit: &Limit, shards: u32) -> Limit {
-    if shards == 1 { limit.clone() } else { limit.part(shards) }
+    if shards == 1 { limit.clone() } else { limit.shard_limit(shards) }
 }
 
 /// What the rows of a key hold.
 pub struct Holding<'a> {
-    pub parts: Parts<'a>,
+    pub parts: Shards<'a>,
     /// Whether the rows are those that the limit wants; if not, the parts are the rows as they stand,
     /// or, where these mean nothing to it, new ones.
     pub in_place: bool,
@@ -48,7 +48,7 @@ pub fn holding<'a>(
     let wanted = (0..shards as usize).map(|shard| shard_number(shards, shard));
     let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
 
-    let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.state));
+    let fresh = !rows.iter().any(|(_, found)| limit.accepts(&found.state));
     let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
     let parts = if in_place || fresh {
         let part = part_of(limit, shards);
@@ -56,7 +56,7 @@ pub fn holding<'a>(
         let states = (0..shards)
             .map(|_| target.state(&part, rows.next().map(|(_, found)| found.state), now))
             .collect::<Result<Vec<State>>>()?;
-        Parts::new(limit, states)
+        Shards::new(limit, states)
     } else {
         // Rows of another number of shards: only a take rearranges them.
         let mut parts: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
@@ -65,7 +65,7 @@ pub fn holding<'a>(
             let part = parts.entry(of).or_insert_with(|| Rc::new(part_of(limit, of)));
             Ok((part.clone(), target.state(part, Some(found.state), now)?))
         });
-        Parts::standing(limit, rows.collect::<Result<_>>()?)
+        Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
     Ok(Holding { parts, in_place, tuples })
 }
@@ -109,7 +109,7 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
         }
     }
     let Some(root) = root else { return Err(store.not_written()) };
-    let states = holding.parts.rearranged(shards, now);
+    let states = holding.parts.resharded(shards, now);
     if shards == 1 {
         store.update(target.row(0), root.tuple, &states[0])?;
     } else {
