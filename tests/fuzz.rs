@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use postgres::Client;
 use ratelimit_core::config;
-use ratelimit_core::{Micros, Parts, State, decide};
+use ratelimit_core::{Micros, Shards, State, decide};
 
 use crate::database::Database;
 
@@ -150,7 +150,7 @@ fn no_config_and_no_state_makes_the_algorithm_panic() {
             let (now, count) = (instant(&mut random), float(&mut random).abs());
             let decision = decide(&limit, &state, now, count, random.bool());
             assert!(decision.ok || decision.state.is_none(), "{text}");
-            let parts = Parts::new(&limit, vec![state; limit.shards() as usize]);
+            let parts = Shards::new(&limit, vec![state; limit.shards() as usize]);
             parts.decide(now, count, random.bool());
         }
     }
@@ -520,7 +520,8 @@ fn every_answer_is_that_of_the_algorithm() {
         let reserve = random.u8(..4) == 0;
         let take = random.u8(..4) > 0;
         let (limit, at) = (&limits[n], Micros(now));
-        let state = states.get(&(n, key)).cloned().unwrap_or_else(|| limit.fresh(at, Micros(0)));
+        let state =
+            states.get(&(n, key)).cloned().unwrap_or_else(|| limit.initial_state(at, Micros(0)));
         let decision = decide(limit, &state, at, count, reserve);
         let row = client
             .query_one(

@@ -47,7 +47,7 @@ sql_function! {
                 .and_then(|json| state::parse(&json, &limit))
                 .map_err(Error::State)?,
             // A fixed window without a start of its own begins at the time given.
-            None => limit.fresh(at, at),
+            None => limit.initial_state(at, at),
         };
         let decision = decide(&limit, &state, at, count, reserve);
         let (retry_after, retry_at) = retry(at, decision.retry_after, |at| at);

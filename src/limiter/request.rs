@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::text::float_text;
-use ratelimit_core::{Decision, Level, Limit, Micros, Parts, State, algorithm, decide};
+use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, algorithm, decide};
 
 use crate::limiter::definitions;
 use crate::pg::catalog::Catalog;
@@ -79,7 +79,7 @@ impl Change {
     ///
     /// # Errors
     /// As [`apply`](Change::apply).
-    pub fn decide(self, limit: &Limit, parts: &Parts, now: Micros) -> Result<Decision> {
+    pub fn decide(self, limit: &Limit, parts: &Shards, now: Micros) -> Result<Decision> {
         match self {
             Change::Take { count, reserve } => Ok(parts.decide(now, count, reserve)),
             Change::Credit { .. } => self.apply(limit, &parts.total(now), now),
@@ -131,13 +131,13 @@ impl Target<'_> {
     pub fn state(&self, limit: &Limit, row: Option<State>, now: Micros) -> Result<State> {
         match row {
             // A row that was reset, or of a kind with nothing to carry over, counts as none.
-            Some(row) if !is_reset(&row) && limit.carries(&row) => match invalid_column(&row) {
+            Some(row) if !is_reset(&row) && limit.accepts(&row) => match invalid_column(&row) {
                 Some((column, value)) => {
                     Err(Error::BadState { name: utf8(self.name).into_owned(), column, value })
                 }
                 None => Ok(row),
             },
-            _ => Ok(limit.fresh(now, self.phase())),
+            _ => Ok(limit.initial_state(now, self.phase())),
         }
     }
 

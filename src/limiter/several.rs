@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use pgrx::pg_sys;
 use ratelimit_core::algorithm::first_pass;
-use ratelimit_core::{Decision, Micros, Parts, State, decide};
+use ratelimit_core::{Decision, Micros, Shards, State, decide};
 
 use crate::limiter::definitions;
 use crate::limiter::request::{Answer, Request, Target, check_count};
@@ -47,7 +47,7 @@ struct Group<'a> {
 
 /// The decisions for a group at an instant.
 struct Verdict<'a> {
-    parts: Parts<'a>,
+    parts: Shards<'a>,
     /// In the order of the group's takes.
     decisions: Vec<Decision>,
     /// The state of the total before and after the takes that pass; `None`: unchanged.
@@ -192,9 +192,9 @@ fn peek<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdi
             check_for_interrupts();
             Ok(shards::peek(store, &group.target)?.1.parts)
         })
-        .collect::<Result<Vec<Parts>>>()?;
+        .collect::<Result<Vec<Shards>>>()?;
     let now = clock::now();
-    let decide = |(group, parts): (&'a Group, Parts<'a>)| {
+    let decide = |(group, parts): (&'a Group, Shards<'a>)| {
         check_for_interrupts();
         group.decide(parts, now)
     };
@@ -230,15 +230,15 @@ fn lock<'a>(
 
 impl Group<'_> {
     /// Decides the takes at `now`.
-    fn decide<'a>(&'a self, parts: Parts<'a>, now: Micros) -> Verdict<'a> {
+    fn decide<'a>(&'a self, parts: Shards<'a>, now: Micros) -> Verdict<'a> {
         let (mut decisions, change) = self.run(parts.total(now), now);
         // Takes that exceed even a full limit together never pass.
         let ever = self.takes.len() == 1 || {
-            let fresh = self.target.limit.fresh(now, self.target.phase());
+            let fresh = self.target.limit.initial_state(now, self.target.phase());
             self.run(fresh, now).0.iter().all(|decision| decision.ok)
         };
         if decisions.iter().any(|decision| !decision.ok) {
-            let soonest = self.run(parts.soonest(now), now).0;
+            let soonest = self.run(parts.upper_bound(now), now).0;
             let refused = soonest.iter().filter(|decision| !decision.ok);
             let least = refused
                 .map(|decision| decision.retry_after)

@@ -9,7 +9,7 @@
 //! useless are released first. A transaction that holds a row from an earlier call waits for no other
 //! row of that limit.
 
-use ratelimit_core::{Decision, Micros, Parts};
+use ratelimit_core::{Decision, Micros, Shards};
 
 use crate::limiter::request::{Answer, Change, Target};
 use crate::pg::clock;
@@ -82,7 +82,7 @@ fn answer_while_locked(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    mut parts: Parts,
+    mut parts: Shards,
     now: Micros,
 ) -> Result<Answer> {
     let level = parts.level(now);
@@ -92,9 +92,9 @@ fn answer_while_locked(
     };
     let id = target.row(shard_number(target.limit.shards(), shard));
     let Some(Row { state, tuple }) = store.lock(id)? else { return Err(store.not_written()) };
-    parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+    parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
     let tokens = parts.available(shard, now) + count;
-    if tokens > parts.part().capacity() {
+    if tokens > parts.shard_limit().capacity() {
         // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
         return change_all_rows(store, target, change)?.ok_or_else(|| store.not_written());
     }
@@ -106,9 +106,9 @@ fn answer_while_locked(
 
 /// Returns the tokens by which a shard can change in the direction of `amount`: those available, or
 /// the room up to its capacity.
-fn room(parts: &Parts, shard: usize, now: Micros, amount: f64) -> f64 {
+fn room(parts: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
     let available = parts.available(shard, now);
-    if amount < 0.0 { available } else { parts.part().capacity() - available }
+    if amount < 0.0 { available } else { parts.shard_limit().capacity() - available }
 }
 
 /// Makes the whole change in the row that this transaction holds already, or else in the better of two
@@ -135,7 +135,7 @@ fn change_better_of_two(
     let numbers = [shard_number(shards, first), shard_number(shards, second)];
     let rows = store.read_shards(target.name, target.key, &numbers)?;
     let now = clock::now();
-    let part = target.limit.part(shards);
+    let part = target.limit.shard_limit(shards);
     let mut states = Vec::new();
     for wanted in numbers {
         let row = rows.iter().find(|&&(number, _)| number == wanted);
@@ -145,7 +145,7 @@ fn change_better_of_two(
     // The other rows are assumed to be like the second.
     let mut estimate = vec![states[1].clone(); shards as usize];
     estimate[first] = states.swap_remove(0);
-    let estimate = Parts::new(&target.limit, estimate);
+    let estimate = Shards::new(&target.limit, estimate);
     let room = |shard| room(&estimate, shard, now, amount);
     let better = if own.is_some() || room(first) >= room(second) { first } else { second };
     let in_debt = [first, second].iter().any(|&shard| estimate.available(shard, now) < 0.0);
@@ -153,7 +153,7 @@ fn change_better_of_two(
         return Ok(None);
     }
     let row = target.row(shard_number(shards, better));
-    let decision = change.apply(estimate.part(), &estimate.states()[better], now)?;
+    let decision = change.apply(estimate.shard_limit(), &estimate.states()[better], now)?;
     let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
     if let (Some(after), Some(seen)) = (&decision.state, seen)
         && store.replace(row, seen, after, false)?
@@ -180,7 +180,7 @@ fn change_any_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    parts: &Parts,
+    parts: &Shards,
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
@@ -204,7 +204,7 @@ fn change_any_row(
 }
 
 /// Returns the shards with room for the whole change, in random order, so that calls spread.
-fn rows_with_room(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
+fn rows_with_room(parts: &Shards, now: Micros, amount: f64) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..parts.states().len())
         .filter(|&shard| room(parts, shard, now, amount) >= amount.abs())
         .collect();
@@ -220,18 +220,18 @@ fn change_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    mut parts: Parts,
+    mut parts: Shards,
     shard: usize,
     locked: Option<Row>,
     amount: f64,
 ) -> Result<Option<Answer>> {
     let Some(Row { state, tuple }) = locked else { return Ok(None) };
     let now = clock::now();
-    parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+    parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
     if room(&parts, shard, now, amount) < amount.abs() {
         return Ok(None);
     }
-    let decision = change.apply(parts.part(), &parts.states()[shard], now)?;
+    let decision = change.apply(parts.shard_limit(), &parts.states()[shard], now)?;
     let Some(state) = &decision.state else { return Ok(None) };
     store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
     parts.states_mut()[shard] = state.clone();
@@ -247,7 +247,7 @@ fn change_several_rows(
     store: &dyn Store,
     target: &Target,
     decision: &Decision,
-    mut parts: Parts,
+    mut parts: Shards,
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
@@ -279,7 +279,7 @@ fn change_several_rows(
 fn lock_free(
     store: &dyn Store,
     target: &Target,
-    parts: &mut Parts,
+    parts: &mut Shards,
     now: Micros,
     amount: f64,
     fewest: bool,
@@ -305,7 +305,8 @@ fn lock_free(
         match store.try_lock(row)? {
             Some(found) => {
                 let now = clock::now();
-                parts.states_mut()[shard] = target.state(parts.part(), Some(found.state), now)?;
+                parts.states_mut()[shard] =
+                    target.state(parts.shard_limit(), Some(found.state), now)?;
                 sum += room(parts, shard, now, amount).max(0.0);
                 locked.push((shard, found.tuple));
             }
@@ -350,7 +351,7 @@ pub type LockedShard = (usize, TupleId);
 /// The contents of a key, some of whose rows are locked.
 pub struct Locked<'a> {
     /// A part for each row, up to date for the locked ones.
-    pub parts: Parts<'a>,
+    pub parts: Shards<'a>,
     /// The locked rows; none where nothing is to be changed.
     pub shards: Vec<LockedShard>,
 }
@@ -364,7 +365,7 @@ pub struct Locked<'a> {
 pub fn lock<'a>(
     store: &dyn Store,
     target: &'a Target,
-    mut parts: Parts<'a>,
+    mut parts: Shards<'a>,
     amount: f64,
     single_row: bool,
 ) -> Result<Option<Locked<'a>>> {
@@ -387,26 +388,26 @@ pub fn lock<'a>(
         };
         let Some(Row { state, tuple }) = found else { return Ok(None) };
         let state = target.state(&target.limit, Some(state), clock::now())?;
-        let parts = Parts::new(&target.limit, vec![state]);
+        let parts = Shards::new(&target.limit, vec![state]);
         return Ok(Some(Locked { parts, shards: vec![(0, tuple)] }));
     }
     let now = clock::now();
     // Rows of another number of shards are resharded below.
-    let equal = parts.equal();
+    let equal = parts.are_equal();
     if single_row && equal && parts.total(now).value + amount >= 0.0 {
         if let Some(shard) =
             held_shard(target).filter(|&shard| room(&parts, shard, now, amount) >= amount.abs())
             && let Some(Row { state, tuple }) =
                 store.try_lock(target.row(shard_number(shards, shard)))?
         {
-            parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+            parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
             return Ok(Some(Locked { parts, shards: vec![(shard, tuple)] }));
         }
         for shard in rows_with_room(&parts, now, amount) {
             if let Some(Row { state, tuple }) =
                 store.try_lock(target.row(shard_number(shards, shard)))?
             {
-                parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
+                parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
                 return Ok(Some(Locked { parts, shards: vec![(shard, tuple)] }));
             }
         }
@@ -422,7 +423,7 @@ pub fn lock<'a>(
             else {
                 return Err(Error::Busy);
             };
-            parts.states_mut()[other] = target.state(parts.part(), Some(state), now)?;
+            parts.states_mut()[other] = target.state(parts.shard_limit(), Some(state), now)?;
             tuples.push((other, tuple));
         }
         return Ok(Some(Locked { parts, shards: tuples }));
@@ -445,7 +446,7 @@ pub fn lock<'a>(
 pub fn write(
     store: &dyn Store,
     target: &Target,
-    parts: &mut Parts,
+    parts: &mut Shards,
     locked: &[LockedShard],
     now: Micros,
     tokens: f64,
@@ -456,7 +457,7 @@ pub fn write(
     if let Some(&shard) = rows.first() {
         hold_shard(target, shard);
     }
-    parts.spread(&rows, now, tokens, ts);
+    parts.distribute(&rows, now, tokens, ts);
     for &(shard, tuple) in locked {
         let state = &parts.states()[shard];
         if *state != before[shard] {

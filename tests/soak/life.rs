@@ -26,7 +26,7 @@ fn a_bucket_is_exact_after_a_thousand_million_calls() {
     let limit = config::parse(config).unwrap();
     let mut random = Random(1);
     let mut at = 1_700_000_000_000_000;
-    let mut state = limit.fresh(Micros(at), Micros(at));
+    let mut state = limit.initial_state(Micros(at), Micros(at));
     let (mut units, mut taken) = (23 * PERIOD, 0u64);
     let (calls, started) = (scale(1_000_000u64, 1_000_000_000), Instant::now());
     for call in 0..calls {

@@ -5,15 +5,15 @@
 
 mod calendar;
 mod fixed_window;
-mod parts;
 mod refill;
+mod sharded;
 mod sliding_log;
 mod sliding_window;
 mod token_bucket;
 
 pub use calendar::{Calendar, Unit, local_date, zone};
 pub use fixed_window::{FixedWindow, Start, Windows};
-pub use parts::{Parts, first_pass};
+pub use sharded::{Shards, first_pass};
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use token_bucket::TokenBucket;
@@ -150,18 +150,18 @@ impl Limit {
 
     /// The state of a limit that nobody has used: full. `phase` is any boundary of the windows of
     /// a fixed window without a `start` of its own.
-    pub fn fresh(&self, now: Micros, phase: Micros) -> State {
+    pub fn initial_state(&self, now: Micros, phase: Micros) -> State {
         match self {
-            Limit::TokenBucket(limit) => limit.fresh(now),
-            Limit::FixedWindow(limit) => limit.fresh(now, phase),
-            Limit::SlidingWindow(limit) => limit.fresh(now),
-            Limit::SlidingLog(limit) => limit.fresh(now),
+            Limit::TokenBucket(limit) => limit.initial_state(now),
+            Limit::FixedWindow(limit) => limit.initial_state(now, phase),
+            Limit::SlidingWindow(limit) => limit.initial_state(now),
+            Limit::SlidingLog(limit) => limit.initial_state(now),
         }
     }
 
     /// Whether a stored state means something to this kind: token bucket and fixed window carry
     /// over into each other, to or from a sliding kind a limit starts fresh.
-    pub fn carries(&self, state: &State) -> bool {
+    pub fn accepts(&self, state: &State) -> bool {
         match self {
             Limit::TokenBucket(_) | Limit::FixedWindow(_) => {
                 state.prior.is_none() && state.log.is_none()

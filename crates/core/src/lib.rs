@@ -13,7 +13,7 @@
 //!     r#"{"kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}"#,
 //! )?;
 //! let now = Micros(1_798_804_800_000_000); // 2027-01-01T12:00:00Z
-//! let full = limit.fresh(now, now);
+//! let full = limit.initial_state(now, now);
 //!
 //! let taken = decide(&limit, &full, now, 20.0, false);
 //! assert!(taken.ok);
@@ -35,7 +35,7 @@
 //!
 //! - [`config`] reads and writes the JSON of a limit, and checks every range; [`state`] that of a state.
 //! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] tells what is there.
-//! - [`Parts`] is a limit that is spread over several rows, so that they can be taken from at once.
+//! - [`Shards`] is a limit that is spread over several rows, so that they can be taken from at once.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
 //!
 //! Whoever keeps the state must read and write it as one step, as under a lock: what is decided from
@@ -56,7 +56,7 @@ mod micros;
 mod numbers;
 mod phase;
 
-pub use algorithm::{Decision, Kind, Level, Limit, Parts, State, credit, decide};
+pub use algorithm::{Decision, Kind, Level, Limit, Shards, State, credit, decide};
 pub use config::ConfigError;
 pub use micros::Micros;
 pub use phase::phase;

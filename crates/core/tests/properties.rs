@@ -354,7 +354,7 @@ fn run(sequence: &Sequence) -> Vec<Seen> {
         .map(|&step| {
             now += step.gap;
             // Without a start, windows begin at the first call.
-            let fresh = || limit.fresh(Micros(now), Micros(sequence.begin));
+            let fresh = || limit.initial_state(Micros(now), Micros(sequence.begin));
             let before = row.clone().unwrap_or_else(fresh);
             let decision = decide(&limit, &before, Micros(now), step.count, step.reserve);
             if decision.state.is_some() {
@@ -506,7 +506,7 @@ proptest! {
         let (mut start, mut tokens) = (now, config.capacity);
         for step in &sequence.steps {
             now += step.gap;
-            let before = row.clone().unwrap_or_else(|| limit.fresh(Micros(now), Micros(0)));
+            let before = row.clone().unwrap_or_else(|| limit.initial_state(Micros(now), Micros(0)));
             while start + config.period <= now {
                 start += config.period;
                 tokens = (tokens + config.rate).min(config.capacity);
@@ -701,7 +701,7 @@ proptest! {
     ) {
         let config = &sequence.config;
         let limit = config.limit();
-        let mut state = limit.fresh(Micros(sequence.begin), Micros(sequence.begin));
+        let mut state = limit.initial_state(Micros(sequence.begin), Micros(sequence.begin));
         let mut now = sequence.begin;
         for step in &sequence.steps {
             now += step.gap;
@@ -1023,7 +1023,7 @@ proptest! {
         let config = &sequence.config;
         let limit = config.limit();
         let (mut now, mut forward, mut taken) = (sequence.begin, 0, 0.0);
-        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut state = limit.initial_state(Micros(now), Micros(now));
         for (step, jump) in sequence.steps.iter().zip(jumps) {
             let gap = (jump * config.period as f64) as i64;
             now += gap;
@@ -1065,7 +1065,7 @@ proptest! {
 
 /// The start and the end of the window in which nobody has used the limit at `now`.
 fn window_of(limit: &Limit, now: i64) -> (i64, i64) {
-    let fresh = limit.fresh(Micros(now), Micros(0));
+    let fresh = limit.initial_state(Micros(now), Micros(0));
     (fresh.ts.0, limit.level(&fresh, Micros(now)).reset_at.unwrap().0)
 }
 
@@ -1264,7 +1264,7 @@ fn a_token_bucket_is_exact_over_millions_of_calls() {
         let limit = exact.limit(Kind::TokenBucket);
         let mut random = Random(42);
         let mut now = 1_700_000_000_000_000i64;
-        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut state = limit.initial_state(Micros(now), Micros(now));
         let mut units = exact.capacity * exact.period;
         let (mut admitted, mut expected) = (0u64, 0u64);
         for call in 0..CALLS {
@@ -1309,7 +1309,7 @@ fn a_caller_who_always_waits_as_told_gets_every_token_over_millions_of_calls() {
         let limit = exact.limit(Kind::TokenBucket);
         let begin = 1_700_000_000_000_000i64;
         let mut now = begin;
-        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut state = limit.initial_state(Micros(now), Micros(now));
         let mut admitted = 0i128;
         for _ in 0..CALLS {
             let decision = decide(&limit, &state, Micros(now), exact.unit, false);
@@ -1334,7 +1334,7 @@ fn a_fixed_window_is_exact_over_millions_of_calls() {
         let mut random = Random(43);
         let mut now = 1_700_000_000_000_000i64;
         let phase = now;
-        let mut state = limit.fresh(Micros(now), Micros(phase));
+        let mut state = limit.initial_state(Micros(now), Micros(phase));
         let (mut window, mut tokens) = (0, exact.capacity);
         let mut admitted = 0u64;
         for call in 0..CALLS {
@@ -1361,7 +1361,7 @@ fn a_sliding_window_is_exact_over_millions_of_calls() {
         let limit = exact.limit(Kind::SlidingWindow);
         let mut random = Random(44);
         let mut now = 1_700_000_000_000_000i64;
-        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut state = limit.initial_state(Micros(now), Micros(now));
         let (mut window, mut current, mut prior) = (i128::from(now) / exact.period, 0, 0);
         let mut admitted = 0u64;
         for call in 0..CALLS {
@@ -1396,7 +1396,7 @@ fn a_sliding_log_is_exact_over_millions_of_calls() {
         let rate = limit.capacity() as usize;
         let mut random = Random(45);
         let mut now = 1_700_000_000_000_000i64;
-        let mut state = limit.fresh(Micros(now), Micros(now));
+        let mut state = limit.initial_state(Micros(now), Micros(now));
         let mut log = std::collections::VecDeque::new();
         for call in 0..CALLS / 2 {
             now += random.below(2 * (exact.period / exact.rate) as u64) as i64;

@@ -21,7 +21,7 @@ impl Subject for Pure {
         let limit = config::parse(call.config).unwrap();
         let now = Micros::from_millis(call.at);
         let state = call.state.map_or_else(
-            || limit.fresh(now, now),
+            || limit.initial_state(now, now),
             |state| ratelimit_core::state::parse(state, &limit).unwrap(),
         );
         let decision = decide(&limit, &state, now, call.count, call.reserve);
@@ -138,7 +138,7 @@ fn futurestart_a_start_ahead_is_a_phase_and_blocks_nothing() {
         let config =
             format!(r#"{{"kind": "fixed window", "rate": 3, "period": 1000, "start": {start}}}"#);
         let limit = limit(&config);
-        let fresh = limit.fresh(ms(T), ms(0));
+        let fresh = limit.initial_state(ms(T), ms(0));
         assert_eq!(fresh.value, 3.0);
         assert!(fresh.ts <= ms(T) && fresh.ts > ms(T - 1_000), "{start}: {fresh:?}");
         assert_eq!((ms(start).0 - fresh.ts.0) % 1_000_000, 0, "{start}: {fresh:?}");
@@ -154,11 +154,11 @@ fn futurestart_a_start_ahead_is_a_phase_and_blocks_nothing() {
 fn random_start_a_phase_is_the_callers_and_stays() {
     let limit = limit(r#"{"kind": "fixed window", "rate": 3, "period": 1000}"#);
     for phase in [0, 417, T + 417, -999_583] {
-        let fresh = limit.fresh(ms(T), ms(phase));
+        let fresh = limit.initial_state(ms(T), ms(phase));
         let begun = ms(if phase == 0 { T } else { T - 583 });
         assert_eq!(fresh.ts, begun, "{phase}");
         // A row that is gone and comes back has the same windows.
-        assert_eq!(limit.fresh(ms(T + 5_300), ms(phase)).ts.minus(begun).0 % 1_000_000, 0);
+        assert_eq!(limit.initial_state(ms(T + 5_300), ms(phase)).ts.minus(begun).0 % 1_000_000, 0);
     }
 }
 
@@ -202,7 +202,7 @@ fn error_a_count_above_what_can_ever_fit_is_denied_for_ever() {
         let limit = limit(&format!(
             r#"{{"kind": "{kind}", "rate": 5, "period": 1000, "capacity": 1.005, "maxReserved": 2.675}}"#
         ));
-        let full = limit.fresh(ms(T), ms(T));
+        let full = limit.initial_state(ms(T), ms(T));
         assert_eq!(denied(&limit, &full, ms(T), 1.006, false), None);
         assert_eq!(denied(&limit, &full, ms(T), 3.681, true), None);
         // As floats, capacity and maxReserved are a little less than 3.68 together.
@@ -214,7 +214,7 @@ fn error_a_count_above_what_can_ever_fit_is_denied_for_ever() {
     assert_eq!(denied(&without_capacity, &state(0.0, T), ms(T), 1e-3, false), None);
     for kind in ["sliding window", "sliding log"] {
         let limit = limit(&format!(r#"{{"kind": "{kind}", "rate": 5, "period": 1000}}"#));
-        assert_eq!(denied(&limit, &limit.fresh(ms(T), ms(T)), ms(T), 6.0, false), None);
+        assert_eq!(denied(&limit, &limit.initial_state(ms(T), ms(T)), ms(T), 6.0, false), None);
     }
 }
 

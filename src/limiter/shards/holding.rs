@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ratelimit_core::{Limit, Micros, Parts, State};
+use ratelimit_core::{Limit, Micros, Shards, State};
 
 use crate::limiter::request::Target;
 use crate::pg::clock;
@@ -24,13 +24,13 @@ pub fn shards_of(number: i32) -> u32 {
 
 /// Returns the limit of each row where a limit has so many shards.
 pub fn part_of(limit: &Limit, shards: u32) -> Limit {
-    if shards == 1 { limit.clone() } else { limit.part(shards) }
+    if shards == 1 { limit.clone() } else { limit.shard_limit(shards) }
 }
 
 /// The contents of a key's rows.
 pub struct Holding<'a> {
     /// A part for each row.
-    pub parts: Parts<'a>,
+    pub parts: Shards<'a>,
     /// Whether the rows are one for each shard of the limit. If not, the parts are those of the present
     /// rows, or new ones where the limit can't carry over any of their states.
     pub matches_limit: bool,
@@ -53,7 +53,7 @@ pub fn holding<'a>(
     let wanted = (0..shards as usize).map(|shard| shard_number(shards, shard));
     let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
 
-    let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.state));
+    let fresh = !rows.iter().any(|(_, found)| limit.accepts(&found.state));
     let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
     let parts = if matches_limit || fresh {
         let part = part_of(limit, shards);
@@ -61,7 +61,7 @@ pub fn holding<'a>(
         let states = (0..shards)
             .map(|_| target.state(&part, rows.next().map(|(_, found)| found.state), now))
             .collect::<Result<Vec<State>>>()?;
-        Parts::new(limit, states)
+        Shards::new(limit, states)
     } else {
         // Rows of another number of shards, which only a take reshards.
         let mut parts: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
@@ -70,7 +70,7 @@ pub fn holding<'a>(
             let part = parts.entry(of).or_insert_with(|| Rc::new(part_of(limit, of)));
             Ok((part.clone(), target.state(part, Some(found.state), now)?))
         });
-        Parts::standing(limit, rows.collect::<Result<_>>()?)
+        Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
     Ok(Holding { parts, matches_limit, tuples })
 }
@@ -117,7 +117,7 @@ pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
         }
     }
     let Some(root) = root else { return Err(store.not_written()) };
-    let states = holding.parts.rearranged(shards, now);
+    let states = holding.parts.resharded(shards, now);
     if shards == 1 {
         store.update(target.row(0), root.tuple, &states[0])?;
     } else {

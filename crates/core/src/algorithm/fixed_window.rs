@@ -96,7 +96,7 @@ impl Windows {
 }
 
 impl FixedWindow {
-    pub(super) fn fresh(&self, now: Micros, phase: Micros) -> State {
+    pub(super) fn initial_state(&self, now: Micros, phase: Micros) -> State {
         let ts = match self.windows {
             Windows::Every { start: Start::FirstRequest, .. } => now,
             Windows::Every { start: Start::At(start), .. } => self.windows.begun(start, now),
@@ -108,7 +108,7 @@ impl FixedWindow {
     /// Full, not ahead of the clock, and in the phase that a new row would have.
     pub(super) fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
         let (ts, tokens) = self.refilled(state, now);
-        let in_phase = self.awaits_request(tokens) || ts == self.fresh(now, phase).ts;
+        let in_phase = self.awaits_request(tokens) || ts == self.initial_state(now, phase).ts;
         ts <= now && tokens >= self.capacity && in_phase
     }
 

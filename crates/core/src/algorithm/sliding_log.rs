@@ -14,7 +14,7 @@ pub struct SlidingLog {
 }
 
 impl SlidingLog {
-    pub(super) fn fresh(&self, now: Micros) -> State {
+    pub(super) fn initial_state(&self, now: Micros) -> State {
         State { value: 0.0, ts: now, prior: None, log: Some(Vec::new()) }
     }
 

@@ -24,7 +24,7 @@ struct Counters {
 }
 
 impl SlidingWindow {
-    pub(super) fn fresh(&self, now: Micros) -> State {
+    pub(super) fn initial_state(&self, now: Micros) -> State {
         State { value: 0.0, ts: now.floor_to(self.period), prior: Some(0.0), log: None }
     }
 

@@ -23,7 +23,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    pub(super) fn fresh(&self, now: Micros) -> State {
+    pub(super) fn initial_state(&self, now: Micros) -> State {
         State { value: self.capacity, ts: now, prior: None, log: None }
     }
 

@@ -24,7 +24,7 @@ fn limit(config: &Config, first_request: bool) -> Limit {
 /// The clock at the end of a sequence of calls, and the state that they left.
 fn left(limit: &Limit, sequence: &Sequence) -> (i64, State) {
     let mut now = sequence.begin;
-    let mut state = limit.fresh(Micros(now), Micros(sequence.begin));
+    let mut state = limit.initial_state(Micros(now), Micros(sequence.begin));
     for step in &sequence.steps {
         now += step.gap;
         let decision = decide(limit, &state, Micros(now), step.count, step.reserve);
@@ -62,7 +62,7 @@ fn as_if_there_were_none(
     for pause in &later.pauses {
         at += (pause * config.period as f64) as i64;
         let now = Micros(at);
-        let fresh = limit.fresh(now, phase);
+        let fresh = limit.initial_state(now, phase);
         prop_assert!(limit.is_idle(state, now, phase), "not for long: {state:?} at {at}");
         prop_assert_eq!(limit.level(state, now), limit.level(&fresh, now));
         for &(share, reserve) in &later.counts {

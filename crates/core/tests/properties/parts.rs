@@ -8,7 +8,7 @@
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use ratelimit_core::{Micros, Parts, State, decide};
+use ratelimit_core::{Micros, Shards, State, decide};
 
 use crate::{
     Config, Kind, Sequence, TEN_YEARS, cases, config, instant, keeps_to, sequence, within,
@@ -94,7 +94,7 @@ proptest! {
         periods in 0.0..5.0,
     ) {
         let limit = divided.config.limit();
-        let parts = Parts::new(&limit, divided.states.clone());
+        let parts = Shards::new(&limit, divided.states.clone());
         let at = Micros(divided.now + (periods * divided.config.period as f64) as i64);
         let capacity = divided.config.capacity;
         prop_assert!(parts.level(at).remaining <= capacity);
@@ -114,7 +114,7 @@ proptest! {
         periods in 0.0..5.0,
     ) {
         let limit = divided.config.limit();
-        let parts = Parts::new(&limit, divided.states.clone());
+        let parts = Shards::new(&limit, divided.states.clone());
         let row = parts.total(Micros(divided.now));
         let later = Micros(divided.now + (periods * divided.config.period as f64) as i64);
         let (parts, row) = (parts.level(later).remaining, limit.level(&row, later).remaining);
@@ -130,7 +130,7 @@ proptest! {
         let state = divided.states[0].clone();
         divided.states.fill(state.clone());
         let row = State { value: state.value * divided.states.len() as f64, ..state };
-        let parts = Parts::new(&limit, divided.states.clone());
+        let parts = Shards::new(&limit, divided.states.clone());
         for at in [0.0, periods] {
             let at = Micros(divided.now + (at * divided.config.period as f64) as i64);
             let (parts, row) = (parts.level(at), limit.level(&row, at));
@@ -142,7 +142,7 @@ proptest! {
     #[test]
     fn the_limit_is_full_when_its_last_part_is(divided in divided(Ages::Ordinary)) {
         let limit = divided.config.limit();
-        let parts = Parts::new(&limit, divided.states.clone());
+        let parts = Shards::new(&limit, divided.states.clone());
         let reset_at = parts.level(Micros(divided.now)).reset_at;
         let reset_at = reset_at.expect("within what an instant holds");
         let missing = |at| divided.config.capacity - parts.level(at).remaining;
@@ -176,13 +176,13 @@ proptest! {
         if among.is_empty() || debt > 0.0 {
             among = divided.number();
         }
-        let mut parts = Parts::new(&limit, divided.states.clone());
+        let mut parts = Shards::new(&limit, divided.states.clone());
         let room = divided.share(divided.config.capacity) * among.len() as f64;
         let debt = (debt * divided.config.rate).min(divided.config.refill(TEN_YEARS));
         let target = share * room - debt;
         let ts = divided.number().iter().map(|&n| parts.refilled(n, now).ts).max().unwrap();
         let before: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
-        parts.spread(&among, now, target, ts);
+        parts.distribute(&among, now, target, ts);
 
         let after: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
         let sum = |of: &[f64]| among.iter().map(|&n| of[n]).sum::<f64>();
@@ -221,13 +221,13 @@ proptest! {
     ) {
         let limit = divided.config.limit();
         let now = Micros(divided.now);
-        let mut parts = Parts::new(&limit, divided.states.clone());
+        let mut parts = Shards::new(&limit, divided.states.clone());
         let held = parts.level(now).remaining;
         let count = share * held.max(0.0);
         let decision = parts.decide(now, count, false);
         prop_assert_eq!(decision.ok, held >= -divided.config.tolerance());
         if let Some(after) = decision.state {
-            parts.spread(&divided.number(), now, after.value, after.ts);
+            parts.distribute(&divided.number(), now, after.value, after.ts);
             let left = parts.level(now).remaining;
             prop_assert!((held - count - left).abs() <= divided.slack(), "{held}, then {left}");
         }
@@ -256,7 +256,7 @@ proptest! {
         sooner in 0.0..1.0,
     ) {
         let limit = divided.config.limit();
-        let parts = Parts::new(&limit, divided.states.clone());
+        let parts = Shards::new(&limit, divided.states.clone());
         let rate = divided.share(divided.config.rate);
         tells_when_it_passes(&divided, &parts, rate, (share, reserve), true, sooner)?;
     }
@@ -280,8 +280,8 @@ proptest! {
         };
         let whole = own.is_none() && more == 0;
         let rows = divided.number().into_iter();
-        let rows = rows.map(|n| (Rc::new(limit.part(of(n))), divided.states[n].clone()));
-        let parts = Parts::standing(&limit, rows.collect());
+        let rows = rows.map(|n| (Rc::new(limit.shard_limit(of(n))), divided.states[n].clone()));
+        let parts = Shards::unequal(&limit, rows.collect());
         let smallest = divided.number().into_iter().map(of).max().unwrap();
         let rate = divided.config.rate / f64::from(smallest);
         let wait = tells_when_it_passes(&divided, &parts, rate, (share, reserve), whole, sooner)?;
@@ -290,7 +290,7 @@ proptest! {
         // owe more than its ten years.
         let then = Micros(divided.now).plus(wait.unwrap_or_default());
         let each = divided.number().into_iter().map(|n| {
-            limit.part(of(n)).level(&divided.states[n], then).remaining
+            limit.shard_limit(of(n)).level(&divided.states[n], then).remaining
         });
         let each = each.sum::<f64>().min(divided.config.capacity);
         let missing = (parts.level(then).remaining - each).abs();
@@ -298,7 +298,7 @@ proptest! {
         prop_assert!(close || (own.is_some() && each < 0.0), "{each} of {parts:?}");
 
         // What a take then finds in the rows that it rearranges is the same.
-        let after = Parts::new(&limit, parts.rearranged(shards, then));
+        let after = Shards::new(&limit, parts.resharded(shards, then));
         prop_assert_eq!(after.states().len(), shards as usize);
         let (before, after) = (parts.level(then).remaining, after.level(then).remaining);
         prop_assert!((before - after).abs() <= divided.slack(), "{before}, then {after}");
@@ -310,7 +310,7 @@ proptest! {
 /// parts together can hold it. Returns the wait.
 fn tells_when_it_passes(
     divided: &Divided,
-    parts: &Parts,
+    parts: &Shards,
     rate: f64,
     (share, reserve): (f64, bool),
     whole: bool,
@@ -371,7 +371,7 @@ fn meets(changing: bool) -> impl Strategy<Value = Vec<Meets>> {
 
 /// Takes as the limiter does: from a single row or from several that hold enough between them, and
 /// otherwise from all. The wait, if it was allowed.
-fn take(parts: &mut Parts, free: u64, now: Micros, count: f64, reserve: bool) -> Option<Micros> {
+fn take(parts: &mut Shards, free: u64, now: Micros, count: f64, reserve: bool) -> Option<Micros> {
     let all: Vec<usize> = (0..parts.states().len()).collect();
     let among: Vec<usize> = all.iter().copied().filter(|n| free >> n & 1 == 1).collect();
     let in_debt = all.iter().any(|&n| parts.available(n, now) < 0.0);
@@ -380,12 +380,12 @@ fn take(parts: &mut Parts, free: u64, now: Micros, count: f64, reserve: bool) ->
         _ if in_debt || held < count => {
             let decision = parts.decide(now, count, reserve);
             if let Some(after) = &decision.state {
-                parts.spread(&all, now, after.value, after.ts);
+                parts.distribute(&all, now, after.value, after.ts);
             }
             decision
         }
         [n] => {
-            let decision = decide(parts.part(), &parts.states()[n], now, count, reserve);
+            let decision = decide(parts.shard_limit(), &parts.states()[n], now, count, reserve);
             if let Some(after) = &decision.state {
                 parts.states_mut()[n] = after.clone();
             }
@@ -394,7 +394,7 @@ fn take(parts: &mut Parts, free: u64, now: Micros, count: f64, reserve: bool) ->
         _ => {
             let decision = parts.decide(now, count, reserve);
             let ts = parts.total(now).ts;
-            parts.spread(&among, now, held - count, ts);
+            parts.distribute(&among, now, held - count, ts);
             decision
         }
     };
@@ -416,15 +416,17 @@ struct Called {
 
 fn run(sequence: &Sequence, shards: usize, meets: &[Meets]) -> Vec<Called> {
     let limit = sequence.config.limit();
-    let fresh = limit.part(shards as u32).fresh(Micros(sequence.begin), Micros(sequence.begin));
-    let mut parts = Parts::new(&limit, vec![fresh; shards]);
+    let fresh = limit
+        .shard_limit(shards as u32)
+        .initial_state(Micros(sequence.begin), Micros(sequence.begin));
+    let mut parts = Shards::new(&limit, vec![fresh; shards]);
     let mut now = Micros(sequence.begin);
     let mut calls = Vec::new();
     for (step, meets) in sequence.steps.iter().zip(meets) {
         now.0 += step.gap;
         if let Some(shards) = meets.shards {
             // What is there is shared out anew.
-            parts = Parts::new(&limit, parts.rearranged(shards as u32, now));
+            parts = Shards::new(&limit, parts.resharded(shards as u32, now));
         }
         let there = parts.level(now).remaining;
         let allowed = take(&mut parts, meets.free, now, step.count, step.reserve);
@@ -515,8 +517,8 @@ proptest! {
     ) {
         let config = &sequence.config;
         let limit = config.limit();
-        let fresh = limit.part(shards as u32).fresh(Micros(sequence.begin), Micros(0));
-        let mut parts = Parts::new(&limit, vec![fresh; shards]);
+        let fresh = limit.shard_limit(shards as u32).initial_state(Micros(sequence.begin), Micros(0));
+        let mut parts = Shards::new(&limit, vec![fresh; shards]);
         let (mut now, mut forward, mut taken) = (sequence.begin, 0, 0.0);
         for ((step, meets), jump) in sequence.steps.iter().zip(meets).zip(jumps) {
             let gap = (jump * config.period as f64) as i64;

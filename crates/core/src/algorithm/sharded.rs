@@ -23,7 +23,7 @@ impl Limit {
     }
 
     /// One of `shards` equal parts of the limit; the sliding kinds have no parts.
-    pub fn part(&self, shards: u32) -> Limit {
+    pub fn shard_limit(&self, shards: u32) -> Limit {
         let share = |tokens: f64| tokens / f64::from(shards.max(1));
         let mut part = self.clone();
         match &mut part {
@@ -48,7 +48,7 @@ impl Limit {
 /// A limit and the states of the parts that it is divided into: one for a limit without shards,
 /// whose state is its own.
 #[derive(Clone, Debug)]
-pub struct Parts<'a> {
+pub struct Shards<'a> {
     limit: &'a Limit,
     part: Cow<'a, Limit>,
     states: Vec<State>,
@@ -56,32 +56,32 @@ pub struct Parts<'a> {
     standing: Vec<Rc<Limit>>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> Shards<'a> {
     /// `states` of which each belongs to an equal part of the limit; one at least.
-    pub fn new(limit: &'a Limit, states: Vec<State>) -> Parts<'a> {
+    pub fn new(limit: &'a Limit, states: Vec<State>) -> Shards<'a> {
         let part = match states.len() {
             1 => Cow::Borrowed(limit),
-            shards => Cow::Owned(limit.part(shards as u32)),
+            shards => Cow::Owned(limit.shard_limit(shards as u32)),
         };
-        Parts { limit, part, states, standing: Vec::new() }
+        Shards { limit, part, states, standing: Vec::new() }
     }
 
     /// Rows that are not those that the limit wants, as they stand: each state with the part of the
     /// limit that it belongs to, by which it refills until the rows are
-    /// [`rearranged`](Parts::rearranged).
-    pub fn standing(limit: &'a Limit, rows: Vec<(Rc<Limit>, State)>) -> Parts<'a> {
+    /// [`rearranged`](Shards::rearranged).
+    pub fn unequal(limit: &'a Limit, rows: Vec<(Rc<Limit>, State)>) -> Shards<'a> {
         let (standing, states) = rows.into_iter().unzip();
-        Parts { standing, ..Parts::new(limit, states) }
+        Shards { standing, ..Shards::new(limit, states) }
     }
 
     /// Whether the states are those of as many equal parts, and not of rows that
-    /// [stand](Parts::standing) as they were.
-    pub fn equal(&self) -> bool {
+    /// [stand](Shards::standing) as they were.
+    pub fn are_equal(&self) -> bool {
         self.standing.is_empty()
     }
 
     /// The limit of one of equal parts.
-    pub fn part(&self) -> &Limit {
+    pub fn shard_limit(&self) -> &Limit {
         &self.part
     }
 
@@ -116,7 +116,7 @@ impl<'a> Parts<'a> {
     /// The state of a limit that is not divided.
     fn undivided(&self) -> Option<&State> {
         match &self.states[..] {
-            [state] if self.equal() => Some(state),
+            [state] if self.are_equal() => Some(state),
             _ => None,
         }
     }
@@ -140,7 +140,7 @@ impl<'a> Parts<'a> {
     /// The total as a row that refills no later than any of the parts: as long as it can't let a
     /// call pass, the parts can't. Theirs count from different times where the clock stepped back,
     /// or where windows were the parts of a token bucket.
-    pub fn soonest(&self, now: Micros) -> State {
+    pub fn upper_bound(&self, now: Micros) -> State {
         let total = self.total(now);
         if self.undivided().is_some() {
             return total;
@@ -155,8 +155,8 @@ impl<'a> Parts<'a> {
     }
 
     /// What the parts hold at `now`, shared out anew over so many equal ones.
-    pub fn rearranged(&self, shards: u32, now: Micros) -> Vec<State> {
-        if self.equal() && self.states.len() == shards as usize {
+    pub fn resharded(&self, shards: u32, now: Micros) -> Vec<State> {
+        if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
         }
         let mut total = self.total(now);
@@ -192,7 +192,7 @@ impl<'a> Parts<'a> {
             let then = now.plus(wait);
             decide(self.limit, &self.total(then), then, count, reserve).ok
         };
-        let soonest = decide(self.limit, &self.soonest(now), now, count, reserve);
+        let soonest = decide(self.limit, &self.upper_bound(now), now, count, reserve);
         let least = if soonest.ok { Some(Micros(0)) } else { soonest.retry_after };
         let retry_after = least.and_then(|least| first_pass(least, passes));
         Decision { retry_after, level: self.level(now), ..decision }
@@ -200,9 +200,9 @@ impl<'a> Parts<'a> {
 
     /// Changes those of equal parts that are `among` so that together they hold `target` tokens: takes
     /// from the richest first and gives to the poorest first; a debt is shared equally, so that it is
-    /// paid back as fast as by the whole limit, and before any part gets more. Parts that need no
+    /// paid back as fast as by the whole limit, and before any part gets more. Shards that need no
     /// change keep their state. `ts` is what their tokens count from.
-    pub fn spread(&mut self, among: &[usize], now: Micros, target: f64, ts: Micros) {
+    pub fn distribute(&mut self, among: &[usize], now: Micros, target: f64, ts: Micros) {
         let held: Vec<f64> = among.iter().map(|&n| self.available(n, now)).collect();
         let sum: f64 = held.iter().sum();
         let mut values = held.clone();
