@@ -1,5 +1,5 @@
-//! What is done with limits: calls of one limit and of several, definitions, and what looks after all
-//! rows. A call's whole life is [`single::limit`].
+//! The use cases: calls of one limit and of several, definitions, pruning and status. A call's whole
+//! life is [`single::limit`].
 
 pub mod definitions;
 mod keys;

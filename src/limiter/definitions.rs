@@ -1,8 +1,8 @@
-//! Named limits: `rl_config`, and this backend's memory of it.
+//! Named limits: `rl_config`, and this backend's cache of it.
 //!
-//! Parsing a config costs more than the limiter itself, so definitions and inline configs are
-//! remembered. A trigger on `rl_config` invalidates the relation, which empties the memory of
-//! every backend when the change commits, and of this one at its next command or at a rollback.
+//! Parsing a config costs more than the limiter itself, so definitions and inline configs are cached.
+//! A trigger on `rl_config` invalidates the relation, which clears the cache of every backend when the
+//! change commits, and that of this one at its next command or at a rollback.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -20,14 +20,13 @@ use crate::pg::values::{Jsonb, text_datum, utf8};
 
 use lru::LruCache;
 
-/// How many names, keys and inline configs are remembered, of each: those that were used last. To
-/// read a definition takes two statements and to parse a config some microseconds, which is several
-/// times what a call costs; an entry has some 200 bytes.
-const REMEMBERED: usize = 10_000;
-/// The largest inline config that is remembered, in bytes; a sensible one has some 200.
-const REMEMBERED_BYTES: usize = 2_000;
+/// The entries of each cache. Reading a definition takes two statements and parsing a config some
+/// microseconds, several times the cost of a call; an entry has some 200 bytes.
+const CACHE_ENTRIES: usize = 10_000;
+/// The largest cached inline config, in bytes; a sensible one has some 200.
+const CACHED_CONFIG_BYTES: usize = 2_000;
 
-/// What rl_config says of a name.
+/// The rows of a name in rl_config.
 struct Definition {
     /// For every key without a row of its own.
     default: Option<Rc<Limit>>,
@@ -35,16 +34,16 @@ struct Definition {
     has_keys: bool,
 }
 
-/// What was used last, by the bytes that it was asked for with.
-struct Remembered<V>(LruCache<Box<[u8]>, V>);
+/// An LRU cache by bytes.
+struct Cache<V>(LruCache<Box<[u8]>, V>);
 
-impl<V> Remembered<V> {
-    fn new() -> RefCell<Remembered<V>> {
-        RefCell::new(Remembered(LruCache::unbounded())) // one with a bound takes its room at once
+impl<V> Cache<V> {
+    fn new() -> RefCell<Cache<V>> {
+        RefCell::new(Cache(LruCache::unbounded())) // a bounded one allocates all its room at once
     }
 
     fn put(&mut self, key: &[u8], value: V) {
-        if self.0.len() >= REMEMBERED {
+        if self.0.len() >= CACHE_ENTRIES {
             self.0.pop_lru();
         }
         self.0.put(key.into(), value);
@@ -52,25 +51,26 @@ impl<V> Remembered<V> {
 }
 
 thread_local! {
-    static NAMES: RefCell<Remembered<Definition>> = Remembered::new();
-    /// Of names that have keys with rows of their own; see [`with_name`]. `None`: not this one.
-    static KEYS: RefCell<Remembered<Option<Rc<Limit>>>> = Remembered::new();
-    /// The definition changes that NAMES and KEYS have seen.
+    static NAMES: RefCell<Cache<Definition>> = Cache::new();
+    /// Of names that have keys with rows of their own, by [`name_and_key`]; `None`: this key has none.
+    static KEYS: RefCell<Cache<Option<Rc<Limit>>>> = Cache::new();
+    /// The [`invalidation::definition_changes`] at which NAMES and KEYS were valid.
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// By the binary form of the config.
-    static INLINE: RefCell<Remembered<Rc<Limit>>> = Remembered::new();
+    static INLINE: RefCell<Cache<Rc<Limit>>> = Cache::new();
 }
 
-/// A name and a key as one: no text of Postgres has a zero byte.
-fn with_name(name: &[u8], key: &[u8]) -> Vec<u8> {
+/// Joins a name and a key by a zero byte, which no text of Postgres has.
+fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
     [name, &[0], key].concat()
 }
 
-/// The limit of a call: the config it brought, or the definition of (name, key), or of the name.
+/// Resolves the limit of a call: its config, or else the definition of (name, key), or else that of the
+/// name.
 ///
 /// # Errors
-/// 42704: neither; 42501: a config for a defined name without the right to define; 22023: a bad
-/// config.
+/// 42704: neither config nor definition; 42501: a config for a defined name without the right to
+/// define; 22023: an invalid config.
 pub fn resolve(
     catalog: &Catalog,
     name: &[u8],
@@ -88,24 +88,27 @@ pub fn resolve(
     }
 }
 
-/// A config as a limit; remembered by its binary form.
+/// Parses a config; cached by its binary form.
+///
+/// # Errors
+/// 22023: an invalid config.
 pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
     if let Some(limit) = INLINE.with_borrow_mut(|known| known.0.get(config.bytes).cloned()) {
         return Ok(limit);
     }
     let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
     let limit = Rc::new(config::parse(&json)?);
-    if config.bytes.len() > REMEMBERED_BYTES {
+    if config.bytes.len() > CACHED_CONFIG_BYTES {
         return Ok(limit);
     }
     INLINE.with_borrow_mut(|known| known.put(config.bytes, limit.clone()));
     Ok(limit)
 }
 
-/// The definition of (name, key), or of the name; `None` where there is none.
+/// Looks up the definition of (name, key), or else that of the name; `None` where there is none.
 ///
 /// # Errors
-/// 22023: a bad config.
+/// 22023: an invalid stored config.
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit>>> {
     let changes = invalidation::definition_changes();
     if SEEN.get() != changes {
@@ -119,7 +122,7 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<L
             return Some(definition.default.clone());
         }
         KEYS.with_borrow_mut(|keys| {
-            let own = keys.0.get(&with_name(name, key)[..])?;
+            let own = keys.0.get(&name_and_key(name, key)[..])?;
             Some(own.clone().or_else(|| definition.default.clone()))
         })
     });
@@ -129,6 +132,10 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<L
     }
 }
 
+/// Reads a definition from rl_config, and caches it as of `changes`.
+///
+/// # Errors
+/// 22023: an invalid stored config.
 fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Option<Rc<Limit>>> {
     const ROWS: Statement = Statement {
         sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM @schema@.rl_config \
@@ -152,7 +159,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
             for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
                 let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
                 let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
-                // The text lives no longer than the connection.
+                // Copied, since the text lives as long as the connection only.
                 let config =
                     config.map(|json| json.map(Cow::into_owned).map_err(ConfigError::too_long));
                 *(if for_all { &mut default } else { &mut own }) = config;
@@ -168,20 +175,20 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
     let own = parse(own)?;
     let default = parse(default)?;
     let limit = own.clone().or_else(|| default.clone());
-    // What was announced while the rows were read may not be in them.
+    // The rows may lack a change that was announced while they were read.
     if invalidation::definition_changes() == changes {
         NAMES.with_borrow_mut(|names| names.put(name, Definition { default, has_keys }));
         if has_keys {
-            KEYS.with_borrow_mut(|keys| keys.put(&with_name(name, key), own));
+            KEYS.with_borrow_mut(|keys| keys.put(&name_and_key(name, key), own));
         }
     }
     Ok(limit)
 }
 
-/// Creates or replaces a definition; false if the same stood there already.
+/// Creates or replaces a definition; false if it is unchanged.
 ///
 /// # Errors
-/// 22023 for a bad config; 25006 in a read-only transaction.
+/// 22023: an invalid config; 55000: the row could not be written.
 pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<bool> {
     const SAME: Statement = Statement {
         sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -207,7 +214,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         if spi.execute(&PUT, &row)? > 0 {
             return Ok(true);
         }
-        // Another session has just put the same there; or something swallowed the row.
+        // Another session has just inserted the same; or a trigger or rule swallowed the row.
         if spi.execute(&SAME, &row)? > 0 { Ok(false) } else { Err(spi.not_written()) }
     })
 }
@@ -215,10 +222,10 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 /// Drops a definition; false if there was none.
 ///
 /// # Errors
-/// 25006 in a read-only transaction.
+/// 55000: the row could not be deleted.
 pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
-    // Locked first: what another session defines meanwhile would else be taken for a row that
-    // something keeps from being deleted.
+    // Locked first: a concurrent definition would else be mistaken for a row that a trigger keeps
+    // from being deleted.
     const LOCK: Statement = Statement {
         sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
@@ -247,15 +254,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_last_is_remembered() {
-        let memory = Remembered::new();
-        let mut memory = memory.borrow_mut();
+    fn a_full_cache_evicts_the_least_recently_used_entry() {
+        let cache = Cache::new();
+        let mut cache = cache.borrow_mut();
         let name = |n: usize| n.to_string().into_bytes();
-        (0..REMEMBERED).for_each(|n| memory.put(&name(n), n));
-        assert_eq!(memory.0.get(&name(0)[..]), Some(&0));
-        memory.put(b"one more", 0);
-        assert_eq!(memory.0.len(), REMEMBERED);
-        assert_eq!(memory.0.get(&name(0)[..]), Some(&0), "used since");
-        assert_eq!(memory.0.get(&name(1)[..]), None, "used longest ago");
+        (0..CACHE_ENTRIES).for_each(|n| cache.put(&name(n), n));
+        assert_eq!(cache.0.get(&name(0)[..]), Some(&0));
+        cache.put(b"one more", 0);
+        assert_eq!(cache.0.len(), CACHE_ENTRIES);
+        assert_eq!(cache.0.get(&name(0)[..]), Some(&0), "used since");
+        assert_eq!(cache.0.get(&name(1)[..]), None, "used longest ago");
     }
 }

@@ -1,4 +1,4 @@
-//! All keys, one after the other, a page of rows at a time.
+//! An iteration over all keys, by pages of rows.
 
 use std::ops::ControlFlow;
 
@@ -7,24 +7,30 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::memory_context::Scratch;
 use crate::store::{KeyedRow, ShardRow, Store};
 
-/// How many rows are read at once: not too many, since one with a log is large, unless a key has as
-/// many, and then more than one key can have.
+/// The rows of a page: few, since one with a log is large.
 const PAGE: usize = 128;
+/// The rows of a page where a key fills [`PAGE`]: more than a key can have.
 const LARGE_PAGE: usize = 2048;
 
 /// A key and its rows.
 pub struct Key {
+    /// The limit's name, in the server's encoding.
     pub name: Vec<u8>,
+    /// The key, likewise.
     pub key: Vec<u8>,
+    /// All its rows, in ascending order of their shard numbers.
     pub rows: Vec<ShardRow>,
 }
 
-/// Hands over each key after this one, in order, until told to stop; those of one name where
-/// `within` it. Each page is read under the latest state, and has all rows of its keys.
+/// Visits each key after (name, key), in order, until `visit` breaks; with `same_name`, those of that
+/// name only. Each page is read under the latest state, and has all rows of its keys.
+///
+/// # Errors
+/// Those of the store and of `visit`.
 pub fn each_key(
     store: &dyn Store,
     (name, key): (&[u8], &[u8]),
-    within: bool,
+    same_name: bool,
     mut visit: impl FnMut(Key) -> Result<ControlFlow<()>>,
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
@@ -33,7 +39,7 @@ pub fn each_key(
     loop {
         check_for_interrupts();
         let outcome = scratch.run(|| -> Result<Option<ControlFlow<()>>> {
-            let rows = store.read_after((&after.0, &after.1), within, page as i64)?;
+            let rows = store.read_after((&after.0, &after.1), same_name, page as i64)?;
             let more = rows.len() == page;
             let mut keys = by_key(rows);
             if more {
@@ -56,6 +62,7 @@ pub fn each_key(
     }
 }
 
+/// Groups rows, which are in order, by key.
 fn by_key(rows: Vec<KeyedRow>) -> Vec<Key> {
     let mut keys: Vec<Key> = Vec::new();
     for KeyedRow { name, key, row } in rows {

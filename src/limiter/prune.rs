@@ -1,8 +1,8 @@
-//! `rl_prune`: deletes rows that say no more than no row would.
+//! `rl_prune`: deletes idle rows, those without which every call would be answered the same.
 //!
-//! A batch goes on where the last one of the session ended, and a session's first begins anywhere,
-//! so that none has to pass the rows again that are always in use. Rows that another transaction
-//! has locked are passed over; what is locked is looked at again.
+//! A batch continues where the session's last one ended, and a session's first begins at a random key,
+//! so that busy rows are not scanned again by every batch. Locked rows are skipped; a row is checked
+//! again once it is locked here.
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
@@ -19,27 +19,30 @@ use crate::pg::error::{Error, Result};
 use crate::pg::subtransaction::attempt;
 use crate::store::{self, RowId, ShardRow, Store, is_marker, is_reset};
 
-/// Where a batch ended: the last (name, key) that it looked at.
-struct Last {
+/// The end of a batch: the last (name, key) that it scanned.
+struct Position {
     table: pg_sys::Oid,
     name: Vec<u8>,
     key: Vec<u8>,
 }
 
 thread_local! {
-    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+    static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
 }
 
-/// Deletes at most about so many rows, all rows of a key together, and returns how many it deleted.
-/// None means that it looked at every row that is not locked. Rows of names without a definition
-/// go when they were not counted for `undefined_idle`.
+/// Deletes idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows
+/// beyond; returns their number. 0 means that no unlocked row is idle. Rows of undefined names are
+/// deleted when their last call is longer than `undefined_idle` ago.
+///
+/// # Errors
+/// Those of the catalog and of the store.
 pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros>) -> Result<i64> {
-    // Out here, since it begins again where the table has changed.
+    // Outside, since the work begins again where the table has changed.
     let mut deleted = 0;
     catalog::with(function, TableLock::Write, |catalog| {
         store::with_store(catalog, TableLock::Write, |store| {
             let table = catalog.rate_limits.oid;
-            let start = match LAST.take().filter(|last| last.table == table) {
+            let start = match POSITION.take().filter(|last| last.table == table) {
                 Some(last) => (last.name, last.key),
                 None => store.random_key()?.unwrap_or_default(),
             };
@@ -54,20 +57,24 @@ pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros
                 })
             };
             if each_key(store, (&start.0, &start.1), false, &mut visit)?.is_continue() {
-                // And once round, up to where it began.
+                // Wraps around, up to the start.
                 let _ = each_key(store, (b"", b""), false, |key| {
                     let past = (&key.name, &key.key) > (&start.0, &start.1);
                     if past { Ok(ControlFlow::Break(())) } else { visit(key) }
                 })?;
             }
             let (name, key) = reached;
-            LAST.set(Some(Last { table, name, key }));
+            POSITION.set(Some(Position { table, name, key }));
             Ok(deleted)
         })
     })
 }
 
-/// Deletes the rows of a key if they are idle, all of them can be locked, and they are idle then.
+/// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle
+/// then; returns their number.
+///
+/// # Errors
+/// Those of the store.
 fn prune_key(
     store: &dyn Store,
     catalog: &Catalog,
@@ -76,18 +83,18 @@ fn prune_key(
 ) -> Result<i64> {
     let Key { name, key, rows } = found;
     let limit = match definitions::defined(catalog, name, key) {
-        Err(Error::StoredConfig { .. }) => return Ok(0), // nobody can tell
+        Err(Error::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
         limit => limit?,
     };
     let idle = |rows: &[ShardRow]| match &limit {
         Some(limit) => is_idle(&Target { name, key, limit: limit.clone() }, rows),
-        None => is_old(rows, undefined_idle),
+        None => is_expired(rows, undefined_idle),
     };
     if !idle(rows) {
         return Ok(0);
     }
-    // In one step where that can be: each subtransaction uses up a transaction id, and with more than
-    // 64 of them in one transaction all others read more slowly.
+    // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
+    // them in one transaction slow down all other snapshots.
     if let [(_, seen)] = &rows[..]
         && store.remove(seen)?
     {
@@ -112,7 +119,7 @@ fn prune_key(
     Ok(deleted.unwrap_or(0))
 }
 
-/// Whether the rows of a key say the same as none would.
+/// Whether the rows of a key are idle: every call would be answered the same without them.
 fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
     let now = clock::now();
     let mut part: Option<(u32, Limit)> = None;
@@ -122,15 +129,15 @@ fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
             Some(same) => part.insert(same),
             None => part.insert((of, shards::part_of(&target.limit, of))),
         };
-        // A row that no call can have written is kept for somebody to look at.
+        // An invalid row is kept for inspection.
         target
             .state(limit, Some(found.state.clone()), now)
             .is_ok_and(|state| limit.is_idle(&state, now, target.phase()))
     })
 }
 
-/// Whether the rows of a name that nobody defined are marked as reset, or old enough.
-fn is_old(rows: &[ShardRow], undefined_idle: Option<Micros>) -> bool {
+/// Whether the rows of an undefined name are reset, or unused for longer than `undefined_idle`.
+fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>) -> bool {
     let now = clock::now();
     rows.iter().all(|(_, found)| {
         is_reset(&found.state)

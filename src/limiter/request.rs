@@ -1,4 +1,4 @@
-//! A call: what it asks for, of which limit, what it does to the tokens, and what it is answered.
+//! A call: its request, the change that it makes, its target and its answer.
 
 use std::rc::Rc;
 
@@ -13,42 +13,58 @@ use crate::pg::error::{Error, Result};
 use crate::pg::values::{Jsonb, utf8};
 use crate::store::{RowId, is_reset};
 
-/// What a call asks for.
+/// The arguments of a call.
 pub struct Request<'a> {
+    /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
+    /// The key, likewise.
     pub key: &'a [u8],
     /// Tokens.
     pub count: f64,
+    /// Whether a take may go into debt, to be waited for.
     pub reserve: bool,
+    /// The config to use instead of the definition.
     pub config: Option<Jsonb<'a>>,
 }
 
-/// What a call is answered.
+/// The answer of a call.
 pub struct Answer {
+    /// Whether the call is allowed.
     pub ok: bool,
     /// From `now`; see [`Decision::retry_after`].
     pub retry_after: Option<Micros>,
-    /// After the call; for a check, as it stands.
+    /// After the call; before it, for a check.
     pub level: Level,
+    /// Tokens; see [`Limit::capacity`].
     pub capacity: f64,
-    /// The instant that the decision was made for.
+    /// The instant of the decision.
     pub now: Micros,
 }
 
-/// What a call does to the tokens.
+/// The change that a call makes.
 #[derive(Clone, Copy)]
 pub enum Change {
-    /// See [`algorithm::decide`].
-    Take { count: f64, reserve: bool },
-    /// See [`algorithm::credit`].
-    Credit { count: f64, taken_at: Option<Micros> },
+    /// Takes tokens; see [`algorithm::decide`].
+    Take {
+        /// Tokens.
+        count: f64,
+        /// As in [`Request`].
+        reserve: bool,
+    },
+    /// Gives tokens back; see [`algorithm::credit`].
+    Credit {
+        /// Tokens; negative: takes them unconditionally.
+        count: f64,
+        /// The instant of the take that is undone.
+        taken_at: Option<Micros>,
+    },
 }
 
 impl Change {
-    /// The outcome for a state.
+    /// Decides the change of a state.
     ///
     /// # Errors
-    /// [`Error::NotForKind`]: a sliding kind has nothing to give back to.
+    /// [`Error::NotForKind`] (0A000): a credit to a sliding kind.
     pub fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
         match self {
             Change::Take { count, reserve } => Ok(decide(limit, state, now, count, reserve)),
@@ -59,7 +75,7 @@ impl Change {
         }
     }
 
-    /// The outcome for a limit in parts; the state is that of their total.
+    /// Decides the change of a limit in parts; the state is that of their total.
     ///
     /// # Errors
     /// As [`apply`](Change::apply).
@@ -71,15 +87,18 @@ impl Change {
     }
 }
 
-/// A limit of somebody: what the rows of a key mean.
+/// The key that a call is for, and its limit.
 pub struct Target<'a> {
+    /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
+    /// The key, likewise.
     pub key: &'a [u8],
+    /// The config of the call, or the definition.
     pub limit: Rc<Limit>,
 }
 
 impl<'a> Request<'a> {
-    /// The error that a denial becomes with `throws`, and in a trigger.
+    /// Returns the error for a denial, with `throws` and in a trigger (PT429).
     pub fn denied(&self, answer: &Answer) -> Error {
         Error::RateLimited {
             name: utf8(self.name).into_owned(),
@@ -88,6 +107,10 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// Resolves the limit of the request.
+    ///
+    /// # Errors
+    /// As [`definitions::resolve`].
     pub fn resolve(&self, catalog: &Catalog) -> Result<Target<'a>> {
         let limit = definitions::resolve(catalog, self.name, self.key, self.config)?;
         Ok(Target { name: self.name, key: self.key, limit })
@@ -95,20 +118,20 @@ impl<'a> Request<'a> {
 }
 
 impl Target<'_> {
-    /// One of its rows.
-    pub fn row(&self, shard: i32) -> RowId<'_> {
-        RowId { name: self.name, key: self.key, shard }
+    /// Returns the primary key of a row by its shard number.
+    pub fn row(&self, shard_number: i32) -> RowId<'_> {
+        RowId { name: self.name, key: self.key, shard: shard_number }
     }
 
-    /// What a row means at `now`, which is read after it. `limit` is the whole limit, or a part of
-    /// it where the row is one.
+    /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
+    /// its part for a shard.
     ///
     /// # Errors
-    /// [`Error::BadState`]: a value that no call can have written.
+    /// [`Error::BadState`] (55000): a value that no call writes.
     pub fn state(&self, limit: &Limit, row: Option<State>, now: Micros) -> Result<State> {
         match row {
-            // Reset, or of a kind that has nothing to carry over: as if it weren't there.
-            Some(row) if !is_reset(&row) && limit.carries(&row) => match unwritten(&row) {
+            // A row that was reset, or of a kind with nothing to carry over, counts as none.
+            Some(row) if !is_reset(&row) && limit.carries(&row) => match invalid_column(&row) {
                 Some((column, value)) => {
                     Err(Error::BadState { name: utf8(self.name).into_owned(), column, value })
                 }
@@ -118,12 +141,12 @@ impl Target<'_> {
         }
     }
 
-    /// See [`ratelimit_core::phase`].
+    /// Returns where the key's windows begin; see [`ratelimit_core::phase`].
     pub fn phase(&self) -> Micros {
         ratelimit_core::phase(utf8(self.name).as_bytes(), utf8(self.key).as_bytes())
     }
 
-    /// The answer of a call that was decided at `now`.
+    /// Returns the answer of a call decided at `now`.
     pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
         Answer {
             ok: decision.ok,
@@ -135,7 +158,10 @@ impl Target<'_> {
     }
 }
 
-/// Refuses a count that no limit, or not this kind of limit, can take (22023).
+/// Checks the count of a take for a limit.
+///
+/// # Errors
+/// 22023: no number from 0 to 1e15; for a sliding log, no whole number.
 pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
     valid_count(count)?;
     if limit.whole_counts() && count.fract() != 0.0 {
@@ -144,8 +170,8 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
     Ok(())
 }
 
-/// A column of a row that no call can have written, and what is in it, for a time an infinity.
-fn unwritten(row: &State) -> Option<(&'static str, f64)> {
+/// Returns the first column with a value that no call writes, and that value, for a time ±infinity.
+fn invalid_column(row: &State) -> Option<(&'static str, f64)> {
     let infinite = |at: Option<&Micros>| {
         at.filter(|at| INFINITE.contains(at)).map(|at| f64::INFINITY.copysign(at.0 as f64))
     };
@@ -162,7 +188,10 @@ fn unwritten(row: &State) -> Option<(&'static str, f64)> {
     })
 }
 
-/// Refuses a count that no limit can take (22023).
+/// Checks the count of a take, in tokens.
+///
+/// # Errors
+/// 22023: no number from 0 to 1e15.
 pub fn valid_count(count: f64) -> Result<f64> {
     if (0.0..=MAX_TOKENS).contains(&count) {
         return Ok(count);
@@ -170,6 +199,7 @@ pub fn valid_count(count: f64) -> Result<f64> {
     Err(bad_count(count, "a number from 0 to 1e15"))
 }
 
+/// Returns the error for a count that is not allowed (22023).
 pub fn bad_count(count: f64, allowed: &str) -> Error {
     Error::InvalidArgument { argument: "count", value: float_text(count), allowed: allowed.into() }
 }

@@ -1,9 +1,9 @@
 //! Several limits in one call, all or nothing.
 //!
-//! First a look that locks nothing: if a limit refuses, that is the answer. Otherwise the rows are
-//! locked in one order, by name, key and shard, whatever order was asked, so that two such calls
-//! never deadlock; then all is decided again, at one instant. If now one refuses, the locks are
-//! given back.
+//! First a read without locks: if a limit refuses, that is the answer. Otherwise the rows are locked
+//! in the order of name, key and shard, whatever the order of the requests, so that two such calls
+//! never deadlock; then all limits are decided again, at one instant. If one refuses now, the locks
+//! are released.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +13,24 @@ use ratelimit_core::{Decision, Micros, Parts, State, decide};
 
 use crate::limiter::definitions;
 use crate::limiter::request::{Answer, Request, Target, check_count};
-use crate::limiter::shards::{self, Locked};
+use crate::limiter::shards::{self, Locked, LockedShard};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
-use crate::store::{self, Store, TRIES, TupleId};
+use crate::store::{self, Store, TRIES};
 
-/// What one of the requests is answered.
+/// The outcome of one request.
 pub struct Outcome {
-    /// Whether this limit alone would allow it, after the requests before it for the same limit.
+    /// Whether this limit alone would allow it, after the earlier requests for the same limit.
     pub allows: bool,
-    /// Its `ok` is that of the whole call.
+    /// The answer; its `ok` is that of the whole call.
     pub answer: Answer,
 }
 
 impl Outcome {
-    fn at_once(mut self) -> Outcome {
+    fn retry_at_once(mut self) -> Outcome {
         self.answer.retry_after = Some(Micros(0));
         self
     }
@@ -39,24 +39,25 @@ impl Outcome {
 /// The requests for one (name, key).
 struct Group<'a> {
     target: Target<'a>,
-    /// Whether one of them goes by the definition.
+    /// Whether one of them has no config, and so uses the definition.
     defined: bool,
-    /// Their numbers, count and reserve, in the order given.
+    /// The requests' index, count and reserve, in the given order.
     takes: Vec<(usize, f64, bool)>,
 }
 
-/// What a group's limit answers at an instant.
+/// The decisions for a group at an instant.
 struct Verdict<'a> {
     parts: Parts<'a>,
+    /// In the order of the group's takes.
     decisions: Vec<Decision>,
-    /// The state of the total before, and after all that passed; `None`: nothing changes.
+    /// The state of the total before and after the takes that pass; `None`: unchanged.
     change: Option<(State, State)>,
 }
 
 /// Takes tokens from all the limits, or from none.
 ///
 /// # Errors
-/// Those of a single call, each naming its request.
+/// Those of [`single::limit`](crate::limiter::single::limit), each with the number of its request.
 pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
     catalog::with(function, TableLock::Write, |catalog| {
         let groups = group(catalog, requests)?;
@@ -64,51 +65,57 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
     })
 }
 
+/// Takes tokens for all groups, or for none.
+///
+/// # Errors
+/// Those of the store; [`Error::NotWritten`] (55000) when rows keep vanishing.
 fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
     for tried in 0..TRIES {
         check_for_interrupts();
-        let (now, looked) = look(store, groups)?;
-        let ok = looked.iter().all(Verdict::allows);
-        if !ok || looked.iter().all(|verdict| verdict.change.is_none()) {
-            return Ok(outcomes(groups, &looked, now, ok));
+        let (now, peeked) = peek(store, groups)?;
+        let ok = peeked.iter().all(Verdict::allows);
+        if !ok || peeked.iter().all(|verdict| verdict.change.is_none()) {
+            return Ok(outcomes(groups, &peeked, now, ok));
         }
         let mut refused = None;
-        let refusal = outcomes(groups, &looked, now, false);
+        let refusal = outcomes(groups, &peeked, now, false);
         let taken = attempt(|| {
-            // At first of a limit with shards one row, then whatever it takes.
-            let Some(locked) = lock(store, groups, looked, tried == 0)? else {
+            // One row of each limit with shards on the first try, then as many as needed.
+            let Some(locked) = lock(store, groups, peeked, tried == 0)? else {
                 return Ok(None);
             };
             let now = clock::now();
             let mut verdicts = Vec::new();
-            let mut enough = true;
+            let mut sufficient = true;
             for (group, rows) in groups.iter().zip(&locked) {
                 check_for_interrupts();
                 let verdict = group.decide(rows.parts.clone(), now);
-                enough &= verdict.fits(&rows.among, now);
+                sufficient &= verdict.fits(&rows.shards, now);
                 verdicts.push(verdict);
             }
             if !verdicts.iter().all(Verdict::allows) {
-                // Seen from some rows of a limit only, it may yet have enough.
+                // A limit of which only some rows are locked may have enough in the others.
                 let whole = |rows: &Locked| {
-                    rows.among.is_empty() || rows.among.len() == rows.parts.states().len()
+                    rows.shards.is_empty() || rows.shards.len() == rows.parts.states().len()
                 };
                 if locked.iter().all(whole) {
                     refused = Some(outcomes(groups, &verdicts, now, false));
                 }
                 return Ok(None);
             }
-            if !enough {
+            if !sufficient {
                 return Ok(None);
             }
             for ((group, verdict), rows) in groups.iter().zip(&mut verdicts).zip(&locked) {
-                verdict.write(store, &group.target, &rows.among, now)?;
+                verdict.write(store, &group.target, &rows.shards, now)?;
             }
             Ok(Some(outcomes(groups, &verdicts, now, true)))
         });
         let taken = match taken {
-            // It may be tried again at once.
-            Err(Error::Busy) => return Ok(refusal.into_iter().map(Outcome::at_once).collect()),
+            // Locked rows: retry at once.
+            Err(Error::Busy) => {
+                return Ok(refusal.into_iter().map(Outcome::retry_at_once).collect());
+            }
             taken => taken?,
         };
         if let Some(outcomes) = taken.or(refused) {
@@ -118,7 +125,7 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
     Err(store.not_written())
 }
 
-/// Tells what [`limit`] would answer, consuming, locking and writing nothing.
+/// Answers as [`limit`] would, without locking or writing anything.
 ///
 /// # Errors
 /// As [`limit`].
@@ -126,14 +133,18 @@ pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
     catalog::with(function, TableLock::Read, |catalog| {
         let groups = group(catalog, requests)?;
         store::with_store(catalog, TableLock::Read, |store| {
-            let (now, looked) = look(store, &groups)?;
-            let ok = looked.iter().all(Verdict::allows);
-            Ok(outcomes(&groups, &looked, now, ok))
+            let (now, peeked) = peek(store, &groups)?;
+            let ok = peeked.iter().all(Verdict::allows);
+            Ok(outcomes(&groups, &peeked, now, ok))
         })
     })
 }
 
-/// The requests by (name, key), in the order in which rows are locked.
+/// Groups the requests by (name, key), in the order in which rows are locked.
+///
+/// # Errors
+/// [`Error::InRequest`]: as [`definitions::resolve`] or [`check_count`]; 22023 also for two configs of
+/// one limit.
 fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>>> {
     let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
     for (n, request) in requests.iter().enumerate() {
@@ -141,7 +152,7 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
         let defined = request.config.is_none();
         let earlier = groups.get_mut(&(request.name, request.key));
         let limit = match &earlier {
-            // Looked up again, it may have changed since.
+            // Not resolved again, since the definition may have changed meanwhile.
             Some(group) if defined && group.defined => group.target.limit.clone(),
             _ => definitions::resolve(catalog, request.name, request.key, request.config)
                 .map_err(in_request)?,
@@ -170,13 +181,16 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
     Ok(groups.into_values().collect())
 }
 
-/// What every limit would answer now, under the latest state; locks nothing.
-fn look<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
+/// Decides every group under the latest state, without locks.
+///
+/// # Errors
+/// Those of the store.
+fn peek<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
     let parts = groups
         .iter()
         .map(|group| {
             check_for_interrupts();
-            Ok(shards::look(store, &group.target)?.1.parts)
+            Ok(shards::peek(store, &group.target)?.1.parts)
         })
         .collect::<Result<Vec<Parts>>>()?;
     let now = clock::now();
@@ -187,22 +201,26 @@ fn look<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdi
     Ok((now, groups.iter().zip(parts).map(decide).collect()))
 }
 
-/// Locks what is to be changed, limit by limit; nothing if it must be looked at again.
+/// Locks the rows to be changed, limit by limit; of a limit with shards only one where `single_row`.
+/// `None` if they must be read again.
+///
+/// # Errors
+/// Those of the store; [`Error::Busy`].
 fn lock<'a>(
     store: &dyn Store,
     groups: &'a [Group],
-    looked: Vec<Verdict<'a>>,
-    sparing: bool,
+    peeked: Vec<Verdict<'a>>,
+    single_row: bool,
 ) -> Result<Option<Vec<Locked<'a>>>> {
     let mut locked = Vec::new();
-    for (group, verdict) in groups.iter().zip(looked) {
+    for (group, verdict) in groups.iter().zip(peeked) {
         check_for_interrupts();
         let Some((before, after)) = &verdict.change else {
-            locked.push(Locked { parts: verdict.parts, among: Vec::new() });
+            locked.push(Locked { parts: verdict.parts, shards: Vec::new() });
             continue;
         };
         let amount = after.value - before.value;
-        match shards::lock(store, &group.target, verdict.parts, amount, sparing)? {
+        match shards::lock(store, &group.target, verdict.parts, amount, single_row)? {
             Some(rows) => locked.push(rows),
             None => return Ok(None),
         }
@@ -211,11 +229,10 @@ fn lock<'a>(
 }
 
 impl Group<'_> {
-    /// What the limit, as its parts stand, answers at `now`.
+    /// Decides the takes at `now`.
     fn decide<'a>(&'a self, parts: Parts<'a>, now: Micros) -> Verdict<'a> {
         let (mut decisions, change) = self.run(parts.total(now), now);
-        // When all of this limit's requests can pass, one after the other: never, if they couldn't
-        // on a new one.
+        // Takes that exceed even a full limit together never pass.
         let ever = self.takes.len() == 1 || {
             let fresh = self.target.limit.fresh(now, self.target.phase());
             self.run(fresh, now).0.iter().all(|decision| decision.ok)
@@ -239,6 +256,8 @@ impl Group<'_> {
         Verdict { parts, decisions, change }
     }
 
+    /// Decides the takes one after the other, each on the state that those before it left. Returns the
+    /// decisions and the states before and after; `None` if unchanged.
     fn run(&self, before: State, now: Micros) -> (Vec<Decision>, Option<(State, State)>) {
         let limit = &self.target.limit;
         let (mut after, mut changed) = (before.clone(), false);
@@ -260,41 +279,44 @@ impl Verdict<'_> {
         self.decisions.iter().all(|decision| decision.ok)
     }
 
-    /// Whether the rows of `among` bear the change without the others.
-    fn fits(&self, among: &[(usize, TupleId)], now: Micros) -> bool {
+    /// Whether the locked rows suffice for the change.
+    fn fits(&self, locked: &[LockedShard], now: Micros) -> bool {
         let Some((before, after)) = &self.change else { return true };
-        among.len() == self.parts.states().len()
-            || self.held(among, now) + after.value - before.value >= 0.0
+        locked.len() == self.parts.states().len()
+            || self.available(locked, now) + after.value - before.value >= 0.0
     }
 
-    /// The tokens in some of the parts.
-    fn held(&self, among: &[(usize, TupleId)], now: Micros) -> f64 {
-        among.iter().map(|&(n, _)| self.parts.available(n, now)).sum()
+    /// Returns the tokens in the locked rows at `now`.
+    fn available(&self, locked: &[LockedShard], now: Micros) -> f64 {
+        locked.iter().map(|&(shard, _)| self.parts.available(shard, now)).sum()
     }
 
-    /// Stores the change in the rows of `among`.
+    /// Writes the change to the locked rows.
+    ///
+    /// # Errors
+    /// Those of the store.
     fn write(
         &mut self,
         store: &dyn Store,
         target: &Target,
-        among: &[(usize, TupleId)],
+        locked: &[LockedShard],
         now: Micros,
     ) -> Result<()> {
         let Some((before, after)) = &self.change else { return Ok(()) };
         if self.parts.states().len() == 1 {
             self.parts.states_mut()[0] = after.clone();
-            return store.update(target.row(0), among[0].1, after);
+            return store.update(target.row(0), locked[0].1, after);
         }
-        let tokens = match among.len() == self.parts.states().len() {
+        let tokens = match locked.len() == self.parts.states().len() {
             true => after.value,
-            false => self.held(among, now) + after.value - before.value,
+            false => self.available(locked, now) + after.value - before.value,
         };
         let ts = after.ts;
-        shards::write(store, target, &mut self.parts, among, now, tokens, ts)
+        shards::write(store, target, &mut self.parts, locked, now, tokens, ts)
     }
 }
 
-/// The answers in the order of the requests.
+/// Returns the outcomes in the order of the requests.
 fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Vec<Outcome> {
     let mut outcomes: Vec<(usize, Outcome)> = Vec::new();
     let refuses = |decision: &&Decision| !ok && !decision.ok;
@@ -305,8 +327,8 @@ fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Ve
         for (&(n, ..), decision) in group.takes.iter().zip(&verdict.decisions) {
             let mut answer = group.target.answer(decision, level, now);
             answer.ok = ok;
-            // In a call that is refused, one that this limit allows has nothing to wait for; and
-            // where one can never pass, the same call never can.
+            // In a refused call a request that its limit allows has nothing to wait for; and a call
+            // with a request that never passes never passes.
             answer.retry_after = answer.retry_after.filter(|_| ok || !(decision.ok || never));
             outcomes.push((n, Outcome { allows: decision.ok, answer }));
         }

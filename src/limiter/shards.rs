@@ -1,13 +1,13 @@
-//! A limit spread over several rows, so that as many transactions can hold it at once: which of
-//! them a call takes from, and how a key's rows become another number of them.
+//! A limit spread over several rows, so that as many transactions can hold it at once: the choice of
+//! the rows that a call takes from, and resharding.
 //!
-//! A limit of n shards has rows n * 10000 + 1 to n * 10000 + n, all made at once, and row 0, which
-//! holds no tokens. So a call that wants another number of shards finds none of its rows, and must
-//! lock row 0, then all others, to rearrange what they hold: nothing is counted twice.
+//! A limit of n shards has rows n * 10000 + 1 to n * 10000 + n, all inserted at once, and row 0, which
+//! holds no tokens. So a call with another number of shards finds none of its rows, and must lock row
+//! 0, then all others, to reshard them: no token is counted twice.
 //!
-//! Who waits for locks waits in ascending order, or for a single row while it holds no other; what
-//! it locked and cannot use it gives back first. A transaction that holds a row from an earlier call
-//! waits for no other row of that limit.
+//! Rows are waited for in ascending order, or singly while no other is held; locks that turn out
+//! useless are released first. A transaction that holds a row from an earlier call waits for no other
+//! row of that limit.
 
 use ratelimit_core::{Decision, Micros, Parts};
 
@@ -18,16 +18,20 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
 use crate::store::{Row, Store, TRIES, TupleId, is_marker, reset_state};
 
-use held::{held, hold};
+use held::{held_shard, hold_shard};
 use holding::shard_number;
 
 mod held;
 mod holding;
 
 pub use held::forget;
-pub use holding::{Holding, holding, look, part_of, rearrange, shards_of};
+pub use holding::{Holding, holding, part_of, peek, reshard, shards_of};
 
-/// One call on a limit with shards. What changes nothing is answered from a plain read of all rows.
+/// Makes one call on a limit with shards. A call that changes nothing is answered from a plain read of
+/// all rows.
+///
+/// # Errors
+/// As [`single::limit`](crate::limiter::single::limit), but for the arguments.
 pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
     for _ in 0..TRIES {
         check_for_interrupts();
@@ -36,17 +40,17 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         }
         let rows = store.read_key(target.name, target.key)?;
         let now = clock::now();
-        let Holding { parts, in_place, .. } = holding(target, rows, now)?;
+        let Holding { parts, matches_limit, .. } = holding(target, rows, now)?;
         let decision = change.decide(&target.limit, &parts, now)?;
         let Some(after) = &decision.state else {
             return Ok(target.answer(&decision, parts.level(now), now));
         };
-        if !in_place {
-            rearrange(store, target)?;
+        if !matches_limit {
+            reshard(store, target)?;
             continue;
         }
         let amount = after.value - parts.total(now).value;
-        // A debt is for all rows to share, and to be paid back first.
+        // A debt is shared by all rows, and paid back first.
         let in_debt = (0..parts.states().len()).any(|shard| parts.available(shard, now) < 0.0);
         if after.value >= 0.0 && !in_debt {
             if let Some(answer) = change_any_row(store, target, change, &parts, now, amount)? {
@@ -58,7 +62,7 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
                 return Ok(answer);
             }
         }
-        if held(target).is_some() {
+        if held_shard(target).is_some() {
             return answer_while_locked(store, target, change, parts, now);
         }
         if let Some(answer) = change_all_rows(store, target, change)? {
@@ -68,9 +72,12 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
     Err(store.not_written())
 }
 
-/// What is left to a transaction that holds rows of the limit already, where the others that it
-/// needs are locked: to wait for them could be a deadlock with one that waits for its own. A take is
-/// denied, and may be tried again at once; a credit goes to the row that it holds.
+/// Answers a transaction that holds rows of the limit already, where the others that it needs are
+/// locked: waiting for them could be a deadlock. A take is denied, to be retried at once; a credit
+/// goes to the held row.
+///
+/// # Errors
+/// As [`change`].
 fn answer_while_locked(
     store: &dyn Store,
     target: &Target,
@@ -80,7 +87,7 @@ fn answer_while_locked(
 ) -> Result<Answer> {
     let level = parts.level(now);
     let denied = Decision { ok: false, retry_after: Some(Micros(0)), level, state: None };
-    let (Change::Credit { count, .. }, Some(shard)) = (change, held(target)) else {
+    let (Change::Credit { count, .. }, Some(shard)) = (change, held_shard(target)) else {
         return Ok(target.answer(&denied, level, now));
     };
     let id = target.row(shard_number(target.limit.shards(), shard));
@@ -88,7 +95,7 @@ fn answer_while_locked(
     parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
     let tokens = parts.available(shard, now) + count;
     if tokens > parts.part().capacity() {
-        // It doesn't fit there, and nothing may be lost: even a deadlock can be tried again.
+        // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
         return change_all_rows(store, target, change)?.ok_or_else(|| store.not_written());
     }
     let ts = parts.total(now).ts;
@@ -97,15 +104,18 @@ fn answer_while_locked(
     Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
 }
 
-/// By how much a part can change by itself in the direction of `amount`: what it holds, or what it
-/// has room for.
+/// Returns the tokens by which a shard can change in the direction of `amount`: those available, or
+/// the room up to its capacity.
 fn room(parts: &Parts, shard: usize, now: Micros, amount: f64) -> f64 {
     let available = parts.available(shard, now);
     if amount < 0.0 { available } else { parts.part().capacity() - available }
 }
 
-/// The quick way: the row that this transaction holds already, or else the better of two at random,
-/// if it is not locked and can bear the whole change.
+/// Makes the whole change in the row that this transaction holds already, or else in the better of two
+/// random rows; `None` if it is locked or has no room.
+///
+/// # Errors
+/// As [`change`].
 fn change_better_of_two(
     store: &dyn Store,
     target: &Target,
@@ -119,8 +129,8 @@ fn change_better_of_two(
     if amount == 0.0 {
         return Ok(None);
     }
-    let mine = held(target);
-    let first = mine.unwrap_or_else(|| fastrand::usize(0..shards as usize));
+    let own = held_shard(target);
+    let first = own.unwrap_or_else(|| fastrand::usize(0..shards as usize));
     let second = (first + fastrand::usize(1..shards as usize)) % shards as usize;
     let numbers = [shard_number(shards, first), shard_number(shards, second)];
     let rows = store.read_shards(target.name, target.key, &numbers)?;
@@ -132,37 +142,40 @@ fn change_better_of_two(
         let Some((_, row)) = row else { return Ok(None) };
         states.push(target.state(&part, Some(row.state.clone()), now)?);
     }
-    // The others are taken to be like the second.
-    let mut guess = vec![states[1].clone(); shards as usize];
-    guess[first] = states.swap_remove(0);
-    let guess = Parts::new(&target.limit, guess);
-    let room = |shard| room(&guess, shard, now, amount);
-    let better = if mine.is_some() || room(first) >= room(second) { first } else { second };
-    let in_debt = [first, second].iter().any(|&shard| guess.available(shard, now) < 0.0);
+    // The other rows are assumed to be like the second.
+    let mut estimate = vec![states[1].clone(); shards as usize];
+    estimate[first] = states.swap_remove(0);
+    let estimate = Parts::new(&target.limit, estimate);
+    let room = |shard| room(&estimate, shard, now, amount);
+    let better = if own.is_some() || room(first) >= room(second) { first } else { second };
+    let in_debt = [first, second].iter().any(|&shard| estimate.available(shard, now) < 0.0);
     if room(better) < amount.abs() || in_debt {
         return Ok(None);
     }
     let row = target.row(shard_number(shards, better));
-    let decision = change.apply(guess.part(), &guess.states()[better], now)?;
+    let decision = change.apply(estimate.part(), &estimate.states()[better], now)?;
     let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
     if let (Some(after), Some(seen)) = (&decision.state, seen)
         && store.replace(row, seen, after, false)?
     {
-        let mut parts = guess;
+        let mut parts = estimate;
         parts.states_mut()[better] = after.clone();
-        hold(target, better);
+        hold_shard(target, better);
         return Ok(Some(target.answer(&decision, parts.level(now), now)));
     }
     let take = || {
         let found = store.try_lock(row)?;
-        change_row(store, target, change, guess.clone(), better, found, amount)
+        change_row(store, target, change, estimate.clone(), better, found, amount)
     };
-    // Another call may have got at the row in the moment before it is locked: then the lock is
-    // given back, unless it was held before.
-    if mine.is_some() { take() } else { attempt(take) }
+    // Another call may change the row before it is locked here: then the lock is released, unless it
+    // was held before.
+    if own.is_some() { take() } else { attempt(take) }
 }
 
-/// Any single row that bears the change: one that nobody has locked, or else one that is waited for.
+/// Makes the whole change in a single row: one that is not locked, or else one after a wait.
+///
+/// # Errors
+/// As [`change`].
 fn change_any_row(
     store: &dyn Store,
     target: &Target,
@@ -173,9 +186,9 @@ fn change_any_row(
 ) -> Result<Option<Answer>> {
     let shards = target.limit.shards();
     let mut candidates = rows_with_room(parts, now, amount);
-    // The first once more, to be waited for, by who holds none.
+    // The first once more, to be waited for, unless a row is held.
     let once = candidates.len();
-    candidates.extend(candidates.first().copied().filter(|_| held(target).is_none()));
+    candidates.extend(candidates.first().copied().filter(|_| held_shard(target).is_none()));
     for (tried, &shard) in candidates.iter().enumerate() {
         let row = target.row(shard_number(shards, shard));
         let wait = tried == once;
@@ -190,7 +203,7 @@ fn change_any_row(
     Ok(None)
 }
 
-/// The rows that bear a change by themselves, in no order, so that not all calls go for the same.
+/// Returns the shards with room for the whole change, in random order, so that calls spread.
 fn rows_with_room(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..parts.states().len())
         .filter(|&shard| room(parts, shard, now, amount) >= amount.abs())
@@ -199,7 +212,10 @@ fn rows_with_room(parts: &Parts, now: Micros, amount: f64) -> Vec<usize> {
     rows
 }
 
-/// Makes the whole change in the `shard`th row, which is locked, if it can bear it.
+/// Makes the whole change in the locked row of a shard; `None` if it is gone or has no room.
+///
+/// # Errors
+/// As [`change`].
 fn change_row(
     store: &dyn Store,
     target: &Target,
@@ -219,11 +235,14 @@ fn change_row(
     let Some(state) = &decision.state else { return Ok(None) };
     store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
     parts.states_mut()[shard] = state.clone();
-    hold(target, shard);
+    hold_shard(target, shard);
     Ok(Some(target.answer(&decision, parts.level(now), now)))
 }
 
-/// The fewest rows that together can bear the change, of those that nobody has locked.
+/// Makes the change in the fewest unlocked rows with room for it together.
+///
+/// # Errors
+/// As [`change`].
 fn change_several_rows(
     store: &dyn Store,
     target: &Target,
@@ -234,13 +253,13 @@ fn change_several_rows(
 ) -> Result<Option<Answer>> {
     for fewest in [true, false] {
         let answer = attempt(|| {
-            let Some(among) = lock_free(store, target, &mut parts, now, amount, fewest)? else {
+            let Some(locked) = lock_free(store, target, &mut parts, now, amount, fewest)? else {
                 return Ok(None);
             };
             let now = clock::now();
-            let held: f64 = among.iter().map(|&(shard, _)| parts.available(shard, now)).sum();
+            let held: f64 = locked.iter().map(|&(shard, _)| parts.available(shard, now)).sum();
             let ts = parts.total(now).ts;
-            write(store, target, &mut parts, &among, now, held + amount, ts)?;
+            write(store, target, &mut parts, &locked, now, held + amount, ts)?;
             Ok(Some(target.answer(decision, parts.level(now), now)))
         })?;
         if answer.is_some() {
@@ -250,10 +269,13 @@ fn change_several_rows(
     Ok(None)
 }
 
-/// Locks rows that nobody has locked until together they bear the change, and brings their parts up
-/// to date: the `fewest` that look as if they did, or any. Nothing if they don't, and then the caller
-/// gives them back. In ascending order: SKIP LOCKED, too, can wait in PostgreSQL, where a row was
-/// updated twice in the moment of locking it.
+/// Locks unlocked rows until they have room for the change together, and updates their parts: the
+/// `fewest` that seem to suffice, or any. `None` if they don't suffice; the caller then releases them.
+/// In ascending order, since even SKIP LOCKED can wait in PostgreSQL, where a row is updated twice
+/// while it is being locked.
+///
+/// # Errors
+/// As [`change`].
 fn lock_free(
     store: &dyn Store,
     target: &Target,
@@ -261,23 +283,23 @@ fn lock_free(
     now: Micros,
     amount: f64,
     fewest: bool,
-) -> Result<Option<Vec<(usize, TupleId)>>> {
-    let looked: Vec<f64> =
+) -> Result<Option<Vec<LockedShard>>> {
+    let rooms: Vec<f64> =
         (0..parts.states().len()).map(|shard| room(parts, shard, now, amount)).collect();
-    let mut rows: Vec<usize> = (0..looked.len()).filter(|&shard| looked[shard] > 0.0).collect();
+    let mut rows: Vec<usize> = (0..rooms.len()).filter(|&shard| rooms[shard] > 0.0).collect();
     if fewest {
-        // Not all calls go for the same of those that are alike.
+        // Calls spread over equal rows.
         fastrand::shuffle(&mut rows);
-        rows.sort_by(|&one, &other| looked[other].total_cmp(&looked[one]));
+        rows.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
         let mut sum = 0.0;
         let last = rows.iter().position(|&shard| {
-            sum += looked[shard];
+            sum += rooms[shard];
             sum >= amount.abs()
         });
         rows.truncate(last.map_or(rows.len(), |last| last + 1));
         rows.sort_unstable();
     }
-    let (mut among, mut sum) = (Vec::new(), 0.0);
+    let (mut locked, mut sum) = (Vec::new(), 0.0);
     for shard in rows {
         let row = target.row(shard_number(target.limit.shards(), shard));
         match store.try_lock(row)? {
@@ -285,26 +307,29 @@ fn lock_free(
                 let now = clock::now();
                 parts.states_mut()[shard] = target.state(parts.part(), Some(found.state), now)?;
                 sum += room(parts, shard, now, amount).max(0.0);
-                among.push((shard, found.tuple));
+                locked.push((shard, found.tuple));
             }
             None if fewest => return Ok(None),
             None => {}
         }
         if sum >= amount.abs() {
-            return Ok(Some(among));
+            return Ok(Some(locked));
         }
     }
     Ok(None)
 }
 
-/// All rows, waited for one after the other: what they hold now decides.
+/// Makes the change after locking all rows, in ascending order; `None` if they must be resharded.
+///
+/// # Errors
+/// As [`change`].
 fn change_all_rows(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
     let mut unchanged = None;
     let answer = attempt(|| {
         let rows = store.lock_key(target.name, target.key)?;
         let now = clock::now();
-        let Holding { mut parts, in_place, tuples } = holding(target, rows, now)?;
-        if !in_place {
+        let Holding { mut parts, matches_limit, tuples } = holding(target, rows, now)?;
+        if !matches_limit {
             return Ok(None);
         }
         let decision = change.decide(&target.limit, &parts, now)?;
@@ -312,42 +337,50 @@ fn change_all_rows(store: &dyn Store, target: &Target, change: Change) -> Result
             unchanged = Some(target.answer(&decision, parts.level(now), now));
             return Ok(None);
         };
-        let among: Vec<(usize, TupleId)> = tuples.into_iter().enumerate().collect();
-        write(store, target, &mut parts, &among, now, after.value, after.ts)?;
+        let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
+        write(store, target, &mut parts, &locked, now, after.value, after.ts)?;
         Ok(Some(target.answer(&decision, parts.level(now), now)))
     })?;
     Ok(answer.or(unchanged))
 }
 
-/// What a key holds, and which of its parts are locked.
+/// The index of a shard, and the version of its row that is locked.
+pub type LockedShard = (usize, TupleId);
+
+/// The contents of a key, some of whose rows are locked.
 pub struct Locked<'a> {
+    /// A part for each row, up to date for the locked ones.
     pub parts: Parts<'a>,
-    pub among: Vec<(usize, TupleId)>,
+    /// The locked rows; none where nothing is to be changed.
+    pub shards: Vec<LockedShard>,
 }
 
-/// Locks rows of a key that bear a change of `amount` tokens: one that looks as if it did, where
-/// `sparing`, or else all. Returns what the key holds now, and which parts of it are locked; nothing
-/// where another session's row came first.
+/// Locks rows of a key with room for a change of `amount` tokens: with `single_row` one that seems to
+/// have it, or a few unlocked ones, otherwise all. `parts` are those read before. `None` where the
+/// rows must be read again, or don't suffice.
+///
+/// # Errors
+/// As [`change`]; [`Error::Busy`]: others are locked while this transaction holds one.
 pub fn lock<'a>(
     store: &dyn Store,
     target: &'a Target,
-    looked: Parts<'a>,
+    mut parts: Parts<'a>,
     amount: f64,
-    sparing: bool,
+    single_row: bool,
 ) -> Result<Option<Locked<'a>>> {
     let shards = target.limit.shards();
     if shards == 1 {
         let id = target.row(0);
         let found = match store.lock(id)? {
             None => {
-                // Marked as reset: it counts as no row until it is written.
+                // A row that was reset counts as none until it is written.
                 if !store.insert(id, &reset_state(clock::now()))? {
                     return Ok(None);
                 }
                 store.lock(id)?
             }
             Some(found) if is_marker(Some(&found.state)) => {
-                rearrange(store, target)?;
+                reshard(store, target)?;
                 store.lock(id)?
             }
             found => found,
@@ -355,34 +388,33 @@ pub fn lock<'a>(
         let Some(Row { state, tuple }) = found else { return Ok(None) };
         let state = target.state(&target.limit, Some(state), clock::now())?;
         let parts = Parts::new(&target.limit, vec![state]);
-        return Ok(Some(Locked { parts, among: vec![(0, tuple)] }));
+        return Ok(Some(Locked { parts, shards: vec![(0, tuple)] }));
     }
     let now = clock::now();
-    let mut parts = looked;
-    // The rows of another number of shards are rearranged below.
+    // Rows of another number of shards are resharded below.
     let equal = parts.equal();
-    if sparing && equal && parts.total(now).value + amount >= 0.0 {
+    if single_row && equal && parts.total(now).value + amount >= 0.0 {
         if let Some(shard) =
-            held(target).filter(|&shard| room(&parts, shard, now, amount) >= amount.abs())
+            held_shard(target).filter(|&shard| room(&parts, shard, now, amount) >= amount.abs())
             && let Some(Row { state, tuple }) =
                 store.try_lock(target.row(shard_number(shards, shard)))?
         {
             parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
-            return Ok(Some(Locked { parts, among: vec![(shard, tuple)] }));
+            return Ok(Some(Locked { parts, shards: vec![(shard, tuple)] }));
         }
         for shard in rows_with_room(&parts, now, amount) {
             if let Some(Row { state, tuple }) =
                 store.try_lock(target.row(shard_number(shards, shard)))?
             {
                 parts.states_mut()[shard] = target.state(parts.part(), Some(state), now)?;
-                return Ok(Some(Locked { parts, among: vec![(shard, tuple)] }));
+                return Ok(Some(Locked { parts, shards: vec![(shard, tuple)] }));
             }
         }
-        let among = lock_free(store, target, &mut parts, now, amount, false)?;
-        // Nothing: what was locked is given back, and then it takes all rows.
-        return Ok(among.map(|among| Locked { parts, among }));
+        // `None`: the caller releases them, and then locks all rows.
+        let locked = lock_free(store, target, &mut parts, now, amount, false)?;
+        return Ok(locked.map(|shards| Locked { parts, shards }));
     }
-    if equal && held(target).is_some() {
+    if equal && held_shard(target).is_some() {
         let mut tuples = Vec::new();
         for other in 0..shards as usize {
             let Some(Row { state, tuple }) =
@@ -393,36 +425,39 @@ pub fn lock<'a>(
             parts.states_mut()[other] = target.state(parts.part(), Some(state), now)?;
             tuples.push((other, tuple));
         }
-        return Ok(Some(Locked { parts, among: tuples }));
+        return Ok(Some(Locked { parts, shards: tuples }));
     }
     let rows = store.lock_key(target.name, target.key)?;
-    let mut locked = holding(target, rows, clock::now())?;
-    if !locked.in_place {
-        rearrange(store, target)?;
+    let mut held = holding(target, rows, clock::now())?;
+    if !held.matches_limit {
+        reshard(store, target)?;
         let rows = store.lock_key(target.name, target.key)?;
-        locked = holding(target, rows, clock::now())?;
+        held = holding(target, rows, clock::now())?;
     }
-    let among = locked.tuples.into_iter().enumerate().collect();
-    Ok(locked.in_place.then_some(Locked { parts: locked.parts, among }))
+    let shards = held.tuples.into_iter().enumerate().collect();
+    Ok(held.matches_limit.then_some(Locked { parts: held.parts, shards }))
 }
 
-/// Spreads tokens over the rows of `among`, which are locked, and stores what has changed.
+/// Spreads `tokens` over the locked rows, and writes those that change.
+///
+/// # Errors
+/// Those of the store.
 pub fn write(
     store: &dyn Store,
     target: &Target,
     parts: &mut Parts,
-    among: &[(usize, TupleId)],
+    locked: &[LockedShard],
     now: Micros,
     tokens: f64,
     ts: Micros,
 ) -> Result<()> {
     let before = parts.states().to_vec();
-    let rows: Vec<usize> = among.iter().map(|&(shard, _)| shard).collect();
+    let rows: Vec<usize> = locked.iter().map(|&(shard, _)| shard).collect();
     if let Some(&shard) = rows.first() {
-        hold(target, shard);
+        hold_shard(target, shard);
     }
     parts.spread(&rows, now, tokens, ts);
-    for &(shard, tuple) in among {
+    for &(shard, tuple) in locked {
         let state = &parts.states()[shard];
         if *state != before[shard] {
             store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;

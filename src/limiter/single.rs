@@ -1,4 +1,4 @@
-//! One call from start to end: resolve the limit, read the row, decide, write.
+//! One call from start to end: resolves the limit, reads the row, decides, writes.
 
 use std::ops::ControlFlow;
 
@@ -16,6 +16,12 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::store::{self, Store, TRIES, is_marker};
 
 /// Takes tokens.
+///
+/// # Errors
+/// As [`definitions::resolve`](crate::limiter::definitions::resolve) and [`check_count`]; those of the
+/// catalog and of the store; [`Error::BadState`] (55000): a value that no call writes.
+///
+/// [`Error::BadState`]: crate::pg::error::Error::BadState
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     catalog::with(function, TableLock::Write, |catalog| {
         let target = request.resolve(catalog)?;
@@ -28,7 +34,7 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
 /// Gives tokens back, or with a negative count takes them unconditionally.
 ///
 /// # Errors
-/// [`Error::NotForKind`] for the sliding kinds.
+/// As [`limit`]; 22023: no count from -1e15 to 1e15; 0A000: a sliding kind.
 pub fn credit(
     function: pg_sys::Oid,
     request: &Request,
@@ -44,11 +50,14 @@ pub fn credit(
     })
 }
 
-/// Reads a row, decides, and writes what was decided, in one step where the store can and nobody
-/// else got there first; otherwise the row is locked and looked at again. What changes nothing is
-/// answered from a plain read of the latest committed state: a denial takes no lock, writes nothing
-/// and waits for nobody. That is right because what is in flight can only take more, or roll back to
-/// this state.
+/// Reads the row, decides, and writes the new state: in one step where the store can and no other
+/// transaction came first, otherwise after locking the row and deciding again. A call that changes
+/// nothing is answered from a plain read of the latest committed state: a denial takes no lock, writes
+/// nothing and never waits. That is right because transactions in progress either take more or roll
+/// back to this state.
+///
+/// # Errors
+/// As [`limit`] and [`credit`], but for the arguments.
 fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
     if target.limit.shards() > 1 {
         return shards::change(store, target, change);
@@ -71,8 +80,8 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
             if clock::now().minus(answer.now) < Micros::MILLISECOND {
                 return Ok(answer);
             }
-            // It waited, for another session's insert that rolled back. The key was full all the
-            // time, so the call still passes; but it does so now.
+            // It waited for another session's insert, which rolled back. The key was full all the
+            // time, so the call still passes, but at this instant.
             let Some(own) = store.lock(id)? else { continue };
             let (answer, state) = decide(None)?;
             if let Some(state) = state {
@@ -81,13 +90,13 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
             return Ok(answer);
         };
         if is_marker(Some(&seen.state)) {
-            // The limit had shards until lately.
-            let (now, holding) = shards::look(store, target)?;
+            // The rows are still those of a limit with shards.
+            let (now, holding) = shards::peek(store, target)?;
             let decision = change.decide(&target.limit, &holding.parts, now)?;
             if decision.state.is_none() {
                 return Ok(target.answer(&decision, holding.parts.level(now), now));
             }
-            shards::rearrange(store, target)?;
+            shards::reshard(store, target)?;
             continue;
         }
         let (answer, state) = decide(Some(seen.state.clone()))?;
@@ -96,14 +105,14 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
             if clock::now().minus(answer.now) < Micros::MILLISECOND {
                 return Ok(answer);
             }
-            // It waited, for another transaction that in the end changed nothing: decide again at the
-            // time of the lock.
+            // It waited for a transaction that changed nothing in the end: decide again, at the time
+            // of the lock.
             let Some(own) = store.lock(id)? else { continue };
             let (answer, state) = decide(Some(seen.state.clone()))?;
             store.update(id, own.tuple, &state.unwrap_or(seen.state))?;
             return Ok(answer);
         }
-        // The lock may have been waited for: look at the row, and at the clock, again.
+        // The lock may have waited: decide on the locked row, at this instant.
         let Some(locked) = store.lock(id)? else { continue };
         if is_marker(Some(&locked.state)) {
             continue;
@@ -117,45 +126,54 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
     Err(store.not_written())
 }
 
-/// Tells what [`limit`] would answer, consuming, locking and writing nothing.
+/// Answers as [`limit`] would, without locking or writing anything.
+///
+/// # Errors
+/// As [`limit`].
 pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     catalog::with(function, TableLock::Read, |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
         store::with_store(catalog, TableLock::Read, |store| {
-            let (now, holding) = shards::look(store, &target)?;
+            let (now, holding) = shards::peek(store, &target)?;
             let decision = holding.parts.decide(now, request.count, request.reserve);
             Ok(target.answer(&decision, holding.parts.level(now), now))
         })
     })
 }
 
-/// Forgets the state of a key; whether there was any.
+/// Resets a key; false if it had no state.
+///
+/// # Errors
+/// Those of the catalog and of the store.
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
     catalog::with(function, TableLock::Write, |catalog| {
         store::with_store(catalog, TableLock::Write, |store| store.reset(name, key))
     })
 }
 
-/// Forgets the state of every key of a name; of how many there was any. The rows are locked and
-/// deleted key by key, in the order in which everybody locks rows: a key that appears behind the one
-/// that it has reached is as one that appears after the call.
+/// Resets every key of a name; returns the number of keys that had a state. Rows are locked and
+/// deleted key by key, in the order in which every call locks rows: a key that appears behind the
+/// current one counts as created after the call.
+///
+/// # Errors
+/// Those of the catalog and of the store.
 pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
-    // Out here, since it begins again where the table has changed.
-    let mut were = 0;
+    // Outside, since the work begins again where the table has changed.
+    let mut count = 0;
     catalog::with(function, TableLock::Write, |catalog| {
         store::with_store(catalog, TableLock::Write, |store| {
             let mut delete = |key: &[u8]| -> Result<()> {
                 check_for_interrupts();
-                were += i64::from(store.delete_key(name, key)?);
+                count += i64::from(store.delete_key(name, key)?);
                 Ok(())
             };
-            delete(b"")?; // which comes first, and after no other
+            delete(b"")?; // the first key, which comes after no other
             let _ = each_key(store, (name, b""), true, |found| {
                 delete(&found.key)?;
                 Ok(ControlFlow::Continue(()))
             })?;
-            Ok(were)
+            Ok(count)
         })
     })
 }

@@ -1,4 +1,4 @@
-//! `rl_status`: what every key of every limit holds at this moment.
+//! `rl_status`: the current level of every key of every limit.
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -14,30 +14,38 @@ use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::store::{self, is_marker};
 
-/// What a key holds.
+/// The status of a key.
 pub struct Status<'a> {
+    /// The limit's name, in the server's encoding.
     pub name: &'a [u8],
+    /// The key, likewise.
     pub key: &'a [u8],
-    /// When it was looked at.
+    /// The instant of the status.
     pub as_of: Micros,
-    /// Over how many rows it is spread.
+    /// The number of shards, from 1.
     pub shards: u32,
-    /// `None` where nobody defined the name.
+    /// `None` for an undefined name.
     pub limit: Option<LimitStatus>,
 }
 
-/// What its limit makes of it.
+/// The level of a key under its limit.
 pub struct LimitStatus {
+    /// The definition.
     pub limit: Rc<Limit>,
     /// Tokens; negative: debt.
     pub remaining: f64,
-    /// Whether a call for one token is denied, and after which span it passes.
+    /// Whether a call for one token is denied.
     pub limited: bool,
+    /// The wait until such a call passes, from `as_of`.
     pub retry_after: Option<Micros>,
 }
 
-/// Hands over the status of each key that has a row, in the order of name and key; of one name, or
-/// one key, where they are given.
+/// Visits the status of each key that has a row, in the order of name and key; only of one name or
+/// one key where they are given.
+///
+/// # Errors
+/// Those of the catalog and of the store; 22023: an invalid stored config; 55000: a value that no call
+/// writes.
 pub fn each(
     function: pg_sys::Oid,
     name: Option<&[u8]>,
@@ -58,7 +66,7 @@ pub fn each(
                 Ok(())
             }
             (Some(name), None) => {
-                // The limit without keys comes first, and after no other.
+                // The empty key is the first, and comes after no other.
                 let rows = store.read_key(name, b"")?;
                 if !rows.is_empty() {
                     let _ = show(Key { name: name.to_vec(), key: Vec::new(), rows })?;
@@ -74,6 +82,10 @@ pub fn each(
     })
 }
 
+/// Returns the status of a key.
+///
+/// # Errors
+/// As [`each`].
 fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Status<'a>> {
     let Key { name, key, rows } = found;
     let parts = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
@@ -92,6 +104,6 @@ fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Status<'a>> {
             })
         }
     };
-    let shards = limit.as_ref().map_or(parts as u32, |standing| standing.limit.shards());
+    let shards = limit.as_ref().map_or(parts as u32, |status| status.limit.shards());
     Ok(Status { name, key, as_of, shards, limit })
 }

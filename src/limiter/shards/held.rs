@@ -1,5 +1,5 @@
-//! Which rows of limits with shards the current transaction holds: it takes from those again, and
-//! waits for no other, since that could be a deadlock.
+//! The shards whose rows the current transaction has locked: it takes from those again, and waits for
+//! no other, since that could be a deadlock.
 
 use std::cell::RefCell;
 
@@ -11,18 +11,18 @@ use crate::pg::transaction::{local_transaction, subtransaction};
 
 use lru::LruCache;
 
-/// Of how many limits it is remembered: those that it took from last.
-const REMEMBERED: usize = 1000;
+/// The limits that are remembered, those last used.
+const LIMITS: usize = 1000;
 
 struct Held {
     transaction: pg_sys::LocalTransactionId,
-    /// By a limit's hash: its rows, the last one at the end.
+    /// By the limit's hash; the row last taken from at the end.
     rows: LruCache<u64, Vec<HeldRow>>,
 }
 
 struct HeldRow {
-    n: usize,
-    /// Where it was locked: the lock is gone when that is rolled back.
+    shard: usize,
+    /// The subtransaction that locked it, whose rollback releases the lock.
     locked_in: pg_sys::SubTransactionId,
 }
 
@@ -30,21 +30,22 @@ thread_local! {
     static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
 }
 
+/// Hashes a limit, with its number of shards.
 fn hash(target: &Target) -> u64 {
     xxh64(target.key, xxh64(target.name, u64::from(target.limit.shards())))
 }
 
-/// The row of a limit that this transaction took from last, counted from 0.
-pub fn held(target: &Target) -> Option<usize> {
+/// Returns the shard that this transaction last took from, counted from 0.
+pub fn held_shard(target: &Target) -> Option<usize> {
     HELD.with_borrow_mut(|held| {
         let held = held.as_mut().filter(|held| held.transaction == local_transaction())?;
-        let n = held.rows.get(&hash(target))?.last()?.n;
-        (n < target.limit.shards() as usize).then_some(n)
+        let shard = held.rows.get(&hash(target))?.last()?.shard;
+        (shard < target.limit.shards() as usize).then_some(shard)
     })
 }
 
-/// Remembers that this transaction holds the `n`th row of a limit.
-pub fn hold(target: &Target, n: usize) {
+/// Remembers that this transaction has locked the row of a shard, counted from 0.
+pub fn hold_shard(target: &Target, shard: usize) {
     let transaction = local_transaction();
     let locked_in = subtransaction();
     HELD.with_borrow_mut(|held| {
@@ -53,22 +54,22 @@ pub fn hold(target: &Target, n: usize) {
             _ => held.insert(Held { transaction, rows: LruCache::unbounded() }),
         };
         let rows = held.rows.get_or_insert_mut(hash(target), Vec::new);
-        let row = match rows.iter().position(|row| row.n == n) {
+        let row = match rows.iter().position(|row| row.shard == shard) {
             Some(at) => rows.remove(at),
-            None => HeldRow { n, locked_in },
+            None => HeldRow { shard, locked_in },
         };
         rows.push(row);
-        if held.rows.len() > REMEMBERED {
+        if held.rows.len() > LIMITS {
             held.rows.pop_lru();
         }
     });
 }
 
-/// Forgets what was locked in a subtransaction that is rolled back, or in one within it: their
-/// numbers ascend.
+/// Forgets the rows locked in a subtransaction that is rolled back, or in one within it, whose number
+/// is greater.
 pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     HELD.with(|held| {
-        // Borrowed for a moment only, never while Postgres ends anything.
+        // Never borrowed while Postgres ends a subtransaction.
         if let Ok(mut held) = held.try_borrow_mut()
             && let Some(held) = held.as_mut()
         {

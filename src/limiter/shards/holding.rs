@@ -1,4 +1,4 @@
-//! What the rows of a key hold, how they are numbered, and how they become another number of shards.
+//! The rows of a key: their shard numbers, their contents, and resharding.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -11,32 +11,37 @@ use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::store::{MARKER, ShardRow, Store, TupleId, is_marker};
 
-/// The number of a shard, counted from 0, of a limit of so many.
+/// Returns the number in the row's `shard` column of a shard, counted from 0, of a limit with so many
+/// shards.
 pub fn shard_number(shards: u32, shard: usize) -> i32 {
     if shards == 1 { 0 } else { shards as i32 * 10_000 + 1 + shard as i32 }
 }
 
-/// How many shards a limit has that such a row belongs to.
+/// Returns the number of shards of the limit that a row with this shard number belongs to.
 pub fn shards_of(number: i32) -> u32 {
     (number / 10_000).max(1) as u32
 }
 
-/// The limit of each row of a limit that is spread over so many.
+/// Returns the limit of each row where a limit has so many shards.
 pub fn part_of(limit: &Limit, shards: u32) -> Limit {
     if shards == 1 { limit.clone() } else { limit.part(shards) }
 }
 
-/// What the rows of a key hold.
+/// The contents of a key's rows.
 pub struct Holding<'a> {
+    /// A part for each row.
     pub parts: Parts<'a>,
-    /// Whether the rows are those that the limit wants; if not, the parts are the rows as they stand,
-    /// or, where these mean nothing to it, new ones.
-    pub in_place: bool,
-    /// Where they are then.
+    /// Whether the rows are one for each shard of the limit. If not, the parts are those of the present
+    /// rows, or new ones where the limit can't carry over any of their states.
+    pub matches_limit: bool,
+    /// The versions of the rows, for a limit that they match.
     pub tuples: Vec<TupleId>,
 }
 
-/// What the rows of a key, all of them, hold at `now`, which is read after them.
+/// Interprets all rows of a key at `now`, which is read after them.
+///
+/// # Errors
+/// As [`Target::state`].
 pub fn holding<'a>(
     target: &'a Target,
     mut rows: Vec<ShardRow>,
@@ -46,19 +51,19 @@ pub fn holding<'a>(
     let shards = limit.shards();
     rows.retain(|(_, found)| !is_marker(Some(&found.state)));
     let wanted = (0..shards as usize).map(|shard| shard_number(shards, shard));
-    let in_place = rows.iter().map(|&(number, _)| number).eq(wanted);
+    let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
 
     let fresh = !rows.iter().any(|(_, found)| limit.carries(&found.state));
     let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
-    let parts = if in_place || fresh {
+    let parts = if matches_limit || fresh {
         let part = part_of(limit, shards);
-        let mut rows = if in_place { rows } else { Vec::new() }.into_iter();
+        let mut rows = if matches_limit { rows } else { Vec::new() }.into_iter();
         let states = (0..shards)
             .map(|_| target.state(&part, rows.next().map(|(_, found)| found.state), now))
             .collect::<Result<Vec<State>>>()?;
         Parts::new(limit, states)
     } else {
-        // Rows of another number of shards: only a take rearranges them.
+        // Rows of another number of shards, which only a take reshards.
         let mut parts: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
         let rows = rows.into_iter().map(|(number, found)| {
             let of = shards_of(number);
@@ -67,11 +72,14 @@ pub fn holding<'a>(
         });
         Parts::standing(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(Holding { parts, in_place, tuples })
+    Ok(Holding { parts, matches_limit, tuples })
 }
 
-/// What is in the limit under the latest state, and when that was looked at: takes no lock.
-pub fn look<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holding<'a>)> {
+/// Reads the key's rows under the latest state, without locks; with the instant after the read.
+///
+/// # Errors
+/// As [`holding`]; those of the store.
+pub fn peek<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holding<'a>)> {
     let mut rows = Vec::new();
     if target.limit.shards() == 1 {
         rows.extend(store.read(target.row(0))?.map(|found| (0, found)));
@@ -83,21 +91,21 @@ pub fn look<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holdin
     Ok((now, holding(target, rows, now)?))
 }
 
-/// Makes the rows of a key those that the limit wants, without changing what they hold together.
+/// Changes a key's rows to one for each shard of the limit, without changing their total.
 ///
 /// # Errors
-/// [`Error::NotWritten`]: something undoes it.
-pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
+/// As [`holding`]; those of the store; [`Error::NotWritten`] (55000): a trigger undoes it.
+pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
     let shards = target.limit.shards();
     let marker = State { value: 0.0, ts: MARKER, prior: None, log: None };
-    // Whoever rearranges locks row 0 first, so nobody else does before this transaction ends.
+    // Locked first by every reshard, so that there is no other until this transaction ends.
     if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &marker)? {
-        return Ok(()); // somebody else has just begun: look again
+        return Ok(()); // another session has just begun: the caller reads again
     }
     let rows = store.lock_key(target.name, target.key)?;
     let now = clock::now();
     let holding = holding(target, rows.clone(), now)?;
-    if holding.in_place {
+    if holding.matches_limit {
         return Ok(());
     }
     let mut root = None;
@@ -121,7 +129,7 @@ pub fn rearrange(store: &dyn Store, target: &Target) -> Result<()> {
             store.insert(target.row(shard_number(shards, shard)), state)?;
         }
     }
-    // Nobody else can have changed them again: it would be a trigger of the owner's.
+    // Only a trigger of the owner's can have changed them again.
     let rows = store.read_key(target.name, target.key)?;
-    if self::holding(target, rows, now)?.in_place { Ok(()) } else { Err(store.not_written()) }
+    if self::holding(target, rows, now)?.matches_limit { Ok(()) } else { Err(store.not_written()) }
 }
