@@ -1,4 +1,4 @@
-//! The rows of `rateLimits`, by one of the two ways to them.
+//! The rows of `rateLimits`, in one of two stores: through SQL or through direct access to the heap.
 
 use pgrx::pg_sys;
 
@@ -17,13 +17,12 @@ pub use rows::{
     KeyedRow, MARKER, Row, RowId, ShardRow, Store, TRIES, TupleId, is_marker, is_reset, reset_state,
 };
 
-/// Runs `work` on the rows, reached as `ratelimit.access` says and as the table allows. `lock` is what
-/// the whole work needs: who first reads and then writes would ask for more while it holds less, and
-/// REINDEX, which does so too, would wait for it.
+/// Runs `work` on the store that `ratelimit.access` and the table allow. `lock` is the strongest lock
+/// that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
 ///
 /// # Errors
-/// [`Error::NoHeap`]: `heap` where that can't be; [`Error::Moved`]: the table has changed since the
-/// catalog was read, and nothing is done yet.
+/// Those of the work; [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL;
+/// [`Error::Moved`]: the table has changed since the catalog was read, before the work began.
 pub fn with_store<T>(
     catalog: &Catalog,
     lock: TableLock,
@@ -32,7 +31,7 @@ pub fn with_store<T>(
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
         return heap::with_heap(catalog, index, lock, |heap| work(heap));
     }
-    // SAFETY: locks first, since what is announced by then may have moved the table.
+    // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
     with_lasting_locks(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
     if !catalog::is_current() {
         return Err(Error::Moved);

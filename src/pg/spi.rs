@@ -169,7 +169,7 @@ impl Connection<'_> {
     }
 
     /// The tuple id at which a page of the table begins, picked at random; `None` while it is empty.
-    pub fn some_page(&self) -> Option<pg_sys::Datum> {
+    pub fn random_page(&self) -> Option<pg_sys::Datum> {
         // SAFETY: the table is opened and closed here; the tuple id is palloc'd.
         unsafe {
             let relation = pg_sys::table_open(self.table.oid, TableLock::Read as pg_sys::LOCKMODE);

@@ -1,4 +1,4 @@
-//! A row between Postgres and us, whichever way it comes: its times, its log, its marks.
+//! The codec of a row's columns, for both stores.
 
 use std::ffi::{c_char, c_int};
 
@@ -9,8 +9,8 @@ use ratelimit_core::{Micros, State};
 use crate::pg::clock::{from_timestamptz, to_nearest_timestamptz};
 use crate::store::rows::MARKER;
 
-/// A row, its times as Postgres counts them.
-pub fn state_of(
+/// Decodes a row, whose times are timestamptz values.
+pub fn decode_state(
     shard: i32,
     value: f64,
     ts: i64,
@@ -26,21 +26,21 @@ pub fn state_of(
     }
 }
 
-/// A row's time.
+/// Encodes the `ts` column.
 pub fn ts_datum(at: Micros) -> pg_sys::Datum {
     pg_sys::Datum::from(if at == MARKER { i64::MIN } else { to_nearest_timestamptz(at) })
 }
 
-/// A row's log.
+/// Encodes the `log` column: a timestamptz\[] in Postgres memory.
 pub fn log_datum(log: &[Micros]) -> pg_sys::Datum {
     let log = log.iter().map(|&at| to_nearest_timestamptz(at).into()).collect();
-    array(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
+    array_datum(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
 }
 
-/// An array of values that are passed by value.
-pub fn array(
+/// Encodes an array of values passed by value, of `size` bytes each, in Postgres memory.
+pub fn array_datum(
     mut values: Vec<pg_sys::Datum>,
-    of: pg_sys::BuiltinOid,
+    element_type: pg_sys::BuiltinOid,
     size: usize,
     align: u8,
 ) -> pg_sys::Datum {
@@ -49,7 +49,7 @@ pub fn array(
         pg_sys::Datum::from(pg_sys::construct_array(
             values.as_mut_ptr(),
             values.len() as c_int,
-            of.value(),
+            element_type.value(),
             size as c_int,
             true,
             align as c_char,
@@ -57,11 +57,11 @@ pub fn array(
     }
 }
 
-/// The entries of a log column, oldest first whoever wrote them.
+/// Decodes the `log` column to timestamptz values, sorted, since the table's owner may write others.
 ///
 /// # Safety
-/// The datum is a timestamptz[].
-pub unsafe fn log_entries(datum: pg_sys::Datum) -> Vec<i64> {
+/// The datum is a timestamptz\[].
+pub unsafe fn decode_log(datum: pg_sys::Datum) -> Vec<i64> {
     let mut entries: Vec<i64> = Vec::new();
     // SAFETY: as the caller says; the values are copied out at once.
     unsafe {

@@ -1,10 +1,10 @@
-//! The store that reaches the rows through the table itself, without the executor: a row is found
-//! where it was last time, or by the primary key's index, under the latest state, and updated in one
-//! step. For the ordinary table only; see `usual_table`.
+//! The store through direct access to the heap, without the executor: a row is found by its last tuple
+//! id, or by the primary key's index, under the latest state, and updated in one step. For the usual
+//! table only; see `usual_table`.
 //!
-//! # What the executor does, and where that is here
+//! # The executor's steps, and where they are here
 //!
-//! Whatever the executor does around a read, a lock or a write is owed. Its steps are those of
+//! Every step of the executor around a read, a lock or a write is owed. They are those of
 //! nodeIndexscan.c, nodeLockRows.c, nodeModifyTable.c (ExecInsert with ON CONFLICT DO NOTHING,
 //! ExecUpdate, ExecDelete), execIndexing.c and, nearest to what is done here, execReplication.c
 //! (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate).
@@ -13,23 +13,23 @@
 //!
 //! | the executor | here |
 //! |---|---|
-//! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `transaction::refuse_read_only`, first of all in each SQL function |
-//! | checks the privileges of the user, and row security | not needed: calls need none on the tables; a table with row security is not the usual one |
+//! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `transaction::refuse_read_only`, first in each SQL function that writes |
+//! | checks the privileges of the user, and row security | not needed: calls need no privilege on the tables; a table with row security is not the usual one |
 //! | refuses to read an unlogged table on a standby (get_relation_info) | `usual_table::index_of` |
-//! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`with_heap`], at each call, since ROLLBACK TO gives a lock back; as the transaction's own, since a query's goes with a cursor that fails in a savepoint, and what it wrote stays (`transaction::with_lasting_locks`) |
+//! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`with_heap`], at each call, since ROLLBACK TO releases locks; as the transaction's own, since a query's lock is released with a cursor that fails in a savepoint, while its writes stay (`transaction::with_lasting_locks`) |
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`with_heap`], after the table, as REINDEX does |
-//! | processes invalidations with a lock that is new, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and what was known of the table is then looked up again ([`Error::Moved`]) |
-//! | sees what earlier commands of the transaction wrote, and what this one did before (SPI begins a command of its own) | `catalog::with` begins a new command |
-//! | has an active snapshot, which keeps what it sees from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `usual_table::index_of` refuses where that would not be enough (`old_snapshot_threshold`) |
+//! | processes invalidations with a new lock, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and the catalog is then read again ([`Error::Moved`](crate::pg::error::Error::Moved)) |
+//! | sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own) | `catalog::with` begins a new command |
+//! | has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `usual_table::index_of` refuses where that is not enough (`old_snapshot_threshold`) |
 //! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual_table::index_of` |
 //!
 //! To find a row:
 //!
 //! | the executor | here |
 //! |---|---|
-//! | scans the index with index_beginscan, index_getnext_tid and index_fetch_heap | [`Heap::scan`], through the same functions; [`Heap::at_root`] begins where the scan led before, and then compares the row |
+//! | scans the index with index_beginscan, index_getnext_tid and index_fetch_heap | [`Heap::scan`], through the same functions; [`Heap::fetch_at_root`] begins at the index entry's tuple id of an earlier scan, and then compares the row |
 //! | sees the snapshot of the statement, or of the transaction | the latest, by design: like a sequence, a limit is judged by the latest state at every isolation level |
-//! | leaves predicate locks in a SERIALIZABLE transaction | not wanted, by the same design: there [`Heap::scan_latest`] scans all versions, and asks itself which one is seen |
+//! | leaves predicate locks in a SERIALIZABLE transaction | not wanted, by the same design: there [`Heap::scan_latest`] scans all versions, and checks their visibility itself |
 //! | checks for interrupts at each row | [`Heap::scan`] |
 //!
 //! To lock one (ExecLockRows):
@@ -37,10 +37,10 @@
 //! | the executor | here |
 //! |---|---|
 //! | table_tuple_lock, which follows updates to the last version | [`Heap::lock_version`] |
-//! | TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS | not needed, as in execReplication.c: a lock FOR UPDATE is never granted beside an update that is in progress, and the last version is locked in the end |
-//! | compares the row again if an update was followed (`tmfd.traversed`, EvalPlanQual) | [`Heap::lock_version`] compares name, key and shard; if they differ the row counts as gone, and is looked for anew |
+//! | TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS | not needed, as in execReplication.c: a lock FOR UPDATE is never granted beside an update in progress, and the last version is locked in the end |
+//! | compares the row again if an update was followed (`tmfd.traversed`, EvalPlanQual) | [`Heap::lock_version`] compares name, key and shard; if they differ the row counts as gone, and is searched again |
 //! | 40001 above READ COMMITTED | not wanted: the latest state |
-//! | passes over TM_Deleted, TM_SelfModified and TM_WouldBlock | as no row; the caller looks again |
+//! | skips TM_Deleted, TM_SelfModified and TM_WouldBlock | as no row; the caller reads again |
 //!
 //! To update one (ExecUpdate):
 //!
@@ -48,25 +48,25 @@
 //! |---|---|
 //! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`usual_table::index_of`) |
 //! | computes generated columns (ExecComputeStoredGenerated) | not needed: none |
-//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: the columns that are NOT NULL are those that a call always fills, and there is nothing else to check (`usual_table`) |
+//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: a call fills every NOT NULL column, and there is nothing else to check (`usual_table`) |
 //! | table_tuple_update with `wait` | [`Heap::update_version`] |
 //! | TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual) | `false`; the limiter locks the row and decides again |
-//! | TM_SelfModified: 27000 where a trigger did it | can't be: the version was read in this command, and nothing that writes runs since |
-//! | inserts index entries unless the update was HOT (ExecInsertIndexTuples), as unique ones | [`Heap::insert_index`]; not as unique, since the key is the one that the row had before |
+//! | TM_SelfModified: 27000 where a trigger did it | impossible: the version was read in this command, and nothing has written since |
+//! | inserts index entries unless the update was HOT (ExecInsertIndexTuples), as unique ones | [`Heap::insert_index`]; not as unique, since the key is unchanged |
 //! | aminsertcleanup (17) | not needed: nbtree has none |
-//! | a new command for what comes next (CommandCounterIncrement) | [`Heap::update_version`], [`Heap::delete_version`], `insert` |
+//! | begins a new command afterwards (CommandCounterIncrement) | [`Heap::update_version`], [`Heap::delete_version`], [`Heap::insert_row`] |
 //! | es_processed, RETURNING | not needed |
 //!
-//! To delete one (ExecDelete): as an update, by table_tuple_delete, in [`Heap::delete_version`].
+//! To delete one (ExecDelete): as to update one, by table_tuple_delete, in [`Heap::delete_version`].
 //!
 //! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
 //!
 //! | the executor | here |
 //! |---|---|
-//! | looks for a row like it, and waits for who is inserting one (ExecCheckIndexConstraints) | the limiter has just looked; who is inserting one is found by the index entry, and waited for in [`Heap::wait_for_inserter`] |
-//! | table_tuple_insert_speculative under a speculative insertion lock | `insert` |
-//! | index entries with UNIQUE_CHECK_PARTIAL, which tell of a conflict and raise nothing | [`Heap::insert_index`] |
-//! | table_tuple_complete_speculative, and the lock given back | `insert` |
+//! | searches a row with the same key, and waits for a concurrent insert of one (ExecCheckIndexConstraints) | the limiter has just read; a concurrent insert is found by its index entry, and waited for in [`Heap::wait_for_inserter`] |
+//! | table_tuple_insert_speculative under a speculative insertion lock | [`Heap::insert_row`] |
+//! | index entries with UNIQUE_CHECK_PARTIAL, which report a conflict without an error | [`Heap::insert_index`] |
+//! | table_tuple_complete_speculative, and the lock released | [`Heap::insert_row`] |
 //! | 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible) | not wanted: the latest state |
 
 use ratelimit_core::State;
@@ -75,7 +75,7 @@ use crate::pg::error::Result;
 use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
 
 use open::Heap;
-use read::found;
+use read::decode;
 
 mod open;
 mod own;
@@ -90,7 +90,7 @@ pub use own::forget;
 
 impl Store for Heap {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
-        self.find(id).map(|row| Ok(row.found()?.1)).transpose()
+        self.find(id).map(|row| Ok(row.decode()?.1)).transpose()
     }
 
     fn lock(&self, id: RowId) -> Result<Option<Row>> {
@@ -102,17 +102,17 @@ impl Store for Heap {
     }
 
     fn replace(&self, id: RowId, seen: &Row, state: &State, wait: bool) -> Result<bool> {
-        // A row that somebody has is locked by the caller, if that is to be waited for: after the
-        // wait it mostly has another version.
+        // A locked row is left to the caller, to be locked if it is to be waited for: after the wait it
+        // mostly has a newer version.
         if !seen.tuple.unlocked || !(wait || self.lock_seen(seen)) {
             return Ok(false);
         }
-        self.update_version(id, seen.tuple, state)
+        Ok(self.update_version(id, seen.tuple, state))
     }
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
         let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
-        rows.map(found).collect()
+        rows.map(decode).collect()
     }
 
     fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
@@ -120,26 +120,31 @@ impl Store for Heap {
     }
 
     fn insert(&self, id: RowId, state: &State) -> Result<bool> {
-        self.insert_row(id, state)
+        Ok(self.insert_row(id, state))
     }
 
     fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()> {
-        if self.update_version(id, locked, state)? { Ok(()) } else { Err(self.not_written()) }
+        if self.update_version(id, locked, state) { Ok(()) } else { Err(self.not_written()) }
     }
 
     fn delete(&self, _: RowId, locked: TupleId) -> Result<()> {
-        if self.delete_version(locked)? { Ok(()) } else { Err(self.not_written()) }
+        if self.delete_version(locked) { Ok(()) } else { Err(self.not_written()) }
     }
 
     fn remove(&self, seen: &Row) -> Result<bool> {
-        Ok(self.lock_seen(seen) && self.delete_version(seen.tuple)?)
+        Ok(self.lock_seen(seen) && self.delete_version(seen.tuple))
     }
 
-    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<KeyedRow>> {
-        self.rows_after(after, within, rows)
+    fn read_after(
+        &self,
+        after: (&[u8], &[u8]),
+        same_name: bool,
+        rows: i64,
+    ) -> Result<Vec<KeyedRow>> {
+        self.rows_after(after, same_name, rows)
     }
 
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.key_on_random_page()
+        Ok(self.key_on_random_page())
     }
 }

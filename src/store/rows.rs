@@ -1,12 +1,12 @@
-//! The rows of `rateLimits`: the small interface through which the limiter reaches them.
+//! The rows of `rateLimits`, and the interface of a store.
 
 use pgrx::pg_sys;
 use ratelimit_core::{Micros, State};
 
 use crate::pg::error::{Error, Result};
 
-/// How often a row may vanish under our hands before the call gives up: each time is a row that
-/// another session deleted or inserted between two of our statements.
+/// The tries of a call before it gives up: another try follows when a concurrent session has inserted
+/// or deleted the row between two statements.
 pub const TRIES: u32 = 1000;
 
 /// The primary key of a row.
@@ -16,57 +16,57 @@ pub struct RowId<'a> {
     pub name: &'a [u8],
     /// The key, likewise.
     pub key: &'a [u8],
-    /// The number of the shard; 0 without shards.
+    /// The shard number; 0 without shards.
     pub shard: i32,
 }
 
 /// The `ts` (-infinity) of the marker: where a limit has shards, row 0 holds no tokens and marks that
-/// there are others. Whoever changes the number of shards locks it first.
+/// there are others. It is locked first to change the number of shards.
 pub const MARKER: Micros = Micros(i64::MIN);
 
-/// Whether a row marks that its limit has shards.
+/// Whether a row is the marker of a limit with shards.
 pub fn is_marker(state: Option<&State>) -> bool {
     state.is_some_and(|state| state.ts == MARKER)
 }
 
-/// The state of a row that was reset: a value of infinity. It counts as no state at all; the row is
-/// kept for its index entry, so that a limit that is reset all day doesn't churn the index.
+/// Returns the state of a reset row: a value of infinity, which counts as no state. The row is kept for
+/// its index entry, so that frequent resets don't churn the index.
 pub fn reset_state(ts: Micros) -> State {
     State { value: f64::INFINITY, ts, prior: None, log: None }
 }
 
-/// Whether a state is that of a row that was reset.
+/// Whether a state is that of a reset row.
 pub fn is_reset(state: &State) -> bool {
     state.value == f64::INFINITY
 }
 
-/// A version of a row, for the store that can use it. Good to the end of the statement that found it:
-/// whoever replaces the version since is later than the oldest snapshot of this statement, which so
-/// keeps it from being pruned, and its tuple id from being given to another row. A version that is
-/// locked stays where it is to the end of the transaction.
+/// The tuple id of a row's version, for direct access. Valid to the end of the statement that found it:
+/// a transaction that replaces the version since is later than the oldest snapshot of this statement,
+/// which so keeps it from being pruned, and its tuple id from being reused. A locked version keeps its
+/// tuple id to the end of the transaction.
 #[derive(Clone, Copy)]
 pub struct TupleId {
-    /// `None` of a store that has no use for it.
+    /// `None` in the SQL store.
     pub tid: Option<pg_sys::ItemPointerData>,
-    /// Whether no other transaction had it locked, as far as can be told.
+    /// Whether no other transaction had it locked when it was read.
     pub unlocked: bool,
 }
 
 impl TupleId {
-    /// Of a store that has no use for it.
+    /// The tuple id of a row of the SQL store.
     pub const NONE: TupleId = TupleId { tid: None, unlocked: false };
 }
 
-/// A row that was found.
+/// A row, without its primary key.
 #[derive(Clone)]
 pub struct Row {
-    /// Its columns.
+    /// The state in its columns.
     pub state: State,
-    /// The version that they were read from.
+    /// The version that was read.
     pub tuple: TupleId,
 }
 
-/// A row and its shard number.
+/// A row with its shard number.
 pub type ShardRow = (i32, Row);
 
 /// A row with its whole primary key.
@@ -75,62 +75,105 @@ pub struct KeyedRow {
     pub name: Vec<u8>,
     /// As in [`RowId`].
     pub key: Vec<u8>,
-    /// The row and its shard number.
+    /// The row with its shard number.
     pub row: ShardRow,
 }
 
-/// Access to the rows, inside the caller's transaction and under the latest committed state,
-/// whatever the isolation level. What this transaction itself wrote counts as committed.
+/// Access to the rows, inside the caller's transaction and under the latest committed state, whatever
+/// the isolation level. The transaction's own writes count as committed.
 ///
-/// What each store must do comes first; then what follows from that.
+/// The required methods come first, then the provided ones. Each fails with the errors of Postgres, and
+/// with [`Error::NullState`] (55000): a NULL that no call writes; through SQL also with
+/// [`Error::AlteredColumn`] (42804).
 pub trait Store {
-    /// The row as it is: takes no lock, writes nothing, waits for nobody.
+    /// Reads a row, without locking, writing or waiting.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn read(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Those rows of a key that have one of these shard numbers, as [`read`](Store::read) does.
+    /// Reads the rows of a key with these shard numbers, as [`read`](Store::read).
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>>;
 
-    /// All rows of a key at one moment, as [`read`](Store::read) does; in ascending order.
+    /// Reads all rows of a key under one snapshot, in ascending order, as [`read`](Store::read).
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>>;
 
-    /// At most so many rows whose (name, key) comes after this one, in the order of name, key and
-    /// shard, as [`read`](Store::read) does; of one name where `within` it.
-    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<KeyedRow>>;
+    /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as
+    /// [`read`](Store::read); with `same_name`, only rows of that name.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
+    fn read_after(
+        &self,
+        after: (&[u8], &[u8]),
+        same_name: bool,
+        rows: i64,
+    ) -> Result<Vec<KeyedRow>>;
 
-    /// The (name, key) of a random row; `None` where there is none to be had.
+    /// Returns the (name, key) of a random row; `None` where none is found.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
 
-    /// The row, locked to the end of the transaction as by SELECT ... FOR UPDATE; `None` if it is
-    /// gone.
+    /// Locks a row to the end of the transaction, as SELECT ... FOR UPDATE; `None` if it is gone.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn lock(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// The row locked as by [`lock`](Store::lock), without waiting; `None` too if another
-    /// transaction has it.
+    /// Locks a row as [`lock`](Store::lock), without waiting; `None` also if it is locked.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn try_lock(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Inserts a row; false if another session's came first (this waits for one that is not yet
-    /// committed).
+    /// Inserts a row, after waiting for a concurrent insert of the same; false if that commits.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn insert(&self, id: RowId, state: &State) -> Result<bool>;
 
-    /// Overwrites a row that this transaction has locked.
+    /// Updates a row that this transaction has locked.
+    ///
+    /// # Errors
+    /// Those of a [`Store`]; [`Error::NotWritten`] (55000).
     fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
+    ///
+    /// # Errors
+    /// Those of a [`Store`]; [`Error::NotWritten`] (55000).
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()>;
 
-    /// Overwrites a row that was only read, in one step, if nobody else has changed it since; false if
-    /// somebody has, or where the store can't: then it is to be locked. Who has just locked it is waited
-    /// for, or without `wait` makes it false as well.
+    /// Updates a row in one step without locking it before, if it is unchanged since it was read. False
+    /// if it isn't, or if the store can't: the caller locks it then. Waits for a lock on the row, or
+    /// without `wait` returns false then as well.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn replace(&self, _: RowId, _seen: &Row, _: &State, _wait: bool) -> Result<bool> {
         Ok(false)
     }
 
-    /// Deletes a row that was only read, as [`replace`](Store::replace) overwrites one without `wait`.
+    /// Deletes a row in one step, as [`replace`](Store::replace) updates one without `wait`.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn remove(&self, _seen: &Row) -> Result<bool> {
         Ok(false)
     }
 
-    /// All rows of a key, locked one after the other in ascending order.
+    /// Locks all rows of a key, in ascending order.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn lock_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         let mut rows = Vec::new();
         for (shard, _) in self.read_key(name, key)? {
@@ -140,14 +183,20 @@ pub trait Store {
         Ok(rows)
     }
 
-    /// As [`lock_key`](Store::lock_key), row 0 first even if it is not there, as whoever makes others
-    /// of them: so these are the rows that there will be.
+    /// Locks all rows of a key as [`lock_key`](Store::lock_key), row 0 first even if there is none, as
+    /// a reshard does: so the rows are those that a concurrent one leaves.
+    ///
+    /// # Errors
+    /// Those of a [`Store`].
     fn lock_whole_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         self.lock(RowId { name, key, shard: 0 })?;
         self.lock_key(name, key)
     }
 
-    /// Marks the rows of a key as reset; whether any held a state.
+    /// Resets the rows of a key; false if none had a state.
+    ///
+    /// # Errors
+    /// Those of a [`Store`]; [`Error::NotWritten`] (55000).
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
         let id = RowId { name, key, shard: 0 };
         if let Some(seen) = self.read(id)?
@@ -168,7 +217,10 @@ pub trait Store {
         Ok(was)
     }
 
-    /// Deletes the rows of a key; whether any held a state.
+    /// Deletes the rows of a key; false if none had a state.
+    ///
+    /// # Errors
+    /// Those of a [`Store`]; [`Error::NotWritten`] (55000).
     fn delete_key(&self, name: &[u8], key: &[u8]) -> Result<bool> {
         let rows = self.lock_whole_key(name, key)?;
         for &(shard, ref row) in &rows {
@@ -177,7 +229,7 @@ pub trait Store {
         Ok(rows.iter().any(|(_, row)| !is_reset(&row.state)))
     }
 
-    /// The error of a row that could not be written or read although nothing failed.
+    /// Returns the error for a row that could not be written although no statement failed (55000).
     fn not_written(&self) -> Error {
         Error::NotWritten { table: "rateLimits" }
     }

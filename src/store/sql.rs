@@ -1,5 +1,5 @@
-//! The store that uses SQL as any session could write it, so that it works on whatever stands
-//! behind the table's name: triggers, policies, constraints, a distributed table.
+//! The store through SQL, as any session could write it, so that it works on any table: with triggers,
+//! policies, constraints, or distributed.
 
 use std::ffi::c_int;
 
@@ -14,7 +14,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::spi::{Connection, Statement};
 use crate::pg::values::{float_datum, text_datum, varlena_bytes};
-use crate::store::codec::{array, log_datum, log_entries, state_of, ts_datum};
+use crate::store::codec::{array_datum, decode_log, decode_state, log_datum, ts_datum};
 use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
 
 impl Store for Connection<'_> {
@@ -24,7 +24,7 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3",
             parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &STATE,
+            results: &SHARD_ROW,
             lock: TableLock::Read,
         };
         self.row(&READ, id)
@@ -36,7 +36,7 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE",
             parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &STATE,
+            results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
         self.row(&LOCK, id)
@@ -48,7 +48,7 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE SKIP LOCKED",
             parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &STATE,
+            results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
         self.row(&TRY_LOCK, id)
@@ -60,11 +60,11 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) ANY ($3)",
             parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
-            results: &STATE,
+            results: &SHARD_ROW,
             lock: TableLock::Read,
         };
         let shards: Vec<pg_sys::Datum> = shards.iter().map(|&shard| shard.into()).collect();
-        let shards = array(shards, INT4OID, size_of::<i32>(), b'i');
+        let shards = array_datum(shards, INT4OID, size_of::<i32>(), b'i');
         self.rows(&READ_SHARDS, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])
     }
 
@@ -74,30 +74,30 @@ impl Store for Connection<'_> {
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   ORDER BY shard",
             parameters: &[TEXTOID, TEXTOID],
-            results: &STATE,
+            results: &SHARD_ROW,
             lock: TableLock::Read,
         };
         self.rows(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])
     }
 
     fn insert(&self, id: RowId, row: &State) -> Result<bool> {
-        // Any conflict: named columns mean the valid index alone, and the one that REINDEX
-        // CONCURRENTLY builds beside it would raise 23505.
+        // Without columns, which would name the valid index alone: the one that REINDEX CONCURRENTLY
+        // builds beside it would raise 23505.
         const INSERT: Statement = Statement {
             sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
-            parameters: &WHOLE_ROW,
+            parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
         };
-        // 42P10 where nothing would keep two rows of a key apart.
+        // Raises 42P10 where no unique index covers the key.
         const INSERT_BY_COLUMNS: Statement = Statement {
             sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name, key, shard) DO NOTHING",
             ..INSERT
         };
         let insert = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
-        Ok(self.execute(insert, &whole_row(id, row))? > 0)
+        Ok(self.execute(insert, &row_parameters(id, row))? > 0)
     }
 
     fn update(&self, id: RowId, _: TupleId, row: &State) -> Result<()> {
@@ -105,36 +105,41 @@ impl Store for Connection<'_> {
             sql: "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
                   AND shard OPERATOR(pg_catalog.=) $3",
-            parameters: &WHOLE_ROW,
+            parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
         };
-        match self.execute(&UPDATE, &whole_row(id, row))? {
+        match self.execute(&UPDATE, &row_parameters(id, row))? {
             0 => Err(Connection::not_written(self)),
             _ => Ok(()),
         }
     }
 
-    fn read_after(&self, after: (&[u8], &[u8]), within: bool, rows: i64) -> Result<Vec<KeyedRow>> {
-        const OF_ALL: Statement = Statement {
+    fn read_after(
+        &self,
+        after: (&[u8], &[u8]),
+        same_name: bool,
+        rows: i64,
+    ) -> Result<Vec<KeyedRow>> {
+        const READ_AFTER: Statement = Statement {
             sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
                   ORDER BY name, key, shard LIMIT $3",
             parameters: &[TEXTOID, TEXTOID, INT8OID],
-            results: &KEYED,
+            results: &KEYED_ROW,
             lock: TableLock::Read,
         };
-        const OF_ONE: Statement = Statement {
+        const READ_AFTER_IN_NAME: Statement = Statement {
             sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
                   ORDER BY name, key, shard LIMIT $3",
             parameters: &[TEXTOID, TEXTOID, INT8OID],
-            results: &KEYED,
+            results: &KEYED_ROW,
             lock: TableLock::Read,
         };
         let (name, key) = after;
         let count = self.execute(
-            if within { &OF_ONE } else { &OF_ALL },
+            if same_name { &READ_AFTER_IN_NAME } else { &READ_AFTER },
             &[Some(text_datum(name)), Some(text_datum(key)), Some(rows.into())],
         )?;
         let text = |row, column| {
@@ -145,7 +150,7 @@ impl Store for Connection<'_> {
         (0..count)
             .map(|row| {
                 let (name, key) = (text(row, 1)?, text(row, 2)?);
-                let row = self.selected(row, 3)?;
+                let row = self.decode_row(row, 3)?;
                 Ok(KeyedRow { name, key, row })
             })
             .collect()
@@ -159,7 +164,7 @@ impl Store for Connection<'_> {
             results: &[TEXTOID, TEXTOID],
             lock: TableLock::Read,
         };
-        let Some(page) = self.some_page() else { return Ok(None) };
+        let Some(page) = self.random_page() else { return Ok(None) };
         if self.execute(&RANDOM_KEY, &[Some(page)])? == 0 {
             return Ok(None);
         }
@@ -177,43 +182,56 @@ impl Store for Connection<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        match self.execute(&DELETE, &row_id(id))? {
+        match self.execute(&DELETE, &key_parameters(id))? {
             0 => Err(Connection::not_written(self)),
             _ => Ok(()),
         }
     }
 }
 
-/// What a row is selected as: shard, value, ts, prior, log.
-const STATE: [pg_sys::BuiltinOid; 5] =
+/// The columns of a [`ShardRow`]: shard, value, ts, prior, log.
+const SHARD_ROW: [pg_sys::BuiltinOid; 5] =
     [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
-/// name and key before those of [`STATE`].
-const KEYED: [pg_sys::BuiltinOid; 7] =
+/// The columns of a [`KeyedRow`]: name, key, and those of [`SHARD_ROW`].
+const KEYED_ROW: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
-const WHOLE_ROW: [pg_sys::BuiltinOid; 7] =
+/// The parameters of a statement that writes a row: its columns.
+const ROW_PARAMETERS: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 impl Connection<'_> {
+    /// Selects at most one row, by its primary key.
+    ///
+    /// # Errors
+    /// As [`decode_row`](Connection::decode_row), and [`Connection::execute`].
     fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
-        match self.execute(statement, &row_id(id))? {
+        match self.execute(statement, &key_parameters(id))? {
             0 => Ok(None),
-            _ => Ok(Some(self.selected(0, 1)?.1)),
+            _ => Ok(Some(self.decode_row(0, 1)?.1)),
         }
     }
 
+    /// Selects rows.
+    ///
+    /// # Errors
+    /// As [`decode_row`](Connection::decode_row), and [`Connection::execute`].
     fn rows(
         &self,
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<Vec<ShardRow>> {
         let count = self.execute(statement, parameters)?;
-        (0..count).map(|row| self.selected(row, 1)).collect()
+        (0..count).map(|row| self.decode_row(row, 1)).collect()
     }
 
-    /// A row of the last result, whose columns are those of [`STATE`] from number `first` on.
-    fn selected(&self, row: u64, first: c_int) -> Result<ShardRow> {
+    /// Decodes a row of the last result, counted from 0, whose columns from number `first` on are those
+    /// of [`SHARD_ROW`].
+    ///
+    /// # Errors
+    /// [`Error::NullState`] (55000): a NULL that no call writes.
+    fn decode_row(&self, row: u64, first: c_int) -> Result<ShardRow> {
         check_for_interrupts();
         let field = |column| self.field(row, first + column);
         let not_null = |column, name| field(column).ok_or(Error::NullState { column: name });
@@ -221,19 +239,21 @@ impl Connection<'_> {
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         let shard = shard.value() as i32;
         // SAFETY: the column is the timestamptz[] that the statement says it is.
-        let log = field(4).map(|log| unsafe { log_entries(log) });
+        let log = field(4).map(|log| unsafe { decode_log(log) });
         let prior = field(3).map(float);
-        let state = state_of(shard, float(value), ts.value() as i64, prior, log);
+        let state = decode_state(shard, float(value), ts.value() as i64, prior, log);
         Ok((shard, Row { state, tuple: TupleId::NONE }))
     }
 }
 
-fn row_id(id: RowId) -> [Option<pg_sys::Datum>; 3] {
+/// Encodes a primary key as parameters.
+fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
     [Some(text_datum(id.name)), Some(text_datum(id.key)), Some(pg_sys::Datum::from(id.shard))]
 }
 
-fn whole_row(id: RowId, row: &State) -> [Option<pg_sys::Datum>; 7] {
-    let [name, key, shard] = row_id(id);
+/// Encodes a row as [`ROW_PARAMETERS`].
+fn row_parameters(id: RowId, row: &State) -> [Option<pg_sys::Datum>; 7] {
+    let [name, key, shard] = key_parameters(id);
     [
         name,
         key,

@@ -11,20 +11,21 @@ use crate::pg::transaction::with_lasting_locks;
 /// The open table and its index.
 #[derive(Clone, Copy)]
 pub struct Heap {
+    /// The table.
     pub table: pg_sys::Relation,
+    /// The index of its primary key.
     pub index: pg_sys::Relation,
-    /// Where a row is fetched to: empty between two operations, so that no page stays pinned when a
+    /// The slot of a fetched version: empty between two operations, so that no page is pinned when a
     /// subtransaction ends.
     pub fetched: *mut pg_sys::TupleTableSlot,
-    /// What a row is written from.
+    /// The slot of a version to be written.
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
-/// Opens the table while `work` runs. Its locks, and those of its index, last to the end of the
-/// transaction.
+/// Runs `work` with the table open. The locks on it and its index last to the end of the transaction.
 ///
 /// # Errors
-/// [`Error::Moved`]: it has changed since the catalog was read.
+/// Those of the work; [`Error::Moved`]: the table has changed since the catalog was read.
 pub fn with_heap<T>(
     catalog: &Catalog,
     index_oid: pg_sys::Oid,
@@ -36,7 +37,7 @@ pub fn with_heap<T>(
     // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
     unsafe {
         let opened = guarded(|| {
-            // First, since what is announced by then may have moved the table.
+            // Before the check, since the locks process invalidations.
             with_lasting_locks(|| {
                 raw::LockRelationOid(oid, lock);
                 raw::LockRelationOid(index_oid, lock);
@@ -64,11 +65,11 @@ pub fn with_heap<T>(
     }
 }
 
-/// Runs calls of [`raw`]; an error of theirs unwinds from here.
+/// Runs calls of [`raw`], whose errors unwind from here.
 ///
 /// # Safety
-/// `calls` and what it calls hold nothing with a destructor, call nothing of `pg_sys` that is
-/// guarded, and don't panic.
+/// `calls` and its callees hold no value with a destructor, call no guarded function of `pg_sys`, and
+/// don't panic.
 pub unsafe fn guarded<T: Copy>(calls: impl FnOnce() -> T) -> T {
     // SAFETY: as the caller says.
     unsafe { pg_guard_ffi_boundary(calls) }

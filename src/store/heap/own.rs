@@ -1,9 +1,8 @@
-//! Where the newest versions are that the current transaction has written: from where an entry of the
-//! index leads, one walks through all versions of the transaction, which made n calls on one key cost
-//! n * n.
+//! The tuple ids of the newest versions that the current transaction has written. From an index entry,
+//! a scan walks through all versions of the transaction, so that n calls on one key would cost n * n.
 //!
-//! Such a place stays good: the lock on the table lasts as long as what was written under it, and
-//! what the transaction itself does to give the table other pages is announced as a change of it.
+//! Such a tuple id stays valid: the lock on the table lasts as long as the version that was written
+//! under it, and a rewrite by the transaction itself is announced as a change of the table.
 
 use std::cell::RefCell;
 
@@ -12,33 +11,33 @@ use pgrx::pg_sys;
 use crate::pg::invalidation;
 use crate::pg::transaction::{subtransaction, unguarded};
 
-/// How many of them are remembered.
-const ROWS: usize = 64;
+/// The versions that are remembered.
+const CAPACITY: usize = 64;
 
-struct Own {
+struct OwnVersions {
     transaction: pg_sys::TransactionId,
     changes: u64,
-    /// By their hash.
-    rows: [Option<OwnRow>; ROWS],
+    /// By the row's hash.
+    rows: [Option<OwnVersion>; CAPACITY],
 }
 
 #[derive(Clone, Copy)]
-struct OwnRow {
+struct OwnVersion {
     hash: u64,
     tid: pg_sys::ItemPointerData,
-    /// Rolled back with this, the version is dead, and its page may be cut off the table.
+    /// The subtransaction whose rollback makes the version dead: its page may be truncated then.
     written_in: pg_sys::SubTransactionId,
 }
 
 thread_local! {
-    static OWN: RefCell<Own> = const { RefCell::new(Own::new()) };
+    static OWN: RefCell<OwnVersions> = const { RefCell::new(OwnVersions::new()) };
 }
 
-/// Forgets what was written in a subtransaction that is rolled back, or in one within it: their
-/// numbers ascend.
+/// Forgets the versions written in a subtransaction that is rolled back, or in one within it, whose
+/// number is greater.
 pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     OWN.with(|own| {
-        // Borrowed for a moment only, never while Postgres ends anything.
+        // Never borrowed while Postgres ends a subtransaction.
         let Ok(mut own) = own.try_borrow_mut() else { return };
         for row in &mut own.rows {
             *row = row.filter(|row| row.written_in < rolled_back);
@@ -46,32 +45,36 @@ pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     });
 }
 
-impl Own {
-    const fn new() -> Own {
-        Own { transaction: pg_sys::InvalidTransactionId, changes: 0, rows: [None; ROWS] }
+impl OwnVersions {
+    const fn new() -> OwnVersions {
+        OwnVersions {
+            transaction: pg_sys::InvalidTransactionId,
+            changes: 0,
+            rows: [None; CAPACITY],
+        }
     }
 
-    /// Forgets what another transaction wrote, or what was before the table changed.
-    fn now(&mut self) -> &mut Own {
+    /// Clears the versions of another transaction, or from before a change of the table.
+    fn current(&mut self) -> &mut OwnVersions {
         // SAFETY: reads the state of the transaction.
         let transaction = unsafe { unguarded::GetTopTransactionIdIfAny() };
         let changes = invalidation::changes();
         if self.transaction != transaction || self.changes != changes {
-            *self = Own { transaction, changes, ..Own::new() };
+            *self = OwnVersions { transaction, changes, ..OwnVersions::new() };
         }
         self
     }
 }
 
-/// Where the newest version of the row with this hash is, if this transaction wrote one and the table
-/// has not changed since.
-pub fn place(hash: u64) -> Option<pg_sys::ItemPointerData> {
-    let known = OWN.with_borrow_mut(|own| own.now().rows[hash as usize % ROWS]);
+/// Returns the tuple id of the newest version of the row with this hash, if this transaction wrote one
+/// and the table has not changed since.
+pub fn lookup(hash: u64) -> Option<pg_sys::ItemPointerData> {
+    let known = OWN.with_borrow_mut(|own| own.current().rows[hash as usize % CAPACITY]);
     known.filter(|known| known.hash == hash).map(|known| known.tid)
 }
 
-/// Remembers the version that this transaction has just written.
+/// Remembers a version that this transaction has just written.
 pub fn remember(hash: u64, tid: pg_sys::ItemPointerData) {
-    let row = OwnRow { hash, tid, written_in: subtransaction() };
-    OWN.with_borrow_mut(|own| own.now().rows[hash as usize % ROWS] = Some(row));
+    let row = OwnVersion { hash, tid, written_in: subtransaction() };
+    OWN.with_borrow_mut(|own| own.current().rows[hash as usize % CAPACITY] = Some(row));
 }

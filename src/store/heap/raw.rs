@@ -2,8 +2,7 @@
 //! made from frames that hold plain data only, which an error may jump over, and never beside calls
 //! of `pg_sys`, whose errors unwind instead.
 //!
-//! What the access method of the table does goes through the functions that it exports for the
-//! executor; they stand at the end, by the names that tableam.h gives them.
+//! The callbacks of the table's access method are at the end, under their names in tableam.h.
 
 use std::ffi::c_int;
 
@@ -112,10 +111,10 @@ unsafe extern "C-unwind" {
     pub fn pg_detoast_datum_copy(datum: *mut varlena) -> *mut varlena;
 }
 
-/// Begins a scan of an index for these keys.
+/// Begins a scan of an index with these scan keys.
 ///
 /// # Safety
-/// As all of these; the keys outlive the scan.
+/// Inside a guard; the relations are open, and the keys outlive the scan.
 pub unsafe fn begin_scan(
     table: Relation,
     index: Relation,
@@ -134,12 +133,12 @@ pub unsafe fn begin_scan(
     }
 }
 
-/// Gives way to a cancel or a shutdown: CHECK_FOR_INTERRUPTS.
+/// Processes a cancel or a shutdown: CHECK_FOR_INTERRUPTS.
 ///
 /// # Safety
-/// As all of these.
+/// Inside a guard.
 pub unsafe fn check_for_interrupts() {
-    // SAFETY: reads a flag that signals set, and raises what it stands for.
+    // SAFETY: reads a flag that signal handlers set.
     unsafe {
         if std::ptr::read_volatile(&raw const InterruptPending) != 0 {
             ProcessInterrupts();
@@ -147,10 +146,10 @@ pub unsafe fn check_for_interrupts() {
     }
 }
 
-/// Empties a slot, and lets go of the page that it holds: ExecClearTuple.
+/// Clears a slot, and unpins its page: ExecClearTuple.
 ///
 /// # Safety
-/// As all of these.
+/// Inside a guard; the slot exists.
 pub unsafe fn clear(slot: *mut TupleTableSlot) {
     // SAFETY: every kind of slot has this function.
     unsafe {
@@ -160,28 +159,36 @@ pub unsafe fn clear(slot: *mut TupleTableSlot) {
     }
 }
 
-/// Calls a function of the table's access method, which is the heap: it has each of them, as
-/// GetTableAmRoutine asserts.
+/// Calls a callback of the table's access method, the heap, which has all of them (GetTableAmRoutine).
 macro_rules! access_method {
     ($table:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         (*(*$table).rd_tableam).$function.unwrap_unchecked()($($argument),*)
     };
 }
 
+/// Begins fetching versions by tuple ids of an index.
+///
 /// # Safety
-/// As all of these, and of what follows.
+/// Inside a guard; the table is open.
 pub unsafe fn table_index_fetch_begin(table: Relation) -> *mut IndexFetchTableData {
     // SAFETY: as the caller says.
     unsafe { access_method!(table, index_fetch_begin(table)) }
 }
 
+/// Ends fetching versions by tuple ids of an index.
+///
+/// # Safety
+/// Inside a guard; `fetch` was begun, and is not ended yet.
 pub unsafe fn table_index_fetch_end(fetch: *mut IndexFetchTableData) {
     // SAFETY: as the caller says.
     unsafe { access_method!((*fetch).rel, index_fetch_end(fetch)) }
 }
 
-/// Fetches the version of a row that the snapshot sees, where an entry of an index leads, or with
-/// `again` the next one; moves `tid` there.
+/// Fetches the visible version from the tuple id of an index entry, or with `again` the next one, and
+/// sets `tid` to its own; false if none is visible.
+///
+/// # Safety
+/// Inside a guard; `fetch` was begun, the page of `tid` exists, the slot is one of the table.
 pub unsafe fn table_index_fetch_tuple(
     fetch: *mut IndexFetchTableData,
     tid: &mut ItemPointerData,
@@ -199,7 +206,10 @@ pub unsafe fn table_index_fetch_tuple(
     }
 }
 
-/// Fetches the version of a row at this place, if the snapshot sees it.
+/// Fetches the version at a tuple id; false if it is not visible to the snapshot.
+///
+/// # Safety
+/// Inside a guard; the page of `tid` exists, the slot is one of the table.
 pub unsafe fn table_tuple_fetch_row_version(
     table: Relation,
     tid: &mut ItemPointerData,
@@ -210,6 +220,10 @@ pub unsafe fn table_tuple_fetch_row_version(
     unsafe { access_method!(table, tuple_fetch_row_version(table, tid, snapshot, slot)) }
 }
 
+/// Whether the version in a slot is visible to a snapshot.
+///
+/// # Safety
+/// Inside a guard; the slot holds a version of the table.
 pub unsafe fn table_tuple_satisfies_snapshot(
     table: Relation,
     slot: *mut TupleTableSlot,
@@ -219,7 +233,11 @@ pub unsafe fn table_tuple_satisfies_snapshot(
     unsafe { access_method!(table, tuple_satisfies_snapshot(table, slot, snapshot)) }
 }
 
-/// Locks a row as SELECT … FOR UPDATE does; whether an update was followed on the way there.
+/// Locks a row as SELECT … FOR UPDATE, and fetches the locked version. Returns also whether an update
+/// was followed.
+///
+/// # Safety
+/// Inside a guard; `tid` is that of a version of the table, the slot is one of the table.
 pub unsafe fn table_tuple_lock(
     table: Relation,
     tid: &mut ItemPointerData,
@@ -248,8 +266,11 @@ pub unsafe fn table_tuple_lock(
     }
 }
 
-/// Puts the slot's row in the place of a version, waiting for who has it locked; and whether the
-/// new version needs entries in the indexes.
+/// Replaces a version by the slot's, after waiting for locks on it. Returns also whether the new version
+/// needs index entries.
+///
+/// # Safety
+/// Inside a guard; `old` is that of a version of the table, the slot holds a row of it.
 pub unsafe fn table_tuple_update(
     table: Relation,
     old: &mut ItemPointerData,
@@ -284,7 +305,10 @@ pub unsafe fn table_tuple_update(
     }
 }
 
-/// Deletes a version of a row, waiting for who has it locked.
+/// Deletes a version of a row, after waiting for locks on it.
+///
+/// # Safety
+/// Inside a guard; `tid` is that of a version of the table.
 pub unsafe fn table_tuple_delete(table: Relation, tid: &mut ItemPointerData) -> TM_Result::Type {
     let mut failure = TM_FailureData::default();
     // SAFETY: as the caller says.
@@ -305,6 +329,10 @@ pub unsafe fn table_tuple_delete(table: Relation, tid: &mut ItemPointerData) -> 
     }
 }
 
+/// Inserts the slot's row speculatively.
+///
+/// # Safety
+/// Inside a guard; the slot holds a row of the table, `token` is that of the speculative insertion lock.
 pub unsafe fn table_tuple_insert_speculative(
     table: Relation,
     slot: *mut TupleTableSlot,
@@ -318,6 +346,10 @@ pub unsafe fn table_tuple_insert_speculative(
     }
 }
 
+/// Confirms a speculative insert, or deletes its row if it has not succeeded.
+///
+/// # Safety
+/// Inside a guard; the slot holds the row inserted with `token`.
 pub unsafe fn table_tuple_complete_speculative(
     table: Relation,
     slot: *mut TupleTableSlot,

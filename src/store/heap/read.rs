@@ -1,4 +1,4 @@
-//! Finding rows: where they were last time, or by the index, under the latest state.
+//! Finding rows: by their last tuple id, or by the index, under the latest state.
 
 use std::ffi::c_int;
 
@@ -6,15 +6,15 @@ use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
 use super::open::{Heap, guarded};
-use super::row::{RawRow, Text, is_row, texts_of};
+use super::row::{RawRow, Text, copy_texts, has_id};
 use super::{own, raw, roots};
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::usual_table::COLUMNS;
 use crate::store::rows::{KeyedRow, RowId, ShardRow};
 
-/// The keys of a scan for a name, a key and a shard number, or for the first of them; `above` the
-/// last that is given, or for it.
+/// Returns the scan keys for a name, a key and a shard number, or for the first one or two of them:
+/// with equality, or with `above` for values greater than the last argument. Not inside a guard.
 pub fn scan_keys<const N: usize>(
     arguments: [pg_sys::Datum; N],
     above: bool,
@@ -48,8 +48,8 @@ pub fn scan_keys<const N: usize>(
     keys
 }
 
-/// Runs calls with a snapshot of the latest state, which is active meanwhile: PostgreSQL wants to know
-/// of each that is in use.
+/// Runs calls with a snapshot of the latest state, which is active meanwhile: PostgreSQL asserts that a
+/// snapshot in use is active or registered.
 ///
 /// # Safety
 /// As [`guarded`], inside it.
@@ -64,33 +64,36 @@ pub unsafe fn under_latest<T: Copy>(calls: impl FnOnce(pg_sys::Snapshot) -> T) -
     }
 }
 
-/// Whether the scan of a snapshot would leave predicate locks.
+/// Whether the transaction is SERIALIZABLE, so that scans under an MVCC snapshot leave predicate locks.
 pub fn is_serializable() -> bool {
     // SAFETY: reads the state of the transaction.
     unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
 }
 
-/// By which a row is remembered.
+/// Hashes a primary key, for [`own`] and [`roots`].
 pub fn hash(id: RowId) -> u64 {
     xxh64(id.key, xxh64(id.name, id.shard as u64))
 }
 
-/// The block of a place.
+/// Returns the block number of a tuple id.
 fn block(tid: &pg_sys::ItemPointerData) -> pg_sys::BlockNumber {
     u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo)
 }
 
-/// One of several rows, each of which can be large.
-pub fn found(row: RawRow) -> Result<ShardRow> {
+/// Decodes one of several rows; checks for interrupts, since each can be large.
+///
+/// # Errors
+/// As [`RawRow::decode`].
+pub fn decode(row: RawRow) -> Result<ShardRow> {
     check_for_interrupts();
-    row.found()
+    row.decode()
 }
 
 impl Heap {
-    /// Hands over each row that a scan for these keys finds under the latest state, and where its
-    /// index entry leads, until told to stop. In a SERIALIZABLE transaction the scan of a snapshot
-    /// would leave predicate locks: there all versions are scanned, and which of them the snapshot
-    /// sees is asked here.
+    /// Visits each row with these scan keys under the latest state, in `fetched`, with the tuple id in
+    /// its index entry, until `visit` returns false. In a SERIALIZABLE transaction the scan of an MVCC
+    /// snapshot would leave predicate locks: there all versions are scanned, and their visibility is
+    /// checked here.
     ///
     /// # Safety
     /// Inside a guard.
@@ -106,13 +109,13 @@ impl Heap {
                     return self.scan(latest, keys, visit);
                 }
                 let every = &raw mut pg_sys::SnapshotAnyData;
-                self.scan(every, keys, |root| !self.is_seen_by(latest) || visit(root));
+                self.scan(every, keys, |root| !self.is_visible(latest) || visit(root));
             });
         }
     }
 
-    /// Hands over each row that a scan for these keys finds, in `fetched`, and where its index entry
-    /// leads, until told to stop.
+    /// Visits each row with these scan keys under a snapshot, in `fetched`, with the tuple id in its
+    /// index entry, until `visit` returns false.
     ///
     /// # Safety
     /// Inside a guard.
@@ -122,8 +125,8 @@ impl Heap {
         keys: &mut [pg_sys::ScanKeyData],
         mut visit: impl FnMut(pg_sys::ItemPointerData) -> bool,
     ) {
-        // SAFETY: the relations are open; the keys outlive the scan, the place is read before the
-        // scan moves on. Of one entry a snapshot that is no MVCC one can see several versions.
+        // SAFETY: the relations are open; the keys outlive the scan, the tuple id is copied before the
+        // scan moves on. A non-MVCC snapshot can see several versions of one entry.
         unsafe {
             let scan = raw::begin_scan(self.table, self.index, snapshot, keys);
             let forward = pg_sys::ScanDirection::ForwardScanDirection;
@@ -149,27 +152,28 @@ impl Heap {
         }
     }
 
-    /// Whether a snapshot sees the version that is fetched.
+    /// Whether the fetched version is visible to a snapshot.
     ///
     /// # Safety
     /// Inside a guard.
-    pub unsafe fn is_seen_by(&self, snapshot: pg_sys::Snapshot) -> bool {
+    pub unsafe fn is_visible(&self, snapshot: pg_sys::Snapshot) -> bool {
         // SAFETY: the slot pins the page of the version.
         unsafe { raw::table_tuple_satisfies_snapshot(self.table, self.fetched, snapshot) }
     }
 
-    /// The row.
+    /// Finds a row: this transaction's own version, the one at the remembered index entry, or by the
+    /// index.
     pub fn find(&self, id: RowId) -> Option<RawRow> {
         let hash = hash(id);
-        // SAFETY: in a guard, of plain data.
+        // SAFETY: guarded; plain data.
         unsafe {
-            if let Some(tid) = own::place(hash)
-                && let Some(row) = guarded(|| self.at_own(tid, id))
+            if let Some(tid) = own::lookup(hash)
+                && let Some(row) = guarded(|| self.fetch_own(tid, id))
             {
                 return Some(row);
             }
-            if let Some(root) = roots::place(hash)
-                && let Some(row) = guarded(|| self.at_root(root, id))
+            if let Some(root) = roots::lookup(hash)
+                && let Some(row) = guarded(|| self.fetch_at_root(root, id))
             {
                 return Some(row);
             }
@@ -177,7 +181,7 @@ impl Heap {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
         let keys = &mut keys[..];
-        // SAFETY: as above.
+        // SAFETY: guarded; plain data, and the texts of the keys outlive the scan.
         let found = unsafe {
             guarded(|| {
                 let mut found = None;
@@ -194,23 +198,23 @@ impl Heap {
         })
     }
 
-    /// The row that is fetched.
+    /// Copies the fetched row.
     ///
     /// # Safety
-    /// Inside a guard.
+    /// Inside a guard; the slot holds a row, deformed.
     pub unsafe fn fetched_row(&self) -> RawRow {
-        // SAFETY: the slot has been deformed.
-        unsafe { RawRow::of(self.fetched, self.is_unlocked()) }
+        // SAFETY: as the caller says.
+        unsafe { RawRow::from_slot(self.fetched, self.is_unlocked()) }
     }
 
-    /// Whether no other transaction has the version locked that is fetched, or has replaced it. It may
-    /// have by the time that it matters.
+    /// Whether no other transaction has locked or replaced the fetched version: a hint, since one may do
+    /// so at any time.
     ///
     /// # Safety
     /// Inside a guard.
     pub unsafe fn is_unlocked(&self) -> bool {
-        // SAFETY: a slot that was fetched to is one of a pinned tuple of the heap, whose header can be
-        // read as it is: bits that others set meanwhile make the answer no worse.
+        // SAFETY: the slot holds a pinned tuple of the heap, whose header can be read without a lock:
+        // bits that are set meanwhile make the hint no worse.
         unsafe {
             let pinned = &*self.fetched.cast::<pg_sys::BufferHeapTupleTableSlot>();
             let tuple = pinned.base.tuple;
@@ -223,7 +227,7 @@ impl Heap {
             {
                 return true;
             }
-            // As pgrowlocks asks. This may set bits, so it wants the page locked.
+            // As pgrowlocks; it may set hint bits, for which the page must be locked.
             raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
             let cid = raw::GetCurrentCommandId(false);
             let result = raw::HeapTupleSatisfiesUpdate(tuple, cid, pinned.buffer);
@@ -232,28 +236,28 @@ impl Heap {
         }
     }
 
-    /// The row where this transaction wrote it last, if it did: nobody else can have changed it.
+    /// Fetches the version that this transaction wrote last, which no other can have changed.
     ///
     /// # Safety
-    /// Inside a guard; the place is from [`own`].
-    pub unsafe fn at_own(&self, mut tid: pg_sys::ItemPointerData, id: RowId) -> Option<RawRow> {
-        // SAFETY: the page is there (see `own`). The hash may be that of another row.
+    /// Inside a guard; the tuple id is from [`own`].
+    pub unsafe fn fetch_own(&self, mut tid: pg_sys::ItemPointerData, id: RowId) -> Option<RawRow> {
+        // SAFETY: the page exists (see `own`). The hash may be that of another row.
         unsafe {
             let current = &raw mut pg_sys::SnapshotSelfData;
             if !raw::table_tuple_fetch_row_version(self.table, &mut tid, current, self.fetched) {
                 return None;
             }
-            self.fetched_if(id)
+            self.matching_row(id)
         }
     }
 
-    /// The row where the index entry led before.
+    /// Fetches the visible version from the tuple id of an index entry, `root`.
     ///
     /// # Safety
     /// Inside a guard.
-    pub unsafe fn at_root(&self, root: pg_sys::ItemPointerData, id: RowId) -> Option<RawRow> {
-        // SAFETY: nothing of the place is taken for granted but that its page is there, and nobody
-        // can cut that off while the table is locked.
+    pub unsafe fn fetch_at_root(&self, root: pg_sys::ItemPointerData, id: RowId) -> Option<RawRow> {
+        // SAFETY: the page exists, and can't be truncated while the table is locked; nothing else of
+        // the tuple id is relied on.
         unsafe {
             let main = pg_sys::ForkNumber::MAIN_FORKNUM;
             if block(&root) >= raw::RelationGetNumberOfBlocksInFork(self.table, main) {
@@ -265,8 +269,8 @@ impl Heap {
                 let snapshot = if serializable { &raw mut pg_sys::SnapshotAnyData } else { latest };
                 let (mut tid, mut again, slot) = (root, false, self.fetched);
                 while raw::table_index_fetch_tuple(fetch, &mut tid, snapshot, slot, &mut again) {
-                    if !serializable || self.is_seen_by(latest) {
-                        return self.fetched_if(id);
+                    if !serializable || self.is_visible(latest) {
+                        return self.matching_row(id);
                     }
                     if !again {
                         break;
@@ -280,26 +284,26 @@ impl Heap {
         }
     }
 
-    /// The row that is fetched, if it is this one; and lets go of its page.
+    /// Copies the fetched row if it has this primary key, and clears the slot.
     ///
     /// # Safety
     /// Inside a guard.
-    pub unsafe fn fetched_if(&self, id: RowId) -> Option<RawRow> {
+    pub unsafe fn matching_row(&self, id: RowId) -> Option<RawRow> {
         // SAFETY: the slot holds a row of the table.
         unsafe {
             raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
-            let row = is_row(self.fetched, id).then(|| self.fetched_row());
+            let row = has_id(self.fetched, id).then(|| self.fetched_row());
             raw::clear(self.fetched);
             row
         }
     }
 
-    /// What `take` makes of the rows that a scan for these finds, in ascending order; of at most so
-    /// many.
+    /// Collects `take` of at most `most` rows, in ascending order, that [`scan_keys`] of these arguments
+    /// find under the latest state.
     ///
     /// # Safety
-    /// `take` runs inside a guard.
-    pub unsafe fn rows<const N: usize, T>(
+    /// `take` can run inside a guard.
+    pub unsafe fn collect<const N: usize, T>(
         &self,
         arguments: [pg_sys::Datum; N],
         above: bool,
@@ -313,8 +317,7 @@ impl Heap {
             return rows;
         }
         let found = &mut rows;
-        // SAFETY: a scan in a guard. An error jumps over no temporary of ours, and the list is out
-        // here.
+        // SAFETY: guarded; an error jumps over no value with a destructor, since the list is outside.
         unsafe {
             guarded(|| {
                 self.scan_latest(keys, |_| {
@@ -326,50 +329,57 @@ impl Heap {
         rows
     }
 
-    /// See [`Store::read_key`](crate::store::rows::Store::read_key).
+    /// Reads all rows of a key; see [`Store::read_key`](crate::store::rows::Store::read_key).
+    ///
+    /// # Errors
+    /// As [`RawRow::decode`].
     pub fn rows_of(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         let (name_text, key_text) = (Text::new(name), Text::new(key));
         let arguments = [name_text.datum(), key_text.datum()];
-        // SAFETY: a row of the table is fetched.
-        let rows = unsafe { self.rows(arguments, false, usize::MAX, || self.fetched_row()) };
-        rows.into_iter().map(found).collect()
+        // SAFETY: called with a row fetched.
+        let rows = unsafe { self.collect(arguments, false, usize::MAX, || self.fetched_row()) };
+        rows.into_iter().map(decode).collect()
     }
 
-    /// See [`Store::read_after`](crate::store::rows::Store::read_after).
+    /// Reads rows after a key; see [`Store::read_after`](crate::store::rows::Store::read_after).
+    ///
+    /// # Errors
+    /// As [`RawRow::decode`].
     pub fn rows_after(
         &self,
         after: (&[u8], &[u8]),
-        within: bool,
+        same_name: bool,
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
         let (name, key) = (Text::new(after.0), Text::new(after.1));
         let most = usize::try_from(rows).unwrap_or(0);
         let take = || {
-            // SAFETY: a row of the table is fetched, its first two columns are the name and the key.
+            // SAFETY: called with a row fetched, whose first two columns are the name and the key.
             unsafe {
                 let row = self.fetched_row();
                 let values = (*self.fetched).tts_values;
-                (texts_of([*values, *values.add(1)]), row)
+                (copy_texts([*values, *values.add(1)]), row)
             }
         };
-        // SAFETY: as `take` says.
+        // SAFETY: `take` copies, and an error of its own jumps over no copy.
         let found = unsafe {
-            let mut found = self.rows([name.datum(), key.datum()], true, most, take);
-            if !within {
-                found.extend(self.rows([name.datum()], true, most - found.len(), take));
+            let mut found = self.collect([name.datum(), key.datum()], true, most, take);
+            if !same_name {
+                found.extend(self.collect([name.datum()], true, most - found.len(), take));
             }
             found
         };
         let keyed = |([name, key], row): ([Vec<u8>; 2], RawRow)| {
-            Ok(KeyedRow { name, key, row: self::found(row)? })
+            Ok(KeyedRow { name, key, row: decode(row)? })
         };
         found.into_iter().map(keyed).collect()
     }
 
-    /// See [`Store::random_key`](crate::store::rows::Store::random_key).
-    pub fn key_on_random_page(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    /// Returns the first key on a random page; see
+    /// [`Store::random_key`](crate::store::rows::Store::random_key).
+    pub fn key_on_random_page(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         let found = &mut None;
-        // SAFETY: a row is pinned while it is read.
+        // SAFETY: guarded; the row is pinned while it is copied.
         unsafe {
             guarded(|| {
                 let main = pg_sys::ForkNumber::MAIN_FORKNUM;
@@ -388,13 +398,13 @@ impl Heap {
                     if raw::table_tuple_fetch_row_version(table, &mut tid, any, self.fetched) {
                         raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
                         let values = (*self.fetched).tts_values;
-                        *found = Some(texts_of([*values, *values.add(1)]));
+                        *found = Some(copy_texts([*values, *values.add(1)]));
                         raw::clear(self.fetched);
                         return;
                     }
                 }
             });
         }
-        Ok(found.take().map(|[name, key]| (name, key)))
+        found.take().map(|[name, key]| (name, key))
     }
 }

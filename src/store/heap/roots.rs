@@ -1,7 +1,6 @@
-//! Where the rows are that were found last, over many transactions: a call for one of them needs no
-//! look at the index. What is remembered is where the entry of the index leads, which stays so while
-//! the row's new versions go to the same page; it is a guess all the same, and whoever goes by it
-//! compares the row.
+//! The tuple ids in the index entries of recently used rows, over many transactions, which save the
+//! scan of the index. An entry stays the same while the row's updates are HOT; all the same it is a
+//! hint, and the row found by it is compared.
 
 use std::cell::RefCell;
 
@@ -9,13 +8,13 @@ use pgrx::pg_sys;
 
 use crate::pg::invalidation;
 
-/// How many of them are remembered: 64 kB.
-const ROWS: usize = 4096;
+/// The entries that are remembered: 64 kB.
+const CAPACITY: usize = 4096;
 
 #[derive(Default)]
 struct Roots {
     changes: u64,
-    /// By their hash; empty until the first is remembered.
+    /// By the row's hash; allocated for the first.
     rows: Vec<Root>,
 }
 
@@ -29,24 +28,24 @@ thread_local! {
     static ROOTS: RefCell<Roots> = const { RefCell::new(Roots { changes: 0, rows: Vec::new() }) };
 }
 
-/// Where the row with this hash was, unless the table has changed since. The place may be past its
-/// end: VACUUM cuts off empty pages.
-pub fn place(hash: u64) -> Option<pg_sys::ItemPointerData> {
+/// Returns the tuple id in the index entry of the row with this hash, unless the table has changed
+/// since. It may be past the table's end: VACUUM truncates empty pages.
+pub fn lookup(hash: u64) -> Option<pg_sys::ItemPointerData> {
     ROOTS.with_borrow(|roots| {
-        let root = roots.rows.get(hash as usize % ROWS)?;
+        let root = roots.rows.get(hash as usize % CAPACITY)?;
         (root.hash == hash && roots.changes == invalidation::changes()).then_some(root.tid)
     })
 }
 
-/// Remembers where an entry of the index leads.
+/// Remembers the tuple id in a row's index entry.
 pub fn remember(hash: u64, tid: pg_sys::ItemPointerData) {
     ROOTS.with_borrow_mut(|roots| {
         let changes = invalidation::changes();
         if roots.changes != changes || roots.rows.is_empty() {
             roots.changes = changes;
             roots.rows.clear();
-            roots.rows.resize(ROWS, Root::default());
+            roots.rows.resize(CAPACITY, Root::default());
         }
-        roots.rows[hash as usize % ROWS] = Root { hash, tid };
+        roots.rows[hash as usize % CAPACITY] = Root { hash, tid };
     });
 }

@@ -1,4 +1,4 @@
-//! A row of the table between Postgres and us: what is read of one, and what one is formed of.
+//! A row of the table in a slot: its decoding, and the values to form one.
 
 use std::mem::MaybeUninit;
 
@@ -9,17 +9,18 @@ use super::raw;
 use crate::pg::error::{Error, Result};
 use crate::pg::usual_table::COLUMNS;
 use crate::pg::values::{float_datum, is_plain, text_datum};
-use crate::store::codec::{log_datum, log_entries, state_of, ts_datum};
+use crate::store::codec::{decode_log, decode_state, log_datum, ts_datum};
 use crate::store::rows::{Row, RowId, ShardRow, TupleId};
 
-/// A row as it was found, its log in Postgres memory: plain data.
+/// A fetched version, its log in Postgres memory: plain data, for a guard.
 #[derive(Clone, Copy)]
 pub struct RawRow {
+    /// The tuple id of the version.
     pub tid: pg_sys::ItemPointerData,
-    /// Whether no other transaction had it locked, or has replaced it.
+    /// Whether no other transaction had it locked, or had replaced it.
     pub unlocked: bool,
     shard: i32,
-    /// `None` for a NULL, which the owner can have put there while the column allowed it.
+    /// `None` for a NULL, which the owner may have written while the column allowed it.
     value: Option<f64>,
     ts: Option<i64>,
     prior: Option<f64>,
@@ -28,9 +29,11 @@ pub struct RawRow {
 }
 
 impl RawRow {
+    /// Copies the row of a slot.
+    ///
     /// # Safety
     /// Inside a guard; the slot holds a row of the table, deformed.
-    pub unsafe fn of(slot: *mut pg_sys::TupleTableSlot, unlocked: bool) -> RawRow {
+    pub unsafe fn from_slot(slot: *mut pg_sys::TupleTableSlot, unlocked: bool) -> RawRow {
         // SAFETY: the columns are those of the usual table.
         unsafe {
             let value = |n: usize| {
@@ -52,14 +55,16 @@ impl RawRow {
         }
     }
 
+    /// Decodes the row. Calls Postgres: not inside a guard.
+    ///
     /// # Errors
-    /// [`Error::NullState`]: a NULL where no call writes one.
-    pub fn found(self) -> Result<ShardRow> {
+    /// [`Error::NullState`] (55000): a NULL that no call writes.
+    pub fn decode(self) -> Result<ShardRow> {
         let value = self.value.ok_or(Error::NullState { column: "value" })?;
         let ts = self.ts.ok_or(Error::NullState { column: "ts" })?;
         // SAFETY: a detoasted timestamptz[], as the column is declared.
-        let log = (!self.log.is_null()).then(|| unsafe { log_entries(self.log.into()) });
-        let state = state_of(self.shard, value, ts, self.prior, log);
+        let log = (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) });
+        let state = decode_state(self.shard, value, ts, self.prior, log);
         Ok((
             self.shard,
             Row { state, tuple: TupleId { tid: Some(self.tid), unlocked: self.unlocked } },
@@ -67,8 +72,8 @@ impl RawRow {
     }
 }
 
-/// A text as Postgres passes it: up to 1,024 bytes, as calls bring them, on the stack, a longer one,
-/// which the table's owner can have written, in Postgres memory.
+/// A text as a datum: up to 1,024 bytes, the most of a call, on the stack; a longer one, which the
+/// table's owner may have written, in Postgres memory.
 pub struct Text {
     short: Short,
     long: Option<pg_sys::Datum>,
@@ -81,7 +86,7 @@ struct Short {
 }
 
 impl Text {
-    /// Calls Postgres: not inside a guard.
+    /// Encodes a text. Calls Postgres: not inside a guard.
     pub fn new(text: &[u8]) -> Text {
         let mut bytes = MaybeUninit::<[u8; 1024]>::uninit();
         let long = (text.len() > size_of_val(&bytes)).then(|| text_datum(text));
@@ -90,37 +95,38 @@ impl Text {
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), bytes.as_mut_ptr().cast(), length);
         }
-        // SET_VARSIZE of Postgres.
+        // SET_VARSIZE.
         let size = (length + 4) as u32;
         let header = if cfg!(target_endian = "big") { size & 0x3fff_ffff } else { size << 2 };
         Text { short: Short { header, bytes }, long }
     }
 
+    /// Returns the datum, valid as long as the text stays where it is.
     pub fn datum(&self) -> pg_sys::Datum {
         self.long.unwrap_or_else(|| pg_sys::Datum::from(&raw const self.short))
     }
 }
 
-/// Whether a slot, deformed, holds this row.
+/// Whether the row in a deformed slot has this primary key.
 ///
 /// # Safety
 /// Inside a guard.
-pub unsafe fn is_row(slot: *mut pg_sys::TupleTableSlot, id: RowId) -> bool {
+pub unsafe fn has_id(slot: *mut pg_sys::TupleTableSlot, id: RowId) -> bool {
     // SAFETY: the first three columns are name, key and shard, and never NULL.
     unsafe {
         let values = (*slot).tts_values;
         (*values.add(2)).value() as i32 == id.shard
-            && is_text(*values, id.name)
-            && is_text(*values.add(1), id.key)
+            && text_equals(*values, id.name)
+            && text_equals(*values.add(1), id.key)
     }
 }
 
-/// Whether a value is this text.
+/// Whether a datum is equal to a text.
 ///
 /// # Safety
-/// Inside a guard; the value is a text of a row that is pinned.
-unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
-    // SAFETY: as the caller says; what is compressed is copied.
+/// Inside a guard; the value is a text of a pinned row.
+unsafe fn text_equals(value: pg_sys::Datum, text: &[u8]) -> bool {
+    // SAFETY: as the caller says; a compressed text is copied.
     unsafe {
         let mut varlena = value.cast_mut_ptr::<pg_sys::varlena>();
         if !is_plain(varlena) {
@@ -133,13 +139,13 @@ unsafe fn is_text(value: pg_sys::Datum, text: &[u8]) -> bool {
     }
 }
 
-/// The bytes of some texts of a row that is pinned.
+/// Copies texts.
 ///
 /// # Safety
-/// Inside a guard.
-pub unsafe fn texts_of<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>; N] {
-    // SAFETY: detoasting returns the value itself, or a copy in Postgres memory. All of it first, since
-    // its error would jump over what is copied already.
+/// Inside a guard; the values are texts of a pinned row.
+pub unsafe fn copy_texts<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>; N] {
+    // SAFETY: detoasting returns the value itself, or a copy in Postgres memory. Before any copy, since
+    // its error would jump over the copies.
     unsafe {
         values.map(|value| raw::pg_detoast_datum_packed(value.cast_mut_ptr())).map(|varlena| {
             std::slice::from_raw_parts(
@@ -151,8 +157,8 @@ pub unsafe fn texts_of<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>; 
     }
 }
 
-/// A row's columns, and which of them are NULL.
-pub fn columns(
+/// Encodes a row as the values and NULL flags of its columns. Calls Postgres: not inside a guard.
+pub fn row_values(
     name: &Text,
     key: &Text,
     shard: i32,

@@ -7,15 +7,18 @@ use ratelimit_core::State;
 
 use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
-use super::row::{RawRow, Text, columns, is_row};
+use super::row::{RawRow, Text, has_id, row_values};
 use super::{own, raw, roots};
 use crate::pg::error::Result;
 use crate::pg::usual_table::COLUMNS;
 use crate::store::rows::{Row, RowId, TupleId};
 
 impl Heap {
-    /// Locks the newest version of a row; `None` if the row is gone, is no longer this one, or has
-    /// moved on in this moment, or with `wait` false if another transaction has it.
+    /// Locks the newest version of a row, `found` being one of its versions; `None` if it is gone, has
+    /// another primary key now, or, without `wait`, if it is locked or was updated meanwhile.
+    ///
+    /// # Errors
+    /// As [`RawRow::decode`].
     pub fn lock_version(&self, id: RowId, found: RawRow, wait: bool) -> Result<Option<Row>> {
         let mut tid = found.tid;
         let tid = &mut tid;
@@ -23,10 +26,10 @@ impl Heap {
             true => {
                 (pg_sys::LockWaitPolicy::LockWaitBlock, pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION)
             }
-            // Following an update can wait whatever the policy says.
+            // Following an update can wait under any policy.
             false => (pg_sys::LockWaitPolicy::LockWaitSkip, 0),
         };
-        // SAFETY: the row was found in this table, and its tuple id is still good (see TupleId).
+        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId).
         let row = unsafe {
             guarded(|| {
                 let (result, traversed) =
@@ -34,17 +37,21 @@ impl Heap {
                 let mut row = None;
                 if result == pg_sys::TM_Result::TM_Ok {
                     raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
-                    if !traversed || is_row(self.fetched, id) {
-                        row = Some(RawRow::of(self.fetched, true));
+                    if !traversed || has_id(self.fetched, id) {
+                        row = Some(RawRow::from_slot(self.fetched, true));
                     }
                 }
                 raw::clear(self.fetched);
                 row
             })
         };
-        row.map(|row| Ok(row.found()?.1)).transpose()
+        row.map(|row| Ok(row.decode()?.1)).transpose()
     }
 
+    /// Finds and locks a row; see [`lock_version`](Heap::lock_version).
+    ///
+    /// # Errors
+    /// As [`RawRow::decode`].
     pub fn lock_newest(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
         match self.find(id) {
             Some(found) => self.lock_version(id, found, wait),
@@ -52,12 +59,12 @@ impl Heap {
         }
     }
 
-    /// Locks a version that was only read; false if another transaction has it, or has replaced it.
-    /// Waits for nobody.
+    /// Locks a version that was read without a lock, without waiting; false if another transaction has
+    /// locked or replaced it.
     pub fn lock_seen(&self, seen: &Row) -> bool {
         let TupleId { tid: Some(mut tid), unlocked: true } = seen.tuple else { return false };
         let tid = &mut tid;
-        // SAFETY: the row was found in this table, and its tuple id is still good (see TupleId).
+        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId).
         unsafe {
             guarded(|| {
                 let policy = pg_sys::LockWaitPolicy::LockWaitSkip;
@@ -68,16 +75,14 @@ impl Heap {
         }
     }
 
-    /// Puts a new version of a row in the place of one, if that is the newest when nobody has it
-    /// locked any more.
-    pub fn update_version(&self, id: RowId, at: TupleId, state: &State) -> Result<bool> {
-        let Some(mut old) = at.tid else { return Ok(false) };
+    /// Updates a version of a row, after waiting for locks on it; false if it was replaced.
+    pub fn update_version(&self, id: RowId, version: TupleId, state: &State) -> bool {
+        let Some(mut old) = version.tid else { return false };
         let (name, key) = (Text::new(id.name), Text::new(id.key));
-        let (mut values, mut nulls) = columns(&name, &key, id.shard, state);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, state);
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: the row was found in this table, and its tuple id is still good (see TupleId). The tuple is
-        // formed of the table's columns; an index entry is made where the new version is not in a chain
-        // from the old.
+        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId). The
+        // tuple is formed of the table's columns; an index entry is inserted unless the update is HOT.
         let (done, new, entered) = unsafe {
             guarded(|| {
                 let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
@@ -100,14 +105,14 @@ impl Heap {
                 roots::remember(hash, new);
             }
         }
-        Ok(done)
+        done
     }
 
-    /// Deletes a row, if this is its newest version when nobody has it locked any more.
-    pub fn delete_version(&self, at: TupleId) -> Result<bool> {
-        let Some(mut tid) = at.tid else { return Ok(false) };
+    /// Deletes a version of a row, after waiting for locks on it; false if it was replaced.
+    pub fn delete_version(&self, version: TupleId) -> bool {
+        let Some(mut tid) = version.tid else { return false };
         let tid = &mut tid;
-        // SAFETY: the row was found in this table, and its tuple id is still good (see TupleId).
+        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId).
         let result = unsafe {
             guarded(|| {
                 let result = raw::table_tuple_delete(self.table, tid);
@@ -115,14 +120,14 @@ impl Heap {
                 result
             })
         };
-        Ok(result == pg_sys::TM_Result::TM_Ok)
+        result == pg_sys::TM_Result::TM_Ok
     }
 
-    /// Enters a row into the index. Of a new row says whether it is the only one of its key; a new
-    /// version needs no such look, which would go through all versions of this transaction.
+    /// Inserts the index entry of a version. For a new row, returns whether its key is unique; a new
+    /// version of a row needs no such check, which would scan all versions of this transaction.
     ///
     /// # Safety
-    /// Inside a guard; the values are those of the row.
+    /// Inside a guard; the values and the tuple id are those of the version.
     pub unsafe fn insert_index(
         &self,
         values: *mut pg_sys::Datum,
@@ -142,13 +147,13 @@ impl Heap {
         }
     }
 
-    /// Waits for the transaction that is inserting, or deleting, a row like this.
+    /// Waits for the transaction that is inserting or deleting a row with this primary key.
     pub fn wait_for_inserter(&self, id: RowId) {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
         let keys = &mut keys[..];
         // SAFETY: as a unique index is checked (check_exclusion_or_unique_constraint): a dirty snapshot
-        // tells who has the row; all pins are dropped before the wait.
+        // returns the transaction in progress; all pins are dropped before the wait.
         unsafe {
             guarded(|| {
                 let mut dirty = pg_sys::SnapshotData {
@@ -180,13 +185,13 @@ impl Heap {
         }
     }
 
-    /// See [`Store::insert`](crate::store::rows::Store::insert).
-    pub fn insert_row(&self, id: RowId, state: &State) -> Result<bool> {
+    /// Inserts a row; see [`Store::insert`](crate::store::rows::Store::insert).
+    pub fn insert_row(&self, id: RowId, state: &State) -> bool {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
-        let (mut values, mut nulls) = columns(&name, &key, id.shard, state);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, state);
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: as INSERT ... ON CONFLICT DO NOTHING does it: the row is marked as speculative
-        // until the index has found no other like it, and else deleted again at once.
+        // SAFETY: as INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry
+        // has no conflict, and is deleted at once if it has.
         let new = unsafe {
             guarded(|| {
                 let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
@@ -211,6 +216,6 @@ impl Heap {
             }
             None => self.wait_for_inserter(id),
         }
-        Ok(new.is_some())
+        new.is_some()
     }
 }
