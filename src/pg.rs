@@ -1,4 +1,4 @@
-//! What the extension needs of Postgres. Knows nothing of limits.
+//! The parts of Postgres that the extension uses. Independent of limits.
 
 pub mod call;
 pub mod catalog;

@@ -1,5 +1,5 @@
-//! Where the extension's objects are in this database: found through the extension, never through
-//! search_path, remembered until an invalidation says that something moved.
+//! The extension's objects in this database: found through the extension, never through search_path,
+//! and cached until an invalidation.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_int};
@@ -14,52 +14,57 @@ use crate::pg::{invalidation, usual_table};
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Catalog {
-    /// The schema as it is written in SQL, quoted where it must be.
+    /// The schema as an SQL identifier, quoted where necessary.
     pub schema: CString,
+    /// rateLimits.
     pub rate_limits: Table,
+    /// rl_config.
     pub rl_config: Table,
-    /// The index by which the rows of rateLimits can be reached without SQL, or why they can't.
+    /// The primary key's index, for direct access to rateLimits, or the reason why it needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
-    /// Whether the primary key of rateLimits is the usual one, and so keeps its rows apart.
+    /// Whether the primary key of rateLimits is the usual one, which rules out two rows of one key.
     pub usual_key: bool,
-    /// The function that a config in a call needs the right to call.
+    /// The function `rl_define`, whose EXECUTE privilege a config in a call requires.
     pub rl_define: pg_sys::Oid,
 }
 
+/// A table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Table {
+    /// Its OID.
     pub oid: pg_sys::Oid,
+    /// The role that owns it.
     pub owner: pg_sys::Oid,
 }
 
-/// The lock on the table that a statement needs, which is also the one that Postgres takes for it.
+/// The table lock of a statement, as Postgres takes it.
 #[derive(Clone, Copy)]
 pub enum TableLock {
     /// ACCESS SHARE, of a SELECT.
     Read = pg_sys::AccessShareLock as isize,
     /// ROW SHARE, of a SELECT ... FOR UPDATE.
     LockRows = pg_sys::RowShareLock as isize,
-    /// ROW EXCLUSIVE, of whatever writes.
+    /// ROW EXCLUSIVE, of an INSERT, UPDATE or DELETE.
     Write = pg_sys::RowExclusiveLock as isize,
 }
 
-/// How often the table may change under a call's hands.
-const MOVES: u32 = 1000;
+/// The tries of a call before it gives up: another follows a change of the table.
+const TRIES: u32 = 1000;
 
 thread_local! {
     static CATALOG: RefCell<Option<Rc<Catalog>>> = const { RefCell::new(None) };
-    /// The value of [`invalidation::changes`] that CATALOG was read at.
+    /// The [`invalidation::changes`] at which CATALOG was read.
     static SEEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Whether nothing has changed since the catalog was read last.
+/// Whether no invalidation has come since the catalog was read.
 pub fn is_current() -> bool {
     SEEN.get() == invalidation::changes()
 }
 
-/// Runs `work` with the extension's objects, as a command of its own with a snapshot, and again where
-/// the table changed before it began to write. `lock` is what the work needs on rateLimits: nothing here
-/// takes a weaker one.
+/// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table
+/// changes before it writes. `lock` is the lock that it needs on rateLimits, before which no weaker one
+/// is taken.
 ///
 /// # Errors
 /// As [`current`], and those of the work.
@@ -68,11 +73,11 @@ pub fn with<T>(
     lock: TableLock,
     mut work: impl FnMut(&Catalog) -> Result<T>,
 ) -> Result<T> {
-    // SAFETY: in a transaction, and not in parallel. What the caller's command has written so far is
-    // seen, as by any function that runs SQL.
+    // SAFETY: in a transaction, and not in parallel. Makes the writes of the caller's command visible,
+    // as any function that runs SQL.
     unsafe { pg_sys::CommandCounterIncrement() };
     with_snapshot(|| {
-        for _ in 0..MOVES {
+        for _ in 0..TRIES {
             match work(&*current(function, lock)?) {
                 Err(Error::Moved) => {}
                 outcome => return outcome,
@@ -82,15 +87,14 @@ pub fn with<T>(
     })
 }
 
-/// The extension's objects as they stand now. `function` is the OID of the SQL function that is
-/// being called, which tells the extension's schema; `lock` is taken on rateLimits where that has to
-/// be looked at.
+/// Returns the extension's objects as they are now. `function` is the OID of the called SQL function,
+/// whose schema is the extension's; `lock` is taken on rateLimits if that must be read.
 ///
 /// # Errors
-/// [`Error::NoTable`] where a table is no longer in that schema.
+/// [`Error::NoTable`] (42P01): a table is not in that schema.
 pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
-    // SAFETY: processes what other sessions announced. A table that is locked already announces
-    // nothing more when it is opened again, so a long transaction would never see a change.
+    // SAFETY: processes the invalidations of other sessions. Opening a table that is locked already
+    // processes none, so a long transaction would never see a change.
     unsafe { pg_sys::AcceptInvalidationMessages() };
     let known = CATALOG.with_borrow(Option::clone);
     match known {
@@ -99,11 +103,15 @@ pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     }
 }
 
+/// Reads the catalog.
+///
+/// # Errors
+/// As [`current`].
 fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
-    // Until it is known anew, each table that is announced as changed may be ours.
+    // Meanwhile every changed table may be one of ours.
     CATALOG.set(None);
     invalidation::watch_tables(None);
-    // Counted before the look-up: what changes during it makes it be done again.
+    // Counted before the read: a change during it makes the next call read again.
     let changes = invalidation::changes();
     // SAFETY: look-ups in the system catalogs.
     let catalog = unsafe {
@@ -139,6 +147,11 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     Ok(catalog)
 }
 
+/// Finds a table of the extension; `table` is its name in the error.
+///
+/// # Errors
+/// [`Error::NoTable`] (42P01): it is not in this schema, or not the extension's.
+///
 /// # Safety
 /// Inside a transaction.
 unsafe fn table(
@@ -171,6 +184,8 @@ unsafe fn table(
     }
 }
 
+/// Finds the function `rl_define(text, jsonb, text)`; `InvalidOid` if there is none.
+///
 /// # Safety
 /// Inside a transaction.
 unsafe fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
@@ -190,12 +205,12 @@ unsafe fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
 }
 
 impl Catalog {
-    /// Whether the current user may call rl_define.
+    /// Whether the current user has EXECUTE on rl_define.
     pub fn may_define(&self) -> bool {
         if self.rl_define == pg_sys::InvalidOid {
             return false;
         }
-        // SAFETY: looks at the privileges of an existing function.
+        // SAFETY: reads the privileges of an existing function.
         unsafe {
             let user = pg_sys::GetUserId();
             let mode = pg_sys::ACL_EXECUTE as pg_sys::AclMode;

@@ -1,4 +1,4 @@
-//! Time: the clock of a call, and times of Postgres as instants.
+//! The clock, and the conversion between timestamptz and instants.
 
 use std::cell::Cell;
 
@@ -8,16 +8,16 @@ use ratelimit_core::Micros;
 use crate::pg::transaction::unguarded;
 
 thread_local! {
-    /// What `ratelimit.clock` says instead of the server's clock.
+    /// The time of `ratelimit.clock`.
     static FIXED: Cell<Option<Micros>> = const { Cell::new(None) };
 }
 
-/// Now: the server's clock, or what `ratelimit.clock` says instead.
+/// Returns the time of `ratelimit.clock`, or else of the server's clock.
 pub fn now() -> Micros {
     FIXED.get().unwrap_or_else(system_time)
 }
 
-/// Replaces the server's clock, or gives it back.
+/// Sets the clock to a fixed time; `None`: to the server's.
 pub fn fix(clock: Option<Micros>) {
     FIXED.set(clock);
 }
@@ -29,32 +29,32 @@ const MIN_TIMESTAMP: i64 = -211_813_488_000_000_000;
 /// The last timestamptz, exclusive: END_TIMESTAMP of Postgres.
 const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
 
-/// What -infinity and infinity are as instants; the latter is also what is later than instants can tell.
+/// -infinity and infinity as instants; the latter also stands for times beyond the range of instants.
 pub const INFINITE: [Micros; 2] = [Micros(i64::MIN + POSTGRES_EPOCH), Micros(i64::MAX)];
 
-/// A timestamptz as an instant.
+/// Converts a timestamptz to an instant.
 pub fn from_timestamptz(timestamp: i64) -> Micros {
     Micros(timestamp.saturating_add(POSTGRES_EPOCH))
 }
 
-/// An instant as a timestamptz; `None` where it is earlier or later than that type can tell.
+/// Converts an instant to a timestamptz; `None` outside that type's range.
 pub fn to_timestamptz(at: Micros) -> Option<i64> {
     let timestamp = at.0.checked_sub(POSTGRES_EPOCH)?;
     (MIN_TIMESTAMP..END_TIMESTAMP).contains(&timestamp).then_some(timestamp)
 }
 
-/// An instant as the nearest timestamptz that there is.
+/// Converts an instant to the nearest finite timestamptz.
 pub fn to_nearest_timestamptz(at: Micros) -> i64 {
     at.0.saturating_sub(POSTGRES_EPOCH).clamp(MIN_TIMESTAMP, END_TIMESTAMP - 1)
 }
 
-/// The server's clock.
+/// Reads the server's clock.
 fn system_time() -> Micros {
     // SAFETY: reads the clock.
     from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
 }
 
-/// A timestamptz as an instant; `None` for an infinite one.
+/// Converts a timestamptz to an instant; `None` for ±infinity.
 pub fn instant(datum: pg_sys::Datum) -> Option<Micros> {
     match datum.value() as i64 {
         i64::MIN | i64::MAX => None,

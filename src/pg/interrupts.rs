@@ -1,10 +1,10 @@
-//! Where a long piece of work can be cancelled.
+//! Checking for interrupts in long loops.
 
 use pgrx::prelude::*;
 
 use crate::pg::memory;
 
-/// Gives way to a cancel or a shutdown, and to an error where memory is short (53200).
+/// Processes a cancel or a shutdown, and raises 53200 where memory is short.
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
     if !memory::hold() {

@@ -1,5 +1,5 @@
-//! What Postgres announces as changed: counted, since an announcement comes in the middle of anything.
-//! Whoever remembers something keeps the count that it was true at.
+//! Invalidations: counted only, since they arrive at any point. A cache keeps the count at which it was
+//! valid.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
@@ -7,15 +7,15 @@ use std::ffi::c_int;
 use pgrx::pg_sys;
 
 thread_local! {
-    /// rateLimits and rl_config, once they are known; until then every table may be one of them.
+    /// rateLimits and rl_config; `None`: unknown, so that every table may be one of them.
     static TABLES: Cell<Option<(pg_sys::Oid, pg_sys::Oid)>> = const { Cell::new(None) };
-    /// Counts up with every invalidation that may have moved an object.
+    /// Counts the invalidations that may have changed the catalog.
     static CHANGES: Cell<u64> = const { Cell::new(1) };
-    /// Counts up with every invalidation that may have changed a definition.
+    /// Counts the invalidations that may have changed a definition.
     static DEFINITION_CHANGES: Cell<u64> = const { Cell::new(1) };
-    /// The composite types that somebody remembers, as relations.
+    /// The cached composite types, as relations.
     static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
-    /// Counts up with every invalidation that may have changed one of them.
+    /// Counts the invalidations that may have changed one of them.
     static TYPE_CHANGES: Cell<u64> = const { Cell::new(1) };
 }
 
@@ -32,12 +32,15 @@ pub fn init() {
     }
 }
 
-/// Says which tables rateLimits and rl_config are.
+/// Sets the tables rateLimits and rl_config.
 pub fn watch_tables(tables: Option<(pg_sys::Oid, pg_sys::Oid)>) {
     TABLES.set(tables);
 }
 
-/// Called in the middle of anything, so it only counts.
+/// The relcache callback.
+///
+/// # Safety
+/// Called by Postgres.
 unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys::Oid) {
     let (ours, definitions) = match TABLES.get() {
         Some((rate_limits, rl_config)) => {
@@ -61,21 +64,25 @@ unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys:
     }
 }
 
+/// The syscache callback of schemas.
+///
+/// # Safety
+/// Called by Postgres.
 unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
     CHANGES.set(CHANGES.get() + 1);
 }
 
-/// How often definitions may have changed, as far as this backend was told.
+/// Returns the count of changes of definitions that this backend has processed.
 pub fn definition_changes() -> u64 {
     DEFINITION_CHANGES.get()
 }
 
-/// How often a composite type that is watched may have changed, as far as this backend was told.
+/// Returns the count of changes of watched composite types that this backend has processed.
 pub fn type_changes() -> u64 {
     TYPE_CHANGES.get()
 }
 
-/// Watches a composite type, which is given as the relation that it is.
+/// Watches a composite type, given by its relation.
 pub fn watch_type(relation: pg_sys::Oid) {
     TYPES.with_borrow_mut(|types| {
         if !types.contains(&relation) {
@@ -84,14 +91,14 @@ pub fn watch_type(relation: pg_sys::Oid) {
     });
 }
 
-/// How often an object may have moved, or the table changed, as far as this backend was told.
+/// Returns the count of changes of the catalog that this backend has processed.
 pub fn changes() -> u64 {
     CHANGES.get()
 }
 
-/// Makes every backend look up its definitions anew once this transaction commits, and this one at
-/// its next command.
+/// Invalidates a relation: in every backend when this transaction commits, in this one at its next
+/// command.
 pub fn announce(relation: pg_sys::Oid) {
-    // SAFETY: the relation is that of a trigger that is running, so it exists and is locked.
+    // SAFETY: the relation is that of a running trigger, so it exists and is locked.
     unsafe { pg_sys::CacheInvalidateRelcacheByRelid(relation) };
 }

@@ -1,14 +1,13 @@
-//! Where the library's own memory comes from. To Rust an allocation that fails is the end of the
-//! process, and a backend that aborts takes all sessions of the server with it; to Postgres it is an
-//! error of one statement. So there is a reserve: what fails is tried again with it, which lasts until
-//! the next place where an error can be raised ([`check_for_interrupts`]), and it is what pgrx makes a
-//! panic of Postgres's own "out of memory" with.
+//! The allocator of the library's own memory. In Rust a failed allocation aborts the process, and an
+//! aborted backend ends all sessions of the server; in Postgres it is an error of one statement. So
+//! there is a reserve: it is freed for a failed allocation, which is tried again, and lasts until the
+//! next [`check_for_interrupts`], which raises the error; pgrx needs it, too, to turn Postgres's own
+//! "out of memory" into a panic.
 //!
-//! That holds where nothing asks for more at once than the reserve has, so whatever grows with what a
-//! caller passes is bounded, read a page at a time, or Postgres's memory. Should more fail than the
-//! reserve can bear, the session ends (FATAL), and no other.
+//! No single allocation exceeds the reserve: memory that grows with a caller's input is bounded, read
+//! by pages, or Postgres's. Where the reserve does not suffice, the session ends (FATAL), and no other.
 //!
-//! [`check_for_interrupts`]: crate::pg::values::check_for_interrupts
+//! [`check_for_interrupts`]: crate::pg::interrupts::check_for_interrupts
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CStr;
@@ -16,24 +15,26 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Its size in bytes: several times the longest list of requests. It is never written to, so it is
-/// address space and no memory.
+/// The size of the reserve in bytes: several times the longest list of requests. It is never written
+/// to, so it takes address space only.
 pub const RESERVE: usize = 8 << 20;
 
-/// What an error says where there is none.
+/// The detail of the error where it can't be allocated.
 pub const NO_RESERVE: &CStr = c"The rate limiter could not allocate its reserve.";
 
 /// The reserve; null while it is in use.
-static HELD: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static BLOCK: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
-/// How a session is ended that has no memory left; not set outside a server.
-static END: OnceLock<fn()> = OnceLock::new();
+/// Ends the session; not set outside a server.
+static EXHAUSTED: OnceLock<fn()> = OnceLock::new();
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
+/// The system's allocator, with the reserve.
 struct Allocator;
 
+/// The layout of the reserve.
 const fn layout() -> Layout {
     match Layout::from_size_align(RESERVE, 16) {
         Ok(layout) => layout,
@@ -41,22 +42,22 @@ const fn layout() -> Layout {
     }
 }
 
-// SAFETY: all memory is the system allocator's, asked as the caller asked. Nothing here unwinds: `END`
-// leaves the process, or returns.
+// SAFETY: all memory is the system allocator's, with the caller's layout. Nothing here unwinds:
+// `EXHAUSTED` exits the process, or returns.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, wanted: Layout) -> *mut u8 {
         // SAFETY: as the caller says.
-        or_again(|| unsafe { System.alloc(wanted) })
+        with_retry(|| unsafe { System.alloc(wanted) })
     }
 
     unsafe fn alloc_zeroed(&self, wanted: Layout) -> *mut u8 {
         // SAFETY: as the caller says.
-        or_again(|| unsafe { System.alloc_zeroed(wanted) })
+        with_retry(|| unsafe { System.alloc_zeroed(wanted) })
     }
 
     unsafe fn realloc(&self, block: *mut u8, old: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as the caller says; where it fails the block is as it was.
-        or_again(|| unsafe { System.realloc(block, old, size) })
+        // SAFETY: as the caller says; a failed try leaves the block as it is.
+        with_retry(|| unsafe { System.realloc(block, old, size) })
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
@@ -65,46 +66,48 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
+/// Allocates, and tries again with the reserve freed.
 #[inline]
-fn or_again(allocate: impl Fn() -> *mut u8) -> *mut u8 {
+fn with_retry(allocate: impl Fn() -> *mut u8) -> *mut u8 {
     let block = allocate();
-    if block.is_null() { again(&allocate) } else { block }
+    if block.is_null() { retry(&allocate) } else { block }
 }
 
+/// Tries an allocation again with the reserve freed, and ends the session if that fails.
 #[cold]
-fn again(allocate: &dyn Fn() -> *mut u8) -> *mut u8 {
+fn retry(allocate: &dyn Fn() -> *mut u8) -> *mut u8 {
     let mut block = null_mut();
     if release() {
         block = allocate();
     }
     if block.is_null()
-        && let Some(end) = END.get()
+        && let Some(end_session) = EXHAUSTED.get()
     {
-        end();
+        end_session();
     }
     block
 }
 
-/// Called once, when the library is loaded, with what ends the session.
-pub fn init(end: fn()) {
-    let _ = END.set(end);
+/// Allocates the reserve; called once, when the library is loaded.
+pub fn init(end_session: fn()) {
+    let _ = EXHAUSTED.set(end_session);
     hold();
 }
 
-/// Gives the reserve back to the system, for whoever needs it next; false if it was in use.
+/// Frees the reserve for the next allocation; false if it is in use.
 pub fn release() -> bool {
-    let block = HELD.swap(null_mut(), Ordering::AcqRel);
+    let block = BLOCK.swap(null_mut(), Ordering::AcqRel);
     if block.is_null() {
         return false;
     }
-    // SAFETY: whoever swapped it out is alone with it; it was allocated with this layout.
+    // SAFETY: swapped out once only; allocated with this layout.
     unsafe { System.dealloc(block, layout()) };
     true
 }
 
-/// Makes sure that there is a reserve; false if there is no memory for it.
+/// Allocates the reserve unless it is held; false if that fails.
 pub fn hold() -> bool {
-    if !HELD.load(Ordering::Relaxed).is_null() {
+    if !BLOCK.load(Ordering::Relaxed).is_null() {
         return true;
     }
     // SAFETY: the size is not 0.
@@ -112,9 +115,9 @@ pub fn hold() -> bool {
     if block.is_null() {
         return false;
     }
-    let held = HELD.compare_exchange(null_mut(), block, Ordering::AcqRel, Ordering::Relaxed);
+    let held = BLOCK.compare_exchange(null_mut(), block, Ordering::AcqRel, Ordering::Relaxed);
     if held.is_err() {
-        // SAFETY: another thread was first; this block is nobody's.
+        // SAFETY: another thread was first; this block is unused.
         unsafe { System.dealloc(block, layout()) };
     }
     true
@@ -132,9 +135,9 @@ mod tests {
             null_mut()
         };
         assert!(hold() && hold());
-        assert!(or_again(fail).is_null());
+        assert!(with_retry(fail).is_null());
         assert_eq!(tries.get(), 2);
-        assert!(or_again(fail).is_null());
+        assert!(with_retry(fail).is_null());
         assert_eq!(tries.get(), 3);
         assert!(!release());
         assert!(hold() && release() && !release());

@@ -1,19 +1,19 @@
-//! Memory of Postgres that is freed as a whole.
+//! A memory context that is reset as a whole.
 
 use pgrx::PgMemoryContexts;
 
-/// Postgres memory for work that repeats, so that it needs no more for a million rows than for one.
+/// A memory context for a loop, so that a million rows need no more memory than one.
 pub struct Scratch(PgMemoryContexts);
 
 impl Scratch {
-    /// Lives in the current memory context.
+    /// Creates one in the current memory context.
     pub fn new() -> Scratch {
         Scratch(PgMemoryContexts::new("ratelimit scratch"))
     }
 
-    /// Runs `work` and frees what it allocated in Postgres memory; its result owns what it holds.
+    /// Runs `work`, and frees what it allocated in Postgres memory. Its result must own its data.
     pub fn run<T: 'static>(&mut self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: a result that lives as long as it likes borrows nothing from the context.
+        // SAFETY: a 'static result borrows nothing from the context.
         unsafe {
             let result = self.0.switch_to(|_| work());
             self.0.reset();

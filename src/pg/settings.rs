@@ -8,22 +8,27 @@ use ratelimit_core::config::parse_instant;
 
 use crate::pg::clock;
 
-/// How a denial is raised with `throws`.
+/// The form of a denial's error, with `throws`.
 #[derive(Clone, Copy, PostgresGucEnum)]
 pub enum ErrorStyle {
+    /// SQLSTATE PT429.
     #[name = c"pt429"]
     Pt429,
+    /// PostgREST's own form, with a Retry-After header.
     #[name = c"pgrst"]
     Pgrst,
 }
 
-/// How the rows are reached.
+/// The access to the rows.
 #[derive(Clone, Copy, PartialEq, PostgresGucEnum)]
 pub enum Access {
+    /// Direct, if the table allows.
     #[name = c"auto"]
     Auto,
+    /// Through SQL.
     #[name = c"sql"]
     Sql,
+    /// Direct, or an error.
     #[name = c"heap"]
     Heap,
 }
@@ -32,23 +37,23 @@ static ACCESS: GucSetting<Access> = GucSetting::<Access>::new(Access::Auto);
 static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
 static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 
-/// What `ratelimit.error_style` says.
+/// Returns `ratelimit.error_style`.
 pub fn error_style() -> ErrorStyle {
     ERROR_STYLE.get()
 }
 
-/// What `ratelimit.access` says.
+/// Returns `ratelimit.access`.
 pub fn access() -> Access {
     ACCESS.get()
 }
 
-/// Runs `work` under other settings than the session's; an error on the way leaves putting them back
-/// to the abort of the (sub)transaction, as everywhere in Postgres.
+/// Runs `work` under these settings; after an error the abort of the (sub)transaction restores the
+/// session's, as everywhere in Postgres.
 pub fn locally<T>(settings: &[(&CStr, &CStr)], work: impl FnOnce() -> T) -> T {
     if settings.is_empty() {
         return work();
     }
-    // SAFETY: every level that is opened is closed again, and the strings are valid.
+    // SAFETY: every nest level is closed again, and the strings are valid.
     unsafe {
         let nest_level = pg_sys::NewGUCNestLevel();
         for (name, value) in settings {
@@ -104,6 +109,11 @@ pub fn init() {
     }
 }
 
+/// Parses `ratelimit.clock`; `None`: the server's clock.
+///
+/// # Errors
+/// The value is no time.
+///
 /// # Safety
 /// `value` is null or a C string.
 unsafe fn parse_clock(value: *const c_char) -> Result<Option<Micros>, ()> {
@@ -118,6 +128,10 @@ unsafe fn parse_clock(value: *const c_char) -> Result<Option<Micros>, ()> {
     }
 }
 
+/// The check hook of `ratelimit.clock`.
+///
+/// # Safety
+/// Called by Postgres.
 unsafe extern "C-unwind" fn check_clock(
     value: *mut *mut c_char,
     _: *mut *mut c_void,
@@ -136,7 +150,11 @@ unsafe extern "C-unwind" fn check_clock(
     }
 }
 
+/// The assign hook of `ratelimit.clock`.
+///
+/// # Safety
+/// Called by Postgres, with a checked value.
 unsafe extern "C-unwind" fn assign_clock(value: *const c_char, _: *mut c_void) {
-    // SAFETY: Postgres passes the value that passed the check.
+    // SAFETY: Postgres passes a value that `check_clock` accepted.
     clock::fix(unsafe { parse_clock(value) }.unwrap_or(None));
 }

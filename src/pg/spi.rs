@@ -1,11 +1,10 @@
 //! SQL on the extension's tables: prepared once, run as the tables' owner, under the latest
 //! snapshot.
 //!
-//! Running as the owner means that the caller needs no privilege on the tables, and that a trigger
-//! which the owner put there runs with the owner's rights only: with the caller's, or as a
-//! security definer function's owner, it could become superuser. SECURITY_RESTRICTED_OPERATION
-//! keeps it from changing roles back. And the caller must not choose what runs as the owner: names in
-//! the owner's code mean the same whatever the caller's search_path is.
+//! So the caller needs no privilege on the tables, and a trigger of the owner's runs with the owner's
+//! rights only: with the caller's, or with those of a SECURITY DEFINER function's owner, it could become
+//! superuser. SECURITY_RESTRICTED_OPERATION keeps it from switching roles back. A fixed search_path
+//! keeps the caller from choosing the functions that run as the owner.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,17 +18,19 @@ use crate::pg::settings;
 use crate::pg::transaction::{with_lasting_locks, with_snapshot};
 use crate::pg::values::{Jsonb, jsonb};
 
-/// A statement on the extension's tables; `@schema@` stands for their schema. Constants only:
-/// names and keys are parameters, never part of the text.
+/// A statement on the extension's tables. Constants only: names and keys are parameters.
 pub struct Statement {
+    /// Its text; `@schema@` stands for the tables' schema.
     pub sql: &'static str,
+    /// The types of its parameters.
     pub parameters: &'static [pg_sys::BuiltinOid],
-    /// What it selects. The tables' owner can alter a column, and a value must never be read as of
-    /// another type than it has.
+    /// The types of its columns, which are checked, since the tables' owner may alter them.
     pub results: &'static [pg_sys::BuiltinOid],
+    /// The table lock that it takes.
     pub lock: TableLock,
 }
 
+/// A prepared statement, for the schema of the tables.
 struct Plan {
     schema: CString,
     plan: pg_sys::SPIPlanPtr,
@@ -37,20 +38,20 @@ struct Plan {
 
 thread_local! {
     static PLANS: RefCell<HashMap<&'static str, Plan>> = RefCell::new(HashMap::new());
-    /// Plans of a schema that was renamed. One of them may be running: a trigger can rename the
-    /// schema and call us, so they are freed by the next connection that is nobody's guest.
+    /// Obsolete plans. One of them may be running: a trigger can rename the schema and call a function
+    /// of the extension. So they are freed by the next outermost connection.
     static OLD_PLANS: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Counts the connections that are open, also when an error unwinds them.
+/// Counts the open connections, also while an error unwinds.
 struct Depth;
 
 impl Depth {
     fn enter() -> Depth {
         if DEPTH.get() == 0 {
             for plan in OLD_PLANS.take() {
-                // SAFETY: the plan was kept, is no longer in PLANS, and nothing of ours runs.
+                // SAFETY: the plan was kept, is no longer in PLANS, and no connection is open.
                 unsafe { pg_sys::SPI_freeplan(plan) };
             }
         }
@@ -65,25 +66,29 @@ impl Drop for Depth {
     }
 }
 
-/// The settings under which SQL runs as the owner. What the owner's code sets meanwhile is taken back
-/// with them, as after a function that a REINDEX calls.
+/// The settings under which SQL runs as the owner. Settings of the owner's code are undone with them, as
+/// after REINDEX.
 const SETTINGS: [(&CStr, &CStr); 2] = [
-    // A plan made while the table was small would scan all of it, and be kept as it grows.
+    // A plan made for a small table would scan it sequentially, and be kept as it grows.
     (c"enable_seqscan", c"off"),
-    // That of PostgreSQL's own maintenance commands from 17 on. Temporary objects come last, since
-    // unnamed they would come first; functions and operators are never looked for among them.
+    // As in PostgreSQL's own maintenance commands from 17 on. Temporary objects come last, which
+    // would come first if they weren't listed.
     (c"search_path", c"pg_catalog, pg_temp"),
 ];
 
-/// An open connection to SPI, acting as a table's owner.
+/// An open connection to SPI, as a table's owner.
 pub struct Connection<'a> {
+    /// The extension's objects.
     pub catalog: &'a Catalog,
     table: Table,
 }
 
-/// Connects to SPI as the owner of `table` while `work` runs, with the `lock` on it that the whole
-/// work needs. An error on the way leaves the clearing up to the abort of the (sub)transaction, as
+/// Runs `work` connected to SPI as the owner of `table`. `lock` is the strongest lock on it that the
+/// whole work needs. After an error the abort of the (sub)transaction restores user and connection, as
 /// everywhere in Postgres.
+///
+/// # Errors
+/// Those of the work.
 pub fn with_owner<T>(
     catalog: &Catalog,
     table: Table,
@@ -91,7 +96,7 @@ pub fn with_owner<T>(
     work: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
     let _depth = Depth::enter();
-    // SAFETY: the user and the connection are put back on every way out that does not abort.
+    // SAFETY: user and connection are restored on every way out that does not abort.
     unsafe {
         with_lasting_locks(|| pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE));
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
@@ -116,22 +121,26 @@ pub fn with_owner<T>(
     }
 }
 
-/// A rule that does nothing instead leaves a plan that depends on no table, and so outlives the
-/// rule: prepare everything anew.
+/// Drops all plans: that of a statement under a rule DO INSTEAD NOTHING depends on no table, and so
+/// outlives the rule.
 fn forget_plans() {
     let plans = PLANS.take().into_values().map(|plan| plan.plan);
     OLD_PLANS.with_borrow_mut(|old| old.extend(plans));
 }
 
 impl Connection<'_> {
-    /// Runs a statement under the latest snapshot, whatever the isolation level, and returns how
-    /// many rows it processed.
+    /// Executes a statement under the latest snapshot, whatever the isolation level, and returns the
+    /// number of processed rows.
+    ///
+    /// # Errors
+    /// [`Error::NotWritten`] (55000): a rule makes it another statement; [`Error::AlteredColumn`]
+    /// (42804).
     pub fn execute(
         &self,
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<u64> {
-        // SAFETY: the last result's fields were good until now.
+        // SAFETY: the last result's fields are valid until here.
         unsafe { pg_sys::SPI_freetuptable(pg_sys::SPI_tuptable) };
         let plan = self.plan(statement)?;
         let mut values: Vec<pg_sys::Datum> =
@@ -141,10 +150,9 @@ impl Connection<'_> {
             .map(|value| if value.is_some() { b' ' } else { b'n' } as c_char)
             .collect();
         debug_assert_eq!(parameters.len(), statement.parameters.len());
-        // SAFETY: plan and parameters belong together; the snapshot is held while it is in use.
+        // SAFETY: the parameters are the plan's; the snapshot is registered while in use.
         unsafe {
-            // The table is locked before the snapshot is taken: whoever had to wait for it must see
-            // what it was waiting for.
+            // Locked before the snapshot is taken, so that the changes that it waits for are visible.
             pg_sys::LockRelationOid(self.table.oid, statement.lock as pg_sys::LOCKMODE);
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
             let result = pg_sys::SPI_execute_snapshot(
@@ -158,7 +166,7 @@ impl Connection<'_> {
                 0,
             );
             pg_sys::UnregisterSnapshot(snapshot);
-            // A rule that its owner put on the table can make another command of it, or none.
+            // A rule of the table's owner can replace the statement by another, or by none.
             if result < 0 {
                 return Err(self.not_written());
             }
@@ -168,7 +176,8 @@ impl Connection<'_> {
         Ok(unsafe { pg_sys::SPI_processed })
     }
 
-    /// The tuple id at which a page of the table begins, picked at random; `None` while it is empty.
+    /// Returns the tuple id at the beginning of a random page of the table; `None` for a table without
+    /// pages.
     pub fn random_page(&self) -> Option<pg_sys::Datum> {
         // SAFETY: the table is opened and closed here; the tuple id is palloc'd.
         unsafe {
@@ -195,15 +204,19 @@ impl Connection<'_> {
         }
     }
 
-    /// The error of a row that could not be written or read although nothing failed.
+    /// Returns the error for a row that could not be written although no statement failed (55000).
     pub fn not_written(&self) -> Error {
         let config = self.table == self.catalog.rl_config;
         Error::NotWritten { table: if config { "rl_config" } else { "rateLimits" } }
     }
 
+    /// Checks the types of the last result's columns.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804); [`Error::NotWritten`] (55000): there is no result.
     fn check_results(&self, statement: &Statement) -> Result<()> {
         for (n, expected) in statement.results.iter().enumerate() {
-            // SAFETY: a table of results has a description; a column past its end has type 0.
+            // SAFETY: a result has a description; a column past its end has type 0.
             unsafe {
                 let table = pg_sys::SPI_tuptable;
                 if table.is_null() {
@@ -220,9 +233,10 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// A field of the last result, which lives until the next statement.
+    /// Returns a field of the last result, valid until the next statement; `None`: NULL. Rows count from
+    /// 0, columns from 1.
     pub fn field(&self, row: u64, column: c_int) -> Option<pg_sys::Datum> {
-        // SAFETY: the table of the last result has so many rows and columns, or we return None.
+        // SAFETY: the last result has this row, and SPI_getbinval checks the column.
         unsafe {
             let table = pg_sys::SPI_tuptable;
             if table.is_null() || row >= (*table).numvals {
@@ -235,12 +249,16 @@ impl Connection<'_> {
         }
     }
 
-    /// A jsonb field of the last result.
+    /// Returns a jsonb field of the last result, as [`field`](Connection::field).
     pub fn jsonb(&self, row: u64, column: c_int) -> Option<Jsonb<'_>> {
-        // SAFETY: `check_results` saw that the column is the jsonb that the statement says it is.
+        // SAFETY: `check_results` has checked that the column is a jsonb.
         self.field(row, column).map(|datum| unsafe { jsonb(datum) })
     }
 
+    /// Returns the plan of a statement, prepared if necessary.
+    ///
+    /// # Errors
+    /// [`Error::NotWritten`] (55000): it can't be prepared.
     fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
         let schema = &self.catalog.schema;
         let known = PLANS.with_borrow_mut(|plans| match plans.get(statement.sql) {
@@ -260,7 +278,7 @@ impl Connection<'_> {
         let sql = CString::new(parts.join(schema.as_bytes())).unwrap_or_default();
         let mut types: Vec<pg_sys::Oid> =
             statement.parameters.iter().map(|parameter| parameter.value()).collect();
-        // SAFETY: valid C string and types; a kept plan lives until it is freed.
+        // SAFETY: a valid C string and types; a kept plan lives until it is freed.
         let plan = unsafe {
             let plan = pg_sys::SPI_prepare(sql.as_ptr(), types.len() as c_int, types.as_mut_ptr());
             if plan.is_null() || pg_sys::SPI_keepplan(plan) != 0 {

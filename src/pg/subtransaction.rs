@@ -1,6 +1,5 @@
-//! Work that can be taken back: locks and writes inside a subtransaction of the caller's
-//! transaction, so that a call that is refused in the end leaves no row locked. And what has to be
-//! forgotten when one is rolled back, ours or the caller's.
+//! Work in a subtransaction, so that a call that is refused in the end leaves no row locked; and
+//! callbacks at the rollback of a subtransaction, ours or the caller's.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -10,20 +9,24 @@ use pgrx::pg_sys;
 
 use crate::pg::error::Result;
 
-/// What a memory does when a subtransaction, of this number, is rolled back.
+/// A callback at the rollback of the subtransaction of this number.
 pub type Forget = fn(pg_sys::SubTransactionId);
 
 thread_local! {
     static MEMORIES: Cell<&'static [Forget]> = const { Cell::new(&[]) };
 }
 
-/// Has these called at every rollback; called once, when the library is loaded.
+/// Registers callbacks; called once, when the library is loaded.
 pub fn init(memories: &'static [Forget]) {
     MEMORIES.set(memories);
     // SAFETY: the callback is a C function that lives as long as the library.
     unsafe { pg_sys::RegisterSubXactCallback(Some(ended), std::ptr::null_mut()) };
 }
 
+/// The callback at a subtransaction's end.
+///
+/// # Safety
+/// Called by Postgres.
 unsafe extern "C-unwind" fn ended(
     event: pg_sys::SubXactEvent::Type,
     number: pg_sys::SubTransactionId,
@@ -35,11 +38,14 @@ unsafe extern "C-unwind" fn ended(
     }
 }
 
-/// Does the work in a subtransaction, which is kept if it returns something, and otherwise, also
-/// after an error, rolled back: what it locked is free again.
+/// Runs `work` in a subtransaction, which is committed if it returns `Some`, and otherwise, also after
+/// an error, rolled back, which releases its locks.
+///
+/// # Errors
+/// Those of the work.
 pub fn attempt<T>(work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
-    // SAFETY: as PL/pgSQL does it for a block with an EXCEPTION clause: the memory context and the
-    // resource owner are put back after the subtransaction's end, whichever way it ends.
+    // SAFETY: as PL/pgSQL runs a block with an EXCEPTION clause: the memory context and the resource
+    // owner are restored after the subtransaction's end, whichever way it ends.
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
         let owner = pg_sys::CurrentResourceOwner;

@@ -1,4 +1,4 @@
-//! The transaction of the caller: its numbers, its snapshot, and what may not be done in it.
+//! The caller's transaction: its numbers, snapshot and locks, and whether it allows a call.
 
 use std::ffi::CStr;
 
@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 
 use crate::pg::error::{Error, Result};
 
-/// Functions of Postgres that raise no error, and so need none of pgrx's guard.
+/// Functions of Postgres that raise no error, and so need no guard of pgrx's.
 pub mod unguarded {
     use pgrx::pg_sys::{SubTransactionId, TimestampTz, TransactionId};
 
@@ -19,14 +19,14 @@ pub mod unguarded {
     }
 }
 
-/// The number of the current subtransaction; one that begins later has a greater one.
+/// Returns the number of the current subtransaction, greater than those of earlier ones.
 pub fn subtransaction() -> pg_sys::SubTransactionId {
     // SAFETY: reads the state of the transaction.
     unsafe { unguarded::GetCurrentSubTransactionId() }
 }
 
-/// The number of the current transaction in this session, whether or not it has written. Its start
-/// is no substitute: transactions of one message of the simple protocol share that.
+/// Returns the number of the current transaction in this session, whether or not it has written. Its
+/// start time would not do: transactions of one message of the simple protocol share it.
 pub fn local_transaction() -> pg_sys::LocalTransactionId {
     // SAFETY: reads the state of this backend.
     unsafe {
@@ -37,10 +37,10 @@ pub fn local_transaction() -> pg_sys::LocalTransactionId {
     }
 }
 
-/// Runs `work` with a snapshot active, as an SQL statement has one. Where none is, as in the check of a
-/// domain that PL/pgSQL assigns to after a COMMIT, nothing would keep a version that was found from being
-/// pruned, and TOAST can't be read. An error on the way leaves popping it to the abort of the
-/// (sub)transaction.
+/// Runs `work` with an active snapshot, as an SQL statement has one. Where there is none, as in the
+/// check of a domain that PL/pgSQL assigns to after a COMMIT, nothing would keep a version that was
+/// found from being pruned, and TOAST can't be read. After an error the abort of the (sub)transaction
+/// pops it.
 pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: pushed and popped in pairs.
     unsafe {
@@ -54,14 +54,13 @@ pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Takes locks on tables that last as long as what is written under them. Those that a query takes are its
-/// portal's, and go with a cursor that fails in a savepoint (AtSubAbort_Portals), while what it wrote before
-/// stays: VACUUM FULL, which then copies the table beside the writer, loses a row whose writer rolls back
-/// in that moment (rewrite_heap_dead_tuple). So these are the (sub)transaction's own, as the one on its
-/// number (AssignTransactionId). An error on the way leaves putting the owner back to the abort of the
-/// (sub)transaction.
+/// Takes table locks that last as long as the writes under them. A query's locks are its portal's, and
+/// are released with a cursor that fails in a savepoint (AtSubAbort_Portals), while its earlier writes
+/// stay: VACUUM FULL, which then copies the table beside the writer, loses a row whose writer rolls back
+/// at that moment (rewrite_heap_dead_tuple). So these locks are the (sub)transaction's own, as that on
+/// its number (AssignTransactionId). After an error its abort restores the resource owner.
 pub fn with_lasting_locks(locks: impl FnOnce()) {
-    // SAFETY: a transaction has an owner of what it holds, which outlives its portals.
+    // SAFETY: a transaction has a resource owner, which outlives its portals.
     unsafe {
         let owner = pg_sys::CurrentResourceOwner;
         pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
@@ -70,7 +69,10 @@ pub fn with_lasting_locks(locks: impl FnOnce()) {
     }
 }
 
-/// Refuses a call of `function`, such as `rl_check()`, from a query that runs in parallel (25000).
+/// Refuses a call of `function`, such as `rl_check()`, in a parallel query.
+///
+/// # Errors
+/// [`Error::Parallel`] (25000).
 pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     // SAFETY: reads a flag.
     if unsafe { unguarded::IsInParallelMode() } {
@@ -80,7 +82,11 @@ pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     }
 }
 
-/// Refuses a call that writes in a transaction that may not (25006), or in parallel (25000).
+/// Refuses a call that writes in a read-only transaction, in recovery, or in a parallel query. Raises
+/// 25006 for the former two.
+///
+/// # Errors
+/// [`Error::Parallel`] (25000).
 pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
     refuse_parallel(function)?;
     // SAFETY: reads a flag; raises or returns.

@@ -1,6 +1,6 @@
-//! What the ordinary table is: the one that the extension created, with its own primary key, and
-//! nothing added that the executor would have to mind. Everything that matters to a write is
-//! compared with what is allowed, so that what nobody thought of is refused.
+//! The usual table: as the extension created it, with its own primary key, and without any addition
+//! that the executor would have to process. Every property that matters to a write must have an
+//! allowed value, so that unforeseen ones are refused.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -10,24 +10,24 @@ use pgrx::pg_sys::BuiltinOid::*;
 /// A column of rateLimits as CREATE EXTENSION made it.
 struct Column {
     name: &'static CStr,
-    of: pg_sys::BuiltinOid,
+    data_type: pg_sys::BuiltinOid,
     not_null: bool,
     collation: pg_sys::Oid,
-    /// Whether a value can be stored out of line, compressed first.
+    /// Whether its storage is EXTENDED: out of line or compressed.
     extended: bool,
     has_default: bool,
 }
 
-const fn column(name: &'static CStr, of: pg_sys::BuiltinOid) -> Column {
+const fn column(name: &'static CStr, data_type: pg_sys::BuiltinOid) -> Column {
     let collation = pg_sys::InvalidOid;
-    Column { name, of, not_null: true, collation, extended: false, has_default: false }
+    Column { name, data_type, not_null: true, collation, extended: false, has_default: false }
 }
 
 const fn text(name: &'static CStr) -> Column {
     Column { collation: pg_sys::C_COLLATION_OID, extended: true, ..column(name, TEXTOID) }
 }
 
-/// How many columns the table has, as this store reads and writes them.
+/// The number of columns of the table.
 pub const COLUMNS: usize = 7;
 
 const USUAL: [Column; COLUMNS] = [
@@ -40,8 +40,10 @@ const USUAL: [Column; COLUMNS] = [
     Column { not_null: false, extended: true, ..column(c"log", TIMESTAMPTZARRAYOID) },
 ];
 
-/// The primary key's index, if the table is the ordinary one; otherwise what keeps this store from
-/// it, such as a trigger.
+/// Returns the primary key's index of the usual table.
+///
+/// # Errors
+/// The reason why the table is not the usual one, such as a trigger.
 ///
 /// # Safety
 /// The table is open.
@@ -53,7 +55,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
         let allowed = [
             (class.relkind == pg_sys::RELKIND_RELATION as c_char, "is no ordinary table"),
             (class.relam == pg_sys::HEAP_TABLE_AM_OID, "has another access method"),
-            // A table of a session's own has its pages where no other session looks.
+            // The pages of a temporary table are in its session's local buffers.
             (
                 class.relpersistence == pg_sys::RELPERSISTENCE_PERMANENT as c_char
                     || class.relpersistence == pg_sys::RELPERSISTENCE_UNLOGGED as c_char,
@@ -64,7 +66,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
                     || !pg_sys::RecoveryInProgress(),
                 "is unlogged, and so empty on a standby",
             ),
-            // Foreign keys and constraints that can be deferred are triggers, too.
+            // Foreign keys and deferrable constraints are triggers, too.
             (!class.relhastriggers, "has a trigger, or has had one"),
             (!class.relhasrules, "has a rule, or has had one"),
             (!class.relrowsecurity, "has row security"),
@@ -75,26 +77,29 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (!has_checks(table), "has a check constraint"),
             ((*table).rd_pkindex != pg_sys::InvalidOid, "has no primary key"),
             (!indexes.is_null() && (*indexes).length == 1, "has a further index"),
-            (is_published_whole(table), "has a publication whose filter or columns forbid updates"),
+            (
+                publications_allow_writes(table),
+                "has a publication whose filter or columns forbid updates",
+            ),
             (!is_distributed(table), "is distributed by citus"),
-            (snapshots_last(), "can lose what a snapshot sees, by old_snapshot_threshold"),
+            (snapshots_never_expire(), "can lose what a snapshot sees, by old_snapshot_threshold"),
         ];
-        if let Some(&(_, why)) = allowed.iter().find(|(as_usual, _)| !as_usual) {
+        if let Some(&(_, why)) = allowed.iter().find(|(is_usual, _)| !is_usual) {
             return Err(why);
         }
         usual_key(table).ok_or("has another primary key")
     }
 }
 
-/// Whether the table has as many columns as the usual one, and each is as its own there.
+/// Whether the table has as many columns as the usual one, and each matches.
 ///
 /// # Safety
 /// The table is open.
 unsafe fn has_columns(
     table: pg_sys::Relation,
-    is_as: unsafe fn(pg_sys::TupleDesc, &pg_sys::FormData_pg_attribute, &Column) -> bool,
+    matches: unsafe fn(pg_sys::TupleDesc, &pg_sys::FormData_pg_attribute, &Column) -> bool,
 ) -> bool {
-    // SAFETY: looks up the columns of the open relation; each tuple is read before it is released.
+    // SAFETY: reads the columns of the open relation; each tuple is read before it is released.
     unsafe {
         let description = (*table).rd_att;
         (*description).natts as usize == COLUMNS
@@ -108,14 +113,14 @@ unsafe fn has_columns(
                     return false;
                 }
                 let column = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_attribute>(tuple);
-                let is_as = is_as(description, &*column, usual);
+                let matches = matches(description, &*column, usual);
                 pg_sys::ReleaseSysCache(tuple);
-                is_as
+                matches
             })
     }
 }
 
-/// Whether a column has the name and the type.
+/// Whether a column has the usual name and type.
 fn is_same_column(
     _: pg_sys::TupleDesc,
     column: &pg_sys::FormData_pg_attribute,
@@ -123,14 +128,14 @@ fn is_same_column(
 ) -> bool {
     // SAFETY: the name is a C string.
     let name = unsafe { CStr::from_ptr(column.attname.data.as_ptr()) };
-    !column.attisdropped && name == usual.name && column.atttypid == usual.of.value()
+    !column.attisdropped && name == usual.name && column.atttypid == usual.data_type.value()
 }
 
-/// Whether a column is as CREATE EXTENSION made it, in what a row that is written by this store is
-/// formed by, or checked by. What its default is does not matter, since every column is given.
+/// Whether a column is as CREATE EXTENSION made it, in every property by which the executor forms or
+/// checks a row. The value of its default does not matter, since every column is written.
 ///
 /// # Safety
-/// The column is one of the description.
+/// The column is one of the description's.
 unsafe fn is_usual_column(
     description: pg_sys::TupleDesc,
     column: &pg_sys::FormData_pg_attribute,
@@ -150,8 +155,7 @@ unsafe fn is_usual_column(
         && !column.atthasmissing
 }
 
-/// Whether no row has NULL in a column that is declared NOT NULL: from PostgreSQL 18 on that can be
-/// declared NOT VALID.
+/// Whether a NOT NULL column has no NULL: from PostgreSQL 18 on the constraint can be NOT VALID.
 ///
 /// # Safety
 /// The description has a column of this number.
@@ -181,11 +185,11 @@ unsafe fn has_checks(table: pg_sys::Relation) -> bool {
     }
 }
 
-/// Whether the publications that the table is in, if any, allow that its rows are updated and deleted.
+/// Whether the table's publications, if any, allow updates and deletes.
 ///
 /// # Safety
 /// The table is open.
-unsafe fn is_published_whole(table: pg_sys::Relation) -> bool {
+unsafe fn publications_allow_writes(table: pg_sys::Relation) -> bool {
     // SAFETY: fills a description of plain data.
     unsafe {
         let mut published = pg_sys::PublicationDesc::default();
@@ -197,15 +201,14 @@ unsafe fn is_published_whole(table: pg_sys::Relation) -> bool {
     }
 }
 
-/// Whether Citus keeps the rows elsewhere, so that this table is an empty shell: it lists the table in
-/// its pg_dist_partition, on the workers too. Citus announces each change of that list as one of the
-/// table.
+/// Whether Citus distributes the table, so that it is an empty shell: then its pg_dist_partition lists
+/// the table, on the workers too. Citus invalidates the table at each change of that list.
 ///
 /// # Safety
 /// The table is open.
 unsafe fn is_distributed(table: pg_sys::Relation) -> bool {
-    // SAFETY: scans a catalog of Citus, which is opened and closed here; its column is compared as
-    // what it is, or not at all.
+    // SAFETY: scans a catalog of Citus, which is opened and closed here; its column is compared if it
+    // is a regclass.
     unsafe {
         if pg_sys::get_extension_oid(c"citus".as_ptr(), true) == pg_sys::InvalidOid {
             return false;
@@ -218,7 +221,7 @@ unsafe fn is_distributed(table: pg_sys::Relation) -> bool {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let list = pg_sys::table_open(list, lock);
         let column = pg_sys::SPI_fnumber((*list).rd_att, c"logicalrelid".as_ptr());
-        // Of another shape than is known: nobody can tell, so it may be.
+        // A list without that column may contain the table.
         let mut listed = true;
         if column > 0 && pg_sys::SPI_gettypeid((*list).rd_att, column) == pg_sys::REGCLASSOID {
             let mut key = pg_sys::ScanKeyData::default();
@@ -240,9 +243,9 @@ unsafe fn is_distributed(table: pg_sys::Relation) -> bool {
     }
 }
 
-/// Whether an active snapshot keeps what it sees from being pruned: until it is too old, where
-/// `old_snapshot_threshold` says so (15 and 16), which takes a restart to change.
-fn snapshots_last() -> bool {
+/// Whether an active snapshot keeps the visible versions from being pruned: not with
+/// `old_snapshot_threshold` (15 and 16), which only a restart changes.
+fn snapshots_never_expire() -> bool {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     // SAFETY: reads a setting.
     return unsafe { pg_sys::old_snapshot_threshold < 0 };
@@ -250,7 +253,7 @@ fn snapshots_last() -> bool {
     true
 }
 
-/// The primary key's index, if it is the usual one.
+/// Returns the primary key's index, if it is the usual one.
 ///
 /// # Safety
 /// The table is open.
@@ -269,9 +272,8 @@ pub unsafe fn usual_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
     }
 }
 
-/// Whether an index is of name, key and shard in this order, sorted as by bytes, and keeps rows apart
-/// at once, all of them. Its `indcheckxmin` is not asked for: that is about older snapshots than the
-/// latest.
+/// Whether an index is over name, key and shard in this order, in the C collation, unique, immediate and
+/// not partial. Its `indcheckxmin` doesn't matter, which is about snapshots older than the latest.
 ///
 /// # Safety
 /// The index is open.

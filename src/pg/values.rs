@@ -1,4 +1,4 @@
-//! Values of Postgres: jsonb, text and floats, from and to their binary forms.
+//! Values of Postgres: jsonb, text and double precision, from and to datums.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -11,25 +11,26 @@ use crate::pg::error::{Error, Result};
 /// A jsonb value.
 #[derive(Clone, Copy)]
 pub struct Jsonb<'a> {
-    /// The binary form, which is equal for equal values: a key for a cache.
+    /// The binary form, equal for equal values: a key for a cache.
     pub bytes: &'a [u8],
+    /// The detoasted value.
     pub datum: pg_sys::Datum,
 }
 
 impl Jsonb<'_> {
-    /// As JSON text of so many bytes at most. The text is Postgres's memory, and lives as long as the
-    /// current memory context.
+    /// Converts it to JSON text of at most `most` bytes, invalid ones replaced. The text lives as long as
+    /// the current memory context.
     ///
     /// # Errors
-    /// How many bytes it has, where that is more.
+    /// The number of its bytes, if there are more.
     pub fn to_json(self, most: usize) -> std::result::Result<Cow<'static, str>, usize> {
         Ok(utf8(self.to_server_json(most)?))
     }
 
-    /// As [`to_json`](Jsonb::to_json), with no byte replaced: names and keys are in it.
+    /// Converts it as [`to_json`](Jsonb::to_json), with no byte replaced, for names and keys.
     ///
     /// # Errors
-    /// 22023: more bytes; in a database without an encoding, text that is not UTF-8.
+    /// 22023: more bytes; in an SQL_ASCII database, text that is not UTF-8.
     pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<Cow<'static, str>> {
         let invalid = |value, allowed| Err(Error::InvalidArgument { argument, value, allowed });
         match self.to_json(most) {
@@ -41,7 +42,7 @@ impl Jsonb<'_> {
         }
     }
 
-    /// How many elements an array has; `None` of anything else.
+    /// Returns the number of elements of an array; `None` for any other value.
     pub fn array_length(self) -> Option<usize> {
         // SAFETY: a detoasted jsonb begins with its header, its root container follows.
         let header = unsafe { (*self.datum.cast_mut_ptr::<pg_sys::Jsonb>()).root.header };
@@ -49,6 +50,10 @@ impl Jsonb<'_> {
         is_array.then_some((header & pg_sys::JB_CMASK) as usize)
     }
 
+    /// Converts it to JSON text in the server's encoding, of at most `most` bytes.
+    ///
+    /// # Errors
+    /// The number of its bytes, if there are more.
     fn to_server_json(self, most: usize) -> std::result::Result<&'static [u8], usize> {
         if self.bytes.len() > most {
             return Err(self.bytes.len());
@@ -64,12 +69,12 @@ impl Jsonb<'_> {
             );
             CStr::from_ptr(json).to_bytes()
         };
-        // A number of a few bytes can have thousands of digits.
+        // A number of few bytes can have thousands of digits.
         if json.len() > most { Err(json.len()) } else { Ok(json) }
     }
 }
 
-/// JSON text, which came from a jsonb, as a jsonb of its own.
+/// Converts JSON text, which came from a jsonb, to a jsonb.
 pub fn jsonb_from_json(json: &str) -> Jsonb<'static> {
     let json = CString::new(server_text(json)).unwrap_or_default();
     // SAFETY: the input function of jsonb takes a C string and returns a new jsonb.
@@ -82,12 +87,12 @@ pub fn jsonb_from_json(json: &str) -> Jsonb<'static> {
     }
 }
 
-/// A jsonb value, detoasted.
+/// Detoasts a jsonb.
 ///
 /// # Safety
-/// `datum` is a jsonb; it lives as long as the datum, or as the current memory context.
+/// `datum` is a jsonb; the value lives as long as it, or as the current memory context.
 pub unsafe fn jsonb<'a>(datum: pg_sys::Datum) -> Jsonb<'a> {
-    // SAFETY: as the caller says; JsonbToCString wants it with a four-byte header.
+    // SAFETY: as the caller says; JsonbToCString needs a four-byte header.
     unsafe {
         let jsonb = pg_sys::pg_detoast_datum(datum.cast_mut_ptr());
         let bytes = std::slice::from_raw_parts(
@@ -98,7 +103,7 @@ pub unsafe fn jsonb<'a>(datum: pg_sys::Datum) -> Jsonb<'a> {
     }
 }
 
-/// The bytes of a text or another varlena value.
+/// Returns the bytes of a text or another varlena, detoasted.
 ///
 /// # Safety
 /// `datum` is a varlena; the bytes live as long as it, or as the current memory context.
@@ -116,22 +121,22 @@ pub unsafe fn varlena_bytes<'a>(datum: pg_sys::Datum) -> &'a [u8] {
     }
 }
 
-/// Whether the bytes of a value stand where it points to: neither compressed nor elsewhere.
+/// Whether a varlena is neither compressed nor stored out of line.
 ///
 /// # Safety
-/// There is a varlena.
+/// The pointer is that of a varlena.
 pub unsafe fn is_plain(varlena: *const pg_sys::varlena) -> bool {
     // SAFETY: as the caller says.
     unsafe { !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena) }
 }
 
-/// Whether the database has no encoding of its own.
+/// Whether the database's encoding is SQL_ASCII: unknown.
 fn is_sql_ascii() -> bool {
     // SAFETY: reads a setting.
     unsafe { pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int }
 }
 
-/// UTF-8 text in the server's encoding; an error of Postgres where that has no such character.
+/// Converts UTF-8 to the server's encoding. Postgres raises 22P05 where that has no such character.
 pub fn server_text(text: &str) -> Vec<u8> {
     // SAFETY: the conversion reads the text's bytes, and returns them or a C string.
     unsafe {
@@ -146,15 +151,15 @@ pub fn server_text(text: &str) -> Vec<u8> {
     }
 }
 
-/// Text of the server's encoding as UTF-8.
+/// Converts text from the server's encoding to UTF-8, invalid bytes replaced.
 pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(utf8_bytes(bytes))
 }
 
-/// The bytes of a text of the server's encoding in UTF-8; those of SQL_ASCII as they are.
+/// Converts bytes from the server's encoding to UTF-8; unchanged in an SQL_ASCII database.
 pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
     if is_sql_ascii() {
-        return bytes; // could be anything, and a conversion would refuse it
+        return bytes; // of unknown encoding, which a conversion would refuse
     }
     // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string,
     // which lives as long as the current memory context.
@@ -169,18 +174,18 @@ pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
     }
 }
 
-/// A text in Postgres memory.
+/// Copies a text into Postgres memory.
 pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copies `bytes.len()` bytes.
     unsafe { pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as c_int).into() }
 }
 
-/// A jsonb in Postgres memory.
+/// Converts JSON to a jsonb in Postgres memory.
 pub fn jsonb_datum(value: serde_json::Value) -> Option<pg_sys::Datum> {
     pgrx::JsonB(value).into_datum()
 }
 
-/// A double precision.
+/// Converts to a double precision.
 pub fn float_datum(value: f64) -> pg_sys::Datum {
     pg_sys::Datum::from(value.to_bits() as usize)
 }
