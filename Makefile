@@ -7,7 +7,7 @@ export PG PG_CONFIG ONLY TESTS
 .PHONY: help all run test test-all soak bench install lint clean
 help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
-	@echo 'make test      every test; ONLY=rust|regress|isolation|server|clients|upgrade|soak for a part,'
+	@echo 'make test      every test; ONLY=rust|pgrx|regress|isolation|server|clients|upgrade|soak for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
 	@echo 'make test-all  the same on PostgreSQL 15, 16 and 18'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'

@@ -56,7 +56,7 @@ esac
 features=()
 [ "$PG" = 15 ] || features=(--no-default-features --features "pg$PG")
 
-package=$repo/target/pg$PG/package # what scripts/build leaves for scripts/server
+package=${RATELIMIT_PACKAGE:-$repo/target/pg$PG/package} # what scripts/build leaves for scripts/server
 results=$repo/target/results
 
 cargo_bin=${CARGO_HOME:-$HOME/.cargo}/bin
