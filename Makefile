@@ -7,7 +7,7 @@ export PG PG_CONFIG BUILD ONLY TESTS ACCESS
 .PHONY: help all run test test-all accept soak bench install lint clean
 help:
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
-	@echo 'make test      every test; ONLY=rust|regress|isolation|server|clients|upgrade|soak for a part,'
+	@echo 'make test      every test; ONLY=rust|pgrx|regress|isolation|server|clients|upgrade|soak for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
 	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
 	@echo 'make test-all  all tests on PostgreSQL 15, 16 and 18, with the release build'

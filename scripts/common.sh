@@ -51,7 +51,7 @@ esac
 features=()
 [ "$PG" = 15 ] || features=(--no-default-features --features "pg$PG")
 
-package=$repo/target/pg$PG/package # what scripts/build leaves for scripts/server
+package=${RATELIMIT_PACKAGE:-$repo/target/pg$PG/package} # what scripts/build leaves for scripts/server
 results=$repo/target/results
 
 # Only a cargo-pgrx that fits the pgrx in Cargo.lock. Any other on this machine is left alone: ours is

@@ -12,3 +12,27 @@ mod rl_limit_all;
 mod rl_reset;
 mod rl_status;
 mod rl_trigger;
+
+/// Every one of them.
+#[cfg(feature = "pg_test")]
+pub const DECLARED: &[crate::pg::declaration::Declaration] = &[
+    builders::rl_fixed_window,
+    builders::rl_sliding_log,
+    builders::rl_sliding_window,
+    builders::rl_token_bucket,
+    rl_calculate::rl_calculate,
+    rl_define::rl_config_changed,
+    rl_define::rl_define,
+    rl_define::rl_undefine,
+    rl_headers::rl_headers,
+    rl_limit::rl_check,
+    rl_limit::rl_credit,
+    rl_limit::rl_limit,
+    rl_limit_all::rl_check_all,
+    rl_limit_all::rl_limit_all,
+    rl_reset::rl_prune,
+    rl_reset::rl_reset,
+    rl_reset::rl_reset_all,
+    rl_status::rl_status,
+    rl_trigger::rl_trigger,
+];

@@ -7,6 +7,8 @@
 mod functions;
 mod limiter;
 mod pg;
+#[cfg(feature = "pg_test")]
+mod pg_tests;
 mod store;
 
 pgrx::pg_module_magic!(name, version);
@@ -21,4 +23,29 @@ pub extern "C-unwind" fn _PG_init() {
     pg::settings::init();
     pg::invalidation::init();
     pg::subtransaction::init(&[store::heap::forget, limiter::shards::forget]);
+}
+
+/// What `#[pg_test]` asks for, of the program that calls the tests in the server.
+#[cfg(all(test, feature = "pg_test"))]
+pub mod pg_test {
+    use std::cell::RefCell;
+    use std::sync::{Mutex, MutexGuard};
+
+    static ONE: Mutex<()> = Mutex::new(());
+    thread_local! {
+        static TURN: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
+    }
+
+    /// Waits until no other test runs, until the end of this one and its thread: they alter the same
+    /// tables.
+    pub fn setup(_: Vec<&str>) {
+        TURN.with_borrow_mut(|turn| {
+            turn.get_or_insert_with(|| ONE.lock().unwrap_or_else(|failed| failed.into_inner()));
+        });
+    }
+
+    /// No settings of our own.
+    pub fn postgresql_conf_options() -> Vec<&'static str> {
+        vec![]
+    }
 }

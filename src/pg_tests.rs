@@ -1,0 +1,90 @@
+//! Tests that run inside a server, as SQL functions of a build with the feature `pg_test`: what is
+//! between the library and Postgres. Each in a transaction of its own, which is rolled back:
+//! `cargo pgrx test`, or the phase pg_test of `make test`.
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use crate::pg::catalog::{self, Catalog, TableLock};
+use crate::pg::error::Result;
+use crate::pg::subtransaction::attempt;
+use crate::store::{Store, with_store};
+
+mod announced;
+mod declared;
+mod raised;
+mod rolled_back;
+mod row_codec;
+mod run_as_owner;
+mod session_settings;
+mod table_shape;
+
+/// An SQL function of the extension, by which it finds its schema.
+fn function() -> pg_sys::Oid {
+    get("SELECT 'rl_limit(text, text, float8, bool, bool, jsonb)'::regprocedure::oid")
+}
+
+fn run(sql: &str) {
+    Spi::run(sql).unwrap();
+}
+
+/// The one value that a query selects.
+fn get<T: FromDatum + IntoDatum>(sql: &str) -> T {
+    Spi::get_one(sql).unwrap().unwrap()
+}
+
+/// The extension's objects as they stand.
+fn with_catalog<T>(mut work: impl FnMut(&Catalog) -> T) -> T {
+    catalog::with(function(), TableLock::Write, |catalog| Ok(work(catalog))).unwrap()
+}
+
+/// Runs work on the rows, reached as `ratelimit.access` says.
+fn with_rows<T>(mut work: impl FnMut(&dyn Store) -> Result<T>) -> Result<T> {
+    catalog::with(function(), TableLock::Write, |catalog| {
+        with_store(catalog, TableLock::Write, |store| work(store))
+    })
+}
+
+/// Runs work in a subtransaction, which is rolled back.
+fn and_rolled_back<T>(work: impl FnOnce() -> T) -> T {
+    let mut outcome = None;
+    let kept = attempt(|| {
+        outcome = Some(work());
+        Ok(None::<()>)
+    });
+    assert!(kept.unwrap().is_none());
+    outcome.unwrap()
+}
+
+/// An error as PL/pgSQL sees it.
+#[derive(Debug)]
+struct Diagnosis {
+    sqlstate: String,
+    message: String,
+    detail: String,
+    hint: String,
+    context: String,
+}
+
+/// The error of a statement.
+fn error_of(sql: &str) -> Diagnosis {
+    let known = get::<bool>("SELECT to_regproc('pg_temp.error_of') IS NOT NULL");
+    let create = "CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text[] LANGUAGE plpgsql AS $$
+        DECLARE state text; message text; detail text; hint text; context text;
+        BEGIN
+            EXECUTE statement;
+            RETURN NULL;
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT,
+                detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT, context = PG_EXCEPTION_CONTEXT;
+            RETURN ARRAY[state, message, detail, hint, context];
+        END $$";
+    if !known {
+        run(create);
+    }
+    let parts: Option<Vec<String>> =
+        Spi::get_one_with_args("SELECT pg_temp.error_of($1)", &[sql.into()]).unwrap();
+    let parts = parts.unwrap_or_else(|| panic!("no error: {sql}"));
+    let [sqlstate, message, detail, hint, context] = parts.try_into().unwrap();
+    Diagnosis { sqlstate, message, detail, hint, context }
+}

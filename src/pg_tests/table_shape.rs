@@ -1,0 +1,119 @@
+//! Which table is the usual one: each way of making it another, and what is said of it then.
+
+#[pgrx::pg_schema]
+mod tests {
+    use pgrx::prelude::*;
+
+    use super::super::{and_rolled_back, error_of, get, run, with_catalog};
+
+    /// What was done to the table, and what keeps the heap store from it.
+    const CHANGES: &[(&str, &str)] = &[
+        (
+            "ALTER EXTENSION ratelimit DROP TABLE ratelimits; ALTER TABLE ratelimits RENAME TO gone;
+             CREATE TABLE ratelimits (LIKE gone) PARTITION BY HASH (name); ALTER EXTENSION ratelimit ADD TABLE ratelimits",
+            "is no ordinary table",
+        ),
+        (
+            "CREATE ACCESS METHOD another TYPE TABLE HANDLER heap_tableam_handler; ALTER TABLE ratelimits SET ACCESS METHOD another",
+            "has another access method",
+        ),
+        (
+            "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+             CREATE TRIGGER noted AFTER INSERT ON ratelimits FOR EACH STATEMENT EXECUTE FUNCTION noted()",
+            "has a trigger, or has had one",
+        ),
+        ("CREATE TABLE child (n text, k text, s int, FOREIGN KEY (n, k, s) REFERENCES ratelimits)", "has a trigger, or has had one"),
+        ("CREATE RULE noted AS ON INSERT TO ratelimits DO ALSO NOTHING", "has a rule, or has had one"),
+        ("ALTER TABLE ratelimits ENABLE ROW LEVEL SECURITY", "has row security"),
+        ("CREATE TABLE child () INHERITS (ratelimits)", "is part of an inheritance"),
+        ("ALTER TABLE ratelimits REPLICA IDENTITY FULL", "has another replica identity"),
+        ("ALTER TABLE ratelimits ADD note text", "has other columns"),
+        ("ALTER TABLE ratelimits ADD note text; ALTER TABLE ratelimits DROP note", "has other columns"),
+        ("ALTER TABLE ratelimits DROP log", "has other columns"),
+        ("ALTER TABLE ratelimits RENAME prior TO before", "has other columns"),
+        ("ALTER TABLE ratelimits ALTER prior TYPE real", "has other columns"),
+        ("ALTER TABLE ratelimits ALTER ts DROP NOT NULL", "has an altered column"),
+        ("ALTER TABLE ratelimits ALTER prior SET DEFAULT 1", "has an altered column"),
+        ("ALTER TABLE ratelimits ALTER key DROP DEFAULT", "has an altered column"),
+        ("ALTER TABLE ratelimits ALTER log SET STORAGE EXTERNAL", "has an altered column"),
+        ("ALTER TABLE ratelimits ALTER name TYPE text COLLATE \"POSIX\"", "has an altered column"),
+        ("ALTER TABLE ratelimits ALTER ts TYPE timestamptz(3)", "has an altered column"),
+        ("ALTER TABLE ratelimits ADD CHECK (value > 0)", "has a check constraint"),
+        ("ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey", "has no primary key"),
+        ("CREATE INDEX ON ratelimits (ts)", "has a further index"),
+        ("CREATE PUBLICATION ours FOR TABLE ratelimits WHERE (value > 0)", "has a publication whose filter or columns forbid updates"),
+        ("CREATE PUBLICATION ours FOR TABLE ratelimits (name)", "has a publication whose filter or columns forbid updates"),
+        (
+            "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (key, name, shard)",
+            "has another primary key",
+        ),
+        (
+            "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key)",
+            "has another primary key",
+        ),
+        (
+            "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key, shard) INCLUDE (value)",
+            "has another primary key",
+        ),
+        (
+            "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key, shard) DEFERRABLE",
+            // Its check is a trigger.
+            "has a trigger, or has had one",
+        ),
+    ];
+
+    fn refusal() -> Option<&'static str> {
+        with_catalog(|catalog| catalog.index.err())
+    }
+
+    #[pg_test]
+    fn the_table_of_create_extension_is_the_usual_one() {
+        assert_eq!(refusal(), None);
+        let index = with_catalog(|catalog| catalog.index).unwrap();
+        assert_eq!(index, get("SELECT 'ratelimits_pkey'::regclass::oid"));
+        assert!(with_catalog(|catalog| catalog.usual_key));
+    }
+
+    #[pg_test]
+    fn every_change_that_the_executor_would_mind_is_told_by_its_reason() {
+        for &(change, reason) in CHANGES {
+            and_rolled_back(|| {
+                run(change);
+                assert_eq!(refusal(), Some(reason), "{change}");
+            });
+            assert_eq!(refusal(), None, "after {change}");
+        }
+    }
+
+    #[pg_test]
+    fn what_makes_no_difference_is_not_refused() {
+        for change in [
+            "ALTER TABLE ratelimits SET UNLOGGED",
+            "ALTER TABLE ratelimits SET (fillfactor = 10)",
+            "ALTER TABLE ratelimits ALTER key SET DEFAULT 'other'",
+            "ALTER TABLE ratelimits ALTER name SET STATISTICS 0",
+            "ALTER INDEX ratelimits_pkey RENAME TO other",
+            "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key, shard)",
+            "CREATE PUBLICATION ours FOR TABLE ratelimits",
+            "CREATE ROLE other; GRANT ALL ON ratelimits TO other; ALTER TABLE ratelimits OWNER TO other",
+        ] {
+            and_rolled_back(|| {
+                run(change);
+                assert_eq!(refusal(), None, "{change}");
+            });
+        }
+    }
+
+    #[pg_test]
+    fn heap_is_refused_where_auto_goes_by_sql() {
+        run("SELECT rl_define('shape', rl_token_bucket(5, '1 day'))");
+        run("CREATE INDEX ON ratelimits (ts)");
+        run("SET LOCAL ratelimit.access = heap");
+        let error = error_of("SELECT rl_limit('shape')");
+        assert_eq!(error.sqlstate, "0A000");
+        assert!(error.detail.contains("has a further index"), "{error:?}");
+        run("SET LOCAL ratelimit.access = auto");
+        assert_eq!(get::<f64>("SELECT remaining FROM rl_limit('shape')").round(), 4.0);
+        assert!(with_catalog(|catalog| catalog.usual_key));
+    }
+}
