@@ -1,7 +1,31 @@
-//! The four algorithms, pure: what a limit holds at a time, and whether a call passes.
+//! The four algorithms: what a limit holds at a time, and whether a call passes.
 //!
-//! Owns the types that all kinds share and [`decide`]. Time and the stored state are arguments, so
-//! there is no clock here, no table, and nothing of pgrx or Postgres.
+//! Owns the types that all kinds share, [`decide`] and [`credit`]. Time and state are arguments.
+//!
+//! | kind | state | a burst is bounded by | source |
+//! |---|---|---|---|
+//! | [`TokenBucket`] | 2 numbers | `capacity`, and `rate` a period on top | [Convex], [its code][convex-code] |
+//! | [`FixedWindow`] | 2 numbers | `capacity` a window, so twice that around a turn | [Convex], [its code][convex-code] |
+//! | [`SlidingWindow`] | 3 numbers | about `rate` in any period | [Cloudflare], [Upstash] |
+//! | [`SlidingLog`] | a time for each token | exactly `rate` in any period | [Figma] |
+//!
+//! [Convex]: https://stack.convex.dev/rate-limiting
+//! [convex-code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
+//! [Cloudflare]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
+//! [Upstash]: https://upstash.com/docs/redis/sdks/ratelimit-ts/algorithms
+//! [Figma]: https://www.figma.com/blog/an-alternative-approach-to-rate-limiting/
+//!
+//! # Time
+//!
+//! Elapsed time is never negative: a clock that stepped back refills nothing and takes nothing. A
+//! stored time that is further ahead of the clock than the limit takes to fill up means that the
+//! clock was wrong, and the next take sets it to now.
+//!
+//! # Floats
+//!
+//! Tokens are floats, and a comparison of them allows 1e-9 of the capacity, at least 1e-9. What a
+//! call misses by stays in the state, so that errors never add up: without the tolerance one call
+//! in a million was denied for the last bit of a sum, with it none.
 
 mod calendar;
 mod fixed_window;
@@ -24,12 +48,17 @@ use crate::Micros;
 
 use refill::Refill;
 
-/// A validated limit of one kind. Build one through `config`, which checks every range.
+/// A limit of one kind. Make one by [`config::parse`](crate::config::parse), which checks every range:
+/// what is out of them has no meaning here.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Limit {
+    /// Tokens flow in steadily, up to a capacity.
     TokenBucket(TokenBucket),
+    /// Tokens come when a window turns.
     FixedWindow(FixedWindow),
+    /// A window that moves with the clock, counted approximately.
     SlidingWindow(SlidingWindow),
+    /// A window that moves with the clock, counted exactly.
     SlidingLog(SlidingLog),
 }
 
@@ -68,7 +97,9 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a limit remembers between calls: the columns of a row of `rateLimits`.
+/// What a limit remembers between two calls. The caller stores it, as JSON by
+/// [`state`](crate::state) or in columns of its own; what nobody has stored is
+/// [`Limit::initial_state`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// Token bucket and fixed window: tokens at `ts`, negative in debt. Sliding window: what the
@@ -85,7 +116,7 @@ pub struct State {
 /// What is in a limit at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Tokens; negative: debt.
+    /// Tokens, at most the capacity; negative: debt.
     pub remaining: f64,
     /// When the limit is full again if nobody consumes; for the window kinds, when the window
     /// turns. `None`: not within what a timestamp can hold.
@@ -95,9 +126,11 @@ pub struct Level {
 /// The outcome of one call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
+    /// Whether the tokens were taken.
     pub ok: bool,
-    /// Denied: the span after which the same call passes if nobody else consumes, `None` if it
-    /// never can. Allowed: `None`, or with a reservation the wait before the work may be done.
+    /// Denied: the span after which the same call passes if nobody else consumes, and but for the
+    /// tolerance not before; `None` if it never can. Allowed: `None`, or with a
+    /// reservation the wait before the work may be done.
     pub retry_after: Option<Micros>,
     /// The limit after this call; unchanged by a denial.
     pub level: Level,
@@ -122,7 +155,7 @@ impl Limit {
         }
     }
 
-    /// What a limit gives in the long run: a rate in tokens, and the period that it is for; `None`
+    /// What the limit gives in the long run: a rate in tokens, and the period that it is for; `None`
     /// where that has no fixed length. A day counts as 24 hours.
     pub fn policy(&self) -> (f64, Option<Micros>) {
         match self {
@@ -133,7 +166,7 @@ impl Limit {
         }
     }
 
-    /// Its kind.
+    /// The kind of the limit.
     pub fn kind(&self) -> Kind {
         match self {
             Limit::TokenBucket(_) => Kind::TokenBucket,
@@ -149,7 +182,8 @@ impl Limit {
     }
 
     /// The state of a limit that nobody has used: full. `phase` is any boundary of the windows of
-    /// a fixed window without a `start` of its own.
+    /// a fixed window without a `start` of its own, such as [`phase`](crate::phase()); other limits
+    /// don't look at it.
     pub fn initial_state(&self, now: Micros, phase: Micros) -> State {
         match self {
             Limit::TokenBucket(limit) => limit.initial_state(now),
@@ -159,8 +193,9 @@ impl Limit {
         }
     }
 
-    /// Whether a stored state means something to this kind: token bucket and fixed window carry
-    /// over into each other, to or from a sliding kind a limit starts fresh.
+    /// Whether a stored state means something to this kind, whose config may have changed since:
+    /// token bucket and fixed window accept each other's, with tokens and time. A state that isn't
+    /// accepted is replaced by the [initial one](Limit::initial_state).
     pub fn accepts(&self, state: &State) -> bool {
         match self {
             Limit::TokenBucket(_) | Limit::FixedWindow(_) => {
@@ -171,8 +206,8 @@ impl Limit {
         }
     }
 
-    /// Whether a state says no more than none would: from `now` on, every call would be answered
-    /// the same without it. `phase` as in [`fresh`](Limit::fresh).
+    /// Whether the limit is idle: from `now` on every call is answered as from the initial state,
+    /// so the stored one can be deleted. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
         match self {
             Limit::TokenBucket(limit) => limit.is_idle(state, now),
@@ -182,7 +217,7 @@ impl Limit {
         }
     }
 
-    /// What the limit holds at `now` if nothing is taken.
+    /// What the limit holds at `now`.
     pub fn level(&self, state: &State, now: Micros) -> Level {
         match self {
             Limit::TokenBucket(limit) => limit.level(state, now),
@@ -193,10 +228,12 @@ impl Limit {
     }
 }
 
-/// Whether `count` tokens can be taken from `state` at `now`, and the state after it.
+/// Decides whether `count` tokens can be taken from `state` at `now`, and tells the state after it.
 ///
-/// `count` is finite and not negative. With `reserve`, token bucket and fixed window may go into
-/// debt; the sliding kinds ignore it. `state` is one that the limit [`carries`](Limit::carries).
+/// `count` is from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole where
+/// [`Limit::whole_counts`] says so; 0 passes unless the limit is in debt. With `reserve`, token
+/// bucket and fixed window may go into debt, down to `max_reserved`, if it is paid back within ten
+/// years; the sliding kinds ignore it. `state` is one that the limit [accepts](Limit::accepts).
 pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
     match limit {
         Limit::TokenBucket(limit) => limit.decide(state, now, count, reserve),
@@ -207,11 +244,12 @@ pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bo
 }
 
 /// Gives back `count` tokens that were taken and not used: debt first, never above the capacity. A
-/// negative count takes without asking. `taken_at` is when they were taken: what a fixed window
-/// gave before the current one began does not come back. `None` for the sliding kinds, which have
-/// no tokens to give back to.
+/// negative count takes unconditionally. `taken_at` is when they were taken: what a fixed window
+/// gave before the current window began does not come back. `None` for the sliding kinds, which
+/// hold no tokens to give back to.
 ///
-/// The decision is always `ok`; where a debt remains it says after which wait it is gone.
+/// `count` is finite, at most [`MAX_TOKENS`](crate::config::MAX_TOKENS) either way. The decision is
+/// always `ok`; where a debt remains it says after which wait it is gone.
 pub fn credit(
     limit: &Limit,
     state: &State,
@@ -226,31 +264,29 @@ pub fn credit(
     }
 }
 
-/// By how many tokens a float may miss without deciding anything: 1e-9 of the capacity, at least
-/// 1e-9. The residue stays in the stored value, so it never adds up: a plain `value >= count` lost
-/// a grant in a million, this one none.
+/// How many tokens a float may miss by without deciding anything.
 fn tolerance(capacity: f64) -> f64 {
     1e-9 * capacity.max(1.0)
 }
 
-/// What is left of `available` tokens. A count too small to change so large a float takes its last
+/// Takes `count` from `available` tokens. A count too small to change so large a float takes its last
 /// bit instead: nothing is free.
-fn left(available: f64, count: f64) -> f64 {
+fn subtract(available: f64, count: f64) -> f64 {
     let left = available - count;
     if left == available && count > 0.0 { available.next_down() } else { left }
 }
 
-/// A number of tokens as shown, of at most `capacity`: a whole one where only float error keeps it
+/// Rounds a number of tokens, of at most `capacity`, to a whole one where only float error keeps it
 /// from being one. Of a large limit the tolerance is many tokens, so here a millionth is the most.
-fn shown(tokens: f64, capacity: f64) -> f64 {
+fn rounded(tokens: f64, capacity: f64) -> f64 {
     let whole = tokens.round();
     let near = (tokens - whole).abs() <= tolerance(capacity).min(1e-6);
     // Adding zero turns -0 into 0.
     if near && whole <= capacity { whole + 0.0 } else { tokens }
 }
 
-/// Turns a computed wait into one that provably ends in a pass: the float that it was computed
-/// with may have missed the instant by its last bits, so the answer is tried, and moved on.
+/// Checks that a call passes after a computed wait, and lengthens it where it doesn't: the float that
+/// it was computed with may have missed the instant by its last bits.
 fn confirmed(wait: Option<Micros>, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
     let mut wait = wait?;
     for _ in 0..4 {
@@ -268,18 +304,18 @@ mod tests {
 
     #[test]
     fn no_take_is_free() {
-        assert_eq!(left(3.0, 1.0), 2.0);
-        assert_eq!(left(3.0, 0.0), 3.0);
-        assert!(left(1e15, 0.01) < 1e15);
+        assert_eq!(subtract(3.0, 1.0), 2.0);
+        assert_eq!(subtract(3.0, 0.0), 3.0);
+        assert!(subtract(1e15, 0.01) < 1e15);
     }
 
     #[test]
-    fn shown_hides_float_error_only() {
-        assert_eq!(shown(2.9999999999, 3.0), 3.0);
-        assert_eq!(shown(-1e-10, 1.0), 0.0);
-        assert!(shown(-1e-10, 1.0).is_sign_positive());
-        assert_eq!(shown(2.99, 3.0), 2.99);
-        assert_eq!(shown(0.999, 1e9), 0.999);
-        assert_eq!(shown(2.9999999999, 2.9999999999), 2.9999999999);
+    fn rounding_hides_float_error_only() {
+        assert_eq!(rounded(2.9999999999, 3.0), 3.0);
+        assert_eq!(rounded(-1e-10, 1.0), 0.0);
+        assert!(rounded(-1e-10, 1.0).is_sign_positive());
+        assert_eq!(rounded(2.99, 3.0), 2.99);
+        assert_eq!(rounded(0.999, 1e9), 0.999);
+        assert_eq!(rounded(2.9999999999, 2.9999999999), 2.9999999999);
     }
 }

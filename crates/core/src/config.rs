@@ -1,7 +1,21 @@
 //! The configuration of a limit: from JSON to a validated [`Limit`], and from arguments to JSON.
 //!
-//! A config is an object with a `kind`, and the fields of that kind. Owns every range and every
-//! message about a bad config; nothing here depends on a setting of the process or the machine.
+//! A config is an object with a `kind`, and the fields of that kind:
+//!
+//! | field | kinds | meaning |
+//! |---|---|---|
+//! | `kind` | all | `"token bucket"`, `"fixed window"`, `"sliding window"` or `"sliding log"` |
+//! | `rate` | all | tokens a period: more than 0, at most 1e15; of a sliding log a whole number, at most 10,000 |
+//! | `period` | all | milliseconds, or a duration such as `"1 minute"` or `"PT1M"`: from 1 ms to 1e15 of them; a day is 24 hours |
+//! | `capacity` | token bucket, fixed window | the most tokens that accumulate, 0 to 1e15; left out: `rate` |
+//! | `maxReserved` | token bucket, fixed window | the largest debt of reservations, 0 to 1e15; left out: bounded by a wait of ten years |
+//! | `shards` | token bucket, fixed window | into how many shards it is divided, a whole number, 1 to 1,024; left out: 1 |
+//! | `start` | fixed window | where windows begin: epoch milliseconds, a time with its offset, or `"first request"`; left out: at the `phase` that [`Limit::initial_state`] is given |
+//! | `timezone` | fixed window | an IANA name: windows turn on local dates of that zone. `period` is then a whole number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for days and weeks, 1970-01-01 for months and years |
+//!
+//! An unknown, missing or repeated field, a wrong type and a number out of range are a
+//! [`ConfigError`]: nothing is guessed. Nothing here depends on a setting of the process or the
+//! machine.
 
 use std::fmt;
 
@@ -73,7 +87,16 @@ impl ConfigError {
     }
 }
 
-/// Reads and checks a config.
+/// Reads and checks a config. Its text should be no longer than [`MAX_BYTES`], which is left to the
+/// caller.
+///
+/// ```
+/// use ratelimit_core::config;
+///
+/// let error = config::parse(r#"{"kind": "sliding log", "rate": 0.5, "period": "1 s"}"#).unwrap_err();
+/// assert_eq!(error.problem, r#""rate" is 0.5"#);
+/// assert_eq!(error.allowed, "a whole number from 1 to 10000");
+/// ```
 ///
 /// # Errors
 /// [`ConfigError`] for an unknown, missing or repeated field, a wrong type, a value out of range and
@@ -240,10 +263,11 @@ impl<P, S, Z> FixedWindowConfig<P, S, Z> {
     }
 }
 
-/// The earliest clock in epoch milliseconds: 4714 BC, where a timestamptz begins.
+/// The earliest instant in epoch milliseconds: 4714 BC, where PostgreSQL's timestamptz begins.
 const FIRST_CLOCK: f64 = -210_866_803_200_000.0;
 
-/// An instant as `ratelimit.clock` takes it: a time with its offset, or epoch milliseconds.
+/// Reads an instant, as the setting `ratelimit.clock` has it: a time with its offset, or epoch
+/// milliseconds, from 4714 BC on. `None` for anything else.
 pub fn parse_instant(text: &str) -> Option<Micros> {
     match text.parse::<f64>() {
         Ok(millis) if (FIRST_CLOCK..=MAX_EPOCH).contains(&millis) => {
@@ -254,24 +278,35 @@ pub fn parse_instant(text: &str) -> Option<Micros> {
     }
 }
 
-/// The fields that a builder was given, in the config's own words.
-#[derive(Default)]
+/// The arguments of [`build`]: the fields of a config, typed.
+#[derive(Clone, Debug, Default)]
 pub struct Given {
+    /// `rate`, in tokens a period.
     pub rate: f64,
+    /// `period`: of fixed length, or of days or months where there is a `timezone`.
     pub period: Interval,
+    /// `capacity`, in tokens.
     pub capacity: Option<f64>,
+    /// `maxReserved`, in tokens.
     pub max_reserved: Option<f64>,
+    /// `shards`.
     pub shards: Option<i32>,
+    /// `start`, as an instant; with a `timezone`, the local date of it.
     pub start: Option<Micros>,
+    /// Whether `start` is `"first request"`.
     pub first_request: bool,
+    /// `timezone`, as an IANA name.
     pub timezone: Option<String>,
 }
 
-/// An interval as Postgres has it: of three units, none of which is a number of another.
-#[derive(Clone, Copy, Default)]
+/// An interval as PostgreSQL has it: of three units, none of which is a number of another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interval {
+    /// Calendar months.
     pub months: i32,
+    /// Days.
     pub days: i32,
+    /// Microseconds.
     pub micros: i64,
 }
 
@@ -290,10 +325,21 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Makes the config of a kind, and checks it as [`parse`] does.
+/// Makes the config of a kind from arguments, and checks it as [`parse`] does. A period of fixed
+/// length is in milliseconds there, with days of 24 hours.
+///
+/// ```
+/// use ratelimit_core::Kind;
+/// use ratelimit_core::config::{Given, Interval, build};
+///
+/// let minute = Interval { micros: 60_000_000, ..Interval::default() };
+/// let config = build(Kind::SlidingWindow, &Given { rate: 10.0, period: minute, ..Given::default() })?;
+/// assert_eq!(config.to_string(), r#"{"kind":"sliding window","period":60000,"rate":10}"#);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
 ///
 /// # Errors
-/// As [`parse`], and for a float that JSON cannot hold.
+/// As [`parse`], for a float that JSON can't hold, and for a `start` beside `first_request`.
 pub fn build(kind: Kind, given: &Given) -> Result<serde_json::Value, ConfigError> {
     let problem = |problem: String, allowed: &str| ConfigError {
         problem,

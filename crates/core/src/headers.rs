@@ -1,8 +1,29 @@
-//! The outcome of a call as HTTP headers: which headers a style has, how numbers are rounded, and
-//! how a name is written so that it can be read back and breaks no header.
+//! The outcome of a call as HTTP headers.
 //!
-//! Every value is text. A number is a whole one of at most 15 digits: tokens are rounded down and
-//! never negative, waits and times are rounded up. Pure: nothing of Postgres.
+//! Owns which headers a style has, how numbers are rounded, and how a name is written so that it can
+//! be read back and breaks no header. Every value is text. A number is a whole one of at most 15
+//! digits: tokens are rounded down and never negative, waits and times are rounded up.
+//!
+//! ```
+//! use ratelimit_core::headers::{Outcome, Style, headers};
+//! use ratelimit_core::{Micros, config};
+//!
+//! let limit = config::parse(r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#)?;
+//! let now = Micros(1_798_804_800_000_000);
+//! let wait = Micros::from_millis(17_200.0);
+//! let outcome = Outcome {
+//!     ok: false,
+//!     retry_after: Some(wait),
+//!     remaining: 7.9,
+//!     capacity: limit.capacity(),
+//!     reset_at: Some(now.plus(wait)),
+//! };
+//! let headers = headers(Style::Ietf, b"api", &limit, &outcome, now);
+//! assert_eq!(headers["RateLimit-Policy"], r#""api";q=10;w=60"#);
+//! assert_eq!(headers["RateLimit"], r#""api";r=7;t=18"#);
+//! assert_eq!(headers["Retry-After"], "18");
+//! # Ok::<(), ratelimit_core::ConfigError>(())
+//! ```
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use serde_json::{Value, json};
@@ -12,11 +33,17 @@ use crate::{Limit, Micros};
 /// Which headers, and in what JSON.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Style {
-    /// draft-ietf-httpapi-ratelimit-headers, as an object.
+    /// `RateLimit-Policy`, `RateLimit` and `Retry-After` of the IETF's [draft], as an object.
+    ///
+    /// [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/
     Ietf,
-    /// `x-ratelimit-*` in lower case, as an object.
+    /// `x-ratelimit-*` and `retry-after` as [GitHub's API] has them, as an object.
+    ///
+    /// [GitHub's API]: https://docs.github.com/en/rest/using-the-rest-api/rate-limits-for-the-rest-api
     Github,
-    /// Those of [`Style::Ietf`], as the array that PostgREST's `response.headers` takes.
+    /// The headers of [`Style::Ietf`], as the array that [PostgREST's] `response.headers` takes.
+    ///
+    /// [PostgREST's]: https://docs.postgrest.org/en/stable/references/transactions.html
     Postgrest,
 }
 
@@ -24,6 +51,7 @@ impl Style {
     /// What [`Style::parse`] reads, for messages.
     pub const ALLOWED: &str = "'ietf', 'github' or 'postgrest'";
 
+    /// Reads a style's name; `None` where there is none of that name.
     pub fn parse(style: &str) -> Option<Style> {
         match style {
             "ietf" => Some(Style::Ietf),
@@ -34,15 +62,19 @@ impl Style {
     }
 }
 
-/// The outcome of a call, as an rl_result tells it.
+/// The outcome of a call, as far as headers tell it.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
+    /// Whether the tokens were taken.
     pub ok: bool,
+    /// Denied: until the same call can succeed, `None` if it never can. Allowed: until the work may
+    /// be done, which headers don't tell.
     pub retry_after: Option<Micros>,
     /// Tokens, finite; negative: debt.
     pub remaining: f64,
-    /// Tokens, finite.
+    /// The most that the limit holds in tokens, finite.
     pub capacity: f64,
+    /// When the limit is full again, or its window turns; `None`: unknown.
     pub reset_at: Option<Micros>,
 }
 
@@ -54,7 +86,8 @@ impl Outcome {
     }
 }
 
-/// The headers of an outcome of the limit `name`, which is in UTF-8, at `now`.
+/// The headers of an outcome of a limit at `now`. The limit's name may be any bytes; what is not
+/// visible ASCII in it is percent-encoded.
 pub fn headers(style: Style, name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Value {
     let headers = match style {
         Style::Ietf | Style::Postgrest => ietf(name, limit, outcome, now),
@@ -90,7 +123,7 @@ fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
     headers
 }
 
-/// The headers that GitHub's API made known.
+/// The headers of GitHub's API.
 fn github(name: &[u8], outcome: &Outcome) -> Headers {
     let limit = outcome.capacity.floor();
     let mut headers = vec![
@@ -137,7 +170,8 @@ fn seconds(span: Micros) -> i64 {
     span.ceil_to_secs().clamp(0, MAX)
 }
 
-/// A name as a String of a structured field (RFC 9651, section 3.3.3).
+/// A name as a String of a structured field
+/// ([RFC 9651, section 3.3.3](https://www.rfc-editor.org/rfc/rfc9651#section-3.3.3)).
 fn structured_string(name: &[u8]) -> String {
     let name = percent_encode(name, ENCODED).to_string();
     format!("\"{}\"", name.replace('\\', r"\\").replace('"', r#"\""#))

@@ -1,9 +1,10 @@
-//! Rate limits as pure functions.
+//! Rate limits as pure functions: token buckets, fixed, calendar and sliding windows, with
+//! reservations and exact retry times.
 //!
-//! A [`Limit`] is of one of four kinds: token bucket, fixed window, sliding window or sliding log.
-//! What it remembers between two calls is a [`State`] of a few numbers, which the caller keeps; the
-//! time is an argument too. So the same call has the same answer on every machine, and this crate has
-//! no clock, no storage, no threads and no unsafe code.
+//! A [`Limit`] is of one of four kinds. What it remembers between two calls is a [`State`] of a few
+//! numbers, which the caller keeps; the time is an argument too. So the same call has the same answer
+//! on every machine, and this crate has no clock, no storage, no threads and no unsafe code. The
+//! PostgreSQL extension `ratelimit` is this crate around the rows of a table.
 //!
 //! ```
 //! use ratelimit_core::{Micros, config, decide};
@@ -22,27 +23,78 @@
 //! // The bucket is empty: the next token is there in exactly six seconds.
 //! let denied = decide(&limit, &empty, now, 1.0, false);
 //! assert!(!denied.ok);
-//! assert_eq!(denied.retry_after, Some(Micros::from_millis(6_000.0)));
-//! assert!(decide(&limit, &empty, now.plus(Micros::from_millis(6_000.0)), 1.0, false).ok);
+//! let wait = denied.retry_after.expect("a token fits");
+//! assert_eq!(wait, Micros::from_millis(6_000.0));
+//! assert!(decide(&limit, &empty, now.plus(wait), 1.0, false).ok);
 //!
 //! // Or the work is reserved now, and done when its tokens have come in.
 //! let reserved = decide(&limit, &empty, now, 1.0, true);
-//! assert_eq!((reserved.ok, reserved.retry_after), (true, denied.retry_after));
+//! assert_eq!((reserved.ok, reserved.retry_after), (true, Some(wait)));
 //! # Ok::<(), ratelimit_core::ConfigError>(())
+//! ```
+//!
+//! # In a service
+//!
+//! Whoever keeps the states must read and write one as a single step, under a lock or in a
+//! transaction: what is decided from a state must not be written over another. A denial has no state
+//! to write.
+//!
+//! ```
+//! use std::collections::HashMap;
+//! use std::sync::Mutex;
+//! use std::time::{Duration, SystemTime, UNIX_EPOCH};
+//!
+//! use ratelimit_core::{Limit, Micros, State, config, decide, phase};
+//!
+//! struct Limiter {
+//!     name: &'static str,
+//!     limit: Limit,
+//!     states: Mutex<HashMap<String, State>>,
+//! }
+//!
+//! impl Limiter {
+//!     /// Takes a token for a key, or tells after which time there is one.
+//!     fn take(&self, key: &str, now: Micros) -> Result<(), Duration> {
+//!         let mut states = self.states.lock().unwrap();
+//!         let state = states.entry(key.to_owned()).or_insert_with(|| {
+//!             self.limit.initial_state(now, phase(self.name.as_bytes(), key.as_bytes()))
+//!         });
+//!         let decision = decide(&self.limit, state, now, 1.0, false);
+//!         if let Some(after) = decision.state {
+//!             *state = after;
+//!         }
+//!         let wait = decision.retry_after.unwrap_or(Micros(i64::MAX));
+//!         if decision.ok { Ok(()) } else { Err(Duration::from_micros(wait.0 as u64)) }
+//!     }
+//! }
+//!
+//! let logins = Limiter {
+//!     name: "login",
+//!     limit: config::parse(r#"{"kind": "fixed window", "rate": 2, "period": "1 day", "timezone": "Europe/Berlin"}"#)?,
+//!     states: Mutex::default(),
+//! };
+//! let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+//! let now = Micros(now.as_micros() as i64);
+//! assert_eq!(logins.take("ada", now), Ok(()));
+//! assert_eq!(logins.take("ada", now), Ok(()));
+//! let wait = logins.take("ada", now).unwrap_err();
+//! assert!(wait <= Duration::from_secs(25 * 3600), "the day ends");
+//! assert_eq!(logins.take("bob", now), Ok(()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # What is where
 //!
-//! - [`config`] reads and writes the JSON of a limit, and checks every range; [`state`] that of a state.
-//! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] tells what is there.
-//! - [`Shards`] is a limit that is spread over several rows, so that they can be taken from at once.
+//! - [`config`] reads and writes the JSON of a limit, and checks every range; [`state`] that of a
+//!   state.
+//! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] tells what is there, and
+//!   [`Limit::is_idle`] whether a state can be deleted. [`algorithm`] has the kinds, with the sources
+//!   of their formulas.
+//! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
-//!
-//! Whoever keeps the state must read and write it as one step, as under a lock: what is decided from
-//! one state must not be written over another.
 
 #![forbid(unsafe_code)]
-#![allow(missing_docs)]
+#![deny(missing_docs)]
 
 pub mod algorithm;
 pub mod config;
@@ -55,6 +107,10 @@ mod fields;
 mod micros;
 mod numbers;
 mod phase;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use algorithm::{Decision, Kind, Level, Limit, Shards, State, credit, decide};
 pub use config::ConfigError;

@@ -4,6 +4,13 @@
 ///
 /// Arithmetic saturates, so a state written far in the past or the future stays ordered and never
 /// overflows.
+///
+/// ```
+/// use ratelimit_core::Micros;
+///
+/// let now = Micros(1_798_804_800_000_000); // 2027-01-01T12:00:00Z
+/// assert_eq!(now.plus(Micros::SECOND).minus(now).as_millis(), 1_000.0);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Micros(pub i64);
 
@@ -15,7 +22,8 @@ impl Micros {
     /// The longest wait that a reservation may run up: 10 years of 365.25 days.
     pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
 
-    /// The nearest microsecond to a number of milliseconds; what does not fit saturates.
+    /// The nearest microsecond to a number of milliseconds; what does not fit saturates, and NaN
+    /// is 0.
     pub fn from_millis(millis: f64) -> Micros {
         // Apart, since a product beyond 2^53 (the year 2255) has no room for the last digits.
         let whole = (millis.trunc() as i64).saturating_mul(1_000);

@@ -1,8 +1,11 @@
 //! Calendar windows: whole local dates of a time zone, daylight saving included.
 //!
 //! Owns where such windows begin and how many lie between two instants; the tokens are the fixed
-//! window's. The rules of the time zones are those bundled with the library, never the system's.
-//! Dates end with the year 9999: an instant beyond counts as that end, where no window turns.
+//! window's. The rules of the time zones are the [IANA database] as bundled with the library, never
+//! the system's. Dates end with the year 9999: an instant beyond counts as that end, where no window
+//! turns.
+//!
+//! [IANA database]: https://www.iana.org/time-zones
 
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::{AmbiguousOffset, TimeZone, TimeZoneDatabase};
@@ -14,17 +17,22 @@ use crate::Micros;
 /// lies k of them after `start`; a day that a month lacks is its last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calendar {
+    /// What `every` counts.
     pub unit: Unit,
-    /// At least 1.
+    /// How many units a window has, 1 to 100 years of them.
     pub every: i64,
+    /// The time zone whose dates they are.
     pub zone: TimeZone,
+    /// The date that windows are counted from, forwards and backwards.
     pub start: Date,
 }
 
 /// What calendar windows are counted in: a week is 7 days, a year 12 months.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
+    /// Local dates, each as long as the clocks make it.
     Days,
+    /// Calendar months.
     Months,
 }
 
@@ -47,12 +55,12 @@ impl Calendar {
     }
 
     /// The start of the window that contains `at`.
-    pub(super) fn begun(&self, at: Micros) -> Micros {
+    pub(super) fn window_start(&self, at: Micros) -> Micros {
         self.boundary(self.window(at)).unwrap_or(at)
     }
 
     /// How many windows have begun after `ts` and by `now`, and the start of the last of them.
-    pub(super) fn turned(&self, ts: Micros, now: Micros) -> (i64, Micros) {
+    pub(super) fn turns(&self, ts: Micros, now: Micros) -> (i64, Micros) {
         let current = self.window(now);
         let Some(begun) = self.boundary(current).filter(|&begun| begun > ts) else {
             return (0, ts);
@@ -227,8 +235,8 @@ mod tests {
         ] {
             let calendar = daily(zone);
             for now in [begins, back].map(at) {
-                assert_eq!(calendar.begun(now), at(begins), "{zone}");
-                assert_eq!(calendar.turned(at(begins), now), (0, at(begins)), "{zone}");
+                assert_eq!(calendar.window_start(now), at(begins), "{zone}");
+                assert_eq!(calendar.turns(at(begins), now), (0, at(begins)), "{zone}");
             }
             assert_eq!(calendar.after(at(begins), 1.0), Some(at(ends)), "{zone}");
         }
@@ -248,7 +256,7 @@ mod tests {
             ("Asia/Kathmandu", "2027-03-28T06:00:00Z", 24.0),
         ] {
             let (calendar, noon) = (daily(zone), at(noon));
-            let begun = calendar.begun(noon);
+            let begun = calendar.window_start(noon);
             let length = calendar.after(begun, 1.0).unwrap().minus(begun);
             assert_eq!(length, Micros((hours * 3.6e9) as i64), "{zone}");
         }
@@ -293,23 +301,23 @@ mod tests {
             calendar(3, Unit::Months, "Pacific/Apia", "2000-08-31"),
             calendar(14, Unit::Days, "America/Havana", "2030-01-01"),
         ] {
-            let ts = calendar.begun(at("2011-03-14T15:09:26Z"));
+            let ts = calendar.window_start(at("2011-03-14T15:09:26Z"));
             assert_eq!(calendar.after(ts, 0.0), Some(ts));
             for windows in [1, 2, 100, 1000] {
                 let turn = calendar.after(ts, windows as f64).unwrap();
                 let just_before = Micros(turn.0 - 1);
-                assert_eq!(calendar.turned(ts, turn), (windows, turn), "{calendar:?}");
-                assert_eq!(calendar.turned(ts, just_before).0, windows - 1, "{calendar:?}");
+                assert_eq!(calendar.turns(ts, turn), (windows, turn), "{calendar:?}");
+                assert_eq!(calendar.turns(ts, just_before).0, windows - 1, "{calendar:?}");
             }
-            assert_eq!(calendar.turned(ts, Micros(ts.0 - 1)), (0, ts));
+            assert_eq!(calendar.turns(ts, Micros(ts.0 - 1)), (0, ts));
             assert_eq!(calendar.after(ts, 1e9), None);
             assert_eq!(calendar.after(ts, f64::INFINITY), None);
         }
         // A date that was skipped turns with the next.
         let apia = daily("Pacific/Apia");
-        let ts = apia.begun(at("2011-12-29T20:00:00Z"));
-        assert_eq!(apia.turned(ts, at("2011-12-30T10:00:00Z")).0, 2);
-        assert_eq!(apia.turned(ts, at("2011-12-30T09:59:59Z")).0, 0);
+        let ts = apia.window_start(at("2011-12-29T20:00:00Z"));
+        assert_eq!(apia.turns(ts, at("2011-12-30T10:00:00Z")).0, 2);
+        assert_eq!(apia.turns(ts, at("2011-12-30T09:59:59Z")).0, 0);
     }
 
     #[test]
@@ -327,7 +335,7 @@ mod tests {
         let weekly = calendar(7, Unit::Days, "UTC", "2027-01-06");
         assert_eq!(next(&weekly, "2027-01-11T00:00:00Z"), Some(at("2027-01-20T00:00:00Z")));
         assert_eq!(
-            weekly.turned(at("2027-01-11T00:00:00Z"), at("2027-01-28T00:00:00Z")),
+            weekly.turns(at("2027-01-11T00:00:00Z"), at("2027-01-28T00:00:00Z")),
             (2, at("2027-01-27T00:00:00Z"))
         );
         // A month from the 1st; one from the 28th of February, which may have been the 31st's.
@@ -358,17 +366,17 @@ mod tests {
                         assert!(calendar.after(ts, windows).is_none_or(|turn| turn >= ts));
                     }
                     for now in instants.clone() {
-                        let (windows, turn) = calendar.turned(ts, now);
+                        let (windows, turn) = calendar.turns(ts, now);
                         assert!(windows >= 0 && turn >= ts, "{calendar:?} {ts:?} {now:?}");
                         assert!(windows == 0 || turn <= now, "{calendar:?} {ts:?} {now:?}");
                     }
                 }
             }
         }
-        let last = daily("UTC").begun(at("9999-12-30T12:00:00Z"));
+        let last = daily("UTC").window_start(at("9999-12-30T12:00:00Z"));
         assert_eq!(last, at("9999-12-30T00:00:00Z"));
         assert_eq!(daily("UTC").after(last, 1.0), None);
-        assert_eq!(daily("UTC").turned(last, Micros(i64::MAX)), (0, last));
+        assert_eq!(daily("UTC").turns(last, Micros(i64::MAX)), (0, last));
     }
 
     #[test]

@@ -1,44 +1,55 @@
 //! Fixed window: `rate` tokens arrive at once when the window turns, up to the capacity.
 //!
-//! Whole windows since `ts` add `rate` each; with a capacity above the rate, what was not used
-//! rolls over. The stored `ts` is the start of a window, and a row's next window follows from it.
+//! `available = min(value + windows * rate, capacity)`, where `windows` have begun since `ts`, after
+//! the [article] and [component][code] of Convex; with a capacity above the rate, what was not used
+//! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
+//!
+//! [article]: https://stack.convex.dev/rate-limiting
+//! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
 use super::calendar::Calendar;
 use super::refill::Refill;
-use super::{Level, State, shown, tolerance};
+use super::{Level, State, rounded, tolerance};
 use crate::Micros;
 
 /// `rate` tokens a window, of which at most `capacity` accumulate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FixedWindow {
-    /// Tokens a window, > 0.
+    /// Tokens a window: more than 0, at most 1e15.
     pub rate: f64,
+    /// When windows turn.
     pub windows: Windows,
-    /// The most that accumulates; 0 makes sense with reservations only.
+    /// The most tokens that accumulate, 0 to 1e15; 0 makes sense with reservations only.
     pub capacity: f64,
-    /// The largest debt in tokens; `None`: bounded by a wait of ten years.
+    /// The largest debt, 0 to 1e15 tokens; `None`: bounded by a wait of ten years.
     pub max_reserved: Option<f64>,
-    /// Over how many rows it is spread, 1 to 1,024.
+    /// Into how many shards it is divided, 1 to 1,024.
     pub shards: u32,
 }
 
 /// When windows turn.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Windows {
-    /// At a fixed distance; the `ts` of a row fixes the phase while it lives.
-    Every { period: Micros, start: Start },
+    /// At a fixed distance. A state's `ts` fixes the phase while it lives.
+    Every {
+        /// From a millisecond to 1e15 of them.
+        period: Micros,
+        /// Where the windows of a new state begin.
+        start: Start,
+    },
     /// On local dates.
     Calendar(Calendar),
 }
 
-/// Where the windows of a new row begin.
+/// Where the windows of a new state begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Start {
     /// Boundaries lie at this instant plus `k * period`, for every integer k.
     At(Micros),
     /// A window begins at the take that finds the limit full.
     FirstRequest,
-    /// The phase is the caller's: derived from name and key.
+    /// At the `phase` that the caller gives to
+    /// [`initial_state`](crate::Limit::initial_state), derived from name and key.
     Derived,
 }
 
@@ -52,34 +63,34 @@ impl Windows {
     }
 
     /// The start of the window that contains `now`; of a fixed length, windows lie in `phase`.
-    fn begun(&self, phase: Micros, now: Micros) -> Micros {
+    fn window_start(&self, phase: Micros, now: Micros) -> Micros {
         match self {
             Windows::Every { period, .. } => {
                 let since = (now.0 as i128 - phase.0 as i128).rem_euclid(period.0 as i128);
                 now.minus(Micros(since as i64))
             }
-            Windows::Calendar(calendar) => calendar.begun(now),
+            Windows::Calendar(calendar) => calendar.window_start(now),
         }
     }
 
     /// How many windows have begun after `ts` and by `now`, and the start of the last of them; of
     /// the one at `ts` where there is none.
-    fn turned(&self, ts: Micros, now: Micros) -> (i64, Micros) {
+    fn turns(&self, ts: Micros, now: Micros) -> (i64, Micros) {
         match self {
             Windows::Every { period, .. } => {
                 let windows = now.minus(ts).0.max(0) / period.0;
                 (windows, Micros(ts.0 + windows * period.0))
             }
-            Windows::Calendar(calendar) => calendar.turned(ts, now),
+            Windows::Calendar(calendar) => calendar.turns(ts, now),
         }
     }
 
     /// How many windows turn after `ts` within ten years of the last instant before the first of
     /// them; infinite where none does.
-    fn within_ten_years(&self, ts: Micros) -> f64 {
+    fn turns_in_ten_years(&self, ts: Micros) -> f64 {
         let Some(next) = self.after(ts, 1.0) else { return f64::INFINITY };
         let last = next.minus(Micros(1)).plus(Micros::TEN_YEARS);
-        self.turned(ts, last).0 as f64
+        self.turns(ts, last).0 as f64
     }
 
     /// The start of the window that begins `windows` turns after `ts`; `None` past what an instant
@@ -99,13 +110,13 @@ impl FixedWindow {
     pub(super) fn initial_state(&self, now: Micros, phase: Micros) -> State {
         let ts = match self.windows {
             Windows::Every { start: Start::FirstRequest, .. } => now,
-            Windows::Every { start: Start::At(start), .. } => self.windows.begun(start, now),
-            _ => self.windows.begun(phase, now),
+            Windows::Every { start: Start::At(start), .. } => self.windows.window_start(start, now),
+            _ => self.windows.window_start(phase, now),
         };
         State { value: self.capacity, ts, prior: None, log: None }
     }
 
-    /// Full, not ahead of the clock, and in the phase that a new row would have.
+    /// Full, not ahead of the clock, and in the phase that a new state would have.
     pub(super) fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
         let (ts, tokens) = self.refilled(state, now);
         let in_phase = self.awaits_request(tokens) || ts == self.initial_state(now, phase).ts;
@@ -129,14 +140,14 @@ impl Refill for FixedWindow {
     }
 
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
-        let (windows, ts) = self.windows.turned(state.ts, now);
-        (ts, (self.stored(state) + windows as f64 * self.rate).min(self.capacity))
+        let (windows, ts) = self.windows.turns(state.ts, now);
+        (ts, (self.stored_tokens(state) + windows as f64 * self.rate).min(self.capacity))
     }
 
-    fn most_debt(&self, ts: Micros) -> f64 {
+    fn max_debt(&self, ts: Micros) -> f64 {
         // As `due` counts windows, less the last bits, which would be a window more.
         let tolerance = tolerance(self.capacity);
-        let most = self.windows.within_ten_years(ts) * self.rate + tolerance / 2.0;
+        let most = self.windows.turns_in_ten_years(ts) * self.rate + tolerance / 2.0;
         (most * (1.0 - 4.0 * f64::EPSILON)).max(tolerance)
     }
 
@@ -146,7 +157,7 @@ impl Refill for FixedWindow {
         self.windows.after(ts, windows.max(0.0))
     }
 
-    fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros {
+    fn stored_ts(&self, ts: Micros, available: f64, now: Micros) -> Micros {
         if self.awaits_request(available) {
             return now;
         }
@@ -155,7 +166,7 @@ impl Refill for FixedWindow {
         }
         // A start that is further ahead of the clock than it takes to fill up means that the clock
         // was wrong: go back to the window of now, in the same phase.
-        let begun = self.windows.begun(ts, now);
+        let begun = self.windows.window_start(ts, now);
         let full = self.due(begun, self.capacity - available);
         if full.is_some_and(|full| ts > full) { begun } else { ts }
     }
@@ -163,11 +174,11 @@ impl Refill for FixedWindow {
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level {
         let reset_at =
             if self.awaits_request(tokens) { Some(now) } else { self.windows.after(ts, 1.0) };
-        Level { remaining: shown(tokens, self.capacity), reset_at }
+        Level { remaining: rounded(tokens, self.capacity), reset_at }
     }
 
     /// What an earlier window gave ended with it.
-    fn returns(&self, taken_at: Micros, ts: Micros) -> bool {
+    fn can_return(&self, taken_at: Micros, ts: Micros) -> bool {
         taken_at >= ts
     }
 }

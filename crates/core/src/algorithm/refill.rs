@@ -1,7 +1,7 @@
 //! What token bucket and fixed window share: tokens that come back up to a capacity, takes and
 //! reservations from them, and when a denied call can pass.
 
-use super::{Decision, Level, State, confirmed, left, tolerance};
+use super::{Decision, Level, State, confirmed, subtract, tolerance};
 use crate::Micros;
 
 /// A kind whose state is a number of tokens and the time at which they were counted.
@@ -15,26 +15,27 @@ pub(super) trait Refill {
     /// never before the stored one. A clock that stepped back refills nothing.
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64);
 
-    /// The largest debt in tokens that a take or a reservation can leave in a row of this `ts`: what
+    /// The largest debt in tokens that a take or a reservation can leave in a state of this `ts`: what
     /// comes in within ten years. A larger one is another config's, or a credit's, and counts as this.
-    fn most_debt(&self, ts: Micros) -> f64;
+    fn max_debt(&self, ts: Micros) -> f64;
 
-    /// The tokens that a row holds at its `ts`.
-    fn stored(&self, state: &State) -> f64 {
+    /// The tokens that a state holds at its `ts`.
+    fn stored_tokens(&self, state: &State) -> f64 {
         // Only a debt needs the bound, which can take some computing.
-        if state.value < 0.0 { state.value.max(-self.most_debt(state.ts)) } else { state.value }
+        if state.value < 0.0 { state.value.max(-self.max_debt(state.ts)) } else { state.value }
     }
 
     /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
 
     /// The `ts` that a take at `now` stores, given the one that its tokens count from.
-    fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros;
+    fn stored_ts(&self, ts: Micros, available: f64, now: Micros) -> Micros;
 
+    /// The level of a limit whose `tokens` count from `ts`.
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;
 
-    /// Whether what was taken at that time can still come back, to tokens that count from `ts`.
-    fn returns(&self, taken_at: Micros, ts: Micros) -> bool;
+    /// Whether what was taken at that time can still be given back to tokens that count from `ts`.
+    fn can_return(&self, taken_at: Micros, ts: Micros) -> bool;
 
     fn level(&self, state: &State, now: Micros) -> Level {
         let (ts, available) = self.refilled(state, now);
@@ -83,21 +84,21 @@ pub(super) trait Refill {
         confirmed(Some(at.minus(now).max(Micros(0))), |wait| {
             let then = now.plus(wait);
             let (ts, available) = self.refilled(state, then);
-            let ts = self.taken_at(ts, available, then);
+            let ts = self.stored_ts(ts, available, then);
             self.passes((ts, available), then, count, reserve).is_some()
         })
     }
 
     fn decide(&self, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
         let (ts, available) = self.refilled(state, now);
-        let ts = self.taken_at(ts, available, now);
+        let ts = self.stored_ts(ts, available, now);
         let Some(wait) = self.passes((ts, available), now, count, reserve) else {
             return Decision::denied(
                 self.retry_after(state, now, count, reserve),
                 self.level(state, now),
             );
         };
-        let value = left(available, count);
+        let value = subtract(available, count);
         Decision {
             ok: true,
             retry_after: (wait > Micros(0)).then_some(wait),
@@ -110,10 +111,10 @@ pub(super) trait Refill {
     fn credit(&self, state: &State, now: Micros, count: f64, taken_at: Option<Micros>) -> Decision {
         let (ts, available) = self.refilled(state, now);
         let (ts, value) = if count < 0.0 {
-            let ts = self.taken_at(ts, available, now);
-            let value = left(available, -count);
-            (ts, self.stored(&State { value, ts, prior: None, log: None }))
-        } else if taken_at.is_none_or(|taken_at| self.returns(taken_at, ts)) {
+            let ts = self.stored_ts(ts, available, now);
+            let value = subtract(available, -count);
+            (ts, self.stored_tokens(&State { value, ts, prior: None, log: None }))
+        } else if taken_at.is_none_or(|taken_at| self.can_return(taken_at, ts)) {
             (ts, (available + count).min(self.capacity()))
         } else {
             (ts, available)

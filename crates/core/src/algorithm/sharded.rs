@@ -1,19 +1,21 @@
-//! One limit divided over several rows, its parts: rate, capacity and debt are shared out equally,
-//! and what the parts hold together is what the limit holds. Where their number has changed, the rows
-//! stay the parts that they were until they are rearranged, each with the refill of its own.
+//! One limit divided into shards, each with a state of its own: rate, capacity and debt are divided
+//! equally, and what the shards hold together is what the limit holds. Where their number has
+//! changed, the states stay those of the old shards until they are resharded, each with a refill of
+//! its own.
 //!
-//! Conservative: a part that is full loses its refill, so after uneven use the parts together
-//! refill no faster, and maybe more slowly, than one row would.
+//! Conservative: a shard that is full loses its refill, so after uneven use the shards together
+//! refill no faster, and maybe more slowly, than one state would.
 
 use std::borrow::Cow;
 use std::rc::Rc;
 
 use super::refill::Refill;
-use super::{Decision, Level, Limit, State, decide, left};
+use super::{Decision, Level, Limit, State, decide, subtract};
 use crate::Micros;
 
 impl Limit {
-    /// Over how many rows the limit is spread; 1 for the sliding kinds.
+    /// Into how many shards the limit is divided, 1 to [`MAX_SHARDS`](crate::config::MAX_SHARDS);
+    /// 1 for the sliding kinds.
     pub fn shards(&self) -> u32 {
         match self {
             Limit::TokenBucket(limit) => limit.shards,
@@ -22,93 +24,121 @@ impl Limit {
         }
     }
 
-    /// One of `shards` equal parts of the limit; the sliding kinds have no parts.
+    /// The limit of one of `shards` equal shards: rate, capacity and the largest debt divided by
+    /// their number. The sliding kinds have no shards: theirs is the limit itself.
     pub fn shard_limit(&self, shards: u32) -> Limit {
         let share = |tokens: f64| tokens / f64::from(shards.max(1));
-        let mut part = self.clone();
-        match &mut part {
-            Limit::TokenBucket(part) => {
-                part.rate = share(part.rate);
-                part.capacity = share(part.capacity);
-                part.max_reserved = part.max_reserved.map(share);
-                part.shards = 1;
+        let mut shard = self.clone();
+        match &mut shard {
+            Limit::TokenBucket(shard) => {
+                shard.rate = share(shard.rate);
+                shard.capacity = share(shard.capacity);
+                shard.max_reserved = shard.max_reserved.map(share);
+                shard.shards = 1;
             }
-            Limit::FixedWindow(part) => {
-                part.rate = share(part.rate);
-                part.capacity = share(part.capacity);
-                part.max_reserved = part.max_reserved.map(share);
-                part.shards = 1;
+            Limit::FixedWindow(shard) => {
+                shard.rate = share(shard.rate);
+                shard.capacity = share(shard.capacity);
+                shard.max_reserved = shard.max_reserved.map(share);
+                shard.shards = 1;
             }
             Limit::SlidingWindow(_) | Limit::SlidingLog(_) => {}
         }
-        part
+        shard
     }
 }
 
-/// A limit and the states of the parts that it is divided into: one for a limit without shards,
-/// whose state is its own.
+/// A limit and the states of its shards; one state for a limit that is not divided, which is its
+/// own.
+///
+/// Shards let several calls be made at once, each under the lock of one state. A call that one shard
+/// can't satisfy is decided by all of them: [`decide`](Shards::decide) for the total, and
+/// [`distribute`](Shards::distribute) to take it from them.
+///
+/// ```
+/// use ratelimit_core::{Micros, Shards, config};
+///
+/// let limit = config::parse(
+///     r#"{"kind": "token bucket", "rate": 10, "period": "1 minute", "shards": 2}"#,
+/// )?;
+/// let now = Micros(0);
+/// let half = limit.shard_limit(2).initial_state(now, now);
+/// let mut shards = Shards::new(&limit, vec![half.clone(), half]);
+///
+/// // Eight tokens are more than one shard holds, and less than both.
+/// let decision = shards.decide(now, 8.0, false);
+/// let after = decision.state.expect("it passes");
+/// shards.distribute(&[0, 1], now, after.value, after.ts);
+/// assert_eq!(shards.level(now).remaining, 2.0);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Shards<'a> {
     limit: &'a Limit,
-    part: Cow<'a, Limit>,
+    /// The limit of each of as many equal shards.
+    shard: Cow<'a, Limit>,
     states: Vec<State>,
-    /// Where the rows stand as another number of parts: the one that each state belongs to.
-    standing: Vec<Rc<Limit>>,
+    /// Where the states are those of another number of shards: the limit that each belongs to.
+    unequal: Vec<Rc<Limit>>,
 }
 
 impl<'a> Shards<'a> {
-    /// `states` of which each belongs to an equal part of the limit; one at least.
+    /// Equal shards, one for each state; there must be one at least.
     pub fn new(limit: &'a Limit, states: Vec<State>) -> Shards<'a> {
-        let part = match states.len() {
+        let shard = match states.len() {
             1 => Cow::Borrowed(limit),
             shards => Cow::Owned(limit.shard_limit(shards as u32)),
         };
-        Shards { limit, part, states, standing: Vec::new() }
+        Shards { limit, shard, states, unequal: Vec::new() }
     }
 
-    /// Rows that are not those that the limit wants, as they stand: each state with the part of the
-    /// limit that it belongs to, by which it refills until the rows are
-    /// [`rearranged`](Shards::rearranged).
-    pub fn unequal(limit: &'a Limit, rows: Vec<(Rc<Limit>, State)>) -> Shards<'a> {
-        let (standing, states) = rows.into_iter().unzip();
-        Shards { standing, ..Shards::new(limit, states) }
+    /// The states of another number of shards than the limit is divided into: each with the limit
+    /// of the shard that it belongs to, by which it refills until they are
+    /// [`resharded`](Shards::resharded). There must be one at least.
+    pub fn unequal(limit: &'a Limit, shards: Vec<(Rc<Limit>, State)>) -> Shards<'a> {
+        let (unequal, states) = shards.into_iter().unzip();
+        Shards { unequal, ..Shards::new(limit, states) }
     }
 
-    /// Whether the states are those of as many equal parts, and not of rows that
-    /// [stand](Shards::standing) as they were.
+    /// Whether the shards are equal, and as many as there are states.
     pub fn are_equal(&self) -> bool {
-        self.standing.is_empty()
+        self.unequal.is_empty()
     }
 
-    /// The limit of one of equal parts.
+    /// The limit of each of equal shards.
     pub fn shard_limit(&self) -> &Limit {
-        &self.part
+        &self.shard
     }
 
+    /// The state of each shard.
     pub fn states(&self) -> &[State] {
         &self.states
     }
 
+    /// The state of each shard, to be replaced by a newer one.
     pub fn states_mut(&mut self) -> &mut [State] {
         &mut self.states
     }
 
-    /// The tokens in the `n`th part at `now`; negative: debt.
-    pub fn available(&self, n: usize, now: Micros) -> f64 {
-        self.tokens(n, now).1
+    /// The tokens in a shard, counted from 0, at `now`; negative: debt.
+    ///
+    /// # Panics
+    /// Where there is no such shard.
+    pub fn available(&self, shard: usize, now: Micros) -> f64 {
+        self.tokens(shard, now).1
     }
 
-    /// The limit that the `n`th state belongs to.
-    fn part_of(&self, n: usize) -> &Limit {
-        self.standing.get(n).map_or(&*self.part, |part| part)
+    /// The limit that the state of a shard belongs to.
+    fn limit_of(&self, shard: usize) -> &Limit {
+        self.unequal.get(shard).map_or(&*self.shard, |limit| limit)
     }
 
-    /// The tokens in the `n`th part at `now`, and the time that they count from.
-    fn tokens(&self, n: usize, now: Micros) -> (Micros, f64) {
-        let state = &self.states[n];
-        match self.part_of(n) {
-            Limit::TokenBucket(part) => part.refilled(state, now),
-            Limit::FixedWindow(part) => part.refilled(state, now),
+    /// The tokens in a shard at `now`, and the time that they count from.
+    fn tokens(&self, shard: usize, now: Micros) -> (Micros, f64) {
+        let state = &self.states[shard];
+        match self.limit_of(shard) {
+            Limit::TokenBucket(limit) => limit.refilled(state, now),
+            Limit::FixedWindow(limit) => limit.refilled(state, now),
             Limit::SlidingWindow(_) | Limit::SlidingLog(_) => (state.ts, state.value),
         }
     }
@@ -121,15 +151,15 @@ impl<'a> Shards<'a> {
         }
     }
 
-    /// What the parts hold together at `now`, as the state of one row. It counts from the latest
-    /// time that any of them counts from: nothing refills earlier than it would in its part.
+    /// What the shards hold together at `now`, as one state. It counts from the latest time that any
+    /// of them counts from: nothing refills earlier than it would in its shard.
     pub fn total(&self, now: Micros) -> State {
         if let Some(state) = self.undivided() {
             return state.clone();
         }
         let mut total = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
-        for n in 0..self.states.len() {
-            let (ts, tokens) = self.tokens(n, now);
+        for shard in 0..self.states.len() {
+            let (ts, tokens) = self.tokens(shard, now);
             total.value += tokens;
             total.ts = total.ts.max(ts);
         }
@@ -137,24 +167,24 @@ impl<'a> Shards<'a> {
         total
     }
 
-    /// The total as a row that refills no later than any of the parts: as long as it can't let a
-    /// call pass, the parts can't. Theirs count from different times where the clock stepped back,
-    /// or where windows were the parts of a token bucket.
+    /// The [total](Shards::total) as a state that refills no later than any of the shards: as long as
+    /// it doesn't let a call pass, the shards don't. They count from different times where the clock
+    /// stepped back, or where a token bucket has become a fixed window.
     pub fn upper_bound(&self, now: Micros) -> State {
         let total = self.total(now);
         if self.undivided().is_some() {
             return total;
         }
-        let ts = (0..self.states.len()).map(|n| self.tokens(n, now).0).min();
-        // Rows that no change of shards leaves, but somebody's own INSERT, may be more than the
-        // whole: of them nothing is known but that they hold no more than it can.
-        let rate: f64 = self.standing.iter().map(|part| part.policy().0).sum();
+        let ts = (0..self.states.len()).map(|shard| self.tokens(shard, now).0).min();
+        // States that no change of shards leaves, but somebody's own INSERT, may refill faster than
+        // the whole: of them nothing is known but that they hold no more than it can.
+        let rate: f64 = self.unequal.iter().map(|limit| limit.policy().0).sum();
         let more = rate > self.limit.policy().0 * (1.0 + 1e-12);
         let value = if more { self.limit.capacity() } else { total.value };
         State { value, ts: ts.unwrap_or(total.ts), ..total }
     }
 
-    /// What the parts hold at `now`, shared out anew over so many equal ones.
+    /// The states of so many equal shards that together hold what these hold at `now`.
     pub fn resharded(&self, shards: u32, now: Micros) -> Vec<State> {
         if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
@@ -164,25 +194,29 @@ impl<'a> Shards<'a> {
         vec![total; shards as usize]
     }
 
-    /// The `n`th part's tokens at `now`, and the time that they count from, as its state.
-    pub fn refilled(&self, n: usize, now: Micros) -> State {
-        let (ts, value) = self.tokens(n, now);
+    /// The state of a shard, counted from 0, with the tokens that came in by `now`.
+    ///
+    /// # Panics
+    /// Where there is no such shard.
+    pub fn refilled(&self, shard: usize, now: Micros) -> State {
+        let (ts, value) = self.tokens(shard, now);
         State { value, ts, prior: None, log: None }
     }
 
-    /// What the limit holds at `now`; it is full when its last part is.
+    /// What the limit holds at `now`; it is full when its last shard is.
     pub fn level(&self, now: Micros) -> Level {
         if let Some(state) = self.undivided() {
             return self.limit.level(state, now);
         }
         let level = self.limit.level(&self.total(now), now);
         let reset_at = (0..self.states.len())
-            .map(|n| self.part_of(n).level(&self.states[n], now).reset_at)
+            .map(|shard| self.limit_of(shard).level(&self.states[shard], now).reset_at)
             .reduce(|one, other| one.zip(other).map(|(one, other)| one.max(other)));
         Level { reset_at: reset_at.flatten(), ..level }
     }
 
-    /// As [`super::decide`], for the parts together; the state is that of the total.
+    /// Decides a call for the shards together, as [`decide`] does; the state is that of the
+    /// [total](Shards::total). The wait of a denial is exact for the shards as they are.
     pub fn decide(&self, now: Micros, count: f64, reserve: bool) -> Decision {
         let decision = decide(self.limit, &self.total(now), now, count, reserve);
         if self.undivided().is_some() || decision.ok {
@@ -192,18 +226,21 @@ impl<'a> Shards<'a> {
             let then = now.plus(wait);
             decide(self.limit, &self.total(then), then, count, reserve).ok
         };
-        let soonest = decide(self.limit, &self.upper_bound(now), now, count, reserve);
-        let least = if soonest.ok { Some(Micros(0)) } else { soonest.retry_after };
+        let bound = decide(self.limit, &self.upper_bound(now), now, count, reserve);
+        let least = if bound.ok { Some(Micros(0)) } else { bound.retry_after };
         let retry_after = least.and_then(|least| first_pass(least, passes));
         Decision { retry_after, level: self.level(now), ..decision }
     }
 
-    /// Changes those of equal parts that are `among` so that together they hold `target` tokens: takes
-    /// from the richest first and gives to the poorest first; a debt is shared equally, so that it is
-    /// paid back as fast as by the whole limit, and before any part gets more. Shards that need no
-    /// change keep their state. `ts` is what their tokens count from.
+    /// Changes the equal shards that are `among`, counted from 0, so that together they hold `target`
+    /// tokens: takes from the fullest first and gives to the emptiest first; a debt is divided
+    /// equally, so that it is paid back as fast as by the whole limit, and before any shard gets
+    /// more. Shards that need no change keep their state. `ts` is what their tokens count from.
+    ///
+    /// # Panics
+    /// Where there is no such shard.
     pub fn distribute(&mut self, among: &[usize], now: Micros, target: f64, ts: Micros) {
-        let held: Vec<f64> = among.iter().map(|&n| self.available(n, now)).collect();
+        let held: Vec<f64> = among.iter().map(|&shard| self.available(shard, now)).collect();
         let sum: f64 = held.iter().sum();
         let mut values = held.clone();
         let mut order: Vec<usize> = (0..held.len()).collect();
@@ -215,27 +252,27 @@ impl<'a> Shards<'a> {
             let mut need = sum - target;
             for &n in order.iter().rev() {
                 let take = need.min(held[n].max(0.0));
-                values[n] = left(held[n], take);
+                values[n] = subtract(held[n], take);
                 need -= take;
             }
         } else {
             let mut more = target - sum;
             for &n in &order {
-                let give = more.min((self.part.capacity() - held[n]).max(0.0));
+                let give = more.min((self.shard.capacity() - held[n]).max(0.0));
                 values[n] = held[n] + give;
                 more -= give;
             }
         }
-        for ((&n, value), held) in among.iter().zip(values).zip(held) {
+        for ((&shard, value), held) in among.iter().zip(values).zip(held) {
             if value != held {
-                self.states[n] = State { value, ts, prior: None, log: None };
+                self.states[shard] = State { value, ts, prior: None, log: None };
             }
         }
     }
 }
 
-/// The first span from `least` on after which a call passes, which it then does ever after; `None`
-/// if that is beyond what an instant can hold.
+/// Finds the first span from `least` on after which a call passes, by doubling and halving: `passes`
+/// is false before it and true ever after. `None` if that is beyond what an instant can hold.
 pub fn first_pass(least: Micros, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
     if passes(least) {
         return Some(least);

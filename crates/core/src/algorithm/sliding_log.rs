@@ -1,6 +1,9 @@
 //! Sliding log: the time of every token taken, so the window slides exactly.
 //!
-//! Allowed iff what was taken in `(now - period, now]` plus `count` is at most `rate`.
+//! Allowed iff what was taken in `(now - period, now]` plus `count` is at most `rate`: the sliding
+//! window log that [Figma] describes, where a denied call leaves no entry.
+//!
+//! [Figma]: https://www.figma.com/blog/an-alternative-approach-to-rate-limiting/
 
 use super::{Decision, Level, State};
 use crate::Micros;
@@ -8,8 +11,9 @@ use crate::Micros;
 /// At most `rate` tokens in any `period`, exactly.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlidingLog {
-    /// Tokens a period, 1 to 10,000: a row keeps one entry for each.
+    /// Tokens a period, 1 to 10,000: the state keeps one entry for each.
     pub rate: u32,
+    /// From a millisecond to 1e15 of them.
     pub period: Micros,
 }
 
@@ -26,7 +30,7 @@ impl SlidingLog {
         &log[gone..]
     }
 
-    /// No entry left, and none ahead of the clock.
+    /// No entry subtract, and none ahead of the clock.
     pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
         let log = state.log.as_deref().unwrap_or_default();
         self.live(log, now).is_empty()

@@ -2,16 +2,20 @@
 //!
 //! `used = prior * (share of the previous window that the sliding one still overlaps) + value`,
 //! windows aligned to the epoch; allowed iff `used + count <= rate`. It assumes that the previous
-//! window was used evenly (the approximation that Cloudflare described and Upstash ships).
+//! window was used evenly: the approximation that [Cloudflare] described and [Upstash] ships.
+//!
+//! [Cloudflare]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
+//! [Upstash]: https://upstash.com/docs/redis/sdks/ratelimit-ts/algorithms
 
-use super::{Decision, Level, State, confirmed, left, shown, tolerance};
+use super::{Decision, Level, State, confirmed, rounded, subtract, tolerance};
 use crate::Micros;
 
 /// At most about `rate` tokens in any `period`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlidingWindow {
-    /// Tokens a period, > 0.
+    /// Tokens a period: more than 0, at most 1e15.
     pub rate: f64,
+    /// From a millisecond to 1e15 of them.
     pub period: Micros,
 }
 
@@ -60,7 +64,7 @@ impl SlidingWindow {
     fn level_of(&self, counters: Counters, now: Micros) -> Level {
         let remaining = (self.rate - self.used(counters, now)).max(0.0);
         Level {
-            remaining: shown(remaining, self.rate),
+            remaining: rounded(remaining, self.rate),
             reset_at: Some(counters.ts.plus(self.period)),
         }
     }
@@ -118,7 +122,7 @@ impl SlidingWindow {
         if counters.ts.minus(now) > to_full {
             counters.ts = now.floor_to(self.period);
         }
-        counters.value = -left(-counters.value, count);
+        counters.value = -subtract(-counters.value, count);
         let Counters { ts, value, prior } = counters;
         Decision {
             ok: true,

@@ -1,24 +1,29 @@
 //! Token bucket: tokens flow in steadily, up to the capacity.
 //!
-//! `available = min(value + elapsed * rate / period, capacity)`, where a debt counts as ten years'
-//! refill at most. Capped before the count is subtracted: an idle time never buys more than the
-//! capacity.
+//! `available = min(value + elapsed * rate / period, capacity)`, after the [article] and
+//! [component][code] of Convex, which store the same two numbers. The refill is capped before the
+//! count is subtracted: an idle time never buys more than the capacity. A debt counts as ten years'
+//! refill at most.
+//!
+//! [article]: https://stack.convex.dev/rate-limiting
+//! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
 use super::refill::Refill;
-use super::{Level, State, shown, tolerance};
+use super::{Level, State, rounded, tolerance};
 use crate::Micros;
 
 /// A bucket of `capacity` tokens that refills by `rate` tokens a `period`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenBucket {
-    /// Tokens a period, > 0.
+    /// Tokens a period: more than 0, at most 1e15.
     pub rate: f64,
+    /// From a millisecond to 1e15 of them.
     pub period: Micros,
-    /// The most that accumulates; 0 makes sense with reservations only.
+    /// The most tokens that accumulate, 0 to 1e15; 0 makes sense with reservations only.
     pub capacity: f64,
-    /// The largest debt in tokens; `None`: bounded by a wait of ten years.
+    /// The largest debt, 0 to 1e15 tokens; `None`: bounded by a wait of ten years.
     pub max_reserved: Option<f64>,
-    /// Over how many rows it is spread, 1 to 1,024.
+    /// Into how many shards it is divided, 1 to 1,024.
     pub shards: u32,
 }
 
@@ -45,10 +50,10 @@ impl Refill for TokenBucket {
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
         let elapsed = now.minus(state.ts).0.max(0) as f64;
         let refill = elapsed * self.rate / self.period.0 as f64;
-        (state.ts.max(now), (self.stored(state) + refill).min(self.capacity))
+        (state.ts.max(now), (self.stored_tokens(state) + refill).min(self.capacity))
     }
 
-    fn most_debt(&self, _: Micros) -> f64 {
+    fn max_debt(&self, _: Micros) -> f64 {
         let refill = Micros::TEN_YEARS.0 as f64 * self.rate / self.period.0 as f64;
         refill.max(tolerance(self.capacity))
     }
@@ -58,9 +63,9 @@ impl Refill for TokenBucket {
         Some(ts.plus(span))
     }
 
-    /// Stored times never move back, except one that is further ahead of the clock than a whole
+    /// The stored one, since times never move back; except one that is further ahead of the clock than a whole
     /// refill: then the clock was wrong, and keeping it would stop the refill for longer.
-    fn taken_at(&self, ts: Micros, available: f64, now: Micros) -> Micros {
+    fn stored_ts(&self, ts: Micros, available: f64, now: Micros) -> Micros {
         let full = self.due(now, self.capacity - available);
         if full.is_some_and(|full| ts > full) { now } else { ts }
     }
@@ -69,10 +74,10 @@ impl Refill for TokenBucket {
         let missing = self.capacity - tokens;
         let reset_at =
             if missing <= tolerance(self.capacity) { Some(ts) } else { self.due(ts, missing) };
-        Level { remaining: shown(tokens, self.capacity), reset_at }
+        Level { remaining: rounded(tokens, self.capacity), reset_at }
     }
 
-    fn returns(&self, _: Micros, _: Micros) -> bool {
+    fn can_return(&self, _: Micros, _: Micros) -> bool {
         true
     }
 }
