@@ -57,13 +57,13 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// So many bytes of JSON are more than the [`MAX_BYTES`] that may be.
+    /// Refuses a config of so many bytes of JSON, more than [`MAX_BYTES`].
     pub fn too_long(bytes: usize) -> ConfigError {
         let allowed = format!("at most {MAX_BYTES} bytes");
         ConfigError { problem: format!("it is {bytes} bytes long"), allowed, kind: None }
     }
 
-    /// A field of a config of this kind, or of none.
+    /// Words what is wrong with a field, of a config of this kind or of none.
     fn of_field(error: FieldError, kind: Option<Kind>) -> ConfigError {
         let (problem, allowed) = match error {
             FieldError::Unknown { field, value, fields } => {

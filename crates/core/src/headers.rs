@@ -86,7 +86,7 @@ impl Outcome {
     }
 }
 
-/// The headers of an outcome of a limit at `now`. The limit's name may be any bytes; what is not
+/// Writes the outcome of a call at `now` as headers. The limit's name may be any bytes; what is not
 /// visible ASCII in it is percent-encoded.
 pub fn headers(style: Style, name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Value {
     let headers = match style {
@@ -170,7 +170,7 @@ fn seconds(span: Micros) -> i64 {
     span.ceil_to_secs().clamp(0, MAX)
 }
 
-/// A name as a String of a structured field
+/// Writes a name as a String of a structured field
 /// ([RFC 9651, section 3.3.3](https://www.rfc-editor.org/rfc/rfc9651#section-3.3.3)).
 fn structured_string(name: &[u8]) -> String {
     let name = percent_encode(name, ENCODED).to_string();

@@ -10,10 +10,10 @@ use crate::text::JsonNumber;
 pub const MAX_TOKENS: f64 = 1e15;
 /// The largest rate of a sliding log, which keeps an entry a token.
 pub const MAX_LOG: f64 = 10_000.0;
-/// The most rows that a limit is spread over.
+/// The most shards that a limit is divided into.
 pub const MAX_SHARDS: u32 = 1024;
 
-/// Declares a number, what may stand there in words, and the same as a condition.
+/// Declares a number by what is allowed, in words and as a condition.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $allowed:literal, $fits:expr) => {
         $(#[$doc])*
@@ -54,7 +54,7 @@ number!(
     |tokens| (0.0..=MAX_TOKENS).contains(&tokens)
 );
 number!(
-    /// A number of rows.
+    /// A number of shards.
     ShardCount,
     "a whole number from 1 to 1024",
     |shards| (1.0..=f64::from(MAX_SHARDS)).contains(&shards) && shards.fract() == 0.0
@@ -66,8 +66,8 @@ number!(
     |amount| amount.is_finite()
 );
 number!(
-    /// A stored time: whatever [`Micros`] holds. It is more than a config may have, since windows are
-    /// counted up to the end of what a timestamp is.
+    /// A stored time: whatever [`Micros`] holds, which is more than a config's `start` may be, since
+    /// windows are counted up to the end of what a timestamp holds.
     EpochMillis,
     "epoch milliseconds",
     |millis| millis.abs() <= i64::MAX as f64 / 1e3

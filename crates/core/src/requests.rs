@@ -72,7 +72,7 @@ fn invalid(argument: &'static str, value: impl Into<String>, allowed: impl Into<
     Fault::Invalid { argument, value: value.into(), allowed: allowed.into() }
 }
 
-/// What stands where a key could be: told without its value.
+/// The type of what stands where a key could be, told in place of its value.
 fn type_of(json: &str) -> &'static str {
     match json.as_bytes() {
         [b'{', ..] => "an object",
@@ -127,7 +127,7 @@ impl Key {
 
 impl<'de> Deserialize<'de> for Count {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Count, D::Error> {
-        // Whoever makes the call checks the range, which depends on the kind of the limit.
+        // The caller checks the range, which depends on the kind of the limit.
         let any = Number { allowed: "a number from 0 to 1e15", fits: |_| true };
         deserializer.deserialize_f64(any).map(Count)
     }
@@ -153,8 +153,8 @@ impl<'de> Deserialize<'de> for Flag {
     }
 }
 
-/// A text, refused where it is longer than any that is allowed can be: whoever makes the call counts
-/// its bytes in an encoding of his own, and says how many they are.
+/// Reads a text, and refuses one that is too long in every encoding: the caller counts its bytes in
+/// its own, and tells how many they are.
 struct Bounded {
     most: usize,
     allowed: &'static str,
@@ -172,7 +172,19 @@ impl Visitor<'_> for Bounded {
     }
 }
 
-/// Reads the list, which has [`MAX_BYTES`] at most.
+/// Reads a list of requests. Its text should be no longer than [`MAX_BYTES`], and the list than
+/// [`MAX_REQUESTS`], which is left to the caller.
+///
+/// ```
+/// use ratelimit_core::requests;
+///
+/// let list = requests::parse(r#"[{"name": "perUser", "key": "u1", "count": 2}, {"name": "global"}]"#)?;
+/// assert_eq!((list[0].count, list[1].count), (2.0, 1.0));
+///
+/// let error = requests::parse(r#"[{"name": "perUser", "key": 7}]"#).unwrap_err();
+/// assert_eq!(error.to_string(), "request 1: key is a number (allowed: a string)");
+/// # Ok::<(), requests::RequestError>(())
+/// ```
 ///
 /// # Errors
 /// [`RequestError`] for what is no list or an empty one, and for the first request that has a field
@@ -273,5 +285,43 @@ mod tests {
         assert_eq!(key("x".repeat(6145)).unwrap_err().n, 1);
         let config = format!(r#"[{{"name": "a", "config": "{}"}}]"#, "x".repeat(10_000));
         assert_eq!(parse(&config).unwrap_err().n, 1);
+    }
+
+    #[test]
+    fn an_error_never_carries_a_key() {
+        let long = "secret".repeat(1_100);
+        for request in [
+            r#"{"name": "a", "key": ["secret"]}"#.into(),
+            r#"{"name": "a", "key": {"secret": 1}}"#.into(),
+            r#"{"name": "a", "Key": "secret"}"#.into(),
+            r#"{"name": "a", "key": "secret", "key": "secret"}"#.into(),
+            r#"{"name": 1, "key": "secret"}"#.into(),
+            r#"{"key": "secret"}"#.into(),
+            r#""secret""#.into(),
+            format!(r#"{{"name": "a", "key": "{long}"}}"#),
+        ] {
+            let error = parse(&format!("[{request}]")).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+        }
+        let error = parse(r#"{"key": "secret"}"#).unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+    }
+
+    #[test]
+    fn an_error_displays_request_argument_and_what_is_allowed() {
+        for (json, message) in [
+            ("[]", format!("requests is an empty array (allowed: {LIST})")),
+            (r#"[{}]"#, "request 1: name must not be null".into()),
+            (
+                r#"[{"name": "a"}, {"name": "b", "reserve": 1}]"#,
+                "request 2: reserve is 1 (allowed: true or false)".into(),
+            ),
+            (
+                r#"[{"name": "a", "count": 1, "count": 2}]"#,
+                "request 1: count is there more than once (allowed: one value)".into(),
+            ),
+        ] {
+            assert_eq!(parse(json).unwrap_err().to_string(), message);
+        }
     }
 }

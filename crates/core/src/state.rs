@@ -31,7 +31,7 @@ impl StateError {
         StateError { problem, allowed: allowed.into() }
     }
 
-    /// So many bytes of JSON are more than the [`MAX_BYTES`] that may be.
+    /// Refuses a state of so many bytes of JSON, more than [`MAX_BYTES`].
     pub fn too_long(bytes: usize) -> StateError {
         StateError::new(format!("it is {bytes} bytes long"), format!("at most {MAX_BYTES} bytes"))
     }
@@ -113,10 +113,23 @@ impl<'de> Deserialize<'de> for Log {
     }
 }
 
-/// Reads a state of a limit, of [`MAX_BYTES`] at most.
+/// Reads the state of a limit. Its text should be no longer than [`MAX_BYTES`], which is left to the
+/// caller.
+///
+/// ```
+/// use ratelimit_core::{config, state};
+///
+/// let limit = config::parse(r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#)?;
+/// let json = r#"{"ts":1798804800000,"value":3}"#;
+/// let read = state::parse(json, &limit)?;
+/// assert_eq!(read.value, 3.0);
+/// assert_eq!(state::to_json(&read).to_string(), json);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
-/// [`StateError`] for a field that is missing, repeated, unknown, of a wrong type or not this kind's.
+/// [`StateError`] for a field that is missing, repeated, unknown, of a wrong type or out of range,
+/// and for one that the limit's kind doesn't have.
 pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
     let fields = Fields::of_json(json).ok_or_else(|| {
         StateError::new(
@@ -141,7 +154,7 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
     })
 }
 
-/// The state as JSON, as [`parse`] reads it.
+/// Writes a state as JSON, as [`parse`] reads it.
 pub fn to_json(state: &State) -> Value {
     let (value, ts) = (Amount(state.value), EpochMillis::from(state.ts));
     let json = match (state.prior, &state.log) {

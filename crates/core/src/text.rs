@@ -2,7 +2,7 @@
 
 use serde::Serializer;
 
-/// A value cut to what fits an error message: its first 80 characters.
+/// Cuts a value to what fits an error message: its first 80 characters.
 pub fn shortened(value: &str) -> String {
     match value.char_indices().nth(80) {
         Some((end, _)) => format!("{}...", &value[..end]),
@@ -10,7 +10,7 @@ pub fn shortened(value: &str) -> String {
     }
 }
 
-/// A float in as few digits as tell it apart, as PostgreSQL writes it: `0.1`, `1e+16`, `NaN`.
+/// Writes a float in as few digits as tell it apart, as PostgreSQL does: `0.1`, `1e+16`, `NaN`.
 pub fn float_text(number: f64) -> String {
     match number.abs() {
         f64::INFINITY => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),
@@ -20,14 +20,14 @@ pub fn float_text(number: f64) -> String {
     }
 }
 
-/// Names of fields as messages list them.
+/// Lists names of fields for a message.
 pub(crate) fn quoted<'a>(fields: impl IntoIterator<Item = &'a &'a str>) -> String {
     let fields: Vec<_> = fields.into_iter().map(|field| format!("\"{field}\"")).collect();
     fields.join(", ")
 }
 
-/// A float as a JSON number, a whole one without a fraction; what JSON can't hold as
-/// [`float_text`] writes it.
+/// Writes a float as a JSON number, a whole one without a fraction; what JSON can't hold as
+/// [`float_text`] does.
 pub(crate) fn json_number(number: f64) -> String {
     match serde_json::to_value(JsonNumber(number)) {
         Ok(serde_json::Value::Number(number)) => number.to_string(),

@@ -6,8 +6,8 @@
 
 #[path = "properties/idle.rs"]
 mod idle;
-#[path = "properties/parts.rs"]
-mod parts;
+#[path = "properties/sharding.rs"]
+mod sharding;
 
 use std::collections::BTreeMap;
 
@@ -343,7 +343,7 @@ struct Seen {
     decision: Decision,
 }
 
-/// Runs a sequence the way a row lives: a state is stored only where one came back.
+/// Runs a sequence as a caller does: a state is stored only where one came back.
 fn run(sequence: &Sequence) -> Vec<Seen> {
     let limit = sequence.config.limit();
     let mut now = sequence.begin;
@@ -835,7 +835,7 @@ proptest! {
             prop_assert!((back.level.remaining - there).abs() <= slack);
             let over = credit(after, call.step.count + more * sequence.config.capacity.max(1.0));
             prop_assert!(over.level.remaining <= limit.capacity());
-            // Taking without asking is the same with the other sign.
+            // Taking unconditionally is the same with the other sign.
             let debit = credit(&call.before, -call.step.count).level.remaining;
             prop_assert!((debit - call.decision.level.remaining).abs() <= slack);
         }

@@ -1,5 +1,4 @@
-//! A state that says no more than none would: without it every call is answered the same, which is
-//! what lets a row be deleted.
+//! Idle limits: without the state every call is answered the same, so that it can be deleted.
 
 use proptest::prelude::*;
 use ratelimit_core::algorithm::{Start, Windows};

@@ -1,8 +1,8 @@
-//! What a limit in parts promises, tried with parts as full and as old as they can be: together
-//! they hold what the limit holds, and never give more than one row could. And what rows promise
-//! that stand as another number of parts.
+//! What a limit in shards promises, tried with shards as full and as old as they can be: together
+//! they hold what the limit holds, and never give more than one state could. And what the states of
+//! another number of shards promise.
 //!
-//! The oracles are sums of what was taken, or the limit in one row; as in `properties.rs` they have
+//! The oracles are sums of what was taken, or the limit in one state; as in `properties.rs` they have
 //! no opinion within twice the tolerance of the contract.
 
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use crate::{
     Config, Kind, Sequence, TEN_YEARS, cases, config, instant, keeps_to, sequence, within,
 };
 
-/// The kinds that have parts.
+/// The kinds that have shards.
 const BOTH: &[Kind] = &[Kind::TokenBucket, Kind::FixedWindow];
 
-/// A limit, and its parts at `now`.
+/// A limit, and its shards at `now`.
 #[derive(Clone, Debug)]
 struct Divided {
     config: Config,
@@ -26,7 +26,7 @@ struct Divided {
 }
 
 impl Divided {
-    /// What one part gets of the limit.
+    /// What one shard gets of the limit.
     fn share(&self, tokens: f64) -> f64 {
         tokens / self.states.len() as f64
     }
@@ -35,24 +35,24 @@ impl Divided {
         (0..self.states.len()).collect()
     }
 
-    /// By how much a sum over the parts may miss.
+    /// By how much a sum over the shards may miss.
     fn slack(&self) -> f64 {
         let largest = self.states.iter().map(|state| state.value.abs()).fold(0.0, f64::max);
         2.0 * self.config.tolerance() + 1e-13 * largest * self.states.len() as f64
     }
 }
 
-/// How old the parts' states are.
+/// How old the shards' states are.
 #[derive(Clone, Copy, PartialEq)]
 enum Ages {
     /// As use leaves them: none from the future, and windows that turn together.
     Ordinary,
     /// Also from the future, behind which a clock stepped back, and windows that turn apart, which
-    /// were a token bucket's parts.
+    /// were a token bucket's shards.
     Any,
 }
 
-/// One to sixteen parts, of which some are full, some empty, and some, or all, in debt.
+/// One to sixteen shards, of which some are full, some empty, and some, or all, in debt.
 fn divided(ages: Ages) -> impl Strategy<Value = Divided> {
     let full = prop_oneof![2 => Just(1.0), 2 => Just(0.0), 4 => 0.0..1.0, 1 => -1.0..0.0];
     let age = prop_oneof![4 => Just(0.0), 4 => 0.0..0.5, 2 => 0.0..3.0, 1 => -2.0..0.0];
@@ -89,7 +89,7 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn the_parts_together_hold_at_most_the_limit(
+    fn the_shards_together_hold_at_most_the_limit(
         divided in divided(Ages::Any),
         periods in 0.0..5.0,
     ) {
@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn parts_refill_no_faster_than_one_row_that_holds_as_much(
+    fn shards_refill_no_faster_than_one_state_that_holds_as_much(
         divided in divided(Ages::Ordinary),
         periods in 0.0..5.0,
     ) {
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn even_parts_refill_as_one_row_does(
+    fn even_shards_refill_as_one_state_does(
         mut divided in divided(Ages::Any),
         periods in 0.0..5.0,
     ) {
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn the_limit_is_full_when_its_last_part_is(divided in divided(Ages::Ordinary)) {
+    fn the_limit_is_full_when_its_last_shard_is(divided in divided(Ages::Ordinary)) {
         let limit = divided.config.limit();
         let parts = Shards::new(&limit, divided.states.clone());
         let reset_at = parts.level(Micros(divided.now)).reset_at;
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_spread_is_neither_more_nor_less_and_fits_into_the_parts(
+    fn what_is_spread_is_neither_more_nor_less_and_fits_into_the_shards(
         divided in divided(Ages::Any),
         mask in any::<u32>(),
         share in prop_oneof![0.0..1.0, Just(0.0), Just(1.0)],
@@ -194,7 +194,7 @@ proptest! {
             let (before, after) = (before[n], after[n]);
             let state = &parts.states()[n];
             prop_assert!(state.value <= divided.share(divided.config.capacity) * (1.0 + 1e-15));
-            // A part that is left out, or that is as it was, is not to be stored.
+            // A shard that is left out, or that is as it was, is not to be stored.
             let unchanged = *state == divided.states[n];
             prop_assert!(unchanged || (among.contains(&n) && state.value != before));
             prop_assert!(unchanged || state.ts == ts);
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn any_count_that_the_parts_hold_together_passes(
+    fn any_count_that_the_shards_hold_together_passes(
         divided in divided(Ages::Any),
         share in prop_oneof![0.0..1.0, Just(1.0)],
     ) {
@@ -234,7 +234,7 @@ proptest! {
     }
 }
 
-/// The time in which the tolerance's tokens come in where one part alone still refills, the smallest
+/// The time in which the tolerance's tokens come in where one shard alone still refills, the smallest
 /// of them by `rate`. `None` where that has no meaning.
 fn tolerated(divided: &Divided, rate: f64) -> Option<i64> {
     match divided.config.kind {
@@ -273,7 +273,7 @@ proptest! {
         sooner in 0.0..1.0,
     ) {
         let limit = divided.config.limit();
-        // All parts of a number of shards, or some of them, or those of several numbers.
+        // All shards of a number of shards, or some of them, or those of several numbers.
         let of = |n: usize| match &own {
             Some(own) => own[n],
             None => divided.states.len() as u32 + more,
@@ -305,9 +305,9 @@ proptest! {
     }
 }
 
-/// The retry time of a denial is when the parts let the call pass, and not before. The `share` of what
+/// The retry time of a denial is when the shards let the call pass, and not before. The `share` of what
 /// is missing in the limit is what the call asks for, above what there is; `whole` says whether the
-/// parts together can hold it. Returns the wait.
+/// shards together can hold it. Returns the wait.
 fn tells_when_it_passes(
     divided: &Divided,
     parts: &Shards,
@@ -335,7 +335,7 @@ fn tells_when_it_passes(
     prop_assert_eq!(decision.level, parts.level(now));
     let ok = |wait: i64| parts.decide(Micros(divided.now + wait), count, reserve).ok;
     let Some(wait) = decision.retry_after else {
-        // Ten years are not enough to reserve so much, or the parts together have no room for it.
+        // Ten years are not enough to reserve so much, or the shards together have no room for it.
         prop_assert!(reserve || !whole, "never, {count} of {}", config.capacity);
         for periods in [0, 1, 2, 3, 5, 10, 30] {
             prop_assert!(!ok(periods * config.period), "after {periods} periods");
@@ -401,14 +401,14 @@ fn take(parts: &mut Shards, free: u64, now: Micros, count: f64, reserve: bool) -
     decision.ok.then(|| decision.retry_after.unwrap_or_default())
 }
 
-/// One call of a sequence on parts.
+/// One call of a sequence on shards.
 struct Called {
     now: i64,
     count: f64,
     reserve: bool,
-    /// In all parts before the call.
+    /// In all shards before the call.
     there: f64,
-    /// In all parts after it.
+    /// In all shards after it.
     left: f64,
     /// The wait, if it was allowed.
     allowed: Option<Micros>,
@@ -437,8 +437,8 @@ fn run(sequence: &Sequence, shards: usize, meets: &[Meets]) -> Vec<Called> {
     calls
 }
 
-/// A limit in parts gives what there is, and never more than one row could give.
-fn gives_what_one_row_could(sequence: &Sequence, calls: &[Called]) -> Result<(), TestCaseError> {
+/// A limit in shards gives what there is, and never more than one row could give.
+fn gives_what_one_state_could(sequence: &Sequence, calls: &[Called]) -> Result<(), TestCaseError> {
     let config = &sequence.config;
     let mut taken = Vec::new();
     for call in calls {
@@ -468,25 +468,25 @@ proptest! {
     #![proptest_config(cases(1000))]
 
     #[test]
-    fn calls_on_any_of_the_parts_take_what_there_is_and_no_more_than_one_row_gives(
+    fn calls_on_any_of_the_shards_take_what_there_is_and_no_more_than_one_state_gives(
         sequence in sequence(BOTH, false),
         shards in 1..12usize,
         meets in meets(false),
     ) {
-        gives_what_one_row_could(&sequence, &run(&sequence, shards, &meets))?;
+        gives_what_one_state_could(&sequence, &run(&sequence, shards, &meets))?;
     }
 
     #[test]
-    fn another_number_of_parts_hands_out_nothing_extra_and_loses_nothing(
+    fn another_number_of_shards_hands_out_nothing_extra_and_loses_nothing(
         sequence in sequence(BOTH, false),
         shards in 1..12usize,
         meets in meets(true),
     ) {
-        gives_what_one_row_could(&sequence, &run(&sequence, shards, &meets))?;
+        gives_what_one_state_could(&sequence, &run(&sequence, shards, &meets))?;
     }
 
     #[test]
-    fn reservations_in_parts_keep_to_the_bound_and_their_work_to_the_limit(
+    fn reservations_in_shards_keep_to_the_bound_and_their_work_to_the_limit(
         sequence in sequence(BOTH, true),
         shards in 1..12usize,
         meets in meets(true),
