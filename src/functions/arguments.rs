@@ -4,7 +4,7 @@
 use ratelimit_core::Micros;
 use ratelimit_core::config::{self, Interval};
 use ratelimit_core::headers::Style;
-use ratelimit_core::requests::{MAX_KEY, MAX_NAME};
+use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, NAME_LENGTH};
 use ratelimit_core::text::shortened;
 
 use crate::pg::call::sql_types::{Checked, Timestamptz};
@@ -136,7 +136,7 @@ pub fn valid_name(name: &[u8]) -> Result<&[u8]> {
     Err(Error::InvalidArgument {
         argument: "name",
         value: format!("{} bytes long", name.len()),
-        allowed: format!("1 to {MAX_NAME} bytes"),
+        allowed: NAME_LENGTH.into(),
     })
 }
 
@@ -148,6 +148,6 @@ pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
     Err(Error::InvalidArgument {
         argument: "key",
         value: format!("{} bytes long", key.len()),
-        allowed: format!("at most {MAX_KEY} bytes; of a longer one, pass a hash"),
+        allowed: KEY_LENGTH.into(),
     })
 }

@@ -89,12 +89,6 @@ mod tests {
         );
     }
 
-    #[pg_test]
-    fn a_warning_from_below_is_not_taken_for_an_error() {
-        let warning = RAISE.replace("EXCEPTION", "WARNING").replace("AB1CD", "01000");
-        assert!(get::<bool>(&format!("SELECT test_statement($s${warning}$s$)")));
-    }
-
     /// Between a call that failed and the next in the same transaction nothing may be left behind.
     #[pg_test]
     fn after_a_hundred_errors_the_session_works_as_before() {

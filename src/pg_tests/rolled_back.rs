@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn what_was_written_is_forgotten_and_the_row_is_found_as_it_was() {
+    fn what_was_written_is_gone_and_the_row_is_found_as_it_was() {
         for access in ["heap", "sql"] {
             run(&format!("SET LOCAL ratelimit.access = {access}"));
             let value = || with_rows(|rows| Ok(rows.read(ID)?.map(|row| row.state.value))).unwrap();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn a_shard_that_is_held_is_taken_from_again_until_its_lock_is_rolled_back() {
+    fn a_held_shard_is_taken_from_again_until_its_lock_is_rolled_back() {
         run("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'");
         run("SELECT rl_define('sharded', rl_token_bucket(64000, '1 day', shards => 64))");
         // All rows, and as if another transaction had made them.

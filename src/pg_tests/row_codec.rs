@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn infinities_are_read_as_such_and_only_a_row_0_without_tokens_is_a_marker() {
+    fn infinities_are_read_as_such_and_a_marker_is_a_row_0_only() {
         run("INSERT INTO ratelimits (name, key, shard, value, ts, prior, log) VALUES
             ('codec', 'marker', 0, 0, '-infinity', NULL, NULL),
             ('codec', 'tokens', 0, 1, '-infinity', NULL, NULL),

@@ -13,8 +13,12 @@ use crate::text::shortened;
 
 /// The longest name, in bytes. The shortest has one.
 pub const MAX_NAME: usize = 200;
+/// How long a name may be, in words.
+pub const NAME_LENGTH: &str = "1 to 200 bytes";
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 1024;
+/// How long a key may be, in words.
+pub const KEY_LENGTH: &str = "at most 1024 bytes; of a longer one, pass a hash";
 /// How many requests a list can have.
 pub const MAX_REQUESTS: usize = 10_000;
 /// The longest list, in bytes of JSON: so many requests with the longest keys, and configs.
@@ -105,24 +109,16 @@ struct Flag(bool);
 
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
-        let text = Bounded { most: 200, allowed: Name::LENGTH };
+        let text = Bounded { most: MAX_NAME, allowed: NAME_LENGTH };
         deserializer.deserialize_string(text).map(Name)
     }
 }
 
 impl<'de> Deserialize<'de> for Key {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
-        let text = Bounded { most: 1024, allowed: Key::LENGTH };
+        let text = Bounded { most: MAX_KEY, allowed: KEY_LENGTH };
         deserializer.deserialize_string(text).map(Key)
     }
-}
-
-impl Name {
-    const LENGTH: &str = "1 to 200 bytes";
-}
-
-impl Key {
-    const LENGTH: &str = "at most 1024 bytes; of a longer one, pass a hash";
 }
 
 impl<'de> Deserialize<'de> for Count {
@@ -230,7 +226,7 @@ impl From<FieldError> for Fault {
             FieldError::Missing { field, .. } => Fault::Null(field),
             FieldError::Invalid { field, value, .. } if value == "null" => Fault::Null(field),
             FieldError::Invalid { field, value, allowed } => match (field, &*allowed) {
-                (_, Name::LENGTH | Key::LENGTH) => invalid(field, "too long", allowed),
+                (_, NAME_LENGTH | KEY_LENGTH) => invalid(field, "too long", allowed),
                 ("key", _) => invalid(field, type_of(&value), allowed),
                 _ => invalid(field, value, allowed),
             },
