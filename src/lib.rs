@@ -1,9 +1,15 @@
 //! `ratelimit`: rate limits inside PostgreSQL, taken in the caller's transaction.
 //!
-//! Four floors, each of which knows those below it only: [`functions`], what SQL can call; [`limiter`],
-//! what is done with limits; [`store`], the rows; [`pg`], what is needed of Postgres. What a limit is,
-//! and what it answers, is the crate `ratelimit_core`, which knows nothing of Postgres.
+//! Four floors, each of which depends on those below it only: `functions`, the SQL functions;
+//! `limiter`, the use cases; `store`, the rows; `pg`, the parts of Postgres that are used. The
+//! algorithms, configs and states are the crate `ratelimit_core`, which is independent of Postgres.
 
+#![cfg_attr(
+    not(test), // tests end with a panic, and say what they found
+    warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
+)]
+
+#[allow(clippy::missing_errors_doc, reason = "the errors of an SQL function stand in its comment")]
 mod functions;
 mod limiter;
 mod pg;

@@ -1,5 +1,5 @@
-//! pg_dump and restore, by a superuser and by an ordinary role: limits, state and grants come back,
-//! whoever installed the extension, and also when that role is gone.
+//! pg_dump and restore, by a superuser and by an ordinary role: limits, state and grants are restored,
+//! whichever role installed the extension, and also when that role is dropped.
 
 use std::process::Command;
 
@@ -24,7 +24,7 @@ fn limits_state_and_grants_of_the_databases_owner_come_back() {
 }
 
 /// `dump_role`, an ordinary role with this right on the database, installs the extension and grants
-/// it to `dump_app`, who takes a token. Then the role leaves, and `dump_heir` has what it had.
+/// it to `dump_app`, which takes a token. Then it is dropped, and `dump_heir` owns its objects.
 fn installed_by_a_role(right: &str) {
     let source = Database::new("dump_source");
     let mut client = source.connect();
@@ -54,7 +54,7 @@ fn installed_by_a_role(right: &str) {
              {GRANTS}"
         ))
         .unwrap();
-    // The definition comes along, the state stays behind.
+    // The definition is dumped, the state is not.
     comes_back("dump_heir", right, "--exclude-table-data='*.ratelimits'", 4.0);
 
     drop(client);
@@ -62,7 +62,7 @@ fn installed_by_a_role(right: &str) {
     connect("postgres").batch_execute("DROP ROLE dump_heir, dump_app").unwrap();
 }
 
-/// Dumps and restores in each way; then a take of `dump_app` leaves so many tokens.
+/// Dumps and restores in each way; then checks the tokens that a take of `dump_app` leaves.
 fn comes_back(owner: &str, right: &str, options: &str, remaining: f64) {
     for (user, dump, restore) in [
         ("postgres", "pg_dump", "psql -X -q -v ON_ERROR_STOP=1"),

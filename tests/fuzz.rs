@@ -1,7 +1,6 @@
-//! What nobody should pass: configs, arguments, triggers and rows at random. Whatever comes, there
-//! is an answer or an error that says what was wrong: no panic, no internal error, no memory that
-//! isn't given back. RATELIMIT_FUZZ_SECONDS lasts longer than a few seconds, RATELIMIT_SEED begins
-//! elsewhere.
+//! Random configs, arguments, triggers and rows, mostly invalid. Each has an answer, or an error for the
+//! user: no panic, no internal error, no memory leak. RATELIMIT_FUZZ_SECONDS sets the duration,
+//! RATELIMIT_SEED the seed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -122,7 +121,7 @@ fn no_config_and_no_state_makes_the_algorithm_panic() {
     for _ in 0..30_000 {
         let mut text = config(&mut random);
         if random.u8(..8) == 0 && !text.is_empty() {
-            // A byte of it is gone, or another.
+            // A byte is removed or changed.
             let at = random.usize(..text.len());
             if text.is_char_boundary(at) && text.is_char_boundary(at + 1) {
                 text.replace_range(at..=at, one_of(&mut random, &["", "\"", "{", "9", "\\", "é"]));
@@ -269,7 +268,7 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
     }
 }
 
-/// Ends a test at an error that should never be: internal ones, corruption, a lost connection.
+/// Fails at an error that must never occur: internal ones, corruption, a lost connection.
 fn refused(outcome: Result<(), postgres::Error>, sql: &str, seen: &mut BTreeMap<String, usize>) {
     let code = match &outcome {
         Ok(()) => "00000".to_owned(),
@@ -313,7 +312,7 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
     while started.elapsed() < duration() {
         calls += 1;
         let sql = match random.u8(..20) {
-            // A row that no call can have written.
+            // A row that no call writes.
             0 => {
                 let mut column = |r#type| argument(&mut random, r#type);
                 let (number, time) = ("double precision", "timestamp with time zone");
@@ -395,14 +394,14 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
     assert!(seen["00000"] > calls / 10 && seen["22023"] > calls / 50);
 }
 
-/// The memory of a backend, in bytes: what PostgreSQL's contexts hold, and all of it.
+/// Returns the memory of a backend, in bytes: that of PostgreSQL's contexts, and all.
 fn memory(client: &mut Client) -> (i64, i64) {
     let contexts =
         "SELECT sum(total_bytes)::bigint, pg_backend_pid() FROM pg_backend_memory_contexts";
     let row = client.query_one(contexts, &[]).unwrap();
     let status = format!("/proc/{}/status", row.get::<_, i32>(1));
     let status = std::fs::read_to_string(status).unwrap_or_default();
-    // Shared buffers that were touched are no memory of its own.
+    // Without the shared buffers that it has touched.
     let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap_or("RssAnon: 0");
     let kilobytes: i64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
     (row.get(0), kilobytes * 1024)
@@ -476,14 +475,14 @@ fn calls_leave_no_memory_behind() {
     }
 }
 
-/// The pure algorithm beside the server: both hold the same limits, and are asked the same.
+/// The pure algorithm beside the server, with the same limits and calls.
 #[test]
 #[ignore = "needs a server: make test"]
 fn every_answer_is_that_of_the_algorithm() {
     let database = Database::new("fuzz_oracle");
     let mut client = database.connect();
     let mut random = Rng::with_seed(seed());
-    // Those that begin at an instant of their own: where others begin depends on the key.
+    // With a start: without one the windows depend on the key.
     let configs = [
         r#"{"kind": "token bucket", "rate": 7, "period": 1000}"#,
         r#"{"kind": "token bucket", "rate": 3, "period": 7000, "capacity": 20, "maxReserved": 10}"#,
@@ -512,7 +511,7 @@ fn every_answer_is_that_of_the_algorithm() {
             1 => random.i64(0..60_000_000),
             _ => random.i64(0..100_000),
         };
-        // In whole milliseconds, as the setting is.
+        // In whole milliseconds, the precision of the setting.
         now -= now.rem_euclid(1000);
         client.batch_execute(&format!("SET ratelimit.clock = '{}'", now / 1000)).unwrap();
         let (n, key) = (random.usize(..limits.len()), random.u32(..3));
@@ -531,7 +530,7 @@ fn every_answer_is_that_of_the_algorithm() {
             .unwrap();
         let (ok, remaining, retry_after): (bool, f64, Option<f64>) =
             (row.get(0), row.get(1), row.get(2));
-        // A check shows what is there before.
+        // A check shows the level before a take.
         let level = if take { decision.level } else { limit.level(&state, at) };
         let call = format!("call {calls} of {}, {count}, reserve {reserve}, {state:?}", configs[n]);
         assert_eq!(ok, decision.ok, "{call}");

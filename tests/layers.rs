@@ -1,5 +1,5 @@
-//! Which file of the source knows which: floor knows the floors below it only, and no two files form a
-//! circle.
+//! The dependencies between source files: a floor depends on those below it only, and no two files
+//! form a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +11,7 @@ const FLOORS: [&str; 5] = ["pg_tests", "functions", "limiter", "store", "pg"];
 /// A module's path, such as `["store", "heap"]`; the crate's root has none.
 type Module = Vec<String>;
 
-/// The source files below a folder, by their module.
+/// Returns the source files below a folder, by their module.
 fn files(folder: &Path) -> BTreeMap<Module, PathBuf> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -34,7 +34,7 @@ fn files(folder: &Path) -> BTreeMap<Module, PathBuf> {
     found
 }
 
-/// The paths that a file names: `crate::…` and `super::…` anywhere, and what is in the braces of a `use`.
+/// Returns the paths in a file: `crate::…` and `super::…` anywhere, with those in the braces of a `use`.
 fn paths(source: &str, module: &Module, children: &BTreeSet<&str>) -> Vec<Module> {
     let code: String = source
         .lines()
@@ -64,7 +64,7 @@ fn paths(source: &str, module: &Module, children: &BTreeSet<&str>) -> Vec<Module
             _ => continue,
         };
         prefix.extend(parts[1..].iter().filter(|part| !part.is_empty()).map(|&part| part.into()));
-        // What the braces of a list begin with, one by one.
+        // The first segments of a list in braces, one by one.
         let list = code[at + path.len()..].strip_prefix('{').filter(|_| path.ends_with("::"));
         match list.and_then(|list| list.split_once('}')) {
             Some((names, _)) => found.extend(names.split(',').map(|name| {
@@ -77,7 +77,7 @@ fn paths(source: &str, module: &Module, children: &BTreeSet<&str>) -> Vec<Module
     found
 }
 
-/// Which modules each module names; a name leads to the innermost file that its path begins with.
+/// Returns the modules that each module depends on: of each path the innermost file that it begins with.
 fn graph(folder: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
     let files = files(folder);
     let graph = files.iter().map(|(module, path)| {
@@ -102,7 +102,7 @@ fn graph(folder: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
     graph.collect()
 }
 
-/// A circle of files, if there is one.
+/// Returns a circle of files, if there is one.
 fn circle(graph: &BTreeMap<Module, BTreeSet<Module>>) -> Option<Vec<Module>> {
     fn walk<'a>(
         graph: &'a BTreeMap<Module, BTreeSet<Module>>,

@@ -1,10 +1,10 @@
 //! 16 sessions at once over one key and over a few, with the real clock, random rollbacks and
 //! savepoints, at every isolation level: no token is given twice, and none is lost.
 //!
-//! A session notes each take in a table of its own, in the same transaction, so what stands there
-//! was really taken. A row lock is held to the end of the transaction; so a take was decided after
-//! the note of the take before it on that key was written, and before its own was. From these
-//! bounds the checks are made: on a machine of any speed they never accuse a right limiter.
+//! A session notes each take in a table of its own, in the same transaction, so the notes are the
+//! committed takes. A row lock is held to the end of the transaction; so a take was decided after
+//! the note of the key's previous take was written, and before its own was. The checks use these
+//! bounds, and so never fail for a correct limiter, at any speed of the machine.
 
 mod caller;
 mod errors;
@@ -29,7 +29,7 @@ use crate::database::Database;
 const SESSIONS: usize = 16;
 const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];
 
-/// What becomes of one take within its transaction.
+/// The savepoint around one take.
 #[derive(Clone, Copy)]
 enum Savepoint {
     None,
@@ -68,7 +68,7 @@ impl Script {
     }
 }
 
-/// What a session, or all of them, did.
+/// The takes of a session, or of all.
 #[derive(Debug, Default)]
 struct Tally {
     transactions: u64,
@@ -90,7 +90,7 @@ impl Tally {
     }
 }
 
-/// A connection that notes what it takes.
+/// A connection that notes its takes.
 struct Session {
     client: Client,
     take: Statement,
@@ -119,13 +119,13 @@ impl Session {
         Session { client, take, conflicts, tally: Tally::default() }
     }
 
-    /// In a transaction of its own; with retries.
+    /// Takes in a transaction of its own, with retries.
     fn take(&mut self, name: &str, key: &str, count: f64) -> bool {
         let step = Step { name: name.into(), key: key.into(), count, savepoint: Savepoint::None };
         self.run(&Script { steps: vec![step], commit: true }) > 0.0
     }
 
-    /// Runs a transaction until it is not in conflict with another; what it took.
+    /// Runs a transaction until it has no conflict; returns its takes.
     fn run(&mut self, script: &Script) -> f64 {
         loop {
             match self.try_run(script) {
@@ -186,14 +186,14 @@ fn is_deadlock(error: &postgres::Error) -> bool {
     error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED)
 }
 
-/// When a session stops.
+/// The end of a session.
 #[derive(Clone, Copy)]
 enum End {
     Transactions(u64),
     After(Duration),
 }
 
-/// A database with limits, and what the sessions took from them.
+/// A database with limits, and the takes of all sessions.
 struct Load<'a> {
     database: &'a Database,
     client: Client,
@@ -267,7 +267,7 @@ impl Load<'_> {
         rows.iter().map(|row| Take { at: row.get(0), count: row.get(1) }).collect()
     }
 
-    /// What the row says is taken, or the shards' rows; with the log, if it has one.
+    /// Returns the tokens taken according to the row, or to the shards' rows; with its log, if any.
     fn row(&mut self, name: &str, key: &str, rule: &Rule) -> (f64, Vec<i64>) {
         let sql =
             "SELECT sum(value) OVER (), ARRAY(SELECT (extract(epoch FROM entry) * 1000000)::bigint
@@ -288,8 +288,8 @@ impl Load<'_> {
         }
     }
 
-    /// Checks every limit and key. Where nothing refills, also against the row; and then the rest
-    /// is taken, token by token, until exactly the capacity is.
+    /// Checks every limit and key. Without a refill, also against the row; then takes the rest, token
+    /// by token, up to exactly the capacity.
     fn check(&mut self, tally: &Tally, refills: bool) -> Result<(), String> {
         let mut taker = Session::new(self.database, "read committed", LIMITER);
         let mut tokens = 0.0;
@@ -322,7 +322,7 @@ impl Load<'_> {
     }
 }
 
-/// A sliding log has an entry for each of the last tokens taken, of the time that it was taken at.
+/// A sliding log has an entry for each of the last tokens taken, with the time of the take.
 fn logged(takes: &[Take], log: &[i64], from: i64) -> Result<(), String> {
     let mut before = from;
     let mut tokens = Vec::new();
@@ -392,7 +392,7 @@ fn no_more_is_taken_than_flows_in() {
     }
 }
 
-/// Rows that say nothing are deleted all the time, beside the takes: nobody gets more for it.
+/// Idle rows are pruned all the time beside the takes, without admitting more.
 #[test]
 #[ignore = "needs a server: make test"]
 fn no_more_is_taken_than_flows_in_while_rows_are_pruned() {
@@ -417,8 +417,8 @@ fn no_more_is_taken_than_flows_in_while_rows_are_pruned() {
     load.check(&tally, true).unwrap();
 }
 
-/// Whoever changes definitions, resets limits, deletes rows and rewrites the table meanwhile: a
-/// session meets no other error than those that ask for another try.
+/// While definitions change, limits are reset, rows deleted and the table is rewritten, sessions meet
+/// retryable errors only.
 #[test]
 #[ignore = "needs a server: make test"]
 fn nothing_but_retries_is_asked_for_while_limits_change() {
@@ -467,7 +467,7 @@ fn nothing_but_retries_is_asked_for_while_limits_change() {
     }
 }
 
-/// The bucket never overflows here, so what flowed in is either taken or still there.
+/// The bucket never overflows here, so every token of the inflow is either taken or still there.
 #[test]
 #[ignore = "needs a server: make test"]
 fn hungry_clients_get_all_that_flows_in() {
@@ -511,8 +511,8 @@ fn hungry_clients_get_all_that_flows_in() {
     }
 }
 
-/// Keys that nobody has used, taken from by all sessions at the same moment; in every second round
-/// some of them roll back.
+/// New keys, taken from by all sessions at the same moment; in every second round some of them roll
+/// back.
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_first_take_of_a_key_happens_once() {
@@ -556,7 +556,7 @@ fn the_first_take_of_a_key_happens_once() {
 }
 
 /// Limits with shards, emptied by all sessions at once, each take in a transaction of its own: every
-/// token is taken, and nobody needs another try, since who waits holds nothing that others wait for.
+/// token is taken, and no session needs a retry, since a waiting one holds no lock that another needs.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_limit_with_shards_is_emptied_without_a_deadlock() {
@@ -612,7 +612,7 @@ fn a_limit_with_shards_is_emptied_without_a_deadlock() {
     }
 }
 
-/// A session that waits is judged by the time at which it stops waiting.
+/// A call that waits is decided at the end of its wait.
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_clock_is_read_after_the_lock() {
@@ -647,7 +647,7 @@ fn the_clock_is_read_after_the_lock() {
     }
 }
 
-/// The same load and the same checks, on a limiter as it is often written: it reads, then writes.
+/// The same load and checks on a naive limiter, which reads and then writes.
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_checker_sees_an_unlocked_limiter_over_admit() {
@@ -694,7 +694,7 @@ fn the_checks_allow_what_is_allowed_and_one_token_more_is_seen() {
 
 #[test]
 fn the_checks_see_too_much_in_any_window_and_after_any_pause() {
-    // The pause, after which a limit of 30 tokens that gets 10 a second is asked for more.
+    // A pause, after which more is taken than a limit of 30 tokens and 10 a second has.
     for (rule, allowed) in [
         (TokenBucket { capacity: 30.0, rate: 10.0, period: SECOND as f64 }, 20),
         (FixedWindow { capacity: 30.0, rate: 10.0, period: SECOND, start: 0 }, 20),
@@ -709,7 +709,7 @@ fn the_checks_see_too_much_in_any_window_and_after_any_pause() {
             takes
         };
         assert_eq!(rule.check(0, &takes(allowed)), Ok(()), "{rule:?}");
-        // Not the first take after the pause, whose time is known least.
+        // Not the first take after the pause, whose time has the widest bounds.
         assert!(rule.check(0, &takes(allowed + 3)).is_err(), "{rule:?}");
     }
 }

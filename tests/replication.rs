@@ -1,6 +1,6 @@
-//! Logical replication: limits and definitions are replicated like other rows, and the worker that
-//! applies changes takes limits where a row trigger fires always, and stops at a denial. Publisher
-//! and subscriber are two databases of one server.
+//! Logical replication: limits and definitions are replicated as other rows, and the apply worker takes
+//! tokens in an ENABLE ALWAYS row trigger, and stops at a denial. Publisher and subscriber are two
+//! databases of one server.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use postgres::Client;
 
 use crate::database::{Database, connect};
 
-/// Asks until the answer is yes: nothing tells us when the worker has come so far.
+/// Polls until the query returns true, since no event tells how far the worker is.
 fn wait_until(client: &mut Client, answer: &str) {
     let start = Instant::now();
     while !client.query_one(&format!("SELECT {answer}"), &[]).unwrap().get::<_, bool>(0) {
@@ -63,7 +63,7 @@ fn an_applied_change_takes_a_limit_if_its_trigger_fires_always() {
     assert_eq!(taken(&mut subscriber, "ordinary"), 0.0);
     assert_eq!(taken(&mut subscriber, "statement"), 0.0, "apply fires no statement triggers");
 
-    // Three more are one too many: the publisher has them, the subscriber gets no further.
+    // Three more are one too many: the publisher has them, the subscriber stops.
     publisher.batch_execute("INSERT INTO messages VALUES ('ada'), ('ada'), ('ada')").unwrap();
     wait_until(
         &mut subscriber,
@@ -74,7 +74,7 @@ fn an_applied_change_takes_a_limit_if_its_trigger_fires_always() {
     assert_eq!(count, 3);
     assert_eq!(taken(&mut subscriber, "always"), 3.0);
 
-    // Once there are tokens it goes on where it stood.
+    // Once there are tokens it continues.
     subscriber.batch_execute("SELECT rl_reset('always', 'ada')").unwrap();
     wait_until(&mut subscriber, "(SELECT count(*) FROM messages) = 7");
     assert_eq!(taken(&mut subscriber, "always"), 3.0);
@@ -84,7 +84,7 @@ fn an_applied_change_takes_a_limit_if_its_trigger_fires_always() {
     publisher.batch_execute("DROP DATABASE replication_target").unwrap();
 }
 
-/// Every row of a database that the other has too: rows, definitions, and what rl_check makes of them.
+/// Returns the replicated rows of a database, the definitions, and their levels by rl_check.
 fn state(client: &mut Client) -> Vec<String> {
     let sql = "SELECT r::text FROM rateLimits AS r UNION ALL SELECT c::text FROM rl_config AS c
                UNION ALL
@@ -93,8 +93,8 @@ fn state(client: &mut Client) -> Vec<String> {
     client.query(sql, &[]).unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// A publication of all tables has ours in it: nothing of the limiter may fail for that, and all
-/// that it writes arrives, rows that were inserted while another session inserted them included.
+/// A publication of all tables contains ours: no call may fail for that, and all its writes arrive,
+/// concurrent inserts of the same row included.
 #[test]
 #[ignore = "needs a server: make test"]
 fn limits_are_replicated_with_all_tables() {
@@ -119,7 +119,7 @@ fn limits_are_replicated_with_all_tables() {
         ))
         .unwrap();
 
-    // Nothing refills, so that the rows alone say what is left.
+    // Without a refill, so that the rows are the level.
     publisher
         .batch_execute(
             "SELECT rl_define('bucket', rl_token_bucket(1e-300, '1 day', capacity => 1000)),
@@ -173,7 +173,7 @@ fn limits_are_replicated_with_all_tables() {
 
     assert_eq!(subscriber.query_one(known, &[]).unwrap().get::<_, f64>(0), 2000.0);
 
-    // The subscriber's own calls go on from there.
+    // The subscriber's own calls continue from there.
     let left = "SELECT remaining FROM rl_check('bucket', '2')";
     let before: f64 = subscriber.query_one(left, &[]).unwrap().get(0);
     let sql = "SELECT remaining FROM rl_limit('bucket', '2') WHERE ok";

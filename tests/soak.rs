@@ -1,10 +1,9 @@
-//! What stays true when things go wrong: a server killed under load, backends killed and cancelled,
-//! a disk that is full, a standby that is promoted, tables rebuilt under the feet of 16 sessions.
+//! The guarantees under faults: a server killed under load, backends killed and cancelled, a full disk,
+//! a promoted standby, tables rebuilt beside 16 sessions.
 //!
 //! Each test has a server of its own. `make test` runs them for a moment, `make soak` for long
-//! (RATELIMIT_SOAK): see [`scale`]. Sessions note what they take in a table of their own, in the same transaction, and
-//! remember what they were told; `soak/check.rs` holds the notes, the rows and that against each
-//! other.
+//! (RATELIMIT_SOAK): see [`scale`]. Sessions note their takes in a table, in the same transaction, and
+//! remember the outcome; `soak/check.rs` compares notes, rows and outcomes.
 
 #[path = "soak/check.rs"]
 mod check;
@@ -27,7 +26,7 @@ mod work;
 
 const SESSIONS: usize = 16;
 
-/// How much of something is to be done: a little, or as much as `make soak` wants.
+/// Returns an amount: a little, or that of `make soak`.
 fn scale<T>(short: T, long: T) -> T {
     if std::env::var_os("RATELIMIT_SOAK").is_some() { long } else { short }
 }

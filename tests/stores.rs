@@ -1,6 +1,6 @@
-//! The stores side by side: the same random calls in databases of their own, one reached by SQL,
-//! one directly and one by turns, have the same answers, the same errors and the same rows. And the
-//! direct search of the index finds every row, in trees of several levels, and no other.
+//! The stores side by side: the same random calls in three databases, through SQL, by direct access and
+//! alternating, have the same answers, errors and rows. And direct access finds every row by the index,
+//! in trees of several levels, and no other.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,8 +29,8 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// Texts that are hard to tell apart or to store: prefixes of each other, long ones that compress
-/// and long ones that don't, around where PostgreSQL changes how it stores them.
+/// Texts that are hard to distinguish or to store: prefixes of each other, compressible and
+/// incompressible ones, around the lengths at which PostgreSQL changes their storage.
 fn text(random: &mut Rng, longest: usize) -> String {
     let length = match random.u8(..6) {
         0..=2 => random.usize(..4),
@@ -55,14 +55,14 @@ fn text(random: &mut Rng, longest: usize) -> String {
     text
 }
 
-/// What the random calls are about.
+/// The state of a random run.
 struct Things {
     names: Vec<String>,
     keys: Vec<String>,
     /// Microseconds since the epoch.
     clock: i64,
     savepoints: usize,
-    /// Whether the last statement did.
+    /// Whether the last statement failed.
     failed: bool,
 }
 
@@ -92,14 +92,13 @@ impl Things {
         quoted(random.choice(&self.keys).unwrap())
     }
 
-    /// A statement at random, the same wherever it runs: no shards, since which of them a call takes
-    /// from is left to chance.
+    /// Returns a random statement, deterministic when it runs: no shards, which are chosen at random.
     fn statement(&mut self, random: &mut Rng) -> String {
         let (name, key) = (self.name(random), self.key(random));
         let count = *random.choice(&["0", "1", "2", "2.5", "7", "-1", "'NaN'"]).unwrap();
         let yes = random.bool();
         if self.failed && random.u8(..4) > 0 {
-            // It may have been in a transaction, which takes nothing else from then on.
+            // A failed transaction accepts nothing else.
             let back = self.savepoints > 0 && random.bool();
             return if back { "ROLLBACK TO SAVEPOINT s1" } else { "ROLLBACK" }.into();
         }
@@ -215,7 +214,7 @@ fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
         }
         things.failed = expected.is_err();
         assert_eq!(outcome(heap, &statement), expected, "step {step}, heap: {statement}");
-        // In a transaction that has failed the setting stays as it is.
+        // In a failed transaction the setting stays.
         let access = if random.bool() { "sql" } else { "heap" };
         let _ = mixed.batch_execute(&format!("SET ratelimit.access = {access}"));
         assert_eq!(outcome(mixed, &statement), expected, "step {step}, mixed: {statement}");
@@ -233,7 +232,7 @@ fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
     }
 }
 
-/// The table and its index are as PostgreSQL's own checks want them.
+/// Checks the table and its index by amcheck.
 fn assert_sound(client: &mut Client) {
     let there = "SELECT FROM pg_available_extensions WHERE name = 'amcheck'";
     if client.query(there, &[]).unwrap().is_empty() {
@@ -257,7 +256,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Pages of the index split under a search, again and again, and others are given back.
+/// Pages of the index split during a search, again and again, and others are recycled.
 #[test]
 #[ignore = "needs a server: make test"]
 fn rows_are_found_while_others_come_and_go() {
@@ -286,7 +285,7 @@ fn rows_are_found_while_others_come_and_go() {
                 let _done = Done(running);
                 let mut client = connect();
                 let take = client.prepare("SELECT remaining FROM rl_limit('api', $1)").unwrap();
-                // Beside those of all others, and long, so that a page takes few.
+                // Next to those of all others, and long, so that a page holds few.
                 let key = |n: usize| {
                     let mut random = Rng::with_seed(n as u64);
                     let long: String = (0..300).map(|_| random.alphanumeric()).collect();
@@ -319,8 +318,8 @@ fn rows_are_found_while_others_come_and_go() {
     assert_sound(&mut database.connect());
 }
 
-/// A search goes on to the right where a page has split since it was told to go there. The keys differ
-/// at their ends only, so that all pages take few of them.
+/// A search moves right where a page has split since its downlink was read. The keys differ at their
+/// ends only, so that pages hold few of them.
 #[test]
 #[ignore = "needs a server: make test"]
 fn rows_are_found_while_their_pages_split() {
@@ -382,8 +381,8 @@ fn the_direct_search_finds_every_row_and_no_other() {
              CREATE TABLE wanted (name text COLLATE \"C\", key text COLLATE \"C\", value float8);",
         )
         .unwrap();
-    // Short keys in order, long ones at random: several levels, with truncated and untruncated keys
-    // of the pages between them.
+    // Short keys in order, long ones at random: several levels, with truncated and untruncated pivot
+    // keys.
     let insert = client
         .prepare("INSERT INTO wanted SELECT $1, key, 0 FROM unnest($2::text[]) AS keys (key)")
         .unwrap();
@@ -391,7 +390,7 @@ fn the_direct_search_finds_every_row_and_no_other() {
         let keys: Vec<String> = match name {
             "a" => (0..30_000).map(|n| n.to_string()).collect(),
             "b" => (0..4_000).map(|_| text(&mut random, 1024)).collect(),
-            // The same but for the end: nothing can be truncated, and what compresses is compressed.
+            // Equal up to the end: no pivot can be truncated, and compressible ones are compressed.
             _ => (0..3_000).map(|n| format!("{}{n:04}", "long ".repeat(200))).collect(),
         };
         client.execute(&insert, &[&name, &keys]).unwrap();
@@ -410,7 +409,7 @@ fn the_direct_search_finds_every_row_and_no_other() {
         let row = client.query_one(sql, &[]).unwrap();
         let (rows, wrong): (i64, i64) = (row.get(0), row.get(1));
         assert!(rows > 20_000 && wrong == 0, "{what}: {wrong} of {rows}");
-        // Keys next to those that there are.
+        // Keys next to existing ones.
         let sql = "SELECT count(*), count(*) FILTER (WHERE (rl_check(name, near)).remaining IS DISTINCT FROM 1000000)
                    FROM wanted, LATERAL (VALUES (key || '!'), (left(key, -1)), (key || '~')) AS n (near)
                    WHERE octet_length(near) <= 1024
@@ -420,7 +419,7 @@ fn the_direct_search_finds_every_row_and_no_other() {
         assert!(others > 20_000 && wrong == 0, "{what}, none: {wrong} of {others}");
     };
     check(&mut client, "as inserted");
-    // Every row taken from many times, so that entries go to versions on other pages, and in lists.
+    // Many updates of every row, so that index entries lead to other pages, and become posting lists.
     for _ in 0..6 {
         client
             .batch_execute(
@@ -430,7 +429,7 @@ fn the_direct_search_finds_every_row_and_no_other() {
             .unwrap();
         check(&mut client, "after updates");
     }
-    // Pages that go out of the tree.
+    // Pages that are deleted from the tree.
     client
         .batch_execute(
             "DELETE FROM rateLimits WHERE name = 'a' AND length(key) = 5 AND key < '20000';
@@ -441,8 +440,8 @@ fn the_direct_search_finds_every_row_and_no_other() {
     check(&mut client, "after deletions");
     client.batch_execute("REINDEX INDEX ratelimits_pkey").unwrap();
     check(&mut client, "after REINDEX");
-    // More entries of one row than a page of the index holds: a version that nobody may remove yet,
-    // every few updates of a row that is long.
+    // More entries of one row than a page of the index holds: a version that can't be removed yet, every
+    // few updates of a long row.
     let long: String = (0..1000).map(|_| random.alphanumeric()).collect();
     let mut reader = database.connect();
     reader.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT").unwrap();

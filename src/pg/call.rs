@@ -234,6 +234,9 @@ fn shows_a_row(sqlstate: c_int, names_table: bool) -> bool {
 /// An error context callback that adds no context: it is the one place from which an error can be
 /// seen before pgrx rebuilds it. It is called for the innermost call first, when the contexts below
 /// that have been added and those above have not.
+///
+/// # Safety
+/// Called by Postgres; `below` is that of the innermost call.
 unsafe extern "C-unwind" fn remember(below: *mut c_void) {
     // SAFETY: Postgres calls this while it builds a message, which is when geterrcode may be asked;
     // `below` is that of the call that it is linked in for.

@@ -1,4 +1,4 @@
-"""Measures what a call costs beside what one would write without the extension.
+"""Measures the cost of a call against that of the usual solutions without the extension.
 
 Owns how a line of a work is measured; works.py is what is compared, report.py how the results look.
 It reports and never judges: a bar that is not reached is shown, and is no error. Run by scripts/bench.
@@ -53,7 +53,7 @@ class Redis:
         return output("redis-cli", "-s", self.socket, *command)
 
     def benchmark(self, clients, key, limit, seconds):
-        """Calls a second; __rand_int__ in the key is a number at random."""
+        """Calls a second; __rand_int__ in the key is a random number."""
         call = ["EVALSHA", self.script, "1", key, *map(str, LIMITS[limit]), "1"]
         requests = seconds * (20_000 if clients == 1 else 60_000)  # it takes no time, only a number
         how = ["-c", str(clients), "-n", str(requests), "-r", str(KEYS), "--csv"]
@@ -91,7 +91,7 @@ class Bench:
         )
 
     def psql(self, database, sql, **settings):
-        """What the SQL prints; None if it ran into statement_timeout."""
+        """The output of the SQL; None after a statement_timeout."""
         done = self.run("psql", database, "-XAt", "-v", "ON_ERROR_STOP=1", stdin=sql, settings=settings)
         if "due to statement timeout" in done.stderr:
             return None
@@ -107,8 +107,8 @@ class Bench:
         return name
 
     def timed(self, database, statement, affected, warm_up="", stop=0, **settings):
-        """Seconds that a statement takes, or stop, when it is given up. What it prints is how many
-        rows or calls it affected; another number, and it did not do what is measured."""
+        """Seconds that a statement takes, at most stop. It prints the number of its rows or calls;
+        another number than expected is a failure."""
         timeout = f"SET statement_timeout = {stop * 1000:.0f}"
         printed = self.psql(database, f"{warm_up};\n{timeout};\n\\timing on\n{statement};", **settings)
         if printed is None:
@@ -118,7 +118,7 @@ class Bench:
         return float(milliseconds) / 1000
 
     def pgbench(self, database, sql, clients, *, keys=KEYS, length=(), **settings):
-        """Calls a second of prepared calls, each a transaction; :key is one of the keys at random."""
+        """Prepared calls a second, each a transaction; :key is a random one of the keys."""
         done = self.run(
             "pgbench", database, "-n", "-M", "prepared", "-f", "-",
             "-c", str(clients), "-j", str(min(clients, self.cores)),
@@ -181,8 +181,8 @@ class Bench:
         return {label: line(label) for label in labels}
 
     def same_key(self, few, many):
-        """Lines of one key few, and many times over in one statement. The second is given up after
-        GIVE_UP times as long as the first took, and then not tried again."""
+        """Lines of few and of many calls for one key in one statement. The second is stopped after
+        GIVE_UP times the time of the first, and then not tried again."""
         took, given_up = 0, False
 
         def timed(calls, stop):
@@ -206,7 +206,7 @@ class Bench:
         return {f"{few:,} calls": measure_few, f"{many:,} calls": measure_many}
 
     def updates(self):
-        """A million updates of a thousand rows: how many were heap-only, and what the table grew by."""
+        """A million updates of a thousand rows: the share of HOT updates, and the table's growth."""
         database, clients, updates = self.database("updates"), 16, 1_000_000
         call = CALL[RL].format(limit="allowed", key=":key")
         size = "SELECT pg_relation_size('ratelimits')"
@@ -224,7 +224,7 @@ class Bench:
         return {"name": "updates", "title": title, "unit": "", "lines": lines}
 
     def describe(self):
-        """What the numbers depend on: name -> value."""
+        """The settings that matter: name -> value."""
         names = ["server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_level"]
         names += ["shared_buffers", "max_wal_size", "checkpoint_timeout", "autovacuum", "jit"]
         names += [name for name in self.settings if name not in names]

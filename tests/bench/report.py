@@ -1,4 +1,4 @@
-"""How the benchmark's results look: tables in Markdown, numbers in JSON, a chart in SVG.
+"""The report of the benchmark: tables in Markdown, numbers in JSON, a chart in SVG.
 
 Measures nothing. Nothing here tells when or where the numbers were made, but for the settings.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-# What is compared; the labels of lines.
+# The labels of lines.
 RL = "SELECT (rl_limit(…)).ok"
 STAR = "SELECT * FROM rl_limit(…)"
 SQL_STORE = "rl_limit, ratelimit.access = sql"
@@ -29,7 +29,7 @@ IN_CHART = ["single_16", "hot_allowed", "hot_denied", "setwise_allowed"]
 
 @dataclass
 class Bar:
-    """What the first line of a work is to reach against another one."""
+    """The bar of the first line of a work against another one."""
 
     what: str  # "rate", calls a second, or "time"
     word: str  # "at least" or "at most"
@@ -41,12 +41,12 @@ class Bar:
 
 
 def spread(values, show):
-    """The lowest and the highest of several, as shown."""
+    """Formats the lowest and the highest of several."""
     return f"{show(min(values))} to {show(max(values))}" if len(values) > 1 else ""
 
 
 def line(label, rates, first, bar, unit):
-    """What is known of a line. first: the rates of the line that it is compared with, or None."""
+    """The statistics of a line. first: the rates of the line that it is compared with, or None."""
     values, show = rates, "{:,.0f}".format
     if unit == "time":
         values, show = [1 / rate for rate in rates], "{:.3f} s".format
@@ -67,7 +67,7 @@ def fact(label, shown, value, bar):
 
 
 def table(header, rows):
-    """A Markdown table that is readable as it is."""
+    """A Markdown table with aligned columns."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     rule = ["-" * widths[0]] + ["-" * (width - 1) + ":" for width in widths[1:]]
     padded = lambda row: [row[0].ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(row, widths)][1:]

@@ -1,5 +1,5 @@
--- The database that every work of the benchmark gets a copy of: the extension, and what one would
--- write without it. The competitors' tables have the columns, fill factor and autovacuum settings of
+-- The template database of every work of the benchmark: the extension, and the usual solutions
+-- without it. The competitors' tables have the columns, fill factor and autovacuum settings of
 -- rateLimits.
 
 CREATE EXTENSION ratelimit;

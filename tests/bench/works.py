@@ -1,4 +1,4 @@
-"""What the benchmark compares: the statements, the works, and the bars they are to reach.
+"""The comparisons of the benchmark: statements, works, and the bars that they are to reach.
 
 Measures nothing itself: bench.py says how a line is measured.
 """
@@ -25,7 +25,7 @@ CALL = {
     " ON CONFLICT (name, key, shard) DO UPDATE SET"
     " value = CASE WHEN upsert.ts <= now() THEN 1 ELSE upsert.value + 1 END,"
     " ts = CASE WHEN upsert.ts <= now() THEN EXCLUDED.ts ELSE upsert.ts END RETURNING value, ts",
-    # What it costs to read a row at all: the limit of a call that is denied.
+    # The cost of reading a row: the bound for a denied call.
     SELECT_ROW: "SELECT value FROM ratelimits WHERE name = '{limit}' AND key = {key} AND shard = 0",
     SELECT_1: "SELECT 1",
 }
@@ -78,7 +78,7 @@ class Work:
 
 
 def works(bench):
-    """What is compared, and the bars."""
+    """The works and their bars."""
     rl = bench.rl
     others = [PLPGSQL, UPSERT, REDIS]
     at_least = lambda bound: Bar("rate", "at least", bound)

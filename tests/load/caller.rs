@@ -1,5 +1,4 @@
-//! A session that makes one call a transaction and takes no error for an answer, and the clock that
-//! it goes by.
+//! A session with one call a transaction, for which any error is a failure, and its clock.
 
 use postgres::{Client, Error};
 
@@ -21,7 +20,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// A third of them give back what was taken.
+    /// A third of them roll back.
     pub fn random(random: &mut Random) -> Ending {
         match random.below(6) {
             0 => Ending::RollBack,
@@ -31,15 +30,15 @@ impl Ending {
         }
     }
 
-    /// Whether what was taken stays so.
+    /// Whether the take is committed.
     pub fn keeps(self) -> bool {
         matches!(self, Ending::Commit | Ending::Release)
     }
 }
 
-/// A connection whose transactions meet no error, but with the SQL store above READ COMMITTED
-/// serialization failures, which ask for another try. A deadlock is an error everywhere: of two
-/// transactions with one call each, none holds what the other waits for.
+/// A connection whose transactions meet no error, except serialization failures with the SQL store
+/// above READ COMMITTED, which it retries. A deadlock is always an error: of two transactions with
+/// one call each, neither holds a lock that the other waits for.
 pub struct Caller {
     client: Client,
     /// Whether a serialization failure may happen.
@@ -60,7 +59,7 @@ impl Caller {
         Caller { client, conflicts, retries: 0 }
     }
 
-    /// Runs the call in a transaction that ends so, until it is not in conflict with another.
+    /// Runs the call in a transaction with this end, until it has no conflict.
     pub fn run<T>(
         &mut self,
         ending: Ending,

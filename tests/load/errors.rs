@@ -1,4 +1,4 @@
-//! Sessions that take note of every error and go on: which SQLSTATEs there were, and how often.
+//! Sessions that count their errors by SQLSTATE, and go on.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use super::Random;
 use super::caller::STILL;
 use crate::database::Database;
 
-/// How many errors there were of each SQLSTATE, and the message of the first.
+/// The number of errors by SQLSTATE, and the message of the first.
 pub type Errors = BTreeMap<String, (u64, String)>;
 
 /// Adds an error.
@@ -33,8 +33,8 @@ fn add(errors: &mut Errors, more: Errors) {
     }
 }
 
-/// Runs this many calls in each of so many sessions at once, the clock standing still; their errors.
-/// A session that waits for a deadlock looks for it at once, so that hardly one is missed.
+/// Runs this many calls in each of so many sessions at once, with a fixed clock; returns their errors.
+/// A waiting session checks for a deadlock at once, so that hardly any is missed.
 pub fn calls(
     database: &Database,
     (sessions, calls): (usize, usize),
@@ -65,8 +65,7 @@ pub fn calls(
     all
 }
 
-/// As [`calls`], but as long as `beside` runs, which is told how many calls were made so far; the
-/// errors and what it returns.
+/// As [`calls`], but as long as `beside` runs, with the count of calls so far; returns also its result.
 pub fn calls_beside<T>(
     database: &Database,
     sessions: usize,
@@ -132,7 +131,7 @@ pub fn quick_to_see_deadlocks(database: &Database) -> Client {
     client
 }
 
-/// Says that it is over, also after a panic.
+/// Stops the sessions when dropped, also after a panic.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

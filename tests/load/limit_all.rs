@@ -1,5 +1,5 @@
-//! Several limits in one call, under load: all of it or nothing, whatever order the sessions ask
-//! in, and no deadlock.
+//! Several limits in one call, under load: all or nothing, in any order of the requests, and without a
+//! deadlock.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ const CAPACITY: f64 = 150.0;
 /// Of a session, for one key.
 const TRANSACTIONS: usize = 30;
 
-/// The tokens that were taken, by limit.
+/// The tokens taken, by limit.
 type Taken = HashMap<String, f64>;
 
 fn name(n: usize) -> String {
@@ -51,7 +51,7 @@ fn requests(random: &mut Random) -> Vec<(String, f64)> {
         .collect()
 }
 
-/// One call; whether it took its tokens, which each of its rows must say.
+/// Makes one call; returns whether it took its tokens, which each of its rows must confirm.
 fn limit_all(
     client: &mut Client,
     key: &str,
@@ -73,7 +73,7 @@ fn limit_all(
     Ok(ok)
 }
 
-/// What a session does with one key; what it took.
+/// Makes the calls of a session for one key; returns its takes.
 fn session(caller: &mut Caller, random: &mut Random, key: &str) -> Taken {
     let mut taken = Taken::new();
     for _ in 0..TRANSACTIONS {
@@ -95,7 +95,7 @@ fn session(caller: &mut Caller, random: &mut Random, key: &str) -> Taken {
     taken
 }
 
-/// What the rows of a key say is taken, by limit.
+/// Returns the tokens taken according to the rows of a key, by limit.
 fn used(client: &mut Client, key: &str) -> Taken {
     let sql = "SELECT name, CASE WHEN left(config ->> 'kind', 7) = 'sliding' THEN sum(value)
                                  ELSE (config ->> 'rate')::float8 - sum(value) END
@@ -104,7 +104,7 @@ fn used(client: &mut Client, key: &str) -> Taken {
     client.query(sql, &[&key]).unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()
 }
 
-/// 16 sessions, key after key, as long as `more` says; the rows of each key against what was taken.
+/// Runs 16 sessions, key after key, while `more` returns true; compares each key's rows with the takes.
 fn load(database: &Database, mut more: impl FnMut(usize) -> bool) {
     let mut client = database.connect();
     let mut round = 0;
@@ -198,7 +198,7 @@ fn all_is_taken_or_nothing_while_the_numbers_of_shards_change() {
     });
 }
 
-/// Says that it is over, also after a panic.
+/// Stops the other sessions when dropped, also after a panic.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

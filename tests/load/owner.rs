@@ -1,8 +1,8 @@
-//! Takes beside everything else that the tables' owner may do to a table: rows changed, renamed and
-//! deleted by hand, the table emptied, rebuilt and altered, indexes made and dropped, cursors that fail
-//! in savepoints. Afterwards table and index are whole, no key has two rows, and where nobody else
-//! wrote, the rows say what was taken. RATELIMIT_OWNER_SECONDS says how long it takes, instead of 60;
-//! what is done differs from run to run, unless RATELIMIT_SEED says where to begin.
+//! Takes beside every action of the tables' owner: rows changed, renamed and deleted by hand, the table
+//! truncated, rebuilt and altered, indexes created and dropped, cursors that fail in savepoints.
+//! Afterwards table and index are intact, no key has two rows, and where only calls wrote, the rows
+//! agree with the takes. RATELIMIT_OWNER_SECONDS is its duration, instead of 60; actions are random,
+//! unless RATELIMIT_SEED is set.
 
 use std::io::Write;
 use std::thread;
@@ -18,7 +18,7 @@ use crate::database::Database;
 const KEYS: u64 = 4;
 const CAPACITY: &str = "1048576";
 
-/// What a session does, over and over; it may meet these errors.
+/// The action that a session repeats, and the errors that it may meet.
 struct Work {
     sessions: usize,
     setup: &'static str,
@@ -29,7 +29,7 @@ struct Work {
 const DEADLOCK: &str = "40P01";
 const CONFLICT: &str = "40001";
 const DUPLICATE: &str = "23505";
-/// The notes are emptied with the table: who takes locks both in the same order as TRUNCATE.
+/// The notes are truncated with the table: a take locks both in the same order as TRUNCATE.
 const WORKS: [Work; 8] = [
     Work { sessions: 4, setup: "", work: take, errors: &[DEADLOCK] },
     Work { sessions: 2, setup: "SET ratelimit.access = sql", work: take, errors: &[DEADLOCK] },
@@ -51,7 +51,7 @@ const WORKS: [Work; 8] = [
     Work { sessions: 1, setup: "", work: empty, errors: &[DEADLOCK] },
 ];
 
-/// Of the limits that only takes write.
+/// Only takes write the rows of these limits.
 fn exact(random: &mut Random) -> (&'static str, String) {
     let name = if random.below(4) == 0 { "exact wide" } else { "exact" };
     (name, format!("key {}", random.below(KEYS)))
@@ -88,7 +88,7 @@ fn take(client: &mut Client, random: &mut Random) -> Result<(), Error> {
             if random.below(3) == 0 { transaction.rollback() } else { transaction.commit() }
         }
         2 => {
-            // Takes what it found by a call that locks nothing.
+            // Takes the tokens that rl_check has found, without a lock.
             let mut transaction = client.transaction()?;
             transaction.batch_execute("LOCK TABLE takes IN ROW EXCLUSIVE MODE")?;
             transaction.execute("SELECT rl_check($1, $2)", &[&name, &key])?;
@@ -99,8 +99,8 @@ fn take(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     }
 }
 
-/// A transaction with a cursor whose locks are given back by PostgreSQL before it ends; what the call in
-/// it wrote stays, and so must the lock on the table, or VACUUM FULL could lose the row.
+/// A transaction with a cursor whose locks PostgreSQL releases before it ends; the writes of its call
+/// stay, and so must the lock on the table, or VACUUM FULL could lose the row.
 fn fail_in_a_cursor(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     let (name, key) = exact(random);
     let mut transaction = client.transaction()?;
@@ -175,7 +175,7 @@ fn call_whatever_else(client: &mut Client, random: &mut Random) -> Result<(), Er
 const NO_INDEX: &str = "DROP INDEX IF EXISTS later";
 const NO_CHECK: &str = "ALTER TABLE rateLimits DROP CONSTRAINT IF EXISTS finite";
 
-/// The table, rebuilt or made another and again what it was.
+/// Rebuilds the table, or alters it and restores it.
 fn alter(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     let statements: &[&str] = match random.below(10) {
         0 => &["REINDEX TABLE rateLimits"],
@@ -196,7 +196,7 @@ fn alter(client: &mut Client, random: &mut Random) -> Result<(), Error> {
         ],
         _ => &["VACUUM rateLimits", "ALTER TABLE rateLimits SET (fillfactor = 40)"],
     };
-    // Each is made whatever became of the one before.
+    // Each runs whether or not the previous one failed.
     let mut done = Ok(());
     for sql in statements {
         done = done.and(client.batch_execute(sql));
@@ -205,8 +205,7 @@ fn alter(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     done
 }
 
-/// All that was taken is forgotten at once, the notes of it too; looked at before, while nobody else
-/// can reach the tables.
+/// Truncates the table and the notes together, after comparing them under an exclusive lock.
 fn empty(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     thread::sleep(Duration::from_millis(50 + random.below(300)));
     let mut transaction = client.transaction()?;
@@ -216,11 +215,11 @@ fn empty(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     transaction.commit()
 }
 
-/// The rows, as the table has them, and no index.
+/// Reads the rows from the table, without an index.
 const SCAN: &str = "SET LOCAL enable_seqscan = on; SET LOCAL enable_indexscan = off; SET LOCAL enable_indexonlyscan = off; SET LOCAL enable_bitmapscan = off";
 const BY_INDEX: &str = "SET LOCAL enable_seqscan = off; SET LOCAL enable_indexscan = on; SET LOCAL enable_indexonlyscan = off; SET LOCAL enable_bitmapscan = off";
 
-/// Says what is wrong with the rows, if anything is, in a transaction.
+/// Returns an error if the rows are wrong, in a transaction.
 fn counted(client: &mut Transaction) -> Result<(), String> {
     client.batch_execute(SCAN).unwrap();
     let twice = "SELECT format('%s rows of %s, %s, %s', count(*), name, key, shard) FROM rateLimits
@@ -249,7 +248,7 @@ fn counted(client: &mut Transaction) -> Result<(), String> {
     Ok(())
 }
 
-/// Says what is wrong, if anything is.
+/// Returns an error if anything is wrong.
 fn check(client: &mut Client) -> Result<(), String> {
     counted(&mut client.transaction().unwrap())?;
     let amcheck = "SELECT FROM pg_available_extensions WHERE name = 'amcheck'";

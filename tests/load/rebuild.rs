@@ -1,5 +1,4 @@
-//! The table and its index rebuilt under load: calls wait, and neither they nor the rebuild meet a
-//! deadlock.
+//! The table and its index rebuilt under load: calls wait, without a deadlock.
 
 use super::errors::{Errors, calls_beside, note, quick_to_see_deadlocks};
 use crate::database::Database;

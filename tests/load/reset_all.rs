@@ -1,6 +1,6 @@
-//! rl_reset_all, and whatever else writes several rows, beside each other and beside takes: all of
-//! them lock in one order, so that none is a deadlock; and none gives up where it need only look
-//! again. The same for definitions.
+//! rl_reset_all and the other calls that write several rows, beside each other and beside takes: they
+//! lock in one order, and so never deadlock; and none gives up where a retry suffices. The same for
+//! definitions.
 
 use postgres::types::ToSql;
 use postgres::{Client, Error};
@@ -11,8 +11,7 @@ use crate::database::Database;
 const SESSIONS: usize = 6;
 const KEYS: u64 = 6;
 const CALLS: usize = 500;
-/// Of calls that disturb each other in one short moment only: sessions, and how often each makes
-/// how many.
+/// Sessions, rounds and calls of a round, for calls whose race is short.
 const MANY: (usize, usize) = (16, 3);
 const EACH: usize = 500;
 
@@ -42,8 +41,8 @@ fn in_transaction(
     transaction.commit()
 }
 
-/// One of two calls at random, many times over, in a transaction each: made by the server, whose
-/// sessions meet more often than they could if clients asked.
+/// Runs one of two calls at random, many times, each in a transaction: inside the server, whose sessions
+/// then conflict more often than clients' would.
 fn in_turn(one: &str, other: &str) -> String {
     format!(
         "DO $$BEGIN

@@ -1,9 +1,9 @@
-//! Limits as the checks of takes under load know them, and what each of them may have admitted. Knows
-//! nothing of a server.
+//! The model of a limit for the checks under load: the takes that it may admit. Independent of a
+//! server.
 
 use Rule::{FixedWindow, SlidingLog, SlidingWindow, TokenBucket};
 
-/// A limit as the checks know it; times in microseconds, since the epoch where they are instants.
+/// A limit in the model; times in microseconds, instants since the epoch.
 #[derive(Clone, Copy, Debug)]
 pub enum Rule {
     TokenBucket { capacity: f64, rate: f64, period: f64 },
@@ -15,7 +15,7 @@ pub enum Rule {
 pub const SECOND: i64 = 1_000_000;
 const DAY: i64 = 86_400 * SECOND;
 
-/// Every kind, in a period so long, or at a rate so low, that a float doesn't see it refill.
+/// Every kind, in a period so long, or at a rate so low, that the refill is below a float's precision.
 pub fn slow(tokens: f64) -> [Rule; 4] {
     [
         TokenBucket { capacity: tokens, rate: 1e-300, period: DAY as f64 },
@@ -68,9 +68,9 @@ impl Rule {
         }
     }
 
-    /// Whether these takes of one key, in order, were allowed. The limit was full at `from`.
+    /// Checks that these takes of one key, in order, may be admitted. The limit was full at `from`.
     pub fn check(&self, from: i64, takes: &[Take]) -> Result<(), String> {
-        // The window of an instant, by its number.
+        // The number of an instant's window.
         let window = |at: i64, start: i64, period: i64| (at - start).div_euclid(period);
         match *self {
             TokenBucket { capacity, rate, period } => {
@@ -83,7 +83,7 @@ impl Rule {
                 })
             }
             SlidingWindow { rate, period } => {
-                // What certainly fell into a window, and into the one before.
+                // The takes that certainly fell into a window, and into the previous one.
                 let (mut number, mut used, mut prior, mut before) = (0, 0.0, 0.0, from);
                 for (n, take) in takes.iter().enumerate() {
                     let now = window(take.at, 0, period);
@@ -117,15 +117,15 @@ impl Rule {
     }
 }
 
-/// Any run of takes: never more than the capacity and what flowed in meanwhile. `inflow` is what
-/// flowed in up to an instant.
+/// Checks that no run of takes exceeds the capacity and the inflow meanwhile. `inflow` is the inflow up
+/// to an instant.
 fn refilled(
     from: i64,
     takes: &[Take],
     capacity: f64,
     inflow: impl Fn(i64) -> f64,
 ) -> Result<(), String> {
-    // Over all takes at which a run can begin: inflow before it, less what was taken before it.
+    // Over all takes at which a run can begin: the inflow before it, less the takes before it.
     let (mut best, mut taken, mut before) = (f64::MIN, 0.0, from);
     for (n, take) in takes.iter().enumerate() {
         best = best.max(inflow(before) - taken);
@@ -143,7 +143,7 @@ fn within(n: usize, used: f64, bound: f64) -> Result<(), String> {
     Err(format!("take {n} made it {used} where {bound} was the most"))
 }
 
-/// A note of what was taken, written at `at`.
+/// The note of a take, written at `at`.
 #[derive(Clone, Copy, Debug)]
 pub struct Take {
     pub at: i64,

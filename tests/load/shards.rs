@@ -1,5 +1,5 @@
-//! Shards under load: what the rows of a key hold together is taken once, whoever takes it from
-//! which of them, also while their number changes, and of keys that are new.
+//! Shards under load: every token of a key is taken once, from any of its rows, also during resharding,
+//! and for new keys.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use super::{End, TokenBucket, now, slow};
 use super::{FixedWindow, LEVELS, LIMITER, Load, MICROS, Random, Rule, SECOND, SESSIONS};
 use crate::database::Database;
 
-/// Defines a limit anew, with none of its rows.
+/// Redefines a limit, without rows.
 fn define(client: &mut Client, name: &str, config: &str) {
     let sql = format!("SELECT rl_reset_all('{name}'), rl_define('{name}', {config})");
     client.batch_execute(&sql).unwrap();
@@ -23,7 +23,7 @@ fn bucket(capacity: f64, shards: u32) -> String {
     format!("rl_token_bucket({capacity}, '1 day', shards => {shards})")
 }
 
-/// The tokens in the rows of a key; how many rows there are that hold any.
+/// Returns the tokens in the rows of a key, and the number of rows with tokens.
 fn rows(client: &mut Client, name: &str, key: &str) -> (f64, i64) {
     let sql = "SELECT coalesce(sum(value), 0), count(*) FROM rateLimits
                WHERE name = $1 AND key = $2 AND ts > '-infinity'";
@@ -31,8 +31,8 @@ fn rows(client: &mut Client, name: &str, key: &str) -> (f64, i64) {
     (row.get(0), row.get(1))
 }
 
-/// Takes random ones of these counts, of a limit where nothing comes back, until none passes
-/// any more; the tokens that were committed, at most some more than `capacity`.
+/// Takes random ones of these counts from a limit that doesn't refill, until none passes; returns the
+/// committed tokens. Stops above `capacity`, which is a failure.
 fn exhaust(
     caller: &mut Caller,
     random: &mut Random,
@@ -45,7 +45,7 @@ fn exhaust(
         let count = counts[random.below(counts.len() as u64) as usize];
         let ending = Ending::random(random);
         if !caller.limit(ending, name, key, count) {
-            // What is denied was not in the committed state: it never will be.
+            // Denied by the committed state, which never has more.
             counts.retain(|&other| other < count);
         } else if ending.keeps() {
             taken += count;
@@ -54,7 +54,7 @@ fn exhaust(
     taken
 }
 
-/// 16 sessions that do this at once; the sum of what they return, and of their retries.
+/// Runs `work` in 16 sessions at once; returns the sum of the results, and of the retries.
 fn at_once(
     database: &Database,
     level: &'static str,
@@ -99,9 +99,9 @@ fn every_token_of_a_sharded_key_is_taken_once_and_none_is_left() {
         for (capacity, shards, counts) in [
             (1500.0, 8, &[1.0][..]),
             (3000.0, 8, &[1.0, 2.0, 3.0]),
-            // Many a call needs several rows, some need nearly all.
+            // Many calls need several rows, some nearly all.
             (3000.0, 10, &[1.0, 2.0, 50.0, 350.0, 1000.0]),
-            // A share is no whole number, and less than most counts.
+            // A row's share is fractional, and less than most counts.
             (500.0, 96, &[1.0, 2.0, 7.0]),
         ] {
             define(&mut client, "api", &bucket(capacity, shards));
@@ -115,8 +115,8 @@ fn every_token_of_a_sharded_key_is_taken_once_and_none_is_left() {
     }
 }
 
-/// The load and the checks of a limit without shards: several takes a transaction, from several
-/// keys. Two such transactions can wait for each other; one of them then has to start anew.
+/// The load and checks of a limit without shards: several takes a transaction, from several keys. Two
+/// such transactions can deadlock; one of them is retried.
 #[test]
 #[ignore = "needs a server: make test"]
 fn transactions_of_several_takes_from_sharded_keys_take_every_token_once() {
@@ -133,7 +133,7 @@ fn transactions_of_several_takes_from_sharded_keys_take_every_token_once() {
     }
 }
 
-/// Their number changes all the time: rows become others while they are taken from.
+/// Keys are resharded all the time beside the takes.
 #[test]
 #[ignore = "needs a server: make test"]
 fn changing_the_number_of_shards_under_load_gives_no_token_twice_and_loses_none() {
@@ -169,8 +169,8 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Does `work` while the limit `api` gets 10 shards, 3, 1 and so on, as long as `running` says so;
-/// the result, and how many changes there were.
+/// Runs `work` while the limit `api` gets 10 shards, 3, 1 and so on, while `running` is true; returns
+/// its result, and the number of changes.
 fn while_shards_change<T>(
     changer: &mut Client,
     config: impl Fn(u32) -> String + Sync,
@@ -198,8 +198,8 @@ where
     })
 }
 
-/// Reservations, and what is given back or taken without asking, beside ordinary takes: in the end
-/// the rows hold the capacity less what was taken and not given back.
+/// Reservations, credits and debits beside ordinary takes: in the end the rows hold the capacity less
+/// the takes and debits, plus the credits.
 #[test]
 #[ignore = "needs a server: make test"]
 fn reservations_and_credits_under_changing_shards_lose_and_make_no_token() {
@@ -220,7 +220,7 @@ fn reservations_and_credits_under_changing_shards_lose_and_make_no_token() {
                 let count = 1.0 + random.below(20) as f64;
                 let ending = Ending::random(random);
                 let (sql, count) = match random.below(8) {
-                    // Never more than this session took, so never above the capacity.
+                    // At most the takes of this session, so never above the capacity.
                     0..3 if taken >= count => ("SELECT ok FROM rl_credit('api', '', $1)", -count),
                     3 => ("SELECT ok FROM rl_credit('api', '', $1)", count),
                     4 => ("SELECT ok FROM rl_limit('api', '', $1, reserve => true)", count),
@@ -250,8 +250,8 @@ fn reservations_and_credits_under_changing_shards_lose_and_make_no_token() {
     }
 }
 
-/// Whatever is called once in a transaction, on a key or on several, locks rows in one order, and
-/// holds none that it does not need: nobody waits for each other.
+/// Transactions with one call, for a key or for several, lock rows in one order, and hold no useless
+/// lock: they never deadlock.
 #[test]
 #[ignore = "needs a server: make test"]
 fn no_two_of_takes_credits_and_resets_wait_for_each_other() {
@@ -287,7 +287,7 @@ fn no_two_of_takes_credits_and_resets_wait_for_each_other() {
     }
 }
 
-/// A take, decided at some time from `since` to `at`, in microseconds.
+/// A take, decided between `since` and `at`, in microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Noted {
     since: i64,
@@ -295,8 +295,8 @@ struct Noted {
     count: f64,
 }
 
-/// Whatever span one looks at: what was certainly taken in it is at most the capacity and what
-/// flowed in. Takes from different rows have no order, so each is known by its bounds only.
+/// Checks for every span that the takes certainly within it are at most the capacity and the inflow.
+/// Takes from different rows have no order, only bounds.
 fn bounded(takes: &mut [Noted], capacity: f64, inflow: impl Fn(i64) -> f64) -> Result<(), String> {
     takes.sort_by_key(|take| take.at);
     for first in takes.iter() {
@@ -318,7 +318,7 @@ fn bounded(takes: &mut [Noted], capacity: f64, inflow: impl Fn(i64) -> f64) -> R
 fn inflow(rule: Rule) -> impl Fn(i64) -> f64 {
     move |at| match rule {
         TokenBucket { rate, period, .. } => {
-            // Whole periods apart, since a float has no room for both.
+            // Whole periods apart, for the float's precision.
             let period = period as i64;
             (at / period) as f64 * rate + (at % period) as f64 * rate / period as f64
         }
@@ -370,7 +370,7 @@ fn no_more_is_taken_from_shards_than_flows_in() {
     }
 }
 
-/// Rows that never overflow: what flowed in is either taken or still there, to the last token.
+/// Rows that never overflow: every token of the inflow is either taken or still there.
 #[test]
 #[ignore = "needs a server: make test"]
 fn hungry_clients_get_all_that_flows_into_the_shards() {
@@ -410,15 +410,15 @@ fn hungry_clients_get_all_that_flows_into_the_shards() {
         let sql = "SELECT value, (extract(epoch FROM ts) * 1000000)::bigint FROM rateLimits WHERE shard > 0";
         let rows = client.query(sql, &[]).unwrap();
         assert_eq!(rows.len() as f64, SHARDS);
-        // Each row has what flowed into it by its own time.
+        // Each row has the inflow up to its own time.
         let missing = |row: &postgres::Row| flowed_in(row.get(1)) / SHARDS - row.get::<_, f64>(0);
         let given: f64 = rows.iter().map(missing).sum();
         assert!((given - taken).abs() < 1e-6, "{taken} taken, the rows gave {given}");
     }
 }
 
-/// Keys that nobody has used, whose rows all sessions want to make at the same moment; in every
-/// second round some of them roll back.
+/// New keys, whose rows all sessions insert at the same moment; in every second round some of them
+/// roll back.
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_rows_of_a_new_sharded_key_are_made_once() {
@@ -480,7 +480,7 @@ fn a_token_too_many_in_any_span_is_seen() {
     };
     assert_eq!(bounded(&mut takes(20), rule.capacity(), inflow(rule)), Ok(()));
     assert!(bounded(&mut takes(21), rule.capacity(), inflow(rule)).is_err());
-    // Whose times are not known so well, they may have been decided at a later one.
+    // With wider bounds, they may have been decided later.
     let late = |n: i64| Noted { since: 0, at: SECOND, count: n as f64 };
     assert_eq!(bounded(&mut [late(40)], rule.capacity(), inflow(rule)), Ok(()));
     assert!(bounded(&mut [late(41)], rule.capacity(), inflow(rule)).is_err());

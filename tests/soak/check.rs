@@ -1,12 +1,12 @@
-//! What must hold whatever happened: what sessions were told is in the notes, the notes and the rows
-//! say the same, no limit was exceeded, and table and index are whole.
+//! The invariants: the notes agree with the outcomes of the sessions' transactions and with the rows, no
+//! limit was exceeded, and table and index are intact.
 
 use postgres::GenericClient;
 
 use crate::rules::Take;
 use crate::work::{Limit, Outcome, Works};
 
-/// Says what is wrong, if anything is. The limits were full at `from`.
+/// Returns an error if anything is wrong. The limits were full at `from`.
 pub fn check(
     client: &mut impl GenericClient,
     limits: &[Limit],
@@ -19,8 +19,8 @@ pub fn check(
     whole(client)
 }
 
-/// What was committed is there, all of it; what was rolled back is not; and what nobody knows is
-/// there all or not at all.
+/// Committed transactions are there, whole; rolled back ones are not; and those of unknown outcome are
+/// there whole or not at all.
 fn told(client: &mut impl GenericClient, works: &Works) -> Result<(), String> {
     let sql = "SELECT work, sum(count) FROM takes GROUP BY work";
     let mut noted = std::collections::HashMap::new();
@@ -44,8 +44,8 @@ fn told(client: &mut impl GenericClient, works: &Works) -> Result<(), String> {
     Ok(())
 }
 
-/// Where nothing refills, rows say what the notes say, to the token; read from the table, and
-/// through the limiter, which goes by the index.
+/// Where nothing refills, rows and notes agree to the token; the rows read from the table, and through
+/// the limiter, which uses the index.
 fn counted(client: &mut impl GenericClient) -> Result<(), String> {
     let differ = |row: postgres::Row| {
         let (name, key): (String, String) = (row.get(0), row.get(1));
@@ -79,7 +79,7 @@ fn counted(client: &mut impl GenericClient) -> Result<(), String> {
     Ok(())
 }
 
-/// No key got more than its limit allows.
+/// No key exceeded its limit.
 fn allowed(client: &mut impl GenericClient, limits: &[Limit], from: i64) -> Result<(), String> {
     let sql = "SELECT key, array_agg((extract(epoch FROM at) * 1000000)::bigint ORDER BY at),
                    array_agg(count ORDER BY at) FROM takes WHERE name = $1 GROUP BY key";
@@ -96,13 +96,13 @@ fn allowed(client: &mut impl GenericClient, limits: &[Limit], from: i64) -> Resu
     Ok(())
 }
 
-/// Whether there is PostgreSQL's own check of tables and indexes.
+/// Whether amcheck is installed.
 pub fn has_amcheck(client: &mut impl GenericClient) -> bool {
     let sql = "SELECT FROM pg_extension WHERE extname = 'amcheck'";
     client.query_opt(sql, &[]).unwrap().is_some()
 }
 
-/// Table, index and what is stored out of line are as PostgreSQL left them, as far as it can tell.
+/// Table, index and TOAST are intact, as far as amcheck can tell.
 pub fn whole(client: &mut impl GenericClient) -> Result<(), String> {
     if !has_amcheck(client) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! The whole server killed at any moment, and backends killed, cancelled and thrown out, under load:
-//! what was committed is there, and no more was admitted than may be.
+//! The server killed at any moment, and backends killed, cancelled and terminated, under load: committed
+//! takes are there, and no limit is exceeded.
 
 use std::process::Command;
 use std::thread;
@@ -13,7 +13,7 @@ use crate::rules::Random;
 use crate::scale;
 use crate::work::{Limit, Outcome, Round, Work, Works, begin, end_prepared, load, some_session};
 
-/// What is done to the table beside the load. A rebuild that is cut off leaves an index behind.
+/// Actions on the table beside the load. An interrupted rebuild leaves an index behind.
 const REPAIRS: [&str; 4] = [
     "VACUUM rateLimits",
     "CHECKPOINT",
@@ -32,7 +32,7 @@ const CHECKS: [&str; 2] = [
     "SELECT FROM verify_heapam('rateLimits')",
 ];
 
-/// Removes what a rebuild left that was cut off, as PostgreSQL's manual says one should.
+/// Drops the index of an interrupted rebuild, as PostgreSQL's manual recommends.
 fn drop_invalid_indexes(client: &mut Client) {
     let sql = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid";
     for row in client.query(sql, &[]).unwrap() {
@@ -40,7 +40,7 @@ fn drop_invalid_indexes(client: &mut Client) {
     }
 }
 
-/// Does one after the other, as long as the server lives and there is time.
+/// Runs one after the other, until the server dies or time is up.
 fn maintain(client: &mut Client, what: &[&str], random: &mut Random, until: Instant) -> u64 {
     let mut done = 0;
     while Instant::now() < until {
@@ -121,7 +121,7 @@ fn the_checks_see_what_is_broken(client: &mut Client, limits: &[Limit], works: &
     let row = "(SELECT name, key, shard FROM rateLimits JOIN limits USING (name)
                 WHERE exact AND ts > '-infinity' LIMIT 1)";
     let breaches = [
-        // A lost commit, and one that was to be rolled back.
+        // A lost commit, and a rollback that was kept.
         (format!("DELETE FROM takes WHERE work = {of_one}"), "but there are notes"),
         ("INSERT INTO takes VALUES (-1, 'quick 0', '', 1, now())".to_owned(), "nobody took"),
         // A token given twice, and one lost.
@@ -134,7 +134,7 @@ fn the_checks_see_what_is_broken(client: &mut Client, limits: &[Limit], works: &
             "differ",
         ),
         (format!("DELETE FROM rateLimits WHERE (name, key, shard) = {row}"), "differ"),
-        // All at once: more than flowed in.
+        // All at once: more than the inflow.
         (
             "UPDATE takes SET at = (SELECT max(at) FROM takes), key = 'hot 0'
              WHERE name = 'quick 0'"
@@ -161,7 +161,7 @@ fn the_checks_see_what_is_broken(client: &mut Client, limits: &[Limit], works: &
         let found = found.expect_err(&breach);
         assert!(found.contains(seen), "{breach}: {found}");
     }
-    // One that was told to be rolled back, and is there.
+    // One that was rolled back, and is there.
     let mut works = works.clone();
     let kept = works.values_mut().find(|w| w.outcome == Outcome::Committed && w.tokens > 0.0);
     let Work { outcome, .. } = kept.unwrap();
@@ -179,7 +179,7 @@ fn sessions_killed_and_cancelled_lose_nothing_and_get_nothing_twice() {
         let mut random = Random(number);
         let round = Round { number, synchronous: true, reconnect: true };
         let duration = Duration::from_millis(scale(1500, 6000));
-        // In every second round one is killed, which makes the server throw out all.
+        // In every second round one is killed, which makes the server terminate all.
         let kills = number % 2 > 0;
         let mut done = (0, 0);
         let (mut works, errors) = load(&server, &limits, round, || {

@@ -1,5 +1,5 @@
 //! One failure at a time: a file that can't grow, WAL that can't be written, a prepared transaction
-//! over a crash and a restart, a session that is thrown out while it holds a limit.
+//! over a crash and a restart, a session that is terminated while it holds a limit.
 
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
@@ -7,7 +7,7 @@ use postgres::error::{DbError, SqlState};
 use crate::own::Server;
 use crate::rules::Random;
 
-/// Table and indexes are whole.
+/// Checks that table and indexes are intact.
 fn whole(client: &mut Client) {
     crate::check::whole(client).unwrap();
 }
@@ -31,15 +31,15 @@ fn server() -> (Server, Client) {
     (server, client)
 }
 
-/// From now on this backend writes no file beyond so many megabytes: to PostgreSQL a full disk.
+/// Limits the size of the files that this backend writes to so many megabytes: to PostgreSQL a full disk.
 fn limit_files(backend: &mut Client, megabytes: u64) {
     let bytes = megabytes << 20;
     let limit = format!("COPY (SELECT) TO PROGRAM 'prlimit --pid $PPID --fsize={bytes}:{bytes}'");
     backend.batch_execute(&limit).unwrap();
 }
 
-/// The n-th key of 1,024 bytes that don't compress. They descend: pages of the index split in halves
-/// then, so that it grows faster than the table.
+/// Returns the n-th key, of 1,024 incompressible bytes. Keys descend, so that pages of the index split in
+/// halves, and it grows faster than the table.
 fn wide_key(n: u64) -> String {
     let mut letters = Random(n);
     let letter = |_| char::from(b'!' + letters.below(90) as u8);
@@ -51,7 +51,7 @@ fn wide_key(n: u64) -> String {
 fn a_file_that_cannot_grow_costs_the_statement_and_nothing_else() {
     // A WAL file is no larger, so that only table and index are limited.
     const MEGABYTES: u64 = 16;
-    // The log makes rows so wide that the table is the first to be full.
+    // The log makes rows so wide that the table is full first.
     for (relation, limit, count, fillfactor) in
         [("ratelimits_pkey", "bucket", 1.0, 100), ("ratelimits", "log", 60.0, 50)]
     {
@@ -85,7 +85,7 @@ fn a_file_that_cannot_grow_costs_the_statement_and_nothing_else() {
                     let expected = format!("could not extend file \"{path}\"");
                     assert!(message.contains(&expected), "{error:?}");
                     failed += 1;
-                    // To others and to itself the key is as new as it was.
+                    // To others and to itself the key is still new.
                     assert!(full(&mut client, n) && full(&mut backend, n));
                 }
             }
@@ -96,7 +96,7 @@ fn a_file_that_cannot_grow_costs_the_statement_and_nothing_else() {
         let rows: i64 = client.query_one("SELECT count(*) FROM rateLimits", &[]).unwrap().get(0);
         println!("{relation} was full at {taken} keys, then {failed} failures");
         assert_eq!(rows, taken);
-        // What is there goes on, in this session too; a savepoint is enough to survive a failure.
+        // Existing keys work, in this session too; a savepoint suffices to survive a failure.
         backend.batch_execute("BEGIN; SELECT rl_reset('bucket', '')").unwrap();
         let last = taken as u64 + failed - 1;
         for _ in 0..2 {
@@ -109,7 +109,7 @@ fn a_file_that_cannot_grow_costs_the_statement_and_nothing_else() {
         assert!(backend.query_one(reset, &[&limit, &wide_key(0)]).unwrap().get::<_, bool>(0));
         backend.batch_execute("COMMIT").unwrap();
         assert!(full(&mut client, 0));
-        // With room again there is nothing left of the failures.
+        // With room again the failures have no effect.
         assert!(take(&mut client, last + 1).unwrap());
         whole(&mut client);
         client.batch_execute("VACUUM rateLimits").unwrap();
@@ -117,8 +117,8 @@ fn a_file_that_cannot_grow_costs_the_statement_and_nothing_else() {
     }
 }
 
-/// PostgreSQL gives up, and recovers: whether the take that it could not write down was kept, only
-/// the rows say; the one before it was.
+/// PostgreSQL panics, and recovers: only the rows tell whether the take whose WAL could not be written
+/// was kept; the one before it was.
 #[test]
 #[ignore = "needs a server: make test"]
 fn wal_that_cannot_be_written_is_a_crash_that_loses_nothing() {
@@ -174,8 +174,8 @@ fn a_prepared_take_waits_through_a_crash_and_a_restart() {
     }
 }
 
-/// Who waits for a limit goes on at once when its holder is thrown out, which gives it back; and who
-/// holds it keeps what it has when those who wait give up.
+/// A waiting call continues at once when the holder is terminated, whose take is rolled back; and a holder
+/// keeps its take when waiting calls are cancelled.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_session_that_is_thrown_out_gives_back_what_it_holds() {
@@ -214,7 +214,7 @@ fn a_session_that_is_thrown_out_gives_back_what_it_holds() {
     whole(&mut client);
 }
 
-/// Where a snapshot does not last, nothing may be taken to stay where it was found.
+/// Where a snapshot can expire, no tuple id may be assumed to stay valid.
 #[test]
 #[ignore = "needs a server: make test"]
 fn old_snapshot_threshold_keeps_calls_from_the_table() {

@@ -1,5 +1,5 @@
-//! A long life: transaction ids that wrap around, a thousand million calls, a transaction that stays
-//! open while a key is hot.
+//! A long life: transaction ids that wrap around, a billion calls, a transaction that stays open while a
+//! key is hot.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -15,8 +15,8 @@ use crate::rules::Random;
 use crate::scale;
 use crate::work::{Round, Works, begin, end_prepared, load};
 
-/// Against whole numbers. Tokens come in fractions that no float holds, and about as fast as they are
-/// asked for.
+/// Compared with integers. The refill is in fractions that no float represents, and about as fast as the
+/// takes.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_bucket_is_exact_after_a_thousand_million_calls() {
@@ -55,13 +55,13 @@ fn freeze(server: &Server, client: &mut Client) -> i32 {
     client.query_one("SELECT max(age(datfrozenxid)) FROM pg_database", &[]).unwrap().get(0)
 }
 
-/// Hot rows are frozen under load, near the end of the transaction ids and beyond it.
+/// Hot rows are frozen under load, before and after the wraparound of transaction ids.
 #[test]
 #[ignore = "needs a server: make test"]
 fn transaction_ids_wrap_around_under_load() {
     let (server, limits, from) = begin();
     let mut works = Works::new();
-    // No more than two thousand million at a time; the load goes over the end.
+    // At most two billion at a time; the load passes the wraparound.
     for (number, xid) in [1_900_000_000, 3_600_000_000, u32::MAX - 200].into_iter().enumerate() {
         server.jump(xid);
         let mut client = server.client();
@@ -88,7 +88,7 @@ fn transaction_ids_wrap_around_under_load() {
     }
 }
 
-/// Takes one key's tokens as fast as 4 sessions can, while `meanwhile` runs and looks at the counter.
+/// Takes one key's tokens as fast as 4 sessions can, while `meanwhile` runs, with their counter.
 fn hot(server: &Server, meanwhile: impl FnOnce(&AtomicU64)) -> u64 {
     let (stop, calls) = (&AtomicBool::new(false), &AtomicU64::new(0));
     thread::scope(|scope| {
@@ -109,7 +109,7 @@ fn hot(server: &Server, meanwhile: impl FnOnce(&AtomicU64)) -> u64 {
     calls.load(Ordering::Relaxed)
 }
 
-/// Prints what a transaction that stays open costs. Nothing is lost by it but speed and space.
+/// Prints the cost of a transaction that stays open: speed and space only.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_transaction_that_stays_open_slows_a_hot_key_until_it_ends() {

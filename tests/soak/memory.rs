@@ -1,4 +1,4 @@
-//! A session that runs out of memory: its statement fails, and nobody else notices.
+//! A session that runs out of memory: its statement fails, and no other session.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use postgres::error::SqlState;
 
 use crate::own::Server;
 
-/// From now on this backend gets no more than so many megabytes of memory beyond what it has.
+/// Limits the memory of this backend to so many megabytes more than it has.
 fn limit_memory(backend: &mut Client, megabytes: u64) {
     // The library and what a first call needs are there already.
     backend
@@ -22,7 +22,7 @@ fn limit_memory(backend: &mut Client, megabytes: u64) {
         .unwrap();
 }
 
-/// A server, a session that would be gone if any other crashed, and a limited one.
+/// Starts a server with a witness session, which a crash of any other would end, and a limited session.
 fn sessions(megabytes: u64) -> (Server, Client, Client) {
     let server = Server::start();
     let mut witness = server.client();
@@ -42,7 +42,7 @@ fn sessions(megabytes: u64) -> (Server, Client, Client) {
     (server, witness, backend)
 }
 
-/// What became of a statement: the SQLSTATE of its error, if it had one. The others are there.
+/// Runs a statement; returns the SQLSTATE of its error, if any. Fails if any session has crashed.
 fn outcome(witness: &mut Client, backend: &mut Client, sql: &str) -> Option<SqlState> {
     let outcome = backend.batch_execute(sql).err().map(|error| {
         let code = error.code().cloned();
@@ -55,7 +55,7 @@ fn outcome(witness: &mut Client, backend: &mut Client, sql: &str) -> Option<SqlS
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_call_that_is_too_large_is_refused_or_out_of_memory_and_no_more() {
-    // In the larger one a list of 300,000 can be made, and in the smaller one no copy of a long text.
+    // The larger one has room for a list of 300,000, the smaller one none for a copy of a long text.
     too_large(300);
     too_large(150);
 }
@@ -89,7 +89,7 @@ fn too_large(megabytes: u64) {
         format!("SELECT rl_check({long})"),
         format!("SELECT rl_check('bucket', {long})"),
         format!("SELECT rl_headers('x', rl_check('bucket'), {long})"),
-        // A few bytes that are many in JSON.
+        // Few bytes, many in JSON.
         "SELECT rl_check('inline', config => '{\"rate\": 1e131071}')".to_owned(),
         format!(
             "SELECT rl_calculate(rl_sliding_log(10, '1 s'), {}, now())",
@@ -104,7 +104,7 @@ fn too_large(megabytes: u64) {
         ];
         assert!(outcome.as_ref().is_some_and(|code| expected.contains(code)), "{sql}: {outcome:?}");
     }
-    // What is allowed passes in as little memory.
+    // Allowed arguments pass in as little memory.
     let most = format!("SELECT count(*) FROM rl_limit_all({})", list(request, 1000));
     assert_eq!(outcome(&mut witness, &mut backend, &most), None);
     // Each of 10,000 entries.
@@ -124,13 +124,13 @@ fn a_statement_of_many_keys_is_added_up_in_little_memory() {
     let sums = "SELECT count(*), min(value), max(value) FROM rateLimits WHERE name = 'bucket' AND key LIKE 'k%'";
     let row = witness.query_one(sums, &[]).unwrap();
     assert_eq!((row.get(0), row.get(1), row.get(2)), (350_000i64, 98.0, 98.0));
-    // And forgotten again, a page of keys at a time.
+    // And reset again, a page of keys at a time.
     assert_eq!(outcome(&mut witness, &mut backend, "SELECT rl_reset_all('bucket')"), None);
     let left = "SELECT count(*) FROM rateLimits WHERE name = 'bucket' AND key LIKE 'k%'";
     assert_eq!(witness.query_one(left, &[]).unwrap().get::<_, i64>(0), 0);
 }
 
-/// What the caller's own query has left of the memory is less and less.
+/// The caller's own query leaves less and less of the memory.
 #[test]
 #[ignore = "needs a server: make test"]
 fn where_memory_is_short_a_call_passes_or_is_out_of_memory() {

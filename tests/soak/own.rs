@@ -1,5 +1,5 @@
-//! A server of a test's own, which it may kill. Stopped and removed when this is dropped, and at the
-//! latest by the next `scripts/server start`, which removes those whose owner is gone.
+//! A server of a test's own, which it may kill. Stopped and removed when dropped, and at the latest by
+//! the next `scripts/server start`, which removes servers without an owner.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! A streaming replica: it answers what needs no writing, refuses the rest, and goes on from what was
-//! replicated once it is promoted.
+//! A streaming replica: it answers calls that don't write, refuses the others, and continues from the
+//! replicated state once it is promoted.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -27,7 +27,7 @@ fn catch_up(primary: &mut Client, standby: &mut Client) {
     wait_until(standby, &format!("pg_last_wal_replay_lsn() >= '{written}'"));
 }
 
-/// What each key has left, as the limiter answers.
+/// Returns the remaining tokens of each key, as the limiter answers.
 fn answers(client: &mut Client) -> BTreeMap<(String, String), f64> {
     let sql = "SELECT name, key, remaining FROM (SELECT DISTINCT name, key FROM rateLimits) AS r,
                rl_check(name, key) WHERE name IN (SELECT name FROM limits WHERE exact)";
@@ -47,10 +47,10 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
         let round = Round { number, synchronous: true, reconnect: true };
         let mut checks = 0;
         let (more, _) = load(&server, &limits, round, || {
-            // Versions move and index entries die under the standby's eyes.
+            // Versions move and index entries die while the standby reads.
             let until = Instant::now() + Duration::from_millis(scale(1500, 6000));
             while Instant::now() < until {
-                // In recovery itself: a query may be in the way of what VACUUM removed.
+                // In recovery: a query may conflict with the replay of VACUUM.
                 for sql in [
                     "SELECT rl_check('slow 1', 'hot ' || n % 4) FROM generate_series(1, 100) n",
                     "SELECT rl_check('shards', 'hot ' || n % 4) FROM generate_series(1, 10) n",
@@ -97,7 +97,7 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     let sql =
         "SELECT count(*) FROM rl_check_all('[{\"name\": \"slow 1\"}, {\"name\": \"shards\"}]')";
     assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, i64>(0), 2);
-    // A definition arrives like everything else, in a session that knows another.
+    // A definition is replicated, too, to a session that has cached another.
     primary.batch_execute("SELECT rl_define('later', rl_token_bucket(7, '1 day'))").unwrap();
     primary.batch_execute("SELECT rl_define('later', rl_token_bucket(8, '1 day'))").unwrap();
     catch_up(&mut primary, &mut replica);
@@ -106,7 +106,7 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     primary.batch_execute("SELECT rl_define('later', rl_token_bucket(9, '1 day'))").unwrap();
     catch_up(&mut primary, &mut replica);
     assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, f64>(0), 9.0);
-    // Of a table that is not logged a standby has nothing, and says so.
+    // An unlogged table is empty on a standby, which is an error.
     primary.batch_execute("ALTER TABLE rateLimits SET UNLOGGED").unwrap();
     catch_up(&mut primary, &mut replica);
     for call in ["rl_check('later')", "rl_check_all('[{\"name\": \"later\"}]')", "rl_status()"] {
@@ -117,7 +117,7 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     catch_up(&mut primary, &mut replica);
     assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, f64>(0), 9.0);
 
-    // The primary dies; the replica's own session, and all others, go on with what it had.
+    // The primary dies; the replica's sessions continue from its state.
     let before = answers(&mut primary);
     server.kill();
     assert!(replica.query_one("SELECT pg_promote()", &[]).unwrap().get::<_, bool>(0));

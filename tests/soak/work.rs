@@ -1,5 +1,5 @@
-//! Sessions that take limits, note it in the same transaction, and remember what became of it, as
-//! far as they were told: who gets no answer to a COMMIT doesn't know.
+//! Sessions that take tokens, note it in the same transaction, and remember the outcome, as far as they
+//! know it: without an answer to COMMIT it is unknown.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::check::now;
 use crate::own::Server;
 use crate::rules::{Random, Rule, quick, slow};
 
-/// A limit; those that refill so slowly that no float sees it can be checked to the token.
+/// A limit; one whose refill is below a float's precision is checked to the token.
 pub struct Limit {
     pub name: String,
     pub rule: Rule,
@@ -25,7 +25,7 @@ pub struct Limit {
 /// Every kind, one of them in shards and one with a name as long as a name may be.
 fn limits() -> Vec<Limit> {
     let slow = slow(1e6).into_iter().enumerate().map(|(n, rule)| match rule {
-        // A log of more entries than a row holds, but not so long that it is all that we test.
+        // A log that is stored out of line, but not so long that it dominates the test.
         Rule::SlidingLog { period, .. } => (n, Rule::SlidingLog { rate: 500.0, period }),
         _ => (n, rule),
     });
@@ -44,7 +44,7 @@ fn limits() -> Vec<Limit> {
     limits
 }
 
-/// A server with all of them, full since the instant returned.
+/// Starts a server with all of them, full since the returned instant.
 pub fn begin() -> (Server, Vec<Limit>, i64) {
     let (server, limits) = (Server::start(), limits());
     let mut client = server.client();
@@ -73,12 +73,12 @@ fn define(client: &mut Client, limits: &[Limit]) {
     }
 }
 
-/// What a session knows about one of its transactions.
+/// The outcome of a transaction, as its session knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     Committed,
     RolledBack,
-    /// It waits, whatever happens, for a second COMMIT.
+    /// Prepared: it waits for COMMIT PREPARED.
     Prepared,
     /// The server was asked to commit, and gave no answer.
     Unknown,
@@ -108,13 +108,13 @@ fn key(random: &mut Random, round: u64) -> String {
     }
 }
 
-/// How a round goes.
+/// The options of a round.
 #[derive(Clone, Copy)]
 pub struct Round {
     pub number: u64,
-    /// With synchronous_commit off a crash may lose what was committed, but no half of it.
+    /// With synchronous_commit off a crash may lose a committed transaction, but only whole.
     pub synchronous: bool,
-    /// Connections that are lost are made again.
+    /// Whether lost connections are reopened.
     pub reconnect: bool,
 }
 
@@ -126,7 +126,7 @@ struct Session<'a> {
     round: Round,
     next: i64,
     works: Works,
-    /// How often which SQLSTATE was met.
+    /// The number of errors by SQLSTATE.
     errors: BTreeMap<String, u64>,
 }
 
@@ -153,7 +153,7 @@ fn prepare(
     Ok((client, take))
 }
 
-/// What a session may meet here: it was cancelled, waited for too long, or is to try again.
+/// The errors that a session may meet: it was cancelled, timed out, or must retry.
 fn is_expected(error: &postgres::Error) -> bool {
     error.code().is_none_or(|code| {
         [
@@ -224,8 +224,7 @@ fn finish(client: &mut Client, work: i64, commit: bool) -> Result<(), postgres::
     client.batch_execute(&format!("{how} PREPARED '{work}'"))
 }
 
-/// Finds the transactions that are prepared, and ends those of these works, one half so, the other
-/// half so.
+/// Finds the prepared transactions of these works, commits one half and rolls back the other.
 pub fn end_prepared(client: &mut Client, works: &mut Works) -> Result<usize, postgres::Error> {
     let rows = client.query("SELECT gid::bigint FROM pg_prepared_xacts", &[])?;
     let prepared: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
@@ -245,8 +244,8 @@ pub fn end_prepared(client: &mut Client, works: &mut Works) -> Result<usize, pos
     Ok(ended)
 }
 
-/// 16 sessions at once until they are told to stop, or, unless they reconnect, are thrown out.
-/// `meanwhile` runs beside them; when it ends they stop.
+/// Runs 16 sessions at once until they are stopped, or, unless they reconnect, terminated. `meanwhile`
+/// runs beside them; when it ends they stop.
 pub fn load(
     server: &Server,
     limits: &[Limit],
@@ -254,7 +253,7 @@ pub fn load(
     meanwhile: impl FnOnce(),
 ) -> (Works, BTreeMap<String, u64>) {
     let stop = &AtomicBool::new(false);
-    // Every one has its connection before anything happens.
+    // All connect first.
     let connected: Vec<_> =
         (0..SESSIONS).map(|n| prepare(server.client(), n, round).unwrap()).collect();
     thread::scope(|scope| {

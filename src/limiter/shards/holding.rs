@@ -94,7 +94,7 @@ pub fn peek<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holdin
 /// Changes a key's rows to one for each shard of the limit, without changing their total.
 ///
 /// # Errors
-/// As [`holding`]; those of the store; [`Error::NotWritten`] (55000): a trigger undoes it.
+/// As [`holding`]; those of the store; 55000: a trigger undoes it.
 pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
     let shards = target.limit.shards();
     let marker = State { value: 0.0, ts: MARKER, prior: None, log: None };

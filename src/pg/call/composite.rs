@@ -14,6 +14,9 @@ use crate::pg::error::{Error, Result};
 /// A column of a row by its name; `None` where it is NULL. The type is checked: who owns a table or
 /// a type can alter its columns.
 ///
+/// # Errors
+/// [`Error::AlteredColumn`] (42804).
+///
 /// # Safety
 /// The row is one of the descriptor's.
 unsafe fn column(
@@ -73,24 +76,37 @@ impl<R: SqlRow> Argument<'_> for Composite<R> {
 }
 
 impl<R> Composite<R> {
+    /// A column of this type.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804).
     fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         // SAFETY: the description is that of the row's type, and the row is only read.
         unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }
     }
 
     /// A boolean column.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804).
     pub fn bool(&self, name: &CStr) -> Result<Option<bool>> {
         let datum = self.field(name, pg_sys::BuiltinOid::BOOLOID)?;
         Ok(datum.map(|datum| datum.value() as u8 != 0))
     }
 
     /// A double precision column.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804).
     pub fn float(&self, name: &CStr) -> Result<Option<f64>> {
         let datum = self.field(name, pg_sys::BuiltinOid::FLOAT8OID)?;
         Ok(datum.map(|datum| f64::from_bits(datum.value() as u64)))
     }
 
     /// A timestamptz column; `None` within for an infinite one.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804).
     pub fn timestamptz(&self, name: &CStr) -> Result<Option<Option<Micros>>> {
         Ok(self.field(name, pg_sys::BuiltinOid::TIMESTAMPTZOID)?.map(instant))
     }

@@ -138,6 +138,9 @@ impl<'a> Trigger<'a> {
     }
 
     /// Visits the rows of the event: the one row, or all of the transition table.
+    ///
+    /// # Errors
+    /// Those of `visit`.
     pub fn each_row(&self, mut visit: impl FnMut(&Row) -> Result<()>) -> Result<()> {
         if let Some(row) = self.row() {
             return visit(&row);
@@ -177,6 +180,9 @@ impl<'a> Trigger<'a> {
     /// A column of the row that an INSERT or UPDATE writes; `None` where it is NULL, or where there
     /// is no such row. The type is checked: the table's owner can alter a column, and put the
     /// trigger elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804).
     fn field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         let Some(row) = self.row().filter(|_| self.event() != Event::Delete) else {
             return Ok(None);
@@ -189,6 +195,9 @@ impl<'a> Trigger<'a> {
     }
 
     /// A text column of the new row.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804).
     pub fn text(&self, column: &CStr) -> Result<Option<&[u8]>> {
         let datum = self.field(column, TEXTOID)?;
         // SAFETY: the type was checked.
@@ -196,6 +205,9 @@ impl<'a> Trigger<'a> {
     }
 
     /// A jsonb column of the new row.
+    ///
+    /// # Errors
+    /// [`Error::AlteredColumn`] (42804).
     pub fn jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
         let datum = self.field(column, JSONBOID)?;
         // SAFETY: the type was checked.

@@ -1,5 +1,5 @@
 -- rl_credit gives back what was taken and not used: debt first, never above the capacity; a negative
--- count takes without asking; what an ended window gave does not come back.
+-- count takes unconditionally; what an ended window gave does not come back.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT rl_define('cr', rl_token_bucket(6, '1 minute', capacity => 10, max_reserved => 20));
 -- A missing row is full already: nothing is written.
@@ -16,7 +16,7 @@ SELECT value, ts FROM rateLimits WHERE name = 'cr' AND key = 'a';
 SELECT ok, remaining, retry_after FROM rl_limit('cr', 'b', 25, reserve => true);
 SELECT * FROM rl_credit('cr', 'b', 5);
 SELECT * FROM rl_credit('cr', 'b', 12);
--- A negative count takes without asking, from a new key too, and beyond maxReserved.
+-- A negative count takes unconditionally, from a new key too, and beyond maxReserved.
 SELECT * FROM rl_credit('cr', 'c', -3);
 SELECT ok, remaining, retry_after FROM rl_credit('cr', 'c', -40);
 SELECT ok, remaining, retry_after FROM rl_limit('cr', 'c');

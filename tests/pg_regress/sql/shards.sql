@@ -76,7 +76,7 @@ SELECT ok, retry_after FROM rl_limit('shr', '', 91, reserve => true);
 SELECT ok, round(remaining::numeric, 6) AS remaining FROM rl_limit('shr', '', 15, reserve => true);
 SELECT ok, retry_after FROM rl_limit('shr');
 SELECT ok FROM rl_limit('shr', '', 0);
-\echo credit: debt first, never above the capacity; a negative one takes without asking
+\echo credit: debt first, never above the capacity; a negative one takes unconditionally
 SELECT ok, round(remaining::numeric, 6) AS remaining, retry_after FROM rl_credit('shr', '', 10);
 SELECT ok, round(remaining::numeric, 6) AS remaining, retry_after FROM rl_credit('shr', '', 50);
 SELECT * FROM held('shr');
