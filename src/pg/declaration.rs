@@ -322,6 +322,8 @@ macro_rules! sql_function {
                 &V1
             }
 
+            /// # Safety
+            /// Called by Postgres, as the function that it is declared as.
             #[unsafe(export_name = stringify!($name))]
             unsafe extern "C-unwind" fn enter(
                 fcinfo: pgrx::pg_sys::FunctionCallInfo,
