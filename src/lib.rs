@@ -5,7 +5,7 @@
 //! algorithms, configs and states are the crate `ratelimit_core`, which is independent of Postgres.
 
 #![cfg_attr(
-    not(test), // tests end with a panic, and say what they found
+    not(any(test, feature = "pg_test")), // tests end with a panic, and say what they found
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 

@@ -1,6 +1,11 @@
 //! SQL functions, each declared beside its body: `sql_function!` makes the SQL declaration and the
 //! code that reads the arguments of one list, so that they can't disagree.
 
+#![allow(
+    clippy::panic,
+    reason = "at compile time only: a declaration that is wrong does not build"
+)]
+
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
