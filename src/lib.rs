@@ -9,7 +9,6 @@
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 
-#[allow(clippy::missing_errors_doc, reason = "the errors of an SQL function stand in its comment")]
 mod functions;
 mod limiter;
 mod pg;

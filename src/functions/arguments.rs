@@ -114,12 +114,18 @@ impl<'a> Checked<'a> for Style {
     }
 }
 
-/// Refuses a NULL (22004).
+/// Refuses a NULL.
+///
+/// # Errors
+/// 22004.
 pub fn required<T>(argument: Option<T>, name: &'static str) -> Result<T> {
     argument.ok_or(Error::NullArgument(name))
 }
 
-/// Refuses an infinite time (22023).
+/// Refuses an infinite time.
+///
+/// # Errors
+/// 22023.
 pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
     at.ok_or_else(|| Error::InvalidArgument {
         argument,
@@ -128,7 +134,10 @@ pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
     })
 }
 
-/// Refuses a name that is empty or too long (22023).
+/// Refuses a name that is empty or too long.
+///
+/// # Errors
+/// 22023.
 pub fn valid_name(name: &[u8]) -> Result<&[u8]> {
     if (1..=MAX_NAME).contains(&name.len()) {
         return Ok(name);
@@ -140,7 +149,10 @@ pub fn valid_name(name: &[u8]) -> Result<&[u8]> {
     })
 }
 
-/// Refuses a key that is too long (22023).
+/// Refuses a key that is too long.
+///
+/// # Errors
+/// 22023.
 pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
     if key.len() <= MAX_KEY {
         return Ok(key);

@@ -78,6 +78,10 @@ sql_function! {
     }
 }
 
+/// Builds a config.
+///
+/// # Errors
+/// 22023: an invalid one.
 fn build(kind: Kind, given: Given) -> Result<Json> {
     Ok(Json::new(config::build(kind, &given)?))
 }

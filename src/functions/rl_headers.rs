@@ -44,7 +44,10 @@ sql_function! {
     }
 }
 
-/// What an rl_result tells, which may have been made by hand, and when that was, if it tells.
+/// Reads an rl_result, which may be hand-made, and the instant of its call, if it has one.
+///
+/// # Errors
+/// 22004, 22023; 42804: the type's columns were altered.
 fn outcome(result: &Composite<RlResult>) -> Result<(headers::Outcome, Option<Micros>)> {
     let number =
         |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column)? {

@@ -68,6 +68,9 @@ sql_function! {
 }
 
 /// Makes a call, and shapes its answer.
+///
+/// # Errors
+/// Those of the call; PT429 with `throws`: it is denied.
 fn answer(
     call: &Call,
     make: fn(pg_sys::Oid, &Request) -> Result<Answer>,

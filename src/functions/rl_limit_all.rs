@@ -55,6 +55,9 @@ sql_function! {
 }
 
 /// Reads the list, makes the call, and shapes its rows.
+///
+/// # Errors
+/// Those of the call; 22023: an invalid list; PT429 with `throws`: it is denied.
 fn answer_all(
     call: &Call,
     make: fn(pg_sys::Oid, &[Request]) -> Result<Vec<Outcome>>,

@@ -50,7 +50,10 @@ sql_function! {
     }
 }
 
-/// Refuses an event whose rows are not to be had, or come too late to be refused one by one (39P01).
+/// Refuses an event without rows, or with rows that come too late to be refused one by one.
+///
+/// # Errors
+/// 39P01.
 fn usable(trigger: &Trigger) -> Result<()> {
     let problem = match (trigger.event(), trigger.timing()) {
         (Event::Truncate, _) => "cannot limit TRUNCATE, which has no rows",
@@ -98,6 +101,10 @@ struct Named<'a> {
 }
 
 impl<'a> Options<'a> {
+    /// Parses the trigger's arguments.
+    ///
+    /// # Errors
+    /// 22023: an invalid argument; 42703: there is no such column.
     fn of(trigger: &Trigger<'a>) -> Result<Options<'a>> {
         let mut arguments = trigger.arguments();
         let name = arguments.next().ok_or_else(|| Error::InvalidArgument {
@@ -122,7 +129,10 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// How many tokens the rows take, for each key.
+    /// Adds up the tokens that the rows take, for each key.
+    ///
+    /// # Errors
+    /// 22004: a NULL key or count; 22023: an invalid one.
     fn counts(&self, trigger: &Trigger) -> Result<Counts> {
         let mut counts = Counts { near: BTreeMap::new(), near_bytes: 0, rest: Sort::new() };
         let settings = self.key.as_ref().map_or(&[][..], |key| key.column.text_settings());
@@ -170,7 +180,10 @@ impl Counts {
         }
     }
 
-    /// Hands over the sum of each key, in byte order.
+    /// Visits the sum of each key, in byte order.
+    ///
+    /// # Errors
+    /// Those of `visit`.
     fn each(mut self, mut visit: impl FnMut(&[u8], f64) -> Result<()>) -> Result<()> {
         let mut near = self.near.into_iter().peekable();
         let mut row = self.rest.next().map(|(key, count)| (Vec::from(key), count));
@@ -202,6 +215,10 @@ fn split(argument: &CStr) -> Option<(&'static str, &CStr)> {
 }
 
 impl<'a> Named<'a> {
+    /// Finds the column of an option.
+    ///
+    /// # Errors
+    /// 42703: there is none; 22023: it can't be used.
     fn find(trigger: &Trigger, option: &'static str, name: &'a CStr) -> Result<Named<'a>> {
         let text = shortened(&utf8(name.to_bytes()));
         let column = trigger
@@ -227,6 +244,10 @@ impl<'a> Named<'a> {
         Ok(Named { option, name, column })
     }
 
+    /// Refuses a NULL in the column.
+    ///
+    /// # Errors
+    /// 22004.
     fn not_null<T>(&self, trigger: &Trigger, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| Error::NullColumn {
             option: self.option,

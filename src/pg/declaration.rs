@@ -118,6 +118,7 @@ impl<const N: usize> Text<N> {
     pub const fn as_str(&self) -> &str {
         match str::from_utf8(&self.bytes) {
             Ok(text) => text,
+            #[expect(clippy::panic, reason = "of a constant, when it is compiled")]
             Err(_) => panic!("text that was cut off"),
         }
     }
@@ -327,6 +328,8 @@ macro_rules! sql_function {
                 &V1
             }
 
+            /// The entry point.
+            ///
             /// # Safety
             /// Called by Postgres, as the function that it is declared as.
             #[unsafe(export_name = stringify!($name))]
@@ -338,6 +341,10 @@ macro_rules! sql_function {
                 unsafe { $crate::pg::call::enter(fcinfo, run) }
             }
 
+            /// Reads the arguments, runs the body, and returns its result as a datum.
+            ///
+            /// # Errors
+            /// Those of the arguments and of the body.
             #[allow(clippy::redundant_closure_call, unused_mut, unused_variables)]
             fn run(
                 $call: $given,
@@ -376,6 +383,7 @@ pub(crate) use sql_function;
 pub const fn c_str(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(text) => text,
+        #[expect(clippy::panic, reason = "of a constant, when it is compiled")]
         Err(_) => panic!("a name with a NUL in it, or none after it"),
     }
 }
