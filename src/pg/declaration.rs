@@ -118,7 +118,6 @@ impl<const N: usize> Text<N> {
     pub const fn as_str(&self) -> &str {
         match str::from_utf8(&self.bytes) {
             Ok(text) => text,
-            #[expect(clippy::panic, reason = "of a constant, when it is compiled")]
             Err(_) => panic!("text that was cut off"),
         }
     }
@@ -328,8 +327,6 @@ macro_rules! sql_function {
                 &V1
             }
 
-            /// The entry point.
-            ///
             /// # Safety
             /// Called by Postgres, as the function that it is declared as.
             #[unsafe(export_name = stringify!($name))]
@@ -383,7 +380,6 @@ pub(crate) use sql_function;
 pub const fn c_str(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(text) => text,
-        #[expect(clippy::panic, reason = "of a constant, when it is compiled")]
         Err(_) => panic!("a name with a NUL in it, or none after it"),
     }
 }
