@@ -55,3 +55,7 @@ WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
   AND dependency.deptype OPERATOR(pg_catalog.=) 'i'::pg_catalog."char"
   AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
                   WHERE acl.grantee OPERATOR(pg_catalog.=) dependency.refobjid);
+
+-- In the field's words.
+COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes unconditionally';
+COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of idle rows; returns how many';

@@ -51,7 +51,7 @@ sql_function! {
     /// 0A000 for the sliding kinds, otherwise as `rl_limit`.
     #[sql(
         WRITES,
-        comment = "gives back count tokens that were taken and not used; a negative count takes without asking"
+        comment = "gives back count tokens that were taken and not used; a negative count takes unconditionally"
     )]
     fn rl_credit(
         call: &Call,

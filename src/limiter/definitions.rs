@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, TEXTOID};
 use ratelimit_core::Limit;
 use ratelimit_core::config::{self, ConfigError};
@@ -17,8 +18,6 @@ use crate::pg::error::{Error, Result};
 use crate::pg::invalidation;
 use crate::pg::spi::{self, Statement};
 use crate::pg::values::{Jsonb, text_datum, utf8};
-
-use lru::LruCache;
 
 /// The entries of each cache. Reading a definition takes two statements and parsing a config some
 /// microseconds, several times the cost of a call; an entry has some 200 bytes.

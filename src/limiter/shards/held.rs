@@ -3,13 +3,12 @@
 
 use std::cell::RefCell;
 
+use lru::LruCache;
 use pgrx::pg_sys;
 use xxhash_rust::xxh64::xxh64;
 
 use crate::limiter::request::Target;
 use crate::pg::transaction::{local_transaction, subtransaction};
-
-use lru::LruCache;
 
 /// The limits that are remembered, those last used.
 const LIMITS: usize = 1000;

@@ -1,4 +1,4 @@
--- rl_prune deletes rows that say no more than none would, and changes no answer.
+-- rl_prune deletes idle rows, and changes no answer.
 \set home :DBNAME
 CREATE DATABASE regress_rl_prune TEMPLATE template0;
 \c regress_rl_prune
