@@ -122,12 +122,12 @@ fn prune_key(
 /// Whether the rows of a key are idle: every call would be answered the same without them.
 fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
     let now = clock::now();
-    let mut part: Option<(u32, Limit)> = None;
+    let mut shard_limit: Option<(u32, Limit)> = None;
     rows.iter().filter(|(_, found)| !is_marker(Some(&found.state))).all(|(number, found)| {
         let of = shards::shards_of(*number);
-        let (_, limit) = match part.take().filter(|&(shards, _)| shards == of) {
-            Some(same) => part.insert(same),
-            None => part.insert((of, shards::part_of(&target.limit, of))),
+        let (_, limit) = match shard_limit.take().filter(|&(shard_count, _)| shard_count == of) {
+            Some(same) => shard_limit.insert(same),
+            None => shard_limit.insert((of, shards::shard_limit_of(&target.limit, of))),
         };
         // An invalid row is kept for inspection.
         target

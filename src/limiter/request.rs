@@ -75,14 +75,14 @@ impl Change {
         }
     }
 
-    /// Decides the change of a limit in parts; the state is that of their total.
+    /// Decides the change of a divided limit; the state is that of their total.
     ///
     /// # Errors
     /// As [`apply`](Change::apply).
-    pub fn decide(self, limit: &Limit, parts: &Shards, now: Micros) -> Result<Decision> {
+    pub fn decide(self, limit: &Limit, shards: &Shards, now: Micros) -> Result<Decision> {
         match self {
-            Change::Take { count, reserve } => Ok(parts.decide(now, count, reserve)),
-            Change::Credit { .. } => self.apply(limit, &parts.total(now), now),
+            Change::Take { count, reserve } => Ok(shards.decide(now, count, reserve)),
+            Change::Credit { .. } => self.apply(limit, &shards.total(now), now),
         }
     }
 }
@@ -124,7 +124,7 @@ impl Target<'_> {
     }
 
     /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
-    /// its part for a shard.
+    /// that of a shard.
     ///
     /// # Errors
     /// [`Error::BadState`] (55000): a value that no call writes.

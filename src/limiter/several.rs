@@ -47,7 +47,7 @@ struct Group<'a> {
 
 /// The decisions for a group at an instant.
 struct Verdict<'a> {
-    parts: Shards<'a>,
+    shards: Shards<'a>,
     /// In the order of the group's takes.
     decisions: Vec<Decision>,
     /// The state of the total before and after the takes that pass; `None`: unchanged.
@@ -89,14 +89,14 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
             let mut sufficient = true;
             for (group, rows) in groups.iter().zip(&locked) {
                 check_for_interrupts();
-                let verdict = group.decide(rows.parts.clone(), now);
-                sufficient &= verdict.fits(&rows.shards, now);
+                let verdict = group.decide(rows.shards.clone(), now);
+                sufficient &= verdict.fits(&rows.locked, now);
                 verdicts.push(verdict);
             }
             if !verdicts.iter().all(Verdict::allows) {
                 // A limit of which only some rows are locked may have enough in the others.
                 let whole = |rows: &Locked| {
-                    rows.shards.is_empty() || rows.shards.len() == rows.parts.states().len()
+                    rows.locked.is_empty() || rows.locked.len() == rows.shards.states().len()
                 };
                 if locked.iter().all(whole) {
                     refused = Some(outcomes(groups, &verdicts, now, false));
@@ -107,7 +107,7 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
                 return Ok(None);
             }
             for ((group, verdict), rows) in groups.iter().zip(&mut verdicts).zip(&locked) {
-                verdict.write(store, &group.target, &rows.shards, now)?;
+                verdict.write(store, &group.target, &rows.locked, now)?;
             }
             Ok(Some(outcomes(groups, &verdicts, now, true)))
         });
@@ -186,19 +186,19 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
 /// # Errors
 /// Those of the store.
 fn peek<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
-    let parts = groups
+    let shards = groups
         .iter()
         .map(|group| {
             check_for_interrupts();
-            Ok(shards::peek(store, &group.target)?.1.parts)
+            Ok(shards::peek(store, &group.target)?.1.shards)
         })
         .collect::<Result<Vec<Shards>>>()?;
     let now = clock::now();
-    let decide = |(group, parts): (&'a Group, Shards<'a>)| {
+    let decide = |(group, shards): (&'a Group, Shards<'a>)| {
         check_for_interrupts();
-        group.decide(parts, now)
+        group.decide(shards, now)
     };
-    Ok((now, groups.iter().zip(parts).map(decide).collect()))
+    Ok((now, groups.iter().zip(shards).map(decide).collect()))
 }
 
 /// Locks the rows to be changed, limit by limit; of a limit with shards only one where `single_row`.
@@ -216,11 +216,11 @@ fn lock<'a>(
     for (group, verdict) in groups.iter().zip(peeked) {
         check_for_interrupts();
         let Some((before, after)) = &verdict.change else {
-            locked.push(Locked { parts: verdict.parts, shards: Vec::new() });
+            locked.push(Locked { shards: verdict.shards, locked: Vec::new() });
             continue;
         };
         let amount = after.value - before.value;
-        match shards::lock(store, &group.target, verdict.parts, amount, single_row)? {
+        match shards::lock(store, &group.target, verdict.shards, amount, single_row)? {
             Some(rows) => locked.push(rows),
             None => return Ok(None),
         }
@@ -230,15 +230,15 @@ fn lock<'a>(
 
 impl Group<'_> {
     /// Decides the takes at `now`.
-    fn decide<'a>(&'a self, parts: Shards<'a>, now: Micros) -> Verdict<'a> {
-        let (mut decisions, change) = self.run(parts.total(now), now);
+    fn decide<'a>(&'a self, shards: Shards<'a>, now: Micros) -> Verdict<'a> {
+        let (mut decisions, change) = self.run(shards.total(now), now);
         // Takes that exceed even a full limit together never pass.
         let ever = self.takes.len() == 1 || {
             let fresh = self.target.limit.initial_state(now, self.target.phase());
             self.run(fresh, now).0.iter().all(|decision| decision.ok)
         };
         if decisions.iter().any(|decision| !decision.ok) {
-            let soonest = self.run(parts.upper_bound(now), now).0;
+            let soonest = self.run(shards.upper_bound(now), now).0;
             let refused = soonest.iter().filter(|decision| !decision.ok);
             let least = refused
                 .map(|decision| decision.retry_after)
@@ -246,14 +246,14 @@ impl Group<'_> {
                 .unwrap_or(Some(Micros(0)));
             let passes = |wait: Micros| {
                 let then = now.plus(wait);
-                self.run(parts.total(then), then).0.iter().all(|decision| decision.ok)
+                self.run(shards.total(then), then).0.iter().all(|decision| decision.ok)
             };
             let retry_after = least.filter(|_| ever).and_then(|least| first_pass(least, passes));
             for decision in decisions.iter_mut().filter(|decision| !decision.ok) {
                 decision.retry_after = retry_after;
             }
         }
-        Verdict { parts, decisions, change }
+        Verdict { shards, decisions, change }
     }
 
     /// Decides the takes one after the other, each on the state that those before it left. Returns the
@@ -282,13 +282,13 @@ impl Verdict<'_> {
     /// Whether the locked rows suffice for the change.
     fn fits(&self, locked: &[LockedShard], now: Micros) -> bool {
         let Some((before, after)) = &self.change else { return true };
-        locked.len() == self.parts.states().len()
+        locked.len() == self.shards.states().len()
             || self.available(locked, now) + after.value - before.value >= 0.0
     }
 
     /// Returns the tokens in the locked rows at `now`.
     fn available(&self, locked: &[LockedShard], now: Micros) -> f64 {
-        locked.iter().map(|&(shard, _)| self.parts.available(shard, now)).sum()
+        locked.iter().map(|&(shard, _)| self.shards.available(shard, now)).sum()
     }
 
     /// Writes the change to the locked rows.
@@ -303,16 +303,16 @@ impl Verdict<'_> {
         now: Micros,
     ) -> Result<()> {
         let Some((before, after)) = &self.change else { return Ok(()) };
-        if self.parts.states().len() == 1 {
-            self.parts.states_mut()[0] = after.clone();
+        if self.shards.states().len() == 1 {
+            self.shards.states_mut()[0] = after.clone();
             return store.update(target.row(0), locked[0].1, after);
         }
-        let tokens = match locked.len() == self.parts.states().len() {
+        let tokens = match locked.len() == self.shards.states().len() {
             true => after.value,
             false => self.available(locked, now) + after.value - before.value,
         };
         let ts = after.ts;
-        shards::write(store, target, &mut self.parts, locked, now, tokens, ts)
+        shards::write(store, target, &mut self.shards, locked, now, tokens, ts)
     }
 }
 
@@ -323,7 +323,7 @@ fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Ve
     let refusals = || verdicts.iter().flat_map(|verdict| &verdict.decisions).filter(refuses);
     let never = refusals().any(|decision| decision.retry_after.is_none());
     for (group, verdict) in groups.iter().zip(verdicts) {
-        let level = verdict.parts.level(now);
+        let level = verdict.shards.level(now);
         for (&(n, ..), decision) in group.takes.iter().zip(&verdict.decisions) {
             let mut answer = group.target.answer(decision, level, now);
             answer.ok = ok;

@@ -25,7 +25,7 @@ mod held;
 mod holding;
 
 pub use held::forget;
-pub use holding::{Holding, holding, part_of, peek, reshard, shards_of};
+pub use holding::{Holding, holding, peek, reshard, shard_limit_of, shards_of};
 
 /// Makes one call on a limit with shards. A call that changes nothing is answered from a plain read of
 /// all rows.
@@ -40,30 +40,30 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         }
         let rows = store.read_key(target.name, target.key)?;
         let now = clock::now();
-        let Holding { parts, matches_limit, .. } = holding(target, rows, now)?;
-        let decision = change.decide(&target.limit, &parts, now)?;
+        let Holding { shards, matches_limit, .. } = holding(target, rows, now)?;
+        let decision = change.decide(&target.limit, &shards, now)?;
         let Some(after) = &decision.state else {
-            return Ok(target.answer(&decision, parts.level(now), now));
+            return Ok(target.answer(&decision, shards.level(now), now));
         };
         if !matches_limit {
             reshard(store, target)?;
             continue;
         }
-        let amount = after.value - parts.total(now).value;
+        let amount = after.value - shards.total(now).value;
         // A debt is shared by all rows, and paid back first.
-        let in_debt = (0..parts.states().len()).any(|shard| parts.available(shard, now) < 0.0);
+        let in_debt = (0..shards.states().len()).any(|shard| shards.available(shard, now) < 0.0);
         if after.value >= 0.0 && !in_debt {
-            if let Some(answer) = change_any_row(store, target, change, &parts, now, amount)? {
+            if let Some(answer) = change_any_row(store, target, change, &shards, now, amount)? {
                 return Ok(answer);
             }
             if let Some(answer) =
-                change_several_rows(store, target, &decision, parts.clone(), now, amount)?
+                change_several_rows(store, target, &decision, shards.clone(), now, amount)?
             {
                 return Ok(answer);
             }
         }
         if held_shard(target).is_some() {
-            return answer_while_locked(store, target, change, parts, now);
+            return answer_while_locked(store, target, change, shards, now);
         }
         if let Some(answer) = change_all_rows(store, target, change)? {
             return Ok(answer);
@@ -82,33 +82,33 @@ fn answer_while_locked(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    mut parts: Shards,
+    mut shards: Shards,
     now: Micros,
 ) -> Result<Answer> {
-    let level = parts.level(now);
+    let level = shards.level(now);
     let denied = Decision { ok: false, retry_after: Some(Micros(0)), level, state: None };
     let (Change::Credit { count, .. }, Some(shard)) = (change, held_shard(target)) else {
         return Ok(target.answer(&denied, level, now));
     };
     let id = target.row(shard_number(target.limit.shards(), shard));
     let Some(Row { state, tuple }) = store.lock(id)? else { return Err(store.not_written()) };
-    parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
-    let tokens = parts.available(shard, now) + count;
-    if tokens > parts.shard_limit().capacity() {
+    shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(state), now)?;
+    let tokens = shards.available(shard, now) + count;
+    if tokens > shards.shard_limit().capacity() {
         // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
         return change_all_rows(store, target, change)?.ok_or_else(|| store.not_written());
     }
-    let ts = parts.total(now).ts;
-    write(store, target, &mut parts, &[(shard, tuple)], now, tokens, ts)?;
-    let level = parts.level(now);
+    let ts = shards.total(now).ts;
+    write(store, target, &mut shards, &[(shard, tuple)], now, tokens, ts)?;
+    let level = shards.level(now);
     Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
 }
 
 /// Returns the tokens by which a shard can change in the direction of `amount`: those available, or
 /// the room up to its capacity.
-fn room(parts: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
-    let available = parts.available(shard, now);
-    if amount < 0.0 { available } else { parts.shard_limit().capacity() - available }
+fn room(shards: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
+    let available = shards.available(shard, now);
+    if amount < 0.0 { available } else { shards.shard_limit().capacity() - available }
 }
 
 /// Makes the whole change in the row that this transaction holds already, or else in the better of two
@@ -125,25 +125,25 @@ fn change_better_of_two(
         Change::Take { count, .. } => -count,
         Change::Credit { count, .. } => count,
     };
-    let shards = target.limit.shards();
+    let shard_count = target.limit.shards();
     if amount == 0.0 {
         return Ok(None);
     }
     let own = held_shard(target);
-    let first = own.unwrap_or_else(|| fastrand::usize(0..shards as usize));
-    let second = (first + fastrand::usize(1..shards as usize)) % shards as usize;
-    let numbers = [shard_number(shards, first), shard_number(shards, second)];
+    let first = own.unwrap_or_else(|| fastrand::usize(0..shard_count as usize));
+    let second = (first + fastrand::usize(1..shard_count as usize)) % shard_count as usize;
+    let numbers = [shard_number(shard_count, first), shard_number(shard_count, second)];
     let rows = store.read_shards(target.name, target.key, &numbers)?;
     let now = clock::now();
-    let part = target.limit.shard_limit(shards);
+    let shard_limit = target.limit.shard_limit(shard_count);
     let mut states = Vec::new();
     for wanted in numbers {
         let row = rows.iter().find(|&&(number, _)| number == wanted);
         let Some((_, row)) = row else { return Ok(None) };
-        states.push(target.state(&part, Some(row.state.clone()), now)?);
+        states.push(target.state(&shard_limit, Some(row.state.clone()), now)?);
     }
     // The other rows are assumed to be like the second.
-    let mut estimate = vec![states[1].clone(); shards as usize];
+    let mut estimate = vec![states[1].clone(); shard_count as usize];
     estimate[first] = states.swap_remove(0);
     let estimate = Shards::new(&target.limit, estimate);
     let room = |shard| room(&estimate, shard, now, amount);
@@ -152,16 +152,16 @@ fn change_better_of_two(
     if room(better) < amount.abs() || in_debt {
         return Ok(None);
     }
-    let row = target.row(shard_number(shards, better));
+    let row = target.row(shard_number(shard_count, better));
     let decision = change.apply(estimate.shard_limit(), &estimate.states()[better], now)?;
     let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
     if let (Some(after), Some(seen)) = (&decision.state, seen)
         && store.replace(row, seen, after, false)?
     {
-        let mut parts = estimate;
-        parts.states_mut()[better] = after.clone();
+        let mut shards = estimate;
+        shards.states_mut()[better] = after.clone();
         hold_shard(target, better);
-        return Ok(Some(target.answer(&decision, parts.level(now), now)));
+        return Ok(Some(target.answer(&decision, shards.level(now), now)));
     }
     let take = || {
         let found = store.try_lock(row)?;
@@ -180,21 +180,21 @@ fn change_any_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    parts: &Shards,
+    shards: &Shards,
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
-    let shards = target.limit.shards();
-    let mut candidates = rows_with_room(parts, now, amount);
+    let shard_count = target.limit.shards();
+    let mut candidates = rows_with_room(shards, now, amount);
     // The first once more, to be waited for, unless a row is held.
     let once = candidates.len();
     candidates.extend(candidates.first().copied().filter(|_| held_shard(target).is_none()));
     for (tried, &shard) in candidates.iter().enumerate() {
-        let row = target.row(shard_number(shards, shard));
+        let row = target.row(shard_number(shard_count, shard));
         let wait = tried == once;
         let answer = attempt(|| {
             let row = if wait { store.lock(row)? } else { store.try_lock(row)? };
-            change_row(store, target, change, parts.clone(), shard, row, amount)
+            change_row(store, target, change, shards.clone(), shard, row, amount)
         })?;
         if answer.is_some() {
             return Ok(answer);
@@ -204,9 +204,9 @@ fn change_any_row(
 }
 
 /// Returns the shards with room for the whole change, in random order, so that calls spread.
-fn rows_with_room(parts: &Shards, now: Micros, amount: f64) -> Vec<usize> {
-    let mut rows: Vec<usize> = (0..parts.states().len())
-        .filter(|&shard| room(parts, shard, now, amount) >= amount.abs())
+fn rows_with_room(shards: &Shards, now: Micros, amount: f64) -> Vec<usize> {
+    let mut rows: Vec<usize> = (0..shards.states().len())
+        .filter(|&shard| room(shards, shard, now, amount) >= amount.abs())
         .collect();
     fastrand::shuffle(&mut rows);
     rows
@@ -220,23 +220,23 @@ fn change_row(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    mut parts: Shards,
+    mut shards: Shards,
     shard: usize,
     locked: Option<Row>,
     amount: f64,
 ) -> Result<Option<Answer>> {
     let Some(Row { state, tuple }) = locked else { return Ok(None) };
     let now = clock::now();
-    parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
-    if room(&parts, shard, now, amount) < amount.abs() {
+    shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(state), now)?;
+    if room(&shards, shard, now, amount) < amount.abs() {
         return Ok(None);
     }
-    let decision = change.apply(parts.shard_limit(), &parts.states()[shard], now)?;
+    let decision = change.apply(shards.shard_limit(), &shards.states()[shard], now)?;
     let Some(state) = &decision.state else { return Ok(None) };
     store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
-    parts.states_mut()[shard] = state.clone();
+    shards.states_mut()[shard] = state.clone();
     hold_shard(target, shard);
-    Ok(Some(target.answer(&decision, parts.level(now), now)))
+    Ok(Some(target.answer(&decision, shards.level(now), now)))
 }
 
 /// Makes the change in the fewest unlocked rows with room for it together.
@@ -247,20 +247,20 @@ fn change_several_rows(
     store: &dyn Store,
     target: &Target,
     decision: &Decision,
-    mut parts: Shards,
+    mut shards: Shards,
     now: Micros,
     amount: f64,
 ) -> Result<Option<Answer>> {
     for fewest in [true, false] {
         let answer = attempt(|| {
-            let Some(locked) = lock_free(store, target, &mut parts, now, amount, fewest)? else {
+            let Some(locked) = lock_free(store, target, &mut shards, now, amount, fewest)? else {
                 return Ok(None);
             };
             let now = clock::now();
-            let held: f64 = locked.iter().map(|&(shard, _)| parts.available(shard, now)).sum();
-            let ts = parts.total(now).ts;
-            write(store, target, &mut parts, &locked, now, held + amount, ts)?;
-            Ok(Some(target.answer(decision, parts.level(now), now)))
+            let held: f64 = locked.iter().map(|&(shard, _)| shards.available(shard, now)).sum();
+            let ts = shards.total(now).ts;
+            write(store, target, &mut shards, &locked, now, held + amount, ts)?;
+            Ok(Some(target.answer(decision, shards.level(now), now)))
         })?;
         if answer.is_some() {
             return Ok(answer);
@@ -269,7 +269,7 @@ fn change_several_rows(
     Ok(None)
 }
 
-/// Locks unlocked rows until they have room for the change together, and updates their parts: the
+/// Locks unlocked rows until they have room for the change together, and updates the shards: the
 /// `fewest` that seem to suffice, or any. `None` if they don't suffice; the caller then releases them.
 /// In ascending order, since even SKIP LOCKED can wait in PostgreSQL, where a row is updated twice
 /// while it is being locked.
@@ -279,13 +279,13 @@ fn change_several_rows(
 fn lock_free(
     store: &dyn Store,
     target: &Target,
-    parts: &mut Shards,
+    shards: &mut Shards,
     now: Micros,
     amount: f64,
     fewest: bool,
 ) -> Result<Option<Vec<LockedShard>>> {
     let rooms: Vec<f64> =
-        (0..parts.states().len()).map(|shard| room(parts, shard, now, amount)).collect();
+        (0..shards.states().len()).map(|shard| room(shards, shard, now, amount)).collect();
     let mut rows: Vec<usize> = (0..rooms.len()).filter(|&shard| rooms[shard] > 0.0).collect();
     if fewest {
         // Calls spread over equal rows.
@@ -305,9 +305,9 @@ fn lock_free(
         match store.try_lock(row)? {
             Some(found) => {
                 let now = clock::now();
-                parts.states_mut()[shard] =
-                    target.state(parts.shard_limit(), Some(found.state), now)?;
-                sum += room(parts, shard, now, amount).max(0.0);
+                shards.states_mut()[shard] =
+                    target.state(shards.shard_limit(), Some(found.state), now)?;
+                sum += room(shards, shard, now, amount).max(0.0);
                 locked.push((shard, found.tuple));
             }
             None if fewest => return Ok(None),
@@ -329,18 +329,18 @@ fn change_all_rows(store: &dyn Store, target: &Target, change: Change) -> Result
     let answer = attempt(|| {
         let rows = store.lock_key(target.name, target.key)?;
         let now = clock::now();
-        let Holding { mut parts, matches_limit, tuples } = holding(target, rows, now)?;
+        let Holding { mut shards, matches_limit, tuples } = holding(target, rows, now)?;
         if !matches_limit {
             return Ok(None);
         }
-        let decision = change.decide(&target.limit, &parts, now)?;
+        let decision = change.decide(&target.limit, &shards, now)?;
         let Some(after) = &decision.state else {
-            unchanged = Some(target.answer(&decision, parts.level(now), now));
+            unchanged = Some(target.answer(&decision, shards.level(now), now));
             return Ok(None);
         };
         let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
-        write(store, target, &mut parts, &locked, now, after.value, after.ts)?;
-        Ok(Some(target.answer(&decision, parts.level(now), now)))
+        write(store, target, &mut shards, &locked, now, after.value, after.ts)?;
+        Ok(Some(target.answer(&decision, shards.level(now), now)))
     })?;
     Ok(answer.or(unchanged))
 }
@@ -350,14 +350,14 @@ pub type LockedShard = (usize, TupleId);
 
 /// The contents of a key, some of whose rows are locked.
 pub struct Locked<'a> {
-    /// A part for each row, up to date for the locked ones.
-    pub parts: Shards<'a>,
+    /// A shard for each row, up to date for the locked ones.
+    pub shards: Shards<'a>,
     /// The locked rows; none where nothing is to be changed.
-    pub shards: Vec<LockedShard>,
+    pub locked: Vec<LockedShard>,
 }
 
 /// Locks rows of a key with room for a change of `amount` tokens: with `single_row` one that seems to
-/// have it, or a few unlocked ones, otherwise all. `parts` are those read before. `None` where the
+/// have it, or a few unlocked ones, otherwise all. `shards` are those read before. `None` where the
 /// rows must be read again, or don't suffice.
 ///
 /// # Errors
@@ -365,12 +365,12 @@ pub struct Locked<'a> {
 pub fn lock<'a>(
     store: &dyn Store,
     target: &'a Target,
-    mut parts: Shards<'a>,
+    mut shards: Shards<'a>,
     amount: f64,
     single_row: bool,
 ) -> Result<Option<Locked<'a>>> {
-    let shards = target.limit.shards();
-    if shards == 1 {
+    let shard_count = target.limit.shards();
+    if shard_count == 1 {
         let id = target.row(0);
         let found = match store.lock(id)? {
             None => {
@@ -388,45 +388,46 @@ pub fn lock<'a>(
         };
         let Some(Row { state, tuple }) = found else { return Ok(None) };
         let state = target.state(&target.limit, Some(state), clock::now())?;
-        let parts = Shards::new(&target.limit, vec![state]);
-        return Ok(Some(Locked { parts, shards: vec![(0, tuple)] }));
+        let shards = Shards::new(&target.limit, vec![state]);
+        return Ok(Some(Locked { shards, locked: vec![(0, tuple)] }));
     }
     let now = clock::now();
     // Rows of another number of shards are resharded below.
-    let equal = parts.are_equal();
-    if single_row && equal && parts.total(now).value + amount >= 0.0 {
+    let equal = shards.are_equal();
+    if single_row && equal && shards.total(now).value + amount >= 0.0 {
         if let Some(shard) =
-            held_shard(target).filter(|&shard| room(&parts, shard, now, amount) >= amount.abs())
+            held_shard(target).filter(|&shard| room(&shards, shard, now, amount) >= amount.abs())
             && let Some(Row { state, tuple }) =
-                store.try_lock(target.row(shard_number(shards, shard)))?
+                store.try_lock(target.row(shard_number(shard_count, shard)))?
         {
-            parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
-            return Ok(Some(Locked { parts, shards: vec![(shard, tuple)] }));
+            shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(state), now)?;
+            return Ok(Some(Locked { shards, locked: vec![(shard, tuple)] }));
         }
-        for shard in rows_with_room(&parts, now, amount) {
+        for shard in rows_with_room(&shards, now, amount) {
             if let Some(Row { state, tuple }) =
-                store.try_lock(target.row(shard_number(shards, shard)))?
+                store.try_lock(target.row(shard_number(shard_count, shard)))?
             {
-                parts.states_mut()[shard] = target.state(parts.shard_limit(), Some(state), now)?;
-                return Ok(Some(Locked { parts, shards: vec![(shard, tuple)] }));
+                shards.states_mut()[shard] =
+                    target.state(shards.shard_limit(), Some(state), now)?;
+                return Ok(Some(Locked { shards, locked: vec![(shard, tuple)] }));
             }
         }
         // `None`: the caller releases them, and then locks all rows.
-        let locked = lock_free(store, target, &mut parts, now, amount, false)?;
-        return Ok(locked.map(|shards| Locked { parts, shards }));
+        let locked = lock_free(store, target, &mut shards, now, amount, false)?;
+        return Ok(locked.map(|locked| Locked { shards, locked }));
     }
     if equal && held_shard(target).is_some() {
         let mut tuples = Vec::new();
-        for other in 0..shards as usize {
+        for other in 0..shard_count as usize {
             let Some(Row { state, tuple }) =
-                store.try_lock(target.row(shard_number(shards, other)))?
+                store.try_lock(target.row(shard_number(shard_count, other)))?
             else {
                 return Err(Error::Busy);
             };
-            parts.states_mut()[other] = target.state(parts.shard_limit(), Some(state), now)?;
+            shards.states_mut()[other] = target.state(shards.shard_limit(), Some(state), now)?;
             tuples.push((other, tuple));
         }
-        return Ok(Some(Locked { parts, shards: tuples }));
+        return Ok(Some(Locked { shards, locked: tuples }));
     }
     let rows = store.lock_key(target.name, target.key)?;
     let mut held = holding(target, rows, clock::now())?;
@@ -435,8 +436,8 @@ pub fn lock<'a>(
         let rows = store.lock_key(target.name, target.key)?;
         held = holding(target, rows, clock::now())?;
     }
-    let shards = held.tuples.into_iter().enumerate().collect();
-    Ok(held.matches_limit.then_some(Locked { parts: held.parts, shards }))
+    let locked = held.tuples.into_iter().enumerate().collect();
+    Ok(held.matches_limit.then_some(Locked { shards: held.shards, locked }))
 }
 
 /// Spreads `tokens` over the locked rows, and writes those that change.
@@ -446,20 +447,20 @@ pub fn lock<'a>(
 pub fn write(
     store: &dyn Store,
     target: &Target,
-    parts: &mut Shards,
+    shards: &mut Shards,
     locked: &[LockedShard],
     now: Micros,
     tokens: f64,
     ts: Micros,
 ) -> Result<()> {
-    let before = parts.states().to_vec();
+    let before = shards.states().to_vec();
     let rows: Vec<usize> = locked.iter().map(|&(shard, _)| shard).collect();
     if let Some(&shard) = rows.first() {
         hold_shard(target, shard);
     }
-    parts.distribute(&rows, now, tokens, ts);
+    shards.distribute(&rows, now, tokens, ts);
     for &(shard, tuple) in locked {
-        let state = &parts.states()[shard];
+        let state = &shards.states()[shard];
         if *state != before[shard] {
             store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
         }

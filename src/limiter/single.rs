@@ -92,9 +92,9 @@ fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> 
         if is_marker(Some(&seen.state)) {
             // The rows are still those of a limit with shards.
             let (now, holding) = shards::peek(store, target)?;
-            let decision = change.decide(&target.limit, &holding.parts, now)?;
+            let decision = change.decide(&target.limit, &holding.shards, now)?;
             if decision.state.is_none() {
-                return Ok(target.answer(&decision, holding.parts.level(now), now));
+                return Ok(target.answer(&decision, holding.shards.level(now), now));
             }
             shards::reshard(store, target)?;
             continue;
@@ -136,8 +136,8 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
         check_count(&target.limit, request.count)?;
         store::with_store(catalog, TableLock::Read, |store| {
             let (now, holding) = shards::peek(store, &target)?;
-            let decision = holding.parts.decide(now, request.count, request.reserve);
-            Ok(target.answer(&decision, holding.parts.level(now), now))
+            let decision = holding.shards.decide(now, request.count, request.reserve);
+            Ok(target.answer(&decision, holding.shards.level(now), now))
         })
     })
 }

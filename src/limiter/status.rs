@@ -88,22 +88,22 @@ pub fn each(
 /// As [`each`].
 fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Status<'a>> {
     let Key { name, key, rows } = found;
-    let parts = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
+    let present = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
     let as_of = clock::now();
     let limit = match definitions::defined(catalog, name, key)? {
         None => None,
         Some(limit) => {
             let target = Target { name, key, limit: limit.clone() };
             let holding = shards::holding(&target, rows.clone(), as_of)?;
-            let decision = holding.parts.decide(as_of, 1.0, false);
+            let decision = holding.shards.decide(as_of, 1.0, false);
             Some(LimitStatus {
-                remaining: holding.parts.level(as_of).remaining,
+                remaining: holding.shards.level(as_of).remaining,
                 limited: !decision.ok,
                 retry_after: decision.retry_after,
                 limit,
             })
         }
     };
-    let shards = limit.as_ref().map_or(parts as u32, |status| status.limit.shards());
+    let shards = limit.as_ref().map_or(present as u32, |status| status.limit.shards());
     Ok(Status { name, key, as_of, shards, limit })
 }

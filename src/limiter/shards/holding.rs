@@ -13,8 +13,8 @@ use crate::store::{MARKER, ShardRow, Store, TupleId, is_marker};
 
 /// Returns the number in the row's `shard` column of a shard, counted from 0, of a limit with so many
 /// shards.
-pub fn shard_number(shards: u32, shard: usize) -> i32 {
-    if shards == 1 { 0 } else { shards as i32 * 10_000 + 1 + shard as i32 }
+pub fn shard_number(shard_count: u32, shard: usize) -> i32 {
+    if shard_count == 1 { 0 } else { shard_count as i32 * 10_000 + 1 + shard as i32 }
 }
 
 /// Returns the number of shards of the limit that a row with this shard number belongs to.
@@ -23,15 +23,15 @@ pub fn shards_of(number: i32) -> u32 {
 }
 
 /// Returns the limit of each row where a limit has so many shards.
-pub fn part_of(limit: &Limit, shards: u32) -> Limit {
-    if shards == 1 { limit.clone() } else { limit.shard_limit(shards) }
+pub fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
+    if shard_count == 1 { limit.clone() } else { limit.shard_limit(shard_count) }
 }
 
 /// The contents of a key's rows.
 pub struct Holding<'a> {
-    /// A part for each row.
-    pub parts: Shards<'a>,
-    /// Whether the rows are one for each shard of the limit. If not, the parts are those of the present
+    /// A shard for each row.
+    pub shards: Shards<'a>,
+    /// Whether the rows are one for each shard of the limit. If not, the shards are those of the present
     /// rows, or new ones where the limit can't carry over any of their states.
     pub matches_limit: bool,
     /// The versions of the rows, for a limit that they match.
@@ -48,31 +48,32 @@ pub fn holding<'a>(
     now: Micros,
 ) -> Result<Holding<'a>> {
     let limit = &*target.limit;
-    let shards = limit.shards();
+    let shard_count = limit.shards();
     rows.retain(|(_, found)| !is_marker(Some(&found.state)));
-    let wanted = (0..shards as usize).map(|shard| shard_number(shards, shard));
+    let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
     let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
 
     let fresh = !rows.iter().any(|(_, found)| limit.accepts(&found.state));
     let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
-    let parts = if matches_limit || fresh {
-        let part = part_of(limit, shards);
+    let shards = if matches_limit || fresh {
+        let shard_limit = shard_limit_of(limit, shard_count);
         let mut rows = if matches_limit { rows } else { Vec::new() }.into_iter();
-        let states = (0..shards)
-            .map(|_| target.state(&part, rows.next().map(|(_, found)| found.state), now))
+        let states = (0..shard_count)
+            .map(|_| target.state(&shard_limit, rows.next().map(|(_, found)| found.state), now))
             .collect::<Result<Vec<State>>>()?;
         Shards::new(limit, states)
     } else {
         // Rows of another number of shards, which only a take reshards.
-        let mut parts: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
+        let mut limits: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
         let rows = rows.into_iter().map(|(number, found)| {
             let of = shards_of(number);
-            let part = parts.entry(of).or_insert_with(|| Rc::new(part_of(limit, of)));
-            Ok((part.clone(), target.state(part, Some(found.state), now)?))
+            let shard_limit =
+                limits.entry(of).or_insert_with(|| Rc::new(shard_limit_of(limit, of)));
+            Ok((shard_limit.clone(), target.state(shard_limit, Some(found.state), now)?))
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(Holding { parts, matches_limit, tuples })
+    Ok(Holding { shards, matches_limit, tuples })
 }
 
 /// Reads the key's rows under the latest state, without locks; with the instant after the read.
@@ -96,7 +97,7 @@ pub fn peek<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holdin
 /// # Errors
 /// As [`holding`]; those of the store; 55000: a trigger undoes it.
 pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
-    let shards = target.limit.shards();
+    let shard_count = target.limit.shards();
     let marker = State { value: 0.0, ts: MARKER, prior: None, log: None };
     // Locked first by every reshard, so that there is no other until this transaction ends.
     if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &marker)? {
@@ -117,8 +118,8 @@ pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
         }
     }
     let Some(root) = root else { return Err(store.not_written()) };
-    let states = holding.parts.resharded(shards, now);
-    if shards == 1 {
+    let states = holding.shards.resharded(shard_count, now);
+    if shard_count == 1 {
         store.update(target.row(0), root.tuple, &states[0])?;
     } else {
         if !is_marker(Some(&root.state)) {
@@ -126,7 +127,7 @@ pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
         }
         for (shard, state) in states.iter().enumerate() {
             check_for_interrupts();
-            store.insert(target.row(shard_number(shards, shard)), state)?;
+            store.insert(target.row(shard_number(shard_count, shard)), state)?;
         }
     }
     // Only a trigger of the owner's can have changed them again.
