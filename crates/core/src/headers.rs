@@ -33,7 +33,7 @@ use crate::{Limit, Micros};
 /// Which headers, and in what JSON.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Style {
-    /// `RateLimit-Policy`, `RateLimit` and `Retry-After` of the IETF's [draft], as an object.
+    /// `RateLimit-Policy` and `RateLimit` of the IETF's [draft], and `Retry-After`, as an object.
     ///
     /// [draft]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-ratelimit-headers/
     Ietf,

@@ -1,7 +1,7 @@
 //! Sliding log: the time of every token taken, so the window slides exactly.
 //!
 //! Allowed iff what was taken in `(now - period, now]` plus `count` is at most `rate`: the sliding
-//! window log that [Figma] describes, where a denied call leaves no entry.
+//! window log that [Figma] describes, except that a denied call leaves no entry here.
 //!
 //! [Figma]: https://www.figma.com/blog/an-alternative-approach-to-rate-limiting/
 
