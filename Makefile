@@ -1,11 +1,18 @@
 # The commands of a developer; scripts/ does the work. PG is the major version of
 # PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
 
-PG ?= 15
-export PG PG_CONFIG BUILD ONLY TESTS ACCESS
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION
 
-.PHONY: help all run test test-all accept soak bench install lint clean
+.PHONY: all install uninstall help run test test-all accept soak bench lint package test-packages release clean
+all:
+	@BUILD=release scripts/build
+
+install uninstall:
+	@BUILD=release scripts/build $@
+
 help:
+	@echo 'make           build for the PostgreSQL of PG_CONFIG=/path/to/pg_config; installs nothing'
+	@echo 'make install   copies that into it, or below DESTDIR=…; make uninstall removes it again'
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
 	@echo 'make test      every test; ONLY=rust|pgrx|regress|isolation|server|clients|upgrade|soak for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
@@ -15,13 +22,15 @@ help:
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
 	@echo 'make lint      formatting, clippy, tests without expected output or reason to skip'
-	@echo 'make install   build and install into the PostgreSQL of PG_CONFIG=/path/to/pg_config'
-	@echo 'make clean     remove target/'
+	@echo 'make package   leave packages for PostgreSQL 15 to 18 in dist/ (PG=17 for one); make test-packages'
+	@echo '               installs each of them into a new system or a throw-away server'
+	@echo 'make release   VERSION=1.2.3: sees that all agrees on it, runs every test, and leaves dist/'
+	@echo 'make clean     remove target/ and dist/'
 	@echo 'run, test, accept, soak, bench and lint install what is missing first, and take PG=16 or'
-	@echo 'PG_CONFIG=… too (default: PostgreSQL $(PG)); without an installed one, 16 and 18 are fetched into'
+	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run test test-all accept lint:
+run test test-all accept lint package test-packages release:
 	@scripts/$@
 
 soak:
@@ -31,14 +40,6 @@ bench:
 	@scripts/bench $(if $(ONLY),--only='$(ONLY)') $(if $(REPEATS),--repeats=$(REPEATS)) \
 		$(if $(SECONDS),--seconds=$(SECONDS)) $(if $(ACCESS),--access=$(ACCESS))
 
-all:
-	@scripts/setup install
-	@BUILD=release scripts/build
-
-install:
-	@scripts/setup install
-	@scripts/build install
-
 clean:
 	@scripts/server stop all
-	rm -rf target
+	rm -rf target dist

@@ -30,12 +30,14 @@ if [ -z "${PG_CONFIG:-}" ]; then
     PG_CONFIG=$debian_pg_config
     [ -x "$PG_CONFIG" ] || case $PG in
         16) PG_CONFIG=$fetched/pginstall/bin/pg_config ;;
+        17) [ ! -x "$repo/target/headers/17/pg_config" ] || PG_CONFIG=$repo/target/headers/17/pg_config ;; # of scripts/headers
         18) PG_CONFIG=$fetched/pginstall18/bin/pg_config ;;
     esac
 fi
 # Where it has its files; again after scripts/setup, which may have brought them.
 look_at_postgres() {
     [ -x "$PG_CONFIG" ] || return 0
+    export PGRX_PG_CONFIG_PATH=$PG_CONFIG # pgrx then asks for no config.toml of cargo-pgrx
     PG=$("$PG_CONFIG" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
     bindir=$("$PG_CONFIG" --bindir) pkglibdir=$("$PG_CONFIG" --pkglibdir) sharedir=$("$PG_CONFIG" --sharedir)
     # pg_regress and pg_isolation_regress. Those of 18 that are fetched don't start; any will do,
@@ -49,20 +51,21 @@ case $PG/$BUILD in
 esac
 # 15 is the crate's default feature; naming it would only split cargo's cache.
 features=()
-[ "$PG" = 15 ] || features=(--no-default-features --features "pg$PG")
+[ "$PG" = 15 ] || features=(--no-default-features --features "ratelimit/pg$PG")
 
-package=${RATELIMIT_PACKAGE:-$repo/target/pg$PG/package} # what scripts/build leaves for scripts/server
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$repo/target}
+package=${RATELIMIT_PACKAGE:-$repo/target/pg$PG/$BUILD} # what scripts/build leaves for scripts/server
 results=$repo/target/results
+PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
-# Only a cargo-pgrx that fits the pgrx in Cargo.lock. Any other on this machine is left alone: ours is
-# then in target/tools.
-PATH=$repo/target/tools/bin:$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
-pgrx_version=$(sed -n '/^name = "pgrx"$/{n;s/^version = "\(.*\)"/\1/p;}' Cargo.lock)
-has_cargo_pgrx() { [ "$(cargo pgrx --version 2>/dev/null)" = "cargo-pgrx $pgrx_version" ]; }
-export PGRX_HOME=$repo/target/pgrx/pg$PG
-# Else it builds with flags that cargo test has not, all of pgrx a second time. What they guard against
-# (a linker that drops the extension's SQL) was seen on other machines, and stops the build.
-[ "$(uname -m)" != x86_64 ] || export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND=1
+# The extension's.
+crate_version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml; }
+
+# Where this machine gets Debian's packages from.
+mirror() {
+    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m 1 . ||
+        die "this machine has no package sources of Debian."
+}
 
 # stems FOLDER SUFFIX: the names of its files without the suffix, one a line.
 stems() { find "$1" -maxdepth 1 -name "*$2" -printf '%f\n' | sed "s/\\$2\$//" | LC_ALL=C sort; }
