@@ -217,6 +217,21 @@ impl Limit {
         }
     }
 
+    /// When the limit becomes [idle](Limit::is_idle) if nobody consumes: the earliest instant from `now`
+    /// on, but for the last bits of a long span. `None`: never, as a window that turns in another phase,
+    /// or not within what an instant can hold. `phase` as in [`initial_state`](Limit::initial_state).
+    pub fn idle_at(&self, state: &State, now: Micros, phase: Micros) -> Option<Micros> {
+        let at = match self {
+            Limit::TokenBucket(limit) => limit.full_at(state),
+            Limit::FixedWindow(limit) => limit.full_at(state),
+            Limit::SlidingWindow(limit) => Some(limit.unused_at(state)),
+            Limit::SlidingLog(limit) => limit.unused_at(state),
+        };
+        let wait = at?.max(now).minus(now);
+        let idle = |wait| self.is_idle(state, now.plus(wait), phase);
+        confirmed(Some(wait), idle).map(|wait| now.plus(wait))
+    }
+
     /// What the limit holds at `now`.
     pub fn level(&self, state: &State, now: Micros) -> Level {
         match self {

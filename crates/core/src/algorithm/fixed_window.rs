@@ -123,6 +123,14 @@ impl FixedWindow {
         ts <= now && tokens >= self.capacity && in_phase
     }
 
+    /// When the window with the last token begins.
+    pub(super) fn full_at(&self, state: &State) -> Option<Micros> {
+        let at = self.due(state.ts, self.capacity - self.stored_tokens(state))?;
+        let (ts, tokens) = self.refilled(state, at);
+        // It may leave half a tolerance open.
+        if tokens < self.capacity { self.windows.after(ts, 1.0) } else { Some(at) }
+    }
+
     /// Whether no window has begun: its limit is full, and the next take begins one.
     fn awaits_request(&self, tokens: f64) -> bool {
         matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })

@@ -36,6 +36,12 @@ impl SlidingLog {
         self.live(log, now).is_empty()
     }
 
+    /// When the newest entry is a period old; of an empty log, at any time.
+    pub(super) fn unused_at(&self, state: &State) -> Option<Micros> {
+        let newest = state.log.as_deref().and_then(<[Micros]>::last);
+        Some(newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period)))
+    }
+
     fn level_of(&self, live: &[Micros], now: Micros) -> Level {
         Level {
             remaining: (self.rate as f64 - live.len() as f64).max(0.0),

@@ -38,6 +38,16 @@ impl SlidingWindow {
         ts <= now && value == 0.0 && prior == 0.0
     }
 
+    /// When neither the window of then nor the one before it was used.
+    pub(super) fn unused_at(&self, state: &State) -> Micros {
+        let Counters { ts, value, prior } = self.counters(state, state.ts);
+        match (value == 0.0, prior == 0.0) {
+            (false, _) => ts.plus(self.period).plus(self.period),
+            (true, false) => ts.plus(self.period),
+            (true, true) => ts,
+        }
+    }
+
     fn counters(&self, state: &State, now: Micros) -> Counters {
         let stored = Counters {
             ts: state.ts.floor_to(self.period),

@@ -36,6 +36,11 @@ impl TokenBucket {
     pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
         state.ts <= now && self.refilled(state, now).1 >= self.capacity
     }
+
+    /// When the last token comes in.
+    pub(super) fn full_at(&self, state: &State) -> Option<Micros> {
+        self.due(state.ts, self.capacity - self.stored_tokens(state))
+    }
 }
 
 impl Refill for TokenBucket {

@@ -103,6 +103,34 @@ proptest! {
     }
 
     #[test]
+    fn a_state_is_idle_from_idle_at_on_and_not_before(
+        sequence in sequence(ALL, true),
+        first_request in any::<bool>(),
+        shift in prop_oneof![4 => Just(0.0), 1 => 0.0..1.0],
+        ahead in prop_oneof![3 => Just(0), 1 => 0..=3_600_000_000i64],
+    ) {
+        let config = &sequence.config;
+        let limit = limit(config, first_request);
+        let (now, state) = left(&limit, &sequence);
+        let now = Micros(now - ahead); // of a clock that stepped back
+        let phase = Micros(sequence.begin + (shift * config.period as f64) as i64);
+        let idle = |at| limit.is_idle(&state, at, phase);
+        match limit.idle_at(&state, now, phase) {
+            Some(at) => {
+                prop_assert!(at >= now && idle(at), "not idle at {at:?}: {state:?}");
+                // The last bits of a span, and of tokens in it.
+                let refill = config.capacity.max(state.value.abs()) / config.rate * config.period as f64;
+                let before = at.minus(Micros(1 + (at.minus(state.ts).0.max(refill as i64) >> 48)));
+                prop_assert!(before < now || !idle(before), "idle before {at:?}: {state:?}");
+            }
+            None => {
+                let later = now.plus(Micros(config.period.saturating_mul(1_000)));
+                prop_assert!(config.kind == Kind::FixedWindow && shift != 0.0 && !idle(later), "{state:?}");
+            }
+        }
+    }
+
+    #[test]
     fn what_is_full_and_stays_so_is_idle_in_the_end(
         sequence in sequence(ALL, true),
         first_request in any::<bool>(),
