@@ -91,6 +91,7 @@
 //!   [`Limit::is_idle`] whether a state can be deleted. [`algorithm`] has the kinds, with the sources
 //!   of their formulas.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
+//! - [`table`] keeps many states in bounded memory.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
 
 #![forbid(unsafe_code)]
@@ -101,6 +102,7 @@ pub mod config;
 pub mod headers;
 pub mod requests;
 pub mod state;
+pub mod table;
 pub mod text;
 
 mod fields;

@@ -8,6 +8,8 @@
 mod idle;
 #[path = "properties/sharding.rs"]
 mod sharding;
+#[path = "properties/table.rs"]
+mod table;
 
 use std::collections::BTreeMap;
 
