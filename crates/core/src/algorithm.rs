@@ -225,7 +225,7 @@ impl Limit {
             Limit::TokenBucket(limit) => limit.full_at(state),
             Limit::FixedWindow(limit) => limit.full_at(state),
             Limit::SlidingWindow(limit) => Some(limit.unused_at(state)),
-            Limit::SlidingLog(limit) => limit.unused_at(state),
+            Limit::SlidingLog(limit) => Some(limit.unused_at(state)),
         };
         let wait = at?.max(now).minus(now);
         let idle = |wait| self.is_idle(state, now.plus(wait), phase);

@@ -91,7 +91,7 @@
 //!   [`Limit::is_idle`] whether a state can be deleted. [`algorithm`] has the kinds, with the sources
 //!   of their formulas.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
-//! - [`table`] keeps many states in bounded memory.
+//! - [`table`] keeps many states in bounded memory, and [`sketch`] counts the keys that are denied most.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
 
 #![forbid(unsafe_code)]
@@ -101,6 +101,7 @@ pub mod algorithm;
 pub mod config;
 pub mod headers;
 pub mod requests;
+pub mod sketch;
 pub mod state;
 pub mod table;
 pub mod text;

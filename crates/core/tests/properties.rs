@@ -8,6 +8,8 @@
 mod idle;
 #[path = "properties/sharding.rs"]
 mod sharding;
+#[path = "properties/sketch.rs"]
+mod sketch;
 #[path = "properties/table.rs"]
 mod table;
 

@@ -37,9 +37,9 @@ impl SlidingLog {
     }
 
     /// When the newest entry is a period old; of an empty log, at any time.
-    pub(super) fn unused_at(&self, state: &State) -> Option<Micros> {
+    pub(super) fn unused_at(&self, state: &State) -> Micros {
         let newest = state.log.as_deref().and_then(<[Micros]>::last);
-        Some(newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period)))
+        newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period))
     }
 
     fn level_of(&self, live: &[Micros], now: Micros) -> Level {
