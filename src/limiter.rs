@@ -2,6 +2,7 @@
 //! life is [`single::limit`].
 
 pub mod definitions;
+mod denials;
 mod keys;
 pub mod prune;
 pub mod request;

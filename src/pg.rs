@@ -9,6 +9,7 @@ pub mod interrupts;
 pub mod invalidation;
 pub mod memory;
 pub mod memory_context;
+pub mod server_log;
 pub mod settings;
 pub mod sort;
 pub mod spi;

@@ -9,5 +9,6 @@ mod layers;
 mod load;
 mod replication;
 mod rl_calculate;
+mod server_log;
 mod stores;
 mod upgrade;

@@ -12,6 +12,7 @@ use ratelimit_core::algorithm::first_pass;
 use ratelimit_core::{Decision, Micros, Shards, State, decide};
 
 use crate::limiter::definitions;
+use crate::limiter::denials;
 use crate::limiter::request::{Answer, Request, Target, check_count};
 use crate::limiter::shards::{self, Locked, LockedShard};
 use crate::pg::catalog::{self, Catalog, TableLock};
@@ -62,6 +63,10 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
     catalog::with(function, TableLock::Write, |catalog| {
         let groups = group(catalog, requests)?;
         store::with_store(catalog, TableLock::Write, |store| take(store, &groups))
+    })
+    .inspect(|outcomes| {
+        let refused = requests.iter().zip(outcomes).filter(|(_, outcome)| !outcome.allows);
+        refused.for_each(|(request, outcome)| denials::log(request, &outcome.answer));
     })
 }
 

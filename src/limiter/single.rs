@@ -6,6 +6,7 @@ use pgrx::pg_sys;
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::{Micros, State};
 
+use crate::limiter::denials;
 use crate::limiter::keys::each_key;
 use crate::limiter::request::{Answer, Change, Request, Target, bad_count, check_count};
 use crate::limiter::shards;
@@ -28,6 +29,11 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
         check_count(&target.limit, request.count)?;
         let take = Change::Take { count: request.count, reserve: request.reserve };
         store::with_store(catalog, TableLock::Write, |store| change(store, &target, take))
+    })
+    .inspect(|answer| {
+        if !answer.ok {
+            denials::log(request, answer);
+        }
     })
 }
 

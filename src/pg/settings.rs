@@ -35,6 +35,7 @@ pub enum Access {
 
 static ACCESS: GucSetting<Access> = GucSetting::<Access>::new(Access::Auto);
 static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
+static LOG_DENIALS: GucSetting<f64> = GucSetting::<f64>::new(0.0);
 static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 
 /// Returns `ratelimit.error_style`.
@@ -45,6 +46,11 @@ pub fn error_style() -> ErrorStyle {
 /// Returns `ratelimit.access`.
 pub fn access() -> Access {
     ACCESS.get()
+}
+
+/// Returns `ratelimit.log_denials`, a share from 0 to 1.
+pub fn log_denials() -> f64 {
+    LOG_DENIALS.get()
 }
 
 /// Runs `work` under these settings; after an error the abort of the (sub)transaction restores the
@@ -90,6 +96,16 @@ pub fn init() {
         c"pt429: as SQLSTATE PT429; pgrst: in PostgREST's own form, with a Retry-After header.",
         &ERROR_STYLE,
         GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_float_guc(
+        c"ratelimit.log_denials",
+        c"Share of the rate limiter's denials that are logged.",
+        c"From 0, none, to 1, all: a line each with the limit's name, the wait and the role, without the key.",
+        &LOG_DENIALS,
+        0.0,
+        1.0,
+        GucContext::Suset,
         GucFlags::default(),
     );
     // SAFETY: the hooks are C functions that live as long as the library.

@@ -1,0 +1,46 @@
+//! The server's log.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::submodules::elog::PgLogLevel;
+use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
+
+use crate::pg::values::{server_text, utf8};
+
+// Declared here because pgrx hides them: they are called inside a guard of its own.
+unsafe extern "C-unwind" {
+    fn errstart(elevel: c_int, domain: *const c_char) -> bool;
+    fn errmsg(fmt: *const c_char, ...) -> c_int;
+    fn errhidestmt(hide: bool) -> c_int;
+    fn errhidecontext(hide: bool) -> c_int;
+    fn errfinish(filename: *const c_char, lineno: c_int, funcname: *const c_char);
+}
+
+/// Writes one line at level LOG, without the statement and its context, which hold what users passed.
+pub fn line(text: &str) {
+    let text = CString::new(server_text(text)).unwrap_or_default();
+    // SAFETY: the strings are valid, and the guard turns an error of the calls into a panic.
+    unsafe {
+        pg_guard_ffi_boundary(|| {
+            if errstart(PgLogLevel::LOG as c_int, std::ptr::null()) {
+                errmsg(c"%s".as_ptr(), text.as_ptr());
+                errhidestmt(true);
+                errhidecontext(true);
+                errfinish(c"server_log.rs".as_ptr(), line!() as c_int, c"line".as_ptr());
+            }
+        });
+    }
+}
+
+/// Returns the name of the current role.
+pub fn current_role() -> String {
+    // SAFETY: reads a catalog; the name is a palloc'd C string, or null if the role is gone.
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(pg_sys::GetUserId(), true);
+        if name.is_null() {
+            return pg_sys::GetUserId().to_u32().to_string();
+        }
+        utf8(CStr::from_ptr(name).to_bytes()).into_owned()
+    }
+}
