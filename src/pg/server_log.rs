@@ -20,7 +20,8 @@ unsafe extern "C-unwind" {
 /// Writes one line at level LOG, without the statement and its context, which hold what users passed.
 pub fn line(text: &str) {
     let text = CString::new(server_text(text)).unwrap_or_default();
-    // SAFETY: the strings are valid, and the guard turns an error of the calls into a panic.
+    // SAFETY: the strings are valid. An error of a hook, or a cancel, which errfinish looks for, jumps to
+    // the guard, past a closure that owns nothing, and unwinds from there as a panic.
     unsafe {
         pg_guard_ffi_boundary(|| {
             if errstart(PgLogLevel::LOG as c_int, std::ptr::null()) {
@@ -41,6 +42,8 @@ pub fn current_role() -> String {
         if name.is_null() {
             return pg_sys::GetUserId().to_u32().to_string();
         }
-        utf8(CStr::from_ptr(name).to_bytes()).into_owned()
+        let role = utf8(CStr::from_ptr(name).to_bytes()).into_owned();
+        pg_sys::pfree(name.cast());
+        role
     }
 }
