@@ -35,22 +35,62 @@ impl Server {
     /// A streaming replica of this one.
     pub fn standby(&self) -> Server {
         let owner = std::process::id().to_string();
-        Server { socket: script(&["standby", self.folder(), &owner]).into() }
+        let standby = Server { socket: script(&["start", &owner]).into() };
+        standby.ctl("stop", &["-m", "fast"]);
+        let copy = format!(
+            "socket=$(grep unix_socket_directories data/postgresql.conf) && rm -rf data/* && \
+             pg_basebackup -h {} -U postgres -D data -R -c fast --no-sync && \
+             echo \"$socket\" >>data/postgresql.conf",
+            self.folder()
+        );
+        standby.exec(&copy);
+        standby.ctl("start", &[]);
+        standby
     }
 
-    /// Kills all processes at once.
+    /// Kills all processes at once, as kill -9 does. The postmaster is stopped first, so that it
+    /// starts nothing while its children are collected.
     pub fn kill(&self) {
-        script(&["kill", self.folder()]);
+        let postmaster = self.exec("head -n 1 data/postmaster.pid");
+        self.exec(&format!("kill -STOP {postmaster}"));
+        let mut processes = children(&postmaster);
+        processes.push(postmaster);
+        // A child may have ended by itself.
+        self.exec(&format!("kill -KILL {} 2>/dev/null || true", processes.join(" ")));
+        let killed = Instant::now();
+        for process in processes {
+            while Path::new("/proc").join(&process).exists() {
+                assert!(killed.elapsed() < Duration::from_secs(10), "{process} is not reaped");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
     }
 
     /// Starts it again; first stops it, unless it was killed.
     pub fn restart(&self) {
-        script(&["restart", self.folder()]);
+        self.ctl("restart", &["-m", "fast"]);
     }
 
     /// Restarts it with another next transaction id, not more than 2^31 after the oldest in use.
     pub fn jump(&self, xid: u32) {
-        script(&["jump", self.folder(), &xid.to_string()]);
+        self.ctl("stop", &["-m", "fast"]);
+        // The commit log has 4 transactions a byte, 256 KB a file.
+        let file = xid / (4 * 256 * 1024);
+        self.exec(&format!(
+            "dd if=/dev/zero of=data/pg_xact/{file:04X} bs=8192 count=32 status=none && \
+             pg_resetwal -x {xid} -D data"
+        ));
+        self.ctl("start", &[]);
+    }
+
+    /// Runs pg_ctl.
+    fn ctl(&self, what: &str, args: &[&str]) {
+        script(&[&["ctl", self.folder(), what, "-t", "60"], args].concat());
+    }
+
+    /// Runs a shell command as the server's user, beside its folders bin and data; what it printed.
+    fn exec(&self, command: &str) -> String {
+        script(&["exec", self.folder(), "sh", "-c", command])
     }
 
     pub fn connect(&self, database: &str) -> Result<Client, postgres::Error> {
@@ -79,6 +119,21 @@ impl Drop for Server {
     fn drop(&mut self) {
         script(&["stop", self.folder()]);
     }
+}
+
+/// Returns the ids of the processes that a process has started.
+fn children(parent: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        let entry = entry.unwrap();
+        // "PID (name) STATE PARENT …"; the name may hold blanks and brackets.
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let after_name = stat.rsplit_once(')').unwrap().1;
+        if after_name.split_whitespace().nth(1) == Some(parent) {
+            found.push(entry.file_name().into_string().unwrap());
+        }
+    }
+    found
 }
 
 /// Runs scripts/server; what it printed.
