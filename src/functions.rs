@@ -10,6 +10,7 @@ mod rl_headers;
 mod rl_limit;
 mod rl_limit_all;
 mod rl_reset;
+mod rl_stats;
 mod rl_status;
 mod rl_trigger;
 
@@ -33,6 +34,10 @@ pub const DECLARED: &[crate::pg::declaration::Declaration] = &[
     rl_reset::rl_prune,
     rl_reset::rl_reset,
     rl_reset::rl_reset_all,
+    rl_stats::rl_memory,
+    rl_stats::rl_stats,
+    rl_stats::rl_stats_reset,
+    rl_stats::rl_top_denied,
     rl_status::rl_status,
     rl_trigger::rl_trigger,
 ];

@@ -2,11 +2,13 @@
 //! life is [`single::limit`].
 
 pub mod definitions;
-mod denials;
+mod in_memory;
 mod keys;
 pub mod prune;
 pub mod request;
 pub mod several;
 pub mod shards;
 pub mod single;
+pub mod stats;
 pub mod status;
+pub mod tally;

@@ -11,6 +11,7 @@ pub mod memory;
 pub mod memory_context;
 pub mod server_log;
 pub mod settings;
+pub mod shared_memory;
 pub mod sort;
 pub mod spi;
 pub mod subtransaction;

@@ -10,6 +10,7 @@ use crate::pg::transaction::with_lasting_locks;
 
 mod codec;
 pub mod heap;
+pub mod memory;
 mod rows;
 mod sql;
 

@@ -15,7 +15,7 @@ use crate::pg::values::Jsonb;
 sql_function! {
     /// 25006 in a read-only transaction, PT429 with throws; otherwise as the arguments: 22004, 22023,
     /// 42501, 42704.
-    #[sql(WRITES, comment = "takes count tokens from a rate limit, inside the caller's transaction")]
+    #[sql(TAKES, comment = "takes count tokens from a rate limit, inside the caller's transaction")]
     fn rl_limit(
         call: &Call,
         name: Name,
@@ -50,7 +50,7 @@ sql_function! {
 sql_function! {
     /// 0A000 for the sliding kinds, otherwise as `rl_limit`.
     #[sql(
-        WRITES,
+        TAKES,
         comment = "gives back count tokens that were taken and not used; a negative count takes unconditionally"
     )]
     fn rl_credit(
@@ -78,7 +78,7 @@ fn answer(
     throws: bool,
 ) -> Result<One<RlResult>> {
     let answer = make(call.function(), request)?;
-    if throws && !answer.ok {
+    if throws && !answer.ok && answer.enforced {
         return Err(request.denied(&answer));
     }
     Ok(One(RlResult::from(&answer)))

@@ -33,7 +33,7 @@ sql_row! {
 sql_function! {
     /// Errors as `rl_limit`, each naming its request.
     #[sql(
-        WRITES,
+        TAKES,
         rows = "10",
         comment = "takes tokens from several rate limits, from all or from none; a row a request"
     )]
@@ -96,7 +96,8 @@ fn answer_all(
     if throws && outcomes.iter().any(|outcome| !outcome.answer.ok) {
         // The one to wait for longest, of those that refuse.
         let longest = list.iter().zip(&outcomes).max_by_key(|(_, outcome)| {
-            (!outcome.allows, outcome.answer.retry_after.unwrap_or(Micros(i64::MAX)))
+            let refuses = !outcome.allows && outcome.answer.enforced;
+            (refuses, outcome.answer.retry_after.unwrap_or(Micros(i64::MAX)))
         });
         if let Some((request, Outcome { answer, .. })) = longest {
             return Err(request.denied(answer));

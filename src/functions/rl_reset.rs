@@ -8,7 +8,7 @@ use crate::pg::declaration::sql_function;
 sql_function! {
     /// 25006 in a read-only transaction.
     #[sql(
-        WRITES,
+        TAKES,
         comment = "makes a rate limit full again, debt forgotten; false if there was nothing to forget"
     )]
     fn rl_reset(call: &Call, name: Name, key: Key = "''") -> bool {
@@ -19,7 +19,7 @@ sql_function! {
 sql_function! {
     /// 25006 in a read-only transaction.
     #[sql(
-        WRITES,
+        TAKES,
         comment = "makes a rate limit full again for every key; returns for how many there was something to forget"
     )]
     fn rl_reset_all(call: &Call, name: Name) -> i64 {

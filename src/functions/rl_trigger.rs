@@ -18,7 +18,7 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::memory_context::Scratch;
 use crate::pg::settings;
 use crate::pg::sort::Sort;
-use crate::pg::transaction::refuse_read_only;
+use crate::pg::transaction::refuse_parallel;
 use crate::pg::values::utf8;
 
 sql_function! {
@@ -32,7 +32,7 @@ sql_function! {
     fn rl_trigger(call: &Call) -> Proceed {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
         usable(&trigger)?;
-        refuse_read_only(c"rl_trigger()")?;
+        refuse_parallel(c"rl_trigger()")?;
         let options = Options::of(&trigger)?;
         let function = call.function();
         let mut scratch = Scratch::new();

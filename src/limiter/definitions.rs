@@ -10,8 +10,7 @@ use std::rc::Rc;
 
 use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, TEXTOID};
-use ratelimit_core::Limit;
-use ratelimit_core::config::{self, ConfigError};
+use ratelimit_core::config::{self, ConfigError, Definition, Store};
 
 use crate::pg::catalog::{Catalog, TableLock};
 use crate::pg::error::{Error, Result};
@@ -26,9 +25,9 @@ const CACHE_ENTRIES: usize = 10_000;
 const CACHED_CONFIG_BYTES: usize = 2_000;
 
 /// The rows of a name in rl_config.
-struct Definition {
+struct Rows {
     /// For every key without a row of its own.
-    default: Option<Rc<Limit>>,
+    default: Option<Rc<Definition>>,
     /// Whether any key has a row of its own.
     has_keys: bool,
 }
@@ -50,13 +49,13 @@ impl<V> Cache<V> {
 }
 
 thread_local! {
-    static NAMES: RefCell<Cache<Definition>> = Cache::new();
+    static NAMES: RefCell<Cache<Rows>> = Cache::new();
     /// Of names that have keys with rows of their own, by [`name_and_key`]; `None`: this key has none.
-    static KEYS: RefCell<Cache<Option<Rc<Limit>>>> = Cache::new();
+    static KEYS: RefCell<Cache<Option<Rc<Definition>>>> = Cache::new();
     /// The [`invalidation::definition_changes`] at which NAMES and KEYS were valid.
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// By the binary form of the config.
-    static INLINE: RefCell<Cache<Rc<Limit>>> = Cache::new();
+    static INLINE: RefCell<Cache<Rc<Definition>>> = Cache::new();
 }
 
 /// Joins a name and a key by a zero byte, which no text of Postgres has.
@@ -75,7 +74,7 @@ pub fn resolve(
     name: &[u8],
     key: &[u8],
     config: Option<Jsonb>,
-) -> Result<Rc<Limit>> {
+) -> Result<Rc<Definition>> {
     let defined = defined(catalog, name, key)?;
     match (config, defined) {
         (Some(_), Some(_)) if !catalog.may_define() => {
@@ -91,12 +90,12 @@ pub fn resolve(
 ///
 /// # Errors
 /// 22023: an invalid config.
-pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
+pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
     if let Some(limit) = INLINE.with_borrow_mut(|known| known.0.get(config.bytes).cloned()) {
         return Ok(limit);
     }
     let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
-    let limit = Rc::new(config::parse(&json)?);
+    let limit = Rc::new(config::definition(&json)?);
     if config.bytes.len() > CACHED_CONFIG_BYTES {
         return Ok(limit);
     }
@@ -108,7 +107,7 @@ pub fn inline(config: Jsonb) -> Result<Rc<Limit>> {
 ///
 /// # Errors
 /// 22023: an invalid stored config.
-pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Limit>>> {
+pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
     let changes = invalidation::definition_changes();
     if SEEN.get() != changes {
         NAMES.with_borrow_mut(|names| names.0.clear());
@@ -135,7 +134,12 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<L
 ///
 /// # Errors
 /// 22023: an invalid stored config.
-fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Option<Rc<Limit>>> {
+fn load(
+    catalog: &Catalog,
+    name: &[u8],
+    key: &[u8],
+    changes: u64,
+) -> Result<Option<Rc<Definition>>> {
     const ROWS: Statement = Statement {
         sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM @schema@.rl_config \
               WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -167,7 +171,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
         })?;
     let parse = |config: Option<std::result::Result<String, ConfigError>>| {
         config
-            .map(|config| config.and_then(|config| config::parse(&config)).map(Rc::new))
+            .map(|config| config.and_then(|config| config::definition(&config)).map(Rc::new))
             .transpose()
             .map_err(|error| Error::StoredConfig { name: utf8(name).into_owned(), error })
     };
@@ -176,12 +180,34 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Opti
     let limit = own.clone().or_else(|| default.clone());
     // The rows may lack a change that was announced while they were read.
     if invalidation::definition_changes() == changes {
-        NAMES.with_borrow_mut(|names| names.put(name, Definition { default, has_keys }));
+        NAMES.with_borrow_mut(|names| names.put(name, Rows { default, has_keys }));
         if has_keys {
             KEYS.with_borrow_mut(|keys| keys.put(&name_and_key(name, key), own));
         }
     }
     Ok(limit)
+}
+
+/// Whether states of a name may be in the table: unless every definition of it says that they are in
+/// memory.
+///
+/// # Errors
+/// Those of Postgres.
+pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
+    const STORES: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
+              (config OPERATOR(pg_catalog.->>) 'store') OPERATOR(pg_catalog.=) 'memory' IS NOT TRUE",
+        parameters: &[TEXTOID],
+        results: &[],
+        lock: TableLock::Read,
+    };
+    let in_memory = |definition: &Rc<Definition>| definition.store == Store::Memory;
+    if !defined(catalog, name, b"")?.as_ref().is_some_and(in_memory) {
+        return Ok(true);
+    }
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
+        Ok(spi.execute(&STORES, &[Some(text_datum(name))])? > 0)
+    })
 }
 
 /// Creates or replaces a definition; false if it is unchanged.

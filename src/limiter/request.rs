@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use ratelimit_core::config::Definition;
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, algorithm, decide};
@@ -39,6 +40,8 @@ pub struct Answer {
     pub capacity: f64,
     /// The instant of the decision.
     pub now: Micros,
+    /// Whether a denial is one; otherwise it only tells what one would be, in a dry run.
+    pub enforced: bool,
 }
 
 /// The change that a call makes.
@@ -94,7 +97,14 @@ pub struct Target<'a> {
     /// The key, likewise.
     pub key: &'a [u8],
     /// The config of the call, or the definition.
-    pub limit: Rc<Limit>,
+    pub limit: Rc<Definition>,
+}
+
+impl Answer {
+    /// Lets pass what a dry run would deny; nothing has changed.
+    pub fn let_pass(&mut self) {
+        (self.ok, self.retry_after) = (true, None);
+    }
 }
 
 impl<'a> Request<'a> {
@@ -154,6 +164,7 @@ impl Target<'_> {
             level,
             capacity: self.limit.capacity(),
             now,
+            enforced: self.limit.enforce,
         }
     }
 }

@@ -4,22 +4,29 @@
 //! in the order of name, key and shard, whatever the order of the requests, so that two such calls
 //! never deadlock; then all limits are decided again, at one instant. If one refuses now, the locks
 //! are released.
+//!
+//! Limits in memory come last, when no row is waited for any more: their states are locked, decided
+//! and written together, all or none. Only then rows are written; where that fails, what was taken from
+//! memory stays taken.
 
 use std::collections::BTreeMap;
 
 use pgrx::pg_sys;
 use ratelimit_core::algorithm::first_pass;
+use ratelimit_core::config::Store as Kept;
 use ratelimit_core::{Decision, Micros, Shards, State, decide};
 
-use crate::limiter::definitions;
-use crate::limiter::denials;
 use crate::limiter::request::{Answer, Request, Target, check_count};
 use crate::limiter::shards::{self, Locked, LockedShard};
+use crate::limiter::tally::{self, Verdict as Tallied};
+use crate::limiter::{definitions, in_memory};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
+use crate::pg::transaction::{is_read_only, refuse_read_only_call};
+use crate::store::memory::{Id, Memory, Scope};
 use crate::store::{self, Store, TRIES};
 
 /// The outcome of one request.
@@ -44,11 +51,22 @@ struct Group<'a> {
     defined: bool,
     /// The requests' index, count and reserve, in the given order.
     takes: Vec<(usize, f64, bool)>,
+    /// Where the state is, of a limit in memory.
+    in_memory: Option<InMemory>,
+}
+
+/// A state in memory.
+struct InMemory {
+    memory: &'static Memory,
+    id: Id,
+    phase: Micros,
 }
 
 /// The decisions for a group at an instant.
 struct Verdict<'a> {
     shards: Shards<'a>,
+    /// Whether a refusal is one; otherwise this is a dry run.
+    enforced: bool,
     /// In the order of the group's takes.
     decisions: Vec<Decision>,
     /// The state of the total before and after the takes that pass; `None`: unchanged.
@@ -60,14 +78,70 @@ struct Verdict<'a> {
 /// # Errors
 /// Those of [`single::limit`](crate::limiter::single::limit), each with the number of its request.
 pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
-    catalog::with(function, TableLock::Write, |catalog| {
+    let read_only = is_read_only();
+    let lock = if read_only { TableLock::Read } else { TableLock::Write };
+    catalog::with(function, lock, |catalog| {
         let groups = group(catalog, requests)?;
-        store::with_store(catalog, TableLock::Write, |store| take(store, &groups))
+        let outcomes = if groups.iter().all(|group| group.in_memory.is_some()) {
+            // No row is read, and no table locked.
+            take_from_memory(&groups)
+        } else {
+            refuse_read_only_call(function);
+            store::with_store(catalog, TableLock::Write, |store| take(store, &groups))?
+        };
+        for (request, outcome) in requests.iter().zip(&outcomes) {
+            let verdict = match (outcome.allows, outcome.answer.ok) {
+                (true, true) => Tallied::Allowed,
+                (true, false) => continue, // it took nothing, because of another
+                _ => Tallied::Denied { enforced: outcome.answer.enforced },
+            };
+            tally::count(Scope::new(catalog.extension), request, &outcome.answer, verdict)?;
+        }
+        Ok(outcomes)
     })
-    .inspect(|outcomes| {
-        let refused = requests.iter().zip(outcomes).filter(|(_, outcome)| !outcome.allows);
-        refused.for_each(|(request, outcome)| denials::log(request, &outcome.answer));
-    })
+}
+
+/// Takes tokens for all groups, which are in memory, or for none.
+fn take_from_memory(groups: &[Group]) -> Vec<Outcome> {
+    let now = clock::now();
+    match decide_in_memory(groups, now) {
+        Ok(taken) => outcomes(groups, &taken, now, true),
+        Err(refused) => outcomes(groups, &refused, now, false),
+    }
+}
+
+/// Decides the groups that are in memory, and takes their tokens if all of them allow it. Their locks
+/// are short: what is decided at `now` may meet a state of a later instant, which is no less exact.
+///
+/// # Errors
+/// The same verdicts, if one refuses.
+fn decide_in_memory<'a>(
+    groups: &'a [Group],
+    now: Micros,
+) -> std::result::Result<Vec<Verdict<'a>>, Vec<Verdict<'a>>> {
+    let kept = || groups.iter().filter_map(|group| Some((group, group.in_memory.as_ref()?)));
+    let Some((_, InMemory { memory, .. })) = kept().next() else { return Ok(Vec::new()) };
+    let mut states = memory.states.lock_all(kept().map(|(_, place)| place.id));
+    let verdicts: Vec<Verdict> = kept()
+        .map(|(group, place)| {
+            let found = states.state(place.id);
+            let state = in_memory::state(&group.target, found, now, place.phase);
+            group.decide(Shards::new(&group.target.limit, vec![state]), now)
+        })
+        .collect();
+    if !verdicts.iter().all(Verdict::allows) {
+        return Err(verdicts);
+    }
+    let mut taken = Vec::new();
+    for ((group, place), mut verdict) in kept().zip(verdicts) {
+        if let Some((_, after)) = &verdict.change {
+            let idle_at = group.target.limit.idle_at(after, now, place.phase);
+            states.set(place.id, after, idle_at, now);
+            verdict.shards.states_mut()[0] = after.clone();
+        }
+        taken.push(verdict);
+    }
+    Ok(taken)
 }
 
 /// Takes tokens for all groups, or for none.
@@ -77,7 +151,7 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
 fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
     for tried in 0..TRIES {
         check_for_interrupts();
-        let (now, peeked) = peek(store, groups)?;
+        let (now, peeked) = peek(Some(store), groups)?;
         let ok = peeked.iter().all(Verdict::allows);
         if !ok || peeked.iter().all(|verdict| verdict.change.is_none()) {
             return Ok(outcomes(groups, &peeked, now, ok));
@@ -95,7 +169,7 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
             for (group, rows) in groups.iter().zip(&locked) {
                 check_for_interrupts();
                 let verdict = group.decide(rows.shards.clone(), now);
-                sufficient &= verdict.fits(&rows.locked, now);
+                sufficient &= group.in_memory.is_some() || verdict.fits(&rows.locked, now);
                 verdicts.push(verdict);
             }
             if !verdicts.iter().all(Verdict::allows) {
@@ -111,9 +185,20 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
             if !sufficient {
                 return Ok(None);
             }
+            let in_memory = match decide_in_memory(groups, now) {
+                Ok(taken) => taken,
+                Err(refusing) => {
+                    put(groups, &mut verdicts, refusing);
+                    refused = Some(outcomes(groups, &verdicts, now, false));
+                    return Ok(None);
+                }
+            };
             for ((group, verdict), rows) in groups.iter().zip(&mut verdicts).zip(&locked) {
-                verdict.write(store, &group.target, &rows.locked, now)?;
+                if group.in_memory.is_none() {
+                    verdict.write(store, &group.target, &rows.locked, now)?;
+                }
             }
+            put(groups, &mut verdicts, in_memory);
             Ok(Some(outcomes(groups, &verdicts, now, true)))
         });
         let taken = match taken {
@@ -130,6 +215,12 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
     Err(store.not_written())
 }
 
+/// Puts the verdicts of the groups that are in memory into their places among all.
+fn put<'a>(groups: &[Group], verdicts: &mut [Verdict<'a>], in_memory: Vec<Verdict<'a>>) {
+    let places = groups.iter().zip(verdicts).filter(|(group, _)| group.in_memory.is_some());
+    places.zip(in_memory).for_each(|((_, place), verdict)| *place = verdict);
+}
+
 /// Answers as [`limit`] would, without locking or writing anything.
 ///
 /// # Errors
@@ -137,11 +228,15 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
 pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
     catalog::with(function, TableLock::Read, |catalog| {
         let groups = group(catalog, requests)?;
-        store::with_store(catalog, TableLock::Read, |store| {
+        let check = |store: Option<&dyn Store>| {
             let (now, peeked) = peek(store, &groups)?;
             let ok = peeked.iter().all(Verdict::allows);
             Ok(outcomes(&groups, &peeked, now, ok))
-        })
+        };
+        if groups.iter().all(|group| group.in_memory.is_some()) {
+            return check(None);
+        }
+        store::with_store(catalog, TableLock::Read, |store| check(Some(store)))
     })
 }
 
@@ -179,23 +274,41 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
             None => {
                 let target = Target { name: request.name, key: request.key, limit };
                 let takes = vec![take];
-                groups.insert((request.name, request.key), Group { target, defined, takes });
+                let in_memory = match target.limit.store {
+                    Kept::Table => None,
+                    Kept::Memory => {
+                        let memory = Memory::get()?;
+                        let id = memory.id(Scope::new(catalog.extension), target.name, target.key);
+                        Some(InMemory { memory, id, phase: in_memory::phase(&target) })
+                    }
+                };
+                let group = Group { target, defined, takes, in_memory };
+                groups.insert((request.name, request.key), group);
             }
         }
     }
     Ok(groups.into_values().collect())
 }
 
-/// Decides every group under the latest state, without locks.
+/// Decides every group under the latest state, without locks. Where all are in memory there is no store.
 ///
 /// # Errors
 /// Those of the store.
-fn peek<'a>(store: &dyn Store, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
+fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
     let shards = groups
         .iter()
         .map(|group| {
             check_for_interrupts();
-            Ok(shards::peek(store, &group.target)?.1.shards)
+            let target = &group.target;
+            match (&group.in_memory, store) {
+                (None, Some(store)) => Ok(shards::peek(store, target)?.1.shards),
+                (Some(InMemory { memory, id, phase }), _) => {
+                    let state =
+                        in_memory::state(target, memory.states.read(*id), clock::now(), *phase);
+                    Ok(Shards::new(&target.limit, vec![state]))
+                }
+                (None, None) => Err(Error::Moved), // which does not happen: see `check`
+            }
         })
         .collect::<Result<Vec<Shards>>>()?;
     let now = clock::now();
@@ -220,7 +333,7 @@ fn lock<'a>(
     let mut locked = Vec::new();
     for (group, verdict) in groups.iter().zip(peeked) {
         check_for_interrupts();
-        let Some((before, after)) = &verdict.change else {
+        let (None, Some((before, after))) = (&group.in_memory, &verdict.change) else {
             locked.push(Locked { shards: verdict.shards, locked: Vec::new() });
             continue;
         };
@@ -258,7 +371,7 @@ impl Group<'_> {
                 decision.retry_after = retry_after;
             }
         }
-        Verdict { shards, decisions, change }
+        Verdict { shards, enforced: self.target.limit.enforce, decisions, change }
     }
 
     /// Decides the takes one after the other, each on the state that those before it left. Returns the
@@ -281,7 +394,12 @@ impl Group<'_> {
 
 impl Verdict<'_> {
     fn allows(&self) -> bool {
-        self.decisions.iter().all(|decision| decision.ok)
+        self.decisions.iter().all(|decision| self.passes(decision))
+    }
+
+    /// Whether a request passes as far as this limit is asked.
+    fn passes(&self, decision: &Decision) -> bool {
+        decision.ok || !self.enforced
     }
 
     /// Whether the locked rows suffice for the change.
@@ -324,9 +442,12 @@ impl Verdict<'_> {
 /// Returns the outcomes in the order of the requests.
 fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Vec<Outcome> {
     let mut outcomes: Vec<(usize, Outcome)> = Vec::new();
-    let refuses = |decision: &&Decision| !ok && !decision.ok;
-    let refusals = || verdicts.iter().flat_map(|verdict| &verdict.decisions).filter(refuses);
-    let never = refusals().any(|decision| decision.retry_after.is_none());
+    let never = !ok
+        && verdicts.iter().any(|verdict| {
+            let mut refusals =
+                verdict.decisions.iter().filter(|decision| !verdict.passes(decision));
+            refusals.any(|decision| decision.retry_after.is_none())
+        });
     for (group, verdict) in groups.iter().zip(verdicts) {
         let level = verdict.shards.level(now);
         for (&(n, ..), decision) in group.takes.iter().zip(&verdict.decisions) {
@@ -334,7 +455,8 @@ fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Ve
             answer.ok = ok;
             // In a refused call a request that its limit allows has nothing to wait for; and a call
             // with a request that never passes never passes.
-            answer.retry_after = answer.retry_after.filter(|_| ok || !(decision.ok || never));
+            let waits = if ok { decision.ok } else { !(verdict.passes(decision) || never) };
+            answer.retry_after = answer.retry_after.filter(|_| waits);
             outcomes.push((n, Outcome { allows: decision.ok, answer }));
         }
     }

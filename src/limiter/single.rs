@@ -3,17 +3,19 @@
 use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
-use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::{Micros, State};
+use ratelimit_core::config::{MAX_TOKENS, Store as Kept};
+use ratelimit_core::{Micros, Shards, State};
 
-use crate::limiter::denials;
 use crate::limiter::keys::each_key;
 use crate::limiter::request::{Answer, Change, Request, Target, bad_count, check_count};
-use crate::limiter::shards;
-use crate::pg::catalog::{self, TableLock};
+use crate::limiter::tally::{self, Verdict};
+use crate::limiter::{definitions, in_memory, shards};
+use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
-use crate::pg::error::Result;
+use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::transaction::{is_read_only, refuse_read_only_call};
+use crate::store::memory::{Memory, Scope};
 use crate::store::{self, Store, TRIES, is_marker};
 
 /// Takes tokens.
@@ -24,16 +26,20 @@ use crate::store::{self, Store, TRIES, is_marker};
 ///
 /// [`Error::BadState`]: crate::pg::error::Error::BadState
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
-    catalog::with(function, TableLock::Write, |catalog| {
+    catalog::with(function, lock_to_change(), |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
         let take = Change::Take { count: request.count, reserve: request.reserve };
-        store::with_store(catalog, TableLock::Write, |store| change(store, &target, take))
-    })
-    .inspect(|answer| {
-        if !answer.ok {
-            denials::log(request, answer);
+        let mut answer = change(function, catalog, &target, take)?;
+        let verdict = match answer.ok {
+            true => Verdict::Allowed,
+            false => Verdict::Denied { enforced: answer.enforced },
+        };
+        tally::count(Scope::new(catalog.extension), request, &answer, verdict)?;
+        if !answer.enforced && !answer.ok {
+            answer.let_pass();
         }
+        Ok(answer)
     })
 }
 
@@ -46,14 +52,40 @@ pub fn credit(
     request: &Request,
     taken_at: Option<Micros>,
 ) -> Result<Answer> {
-    catalog::with(function, TableLock::Write, |catalog| {
+    catalog::with(function, lock_to_change(), |catalog| {
         let target = request.resolve(catalog)?;
         if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
             return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
         }
-        let credit = Change::Credit { count: request.count, taken_at };
-        store::with_store(catalog, TableLock::Write, |store| change(store, &target, credit))
+        change(function, catalog, &target, Change::Credit { count: request.count, taken_at })
     })
+}
+
+/// Returns the lock on the table that a change may need. Where the table can't be written, only
+/// definitions are read, on a standby under no stronger one.
+fn lock_to_change() -> TableLock {
+    if is_read_only() { TableLock::Read } else { TableLock::Write }
+}
+
+/// Makes a change where the limit is kept.
+///
+/// # Errors
+/// As [`limit`] and [`credit`], but for the arguments; raises 25006 where the table is read-only.
+fn change(
+    function: pg_sys::Oid,
+    catalog: &Catalog,
+    target: &Target,
+    change: Change,
+) -> Result<Answer> {
+    match target.limit.store {
+        Kept::Table => {
+            refuse_read_only_call(function);
+            store::with_store(catalog, TableLock::Write, |store| change_row(store, target, change))
+        }
+        Kept::Memory => {
+            in_memory::change(Memory::get()?, Scope::new(catalog.extension), target, change)
+        }
+    }
 }
 
 /// Reads the row, decides, and writes the new state: in one step where the store can and no other
@@ -64,7 +96,7 @@ pub fn credit(
 ///
 /// # Errors
 /// As [`limit`] and [`credit`], but for the arguments.
-fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
+fn change_row(store: &dyn Store, target: &Target, change: Change) -> Result<Answer> {
     if target.limit.shards() > 1 {
         return shards::change(store, target, change);
     }
@@ -140,11 +172,21 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     catalog::with(function, TableLock::Read, |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
-        store::with_store(catalog, TableLock::Read, |store| {
-            let (now, holding) = shards::peek(store, &target)?;
-            let decision = holding.shards.decide(now, request.count, request.reserve);
-            Ok(target.answer(&decision, holding.shards.level(now), now))
-        })
+        let answer = |now: Micros, shards: Shards| {
+            let decision = shards.decide(now, request.count, request.reserve);
+            target.answer(&decision, shards.level(now), now)
+        };
+        match target.limit.store {
+            Kept::Table => store::with_store(catalog, TableLock::Read, |store| {
+                let (now, holding) = shards::peek(store, &target)?;
+                Ok(answer(now, holding.shards))
+            }),
+            Kept::Memory => {
+                let memory = Memory::get()?;
+                let (now, state) = in_memory::peek(&memory, Scope::new(catalog.extension), &target);
+                Ok(answer(now, Shards::new(&target.limit, vec![state])))
+            }
+        }
     })
 }
 
@@ -153,9 +195,35 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
 /// # Errors
 /// Those of the catalog and of the store.
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
-    catalog::with(function, TableLock::Write, |catalog| {
-        store::with_store(catalog, TableLock::Write, |store| store.reset(name, key))
+    catalog::with(function, lock_to_change(), |catalog| {
+        // What is defined nowhere, or not rightly, may have been taken by a config in the call.
+        let in_memory_only = match definitions::defined(catalog, name, key) {
+            Err(Error::StoredConfig { .. }) => false,
+            defined => defined?.is_some_and(|limit| limit.store == Kept::Memory),
+        };
+        if !in_memory_only {
+            refuse_read_only_call(function);
+        }
+        let memory = memory_to_forget(in_memory_only)?;
+        let was_in_memory = memory.is_some_and(|memory| {
+            memory.states.forget(memory.id(Scope::new(catalog.extension), name, key))
+        });
+        if in_memory_only {
+            return Ok(was_in_memory);
+        }
+        let was_in_table =
+            store::with_store(catalog, TableLock::Write, |store| store.reset(name, key))?;
+        Ok(was_in_memory || was_in_table)
     })
+}
+
+/// Returns the memory in which states are to be forgotten; `None` where there is none and the limit
+/// does not need it.
+///
+/// # Errors
+/// As [`Memory::get`].
+fn memory_to_forget(needed: bool) -> Result<Option<&'static Memory>> {
+    if needed { Memory::get().map(Some) } else { tally::memory_if_any() }
 }
 
 /// Resets every key of a name; returns the number of keys that had a state. Rows are locked and
@@ -167,7 +235,21 @@ pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
 pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
     // Outside, since the work begins again where the table has changed.
     let mut count = 0;
-    catalog::with(function, TableLock::Write, |catalog| {
+    catalog::with(function, lock_to_change(), |catalog| {
+        let in_table = match definitions::may_be_in_table(catalog, name) {
+            Err(Error::StoredConfig { .. }) => true,
+            in_table => in_table?,
+        };
+        if in_table {
+            refuse_read_only_call(function);
+        }
+        if let Some(memory) = memory_to_forget(!in_table)? {
+            count += memory.states.forget_name(memory.id(Scope::new(catalog.extension), name, b""))
+                as i64;
+        }
+        if !in_table {
+            return Ok(count);
+        }
         store::with_store(catalog, TableLock::Write, |store| {
             let mut delete = |key: &[u8]| -> Result<()> {
                 check_for_interrupts();

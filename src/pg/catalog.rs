@@ -14,6 +14,8 @@ use crate::pg::{invalidation, usual_table};
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Catalog {
+    /// The extension itself.
+    pub extension: pg_sys::Oid,
     /// The schema as an SQL identifier, quoted where necessary.
     pub schema: CString,
     /// rateLimits.
@@ -132,6 +134,7 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
         let usual_key = usual_table::usual_key(relation).is_some();
         pg_sys::table_close(relation, pg_sys::NoLock as _);
         Catalog {
+            extension,
             schema,
             rate_limits,
             index,

@@ -17,6 +17,11 @@ pub fn now() -> Micros {
     FIXED.get().unwrap_or_else(system_time)
 }
 
+/// Whether that is a time of `ratelimit.clock`.
+pub fn is_fixed() -> bool {
+    FIXED.get().is_some()
+}
+
 /// Sets the clock to a fixed time; `None`: to the server's.
 pub fn fix(clock: Option<Micros>) {
     FIXED.set(clock);
@@ -49,7 +54,7 @@ pub fn to_nearest_timestamptz(at: Micros) -> i64 {
 }
 
 /// Reads the server's clock.
-fn system_time() -> Micros {
+pub fn system_time() -> Micros {
     // SAFETY: reads the clock.
     from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
 }

@@ -58,6 +58,9 @@ impl Effect {
     /// Writes to the tables. The cost makes a planner evaluate it last.
     pub const WRITES: Effect =
         Effect { sql: " VOLATILE PARALLEL UNSAFE COST 10000", allow: refuse_read_only };
+    /// Changes the state of limits: writes to the tables where these are kept there, and refuses itself
+    /// where it can't.
+    pub const TAKES: Effect = Effect { sql: Effect::WRITES.sql, allow: refuse_parallel };
     /// Reads the latest state and definitions, and the clock.
     pub const READS: Effect =
         Effect { sql: " VOLATILE PARALLEL UNSAFE COST 10000", allow: refuse_parallel };

@@ -75,6 +75,9 @@ pub enum Error {
     /// The table has changed since it was looked up; the call begins again (55000).
     #[error("the table rateLimits keeps being altered")]
     Moved,
+    /// The shared memory of limits in memory could not be mapped into the session (53200).
+    #[error("could not map the shared memory of the rate limiter")]
+    NotMapped,
     /// The SQL declaration of the function is not the one that this library was made for (42P13).
     #[error("the function's declaration does not fit the library of extension ratelimit")]
     Declaration,
@@ -141,6 +144,7 @@ impl Error {
             | Error::NullState { .. }
             | Error::NotWritten { .. }
             | Error::Moved => b"55000",
+            Error::NotMapped => b"53200",
             Error::Busy => b"55P03",
             Error::NotForKind { .. } | Error::NoHeap { .. } => b"0A000",
             Error::RateLimited { .. } => b"PT429",

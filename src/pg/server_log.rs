@@ -20,15 +20,25 @@ unsafe extern "C-unwind" {
 /// Writes one line at level LOG, without the statement and its context, which hold what users passed.
 pub fn line(text: &str) {
     let text = CString::new(server_text(text)).unwrap_or_default();
+    report(PgLogLevel::LOG, &text);
+}
+
+/// Warns the session, and the log.
+pub fn warning(text: &str) {
+    let text = CString::new(server_text(text)).unwrap_or_default();
+    report(PgLogLevel::WARNING, &text);
+}
+
+fn report(level: PgLogLevel, text: &CStr) {
     // SAFETY: the strings are valid. An error of a hook, or a cancel, which errfinish looks for, jumps to
     // the guard, past a closure that owns nothing, and unwinds from there as a panic.
     unsafe {
         pg_guard_ffi_boundary(|| {
-            if errstart(PgLogLevel::LOG as c_int, std::ptr::null()) {
+            if errstart(level as c_int, std::ptr::null()) {
                 errmsg(c"%s".as_ptr(), text.as_ptr());
                 errhidestmt(true);
                 errhidecontext(true);
-                errfinish(c"server_log.rs".as_ptr(), line!() as c_int, c"line".as_ptr());
+                errfinish(c"server_log.rs".as_ptr(), line!() as c_int, c"report".as_ptr());
             }
         });
     }

@@ -36,6 +36,8 @@ pub enum Access {
 static ACCESS: GucSetting<Access> = GucSetting::<Access>::new(Access::Auto);
 static ERROR_STYLE: GucSetting<ErrorStyle> = GucSetting::<ErrorStyle>::new(ErrorStyle::Pt429);
 static LOG_DENIALS: GucSetting<f64> = GucSetting::<f64>::new(0.0);
+static MEMORY_KEYS: GucSetting<i32> = GucSetting::<i32>::new(100_000);
+static TRACK: GucSetting<bool> = GucSetting::<bool>::new(true);
 static CLOCK: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 
 /// Returns `ratelimit.error_style`.
@@ -51,6 +53,16 @@ pub fn access() -> Access {
 /// Returns `ratelimit.log_denials`, a share from 0 to 1.
 pub fn log_denials() -> f64 {
     LOG_DENIALS.get()
+}
+
+/// Returns `ratelimit.memory_keys`.
+pub fn memory_keys() -> usize {
+    MEMORY_KEYS.get() as usize
+}
+
+/// Returns `ratelimit.track`.
+pub fn track() -> bool {
+    TRACK.get()
 }
 
 /// Runs `work` under these settings; after an error the abort of the (sub)transaction restores the
@@ -105,6 +117,24 @@ pub fn init() {
         &LOG_DENIALS,
         0.0,
         1.0,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"ratelimit.memory_keys",
+        c"How many keys the limits in memory have room for, of all databases together.",
+        c"Some 70 bytes each, allocated by the first call that needs them: a change takes effect when the server starts.",
+        &MEMORY_KEYS,
+        1_000,
+        1_000_000_000,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"ratelimit.track",
+        c"Whether the rate limiter counts its calls for rl_stats and rl_top_denied.",
+        c"The counters are in shared memory.",
+        &TRACK,
         GucContext::Suset,
         GucFlags::default(),
     );

@@ -82,6 +82,25 @@ pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     }
 }
 
+/// Whether the transaction may not write, as on a standby.
+pub fn is_read_only() -> bool {
+    // SAFETY: reads a flag.
+    unsafe { pg_sys::XactReadOnly }
+}
+
+/// Refuses a call of `function` that turns out to write, as [`refuse_read_only`].
+pub fn refuse_read_only_call(function: pg_sys::Oid) {
+    if is_read_only() {
+        // SAFETY: a look-up in the catalog, of a name that is a C string or null; raises or returns.
+        unsafe {
+            let name = pg_sys::get_func_name(function);
+            let name = if name.is_null() { c"a function" } else { CStr::from_ptr(name) };
+            let call = [name.to_bytes(), b"()\0"].concat();
+            pg_sys::PreventCommandIfReadOnly(call.as_ptr().cast());
+        }
+    }
+}
+
 /// Refuses a call that writes in a read-only transaction, in recovery, or in a parallel query. Raises
 /// 25006 for the former two.
 ///
@@ -89,11 +108,9 @@ pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
 /// [`Error::Parallel`] (25000).
 pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
     refuse_parallel(function)?;
-    // SAFETY: reads a flag; raises or returns.
-    unsafe {
-        if pg_sys::XactReadOnly {
-            pg_sys::PreventCommandIfReadOnly(function.as_ptr());
-        }
+    if is_read_only() {
+        // SAFETY: raises or returns.
+        unsafe { pg_sys::PreventCommandIfReadOnly(function.as_ptr()) };
     }
     Ok(())
 }

@@ -74,6 +74,17 @@ impl Jsonb<'_> {
     }
 }
 
+/// Cuts a text in the server's encoding to at most `most` bytes, between two characters.
+pub fn clipped(text: &[u8], most: usize) -> &[u8] {
+    if text.len() <= most {
+        return text;
+    }
+    // SAFETY: reads as many bytes as there are.
+    let length =
+        unsafe { pg_sys::pg_mbcliplen(text.as_ptr().cast(), text.len() as c_int, most as c_int) };
+    &text[..length as usize]
+}
+
 /// Converts JSON text, which came from a jsonb, to a jsonb.
 pub fn jsonb_from_json(json: &str) -> Jsonb<'static> {
     let json = CString::new(server_text(json)).unwrap_or_default();

@@ -12,15 +12,19 @@
 //! | `shards` | token bucket, fixed window | into how many shards it is divided, a whole number, 1 to 1,024; left out: 1 |
 //! | `start` | fixed window | where windows begin: epoch milliseconds, a time with its offset, or `"first request"`; left out: at the `phase` that [`Limit::initial_state`] is given |
 //! | `timezone` | fixed window | an IANA name: windows turn on local dates of that zone. `period` is then a whole number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for days and weeks, 1970-01-01 for months and years |
+//! | `store` | all | `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out: `"table"` |
+//! | `enforce` | all | `false`: a dry run, in which what would be denied passes; left out: `true` |
 //!
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]: nothing is guessed. Nothing here depends on a setting of the process or the
 //! machine.
 
 use std::fmt;
+use std::ops::Deref;
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::algorithm::{
@@ -73,7 +77,7 @@ impl ConfigError {
                     }
                     _ => format!("{} is not a field", serde_json::Value::from(shortened(&field))),
                 };
-                (problem, quoted(["kind"].iter().chain(fields)))
+                (problem, quoted(["kind"].iter().chain(fields).chain(&["store", "enforce"])))
             }
             FieldError::Repeated { field } => {
                 (format!("\"{field}\" is there more than once"), "one value".into())
@@ -87,7 +91,72 @@ impl ConfigError {
     }
 }
 
-/// Reads and checks a config. Its text should be no longer than [`MAX_BYTES`], which is left to the
+/// A config: a limit, and what the caller does with it. A [`Limit`] decides, whatever they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Definition {
+    /// The limit.
+    pub limit: Limit,
+    /// Where its states are kept.
+    pub store: Store,
+    /// Whether a denial is one; otherwise this is a dry run, which changes nothing and passes.
+    pub enforce: bool,
+}
+
+impl Deref for Definition {
+    type Target = Limit;
+
+    fn deref(&self) -> &Limit {
+        &self.limit
+    }
+}
+
+/// Where the states of a limit are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Store {
+    /// In a table, with the caller's transaction.
+    #[default]
+    Table,
+    /// In memory, whatever becomes of the transaction.
+    Memory,
+}
+
+impl<'de> Deserialize<'de> for Store {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Store, D::Error> {
+        deserializer.deserialize_str(Text {
+            allowed: r#""table" or "memory""#,
+            read: |text| match text {
+                "table" => Some(Store::Table),
+                "memory" => Some(Store::Memory),
+                _ => None,
+            },
+        })
+    }
+}
+
+/// A `true` or a `false`.
+struct Flag(bool);
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Flag, D::Error> {
+        struct Either;
+
+        impl Visitor<'_> for Either {
+            type Value = Flag;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true or false")
+            }
+
+            fn visit_bool<E>(self, flag: bool) -> Result<Flag, E> {
+                Ok(Flag(flag))
+            }
+        }
+
+        deserializer.deserialize_bool(Either)
+    }
+}
+
+/// Reads and checks the limit of a config. Its text should be no longer than [`MAX_BYTES`], which is left to the
 /// caller.
 ///
 /// ```
@@ -102,20 +171,59 @@ impl ConfigError {
 /// [`ConfigError`] for an unknown, missing or repeated field, a wrong type, a value out of range and
 /// a field that the kind does not take.
 pub fn parse(json: &str) -> Result<Limit, ConfigError> {
+    definition(json).map(|definition| definition.limit)
+}
+
+/// Reads and checks a whole config, as [`parse`] reads its limit.
+///
+/// ```
+/// use ratelimit_core::config::{self, Store};
+///
+/// let json = r#"{"kind": "sliding window", "rate": 5, "period": "1 s", "store": "memory"}"#;
+/// let definition = config::definition(json)?;
+/// assert_eq!((definition.store, definition.enforce), (Store::Memory, true));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+///
+/// # Errors
+/// As [`parse`], and for a `store` that the limit can't be kept in.
+pub fn definition(json: &str) -> Result<Definition, ConfigError> {
     let mut fields = Fields::of_json(json).ok_or_else(|| ConfigError {
         problem: format!("it is {}", shortened(json)),
         allowed: r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#
             .into(),
         kind: None,
     })?;
-    let kind = fields.take("kind").map_err(|error| {
+    let kind = fields.take("kind");
+    let store = fields.take::<Option<Store>>("store");
+    let enforce = fields.take::<Option<Flag>>("enforce");
+    let kind = kind.map_err(|error| {
         // Where none is told, a field that no kind has comes first all the same.
         match fields.read::<FixedWindowConfig>() {
             Err(unknown @ FieldError::Unknown { .. }) => ConfigError::of_field(unknown, None),
             _ => ConfigError::of_field(error, None),
         }
     })?;
-    Config::read(kind, &fields).map(Limit::from)
+    let limit = Config::read(kind, &fields).map(Limit::from)?;
+    let of_field = |error| ConfigError::of_field(error, Some(kind));
+    let store = store.map_err(of_field)?.unwrap_or_default();
+    let enforce = enforce.map_err(of_field)?.is_none_or(|flag| flag.0);
+    let refused = |field, value: String, allowed: &str| {
+        of_field(FieldError::Invalid { field, value, allowed: allowed.into() })
+    };
+    match store {
+        Store::Memory if kind == Kind::SlidingLog => Err(refused(
+            "store",
+            r#""memory""#.into(),
+            r#""table" for a sliding log, whose state is an entry a token"#,
+        )),
+        Store::Memory if limit.shards() > 1 => Err(refused(
+            "shards",
+            limit.shards().to_string(),
+            r#"1 where "store" is "memory", whose calls wait for no transaction"#,
+        )),
+        _ => Ok(Definition { limit, store, enforce }),
+    }
 }
 
 impl<'de> Deserialize<'de> for Kind {

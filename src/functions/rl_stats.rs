@@ -1,0 +1,120 @@
+//! Numbers about all limits, whatever their store: counted in shared memory since the server started.
+
+use super::arguments::{MaxRows, Name};
+use crate::limiter::stats;
+use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
+use crate::pg::call::{Call, Rows};
+use crate::pg::declaration::{One, sql_function};
+
+sql_row! {
+    /// The counters of a name.
+    pub struct StatsRow {
+        name: Text,
+        allowed: i64,
+        denied: i64,
+        denied_in_dry_run: i64,
+        tokens: f64,
+        since: Option<Timestamptz>,
+    }
+}
+
+sql_function! {
+    /// 53100 or 53200: there is no shared memory for the counters.
+    #[sql(
+        READS,
+        comment = "how many calls each rate limit allowed and denied, and the tokens that it gave"
+    )]
+    fn rl_stats(call: &Call) -> Rows<StatsRow> {
+        let rows = call.rows()?;
+        for totals in stats::totals(call.function())? {
+            rows.put(StatsRow {
+                name: Text::new(&totals.name),
+                allowed: totals.allowed as i64,
+                denied: totals.denied as i64,
+                denied_in_dry_run: totals.denied_in_dry_run as i64,
+                tokens: totals.tokens,
+                since: Timestamptz::new(totals.since),
+            });
+        }
+        Ok(rows)
+    }
+}
+
+sql_function! {
+    /// 22023; 53100 or 53200 as `rl_stats`.
+    #[sql(
+        READS,
+        comment = "sets the counters of a rate limit to zero, or those of all; returns of how many"
+    )]
+    fn rl_stats_reset(call: &Call, name: Option<Name> = "NULL") -> i64 {
+        stats::reset(call.function(), name.map(|name| name.0))
+    }
+}
+
+sql_row! {
+    /// A key that was denied: from `denied - error` to `denied` times.
+    pub struct DeniedRow {
+        name: Text,
+        key: Text,
+        denied: i64,
+        error: i64,
+    }
+}
+
+sql_function! {
+    /// 22023; 53100 or 53200 as `rl_stats`.
+    #[sql(
+        READS,
+        rows = "10",
+        comment = "the keys that are denied most, of a rate limit or of all: from denied - error to denied times"
+    )]
+    fn rl_top_denied(
+        call: &Call,
+        name: Option<Name> = "NULL",
+        max_rows: MaxRows = "10",
+    ) -> Rows<DeniedRow> {
+        let rows = call.rows()?;
+        let name = name.map(|name| name.0);
+        for denied in stats::most_denied(call.function(), name, max_rows.0)? {
+            rows.put(DeniedRow {
+                name: Text::new(&denied.name),
+                key: Text::new(&denied.key),
+                denied: denied.denied as i64,
+                error: denied.error as i64,
+            });
+        }
+        Ok(rows)
+    }
+}
+
+sql_row! {
+    /// What the limits in memory use, of all databases of the server.
+    pub struct MemoryRow {
+        keys: i64,
+        room: i64,
+        bytes: i64,
+        dropped_idle: i64,
+        dropped_live: i64,
+        since: Option<Timestamptz>,
+    }
+}
+
+sql_function! {
+    /// 53100 or 53200 as `rl_stats`.
+    #[sql(
+        READS,
+        comment = "how many keys the rate limits in memory have and have room for, and how many made room for others"
+    )]
+    fn rl_memory(call: &Call) -> One<MemoryRow> {
+        let memory = stats::memory()?;
+        let usage = memory.states.usage();
+        Ok(One(MemoryRow {
+            keys: usage.keys as i64,
+            room: usage.room as i64,
+            bytes: memory.size() as i64,
+            dropped_idle: usage.dropped_idle as i64,
+            dropped_live: usage.dropped_live as i64,
+            since: Timestamptz::new(memory.since()),
+        }))
+    }
+}

@@ -1,0 +1,62 @@
+//! One limit in memory: decided and changed under the lock of its partition, at once for all sessions.
+
+use ratelimit_core::{Kind, Micros, State};
+
+use crate::limiter::request::{Answer, Change, Target};
+use crate::pg::clock;
+use crate::pg::error::Result;
+use crate::pg::server_log;
+use crate::store::memory::{LockedState, Memory, Scope};
+
+/// Makes a call.
+///
+/// # Errors
+/// [`Error::NotForKind`](crate::pg::error::Error::NotForKind) (0A000): a credit to a sliding kind.
+pub fn change(memory: &Memory, scope: Scope, target: &Target, change: Change) -> Result<Answer> {
+    let (id, phase) = (memory.id(scope, target.name, target.key), phase(target));
+    let answer = memory.states.locked(id, |locked| {
+        let now = clock::now();
+        let before = state(target, locked.state(), now, phase);
+        let decision = change.apply(&target.limit, &before, now)?;
+        if let Some(after) = &decision.state {
+            set(locked, target, after, now, phase);
+        }
+        Ok(target.answer(&decision, decision.level, now))
+    });
+    tell_losses(memory);
+    answer
+}
+
+/// Tells in the server's log, once a minute at most, that keys which were in use made room for others.
+pub fn tell_losses(memory: &Memory) {
+    if let Some(lost) = memory.states.losses_to_tell() {
+        server_log::line(&format!(
+            "rate limits in memory: {lost} keys in use made room for others, and are full again; \
+             ratelimit.memory_keys should be greater"
+        ));
+    }
+}
+
+/// Reads the state of a limit, with the instant after the read.
+pub fn peek(memory: &Memory, scope: Scope, target: &Target) -> (Micros, State) {
+    let found = memory.states.read(memory.id(scope, target.name, target.key));
+    let now = clock::now();
+    (now, state(target, found, now, phase(target)))
+}
+
+/// Where the windows of a key begin, for a kind that has windows.
+pub fn phase(target: &Target) -> Micros {
+    if target.limit.kind() == Kind::FixedWindow { target.phase() } else { Micros(0) }
+}
+
+/// Interprets what is stored of a limit, whose definition may have changed since.
+pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) -> State {
+    found
+        .filter(|state| target.limit.accepts(state))
+        .unwrap_or_else(|| target.limit.initial_state(now, phase))
+}
+
+/// Stores a state.
+pub fn set(locked: &mut LockedState, target: &Target, after: &State, now: Micros, phase: Micros) {
+    locked.set(after, target.limit.idle_at(after, now, phase), now);
+}

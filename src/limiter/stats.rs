@@ -1,0 +1,56 @@
+//! `rl_stats`, `rl_top_denied` and `rl_memory`: what the counters in shared memory say.
+
+use pgrx::pg_sys;
+
+use crate::pg::catalog::{self, TableLock};
+use crate::pg::error::Result;
+use crate::store::memory::{Denied, Memory, Scope, Totals};
+
+/// Returns where the names of a function's limits are from.
+///
+/// # Errors
+/// Those of the catalog.
+fn scope(function: pg_sys::Oid) -> Result<Scope> {
+    Ok(Scope::new(catalog::current(function, TableLock::Read)?.extension))
+}
+
+/// Returns the counters of all names, in their order.
+///
+/// # Errors
+/// Those of the catalog; raises 53100 or 53200 where there is no memory.
+pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
+    let mut totals = Memory::get()?.tallies.totals(scope(function)?);
+    totals.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(totals)
+}
+
+/// Sets the counters of a name to zero, or those of all names, and forgets which of their keys were
+/// denied; returns of how many names.
+///
+/// # Errors
+/// As [`totals`].
+pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
+    let (memory, scope) = (Memory::get()?, scope(function)?);
+    memory.rankings.forget(scope, name);
+    Ok(memory.tallies.reset(scope, name) as i64)
+}
+
+/// Returns the keys that are denied most, of a name or of all.
+///
+/// # Errors
+/// As [`totals`].
+pub fn most_denied(
+    function: pg_sys::Oid,
+    name: Option<&[u8]>,
+    max_rows: i64,
+) -> Result<Vec<Denied>> {
+    Ok(Memory::get()?.rankings.most_denied(scope(function)?, name, max_rows as usize))
+}
+
+/// Returns the memory, which tells how much of it is in use.
+///
+/// # Errors
+/// Raises 53100 or 53200 where there is no memory.
+pub fn memory() -> Result<&'static Memory> {
+    Memory::get()
+}

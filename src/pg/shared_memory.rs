@@ -1,0 +1,183 @@
+//! A segment of memory that all sessions of the server share, made by the first that needs it: without
+//! shared_preload_libraries, and so without a restart.
+//!
+//! Its handle stands in a few bytes of the server's main shared memory, which has some to spare, and
+//! where ShmemInitStruct finds or makes them at any time: on all versions, although 17 and later have
+//! GetNamedDSMSegment, which after a failure to allocate hands out what it has not made.
+//! The segment is pinned: it is there until the server stops, or starts again after a crash.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+
+use pgrx::pg_sys;
+
+use crate::pg::error::{Error, Result};
+use crate::pg::subtransaction::attempt;
+
+// Functions of Postgres that raise no error: an LWLock that this session holds is released, and it holds
+// fewer than the 200 that it may.
+unsafe extern "C-unwind" {
+    fn LWLockAcquire(lock: *mut pg_sys::LWLock, mode: pg_sys::LWLockMode::Type) -> bool;
+    fn LWLockRelease(lock: *mut pg_sys::LWLock);
+    fn pg_strong_random(buffer: *mut c_void, bytes: usize) -> bool;
+}
+
+/// The number of AddinShmemInitLock, under which extensions set up what they share: 15 to 18.
+const ADDIN_SHMEM_INIT_LOCK: usize = 21;
+
+/// What every session finds. Zero: there is no segment yet.
+#[repr(C)]
+struct Rendezvous {
+    handle: pg_sys::dsm_handle,
+}
+
+/// Returns the address of a name's segment, where it stays as long as the process; where there is none,
+/// makes one of so many bytes, zeroed, and has it filled. Of two sessions that do so at once, one keeps its own. Another `name` is another segment.
+///
+/// # Errors
+/// [`Error::NotMapped`] (53200); raises 53100 or 53200 where the segment has no room.
+pub fn segment(name: &'static CStr, size: usize, fill: impl FnOnce(*mut u8)) -> Result<*mut u8> {
+    // In a subtransaction, whose rollback releases the locks that an error of Postgres leaves, and the
+    // mapping. What is made here is no part of it.
+    let address = attempt(|| {
+        // SAFETY: in a transaction. What Postgres keeps of a mapping is allocated where it asks for it.
+        unsafe {
+            let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            let rendezvous = rendezvous(name);
+            let mut segment = find(rendezvous);
+            if segment.is_null() {
+                // Not under the lock: it takes a while, and may fail.
+                let new = pg_sys::dsm_create(size, 0);
+                // Where min_dynamic_shared_memory is set it holds what was there before.
+                let address = pg_sys::dsm_segment_address(new).cast::<u8>();
+                address.write_bytes(0, size);
+                fill(address);
+                let lock = addin_shmem_init_lock();
+                LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+                let first = (*rendezvous).handle == 0;
+                if first {
+                    pg_sys::dsm_pin_segment(new);
+                    (*rendezvous).handle = pg_sys::dsm_segment_handle(new);
+                }
+                LWLockRelease(lock);
+                segment = if first {
+                    new
+                } else {
+                    pg_sys::dsm_detach(new);
+                    find(rendezvous)
+                };
+            }
+            if segment.is_null() {
+                return Ok(None);
+            }
+            pg_sys::dsm_pin_mapping(segment);
+            pg_sys::MemoryContextSwitchTo(context);
+            Ok(Some(pg_sys::dsm_segment_address(segment).cast()))
+        }
+    })?;
+    address.ok_or(Error::NotMapped)
+}
+
+/// # Safety
+/// In a server.
+unsafe fn addin_shmem_init_lock() -> *mut pg_sys::LWLock {
+    // SAFETY: the array has this lock in all versions that this is built for.
+    unsafe { &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock }
+}
+
+/// Finds or makes the few bytes of a name.
+///
+/// # Safety
+/// In a transaction, whose end releases the lock after an error.
+unsafe fn rendezvous(name: &CStr) -> *mut Rendezvous {
+    // SAFETY: as the caller says; under the lock the bytes are made and zeroed once.
+    unsafe {
+        let lock = addin_shmem_init_lock();
+        LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let mut found = false;
+        let here: *mut Rendezvous =
+            pg_sys::ShmemInitStruct(name.as_ptr(), size_of::<Rendezvous>(), &mut found).cast();
+        if !found {
+            here.write_bytes(0, 1);
+        }
+        LWLockRelease(lock);
+        here
+    }
+}
+
+/// Maps the segment; null where there is none.
+///
+/// # Safety
+/// In a transaction, as [`rendezvous`].
+unsafe fn find(rendezvous: *mut Rendezvous) -> *mut pg_sys::dsm_segment {
+    // SAFETY: as the caller says; the handle is written once, under the lock, for a pinned segment.
+    unsafe {
+        let lock = addin_shmem_init_lock();
+        LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
+        let handle = (*rendezvous).handle;
+        LWLockRelease(lock);
+        if handle == 0 {
+            return null_mut();
+        }
+        let mapped = pg_sys::dsm_find_mapping(handle);
+        if mapped.is_null() { pg_sys::dsm_attach(handle) } else { mapped }
+    }
+}
+
+/// Fills memory with random bytes that nobody can foresee; false where the system has none.
+pub fn random(words: &mut [u64]) -> bool {
+    // SAFETY: writes as many bytes as the words have.
+    unsafe { pg_strong_random(words.as_mut_ptr().cast(), size_of_val(words)) }
+}
+
+/// Returns the number of a new group of locks, as wait events show it.
+pub fn new_lock_group() -> i32 {
+    // SAFETY: counts up under a lock of its own.
+    unsafe { pg_sys::LWLockNewTrancheId() }
+}
+
+/// Names a group of locks in this session, for pg_stat_activity.
+pub fn name_lock_group(group: i32, name: &'static CStr) {
+    // SAFETY: the name lives as long as the process.
+    unsafe { pg_sys::LWLockRegisterTranche(group, name.as_ptr()) }
+}
+
+/// A lock in shared memory, as PostgreSQL's own data there has: a wait for it can't be cancelled, and
+/// while it is held no signal is looked at. So what is done under it is short, calls nothing of
+/// Postgres but the clock, and raises nothing.
+#[repr(transparent)]
+pub struct Lock(UnsafeCell<pg_sys::LWLock>);
+
+/// A lock that is held until this is dropped. After an error or a panic the end of the (sub)transaction
+/// finds it released.
+pub struct Held<'a>(&'a Lock);
+
+impl Lock {
+    /// Initializes a lock of a group; nobody else sees it yet.
+    pub fn init(&self, group: i32) {
+        // SAFETY: the memory is the lock's.
+        unsafe { pg_sys::LWLockInitialize(self.0.get(), group) }
+    }
+
+    /// Waits until nobody else holds it.
+    pub fn exclusive(&self) -> Held<'_> {
+        // SAFETY: initialized, and not held by this session.
+        unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_EXCLUSIVE) };
+        Held(self)
+    }
+
+    /// Waits until nobody holds it exclusively.
+    pub fn shared(&self) -> Held<'_> {
+        // SAFETY: as above.
+        unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_SHARED) };
+        Held(self)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // SAFETY: held by this session, which gave it to nobody.
+        unsafe { LWLockRelease(self.0.0.get()) };
+    }
+}

@@ -1,0 +1,150 @@
+//! Limits in memory: their states, and the counters of all limits, in a segment that the sessions of
+//! the server share. Nothing here outlives the server, and nothing is part of a transaction.
+//!
+//! Everything is found by a keyed hash of database, extension, name and key: who chooses keys can't
+//! aim at a partition or at another's state, and what a dropped extension left is found by nobody.
+
+use std::cell::Cell;
+use std::ffi::CStr;
+
+use ratelimit_core::Micros;
+
+use crate::pg::clock;
+use crate::pg::error::Result;
+use crate::pg::settings;
+use crate::pg::shared_memory;
+
+use id::Identifier;
+use rankings::Rankings;
+use states::States;
+use tallies::Tallies;
+
+mod id;
+mod rankings;
+mod states;
+mod tallies;
+
+pub use id::{Id, Scope};
+pub use rankings::Denied;
+pub use states::LockedState;
+pub use tallies::{Count, Totals};
+
+/// The segment's name, with the number of its layout: a library with another one, as after an upgrade
+/// in sessions that were there before, has a segment of its own, and counts for itself.
+const NAME: &CStr = c"ratelimit 1";
+
+/// The beginning of the segment. After it come the states, the tallies and the rankings.
+#[repr(C, align(128))]
+struct Header {
+    seed: [u64; 2],
+    /// `ratelimit.memory_keys` as it was.
+    keys: u64,
+    lock_group: i32,
+    /// Epoch microseconds.
+    since: i64,
+}
+
+/// The segment as this session sees it.
+pub struct Memory {
+    /// The states of limits in memory.
+    pub states: States,
+    /// What calls of each name were answered.
+    pub tallies: Tallies,
+    /// The keys that are denied most.
+    pub rankings: Rankings,
+    identifier: Identifier,
+    since: Micros,
+    size: usize,
+}
+
+thread_local! {
+    static MEMORY: Cell<Option<&'static Memory>> = const { Cell::new(None) };
+}
+
+impl Memory {
+    /// Returns the server's segment; makes it where there is none.
+    ///
+    /// # Errors
+    /// 53200; raises 53100 or 53200 where there is no room for it.
+    #[inline]
+    pub fn get() -> Result<&'static Memory> {
+        match MEMORY.get() {
+            Some(memory) => Ok(memory),
+            None => Memory::open(),
+        }
+    }
+
+    #[cold]
+    fn open() -> Result<&'static Memory> {
+        let keys = settings::memory_keys();
+        let size = parts(keys)[3];
+        let address = shared_memory::segment(NAME, size, |address| fill(address, keys))?;
+        // SAFETY: the segment begins with a header, which nobody changes any more.
+        let header = unsafe { &*address.cast::<Header>() };
+        shared_memory::name_lock_group(header.lock_group, c"ratelimit");
+        // Once in the life of a session.
+        let memory = &*Box::leak(Box::new(view(address, header)));
+        MEMORY.set(Some(memory));
+        Ok(memory)
+    }
+
+    /// Identifies a name and key.
+    #[inline]
+    pub fn id(&self, scope: Scope, name: &[u8], key: &[u8]) -> Id {
+        self.identifier.id(scope, name, key)
+    }
+
+    /// The segment's size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size as u64
+    }
+
+    /// When the segment was made.
+    pub fn since(&self) -> Micros {
+        self.since
+    }
+}
+
+/// Where the states, the tallies and the rankings begin, and where the segment ends, in bytes.
+fn parts(keys: usize) -> [usize; 4] {
+    let sizes = [States::size(keys), Tallies::SIZE, Rankings::SIZE];
+    let mut parts = [size_of::<Header>().next_multiple_of(128); 4];
+    for (n, size) in sizes.into_iter().enumerate() {
+        parts[n + 1] = (parts[n] + size).next_multiple_of(128);
+    }
+    parts
+}
+
+/// Looks at a segment with this header.
+fn view(address: *mut u8, header: &Header) -> Memory {
+    let keys = header.keys as usize;
+    let [states, tallies, rankings, size] = parts(keys);
+    // SAFETY: the segment is laid out so, for as many keys as its header says.
+    unsafe {
+        Memory {
+            states: States::new(address.add(states), keys),
+            tallies: Tallies::new(address.add(tallies)),
+            rankings: Rankings::new(address.add(rankings)),
+            identifier: Identifier::new(header.seed),
+            since: Micros(header.since),
+            size,
+        }
+    }
+}
+
+/// Fills a new segment, which is zeroed.
+fn fill(address: *mut u8, keys: usize) {
+    let lock_group = shared_memory::new_lock_group();
+    let mut seed = [0; 2];
+    if !shared_memory::random(&mut seed) {
+        seed.fill_with(|| fastrand::u64(..));
+    }
+    let since = clock::system_time().0;
+    let header = Header { seed, keys: keys as u64, lock_group, since };
+    let memory = view(address, &header);
+    // SAFETY: nobody else sees the segment yet.
+    unsafe { address.cast::<Header>().write(header) };
+    memory.states.init(lock_group);
+    memory.tallies.init(lock_group);
+    memory.rankings.init(lock_group);
+}

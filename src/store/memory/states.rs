@@ -1,0 +1,274 @@
+//! The states of limits in memory: in partitions, each with a lock, under which a state is read,
+//! decided and written.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+
+use ratelimit_core::table::{Dropped, Entry, Head, Partition};
+use ratelimit_core::{Micros, State};
+
+use super::id::Id;
+use crate::pg::clock;
+use crate::pg::shared_memory::{Held, Lock};
+
+/// How many partitions the states of the server's clock have.
+const PARTITIONS: usize = 128;
+/// The partition of states under a fixed clock, so that a test does not touch what others hold.
+const FIXED_CLOCK: usize = PARTITIONS;
+/// Its entries.
+const FIXED_CLOCK_ENTRIES: usize = 4096;
+/// How often at most the loss of states that were not idle is told.
+const TELL_EVERY: Micros = Micros(60_000_000);
+
+#[repr(C, align(128))]
+struct Shared {
+    lock: Lock,
+    head: Head,
+}
+
+/// States that made room for others.
+#[repr(C, align(128))]
+struct Losses {
+    idle: AtomicU64,
+    /// Those that were not idle: their keys were full again too early.
+    live: AtomicU64,
+    /// How many of these were told, and when, in epoch microseconds.
+    told: AtomicU64,
+    told_at: AtomicI64,
+}
+
+/// The states, in shared memory: [`Losses`], then the partitions, then the buckets and the entries of all
+/// of them.
+pub struct States {
+    address: *mut u8,
+    layout: Layout,
+}
+
+/// Offsets in bytes.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Of each partition but that of the fixed clock.
+    entries_each: usize,
+    partitions: usize,
+    buckets: usize,
+    entries: usize,
+    end: usize,
+}
+
+impl Layout {
+    fn new(keys: usize) -> Layout {
+        let mean = keys.div_ceil(PARTITIONS);
+        // Keys are spread by chance: four standard deviations of room for a partition that gets more.
+        let entries_each = mean + 4 * mean.isqrt();
+        let entries_all = entries_each * PARTITIONS + FIXED_CLOCK_ENTRIES;
+        let after = |end: usize, size: usize| (end + size).next_multiple_of(128);
+        let partitions = after(0, size_of::<Losses>());
+        let buckets = after(partitions, size_of::<Shared>() * (PARTITIONS + 1));
+        let entries = after(buckets, size_of::<u32>() * entries_all);
+        let end = after(entries, size_of::<Entry>() * entries_all);
+        Layout { entries_each, partitions, buckets, entries, end }
+    }
+
+    /// The first entry of a partition, and how many it has. It has as many buckets.
+    fn entries_of(&self, partition: usize) -> (usize, usize) {
+        let first = partition * self.entries_each;
+        (first, if partition == FIXED_CLOCK { FIXED_CLOCK_ENTRIES } else { self.entries_each })
+    }
+}
+
+/// The partition of a state.
+fn partition_of(id: Id) -> usize {
+    if clock::is_fixed() { FIXED_CLOCK } else { (id.key[0] % PARTITIONS as u64) as usize }
+}
+
+/// How much room the states take, but for those under a fixed clock.
+pub struct Usage {
+    /// States that are there.
+    pub keys: u64,
+    /// How many there can be.
+    pub room: u64,
+    /// States that made room for others when they were idle.
+    pub dropped_idle: u64,
+    /// The same of such that were not: their keys were full again too early.
+    pub dropped_live: u64,
+}
+
+impl States {
+    /// How many bytes they take, for so many keys.
+    pub fn size(keys: usize) -> usize {
+        Layout::new(keys).end
+    }
+
+    /// Looks at states.
+    ///
+    /// # Safety
+    /// There are so many bytes at the address, for as long as the process; all zeros, and soon to be
+    /// [initialized](States::init), or what other sessions have made of that.
+    pub unsafe fn new(address: *mut u8, keys: usize) -> States {
+        States { address, layout: Layout::new(keys) }
+    }
+
+    /// Initializes the locks, before anybody else sees them.
+    pub fn init(&self, lock_group: i32) {
+        (0..=FIXED_CLOCK).for_each(|number| self.shared(number).lock.init(lock_group));
+    }
+
+    /// Reads a state.
+    pub fn read(&self, id: Id) -> Option<State> {
+        let number = partition_of(id);
+        let _held = self.shared(number).lock.shared();
+        self.partition(number).find(id.key).map(Entry::state)
+    }
+
+    /// Locks a state, which may not be there, and changes or keeps it: what `work` does is short,
+    /// and calls nothing of Postgres but the clock.
+    #[inline]
+    pub fn locked<T>(&self, id: Id, work: impl FnOnce(&mut LockedState) -> T) -> T {
+        let number = partition_of(id);
+        let held = self.shared(number).lock.exclusive();
+        let partition = self.partition(number);
+        let mut state = LockedState { partition, id, dropped: Dropped::None };
+        let result = work(&mut state);
+        let dropped = state.dropped;
+        drop(held);
+        self.count(dropped);
+        result
+    }
+
+    /// Locks several states at once.
+    pub fn lock_all(&self, ids: impl Iterator<Item = Id>) -> LockedStates<'_> {
+        let mut numbers: Vec<usize> = ids.map(partition_of).collect();
+        numbers.sort_unstable(); // so that no two sessions wait for each other
+        numbers.dedup();
+        let lock = |number| self.shared(number).lock.exclusive();
+        LockedStates { states: self, _held: numbers.into_iter().map(lock).collect() }
+    }
+
+    /// Forgets a state; false if there was none.
+    pub fn forget(&self, id: Id) -> bool {
+        let number = partition_of(id);
+        let _held = self.shared(number).lock.exclusive();
+        self.partition(number).remove(id.key)
+    }
+
+    /// Forgets the states of a name's keys, partition by partition, and counts them.
+    pub fn forget_name(&self, id: Id) -> u64 {
+        let numbers = if clock::is_fixed() { FIXED_CLOCK..FIXED_CLOCK + 1 } else { 0..PARTITIONS };
+        let forget = |number| {
+            let _held = self.shared(number).lock.exclusive();
+            self.partition(number).remove_if(|entry| entry.tag == id.name[0])
+        };
+        numbers.map(forget).sum()
+    }
+
+    /// Returns how much room is in use.
+    pub fn usage(&self) -> Usage {
+        let keys = |number| {
+            let _held = self.shared(number).lock.shared();
+            self.partition(number).iter().count() as u64
+        };
+        Usage {
+            keys: (0..PARTITIONS).map(keys).sum(),
+            room: (self.layout.entries_each * PARTITIONS) as u64,
+            dropped_idle: self.losses().idle.load(Relaxed),
+            dropped_live: self.losses().live.load(Relaxed),
+        }
+    }
+
+    /// Returns how many states that were not idle made room for others, and were not told to anybody, if
+    /// the last ones were told more than a minute ago.
+    pub fn losses_to_tell(&self) -> Option<u64> {
+        let losses = self.losses();
+        let (live, told) = (losses.live.load(Relaxed), losses.told.load(Relaxed));
+        if live <= told {
+            return None;
+        }
+        let (now, told_at) = (clock::system_time(), losses.told_at.load(Relaxed));
+        let due = now.minus(Micros(told_at)) >= TELL_EVERY;
+        if !due || losses.told_at.compare_exchange(told_at, now.0, Relaxed, Relaxed).is_err() {
+            return None;
+        }
+        losses.told.store(live, Relaxed);
+        Some(live - told)
+    }
+
+    /// Counts a state that made room for another.
+    fn count(&self, dropped: Dropped) {
+        let counter = match dropped {
+            Dropped::None => return,
+            Dropped::Idle => &self.losses().idle,
+            Dropped::Live => &self.losses().live,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    fn losses(&self) -> &Losses {
+        // SAFETY: it is the beginning of the memory, and all of it is atomic.
+        unsafe { &*self.address.cast() }
+    }
+
+    fn shared(&self, number: usize) -> &Shared {
+        // SAFETY: there are as many and one more; a lock is made to be shared, and nothing else is
+        // looked at through this reference.
+        unsafe { &*self.address.add(self.layout.partitions).cast::<Shared>().add(number) }
+    }
+
+    /// Looks at a partition whose lock is held. Under a shared one it is only read.
+    fn partition(&self, number: usize) -> Partition<'_> {
+        let (first, length) = self.layout.entries_of(number);
+        // SAFETY: the lock keeps others from writing, or away; the arrays have this length.
+        unsafe {
+            let shared = std::ptr::from_ref(self.shared(number)).cast_mut();
+            let buckets = self.address.add(self.layout.buckets).cast::<u32>().add(first);
+            let entries = self.address.add(self.layout.entries).cast::<Entry>().add(first);
+            Partition::new(
+                &mut *(&raw mut (*shared).head),
+                std::slice::from_raw_parts_mut(buckets, length),
+                std::slice::from_raw_parts_mut(entries, length),
+            )
+        }
+    }
+}
+
+/// A state whose partition is locked.
+pub struct LockedState<'a> {
+    partition: Partition<'a>,
+    id: Id,
+    dropped: Dropped,
+}
+
+impl LockedState<'_> {
+    /// The state, if there is one.
+    pub fn state(&self) -> Option<State> {
+        self.partition.find(self.id.key).map(Entry::state)
+    }
+
+    /// Stores a state, and from when on nobody misses it.
+    pub fn set(&mut self, state: &State, idle_at: Option<Micros>, now: Micros) {
+        let (entry, dropped) = self.partition.entry(self.id.key, now);
+        entry.tag = self.id.name[0];
+        entry.set(state, idle_at);
+        self.dropped = dropped;
+    }
+}
+
+/// The states of some keys, whose partitions are locked.
+pub struct LockedStates<'a> {
+    states: &'a States,
+    _held: Vec<Held<'a>>,
+}
+
+impl LockedStates<'_> {
+    /// One of the states that were locked.
+    pub fn state(&self, id: Id) -> Option<State> {
+        self.states.partition(partition_of(id)).find(id.key).map(Entry::state)
+    }
+
+    /// Stores one of them, as [`LockedState::set`].
+    pub fn set(&mut self, id: Id, state: &State, idle_at: Option<Micros>, now: Micros) {
+        let partition = self.states.partition(partition_of(id));
+        let mut locked = LockedState { partition, id, dropped: Dropped::None };
+        locked.set(state, idle_at, now);
+        self.states.count(locked.dropped);
+    }
+}
