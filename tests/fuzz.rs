@@ -36,6 +36,9 @@ const CONFIGS: &[&str] = &[
     r#"{"kind": "fixed window", "rate": 5, "period": 1000, "start": "first request"}"#,
     r#"{"kind": "sliding window", "rate": 5, "period": 1000}"#,
     r#"{"kind": "sliding log", "rate": 5, "period": 1000}"#,
+    r#"{"kind": "token bucket", "rate": 5, "period": 1000, "store": "memory"}"#,
+    r#"{"kind": "fixed window", "rate": 5, "period": 1000, "store": "memory", "enforce": false}"#,
+    r#"{"kind": "sliding window", "rate": 5, "period": 1000, "store": "memory"}"#,
 ];
 const FIELDS: &[&str] = &[
     "kind",
@@ -47,6 +50,8 @@ const FIELDS: &[&str] = &[
     "shards",
     "start",
     "timezone",
+    "store",
+    "enforce",
     "",
 ];
 const VALUES: &[&str] = &[
@@ -62,6 +67,9 @@ const VALUES: &[&str] = &[
     "123456789012345678901234567890",
     "null",
     "true",
+    "false",
+    "\"memory\"",
+    "\"table\"",
     "[]",
     "{}",
     "\"\"",
@@ -303,6 +311,7 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
         .batch_execute(
             "SELECT rl_define(name, rl_token_bucket(100, '1 second', max_reserved => 50)) FROM unnest(ARRAY['a', 'b', 'c']) name;
              SELECT rl_define('b', rl_sliding_log(5, '1 second'), 'k');
+             SELECT rl_define('c', rl_token_bucket(5, '1 second') || '{\"store\": \"memory\"}');
              CREATE TABLE written (author text, number int, amount float8, at timestamptz);
              SET client_min_messages = error; SET statement_timeout = '20s'",
         )
@@ -417,7 +426,8 @@ fn calls_leave_no_memory_behind() {
     client
         .batch_execute(
             "SELECT rl_define('a', rl_token_bucket(1000, '1 second')), rl_define('full', rl_sliding_log(10, '1 day')),
-                    rl_define('shards', rl_token_bucket(1000000, '1 second', shards => 8));
+                    rl_define('shards', rl_token_bucket(1000000, '1 second', shards => 8)),
+                    rl_define('memory', rl_token_bucket(10, '1 second') || '{\"store\": \"memory\"}');
              SET jit = off",
         )
         .unwrap();
@@ -434,6 +444,10 @@ fn calls_leave_no_memory_behind() {
         (
             "shards",
             "SELECT count((rl_limit('shards', (n % 10)::text)).ok) FROM generate_series(1, $1) n",
+        ),
+        (
+            "in memory",
+            "SELECT count((rl_limit('memory', (n % 1000)::text)).ok) FROM generate_series(1, $1) n",
         ),
         (
             "checked, status",

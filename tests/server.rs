@@ -5,6 +5,7 @@ mod database;
 mod documents;
 mod dump;
 mod fuzz;
+mod in_memory;
 mod layers;
 mod load;
 mod replication;

@@ -183,7 +183,7 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
             }),
             Kept::Memory => {
                 let memory = Memory::get()?;
-                let (now, state) = in_memory::peek(&memory, Scope::new(catalog.extension), &target);
+                let (now, state) = in_memory::peek(memory, Scope::new(catalog.extension), &target);
                 Ok(answer(now, Shards::new(&target.limit, vec![state])))
             }
         }

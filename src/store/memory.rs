@@ -74,6 +74,10 @@ impl Memory {
         }
     }
 
+    /// Maps the segment into this session.
+    ///
+    /// # Errors
+    /// As [`get`](Memory::get).
     #[cold]
     fn open() -> Result<&'static Memory> {
         let keys = settings::memory_keys();

@@ -222,7 +222,7 @@ impl States {
             let buckets = self.address.add(self.layout.buckets).cast::<u32>().add(first);
             let entries = self.address.add(self.layout.entries).cast::<Entry>().add(first);
             Partition::new(
-                &mut *(&raw mut (*shared).head),
+                &mut (*shared).head,
                 std::slice::from_raw_parts_mut(buckets, length),
                 std::slice::from_raw_parts_mut(entries, length),
             )
