@@ -17,6 +17,7 @@ mod rolled_back;
 mod row_codec;
 mod run_as_owner;
 mod session_settings;
+mod shared;
 mod table_shape;
 
 /// An SQL function of the extension, by which it finds its schema.

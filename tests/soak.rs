@@ -19,6 +19,8 @@ mod memory;
 mod own;
 #[path = "load/rules.rs"]
 mod rules;
+#[path = "soak/shared_memory.rs"]
+mod shared_memory;
 #[path = "soak/standby.rs"]
 mod standby;
 #[path = "soak/work.rs"]

@@ -95,8 +95,9 @@ mod tests {
             let error = error_of("SELECT rl_limit('settings')");
             assert_eq!(error.sqlstate, "25006");
             assert!(error.message.contains("rl_limit()"), "{error:?}");
-            // Before anything else is looked at.
-            assert_eq!(error_of("SELECT rl_limit(NULL)").sqlstate, "25006");
+            // Which it is depends on the limit, so the arguments are read before.
+            assert_eq!(error_of("SELECT rl_limit(NULL)").sqlstate, "22004");
+            assert_eq!(error_of("SELECT rl_prune(NULL)").sqlstate, "25006");
         });
         assert!(get::<bool>("SELECT ok FROM rl_limit('settings')"));
     }

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use postgres::{Client, Config, NoTls};
@@ -108,6 +109,22 @@ impl Server {
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
+    }
+
+    /// A connection, and the messages of the notices and warnings that it gets.
+    pub fn client_with_notices(&self) -> (Client, Receiver<String>) {
+        let (sender, notices) = channel();
+        let mut config = Config::new();
+        config.host_path(&self.socket).user("postgres").dbname("postgres");
+        config.notice_callback(move |notice| {
+            let _ = sender.send(notice.message().to_owned());
+        });
+        (config.connect(NoTls).unwrap(), notices)
+    }
+
+    /// Kills one process of it, as the kernel does where memory is short.
+    pub fn kill_session(&self, process: &str) {
+        self.exec(&format!("kill -KILL {process}"));
     }
 
     fn folder(&self) -> &str {

@@ -97,6 +97,25 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     let sql =
         "SELECT count(*) FROM rl_check_all('[{\"name\": \"slow 1\"}, {\"name\": \"shards\"}]')";
     assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, i64>(0), 2);
+    // A limit in memory is taken on the standby, which counts for itself, and knows new definitions.
+    let define = |capacity| {
+        format!(
+            "SELECT rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => {capacity}) || '{{\"store\": \"memory\"}}')"
+        )
+    };
+    primary.batch_execute(&define(5)).unwrap();
+    catch_up(&mut primary, &mut replica);
+    let take_one = "SELECT remaining FROM rl_limit('memory', 'k') WHERE ok";
+    for left in [4.0, 3.0] {
+        assert_eq!(replica.query_one(take_one, &[]).unwrap().get::<_, f64>(0), left);
+    }
+    assert_eq!(primary.query_one(take_one, &[]).unwrap().get::<_, f64>(0), 4.0);
+    let both = "SELECT bool_and(ok) FROM rl_limit_all('[{\"name\": \"memory\", \"key\": \"k\"}, {\"name\": \"memory\"}]')";
+    assert!(replica.query_one(both, &[]).unwrap().get::<_, bool>(0));
+    primary.batch_execute(&define(2)).unwrap();
+    catch_up(&mut primary, &mut replica);
+    assert_eq!(replica.query_one(take_one, &[]).unwrap().get::<_, f64>(0), 1.0);
+    assert!(replica.query_one("SELECT rl_reset('memory')", &[]).unwrap().get::<_, bool>(0));
     // A definition is replicated, too, to a session that has cached another.
     primary.batch_execute("SELECT rl_define('later', rl_token_bucket(7, '1 day'))").unwrap();
     primary.batch_execute("SELECT rl_define('later', rl_token_bucket(8, '1 day'))").unwrap();
@@ -122,6 +141,7 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     server.kill();
     assert!(replica.query_one("SELECT pg_promote()", &[]).unwrap().get::<_, bool>(0));
     assert_eq!(answers(&mut replica), before);
+    assert_eq!(replica.query_one(take_one, &[]).unwrap().get::<_, f64>(0), 0.0);
     let taken = "SELECT remaining FROM rl_limit('slow 1', 'hot 0') WHERE ok";
     let left: f64 = replica.query_one(taken, &[]).unwrap().get(0);
     assert_eq!(left, before[&("slow 1".to_owned(), "hot 0".to_owned())] - 1.0);

@@ -1,0 +1,70 @@
+//! Shared memory: its segments, and what becomes of a lock that is held when something fails.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::{and_rolled_back, with_catalog};
+use crate::pg::shared_memory::segment;
+use crate::store::memory::{Memory, Scope};
+
+#[pg_schema]
+mod tests {
+    use super::*;
+
+    #[pg_test]
+    fn two_names_are_two_segments_and_one_is_made_once() {
+        let mut filled = 0;
+        let mut open = |name| {
+            segment(name, 1000, |address| {
+                filled += 1;
+                // SAFETY: the segment is zeroed, and so large.
+                unsafe {
+                    assert_eq!(std::slice::from_raw_parts(address, 1000), [0; 1000]);
+                    address.write(1);
+                }
+            })
+            .unwrap()
+        };
+        let one = and_rolled_back(|| open(c"ratelimit pg_test 1"));
+        let other = open(c"ratelimit pg_test 2");
+        assert_ne!(one, other);
+        assert_eq!((open(c"ratelimit pg_test 1"), open(c"ratelimit pg_test 2")), (one, other));
+        assert_eq!(filled, 2);
+        // SAFETY: both are mapped for as long as the process.
+        assert_eq!(unsafe { (one.read(), other.read()) }, (1, 1));
+    }
+
+    #[pg_test]
+    fn a_lock_is_released_by_a_panic_and_by_an_error() {
+        let memory = Memory::get().unwrap();
+        let id = with_catalog(|catalog| memory.id(Scope::new(catalog.extension), b"locked", b"k"));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            and_rolled_back(|| memory.states.locked(id, |_| panic!("under the lock")))
+        }));
+        assert!(panicked.is_err());
+        let raised = catch_unwind(AssertUnwindSafe(|| {
+            and_rolled_back(|| {
+                // SAFETY: more than Postgres allocates at once, which is an error.
+                memory.states.locked(id, |_| unsafe { pg_sys::palloc(usize::MAX) })
+            })
+        }));
+        assert!(raised.is_err());
+        // Or this would wait for ever.
+        assert_eq!(memory.states.locked(id, |locked| locked.state()), None);
+        let mut all = memory.states.lock_all([id, id].into_iter());
+        assert_eq!(all.state(id), None);
+        let state = ratelimit_core::State {
+            value: 1.0,
+            ts: ratelimit_core::Micros(0),
+            prior: None,
+            log: None,
+        };
+        all.set(id, &state, None, ratelimit_core::Micros(0));
+        drop(all);
+        assert_eq!(memory.states.read(id), Some(state));
+        assert!(memory.states.forget(id));
+        assert!(!memory.states.forget(id));
+    }
+}

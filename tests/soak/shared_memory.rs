@@ -1,0 +1,179 @@
+//! The shared memory of limits: lost with the server and with nothing less, and where there is no room
+//! for it, limits in the table go on.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use postgres::Client;
+use postgres::error::SqlState;
+
+use crate::own::Server;
+use crate::{SESSIONS, scale};
+
+/// A server with a bucket of 100 tokens in memory and one in the table, which never refill.
+fn server() -> (Server, Client) {
+    let server = Server::start();
+    let mut client = server.client();
+    client
+        .batch_execute(
+            "SELECT rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}'),
+                    rl_define('table', rl_token_bucket(1e-300, '1 day', capacity => 100))",
+        )
+        .unwrap();
+    (server, client)
+}
+
+fn remaining(client: &mut Client, name: &str) -> f64 {
+    client.query_one("SELECT remaining FROM rl_check($1, 'k')", &[&name]).unwrap().get(0)
+}
+
+fn take(client: &mut Client, name: &str) -> Result<f64, SqlState> {
+    let taken = client.query_one("SELECT remaining FROM rl_limit($1, 'k')", &[&name]);
+    taken.map(|row| row.get(0)).map_err(|error| error.code().expect("an answer").clone())
+}
+
+/// Sets the room, which the next server has.
+fn set_keys(client: &mut Client, keys: u32) {
+    client.batch_execute("LOAD 'ratelimit'").unwrap();
+    client.batch_execute(&format!("ALTER SYSTEM SET ratelimit.memory_keys = {keys}")).unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").unwrap();
+}
+
+fn room(client: &mut Client) -> i64 {
+    client.query_one("SELECT room FROM rl_memory()", &[]).unwrap().get(0)
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_restart_and_a_crash_make_limits_in_memory_full_again() {
+    let (server, mut client) = server();
+    for round in 0..scale(3, 12) {
+        assert_eq!(take(&mut client, "memory"), Ok(99.0), "round {round}");
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..SESSIONS {
+                let mut client = server.client();
+                let stop = &stop;
+                // Their connections are lost.
+                scope.spawn(move || {
+                    let sql = "SELECT rl_limit('memory', n::text) FROM generate_series(1, 100) n";
+                    while !stop.load(Ordering::Relaxed) && client.batch_execute(sql).is_ok() {}
+                });
+            }
+            thread::sleep(Duration::from_millis(100));
+            match round % 3 {
+                0 => {}
+                1 => {
+                    // One session, wherever it is: the server ends all others, and starts again.
+                    let sql = "SELECT pid::text FROM pg_stat_activity WHERE query LIKE 'SELECT rl_limit%' LIMIT 1";
+                    let pid: String = client.query_one(sql, &[]).unwrap().get(0);
+                    server.kill_session(&pid);
+                }
+                _ => server.kill(),
+            }
+            if round % 3 != 1 {
+                server.restart();
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let start = Instant::now();
+        client = server.client();
+        while client.batch_execute("SELECT").is_err() {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            client = server.client();
+        }
+        assert_eq!(remaining(&mut client, "memory"), 100.0, "round {round}");
+        let sql = "SELECT keys, dropped_live FROM rl_memory()";
+        let row = client.query_one(sql, &[]).unwrap();
+        assert_eq!((row.get(0), row.get(1)), (0i64, 0i64));
+        assert!(client.query("SELECT FROM rl_stats()", &[]).unwrap().is_empty());
+    }
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn the_room_is_that_of_the_start_until_the_server_starts_again() {
+    let (server, mut client) = server();
+    set_keys(&mut client, 20_000);
+    let mut client = server.client();
+    assert!((20_000..30_000).contains(&room(&mut client)));
+    assert_eq!(take(&mut client, "memory"), Ok(99.0));
+    set_keys(&mut client, 2_000);
+    // Sessions of before and after have the same memory.
+    let mut other = server.client();
+    assert_eq!((room(&mut client), room(&mut other)), (room(&mut other), room(&mut client)));
+    assert!(room(&mut other) > 20_000);
+    assert_eq!(take(&mut other, "memory"), Ok(98.0));
+    assert_eq!(take(&mut client, "memory"), Ok(97.0));
+    server.restart();
+    let mut client = server.client();
+    assert!((2_000..4_000).contains(&room(&mut client)));
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn without_room_limits_in_memory_fail_and_limits_in_the_table_go_on() {
+    let (server, mut client) = server();
+    // 64 GB, and no less is there below /dev/shm on a machine that tests this.
+    set_keys(&mut client, 1_000_000_000);
+    let (mut client, warnings) = server.client_with_notices();
+    for taken in [99.0, 98.0, 97.0] {
+        assert_eq!(take(&mut client, "memory"), Err(SqlState::DISK_FULL));
+        assert_eq!(take(&mut client, "table"), Ok(taken));
+        let check = client.query_one("SELECT ok FROM rl_check('memory', 'k')", &[]);
+        assert_eq!(check.unwrap_err().code(), Some(&SqlState::DISK_FULL));
+    }
+    client.batch_execute("BEGIN").unwrap();
+    assert_eq!(take(&mut client, "table"), Ok(96.0));
+    client.batch_execute("ROLLBACK").unwrap();
+    assert_eq!(remaining(&mut client, "table"), 97.0);
+    for call in
+        ["rl_stats()", "rl_memory()", "rl_top_denied()", "rl_stats_reset()", "rl_reset('memory')"]
+    {
+        let error = client.query(&format!("SELECT {call}"), &[]).unwrap_err();
+        assert_eq!(error.code(), Some(&SqlState::DISK_FULL), "{call}");
+    }
+    assert!(client.query_one("SELECT rl_reset('table', 'k')", &[]).unwrap().get::<_, bool>(0));
+    assert_eq!(warnings.try_iter().count(), 1);
+    // As soon as there is room, the same session has it.
+    set_keys(&mut client, 2_000);
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(take(&mut client, "memory"), Ok(99.0));
+    drop(server);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn keys_that_are_used_much_survive_a_flood_of_others() {
+    let (server, mut client) = server();
+    let (keys, heavy) = (scale(10_000, 100_000), scale(100, 1_000));
+    set_keys(&mut client, keys);
+    let mut client = server.client();
+    client
+        .batch_execute(
+            "SELECT rl_define('ip', rl_token_bucket(100, '1 hour') || '{\"store\": \"memory\"}')",
+        )
+        .unwrap();
+    let sql = format!(
+        "SELECT count(*) FROM generate_series(1, {heavy}) n, rl_limit('ip', 'heavy ' || n, 90) WHERE ok"
+    );
+    assert_eq!(client.query_one(&sql, &[]).unwrap().get::<_, i64>(0), i64::from(heavy));
+    let flood = format!(
+        "SELECT count(*) FROM generate_series(1, {}) n, rl_limit('ip', 'new ' || n)",
+        keys * 20
+    );
+    client.batch_execute(&flood).unwrap();
+    let sql = format!(
+        "SELECT count(*) FILTER (WHERE remaining < 20) FROM generate_series(1, {heavy}) n, rl_check('ip', 'heavy ' || n)"
+    );
+    assert_eq!(client.query_one(&sql, &[]).unwrap().get::<_, i64>(0), i64::from(heavy));
+    let row = client
+        .query_one("SELECT keys, room, dropped_idle, dropped_live FROM rl_memory()", &[])
+        .unwrap();
+    let (used, room, idle, live): (i64, i64, i64, i64) =
+        (row.get(0), row.get(1), row.get(2), row.get(3));
+    println!("{used} keys of {room}, {idle} idle and {live} others dropped");
+    assert_eq!(used, room);
+    assert_eq!(used + idle + live, i64::from(keys * 20 + heavy));
+}
