@@ -57,9 +57,21 @@ pub fn count(scope: Scope, request: &Request, answer: &Answer, verdict: Verdict)
 /// # Errors
 /// Those of Postgres, but for a lack of memory.
 pub fn memory_if_any() -> Result<Option<&'static Memory>> {
+    if let Some(memory) = Memory::seen() {
+        return Ok(Some(memory));
+    }
     if WARNED.get() {
         return Ok(None);
     }
+    open()
+}
+
+/// Makes the memory, or maps it.
+///
+/// # Errors
+/// As [`memory_if_any`].
+#[cold]
+fn open() -> Result<Option<&'static Memory>> {
     let opened = PgTryBuilder::new(|| Memory::get().map(Ok))
         .catch_others(|caught| match caught {
             CaughtError::PostgresError(error) if is_lack(error.sql_error_code() as i32) => {

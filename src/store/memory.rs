@@ -74,6 +74,12 @@ impl Memory {
         }
     }
 
+    /// Returns the segment if this session has seen it.
+    #[inline]
+    pub fn seen() -> Option<&'static Memory> {
+        MEMORY.get()
+    }
+
     /// Maps the segment into this session.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import report
-from report import REDIS, RL, SETWISE, SQL_STORE, STAR, Bar
+from report import MEMORY, REDIS, RL, SETWISE, SQL_STORE, STAR, Bar
 from works import CALL, CALL_EACH, DATABASES, FEW_KEYS, GIVE_UP, KEYS, LIMITS, SAME_KEY, SETTINGS
 from works import TABLES, VACUUM, works
 
@@ -31,6 +31,12 @@ def check(right, otherwise):
 
 def output(*command):
     return subprocess.run(command, text=True, capture_output=True, check=True).stdout
+
+
+def cpu_seconds(process):
+    """What a process and its children that have ended took so far."""
+    stat = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, stat[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 class Redis:
@@ -53,13 +59,13 @@ class Redis:
         return output("redis-cli", "-s", self.socket, *command)
 
     def benchmark(self, clients, key, limit, seconds):
-        """Calls a second; __rand_int__ in the key is a random number."""
+        """Calls a second, and how many there were; __rand_int__ in the key is a random number."""
         call = ["EVALSHA", self.script, "1", key, *map(str, LIMITS[limit]), "1"]
         requests = seconds * (20_000 if clients == 1 else 60_000)  # it takes no time, only a number
         how = ["-c", str(clients), "-n", str(requests), "-r", str(KEYS), "--csv"]
         printed = output("redis-benchmark", "-s", self.socket, *how, *call)
         check(self.cli(*call).split()[0] == ("1" if limit == "allowed" else "0"), f"Redis is not {limit}")
-        return float(list(csv.reader(printed.splitlines()))[-1][1])
+        return float(list(csv.reader(printed.splitlines()))[-1][1]), requests
 
     def stop(self):
         self.process.terminate()
@@ -76,6 +82,8 @@ class Bench:
         self.psql("postgres", "CREATE DATABASE bench")
         self.psql("bench", (HERE / "setup.sql").read_text())
         self.databases = set()
+        self.postmaster = self.psql("bench", "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)").strip()
+        self.cpu = None  # the microseconds of CPU a call of the last line, where they were measured
         self.rl = [RL, STAR]  # the lines of rl_limit
         settings = self.psql("bench", "LOAD 'ratelimit'; SELECT name FROM pg_settings")
         if "ratelimit.access" in settings.splitlines():
@@ -119,6 +127,7 @@ class Bench:
 
     def pgbench(self, database, sql, clients, *, keys=KEYS, length=(), **settings):
         """Prepared calls a second, each a transaction; :key is a random one of the keys."""
+        before = cpu_seconds(self.postmaster)
         done = self.run(
             "pgbench", database, "-n", "-M", "prepared", "-f", "-",
             "-c", str(clients), "-j", str(min(clients, self.cores)),
@@ -127,7 +136,17 @@ class Bench:
             settings=settings,
         )
         check(done.returncode == 0, f"{done.stderr}{sql}")
+        while self.psql("bench", "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'").strip() != "0":
+            time.sleep(0.01)  # the CPU time of a session is known when it has ended
+        calls = int(re.search(r"actually processed: (\d+)", done.stdout)[1])
+        self.cpu = (cpu_seconds(self.postmaster) - before) / calls * 1e6
         return float(re.search(r"tps = ([\d.]+) \(without", done.stdout)[1])
+
+    def of_redis(self, clients, key, limit):
+        before = cpu_seconds(self.redis.process.pid)
+        rate, calls = self.redis.benchmark(clients, key, limit, self.options.seconds)
+        self.cpu = (cpu_seconds(self.redis.process.pid) - before) / calls * 1e6
+        return rate
 
     def calls(self, sql, clients, database="single", **more):
         """A line of some other single calls."""
@@ -145,12 +164,14 @@ class Bench:
         def line(label):
             if label == REDIS:
                 key = f"{limit}:{'hot' if hot else '__rand_int__'}"
-                return lambda: self.redis.benchmark(clients, key, limit, self.options.seconds)
+                return lambda: self.of_redis(clients, key, limit)
             on = lambda key: CALL[label].format(limit=limit, key=key, capacity=capacity, rate=rate)
 
             def measure():
                 self.psql(self.database("single"), VACUUM)
                 if ").ok" in CALL[label]:
+                    if label == MEMORY:
+                        self.psql("single", on("'1'"))  # memory is full, and has no rows to fill
                     answer = self.psql("single", on("'1'")).strip()
                     check(answer == ("t" if limit == "allowed" else "f"), f"{on(1)}: {answer}")
                 key = "'1'" if hot else ":key"
@@ -238,19 +259,21 @@ class Bench:
         return about | dict(line.split("|") for line in self.psql("bench", show).splitlines())
 
 
-def measured(work, repeats):
+def measured(bench, work, repeats):
     """The work with its lines measured, as report.py takes it."""
-    rates = {label: [] for label in work.lines}
+    rates, cpus = {label: [] for label in work.lines}, {label: [] for label in work.lines}
     for repeat in range(-1 if work.warm_up else 0, repeats):
         for label, measure in work.lines.items():
+            bench.cpu = None
             rate = measure()
             if repeat >= 0 and rate is not None:
                 rates[label].append(rate)
+                cpus[label] += [bench.cpu] * (bench.cpu is not None)
     first = next(iter(work.lines))
     lines = []
     for label in work.lines:
         against = rates[first] if label != first else None
-        lines.append(report.line(label, rates[label], against, work.bars.get(label), work.unit))
+        lines.append(report.line(label, rates[label], against, work.bars.get(label), work.unit, cpus[label]))
     return {"name": work.name, "title": work.title, "unit": work.unit, "lines": lines}
 
 
@@ -287,7 +310,7 @@ def run(bench):
 
     for work in works(bench):
         if chosen(work.name):
-            add(measured(work, bench.options.repeats))
+            add(measured(bench, work, bench.options.repeats))
     if chosen("updates"):
         add(bench.updates())
     check(results, f"no work has a name like {bench.options.only}")

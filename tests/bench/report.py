@@ -19,19 +19,21 @@ UPSERT = "upsert of Node limiters"
 REDIS = "token bucket in Redis"
 SELECT_ROW = "SELECT by primary key"
 SELECT_1 = "SELECT 1"
+MEMORY = "rl_limit, in memory"
+NOOP = "a function that does nothing"
 
 IN_SUMMARY = {
-    RL: "rl_limit", SETWISE: "set-wise SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
+    MEMORY: "in memory", RL: "rl_limit", SETWISE: "set-wise SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
     REDIS: "Redis", SELECT_ROW: "bare SELECT", SELECT_1: "SELECT 1",
 }
-IN_CHART = ["single_16", "hot_allowed", "hot_denied", "setwise_allowed"]
+IN_CHART = ["single_16", "hot_allowed", "hot_denied", "setwise_allowed", "memory_hot", "memory_keys"]
 
 
 @dataclass
 class Bar:
     """The bar of the first line of a work against another one."""
 
-    what: str  # "rate", calls a second, or "time"
+    what: str  # "rate", calls a second, "time", or "µs", the microseconds of a call above it
     word: str  # "at least" or "at most"
     bound: float
 
@@ -45,13 +47,21 @@ def spread(values, show):
     return f"{show(min(values))} to {show(max(values))}" if len(values) > 1 else ""
 
 
-def line(label, rates, first, bar, unit):
-    """The statistics of a line. first: the rates of the line that it is compared with, or None."""
+def line(label, rates, first, bar, unit, cpus):
+    """The statistics of a line. first: the rates of the line that it is compared with, or None. cpus: the
+    server's microseconds of CPU a call, where they were measured."""
     values, show = rates, "{:,.0f}".format
     if unit == "time":
         values, show = [1 / rate for rate in rates], "{:.3f} s".format
     about = {"label": label, "rates": rates, "median": show(median(values)), "spread": spread(values, show)}
-    if first:
+    if cpus:
+        about |= {"cpus": cpus, "cpu": f"{median(cpus):.1f} µs"}
+    if first and bar and bar.what == "µs":
+        above = [1e6 / a - 1e6 / b for a, b in zip(first, rates)]
+        about["ratio"] = f"{median(above):.2f} µs a call above it"
+        about["ratios"] = spread(above, "{:.2f}".format)
+        about |= bar.judged(median(above))
+    elif first:
         what = bar.what if bar else "rate"
         ratios = [a / b if what == "rate" else b / a for a, b in zip(first, rates)]
         about["ratio"] = f"{median(ratios):.2f} × its {what}"
@@ -76,7 +86,7 @@ def table(header, rows):
 
 def work_table(work):
     columns = {
-        "label": "", "median": work["unit"], "spread": "min to max", "ratio": "the first line is",
+        "label": "", "median": work["unit"], "spread": "min to max", "cpu": "CPU a call", "ratio": "the first line is",
         "ratios": "min to max", "bar": "bar", "reached": "reached",
     }
     rows = [[line.get(column, "") for column in columns] for line in work["lines"]]
@@ -118,7 +128,7 @@ def svg(works):
         for line in lines:
             y += 22
             rate = median(line["rates"])
-            colour = "#1f6feb" if line["label"] == RL else "#afb8c1"
+            colour = "#1f6feb" if line["label"] in (RL, MEMORY) else "#afb8c1"
             length = max(1, round(bar_width * rate / most))
             text(left + 90, y + 23, IN_SUMMARY[line["label"]], ' text-anchor="end"')
             parts.append(f'<rect x="{left + 98}" y="{y + 10}" width="{length}" height="17" fill="{colour}"/>')

@@ -5,6 +5,8 @@
 CREATE EXTENSION ratelimit;
 SELECT rl_define('allowed', rl_token_bucket(rate => 1000000, period => '1 second')),
        rl_define('denied', rl_token_bucket(rate => 1, period => '1 day')),
+       rl_define('memory allowed', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory"}'),
+       rl_define('memory denied', rl_token_bucket(rate => 1, period => '1 day') || '{"store": "memory"}'),
        rl_define('sharded', rl_token_bucket(rate => 1000000, period => '1 second', shards => 16));
 
 SELECT format('CREATE TABLE %I (LIKE rateLimits INCLUDING ALL) WITH (%s)', competitor, array_to_string(reloptions, ', '))
@@ -58,6 +60,11 @@ BEGIN
         retry_after := (p_count - remaining) / p_rate;
     END IF;
 END $$;
+
+-- What a call costs before it does anything: a C function that looks at none of its arguments.
+CREATE FUNCTION noop(name text, key text DEFAULT '', count double precision DEFAULT 1, reserve boolean DEFAULT false,
+                     throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS int LANGUAGE internal VOLATILE AS 'pg_backend_pid';
 
 -- Rows that are written with a limit, and without.
 CREATE TABLE plain_messages (author text, body text);

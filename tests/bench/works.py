@@ -5,7 +5,8 @@ Measures nothing itself: bench.py says how a line is measured.
 
 from dataclasses import dataclass, field
 
-from report import BARE, PLPGSQL, REDIS, RL, SELECT_1, SELECT_ROW, SETWISE, SQL_STORE, STAR, UPSERT
+from report import BARE, MEMORY, NOOP, PLPGSQL, REDIS, RL, SELECT_1, SELECT_ROW, SETWISE, SQL_STORE
+from report import STAR, UPSERT
 from report import Bar
 
 KEYS = 100_000
@@ -28,11 +29,14 @@ CALL = {
     # The cost of reading a row: the bound for a denied call.
     SELECT_ROW: "SELECT value FROM ratelimits WHERE name = '{limit}' AND key = {key} AND shard = 0",
     SELECT_1: "SELECT 1",
+    MEMORY: "SELECT (rl_limit('memory {limit}', {key})).ok",
 }
 
 # A call for each row of {keys}, in one statement.
 CALL_EACH = {
     RL: "SELECT count(*) FILTER (WHERE (rl_limit('{limit}', key)).ok) FROM {keys}",
+    MEMORY: "SELECT count(*) FILTER (WHERE (rl_limit('memory {limit}', key)).ok) FROM {keys}",
+    NOOP: "SELECT count(noop('memory {limit}', key)) FROM {keys}",
     STAR: "SELECT count(*) FILTER (WHERE ok) FROM {keys}, LATERAL rl_limit('{limit}', key)",
     PLPGSQL: "SELECT count(*) FILTER (WHERE (plpgsql_limit('{limit}', key, {capacity}, {rate})).ok)"
     " FROM {keys}",
@@ -88,6 +92,7 @@ def works(bench):
     any_key = CALL[RL].format(limit="allowed", key=":key")
     two_limits = """SELECT ok FROM rl_limit_all(('[{"name": "allowed", "key": "' || :key || '"},
         {"name": "allowed", "key": "' || :other || '"}]')::jsonb)"""
+    held = "BEGIN;\n{}SELECT pg_sleep(0.005);\nCOMMIT".format
     insert = "INSERT INTO {}_messages VALUES (:key, 'hello')"
     return [
         Work(
@@ -129,6 +134,40 @@ def works(bench):
         Work(
             "hot_denied_durable", "one hot key, denied, 16 clients, synchronous_commit on",
             bench.single([RL, PLPGSQL], "denied", 16, hot=True, **durable),
+        ),
+        Work(
+            "memory_hot", "one hot key, allowed, 16 clients, in memory",
+            bench.single([MEMORY, SELECT_1, REDIS, RL], "allowed", 16, hot=True),
+            {SELECT_1: at_least(0.8), REDIS: at_least(1.2), RL: at_least(3.0)},
+        ),
+        Work(
+            "memory_denied", "one hot key, denied, 16 clients, in memory",
+            bench.single([MEMORY, SELECT_1, REDIS, RL], "denied", 16, hot=True),
+            {SELECT_1: at_least(0.85), REDIS: at_least(1.2)},
+        ),
+        Work(
+            "memory_keys", "100,000 keys, allowed, 16 clients, in memory",
+            bench.single([MEMORY, SELECT_1, REDIS, RL], "allowed", 16),
+            {SELECT_1: at_least(0.8), REDIS: at_least(1.5)},
+        ),
+        Work(
+            "memory_setwise", "100,000 keys in one statement, in memory",
+            bench.setwise([MEMORY, NOOP, RL], "allowed", "setwise_allowed"),
+            {NOOP: Bar("µs", "at most", 1.0)}, warm_up=True,
+        ),
+        Work(
+            "memory_held", "one key taken in transactions of 5 ms, 16 clients",
+            {
+                MEMORY: bench.calls(held("SELECT (rl_limit('memory allowed', '1')).ok;\n"), 16),
+                "no limit": bench.calls(held(""), 16),
+                "16 shards": bench.calls(held("SELECT (rl_limit('sharded', '1')).ok;\n"), 16),
+                RL: bench.calls(held("SELECT (rl_limit('allowed', '1')).ok;\n"), 16),
+            },
+            {"no limit": at_least(0.9)},
+        ),
+        Work(
+            "memory_durable", "one hot key, allowed, 16 clients, synchronous_commit on, in memory",
+            bench.single([MEMORY, RL], "allowed", 16, hot=True, **durable), {RL: at_least(10.0)},
         ),
         Work(
             "shards", "one hot key, allowed, 16 clients, synchronous_commit on, by shards",

@@ -17,6 +17,6 @@ CREATE TABLE jobs (
     run_at timestamptz NOT NULL);       -- not before
 
 CREATE ROLE client LOGIN;
-GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_credit TO client;
+GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_credit, rl_stats, rl_memory TO client;
 GRANT SELECT, INSERT ON users, messages TO client;
 GRANT SELECT, INSERT, DELETE ON jobs TO client;

@@ -1,5 +1,6 @@
 //! What identifies a limit in shared memory: a keyed hash of database, extension, name and key.
 
+use std::cell::RefCell;
 use std::hash::Hasher;
 
 use pgrx::pg_sys;
@@ -14,8 +15,20 @@ pub struct Id {
 }
 
 /// Makes [`Id`]s that nobody can foresee who does not know the seed.
-#[derive(Clone, Copy)]
-pub struct Identifier(SipHasher13);
+pub struct Identifier {
+    /// Has hashed nothing but the seed.
+    seeded: SipHasher13,
+    /// The last name, which most calls share with the call before.
+    last: RefCell<Named>,
+}
+
+/// A name that was hashed.
+struct Named {
+    scope: Scope,
+    name: Vec<u8>,
+    hasher: SipHasher13,
+    hash: [u64; 2],
+}
 
 /// Where a name is from.
 #[derive(Clone, Copy, PartialEq)]
@@ -35,20 +48,30 @@ impl Scope {
 
 impl Identifier {
     pub fn new(seed: [u64; 2]) -> Identifier {
-        Identifier(SipHasher13::new_with_keys(seed[0], seed[1]))
+        let seeded = SipHasher13::new_with_keys(seed[0], seed[1]);
+        let last = named(seeded, Scope { database: 0, extension: 0 }, b"");
+        Identifier { seeded, last: RefCell::new(last) }
     }
 
     /// Identifies a name and key.
+    #[inline]
     pub fn id(&self, scope: Scope, name: &[u8], key: &[u8]) -> Id {
-        let mut hasher = self.0;
-        let scope = u64::from(scope.database) << 32 | u64::from(scope.extension);
-        hasher.write(&scope.to_ne_bytes());
-        hasher.write(name);
-        hasher.write(&[0]); // which no text of Postgres has
-        let name = words(hasher.finish128());
+        let mut last = self.last.borrow_mut();
+        if last.scope != scope || last.name != name {
+            *last = named(self.seeded, scope, name);
+        }
+        let mut hasher = last.hasher;
         hasher.write(key);
-        Id { name, key: words(hasher.finish128()) }
+        Id { name: last.hash, key: words(hasher.finish128()) }
     }
+}
+
+fn named(mut hasher: SipHasher13, scope: Scope, name: &[u8]) -> Named {
+    let from = u64::from(scope.database) << 32 | u64::from(scope.extension);
+    hasher.write(&from.to_ne_bytes());
+    hasher.write(name);
+    hasher.write(&[0]); // which no text of Postgres has
+    Named { scope, name: name.to_vec(), hash: words(hasher.finish128()), hasher }
 }
 
 fn words(hash: Hash128) -> [u64; 2] {
