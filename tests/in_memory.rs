@@ -327,3 +327,37 @@ fn a_cancel_stops_the_statement_and_keeps_what_was_taken() {
     // A cancel may come between the take and its count.
     assert!((0.0..=80.0).contains(&(taken - counted)), "{taken} taken, {counted} counted");
 }
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_dry_run_that_passes_after_a_wait_takes_its_row_with_the_others() {
+    let database = Database::new("memory_dry");
+    let mut holder = database.connect();
+    holder
+        .batch_execute(
+            "SELECT rl_define('dry', rl_token_bucket(1, '50 ms') || '{\"enforce\": false}'),
+                    rl_define('held', rl_token_bucket(100, '1 day')),
+                    rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}');
+             SELECT rl_limit('held')",
+        )
+        .unwrap();
+    let mut waiter = database.connect();
+    for round in 0..5 {
+        holder.batch_execute("BEGIN; SELECT rl_limit('held')").unwrap();
+        let (name, count): (bool, i64) = thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                // Empty when it is first looked at, and not when the wait is over.
+                let sql = "SELECT bool_and(ok), count(*) FROM (SELECT rl_limit('dry')) AS drained,
+                           rl_limit_all('[{\"name\": \"dry\"}, {\"name\": \"held\"}, {\"name\": \"memory\"}]')";
+                let row = waiter.query_one(sql, &[]).unwrap();
+                (row.get(0), row.get(1))
+            });
+            thread::sleep(std::time::Duration::from_millis(150));
+            holder.batch_execute("COMMIT").unwrap();
+            waiting.join().unwrap()
+        });
+        assert_eq!((name, count), (true, 3), "round {round}");
+    }
+    let left = holder.query_one("SELECT remaining FROM rl_check('memory')", &[]).unwrap();
+    assert_eq!(left.get::<_, f64>(0), 95.0);
+}

@@ -5,9 +5,9 @@
 //! never deadlock; then all limits are decided again, at one instant. If one refuses now, the locks
 //! are released.
 //!
-//! Limits in memory come last, when no row is waited for any more: their states are locked, decided
-//! and written together, all or none. Only then rows are written; where that fails, what was taken from
-//! memory stays taken.
+//! Limits in memory come last, when no row is waited for any more: their states are locked, decided at
+//! an instant of their own and written together, all or none. Only then rows are written; where that fails,
+//! what was taken from memory stays taken.
 
 use std::collections::BTreeMap;
 
@@ -51,6 +51,8 @@ struct Group<'a> {
     defined: bool,
     /// The requests' index, count and reserve, in the given order.
     takes: Vec<(usize, f64, bool)>,
+    /// Where its windows begin, of a kind that has windows.
+    phase: Micros,
     /// Where the state is, of a limit in memory.
     in_memory: Option<InMemory>,
 }
@@ -59,11 +61,11 @@ struct Group<'a> {
 struct InMemory {
     memory: &'static Memory,
     id: Id,
-    phase: Micros,
 }
 
 /// The decisions for a group at an instant.
 struct Verdict<'a> {
+    now: Micros,
     shards: Shards<'a>,
     /// Whether a refusal is one; otherwise this is a dry run.
     enforced: bool,
@@ -71,6 +73,16 @@ struct Verdict<'a> {
     decisions: Vec<Decision>,
     /// The state of the total before and after the takes that pass; `None`: unchanged.
     change: Option<(State, State)>,
+}
+
+/// Who has the rows that a group is to change.
+enum Held {
+    /// This transaction, or as first seen there is nothing to change.
+    Here,
+    /// Others, and of a dry run; it takes nothing then.
+    Elsewhere,
+    /// Nobody: it is in memory.
+    Memory,
 }
 
 /// Takes tokens from all the limits, or from none.
@@ -103,45 +115,53 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
 
 /// Takes tokens for all groups, which are in memory, or for none.
 fn take_from_memory(groups: &[Group]) -> Vec<Outcome> {
-    let now = clock::now();
-    match decide_in_memory(groups, now) {
-        Ok(taken) => outcomes(groups, &taken, now, true),
-        Err(refused) => outcomes(groups, &refused, now, false),
+    match decide_in_memory(groups) {
+        Ok(taken) => outcomes(groups, &taken, true),
+        Err(refused) => outcomes(groups, &refused, false),
     }
 }
 
-/// Decides the groups that are in memory, and takes their tokens if all of them allow it. Their locks
-/// are short: what is decided at `now` may meet a state of a later instant, which is no less exact.
+/// Decides the groups that are in memory, and takes their tokens if all of them allow it. Under the locks
+/// there is no more than one pass over the takes.
 ///
 /// # Errors
 /// The same verdicts, if one refuses.
 fn decide_in_memory<'a>(
     groups: &'a [Group],
-    now: Micros,
 ) -> std::result::Result<Vec<Verdict<'a>>, Vec<Verdict<'a>>> {
-    let kept = || groups.iter().filter_map(|group| Some((group, group.in_memory.as_ref()?)));
-    let Some((_, InMemory { memory, .. })) = kept().next() else { return Ok(Vec::new()) };
-    let mut states = memory.states.lock_all(kept().map(|(_, place)| place.id));
-    let verdicts: Vec<Verdict> = kept()
-        .map(|(group, place)| {
-            let found = states.state(place.id);
-            let state = in_memory::state(&group.target, found, now, place.phase);
-            group.decide(Shards::new(&group.target.limit, vec![state]), now)
-        })
-        .collect();
-    if !verdicts.iter().all(Verdict::allows) {
-        return Err(verdicts);
+    let kept = |group: &'a Group| Some((group, group.in_memory.as_ref()?));
+    let kept: Vec<(&Group, &InMemory)> = groups.iter().filter_map(kept).collect();
+    let Some(&(_, InMemory { memory, .. })) = kept.first() else { return Ok(Vec::new()) };
+    let mut found: Vec<(State, Option<State>)> = Vec::with_capacity(kept.len());
+    let mut states = memory.states.lock_all(kept.iter().map(|(_, place)| place.id));
+    // Of these states no take is later.
+    let now = clock::now();
+    let mut all = true;
+    for (group, place) in &kept {
+        let before = in_memory::state(&group.target, states.state(place.id), now, group.phase);
+        let (passes, after) = group.pass(&before, now);
+        all &= passes;
+        found.push((before, after));
     }
-    let mut taken = Vec::new();
-    for ((group, place), mut verdict) in kept().zip(verdicts) {
-        if let Some((_, after)) = &verdict.change {
-            let idle_at = group.target.limit.idle_at(after, now, place.phase);
-            states.set(place.id, after, idle_at, now);
-            verdict.shards.states_mut()[0] = after.clone();
+    if all {
+        for ((group, place), (_, after)) in kept.iter().zip(&found) {
+            if let Some(after) = after {
+                let idle_at = group.target.limit.idle_at(after, now, group.phase);
+                states.set(place.id, after, idle_at, now);
+            }
         }
-        taken.push(verdict);
     }
-    Ok(taken)
+    drop(states);
+    in_memory::tell_losses(memory);
+    let verdict = |((group, _), (before, after)): (&(&'a Group, _), (State, Option<State>))| {
+        let mut verdict = group.decide(Shards::new(&group.target.limit, vec![before]), now);
+        if let (true, Some(after)) = (all, after) {
+            verdict.shards.states_mut()[0] = after;
+        }
+        verdict
+    };
+    let verdicts = kept.iter().zip(found).map(verdict).collect();
+    if all { Ok(verdicts) } else { Err(verdicts) }
 }
 
 /// Takes tokens for all groups, or for none.
@@ -151,13 +171,13 @@ fn decide_in_memory<'a>(
 fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
     for tried in 0..TRIES {
         check_for_interrupts();
-        let (now, peeked) = peek(Some(store), groups)?;
+        let peeked = peek(Some(store), groups)?;
         let ok = peeked.iter().all(Verdict::allows);
         if !ok || peeked.iter().all(|verdict| verdict.change.is_none()) {
-            return Ok(outcomes(groups, &peeked, now, ok));
+            return Ok(outcomes(groups, &peeked, ok));
         }
         let mut refused = None;
-        let refusal = outcomes(groups, &peeked, now, false);
+        let refusal = outcomes(groups, &peeked, false);
         let taken = attempt(|| {
             // One row of each limit with shards on the first try, then as many as needed.
             let Some(locked) = lock(store, groups, peeked, tried == 0)? else {
@@ -166,40 +186,44 @@ fn take(store: &dyn Store, groups: &[Group]) -> Result<Vec<Outcome>> {
             let now = clock::now();
             let mut verdicts = Vec::new();
             let mut sufficient = true;
-            for (group, rows) in groups.iter().zip(&locked) {
+            for (group, (rows, held)) in groups.iter().zip(&locked) {
                 check_for_interrupts();
-                let verdict = group.decide(rows.shards.clone(), now);
-                sufficient &= group.in_memory.is_some() || verdict.fits(&rows.locked, now);
+                let mut verdict = group.decide(rows.shards.clone(), now);
+                match held {
+                    Held::Memory => {}
+                    Held::Elsewhere => verdict.give_up(),
+                    Held::Here => sufficient &= verdict.fits(&rows.locked),
+                }
                 verdicts.push(verdict);
             }
             if !verdicts.iter().all(Verdict::allows) {
                 // A limit of which only some rows are locked may have enough in the others.
-                let whole = |rows: &Locked| {
+                let whole = |(rows, _): &(Locked, Held)| {
                     rows.locked.is_empty() || rows.locked.len() == rows.shards.states().len()
                 };
                 if locked.iter().all(whole) {
-                    refused = Some(outcomes(groups, &verdicts, now, false));
+                    refused = Some(outcomes(groups, &verdicts, false));
                 }
                 return Ok(None);
             }
             if !sufficient {
                 return Ok(None);
             }
-            let in_memory = match decide_in_memory(groups, now) {
+            let in_memory = match decide_in_memory(groups) {
                 Ok(taken) => taken,
                 Err(refusing) => {
                     put(groups, &mut verdicts, refusing);
-                    refused = Some(outcomes(groups, &verdicts, now, false));
+                    refused = Some(outcomes(groups, &verdicts, false));
                     return Ok(None);
                 }
             };
-            for ((group, verdict), rows) in groups.iter().zip(&mut verdicts).zip(&locked) {
+            for ((group, verdict), (rows, _)) in groups.iter().zip(&mut verdicts).zip(&locked) {
                 if group.in_memory.is_none() {
-                    verdict.write(store, &group.target, &rows.locked, now)?;
+                    verdict.write(store, &group.target, &rows.locked)?;
                 }
             }
             put(groups, &mut verdicts, in_memory);
-            Ok(Some(outcomes(groups, &verdicts, now, true)))
+            Ok(Some(outcomes(groups, &verdicts, true)))
         });
         let taken = match taken {
             // Locked rows: retry at once.
@@ -229,9 +253,9 @@ pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
     catalog::with(function, TableLock::Read, |catalog| {
         let groups = group(catalog, requests)?;
         let check = |store: Option<&dyn Store>| {
-            let (now, peeked) = peek(store, &groups)?;
+            let peeked = peek(store, &groups)?;
             let ok = peeked.iter().all(Verdict::allows);
-            Ok(outcomes(&groups, &peeked, now, ok))
+            Ok(outcomes(&groups, &peeked, ok))
         };
         if groups.iter().all(|group| group.in_memory.is_some()) {
             return check(None);
@@ -279,10 +303,11 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
                     Kept::Memory => {
                         let memory = Memory::get()?;
                         let id = memory.id(Scope::new(catalog.extension), target.name, target.key);
-                        Some(InMemory { memory, id, phase: in_memory::phase(&target) })
+                        Some(InMemory { memory, id })
                     }
                 };
-                let group = Group { target, defined, takes, in_memory };
+                let phase = in_memory::phase(&target);
+                let group = Group { target, defined, takes, phase, in_memory };
                 groups.insert((request.name, request.key), group);
             }
         }
@@ -294,7 +319,7 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
 ///
 /// # Errors
 /// Those of the store.
-fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<(Micros, Vec<Verdict<'a>>)> {
+fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<Vec<Verdict<'a>>> {
     let shards = groups
         .iter()
         .map(|group| {
@@ -302,9 +327,9 @@ fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<(Micros, V
             let target = &group.target;
             match (&group.in_memory, store) {
                 (None, Some(store)) => Ok(shards::peek(store, target)?.1.shards),
-                (Some(InMemory { memory, id, phase }), _) => {
-                    let state =
-                        in_memory::state(target, memory.states.read(*id), clock::now(), *phase);
+                (Some(InMemory { memory, id }), _) => {
+                    let found = memory.states.read(*id);
+                    let state = in_memory::state(target, found, clock::now(), group.phase);
                     Ok(Shards::new(&target.limit, vec![state]))
                 }
                 (None, None) => Err(Error::Moved), // which does not happen: see `check`
@@ -316,7 +341,7 @@ fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<(Micros, V
         check_for_interrupts();
         group.decide(shards, now)
     };
-    Ok((now, groups.iter().zip(shards).map(decide).collect()))
+    Ok(groups.iter().zip(shards).map(decide).collect())
 }
 
 /// Locks the rows to be changed, limit by limit; of a limit with shards only one where `single_row`.
@@ -329,18 +354,27 @@ fn lock<'a>(
     groups: &'a [Group],
     peeked: Vec<Verdict<'a>>,
     single_row: bool,
-) -> Result<Option<Vec<Locked<'a>>>> {
+) -> Result<Option<Vec<(Locked<'a>, Held)>>> {
     let mut locked = Vec::new();
+    let without_rows = |shards| Locked { shards, locked: Vec::new() };
     for (group, verdict) in groups.iter().zip(peeked) {
         check_for_interrupts();
-        let (None, Some((before, after))) = (&group.in_memory, &verdict.change) else {
-            locked.push(Locked { shards: verdict.shards, locked: Vec::new() });
+        if group.in_memory.is_some() {
+            locked.push((without_rows(verdict.shards), Held::Memory));
+            continue;
+        }
+        let Some((before, after)) = &verdict.change else {
+            locked.push((without_rows(verdict.shards), Held::Here));
             continue;
         };
         let amount = after.value - before.value;
-        match shards::lock(store, &group.target, verdict.shards, amount, single_row)? {
-            Some(rows) => locked.push(rows),
-            None => return Ok(None),
+        let seen = (!verdict.enforced).then(|| verdict.shards.clone());
+        match (shards::lock(store, &group.target, verdict.shards, amount, single_row), seen) {
+            (Err(Error::Busy), Some(seen)) => locked.push((without_rows(seen), Held::Elsewhere)),
+            (rows, _) => match rows? {
+                Some(rows) => locked.push((rows, Held::Here)),
+                None => return Ok(None),
+            },
         }
     }
     Ok(Some(locked))
@@ -352,7 +386,7 @@ impl Group<'_> {
         let (mut decisions, change) = self.run(shards.total(now), now);
         // Takes that exceed even a full limit together never pass.
         let ever = self.takes.len() == 1 || {
-            let fresh = self.target.limit.initial_state(now, self.target.phase());
+            let fresh = self.target.limit.initial_state(now, self.phase);
             self.run(fresh, now).0.iter().all(|decision| decision.ok)
         };
         if decisions.iter().any(|decision| !decision.ok) {
@@ -371,7 +405,19 @@ impl Group<'_> {
                 decision.retry_after = retry_after;
             }
         }
-        Verdict { shards, enforced: self.target.limit.enforce, decisions, change }
+        Verdict { now, shards, enforced: self.target.limit.enforce, decisions, change }
+    }
+
+    /// Whether the takes pass at `now`, and the state after those that do; `None`: the same. As
+    /// [`run`](Group::run), without a list of the decisions.
+    fn pass(&self, before: &State, now: Micros) -> (bool, Option<State>) {
+        let (limit, mut passes, mut after) = (&self.target.limit, true, None);
+        for &(_, count, reserve) in &self.takes {
+            let decision = decide(limit, after.as_ref().unwrap_or(before), now, count, reserve);
+            passes &= decision.ok || !limit.enforce;
+            after = decision.state.or(after);
+        }
+        (passes, after)
     }
 
     /// Decides the takes one after the other, each on the state that those before it left. Returns the
@@ -402,29 +448,33 @@ impl Verdict<'_> {
         decision.ok || !self.enforced
     }
 
-    /// Whether the locked rows suffice for the change.
-    fn fits(&self, locked: &[LockedShard], now: Micros) -> bool {
+    /// Whether the locked rows suffice for the change. None do where none were locked, because as they
+    /// were seen first nothing would have changed.
+    fn fits(&self, locked: &[LockedShard]) -> bool {
         let Some((before, after)) = &self.change else { return true };
         locked.len() == self.shards.states().len()
-            || self.available(locked, now) + after.value - before.value >= 0.0
+            || !locked.is_empty() && self.available(locked) + after.value - before.value >= 0.0
     }
 
-    /// Returns the tokens in the locked rows at `now`.
-    fn available(&self, locked: &[LockedShard], now: Micros) -> f64 {
-        locked.iter().map(|&(shard, _)| self.shards.available(shard, now)).sum()
+    /// Takes nothing, as if the tokens were not there: the rows are locked by others, and can't be waited
+    /// for.
+    fn give_up(&mut self) {
+        self.change = None;
+        for decision in &mut self.decisions {
+            (decision.ok, decision.retry_after) = (false, Some(Micros(0)));
+        }
+    }
+
+    /// Returns the tokens in the locked rows.
+    fn available(&self, locked: &[LockedShard]) -> f64 {
+        locked.iter().map(|&(shard, _)| self.shards.available(shard, self.now)).sum()
     }
 
     /// Writes the change to the locked rows.
     ///
     /// # Errors
     /// Those of the store.
-    fn write(
-        &mut self,
-        store: &dyn Store,
-        target: &Target,
-        locked: &[LockedShard],
-        now: Micros,
-    ) -> Result<()> {
+    fn write(&mut self, store: &dyn Store, target: &Target, locked: &[LockedShard]) -> Result<()> {
         let Some((before, after)) = &self.change else { return Ok(()) };
         if self.shards.states().len() == 1 {
             self.shards.states_mut()[0] = after.clone();
@@ -432,15 +482,15 @@ impl Verdict<'_> {
         }
         let tokens = match locked.len() == self.shards.states().len() {
             true => after.value,
-            false => self.available(locked, now) + after.value - before.value,
+            false => self.available(locked) + after.value - before.value,
         };
-        let ts = after.ts;
+        let (now, ts) = (self.now, after.ts);
         shards::write(store, target, &mut self.shards, locked, now, tokens, ts)
     }
 }
 
 /// Returns the outcomes in the order of the requests.
-fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Vec<Outcome> {
+fn outcomes(groups: &[Group], verdicts: &[Verdict], ok: bool) -> Vec<Outcome> {
     let mut outcomes: Vec<(usize, Outcome)> = Vec::new();
     let never = !ok
         && verdicts.iter().any(|verdict| {
@@ -449,9 +499,9 @@ fn outcomes(groups: &[Group], verdicts: &[Verdict], now: Micros, ok: bool) -> Ve
             refusals.any(|decision| decision.retry_after.is_none())
         });
     for (group, verdict) in groups.iter().zip(verdicts) {
-        let level = verdict.shards.level(now);
+        let level = verdict.shards.level(verdict.now);
         for (&(n, ..), decision) in group.takes.iter().zip(&verdict.decisions) {
-            let mut answer = group.target.answer(decision, level, now);
+            let mut answer = group.target.answer(decision, level, verdict.now);
             answer.ok = ok;
             // In a refused call a request that its limit allows has nothing to wait for; and a call
             // with a request that never passes never passes.

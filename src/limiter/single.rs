@@ -223,7 +223,7 @@ pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
 /// # Errors
 /// As [`Memory::get`].
 fn memory_to_forget(needed: bool) -> Result<Option<&'static Memory>> {
-    if needed { Memory::get().map(Some) } else { tally::memory_if_any() }
+    if needed { Memory::get().map(Some) } else { tally::memory_if_any(false) }
 }
 
 /// Resets every key of a name; returns the number of keys that had a state. Rows are locked and

@@ -4,8 +4,10 @@ use std::cell::Cell;
 
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys::panic::CaughtError;
+use ratelimit_core::Micros;
 
 use crate::limiter::request::{Answer, Request};
+use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
 use crate::pg::settings;
@@ -13,8 +15,8 @@ use crate::pg::values::utf8;
 use crate::store::memory::{Count, Memory, Scope};
 
 thread_local! {
-    /// Whether this session has told that there is no memory to count in.
-    static WARNED: Cell<bool> = const { Cell::new(false) };
+    /// When this session last found no memory to count in.
+    static FAILED: Cell<Option<Micros>> = const { Cell::new(None) };
 }
 
 /// How a request was answered.
@@ -29,7 +31,7 @@ pub enum Verdict {
 /// Counts a request, and writes a share of the denials to the server's log.
 ///
 /// # Errors
-/// Those of Postgres, but for a lack of memory: calls then go on, uncounted.
+/// A cancel. Where there is no memory calls go on, uncounted.
 pub fn count(scope: Scope, request: &Request, answer: &Answer, verdict: Verdict) -> Result<()> {
     if let Verdict::Denied { enforced: true } = verdict {
         log(request, answer);
@@ -37,7 +39,7 @@ pub fn count(scope: Scope, request: &Request, answer: &Answer, verdict: Verdict)
     if !settings::track() {
         return Ok(());
     }
-    let Some(memory) = memory_if_any()? else { return Ok(()) };
+    let Some(memory) = memory_if_any(true)? else { return Ok(()) };
     let id = memory.id(scope, request.name, request.key);
     let count = match verdict {
         Verdict::Allowed => Count::Allowed(request.count),
@@ -51,19 +53,19 @@ pub fn count(scope: Scope, request: &Request, answer: &Answer, verdict: Verdict)
     Ok(())
 }
 
-/// The memory that sessions share; `None`, with a warning at the first time, where there is no room for
-/// it: limits in the table don't depend on it.
+/// How long a session that found no memory goes without.
+const TRY_AGAIN: Micros = Micros(60_000_000);
+
+/// Returns the memory that sessions share; `None`, with a warning at the first time, where it can't be had:
+/// limits in the table don't depend on it. With `make`, it is made where there is none.
 ///
 /// # Errors
-/// Those of Postgres, but for a lack of memory.
-pub fn memory_if_any() -> Result<Option<&'static Memory>> {
-    if let Some(memory) = Memory::seen() {
-        return Ok(Some(memory));
+/// A cancel, or the end of the session.
+pub fn memory_if_any(make: bool) -> Result<Option<&'static Memory>> {
+    match Memory::seen() {
+        Some(memory) => Ok(Some(memory)),
+        None => open(make),
     }
-    if WARNED.get() {
-        return Ok(None);
-    }
-    open()
 }
 
 /// Makes the memory, or maps it.
@@ -71,30 +73,33 @@ pub fn memory_if_any() -> Result<Option<&'static Memory>> {
 /// # Errors
 /// As [`memory_if_any`].
 #[cold]
-fn open() -> Result<Option<&'static Memory>> {
-    let opened = PgTryBuilder::new(|| Memory::get().map(Ok))
+fn open(make: bool) -> Result<Option<&'static Memory>> {
+    let now = clock::system_time();
+    if FAILED.get().is_some_and(|at| now.minus(at) < TRY_AGAIN) {
+        return Ok(None);
+    }
+    let open = || if make { Memory::get().map(Some) } else { Memory::find() };
+    let opened = PgTryBuilder::new(|| open().map_err(|error| error.to_string()))
         .catch_others(|caught| match caught {
-            CaughtError::PostgresError(error) if is_lack(error.sql_error_code() as i32) => {
-                Ok(Err(error.message().to_owned()))
+            CaughtError::PostgresError(error) if !is_end(error.sql_error_code() as i32) => {
+                Err(error.message().to_owned())
             }
             caught => caught.rethrow(),
         })
-        .execute()?;
-    match opened {
-        Ok(memory) => Ok(Some(memory)),
-        Err(lack) => {
-            WARNED.set(true);
+        .execute();
+    opened.or_else(|problem| {
+        if FAILED.replace(Some(now)).is_none() {
             server_log::warning(&format!(
-                "the rate limiter does not count this session's calls: {lack}"
+                "the rate limiter does not count this session's calls: {problem}"
             ));
-            Ok(None)
         }
-    }
+        Ok(None)
+    })
 }
 
-/// Whether an error is a lack of resources, class 53.
-fn is_lack(sqlstate: i32) -> bool {
-    sqlstate & 0xfff == 5 | 3 << 6
+/// Whether an error is a cancel or a shutdown, class 57.
+fn is_end(sqlstate: i32) -> bool {
+    sqlstate & 0xfff == 5 | 7 << 6
 }
 
 /// Writes a line for a denied call, or for a share of such calls: name, wait and role, never the key.

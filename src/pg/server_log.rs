@@ -19,17 +19,17 @@ unsafe extern "C-unwind" {
 
 /// Writes one line at level LOG, without the statement and its context, which hold what users passed.
 pub fn line(text: &str) {
-    let text = CString::new(server_text(text)).unwrap_or_default();
-    report(PgLogLevel::LOG, &text);
+    report(PgLogLevel::LOG, text);
 }
 
 /// Warns the session, and the log.
 pub fn warning(text: &str) {
-    let text = CString::new(server_text(text)).unwrap_or_default();
-    report(PgLogLevel::WARNING, &text);
+    report(PgLogLevel::WARNING, text);
 }
 
-fn report(level: PgLogLevel, text: &CStr) {
+fn report(level: PgLogLevel, text: &str) {
+    // What pgrx could not read of a message can't be converted back.
+    let text = CString::new(server_text(&text.replace('\u{fffd}', "?"))).unwrap_or_default();
     // SAFETY: the strings are valid. An error of a hook, or a cancel, which errfinish looks for, jumps to
     // the guard, past a closure that owns nothing, and unwinds from there as a panic.
     unsafe {

@@ -26,48 +26,82 @@ unsafe extern "C-unwind" {
 /// The number of AddinShmemInitLock, under which extensions set up what they share: 15 to 18.
 const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 
-/// What every session finds. Zero: there is no segment yet.
+/// What every session finds, in the server's main shared memory.
 #[repr(C)]
 struct Rendezvous {
+    /// Held while the segment is made, so that of many sessions that need it at once one makes it: the
+    /// others would take its room.
+    lock: Lock,
+    /// 0: there is no segment yet.
     handle: pg_sys::dsm_handle,
 }
 
-/// Returns the address of a name's segment, where it stays as long as the process; where there is none,
-/// makes one of so many bytes, zeroed, and has it filled. Of two sessions that do so at once, one keeps its own. Another `name` is another segment.
+/// Returns the address of a name's segment, where it stays as long as the process; `None`: there is none.
+/// Another `name` is another segment.
 ///
 /// # Errors
-/// [`Error::NotMapped`] (53200); raises 53100 or 53200 where the segment has no room.
-pub fn segment(name: &'static CStr, size: usize, fill: impl FnOnce(*mut u8)) -> Result<*mut u8> {
+/// [`Error::NotMapped`] (53200); raises what Postgres has to say of it.
+pub fn find(name: &'static CStr) -> Result<Option<*mut u8>> {
+    find_or_make(name, || None)
+}
+
+/// Returns the address of a name's segment as [`find`]; where there is none, makes one of so many bytes,
+/// zeroed, and has it filled.
+///
+/// # Errors
+/// [`Error::NotMapped`] (53200); raises 53100 or 53200 where the segment has no room, and what else
+/// Postgres has to say of it.
+pub fn segment(name: &'static CStr, size: usize, fill: impl Fn(*mut u8)) -> Result<*mut u8> {
+    let make = || {
+        // SAFETY: the segment is new, and has this size.
+        unsafe {
+            let segment = pg_sys::dsm_create(size, 0);
+            let address = pg_sys::dsm_segment_address(segment).cast::<u8>();
+            // Where min_dynamic_shared_memory is set it holds what was there before.
+            address.write_bytes(0, size);
+            fill(address);
+            Some(segment)
+        }
+    };
+    find_or_make(name, make)?.ok_or(Error::NotMapped)
+}
+
+/// Maps the segment of a name, which `make` may have to make.
+///
+/// # Errors
+/// As [`segment`].
+fn find_or_make(
+    name: &'static CStr,
+    make: impl Fn() -> Option<*mut pg_sys::dsm_segment>,
+) -> Result<Option<*mut u8>> {
     // In a subtransaction, whose rollback releases the locks that an error of Postgres leaves, and the
     // mapping. What is made here is no part of it.
-    let address = attempt(|| {
+    attempt(|| {
         // SAFETY: in a transaction. What Postgres keeps of a mapping is allocated where it asks for it.
         unsafe {
             let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             let rendezvous = rendezvous(name);
-            let mut segment = find(rendezvous);
-            if segment.is_null() {
-                // Not under the lock: it takes a while, and may fail.
-                let new = pg_sys::dsm_create(size, 0);
-                // Where min_dynamic_shared_memory is set it holds what was there before.
-                let address = pg_sys::dsm_segment_address(new).cast::<u8>();
-                address.write_bytes(0, size);
-                fill(address);
-                let lock = addin_shmem_init_lock();
-                LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
-                let first = (*rendezvous).handle == 0;
-                if first {
-                    pg_sys::dsm_pin_segment(new);
-                    (*rendezvous).handle = pg_sys::dsm_segment_handle(new);
+            let held = (*rendezvous).lock.exclusive();
+            let mut segment = null_mut();
+            match (*rendezvous).handle {
+                0 => {
+                    if let Some(made) = make() {
+                        pg_sys::dsm_pin_segment(made);
+                        (*rendezvous).handle = pg_sys::dsm_segment_handle(made);
+                        segment = made;
+                    }
                 }
-                LWLockRelease(lock);
-                segment = if first {
-                    new
-                } else {
-                    pg_sys::dsm_detach(new);
-                    find(rendezvous)
-                };
+                handle => {
+                    segment = pg_sys::dsm_find_mapping(handle);
+                    if segment.is_null() {
+                        segment = pg_sys::dsm_attach(handle);
+                    }
+                    if segment.is_null() {
+                        return Err(Error::NotMapped);
+                    }
+                }
             }
+            drop(held);
             if segment.is_null() {
                 return Ok(None);
             }
@@ -75,8 +109,7 @@ pub fn segment(name: &'static CStr, size: usize, fill: impl FnOnce(*mut u8)) -> 
             pg_sys::MemoryContextSwitchTo(context);
             Ok(Some(pg_sys::dsm_segment_address(segment).cast()))
         }
-    })?;
-    address.ok_or(Error::NotMapped)
+    })
 }
 
 /// # Safety
@@ -91,7 +124,7 @@ unsafe fn addin_shmem_init_lock() -> *mut pg_sys::LWLock {
 /// # Safety
 /// In a transaction, whose end releases the lock after an error.
 unsafe fn rendezvous(name: &CStr) -> *mut Rendezvous {
-    // SAFETY: as the caller says; under the lock the bytes are made and zeroed once.
+    // SAFETY: as the caller says; under the lock the bytes are made and filled once.
     unsafe {
         let lock = addin_shmem_init_lock();
         LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
@@ -100,28 +133,10 @@ unsafe fn rendezvous(name: &CStr) -> *mut Rendezvous {
             pg_sys::ShmemInitStruct(name.as_ptr(), size_of::<Rendezvous>(), &mut found).cast();
         if !found {
             here.write_bytes(0, 1);
+            (*here).lock.init(new_lock_group());
         }
         LWLockRelease(lock);
         here
-    }
-}
-
-/// Maps the segment; null where there is none.
-///
-/// # Safety
-/// In a transaction, as [`rendezvous`].
-unsafe fn find(rendezvous: *mut Rendezvous) -> *mut pg_sys::dsm_segment {
-    // SAFETY: as the caller says; the handle is written once, under the lock, for a pinned segment.
-    unsafe {
-        let lock = addin_shmem_init_lock();
-        LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
-        let handle = (*rendezvous).handle;
-        LWLockRelease(lock);
-        if handle == 0 {
-            return null_mut();
-        }
-        let mapped = pg_sys::dsm_find_mapping(handle);
-        if mapped.is_null() { pg_sys::dsm_attach(handle) } else { mapped }
     }
 }
 

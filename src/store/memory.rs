@@ -65,7 +65,7 @@ impl Memory {
     /// Returns the server's segment; makes it where there is none.
     ///
     /// # Errors
-    /// 53200; raises 53100 or 53200 where there is no room for it.
+    /// 53200; raises 53100 or 53200 where there is no room for it, and what else Postgres says of it.
     #[inline]
     pub fn get() -> Result<&'static Memory> {
         match MEMORY.get() {
@@ -88,14 +88,29 @@ impl Memory {
     fn open() -> Result<&'static Memory> {
         let keys = settings::memory_keys();
         let size = parts(keys)[3];
-        let address = shared_memory::segment(NAME, size, |address| fill(address, keys))?;
+        Ok(Memory::at(shared_memory::segment(NAME, size, |address| fill(address, keys))?))
+    }
+
+    /// Returns the server's segment if there is one.
+    ///
+    /// # Errors
+    /// As [`get`](Memory::get).
+    pub fn find() -> Result<Option<&'static Memory>> {
+        match MEMORY.get() {
+            Some(memory) => Ok(Some(memory)),
+            None => Ok(shared_memory::find(NAME)?.map(Memory::at)),
+        }
+    }
+
+    /// Remembers where the segment is.
+    fn at(address: *mut u8) -> &'static Memory {
         // SAFETY: the segment begins with a header, which nobody changes any more.
         let header = unsafe { &*address.cast::<Header>() };
         shared_memory::name_lock_group(header.lock_group, c"ratelimit");
         // Once in the life of a session.
         let memory = &*Box::leak(Box::new(view(address, header)));
         MEMORY.set(Some(memory));
-        Ok(memory)
+        memory
     }
 
     /// Identifies a name and key.

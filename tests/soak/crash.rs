@@ -122,7 +122,7 @@ fn the_checks_see_what_is_broken(client: &mut Client, limits: &[Limit], works: &
                 WHERE exact AND ts > '-infinity' LIMIT 1)";
     let breaches = [
         // A lost commit, and a rollback that was kept.
-        (format!("DELETE FROM takes WHERE work = {of_one}"), "but there are notes"),
+        (format!("DELETE FROM takes WHERE work = {of_one}"), "notes"), // or, of one whose outcome nobody knows, that they and the rows differ
         ("INSERT INTO takes VALUES (-1, 'quick 0', '', 1, now())".to_owned(), "nobody took"),
         // A token given twice, and one lost.
         (

@@ -61,6 +61,8 @@ pub struct Head {
     /// The first of those that were removed.
     free: Link,
     random: u64,
+    /// How many entries are in a bucket.
+    taken: u64,
 }
 
 /// What a new entry cost.
@@ -124,6 +126,7 @@ impl<'a> Partition<'a> {
                 let (number, dropped) = self.room(now);
                 let bucket = self.bucket(key);
                 let next = std::mem::replace(&mut self.buckets[bucket], number as Link + 1);
+                self.head.taken = self.head.taken.saturating_add(1);
                 self.entries[number] = Entry { key, next, taken: 1, ..Entry::default() };
                 (number, dropped)
             }
@@ -149,6 +152,16 @@ impl<'a> Partition<'a> {
             }
         }
         removed
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> u64 {
+        self.head.taken
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// All entries.
@@ -211,6 +224,7 @@ impl<'a> Partition<'a> {
 
     /// Takes an entry out of its bucket.
     fn unlink(&mut self, number: usize) {
+        self.head.taken = self.head.taken.saturating_sub(1);
         let Entry { key, next, .. } = self.entries[number];
         let bucket = self.bucket(key);
         let link = number as Link + 1;

@@ -9,6 +9,7 @@ use ratelimit_core::{Micros, State};
 
 use super::id::Id;
 use crate::pg::clock;
+use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::shared_memory::{Held, Lock};
 
 /// How many partitions the states of the server's clock have.
@@ -131,7 +132,7 @@ impl States {
         let result = work(&mut state);
         let dropped = state.dropped;
         drop(held);
-        self.count(dropped);
+        self.count(number, dropped);
         result
     }
 
@@ -155,6 +156,7 @@ impl States {
     pub fn forget_name(&self, id: Id) -> u64 {
         let numbers = if clock::is_fixed() { FIXED_CLOCK..FIXED_CLOCK + 1 } else { 0..PARTITIONS };
         let forget = |number| {
+            check_for_interrupts();
             let _held = self.shared(number).lock.exclusive();
             self.partition(number).remove_if(|entry| entry.tag == id.name[0])
         };
@@ -165,7 +167,7 @@ impl States {
     pub fn usage(&self) -> Usage {
         let keys = |number| {
             let _held = self.shared(number).lock.shared();
-            self.partition(number).iter().count() as u64
+            self.partition(number).len()
         };
         Usage {
             keys: (0..PARTITIONS).map(keys).sum(),
@@ -192,9 +194,10 @@ impl States {
         Some(live - told)
     }
 
-    /// Counts a state that made room for another.
-    fn count(&self, dropped: Dropped) {
+    /// Counts a state that made room for another, but for a fixed clock.
+    fn count(&self, partition: usize, dropped: Dropped) {
         let counter = match dropped {
+            _ if partition == FIXED_CLOCK => return,
             Dropped::None => return,
             Dropped::Idle => &self.losses().idle,
             Dropped::Live => &self.losses().live,
@@ -266,9 +269,10 @@ impl LockedStates<'_> {
 
     /// Stores one of them, as [`LockedState::set`].
     pub fn set(&mut self, id: Id, state: &State, idle_at: Option<Micros>, now: Micros) {
-        let partition = self.states.partition(partition_of(id));
+        let number = partition_of(id);
+        let partition = self.states.partition(number);
         let mut locked = LockedState { partition, id, dropped: Dropped::None };
         locked.set(state, idle_at, now);
-        self.states.count(locked.dropped);
+        self.states.count(number, locked.dropped);
     }
 }

@@ -1,5 +1,6 @@
 -- A dry run: what would be denied passes, changes nothing, and is counted.
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT rl_stats_reset() \g /dev/null
 CREATE FUNCTION dry(config jsonb) RETURNS jsonb IMMUTABLE RETURN config || '{"enforce": false}';
 SELECT rl_define('dry', dry(rl_token_bucket(2, '1 day'))),
        rl_define('dry/memory', dry(rl_fixed_window(2, '1 day', start => '2027-01-01 00:00:00+00')) || '{"store": "memory"}'),

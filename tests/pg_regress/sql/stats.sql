@@ -1,5 +1,6 @@
 -- Numbers about all limits: what is counted, by whom it can be seen, and how it is forgotten.
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT rl_stats_reset() \g /dev/null
 SELECT rl_define('st/table', rl_token_bucket(3, '1 day')),
        rl_define('st/memory', rl_token_bucket(3, '1 day') || '{"store": "memory"}'),
        rl_define('st/shards', rl_token_bucket(8, '1 day', shards => 4)),

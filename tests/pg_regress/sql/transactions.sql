@@ -75,6 +75,8 @@ ROLLBACK;
 -- A parallel plan is refused, where somebody called a function parallel safe that is not.
 CREATE FUNCTION not_safe(key text) RETURNS boolean LANGUAGE sql PARALLEL SAFE COST 1 AS $$SELECT ok FROM rl_limit('tx', key)$$;
 CREATE FUNCTION not_safe_check(key text) RETURNS boolean LANGUAGE sql PARALLEL SAFE COST 1 AS $$SELECT ok FROM rl_check('tx', key)$$;
+CREATE FUNCTION not_safe_memory(key text) RETURNS boolean LANGUAGE sql PARALLEL SAFE COST 1 AS $$SELECT ok FROM rl_limit('tx/memory', key)$$;
+SELECT rl_define('tx/memory', rl_token_bucket(10, '1 minute') || '{"store": "memory"}');
 CREATE TABLE many AS SELECT n::text AS key FROM generate_series(1, 1000) n;
 ALTER TABLE many SET (parallel_workers = 2);
 BEGIN;
@@ -86,10 +88,13 @@ SELECT count(*) FROM many WHERE not_safe(key);
 ROLLBACK TO a;
 SELECT count(*) FROM many WHERE not_safe_check(key);
 \echo :SQLSTATE
+ROLLBACK TO a;
+SELECT count(*) FROM many WHERE not_safe_memory(key);
+\echo :SQLSTATE
 \set VERBOSITY default
 ROLLBACK;
 DROP TABLE many;
-DROP FUNCTION not_safe, not_safe_check;
+DROP FUNCTION not_safe, not_safe_check, not_safe_memory;
 
 -- PREPARE TRANSACTION keeps the lock, and the tokens in suspense: who asks for more than is
 -- committed waits, a denial and a check do not.
