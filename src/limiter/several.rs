@@ -397,6 +397,7 @@ impl Group<'_> {
                 .max_by_key(|wait| wait.unwrap_or(Micros(i64::MAX)))
                 .unwrap_or(Some(Micros(0)));
             let passes = |wait: Micros| {
+                check_for_interrupts();
                 let then = now.plus(wait);
                 self.run(shards.total(then), then).0.iter().all(|decision| decision.ok)
             };

@@ -1,5 +1,6 @@
 //! Shared memory: its segments, and what becomes of a lock that is held when something fails.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pgrx::pg_sys;
@@ -15,10 +16,10 @@ mod tests {
 
     #[pg_test]
     fn two_names_are_two_segments_and_one_is_made_once() {
-        let mut filled = 0;
-        let mut open = |name| {
+        let filled = Cell::new(0);
+        let open = |name| {
             segment(name, 1000, |address| {
-                filled += 1;
+                filled.set(filled.get() + 1);
                 // SAFETY: the segment is zeroed, and so large.
                 unsafe {
                     assert_eq!(std::slice::from_raw_parts(address, 1000), [0; 1000]);
@@ -31,7 +32,7 @@ mod tests {
         let other = open(c"ratelimit pg_test 2");
         assert_ne!(one, other);
         assert_eq!((open(c"ratelimit pg_test 1"), open(c"ratelimit pg_test 2")), (one, other));
-        assert_eq!(filled, 2);
+        assert_eq!(filled.get(), 2);
         // SAFETY: both are mapped for as long as the process.
         assert_eq!(unsafe { (one.read(), other.read()) }, (1, 1));
     }

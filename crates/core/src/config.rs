@@ -24,14 +24,13 @@ use std::ops::Deref;
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::algorithm::{
     self, Calendar, FixedWindow, SlidingLog, SlidingWindow, TokenBucket, Unit, Windows, local_date,
     zone,
 };
-use crate::fields::{FieldError, Fields, Text, Value};
+use crate::fields::{FieldError, Fields, Flag, Text, Value};
 use crate::numbers::{Rate, ShardCount, Tokens, WholeRate};
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
@@ -130,29 +129,6 @@ impl<'de> Deserialize<'de> for Store {
                 _ => None,
             },
         })
-    }
-}
-
-/// A `true` or a `false`.
-struct Flag(bool);
-
-impl<'de> Deserialize<'de> for Flag {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Flag, D::Error> {
-        struct Either;
-
-        impl Visitor<'_> for Either {
-            type Value = Flag;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true or false")
-            }
-
-            fn visit_bool<E>(self, flag: bool) -> Result<Flag, E> {
-                Ok(Flag(flag))
-            }
-        }
-
-        deserializer.deserialize_bool(Either)
     }
 }
 

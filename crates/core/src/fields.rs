@@ -365,3 +365,26 @@ impl<T> Visitor<'_> for Text<T> {
         (self.read)(text).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
     }
 }
+
+/// A `true` or a `false`.
+pub(crate) struct Flag(pub bool);
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Flag, D::Error> {
+        struct TrueOrFalse;
+
+        impl Visitor<'_> for TrueOrFalse {
+            type Value = Flag;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true or false")
+            }
+
+            fn visit_bool<E>(self, flag: bool) -> Result<Flag, E> {
+                Ok(Flag(flag))
+            }
+        }
+
+        deserializer.deserialize_bool(TrueOrFalse)
+    }
+}

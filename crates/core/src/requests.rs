@@ -8,7 +8,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::config;
-use crate::fields::{FieldError, Fields, Number};
+use crate::fields::{FieldError, Fields, Flag, Number};
 use crate::text::shortened;
 
 /// The longest name, in bytes. The shortest has one.
@@ -105,8 +105,6 @@ struct Key(String);
 
 struct Count(f64);
 
-struct Flag(bool);
-
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
         let text = Bounded { most: MAX_NAME, allowed: NAME_LENGTH };
@@ -126,26 +124,6 @@ impl<'de> Deserialize<'de> for Count {
         // The caller checks the range, which depends on the kind of the limit.
         let any = Number { allowed: "a number from 0 to 1e15", fits: |_| true };
         deserializer.deserialize_f64(any).map(Count)
-    }
-}
-
-impl<'de> Deserialize<'de> for Flag {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Flag, D::Error> {
-        struct TrueOrFalse;
-
-        impl Visitor<'_> for TrueOrFalse {
-            type Value = Flag;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("true or false")
-            }
-
-            fn visit_bool<E>(self, flag: bool) -> Result<Flag, E> {
-                Ok(Flag(flag))
-            }
-        }
-
-        deserializer.deserialize_bool(TrueOrFalse)
     }
 }
 

@@ -98,6 +98,7 @@ proptest! {
             }
             let partition = memory.partition();
             prop_assert_eq!(partition.iter().count(), map.len());
+            prop_assert_eq!(partition.len(), map.len() as u64);
             for (&n, (state, _)) in &map {
                 prop_assert_eq!(partition.find(key(n)).map(Entry::state), Some(state.clone()));
             }
