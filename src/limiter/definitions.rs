@@ -48,7 +48,17 @@ impl<V> Cache<V> {
     }
 }
 
+/// The name that was looked up last, which most calls share with the call before.
+struct Last {
+    name: Vec<u8>,
+    /// The [`invalidation::definition_changes`] of then.
+    changes: u64,
+    /// For every key, since none has a row of its own.
+    definition: Option<Rc<Definition>>,
+}
+
 thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
     static NAMES: RefCell<Cache<Rows>> = Cache::new();
     /// Of names that have keys with rows of their own, by [`name_and_key`]; `None`: this key has none.
     static KEYS: RefCell<Cache<Option<Rc<Definition>>>> = Cache::new();
@@ -109,6 +119,13 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
 /// 22023: an invalid stored config.
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
     let changes = invalidation::definition_changes();
+    let last = LAST.with_borrow(|last| {
+        let last = last.as_ref().filter(|last| last.changes == changes && last.name == name)?;
+        Some(last.definition.clone())
+    });
+    if let Some(definition) = last {
+        return Ok(definition);
+    }
     if SEEN.get() != changes {
         NAMES.with_borrow_mut(|names| names.0.clear());
         KEYS.with_borrow_mut(|keys| keys.0.clear());
@@ -117,7 +134,9 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
     let known = NAMES.with_borrow_mut(|names| {
         let definition = names.0.get(name)?;
         if !definition.has_keys {
-            return Some(definition.default.clone());
+            let definition = definition.default.clone();
+            LAST.set(Some(Last { name: name.into(), changes, definition: definition.clone() }));
+            return Some(definition);
         }
         KEYS.with_borrow_mut(|keys| {
             let own = keys.0.get(&name_and_key(name, key)[..])?;

@@ -6,14 +6,14 @@ use crate::limiter::request::{Answer, Change, Target};
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
-use crate::store::memory::{LockedState, Memory, Scope};
+use crate::store::memory::{Id, LockedState, Memory, Scope};
 
 /// Makes a call.
 ///
 /// # Errors
 /// [`Error::NotForKind`](crate::pg::error::Error::NotForKind) (0A000): a credit to a sliding kind.
-pub fn change(memory: &Memory, scope: Scope, target: &Target, change: Change) -> Result<Answer> {
-    let (id, phase) = (memory.id(scope, target.name, target.key), phase(target));
+pub fn change(memory: &Memory, id: Id, target: &Target, change: Change) -> Result<Answer> {
+    let phase = phase(target);
     let answer = memory.states.locked(id, |locked| {
         let now = clock::now();
         let before = state(target, locked.state(), now, phase);

@@ -107,7 +107,8 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
                 (true, false) => continue, // it took nothing, because of another
                 _ => Tallied::Denied { enforced: outcome.answer.enforced },
             };
-            tally::count(Scope::new(catalog.extension), request, &outcome.answer, verdict)?;
+            let place = tally::place(catalog, request)?;
+            tally::count(catalog, place, request, &outcome.answer, verdict);
         }
         Ok(outcomes)
     })

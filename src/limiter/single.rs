@@ -8,7 +8,7 @@ use ratelimit_core::{Micros, Shards, State};
 
 use crate::limiter::keys::each_key;
 use crate::limiter::request::{Answer, Change, Request, Target, bad_count, check_count};
-use crate::limiter::tally::{self, Verdict};
+use crate::limiter::tally::{self, Place, Verdict};
 use crate::limiter::{definitions, in_memory, shards};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
@@ -27,15 +27,19 @@ use crate::store::{self, Store, TRIES, is_marker};
 /// [`Error::BadState`]: crate::pg::error::Error::BadState
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     catalog::with(function, lock_to_change(), |catalog| {
+        let place = tally::place(catalog, request)?;
+        if let Some(Place { memory, id }) = place {
+            memory.states.prefetch(id);
+        }
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
         let take = Change::Take { count: request.count, reserve: request.reserve };
-        let mut answer = change(function, catalog, &target, take)?;
+        let mut answer = change(function, catalog, &target, take, place)?;
         let verdict = match answer.ok {
             true => Verdict::Allowed,
             false => Verdict::Denied { enforced: answer.enforced },
         };
-        tally::count(Scope::new(catalog.extension), request, &answer, verdict)?;
+        tally::count(catalog, place, request, &answer, verdict);
         if !answer.enforced && !answer.ok {
             answer.let_pass();
         }
@@ -57,7 +61,8 @@ pub fn credit(
         if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
             return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
         }
-        change(function, catalog, &target, Change::Credit { count: request.count, taken_at })
+        let credit = Change::Credit { count: request.count, taken_at };
+        change(function, catalog, &target, credit, None)
     })
 }
 
@@ -76,6 +81,7 @@ fn change(
     catalog: &Catalog,
     target: &Target,
     change: Change,
+    place: Option<Place>,
 ) -> Result<Answer> {
     match target.limit.store {
         Kept::Table => {
@@ -83,7 +89,11 @@ fn change(
             store::with_store(catalog, TableLock::Write, |store| change_row(store, target, change))
         }
         Kept::Memory => {
-            in_memory::change(Memory::get()?, Scope::new(catalog.extension), target, change)
+            let Place { memory, id } = match place {
+                Some(place) => place,
+                None => Place::of(Memory::get()?, catalog, target.name, target.key),
+            };
+            in_memory::change(memory, id, target, change)
         }
     }
 }

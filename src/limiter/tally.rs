@@ -7,12 +7,13 @@ use pgrx::pg_sys::panic::CaughtError;
 use ratelimit_core::Micros;
 
 use crate::limiter::request::{Answer, Request};
+use crate::pg::catalog::Catalog;
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
 use crate::pg::settings;
 use crate::pg::values::utf8;
-use crate::store::memory::{Count, Memory, Scope};
+use crate::store::memory::{Count, Id, Memory, Scope};
 
 thread_local! {
     /// When this session last found no memory to count in.
@@ -28,19 +29,44 @@ pub enum Verdict {
     Denied { enforced: bool },
 }
 
-/// Counts a request, and writes a share of the denials to the server's log.
+/// Where a name and key are in the memory that sessions share.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub memory: &'static Memory,
+    pub id: Id,
+}
+
+impl Place {
+    pub fn of(memory: &'static Memory, catalog: &Catalog, name: &[u8], key: &[u8]) -> Place {
+        Place { memory, id: memory.id(Scope::new(catalog.extension), name, key) }
+    }
+}
+
+/// Returns where a request is counted; `None`: nowhere.
 ///
 /// # Errors
 /// A cancel. Where there is no memory calls go on, uncounted.
-pub fn count(scope: Scope, request: &Request, answer: &Answer, verdict: Verdict) -> Result<()> {
+pub fn place(catalog: &Catalog, request: &Request) -> Result<Option<Place>> {
+    if !settings::track() {
+        return Ok(None);
+    }
+    let memory = memory_if_any(true)?;
+    Ok(memory.map(|memory| Place::of(memory, catalog, request.name, request.key)))
+}
+
+/// Counts a request, and writes a share of the denials to the server's log.
+pub fn count(
+    catalog: &Catalog,
+    place: Option<Place>,
+    request: &Request,
+    answer: &Answer,
+    verdict: Verdict,
+) {
     if let Verdict::Denied { enforced: true } = verdict {
         log(request, answer);
     }
-    if !settings::track() {
-        return Ok(());
-    }
-    let Some(memory) = memory_if_any(true)? else { return Ok(()) };
-    let id = memory.id(scope, request.name, request.key);
+    let Some(Place { memory, id }) = place else { return };
+    let scope = Scope::new(catalog.extension);
     let count = match verdict {
         Verdict::Allowed => Count::Allowed(request.count),
         Verdict::Denied { enforced: true } => Count::Denied,
@@ -50,7 +76,6 @@ pub fn count(scope: Scope, request: &Request, answer: &Answer, verdict: Verdict)
     if let Verdict::Denied { .. } = verdict {
         memory.rankings.count(id, scope, request.name, request.key);
     }
-    Ok(())
 }
 
 /// How long a session that found no memory goes without.

@@ -10,7 +10,8 @@
 //! let (mut floor, mut counters, mut names) = (0, [Counter::default(); 2], [' '; 2]);
 //! for letter in "abacaba".chars() {
 //!     // Any hash will do here.
-//!     if let Some(number) = Sketch::new(&mut floor, &mut counters).count([letter as u64, 0]) {
+//!     let (number, is_new) = Sketch::new(&mut floor, &mut counters).count([letter as u64, 0]);
+//!     if is_new {
 //!         names[number] = letter;
 //!     }
 //! }
@@ -48,24 +49,33 @@ impl<'a> Sketch<'a> {
         Sketch { floor, counters }
     }
 
+    /// Counts a key that may have the counter of this number; false if it hasn't, and nothing is counted.
+    pub fn count_at(&mut self, number: usize, key: [u64; 2]) -> bool {
+        match self.counters.get_mut(number) {
+            Some(counter) if counter.key == key && counter.count > 0 => {
+                counter.count = counter.count.saturating_add(1);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Counts a key, given by a hash that nobody who chooses keys can foresee. Returns the number of its
-    /// counter where that is new: it was free, or that of the key seen least.
-    pub fn count(&mut self, key: [u64; 2]) -> Option<usize> {
+    /// counter, and whether that is new: it was free, or that of the key seen least.
+    pub fn count(&mut self, key: [u64; 2]) -> (usize, bool) {
         let mut least = 0;
         for n in 0..self.counters.len() {
-            let counter = &mut self.counters[n];
-            if counter.key == key && counter.count > 0 {
-                counter.count = counter.count.saturating_add(1);
-                return None;
+            if self.count_at(n, key) {
+                return (n, false);
             }
-            if counter.count < self.counters[least].count {
+            if self.counters[n].count < self.counters[least].count {
                 least = n;
             }
         }
-        let counter = self.counters.get_mut(least)?;
+        let counter = &mut self.counters[least];
         *self.floor = counter.count.max(*self.floor);
         *counter = Counter { key, count: self.floor.saturating_add(1), error: *self.floor };
-        Some(least)
+        (least, true)
     }
 
     /// The keys that have a counter, in no order: the counter's number, and the counter.

@@ -1,5 +1,7 @@
 //! The keys that are denied most: how often, and who they are, which is kept of no other key.
 
+use std::cell::Cell;
+
 use ratelimit_core::sketch::{Counter, Sketch};
 
 use super::id::{Id, Scope};
@@ -62,6 +64,11 @@ impl Key {
     }
 }
 
+thread_local! {
+    /// The key that this session counted last, and its number.
+    static LAST: Cell<([u64; 2], usize)> = const { Cell::new(([0; 2], 0)) };
+}
+
 /// The rankings, in shared memory.
 pub struct Rankings(*mut Ranking);
 
@@ -87,14 +94,21 @@ impl Rankings {
     /// Counts a denial of a key.
     pub fn count(&self, id: Id, scope: Scope, name: &[u8], key: &[u8]) {
         let key = clipped(key, TEXT.saturating_sub(name.len())); // not under the lock
+        let (last, hint) = LAST.get();
         let ranking = self.ranking((id.key[0] >> 32) as usize % RANKINGS);
         // SAFETY: a ranking; while the lock is held, nobody else looks at the rest of it.
         unsafe {
             let _held = (*ranking).lock.exclusive();
             let (floor, counters) = (&mut (*ranking).floor, &mut (*ranking).counters);
-            if let Some(number) = Sketch::new(floor, counters).count(id.key) {
+            let mut sketch = Sketch::new(floor, counters);
+            if last == id.key && sketch.count_at(hint, id.key) {
+                return;
+            }
+            let (number, is_new) = sketch.count(id.key);
+            if is_new {
                 (&mut (*ranking).keys)[number].set(scope, name, key);
             }
+            LAST.set((id.key, number));
         }
     }
 
