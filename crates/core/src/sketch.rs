@@ -33,6 +33,13 @@ pub struct Counter {
     pub error: u64,
 }
 
+impl Counter {
+    /// Whether it counts this key: a caller may then raise `count` by himself.
+    pub fn is_of(&self, key: [u64; 2]) -> bool {
+        self.key == key && self.count > 0
+    }
+}
+
 /// As many counters as keys are wanted, or some more. A key that was seen more often than once in
 /// `total / counters` is among them.
 #[derive(Debug)]
@@ -49,26 +56,17 @@ impl<'a> Sketch<'a> {
         Sketch { floor, counters }
     }
 
-    /// Counts a key that may have the counter of this number; false if it hasn't, and nothing is counted.
-    pub fn count_at(&mut self, number: usize, key: [u64; 2]) -> bool {
-        match self.counters.get_mut(number) {
-            Some(counter) if counter.key == key && counter.count > 0 => {
-                counter.count = counter.count.saturating_add(1);
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// Counts a key, given by a hash that nobody who chooses keys can foresee. Returns the number of its
     /// counter, and whether that is new: it was free, or that of the key seen least.
     pub fn count(&mut self, key: [u64; 2]) -> (usize, bool) {
         let mut least = 0;
         for n in 0..self.counters.len() {
-            if self.count_at(n, key) {
+            let counter = &mut self.counters[n];
+            if counter.is_of(key) {
+                counter.count = counter.count.saturating_add(1);
                 return (n, false);
             }
-            if self.counters[n].count < self.counters[least].count {
+            if counter.count < self.counters[least].count {
                 least = n;
             }
         }

@@ -1,6 +1,8 @@
 //! The keys that are denied most: how often, and who they are, which is kept of no other key.
 
 use std::cell::Cell;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ratelimit_core::sketch::{Counter, Sketch};
 
@@ -96,15 +98,20 @@ impl Rankings {
         let key = clipped(key, TEXT.saturating_sub(name.len())); // not under the lock
         let (last, hint) = LAST.get();
         let ranking = self.ranking((id.key[0] >> 32) as usize % RANKINGS);
-        // SAFETY: a ranking; while the lock is held, nobody else looks at the rest of it.
+        // SAFETY: a ranking. Under a shared lock nothing in it changes but counts, by atomic additions;
+        // under an exclusive one nobody else looks at it.
         unsafe {
+            if last == id.key {
+                let _held = (*ranking).lock.shared();
+                if (&(*ranking).counters)[hint].is_of(id.key) {
+                    let count = &raw mut (&mut (*ranking).counters)[hint].count;
+                    AtomicU64::from_ptr(count).fetch_add(1, Relaxed);
+                    return;
+                }
+            }
             let _held = (*ranking).lock.exclusive();
             let (floor, counters) = (&mut (*ranking).floor, &mut (*ranking).counters);
-            let mut sketch = Sketch::new(floor, counters);
-            if last == id.key && sketch.count_at(hint, id.key) {
-                return;
-            }
-            let (number, is_new) = sketch.count(id.key);
+            let (number, is_new) = Sketch::new(floor, counters).count(id.key);
             if is_new {
                 (&mut (*ranking).keys)[number].set(scope, name, key);
             }
