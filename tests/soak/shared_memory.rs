@@ -205,7 +205,8 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
     let (server, mut client) = server();
     let (keys, heavy) = (scale(10_000, 100_000), scale(100, 1_000));
     set_keys(&mut client, keys);
-    let mut client = server.client();
+    let (mut client, messages) = server.client_with_notices();
+    client.batch_execute("SET client_min_messages = log").unwrap();
     client
         .batch_execute(
             "SELECT rl_define('ip', rl_token_bucket(100, '1 hour') || '{\"store\": \"memory\"}')",
@@ -228,6 +229,9 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
         keys * 20
     );
     client.batch_execute(&flood).unwrap();
+    // What the server's log is told, once a minute at most.
+    let told = messages.try_iter().filter(|message| message.contains("made room for others"));
+    assert!(told.count() >= 1);
     let sql = format!(
         "SELECT count(*) FILTER (WHERE remaining < 20) FROM generate_series(1, {heavy}) n, rl_check('ip', 'heavy ' || n)"
     );
