@@ -164,8 +164,10 @@ pub fn name_lock_group(group: i32, name: &'static CStr) {
 #[repr(transparent)]
 pub struct Lock(UnsafeCell<pg_sys::LWLock>);
 
-/// A lock that is held until this is dropped. After an error or a panic the end of the (sub)transaction
-/// finds it released.
+/// A lock that is held until this is dropped. After an error or a panic it stays held up to the abort of the
+/// (sub)transaction, which releases all (LWLockReleaseAll): an error of Postgres has set
+/// InterruptHoldoffCount to 0, and a plain release would count it down from there, so that the session could
+/// never be cancelled again.
 pub struct Held<'a>(&'a Lock);
 
 impl Lock {
@@ -192,7 +194,9 @@ impl Lock {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // SAFETY: held by this session, which gave it to nobody.
-        unsafe { LWLockRelease(self.0.0.get()) };
+        if !std::thread::panicking() {
+            // SAFETY: held by this session, which gave it to nobody.
+            unsafe { LWLockRelease(self.0.0.get()) };
+        }
     }
 }

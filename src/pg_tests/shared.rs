@@ -52,6 +52,8 @@ mod tests {
             })
         }));
         assert!(raised.is_err());
+        // SAFETY: reads a number of this backend.
+        assert_eq!(unsafe { pg_sys::InterruptHoldoffCount }, 0, "a cancel is looked at");
         // Or this would wait for ever.
         assert_eq!(memory.states.locked(id, |locked| locked.state()), None);
         let mut all = memory.states.lock_all([id, id].into_iter());

@@ -166,6 +166,11 @@ fn memory_that_is_taken_away_costs_limits_in_the_table_nothing() {
     assert_eq!(take(&mut other, "table"), Ok(98.0));
     assert!(other.query_one("SELECT rl_reset('table', 'k')", &[]).unwrap().get::<_, bool>(0));
     assert_eq!(warnings.try_iter().count(), 1);
+    // A session that goes on without it can still be cancelled.
+    let mut third = server.client();
+    assert_eq!(take(&mut third, "table"), Ok(99.0));
+    let sleep = third.batch_execute("SET statement_timeout = '50ms'; SELECT pg_sleep(3)");
+    assert_eq!(sleep.unwrap_err().code(), Some(&SqlState::QUERY_CANCELED));
     // Who has it mapped goes on.
     assert_eq!(take(&mut client, "memory"), Ok(98.0));
 }

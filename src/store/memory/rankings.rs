@@ -124,7 +124,7 @@ impl Rankings {
         let mut all = Vec::new();
         for number in 0..RANKINGS {
             let ranking = self.ranking(number);
-            // SAFETY: as in `count`; nobody writes, and here nothing is written.
+            // SAFETY: as in `count`: counts may grow meanwhile, and here nothing is written.
             unsafe {
                 let _held = (*ranking).lock.shared();
                 let (floor, counters) = (&mut (*ranking).floor, &mut (*ranking).counters);
