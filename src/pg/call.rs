@@ -7,9 +7,11 @@
 //! raises from the outermost frame; and an error from below us, of a trigger on our tables say, is
 //! copied before pgrx sees it.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 
 use pgrx::pg_sys::panic::CaughtError;
@@ -140,7 +142,7 @@ fn run(
     body: fn(&Call) -> Result<pg_sys::Datum>,
     below: *mut Below,
 ) -> Outcome {
-    PgTryBuilder::new(|| match body(&Call { fcinfo, row_type: Cell::new(None) }) {
+    let answer = || match body(&Call { fcinfo, row_type: Cell::new(None) }) {
         Ok(datum) => Outcome::Value(datum),
         Err(error) => {
             let qualifier = || qualifier(fcinfo);
@@ -149,52 +151,60 @@ fn run(
                 ErrorStyle::Pgrst => error.report_for_postgrest(&qualifier),
             }))
         }
-    })
-    .catch_others(|caught| match caught {
-        // Raised by Postgres or by user code below us, a trigger say.
-        CaughtError::PostgresError(error) => {
-            // SAFETY: it is that of the call, whose frame is there.
-            let below = unsafe { &*below };
-            // XX000 is also what pgrx makes of an SQLSTATE that it doesn't know.
-            let same_state = |sqlstate: c_int| match error.sql_error_code() {
-                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR => true,
-                known => known as c_int == sqlstate,
-            };
-            // SAFETY: a copy has a message, or null; it is there until the call ends.
-            let same_message = |copy: &pg_sys::ErrorData| unsafe {
-                !copy.message.is_null()
-                    && CStr::from_ptr(copy.message).to_string_lossy() == error.message()
-            };
-            // SAFETY: as above; nothing else refers to it.
-            match unsafe { below.error.as_mut() } {
-                Some(copy) if same_state(copy.sqlerrcode) && same_message(copy) => {
-                    if shows_a_row(copy.sqlerrcode, !copy.table_name.is_null()) {
-                        copy.detail = null_mut();
-                        copy.detail_log = null_mut();
-                    }
-                    Outcome::Throw(copy)
-                }
-                // Short of memory, say.
-                _ => {
-                    let sqlstate = match error.sql_error_code() {
-                        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR if below.sqlstate != 0 => {
-                            below.sqlstate
+    };
+    // Only after an error, since a PgTryBuilder allocates.
+    catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|caught| caught_below(caught, below))
+}
+
+/// Returns what is to be raised for an error that came from below a call.
+#[cold]
+fn caught_below(caught: Box<dyn Any + Send>, below: *mut Below) -> Outcome {
+    PgTryBuilder::new(AssertUnwindSafe(|| resume_unwind(caught)))
+        .catch_others(|caught| match caught {
+            // Raised by Postgres or by user code below us, a trigger say.
+            CaughtError::PostgresError(error) => {
+                // SAFETY: it is that of the call, whose frame is there.
+                let below = unsafe { &*below };
+                // XX000 is also what pgrx makes of an SQLSTATE that it doesn't know.
+                let same_state = |sqlstate: c_int| match error.sql_error_code() {
+                    PgSqlErrorCode::ERRCODE_INTERNAL_ERROR => true,
+                    known => known as c_int == sqlstate,
+                };
+                // SAFETY: a copy has a message, or null; it is there until the call ends.
+                let same_message = |copy: &pg_sys::ErrorData| unsafe {
+                    !copy.message.is_null()
+                        && CStr::from_ptr(copy.message).to_string_lossy() == error.message()
+                };
+                // SAFETY: as above; nothing else refers to it.
+                match unsafe { below.error.as_mut() } {
+                    Some(copy) if same_state(copy.sqlerrcode) && same_message(copy) => {
+                        if shows_a_row(copy.sqlerrcode, !copy.table_name.is_null()) {
+                            copy.detail = null_mut();
+                            copy.detail_log = null_mut();
                         }
-                        known => known as c_int,
-                    };
-                    let detail = error.detail().filter(|_| !shows_a_row(sqlstate, true));
-                    Outcome::Raise(PlainReport {
-                        sqlstate,
-                        message: palloc_str(error.message()),
-                        detail: detail.map_or(std::ptr::null(), palloc_str),
-                        hint: error.hint().map_or(std::ptr::null(), palloc_str),
-                    })
+                        Outcome::Throw(copy)
+                    }
+                    // Short of memory, say.
+                    _ => {
+                        let sqlstate = match error.sql_error_code() {
+                            PgSqlErrorCode::ERRCODE_INTERNAL_ERROR if below.sqlstate != 0 => {
+                                below.sqlstate
+                            }
+                            known => known as c_int,
+                        };
+                        let detail = error.detail().filter(|_| !shows_a_row(sqlstate, true));
+                        Outcome::Raise(PlainReport {
+                            sqlstate,
+                            message: palloc_str(error.message()),
+                            detail: detail.map_or(std::ptr::null(), palloc_str),
+                            hint: error.hint().map_or(std::ptr::null(), palloc_str),
+                        })
+                    }
                 }
             }
-        }
-        caught => caught.rethrow(),
-    })
-    .execute()
+            caught => caught.rethrow(),
+        })
+        .execute()
 }
 
 /// What qualifies the names of the extension's functions and tables in a hint: the schema of the

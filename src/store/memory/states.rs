@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-use ratelimit_core::table::{Dropped, Entry, Head, Partition};
+use ratelimit_core::table::{Dropped, Entry, Head, Partition, place, places};
 use ratelimit_core::{Micros, State};
 
 use super::id::Id;
@@ -16,8 +16,8 @@ use crate::pg::shared_memory::{Held, Lock};
 const PARTITIONS: usize = 128;
 /// The partition of states under a fixed clock, so that a test does not touch what others hold.
 const FIXED_CLOCK: usize = PARTITIONS;
-/// Its entries.
-const FIXED_CLOCK_ENTRIES: usize = 4096;
+/// How many keys it has room for.
+const FIXED_CLOCK_KEYS: usize = 4096;
 /// How often at most the loss of states that were not idle is told.
 const TELL_EVERY: Micros = Micros(60_000_000);
 
@@ -38,8 +38,7 @@ struct Losses {
     told_at: AtomicI64,
 }
 
-/// The states, in shared memory: [`Losses`], then the partitions, then the buckets and the entries of all
-/// of them.
+/// The states, in shared memory: [`Losses`], then the partitions, then the places of all of them.
 pub struct States {
     address: *mut u8,
     layout: Layout,
@@ -48,11 +47,10 @@ pub struct States {
 /// Offsets in bytes.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// Of each partition but that of the fixed clock.
-    entries_each: usize,
+    /// The keys of each partition but that of the fixed clock.
+    keys_each: usize,
     partitions: usize,
-    buckets: usize,
-    entries: usize,
+    places: usize,
     end: usize,
 }
 
@@ -60,20 +58,19 @@ impl Layout {
     fn new(keys: usize) -> Layout {
         let mean = keys.div_ceil(PARTITIONS);
         // Keys are spread by chance: four standard deviations of room for a partition that gets more.
-        let entries_each = mean + 4 * mean.isqrt();
-        let entries_all = entries_each * PARTITIONS + FIXED_CLOCK_ENTRIES;
+        let keys_each = mean + 4 * mean.isqrt();
+        let all = places(keys_each) * PARTITIONS + places(FIXED_CLOCK_KEYS);
         let after = |end: usize, size: usize| (end + size).next_multiple_of(128);
         let partitions = after(0, size_of::<Losses>());
-        let buckets = after(partitions, size_of::<Shared>() * (PARTITIONS + 1));
-        let entries = after(buckets, size_of::<u32>() * entries_all);
-        let end = after(entries, size_of::<Entry>() * entries_all);
-        Layout { entries_each, partitions, buckets, entries, end }
+        let places = after(partitions, size_of::<Shared>() * (PARTITIONS + 1));
+        let end = after(places, size_of::<Entry>() * all);
+        Layout { keys_each, partitions, places, end }
     }
 
-    /// The first entry of a partition, and how many it has. It has as many buckets.
-    fn entries_of(&self, partition: usize) -> (usize, usize) {
-        let first = partition * self.entries_each;
-        (first, if partition == FIXED_CLOCK { FIXED_CLOCK_ENTRIES } else { self.entries_each })
+    /// The first place of a partition, and how many it has.
+    fn places_of(&self, partition: usize) -> (usize, usize) {
+        let keys = if partition == FIXED_CLOCK { FIXED_CLOCK_KEYS } else { self.keys_each };
+        (partition * places(self.keys_each), places(keys))
     }
 }
 
@@ -117,14 +114,14 @@ impl States {
     /// Asks the processor for what a look-up reads first, while it has other work.
     #[inline]
     pub fn prefetch(&self, id: Id) {
-        let (first, length) = self.layout.entries_of(partition_of(id));
-        let bucket = first + (id.key[1] % length as u64) as usize;
-        // SAFETY: nothing is read: a hint, of an address within the buckets.
+        let (first, length) = self.layout.places_of(partition_of(id));
+        let place = first + place(id.key, length);
+        // SAFETY: nothing is read: a hint, of an address within the places.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let bucket = self.address.add(self.layout.buckets).cast::<u32>().add(bucket);
-            _mm_prefetch::<_MM_HINT_T0>(bucket.cast());
+            let place = self.address.add(self.layout.places).cast::<Entry>().add(place);
+            _mm_prefetch::<_MM_HINT_T0>(place.cast());
         }
     }
 
@@ -185,7 +182,7 @@ impl States {
         };
         Usage {
             keys: (0..PARTITIONS).map(keys).sum(),
-            room: (self.layout.entries_each * PARTITIONS) as u64,
+            room: (self.layout.keys_each * PARTITIONS) as u64,
             dropped_idle: self.losses().idle.load(Relaxed),
             dropped_live: self.losses().live.load(Relaxed),
         }
@@ -232,17 +229,12 @@ impl States {
 
     /// Looks at a partition whose lock is held. Under a shared one it is only read.
     fn partition(&self, number: usize) -> Partition<'_> {
-        let (first, length) = self.layout.entries_of(number);
-        // SAFETY: the lock keeps others from writing, or away; the arrays have this length.
+        let (first, length) = self.layout.places_of(number);
+        // SAFETY: the lock keeps others from writing, or away; there are so many places.
         unsafe {
             let shared = std::ptr::from_ref(self.shared(number)).cast_mut();
-            let buckets = self.address.add(self.layout.buckets).cast::<u32>().add(first);
-            let entries = self.address.add(self.layout.entries).cast::<Entry>().add(first);
-            Partition::new(
-                &mut (*shared).head,
-                std::slice::from_raw_parts_mut(buckets, length),
-                std::slice::from_raw_parts_mut(entries, length),
-            )
+            let places = self.address.add(self.layout.places).cast::<Entry>().add(first);
+            Partition::new(&mut (*shared).head, std::slice::from_raw_parts_mut(places, length))
         }
     }
 }
