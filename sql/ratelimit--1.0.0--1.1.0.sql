@@ -22,11 +22,145 @@ RETURNS TABLE (name text, key text, denied bigint, error bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
 COMMENT ON FUNCTION @extschema@.rl_top_denied IS $$the keys that are denied most, of a rate limit or of all: from denied - error to denied times$$;
+
+-- The tables onto the nodes of Citus, and back. With the caller's rights: Citus asks for the tables' owner.
+-- What is named here exists where Citus is installed, and is looked up at the call.
+
+CREATE FUNCTION @extschema@.rl_distribute(shard_count integer DEFAULT 32)
+RETURNS SETOF text
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    home text := (SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
+                  WHERE extname = 'ratelimit');
+    definitions regclass := home || '.rl_config';
+    states regclass := home || '.ratelimits';
+    owner name;
+    permission text;
+    may_use text;
+    triggers_allowed text;
+    in_memory boolean;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
+        RAISE EXCEPTION 'rl_distribute() needs the extension citus, which is not in this database'
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'On every node: CREATE EXTENSION citus; then on the coordinator: SELECT citus_set_coordinator_host(''10.0.0.1''); SELECT citus_add_node(''10.0.0.2'', 5432);';
+    ELSIF shard_count IS NULL THEN
+        RAISE EXCEPTION 'shard_count must not be NULL' USING ERRCODE = 'null_value_not_allowed';
+    ELSIF shard_count NOT BETWEEN 1 AND 64000 THEN
+        RAISE EXCEPTION 'shard_count is %', shard_count
+            USING ERRCODE = 'invalid_parameter_value', DETAIL = 'Allowed: 1 to 64000.';
+    END IF;
+
+    -- The owner makes the triggers of the copies. On other nodes the extension belongs to a superuser.
+    owner := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = definitions);
+    permission := format('GRANT EXECUTE ON FUNCTION %s.rl_config_changed TO %I', home, owner);
+    may_use := format('SELECT has_function_privilege(%L, %L, %L)', owner, home || '.rl_config_changed()', 'EXECUTE');
+    IF EXISTS (SELECT FROM run_command_on_workers(may_use) AS worker WHERE worker.result <> 't') THEN
+        RAISE EXCEPTION 'the tables belong to role %, who may not create the triggers of rl_config on other nodes', quote_ident(owner)
+            USING ERRCODE = 'insufficient_privilege',
+                  HINT = format('A superuser grants it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
+    END IF;
+
+    -- Calls wait here until all is done.
+    EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', definitions, states);
+    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = definitions) THEN
+        -- Its triggers check a definition and tell the sessions of a node, so every copy has them.
+        triggers_allowed := current_setting('citus.enable_unsafe_triggers');
+        PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
+        PERFORM create_reference_table(definitions);
+        PERFORM set_config('citus.enable_unsafe_triggers', triggers_allowed, true);
+        PERFORM truncate_local_data_after_distributing_table(definitions);
+    END IF;
+    IF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
+        RAISE NOTICE 'rateLimits is distributed already, in % shards',
+            (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = states);
+    ELSE
+        -- Not with other tables that are distributed by text: their collation may be another.
+        PERFORM create_distributed_table(states, 'key', shard_count => shard_count, colocate_with => 'none');
+        PERFORM truncate_local_data_after_distributing_table(states);
+    END IF;
+    EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE config ->> ''store'' = ''memory'')', definitions) INTO in_memory;
+    IF in_memory THEN
+        RAISE NOTICE 'limits in memory count for each node by itself';
+    END IF;
+
+    -- Citus grants nothing on the functions of an extension.
+    RETURN QUERY
+        SELECT format('SELECT * FROM run_command_on_all_nodes(%L);',
+                      format('GRANT EXECUTE ON FUNCTION %s TO %s%s',
+                             string_agg(function.oid::regprocedure::text, ', ' ORDER BY function.proname),
+                             CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE acl.grantee::regrole::text END,
+                             CASE WHEN acl.is_grantable THEN ' WITH GRANT OPTION' END))
+        FROM pg_extension AS extension
+        JOIN pg_depend AS member ON member.refclassid = 'pg_extension'::regclass AND member.refobjid = extension.oid
+                                AND member.classid = 'pg_proc'::regclass AND member.deptype = 'e'
+        JOIN pg_proc AS function ON function.oid = member.objid
+        CROSS JOIN aclexplode(function.proacl) AS acl
+        LEFT JOIN pg_init_privs AS initial ON initial.classoid = member.classid AND initial.objoid = member.objid
+        WHERE extension.extname = 'ratelimit' AND acl.grantee <> function.proowner
+          AND acl.grantee NOT IN (SELECT grantee FROM aclexplode(initial.initprivs))
+        GROUP BY acl.grantee, acl.is_grantable
+        ORDER BY acl.grantee::regrole::text;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits over the nodes of Citus; returns the statements that give every node the grants of this one';
+
+CREATE FUNCTION @extschema@.rl_undistribute()
+RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    home text := (SELECT nspname FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
+                  WHERE extname = 'ratelimit');
+    definitions regclass := quote_ident(home) || '.rl_config';
+    states regclass := quote_ident(home) || '.ratelimits';
+    distributed boolean := false;
+    shell record;
+    truncation text;
+BEGIN
+    IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
+        distributed := EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, states));
+    END IF;
+    IF NOT distributed THEN
+        RAISE EXCEPTION 'the rate limits are not distributed by Citus'
+            USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+
+    -- Calls wait here until all is done.
+    EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', definitions, states);
+    FOR shell IN
+        SELECT table_of.logicalrelid AS oid, class.relname AS name
+        FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
+        WHERE table_of.logicalrelid IN (definitions, states)
+    LOOP
+        EXECUTE format('CREATE TEMPORARY TABLE rl_rows AS SELECT * FROM %s', shell.oid::regclass);
+        -- As when a table is dropped, but that it stays: it is the extension's, with all that says so.
+        PERFORM master_remove_distributed_table_metadata_from_workers(shell.oid, home, shell.name);
+        PERFORM citus_drop_all_shards(shell.oid, home, shell.name);
+        PERFORM master_remove_partition_metadata(shell.oid, home, shell.name);
+        FOR truncation IN
+            SELECT tgname FROM pg_trigger WHERE tgrelid = shell.oid AND tgfoid = 'citus_truncate_trigger()'::regprocedure
+        LOOP
+            EXECUTE format('DROP TRIGGER %I ON %s', truncation, shell.oid::regclass);
+        END LOOP;
+        EXECUTE format('INSERT INTO %s SELECT * FROM pg_temp.rl_rows', shell.oid::regclass);
+        DROP TABLE pg_temp.rl_rows;
+    END LOOP;
+    RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes know none any more';
+END
+$$;
+COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions and state';
+
 REVOKE ALL ON FUNCTION
-    @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied
+    @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
+    @extschema@.rl_distribute, @extschema@.rl_undistribute
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied
+    @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
+    @extschema@.rl_distribute, @extschema@.rl_undistribute
     TO pg_database_owner WITH GRANT OPTION;
 
 -- The direct grant to the installer: on what is new, and on all where he is the database's owner, who
@@ -55,7 +189,8 @@ BEGIN
           AND init.objoid OPERATOR(pg_catalog.=) member.objid
           AND (installer.is_owner OR init.objoid OPERATOR(pg_catalog.=) ANY (ARRAY[
                   '@extschema@.rl_memory'::pg_catalog.regproc, '@extschema@.rl_stats'::pg_catalog.regproc,
-                  '@extschema@.rl_stats_reset'::pg_catalog.regproc, '@extschema@.rl_top_denied'::pg_catalog.regproc
+                  '@extschema@.rl_stats_reset'::pg_catalog.regproc, '@extschema@.rl_top_denied'::pg_catalog.regproc,
+                  '@extschema@.rl_distribute'::pg_catalog.regproc, '@extschema@.rl_undistribute'::pg_catalog.regproc
               ]::pg_catalog.oid[]))
           AND EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
                       WHERE acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid)

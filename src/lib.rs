@@ -19,6 +19,7 @@ mod store;
 pgrx::pg_module_magic!(name, version);
 
 pgrx::extension_sql_file!("../sql/bootstrap.sql", name = "bootstrap", bootstrap);
+pgrx::extension_sql_file!("../sql/citus.sql", name = "citus");
 pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
 
 /// Called by Postgres when it loads the library.

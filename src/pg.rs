@@ -2,6 +2,7 @@
 
 pub mod call;
 pub mod catalog;
+pub mod citus;
 pub mod clock;
 pub mod declaration;
 pub mod error;

@@ -6,7 +6,6 @@ use crate::pg::call::Call;
 use crate::pg::catalog::{self, TableLock};
 use crate::pg::declaration::{Proceed, sql_function};
 use crate::pg::error::Error;
-use crate::pg::invalidation;
 use crate::pg::values::Jsonb;
 
 sql_function! {
@@ -44,7 +43,7 @@ sql_function! {
         trigger.text(c"name")?.map(valid_name).transpose()?;
         trigger.text(c"key")?.map(valid_key).transpose()?;
         trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
-        invalidation::announce(trigger.relation());
+        catalog::announce_definitions(call.function(), trigger.relation());
         Ok(Proceed(trigger.proceed()))
     }
 }

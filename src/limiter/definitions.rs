@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use lru::LruCache;
-use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, TEXTOID};
+use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
 use ratelimit_core::config::{self, ConfigError, Definition, Store};
 
 use crate::pg::catalog::{Catalog, TableLock};
@@ -174,7 +174,19 @@ fn load(
         results: &[],
         lock: TableLock::Read,
     };
-    let (default, own, has_keys) =
+    // Where Citus has no copy of rl_config on this node, as on one that was added and is not rebalanced yet,
+    // nobody tells of its changes.
+    const IS_HERE: Statement = Statement {
+        sql: "SELECT FROM pg_catalog.pg_dist_shard AS shard, pg_catalog.pg_dist_placement AS copy, \
+                          pg_catalog.pg_dist_local_group AS here \
+              WHERE shard.logicalrelid OPERATOR(pg_catalog.=) $1 \
+              AND copy.shardid OPERATOR(pg_catalog.=) shard.shardid \
+              AND copy.groupid OPERATOR(pg_catalog.=) here.groupid",
+        parameters: &[REGCLASSOID],
+        results: &[],
+        lock: TableLock::Read,
+    };
+    let (default, own, has_keys, told) =
         spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
             let name = Some(text_datum(name));
             let (mut default, mut own) = (None, None);
@@ -186,7 +198,10 @@ fn load(
                     config.map(|json| json.map(Cow::into_owned).map_err(ConfigError::too_long));
                 *(if for_all { &mut default } else { &mut own }) = config;
             }
-            Ok((default, own, spi.execute(&HAS_KEYS, &[name])? > 0))
+            let has_keys = spi.execute(&HAS_KEYS, &[name])? > 0;
+            let told = !catalog.rl_config.distributed
+                || spi.execute(&IS_HERE, &[Some(catalog.rl_config.oid.into())])? > 0;
+            Ok((default, own, has_keys, told))
         })?;
     let parse = |config: Option<std::result::Result<String, ConfigError>>| {
         config
@@ -198,7 +213,7 @@ fn load(
     let default = parse(default)?;
     let limit = own.clone().or_else(|| default.clone());
     // The rows may lack a change that was announced while they were read.
-    if invalidation::definition_changes() == changes {
+    if told && invalidation::definition_changes() == changes {
         NAMES.with_borrow_mut(|names| names.put(name, Rows { default, has_keys }));
         if has_keys {
             KEYS.with_borrow_mut(|keys| keys.put(&name_and_key(name, key), own));

@@ -9,7 +9,7 @@ use pgrx::pg_sys;
 
 use crate::pg::error::{Error, Result};
 use crate::pg::transaction::with_snapshot;
-use crate::pg::{invalidation, usual_table};
+use crate::pg::{citus, invalidation, usual_table};
 
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +37,8 @@ pub struct Table {
     pub oid: pg_sys::Oid,
     /// The role that owns it.
     pub owner: pg_sys::Oid,
+    /// Whether Citus distributes it.
+    pub distributed: bool,
 }
 
 /// The table lock of a statement, as Postgres takes it.
@@ -102,6 +104,19 @@ pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     match known {
         Some(catalog) if SEEN.get() == invalidation::changes() => Ok(catalog),
         _ => look_up(function, lock),
+    }
+}
+
+/// Tells every session of this node that definitions have changed, for a trigger of `function` on `written`:
+/// that is rl_config, or where Citus distributes it this node's copy, which no session knows.
+pub fn announce_definitions(function: pg_sys::Oid, written: pg_sys::Oid) {
+    invalidation::announce(written);
+    // SAFETY: in a transaction.
+    if unsafe { citus::is_installed() }
+        && let Ok(catalog) = current(function, TableLock::Read)
+        && catalog.rl_config.oid != written
+    {
+        invalidation::announce(catalog.rl_config.oid);
     }
 }
 
@@ -183,7 +198,7 @@ unsafe fn table(
         let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
         let owner = (*class).relowner;
         pg_sys::ReleaseSysCache(tuple);
-        Ok(Table { oid, owner })
+        Ok(Table { oid, owner, distributed: citus::is_distributed(oid) })
     }
 }
 

@@ -99,6 +99,6 @@ pub fn changes() -> u64 {
 /// Invalidates a relation: in every backend when this transaction commits, in this one at its next
 /// command.
 pub fn announce(relation: pg_sys::Oid) {
-    // SAFETY: the relation is that of a running trigger, so it exists and is locked.
+    // SAFETY: it is the relation of a running trigger, or one that was just looked up.
     unsafe { pg_sys::CacheInvalidateRelcacheByRelid(relation) };
 }

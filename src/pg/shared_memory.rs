@@ -8,12 +8,12 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 
 use pgrx::pg_sys;
 
 use crate::pg::error::{Error, Result};
-use crate::pg::subtransaction::attempt;
 
 // Functions of Postgres that raise no error: an LWLock that this session holds is released, and it holds
 // fewer than the 200 that it may.
@@ -74,12 +74,10 @@ fn find_or_make(
     name: &'static CStr,
     make: impl Fn() -> Option<*mut pg_sys::dsm_segment>,
 ) -> Result<Option<*mut u8>> {
-    // In a subtransaction, whose rollback releases the locks that an error of Postgres leaves, and the
-    // mapping. What is made here is no part of it.
-    attempt(|| {
+    contained(|| {
         // SAFETY: in a transaction. What Postgres keeps of a mapping is allocated where it asks for it.
         unsafe {
-            let context = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
             let rendezvous = rendezvous(name);
             let held = (*rendezvous).lock.exclusive();
             let mut segment = null_mut();
@@ -106,10 +104,44 @@ fn find_or_make(
                 return Ok(None);
             }
             pg_sys::dsm_pin_mapping(segment);
-            pg_sys::MemoryContextSwitchTo(context);
             Ok(Some(pg_sys::dsm_segment_address(segment).cast()))
         }
     })
+}
+
+/// Runs `work`, after whose error a caller may go on: it leaves no lock of shared memory and no mapping. Not in
+/// a subtransaction, which other extensions would hear of: Citus tells its connections, which can't be told
+/// while rows are copied over them. Of what an abort does (AbortSubTransaction), taken here: it restores the
+/// memory context and the resource owner, releases the LWLocks (LWLockReleaseAll), and what the resource owner
+/// has, the segment. Not needed: the work writes nothing, locks no table and pins no buffer, and where
+/// Postgres raises an error in it, no wait event is left (dsm_impl.c).
+///
+/// # Errors
+/// Those of the work.
+fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    // SAFETY: as above. An error of Postgres unwinds as a panic until it leaves the SQL function.
+    unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let owner = pg_sys::CurrentResourceOwner;
+        let own = pg_sys::ResourceOwnerCreate(owner, c"ratelimit".as_ptr());
+        pg_sys::CurrentResourceOwner = own;
+        let outcome = catch_unwind(AssertUnwindSafe(work));
+        pg_sys::CurrentResourceOwner = owner;
+        pg_sys::MemoryContextSwitchTo(context);
+        if outcome.is_err() {
+            pg_sys::LWLockReleaseAll();
+        }
+        let done = matches!(outcome, Ok(Ok(_)));
+        for phase in [
+            pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_BEFORE_LOCKS,
+            pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_LOCKS,
+            pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS,
+        ] {
+            pg_sys::ResourceOwnerRelease(own, phase, done, false);
+        }
+        pg_sys::ResourceOwnerDelete(own);
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
 }
 
 /// # Safety
@@ -122,7 +154,7 @@ unsafe fn addin_shmem_init_lock() -> *mut pg_sys::LWLock {
 /// Finds or makes the few bytes of a name.
 ///
 /// # Safety
-/// In a transaction, whose end releases the lock after an error.
+/// In [`contained`], which releases the lock after an error.
 unsafe fn rendezvous(name: &CStr) -> *mut Rendezvous {
     // SAFETY: as the caller says; under the lock the bytes are made and filled once.
     unsafe {

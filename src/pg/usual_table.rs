@@ -7,6 +7,8 @@ use std::ffi::{CStr, c_char, c_int};
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::*;
 
+use crate::pg::citus::is_distributed;
+
 /// A column of rateLimits as CREATE EXTENSION made it.
 struct Column {
     name: &'static CStr,
@@ -81,7 +83,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
                 publications_allow_writes(table),
                 "has a publication whose filter or columns forbid updates",
             ),
-            (!is_distributed(table), "is distributed by citus"),
+            (!is_distributed((*table).rd_id), "is distributed by citus"),
             (snapshots_never_expire(), "can lose what a snapshot sees, by old_snapshot_threshold"),
         ];
         if let Some(&(_, why)) = allowed.iter().find(|(is_usual, _)| !is_usual) {
@@ -198,48 +200,6 @@ unsafe fn publications_allow_writes(table: pg_sys::Relation) -> bool {
             && published.rf_valid_for_delete
             && published.cols_valid_for_update
             && published.cols_valid_for_delete
-    }
-}
-
-/// Whether Citus distributes the table, so that it is an empty shell: then its pg_dist_partition lists
-/// the table, on the workers too. Citus invalidates the table at each change of that list.
-///
-/// # Safety
-/// The table is open.
-unsafe fn is_distributed(table: pg_sys::Relation) -> bool {
-    // SAFETY: scans a catalog of Citus, which is opened and closed here; its column is compared if it
-    // is a regclass.
-    unsafe {
-        if pg_sys::get_extension_oid(c"citus".as_ptr(), true) == pg_sys::InvalidOid {
-            return false;
-        }
-        let catalog = pg_sys::Oid::from(pg_sys::PG_CATALOG_NAMESPACE);
-        let list = pg_sys::get_relname_relid(c"pg_dist_partition".as_ptr(), catalog);
-        if list == pg_sys::InvalidOid {
-            return false;
-        }
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let list = pg_sys::table_open(list, lock);
-        let column = pg_sys::SPI_fnumber((*list).rd_att, c"logicalrelid".as_ptr());
-        // A list without that column may contain the table.
-        let mut listed = true;
-        if column > 0 && pg_sys::SPI_gettypeid((*list).rd_att, column) == pg_sys::REGCLASSOID {
-            let mut key = pg_sys::ScanKeyData::default();
-            pg_sys::ScanKeyInit(
-                &mut key,
-                column as pg_sys::AttrNumber,
-                pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
-                pg_sys::F_OIDEQ.into(),
-                (*table).rd_id.into(),
-            );
-            let none = pg_sys::InvalidOid;
-            let scan =
-                pg_sys::systable_beginscan(list, none, false, std::ptr::null_mut(), 1, &mut key);
-            listed = !pg_sys::systable_getnext(scan).is_null();
-            pg_sys::systable_endscan(scan);
-        }
-        pg_sys::table_close(list, lock);
-        listed
     }
 }
 

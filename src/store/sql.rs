@@ -39,6 +39,9 @@ impl Store for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
+        if self.catalog.rate_limits.distributed {
+            return self.lock_in_place(id);
+        }
         self.row(&LOCK, id)
     }
 
@@ -51,7 +54,11 @@ impl Store for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
-        self.row(&TRY_LOCK, id)
+        let found = self.row(&TRY_LOCK, id)?;
+        if self.catalog.rate_limits.distributed && found.is_some() {
+            return self.lock_in_place(id);
+        }
+        Ok(found)
     }
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
@@ -202,6 +209,24 @@ const ROW_PARAMETERS: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 impl Connection<'_> {
+    /// Locks a row where it is until this transaction ends, by an update that changes nothing. Citus takes
+    /// SELECT ... FOR UPDATE for a read, beside which the row's shard may move: the lock would be on the
+    /// row that was left, and the update that follows it on another. A write keeps the shard in place.
+    ///
+    /// # Errors
+    /// As [`row`](Connection::row).
+    fn lock_in_place(&self, id: RowId) -> Result<Option<Row>> {
+        const TOUCH: Statement = Statement {
+            sql: "UPDATE @schema@.ratelimits SET value = value \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                  AND shard OPERATOR(pg_catalog.=) $3 RETURNING shard, value, ts, prior, log",
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &SHARD_ROW,
+            lock: TableLock::Write,
+        };
+        self.row(&TOUCH, id)
+    }
+
     /// Selects at most one row, by its primary key.
     ///
     /// # Errors

@@ -17,9 +17,14 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start() -> Server {
+    /// One without any extension, and with the settings of a file.
+    pub fn bare(conf: &str) -> Server {
         let owner = std::process::id().to_string();
-        let server = Server { socket: script(&["start", &owner, CONF]).into() };
+        Server { socket: script(&["start", &owner, conf]).into() }
+    }
+
+    pub fn start() -> Server {
+        let server = Server::bare(CONF);
         let mut client = server.client();
         client.batch_execute("CREATE EXTENSION ratelimit").unwrap();
         let there = "SELECT FROM pg_available_extensions WHERE name = 'amcheck'";
@@ -35,8 +40,7 @@ impl Server {
 
     /// A streaming replica of this one.
     pub fn standby(&self) -> Server {
-        let owner = std::process::id().to_string();
-        let standby = Server { socket: script(&["start", &owner]).into() };
+        let standby = Server::bare("/dev/null");
         standby.ctl("stop", &["-m", "fast"]);
         let copy = format!(
             "socket=$(grep unix_socket_directories data/postgresql.conf) && rm -rf data/* && \
@@ -90,7 +94,7 @@ impl Server {
     }
 
     /// Runs a shell command as the server's user, beside its folders bin and data; what it printed.
-    fn exec(&self, command: &str) -> String {
+    pub fn exec(&self, command: &str) -> String {
         script(&["exec", self.folder(), "sh", "-c", command])
     }
 
@@ -127,7 +131,7 @@ impl Server {
         self.exec(&format!("kill -KILL {process}"));
     }
 
-    fn folder(&self) -> &str {
+    pub fn folder(&self) -> &str {
         self.socket.to_str().unwrap()
     }
 }

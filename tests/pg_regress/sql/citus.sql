@@ -9,7 +9,7 @@ CREATE EXTENSION ratelimit;
 SELECT rl_define('citus', rl_token_bucket(10, '1 minute'));
 CREATE TABLE events (what text);
 SELECT ok FROM rl_limit('citus', 'k');
--- Which way the takes go: only a statement of SQL locks the table as SELECT ... FOR UPDATE does.
+-- Which way the takes go: only a statement of SQL locks the table as SELECT does.
 CREATE FUNCTION takes() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     access text;
@@ -19,7 +19,7 @@ BEGIN
         PERFORM set_config('ratelimit.access', access, true);
         BEGIN
             PERFORM rl_limit('citus', 'k', 0.125);
-            outcome := concat_ws(', ', outcome, access || CASE WHEN EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'rateLimits'::regclass AND mode = 'RowShareLock')
+            outcome := concat_ws(', ', outcome, access || CASE WHEN EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'rateLimits'::regclass AND mode = 'AccessShareLock')
                                                           THEN ' by SQL' ELSE ' directly' END);
         EXCEPTION WHEN OTHERS THEN
             outcome := concat_ws(', ', outcome, access || ' ' || sqlstate);
@@ -29,6 +29,9 @@ BEGIN
 END
 $$;
 SELECT takes();
+\echo without Citus nothing is distributed
+SELECT rl_distribute();
+SELECT rl_undistribute();
 \echo its catalog without its extension
 SET allow_system_table_mods = on;
 CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass NOT NULL, partmethod "char" NOT NULL, partkey text, colocationid int NOT NULL DEFAULT 0, repmodel "char" NOT NULL DEFAULT 'c', autoconverted boolean NOT NULL DEFAULT false);
@@ -42,6 +45,9 @@ SELECT 4290000001, 'citus', extowner, 'pg_catalog'::regnamespace, false, '13.0-1
 INSERT INTO pg_catalog.pg_dist_partition VALUES ('events', 'h');
 ALTER TABLE rateLimits SET (fillfactor = 41);
 SELECT takes();
+SELECT rl_distribute(0);
+SELECT rl_distribute(shard_count => NULL);
+SELECT rl_undistribute();
 \echo and one that has; another session sees it too
 INSERT INTO pg_catalog.pg_dist_partition VALUES ('rateLimits', 'h');
 ALTER TABLE rateLimits SET (fillfactor = 40);

@@ -1,0 +1,66 @@
+//! Servers of a test's own, joined by Citus: a coordinator and workers. A node's name is the folder of its
+//! socket, so none of them listens to a network.
+
+use postgres::Client;
+
+use crate::own::Server;
+
+const CONF: &str = "tests/citus/postgresql.conf";
+
+/// The first node is the coordinator.
+pub struct Cluster {
+    pub nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// A coordinator and two workers, with the extension on each, and nothing distributed.
+    pub fn new() -> Cluster {
+        let mut cluster = Cluster { nodes: vec![node()] };
+        let set_host = format!("SELECT citus_set_coordinator_host('{}')", cluster.name(0));
+        cluster.coordinator().batch_execute(&set_host).unwrap();
+        cluster.add_node();
+        cluster.add_node();
+        cluster.coordinator().batch_execute("CREATE EXTENSION ratelimit").unwrap();
+        cluster
+    }
+
+    /// Such a one with the limits distributed.
+    pub fn distributed() -> Cluster {
+        let cluster = Cluster::new();
+        cluster.coordinator().batch_execute("SELECT rl_distribute(shard_count => 8)").unwrap();
+        cluster
+    }
+
+    /// Starts a worker, and adds it.
+    pub fn add_node(&mut self) {
+        self.nodes.push(node());
+        let add = format!("SELECT citus_add_node('{}', 5432)", self.name(self.nodes.len() - 1));
+        self.coordinator().batch_execute(&add).unwrap();
+    }
+
+    /// A session on the coordinator.
+    pub fn coordinator(&self) -> Client {
+        self.nodes[0].client()
+    }
+
+    /// A session on each node.
+    pub fn clients(&self) -> Vec<Client> {
+        self.nodes.iter().map(Server::client).collect()
+    }
+
+    /// How Citus calls a node.
+    pub fn name(&self, node: usize) -> &str {
+        self.nodes[node].folder()
+    }
+}
+
+fn node() -> Server {
+    let server = Server::bare(CONF);
+    let mut client = server.client();
+    // How a node reaches itself; otherwise by the network.
+    let name = format!("ALTER SYSTEM SET citus.local_hostname = '{}'", server.folder());
+    client.batch_execute(&name).unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").unwrap();
+    client.batch_execute("CREATE EXTENSION citus").unwrap();
+    server
+}
