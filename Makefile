@@ -1,9 +1,9 @@
 # The commands of a developer; scripts/ does the work. PG is the major version of
 # PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
 
-export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE
 
-.PHONY: all install uninstall help run test test-all accept soak bench lint package test-packages release clean
+.PHONY: all install uninstall help run test test-all test-citus accept soak bench lint package test-packages release clean
 all:
 	@BUILD=release scripts/build
 
@@ -18,6 +18,8 @@ help:
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
 	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
 	@echo 'make test-all  all tests on PostgreSQL 15, 16 and 18, with the release build'
+	@echo 'make test-citus  CITUS_SOURCE=/path/to/citus-13.0.4.tar.xz: builds Citus from that archive of its source,'
+	@echo '               and tests limits on a coordinator and two workers; TESTS="a b" for some'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
@@ -30,7 +32,7 @@ help:
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run test test-all accept lint package test-packages release:
+run test test-all test-citus accept lint package test-packages release:
 	@scripts/$@
 
 soak:

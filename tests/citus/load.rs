@@ -2,6 +2,7 @@
 //! table that is distributed beside the states.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -37,8 +38,10 @@ pub fn beside<T>(nodes: &[&Server], work: impl FnOnce() -> T) -> (T, Done) {
         let stop = &stop;
         let session = |n: usize| scope.spawn(move || session(nodes[n % nodes.len()], stop));
         let sessions: Vec<_> = (0..SESSIONS).map(session).collect();
-        let result = work();
+        // Also where the work fails: the scope waits for its threads.
+        let result = catch_unwind(AssertUnwindSafe(work));
         stop.store(true, Ordering::Relaxed);
+        let result = result.unwrap_or_else(|panic| resume_unwind(panic));
         let mut done = Done::default();
         for session in sessions {
             let of = session.join().unwrap();
