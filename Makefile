@@ -14,7 +14,7 @@ help:
 	@echo 'make           build for the PostgreSQL of PG_CONFIG=/path/to/pg_config; installs nothing'
 	@echo 'make install   copies that into it, or below DESTDIR=…; make uninstall removes it again'
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
-	@echo 'make test      every test; ONLY=rust|pgrx|regress|isolation|server|clients|upgrade|soak for a part,'
+	@echo 'make test      every test; ONLY=rust|pgrx|regress|isolation|server|clients|adapters|upgrade|soak for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
 	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
 	@echo 'make test-all  all tests on PostgreSQL 15, 16 and 18, with the release build'

@@ -373,7 +373,7 @@ fn a_killed_worker_loses_no_take_and_leaves_no_prepared_transaction() {
 #[ignore = "needs Citus: run make test-citus"]
 fn limits_are_distributed_and_taken_back_under_load() {
     let cluster = Cluster::new();
-    let mut client = cluster.coordinator();
+    let (mut client, notices) = cluster.nodes[0].client_with_notices();
     client.batch_execute(DEFINE).unwrap();
     let ((), done) = beside(&[&cluster.nodes[0]], || {
         for _ in 0..3 {
@@ -389,6 +389,19 @@ fn limits_are_distributed_and_taken_back_under_load() {
     assert_exact(&mut client);
     assert_shells_are_empty(&cluster);
     assert_exact(&mut cluster.coordinator());
+
+    let define =
+        "SELECT rl_define('in memory', rl_token_bucket(1, '1 day') || '{\"store\": \"memory\"}')";
+    client.batch_execute(define).unwrap();
+    client.batch_execute("SELECT rl_distribute()").unwrap();
+    let notices: Vec<String> = notices.try_iter().collect();
+    for notice in [
+        "the rate limits are on this node alone, with its grants; the other nodes know none any more",
+        "rateLimits is distributed already, in 4 shards",
+        "limits in memory count for each node by itself",
+    ] {
+        assert!(notices.iter().any(|told| told == notice), "{notices:#?}");
+    }
 
     // Both dumps bring state and definitions back, with and without Citus.
     let state =

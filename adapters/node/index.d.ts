@@ -1,0 +1,34 @@
+/** What a Pool or a Client of pg offers. */
+export interface Queryable {
+    query(sql: string, values: unknown[]): Promise<{ rows: any[] }>;
+}
+
+export interface RateLimitStoreOptions {
+    /** The connections to the database that has the extension ratelimit. */
+    pool: Queryable;
+    /** The limit's name; all processes that use it count together. */
+    name: string;
+    /** "memory": in the server's shared memory, lost when it restarts. Default: "table". */
+    store?: 'table' | 'memory';
+}
+
+export interface Hits {
+    /** Requests in this window; beyond the limit, the limit and one. */
+    totalHits: number;
+    /** When the window ends. */
+    resetTime: Date;
+}
+
+/** A store for express-rate-limit and hono-rate-limiter. */
+export declare class RateLimitStore {
+    constructor(options: RateLimitStoreOptions);
+    readonly localKeys: false;
+    readonly prefix: string;
+    /** Called by the middleware. Throws a TypeError where limit is no integer from 1 on. */
+    init(options: any): void;
+    get(key: string): Promise<Hits | undefined>;
+    increment(key: string): Promise<Hits>;
+    decrement(key: string): Promise<void>;
+    resetKey(key: string): Promise<void>;
+    resetAll(): Promise<void>;
+}

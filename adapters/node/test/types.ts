@@ -1,0 +1,12 @@
+// The store is one to the middlewares' own types.
+import { rateLimit } from 'express-rate-limit';
+import { rateLimiter } from 'hono-rate-limiter';
+import { RateLimitStore } from '../index.js';
+
+const pool = { query: async () => ({ rows: [] }) };
+rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api' }) });
+rateLimiter({ limit: 3, windowMs: 1000, keyGenerator: () => 'a', store: new RateLimitStore({ pool, name: 'api', store: 'memory' }) });
+// @ts-expect-error
+new RateLimitStore({ pool });
+// @ts-expect-error
+new RateLimitStore({ pool, name: 'api', store: 'redis' });
