@@ -1,10 +1,10 @@
--- The tables onto the nodes of Citus, and back. With the caller's rights: Citus asks for the tables' owner.
+-- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
 -- What is named here exists where Citus is installed, and is looked up at the call.
 
 CREATE FUNCTION @extschema@.rl_distribute(shard_count integer DEFAULT 32)
 RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $$
 DECLARE
     home text := (SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
@@ -13,7 +13,8 @@ DECLARE
     states regclass := home || '.ratelimits';
     owner name;
     permission text;
-    may_use text;
+    on_worker text;
+    worker_with_rows text;
     triggers_allowed text;
     in_memory boolean;
 BEGIN
@@ -28,14 +29,35 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', DETAIL = 'Allowed: 1 to 64000.';
     END IF;
 
-    -- The owner makes the triggers of the copies. On other nodes the extension belongs to a superuser.
     owner := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = definitions);
+    IF current_user <> owner THEN
+        RAISE EXCEPTION 'rl_distribute() is for the owner of the tables, role %', quote_ident(owner)
+            USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_distribute();', owner);
+    ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'rl_distribute() needs a transaction that is READ COMMITTED, and this one is %',
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
+    ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
+        RAISE EXCEPTION 'rl_distribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
+    END IF;
+
+    -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
     permission := format('GRANT EXECUTE ON FUNCTION %s.rl_config_changed TO %I', home, owner);
-    may_use := format('SELECT has_function_privilege(%L, %L, %L)', owner, home || '.rl_config_changed()', 'EXECUTE');
-    IF EXISTS (SELECT FROM run_command_on_workers(may_use) AS worker WHERE worker.result <> 't') THEN
-        RAISE EXCEPTION 'the tables belong to role %, who may not create the triggers of rl_config on other nodes', quote_ident(owner)
+    on_worker := format('SELECT has_function_privilege(%L, to_regprocedure(%L), %L)', owner, home || '.rl_config_changed()', 'EXECUTE');
+    IF EXISTS (SELECT FROM run_command_on_workers(on_worker) AS worker WHERE worker.success AND worker.result = 'f') THEN
+        RAISE EXCEPTION 'role %, who owns the tables, may not create the triggers of rl_config on other nodes', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege',
                   HINT = format('A superuser grants it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, states)) THEN
+        on_worker := format('SELECT pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) > 0', definitions, states);
+        worker_with_rows := (SELECT worker.nodename FROM run_command_on_workers(on_worker) AS worker
+                             WHERE worker.success AND worker.result = 't' LIMIT 1);
+        IF worker_with_rows IS NOT NULL THEN
+            RAISE EXCEPTION 'node % has limits of its own', worker_with_rows
+                USING ERRCODE = 'object_not_in_prerequisite_state',
+                      DETAIL = 'They would be hidden while the limits are distributed, and be back afterwards.',
+                      HINT = format('On that node: TRUNCATE %s, %s;', definitions, states);
+        END IF;
     END IF;
 
     -- Calls wait here until all is done.
@@ -85,7 +107,7 @@ COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits ov
 CREATE FUNCTION @extschema@.rl_undistribute()
 RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $$
 DECLARE
     home text := (SELECT nspname FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
@@ -93,7 +115,10 @@ DECLARE
     definitions regclass := quote_ident(home) || '.rl_config';
     states regclass := quote_ident(home) || '.ratelimits';
     distributed boolean := false;
+    owner name := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = states);
     shell record;
+    kept bigint;
+    copied bigint;
     truncation text;
 BEGIN
     IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
@@ -102,6 +127,15 @@ BEGIN
     IF NOT distributed THEN
         RAISE EXCEPTION 'the rate limits are not distributed by Citus'
             USING ERRCODE = 'object_not_in_prerequisite_state';
+    ELSIF current_user <> owner THEN
+        RAISE EXCEPTION 'rl_undistribute() is for the owner of the tables, role %', quote_ident(owner)
+            USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_undistribute();', owner);
+    ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
+        -- Its snapshot would miss what was committed since.
+        RAISE EXCEPTION 'rl_undistribute() needs a transaction that is READ COMMITTED, and this one is %',
+            upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
+    ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
+        RAISE EXCEPTION 'rl_undistribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 
     -- Calls wait here until all is done.
@@ -111,7 +145,8 @@ BEGIN
         FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
         WHERE table_of.logicalrelid IN (definitions, states)
     LOOP
-        EXECUTE format('CREATE TEMPORARY TABLE rl_rows AS SELECT * FROM %s', shell.oid::regclass);
+        EXECUTE format('CREATE TEMPORARY TABLE rl_undistribute_rows AS SELECT * FROM %s', shell.oid::regclass);
+        GET DIAGNOSTICS kept = ROW_COUNT;
         -- As when a table is dropped, but that it stays: it is the extension's, with all that says so.
         PERFORM master_remove_distributed_table_metadata_from_workers(shell.oid, home, shell.name);
         PERFORM citus_drop_all_shards(shell.oid, home, shell.name);
@@ -121,8 +156,13 @@ BEGIN
         LOOP
             EXECUTE format('DROP TRIGGER %I ON %s', truncation, shell.oid::regclass);
         END LOOP;
-        EXECUTE format('INSERT INTO %s SELECT * FROM pg_temp.rl_rows', shell.oid::regclass);
-        DROP TABLE pg_temp.rl_rows;
+        EXECUTE format('INSERT INTO %s SELECT * FROM pg_temp.rl_undistribute_rows', shell.oid::regclass);
+        GET DIAGNOSTICS copied = ROW_COUNT;
+        IF copied <> kept THEN
+            RAISE EXCEPTION 'of % rows of % only % could be brought back', kept, shell.oid::regclass, copied
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'A trigger or a rule on the table keeps rows from being written.';
+        END IF;
+        DROP TABLE pg_temp.rl_undistribute_rows;
     END LOOP;
     RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes know none any more';
 END

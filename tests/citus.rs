@@ -178,7 +178,6 @@ fn every_function_works_on_every_node() {
                 "SELECT bool_or(ok) FROM rl_check_all('[{\"name\": \"NAME\", \"key\": \"a\"}]')",
                 "true",
             ),
-            ("SELECT rl_limit('NAME', 'c', 5, reserve => true)", ""),
             (
                 "SELECT string_agg(key || ' ' || remaining, ', ') FROM rl_status('NAME')",
                 "a 6, b 9, c 0",
@@ -186,7 +185,11 @@ fn every_function_works_on_every_node() {
             ("SELECT rl_reset('NAME', 'b')", "true"),
             ("SELECT rl_reset('NAME', 'b')", "false"),
             ("SELECT rl_prune()", "1"),
-            ("SELECT rl_reset_all('NAME')", "2"),
+            (
+                "SELECT rl_limit('NAME', 'r', 15, reserve => true, config => rl_token_bucket(10, '1 minute', max_reserved => 10))",
+                "(t,30,\"2027-01-01 12:00:30+00\",-5,10,\"2027-01-01 12:01:30+00\")",
+            ),
+            ("SELECT rl_reset_all('NAME')", "3"),
             ("SELECT count(*) FROM rateLimits WHERE name = 'NAME'", "0"),
             (
                 "SELECT count(*) FROM generate_series(1, 30) n, rl_limit('NAME', substr('s', 1, n), config => rl_token_bucket(20, '1 minute', shards => 4)) WHERE ok",
@@ -208,9 +211,6 @@ fn every_function_works_on_every_node() {
             ),
             ("SELECT rl_undefine('NAME')", "true"),
         ] {
-            if expected.is_empty() {
-                continue;
-            }
             let sql = sql.replace("NAME", &name);
             assert_eq!(one(client, &sql), expected, "node {n}: {sql}");
         }
@@ -300,7 +300,7 @@ fn nothing_is_lost_while_shards_move() {
     client.batch_execute(DISTRIBUTE_NOTES).unwrap();
     let nodes: Vec<_> = cluster.nodes.iter().collect();
     let (moves, done) = beside(&nodes, || {
-        let (began, mut moves) = (Instant::now(), 0);
+        let (began, mut moves) = (Instant::now(), [0; 2]);
         while began.elapsed() < seconds(20) {
             let shard = client
                 .query_one(
@@ -312,14 +312,15 @@ fn nothing_is_lost_while_shards_move() {
                 .unwrap();
             let (shard, from): (i64, String) = (shard.get(0), shard.get(1));
             let to = cluster.name(if from == cluster.name(1) { 2 } else { 1 });
-            let mode = if moves % 2 == 0 { "block_writes" } else { "force_logical" };
+            let mode = fastrand::usize(0..2);
             // What the last move left where the shard was may still be in use by a reader.
             client.batch_execute("CALL citus_cleanup_orphaned_resources()").unwrap();
             let sql = format!(
-                "SELECT citus_move_shard_placement({shard}, '{from}', 5432, '{to}', 5432, '{mode}')"
+                "SELECT citus_move_shard_placement({shard}, '{from}', 5432, '{to}', 5432, '{}')",
+                ["block_writes", "force_logical"][mode]
             );
             match client.batch_execute(&sql) {
-                Ok(()) => moves += 1,
+                Ok(()) => moves[mode] += 1,
                 Err(error) => println!("not moved: {error:?}"),
             }
         }
@@ -327,9 +328,9 @@ fn nothing_is_lost_while_shards_move() {
         println!("rebalance: {:?}", client.batch_execute(rebalance).err());
         moves
     });
-    println!("{moves} moves; {} committed; errors: {:#?}", done.committed, done.errors);
+    println!("{moves:?} moves; {} committed; errors: {:#?}", done.committed, done.errors);
     assert_exact(&mut client);
-    assert!(moves > 2 && done.committed > 100);
+    assert!(moves.iter().all(|&moves| moves > 0) && done.committed > 100);
     assert_shells_are_empty(&cluster);
 }
 
@@ -378,11 +379,11 @@ fn limits_are_distributed_and_taken_back_under_load() {
     let ((), done) = beside(&[&cluster.nodes[0]], || {
         for _ in 0..3 {
             thread::sleep(seconds(1));
-            client.batch_execute("SELECT rl_distribute(4)").unwrap();
+            until_done(&mut client, "SELECT rl_distribute(4)");
             thread::sleep(seconds(1));
-            client.batch_execute("SELECT rl_undistribute()").unwrap();
+            until_done(&mut client, "SELECT rl_undistribute()");
         }
-        client.batch_execute("SELECT rl_distribute(4)").unwrap();
+        until_done(&mut client, "SELECT rl_distribute(4)");
     });
     println!("{} committed; errors: {:#?}", done.committed, done.errors);
     assert!(done.committed > 100);
@@ -402,6 +403,14 @@ fn limits_are_distributed_and_taken_back_under_load() {
     ] {
         assert!(notices.iter().any(|told| told == notice), "{notices:#?}");
     }
+
+    // On a worker that knew them before, and not, and again.
+    let mut worker = cluster.nodes[1].client();
+    assert_eq!(one(&mut worker, "SELECT ok FROM rl_limit('one', 'by a worker')"), "true");
+    assert_eq!(
+        one(&mut client, "SELECT 1000000 - remaining < 1.5 FROM rl_check('one', 'by a worker')"),
+        "true"
+    );
 
     // Both dumps bring state and definitions back, with and without Citus.
     let state =
@@ -502,4 +511,115 @@ fn run_on_all(client: &mut Client, statement: &str) {
     for row in client.query(statement.trim_end_matches(';'), &[]).unwrap() {
         assert!(row.get::<_, bool>("success"), "{statement}: {}", row.get::<_, String>("result"));
     }
+}
+
+/// Repeats a statement that was chosen to end a deadlock: all of it happened, or nothing.
+fn until_done(client: &mut Client, sql: &str) {
+    while let Err(error) = client.batch_execute(sql) {
+        assert_eq!(error.code().unwrap().code(), "40P01", "{error:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs Citus: run make test-citus"]
+fn an_extension_that_was_there_before_citus_is_distributed() {
+    let cluster = Cluster::new();
+    let database = |node: usize| cluster.nodes[node].connect("before").unwrap();
+    for node in &cluster.nodes {
+        node.client().batch_execute("CREATE DATABASE before").unwrap();
+    }
+    let mut client = database(0);
+    for sql in [
+        "CREATE EXTENSION ratelimit",
+        "SELECT rl_define('api', rl_token_bucket(3, '1000 days')), rl_limit('api', 'k')",
+        "CREATE EXTENSION citus",
+    ] {
+        client.batch_execute(sql).unwrap();
+    }
+    for node in 1..=2 {
+        database(node).batch_execute("CREATE EXTENSION citus").unwrap();
+    }
+    let host = format!("SELECT citus_set_coordinator_host('{}')", cluster.name(0));
+    client.batch_execute(&host).unwrap();
+    for node in 1..=2 {
+        let add = format!("SELECT citus_add_node('{}', 5432)", cluster.name(node));
+        client.batch_execute(&add).unwrap();
+    }
+    client.batch_execute("SELECT rl_distribute(4)").unwrap();
+    let limit = "SELECT ok FROM rl_limit('api', 'k')";
+    let answers: Vec<String> = (0..3).map(|node| one(&mut database(node), limit)).collect();
+    assert_eq!(answers, ["true", "true", "false"]);
+}
+
+/// What would lose rows, or run an owner's code with another's rights.
+#[test]
+#[ignore = "needs Citus: run make test-citus"]
+fn what_is_not_safe_is_refused() {
+    let cluster = Cluster::new();
+    let (mut client, mut worker) = (cluster.coordinator(), cluster.nodes[1].client());
+    let refused = |client: &mut Client, sql: &str, message: &str| {
+        let error = client.batch_execute(sql).unwrap_err();
+        let _ = client.batch_execute("ROLLBACK");
+        let error = error.as_db_error().unwrap_or_else(|| panic!("{sql}: {error:?}"));
+        assert!(error.message().contains(message), "{sql}: {error:?}");
+    };
+    let both = |client: &mut Client, when: &str, message: &str| {
+        for call in ["rl_distribute()", "rl_undistribute()"] {
+            let distributed = one(
+                client,
+                "SELECT count(*) FROM pg_dist_partition WHERE logicalrelid = 'ratelimits'::regclass",
+            ) == "1";
+            if distributed || call == "rl_distribute()" {
+                refused(client, &when.replace("CALL", &format!("SELECT {call}")), message);
+            }
+        }
+    };
+    // Nothing that a node has by itself is hidden.
+    let define = "SELECT rl_define('own', rl_token_bucket(1, '1 day'))";
+    worker.batch_execute(define).unwrap();
+    refused(&mut client, "SELECT rl_distribute()", "has limits of its own");
+    worker.batch_execute("TRUNCATE rl_config, ratelimits").unwrap();
+    for _ in 0..2 {
+        both(&mut client, "BEGIN ISOLATION LEVEL REPEATABLE READ; CALL", "READ COMMITTED");
+        both(&mut worker, "CALL", "is called on the coordinator");
+        client.batch_execute("SELECT rl_distribute(2)").unwrap();
+    }
+    // A definition that was committed since is brought back, too.
+    let mut late = cluster.nodes[2].client();
+    client.batch_execute("BEGIN").unwrap();
+    assert_eq!(one(&mut client, "SELECT count(*) FROM rl_config"), "0");
+    late.batch_execute(&define.replace("own", "late")).unwrap();
+    client.batch_execute("SELECT rl_undistribute(); COMMIT").unwrap();
+    assert_eq!(one(&mut client, "SELECT name FROM rl_config"), "late");
+
+    // An owner who is no superuser, and what he may do to his tables.
+    let owned = [
+        "DROP EXTENSION ratelimit",
+        "CREATE ROLE mallory LOGIN",
+        "GRANT CREATE ON DATABASE postgres TO mallory",
+        "GRANT CREATE ON SCHEMA public TO mallory",
+        "SET ROLE mallory",
+        "CREATE EXTENSION ratelimit",
+        "SELECT rl_define('api', rl_token_bucket(2, '1000 days')), rl_define('hidden', rl_token_bucket(2, '1000 days'))",
+        "RESET ROLE",
+        "SELECT run_command_on_all_nodes('GRANT EXECUTE ON FUNCTION rl_config_changed TO mallory')",
+    ];
+    for sql in owned {
+        client.batch_execute(sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+    both(&mut client, "CALL", "is for the owner of the tables, role mallory");
+    client.batch_execute("SET ROLE mallory; SELECT rl_distribute(2); RESET ROLE").unwrap();
+    both(&mut client, "CALL", "is for the owner of the tables, role mallory");
+    for sql in [
+        "SET ROLE mallory",
+        "ALTER TABLE rl_config ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE rl_config FORCE ROW LEVEL SECURITY",
+        "CREATE POLICY visible ON rl_config USING (name = 'api')",
+    ] {
+        client.batch_execute(sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    }
+    refused(&mut client, "SELECT rl_undistribute()", "row-level security");
+    client.batch_execute("ALTER TABLE rl_config NO FORCE ROW LEVEL SECURITY").unwrap();
+    client.batch_execute("SELECT rl_undistribute()").unwrap();
+    assert_eq!(one(&mut client, "SELECT count(*) FROM rl_config"), "2");
 }

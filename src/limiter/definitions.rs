@@ -175,13 +175,14 @@ fn load(
         lock: TableLock::Read,
     };
     // Where Citus has no copy of rl_config on this node, as on one that was added and is not rebalanced yet,
-    // nobody tells of its changes.
+    // nobody tells of its changes; nor is it told in time where another node's copy is read.
     const IS_HERE: Statement = Statement {
         sql: "SELECT FROM pg_catalog.pg_dist_shard AS shard, pg_catalog.pg_dist_placement AS copy, \
                           pg_catalog.pg_dist_local_group AS here \
               WHERE shard.logicalrelid OPERATOR(pg_catalog.=) $1 \
               AND copy.shardid OPERATOR(pg_catalog.=) shard.shardid \
-              AND copy.groupid OPERATOR(pg_catalog.=) here.groupid",
+              AND copy.groupid OPERATOR(pg_catalog.=) here.groupid \
+              AND pg_catalog.current_setting('citus.enable_local_execution')::pg_catalog.bool",
         parameters: &[REGCLASSOID],
         results: &[],
         lock: TableLock::Read,

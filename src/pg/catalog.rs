@@ -109,15 +109,19 @@ pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
 
 /// Tells every session of this node that definitions have changed, for a trigger of `function` on `written`:
 /// that is rl_config, or where Citus distributes it this node's copy, which no session knows.
-pub fn announce_definitions(function: pg_sys::Oid, written: pg_sys::Oid) {
+///
+/// # Errors
+/// As [`current`].
+pub fn announce_definitions(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     invalidation::announce(written);
     // SAFETY: in a transaction.
-    if unsafe { citus::is_installed() }
-        && let Ok(catalog) = current(function, TableLock::Read)
-        && catalog.rl_config.oid != written
-    {
-        invalidation::announce(catalog.rl_config.oid);
+    if unsafe { citus::is_installed() } {
+        let rl_config = current(function, TableLock::Read)?.rl_config.oid;
+        if rl_config != written {
+            invalidation::announce(rl_config);
+        }
     }
+    Ok(())
 }
 
 /// Reads the catalog.

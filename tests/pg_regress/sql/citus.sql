@@ -29,6 +29,7 @@ BEGIN
 END
 $$;
 SELECT takes();
+\set SHOW_CONTEXT never
 \echo without Citus nothing is distributed
 SELECT rl_distribute();
 SELECT rl_undistribute();
