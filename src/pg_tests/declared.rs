@@ -107,6 +107,7 @@ mod tests {
             "SELECT array_agg(proname::text ORDER BY proname) FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid
              WHERE d.classid = 'pg_proc'::regclass AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
                AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit')
+               AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'c')
                AND pronamespace <> 'tests'::regnamespace AND proname NOT LIKE 'test\\_%'",
         );
         let mut declared: Vec<&str> = DECLARED.iter().map(|declared| declared.name).collect();
