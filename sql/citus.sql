@@ -10,7 +10,9 @@ DECLARE
     home text := (SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
                   WHERE extname = 'ratelimit');
     definitions regclass := home || '.rl_config';
+    blocks regclass := home || '.rl_blocks';
     states regclass := home || '.ratelimits';
+    reference regclass;
     owner name;
     permission text;
     on_worker text;
@@ -41,35 +43,38 @@ BEGIN
     END IF;
 
     -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
-    permission := format('GRANT EXECUTE ON FUNCTION %s.rl_config_changed TO %I', home, owner);
-    on_worker := format('SELECT has_function_privilege(%L, to_regprocedure(%L), %L)', owner, home || '.rl_config_changed()', 'EXECUTE');
+    permission := format('GRANT EXECUTE ON FUNCTION %1$s.rl_config_changed, %1$s.rl_blocks_changed TO %2$I', home, owner);
+    on_worker := format('SELECT has_function_privilege(%1$L, to_regprocedure(%2$L), %4$L) AND has_function_privilege(%1$L, to_regprocedure(%3$L), %4$L)',
+                        owner, home || '.rl_config_changed()', home || '.rl_blocks_changed()', 'EXECUTE');
     IF EXISTS (SELECT FROM run_command_on_workers(on_worker) AS worker WHERE worker.success AND worker.result = 'f') THEN
-        RAISE EXCEPTION 'role %, who owns the tables, may not create the triggers of rl_config on other nodes', quote_ident(owner)
+        RAISE EXCEPTION 'role %, who owns the tables, may not create the triggers of rl_config and rl_blocks on other nodes', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege',
                   HINT = format('A superuser grants it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, states)) THEN
-        on_worker := format('SELECT pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) > 0', definitions, states);
+    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
+        on_worker := format('SELECT pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) > 0',
+                            definitions, blocks, states);
         worker_with_rows := (SELECT worker.nodename FROM run_command_on_workers(on_worker) AS worker
                              WHERE worker.success AND worker.result = 't' LIMIT 1);
         IF worker_with_rows IS NOT NULL THEN
             RAISE EXCEPTION 'node % has limits of its own', worker_with_rows
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       DETAIL = 'They would be hidden while the limits are distributed, and be back afterwards.',
-                      HINT = format('On that node: TRUNCATE %s, %s;', definitions, states);
+                      HINT = format('On that node: TRUNCATE %s, %s, %s;', definitions, blocks, states);
         END IF;
     END IF;
 
     -- Calls wait here until all is done.
-    EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', definitions, states);
-    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = definitions) THEN
-        -- Its triggers check a definition and tell the sessions of a node, so every copy has them.
+    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', definitions, blocks, states);
+    FOREACH reference IN ARRAY ARRAY[definitions, blocks] LOOP
+        CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = reference);
+        -- Its triggers check what is written and tell the sessions of a node, so every copy has them.
         triggers_allowed := current_setting('citus.enable_unsafe_triggers');
         PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
-        PERFORM create_reference_table(definitions);
+        PERFORM create_reference_table(reference);
         PERFORM set_config('citus.enable_unsafe_triggers', triggers_allowed, true);
-        PERFORM truncate_local_data_after_distributing_table(definitions);
-    END IF;
+        PERFORM truncate_local_data_after_distributing_table(reference);
+    END LOOP;
     IF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
         RAISE NOTICE 'rateLimits is distributed already, in % shards',
             (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = states);
@@ -113,6 +118,7 @@ DECLARE
     home text := (SELECT nspname FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
                   WHERE extname = 'ratelimit');
     definitions regclass := quote_ident(home) || '.rl_config';
+    blocks regclass := quote_ident(home) || '.rl_blocks';
     states regclass := quote_ident(home) || '.ratelimits';
     distributed boolean := false;
     owner name := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = states);
@@ -122,7 +128,7 @@ DECLARE
     truncation text;
 BEGIN
     IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
-        distributed := EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, states));
+        distributed := EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states));
     END IF;
     IF NOT distributed THEN
         RAISE EXCEPTION 'the rate limits are not distributed by Citus'
@@ -139,11 +145,11 @@ BEGIN
     END IF;
 
     -- Calls wait here until all is done.
-    EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', definitions, states);
+    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', definitions, blocks, states);
     FOR shell IN
         SELECT table_of.logicalrelid AS oid, class.relname AS name
         FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
-        WHERE table_of.logicalrelid IN (definitions, states)
+        WHERE table_of.logicalrelid IN (definitions, blocks, states)
     LOOP
         EXECUTE format('CREATE TEMPORARY TABLE rl_undistribute_rows AS SELECT * FROM %s', shell.oid::regclass);
         GET DIAGNOSTICS kept = ROW_COUNT;

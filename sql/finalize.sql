@@ -6,14 +6,17 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_memory, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_config_changed
+    @extschema@.rl_memory, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_state,
+    @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
+    @extschema@.rl_config_changed, @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_memory, @extschema@.rl_distribute, @extschema@.rl_undistribute
+    @extschema@.rl_memory, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_state,
+    @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
     TO pg_database_owner WITH GRANT OPTION;
 
 -- A direct grant for the installer, also where he is the database's owner: what he then grants comes

@@ -23,6 +23,92 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
 COMMENT ON FUNCTION @extschema@.rl_top_denied IS $$the keys that are denied most, of a rate limit or of all: from denied - error to denied times$$;
 
+-- Who is denied whatever is in the limit.
+CREATE TABLE @extschema@.rl_blocks (
+    name   text COLLATE "C" NOT NULL,
+    key    text COLLATE "C" NOT NULL DEFAULT '',
+    until  timestamptz NOT NULL,
+    PRIMARY KEY (name, key)
+);
+ALTER TABLE @extschema@.rl_blocks OWNER TO @extowner@;
+COMMENT ON TABLE @extschema@.rl_blocks IS 'rate limiter: who is denied until when, whatever is in the limit';
+COMMENT ON COLUMN @extschema@.rl_blocks.name IS 'which limit; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rl_blocks.key IS 'whose; up to 1024 bytes, empty for the limit without keys';
+COMMENT ON COLUMN @extschema@.rl_blocks.until IS 'when it is over; infinity: never';
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_blocks', '');
+CREATE FUNCTION @extschema@.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_block';
+COMMENT ON FUNCTION @extschema@.rl_block IS $$denies every call of a rate limit's key for a duration, or until a time, which may be infinity; returns until when$$;
+CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_unblock';
+COMMENT ON FUNCTION @extschema@.rl_unblock IS $$ends the block of a rate limit's key; false if it was not blocked$$;
+CREATE FUNCTION @extschema@.rl_blocks_changed()
+RETURNS trigger
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'rl_blocks_changed';
+COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS $$rate limiter, internal: checks a block and tells every session$$;
+CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE ON @extschema@.rl_blocks
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
+COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
+
+CREATE TRIGGER rl_blocks_deleted AFTER DELETE ON @extschema@.rl_blocks
+    FOR EACH ROW WHEN (OLD.until OPERATOR(pg_catalog.>) pg_catalog.now()) EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_deleted;
+COMMENT ON TRIGGER rl_blocks_deleted ON @extschema@.rl_blocks IS 'tells every session that a block has ended';
+
+CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
+COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'tells every session that blocks have ended';
+
+-- Concurrency, exemptions, states, and limits over a log.
+CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_concurrency';
+COMMENT ON FUNCTION @extschema@.rl_concurrency IS $$config of a concurrency limit: at most slots leases at once, each of which lapses after ttl$$;
+CREATE FUNCTION @extschema@.rl_unlimited()
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_unlimited';
+COMMENT ON FUNCTION @extschema@.rl_unlimited IS $$config of no limit, for keys and names that are exempt$$;
+CREATE FUNCTION @extschema@.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text, OUT lapses_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
+RETURNS record
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_acquire';
+COMMENT ON FUNCTION @extschema@.rl_acquire IS $$takes count slots of a concurrency limit, and returns their lease, or when to ask again$$;
+CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_extend';
+COMMENT ON FUNCTION @extschema@.rl_extend IS $$extends a lease, to lapse its ttl from now; returns when that is, NULL if it has lapsed or was released$$;
+CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_release';
+COMMENT ON FUNCTION @extschema@.rl_release IS $$gives back the slots of a lease; false if it had lapsed or was released$$;
+CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_state';
+COMMENT ON FUNCTION @extschema@.rl_state IS $$the state of a rate limit, as rl_calculate takes it; NULL where there is none, so that it is full$$;
+CREATE FUNCTION @extschema@.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
+RETURNS @extschema@.rl_result
+LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_replay';
+COMMENT ON FUNCTION @extschema@.rl_replay IS $$window function: what a limit answers each request of a log, OVER (PARTITION BY key ORDER BY at)$$;
+
+COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens in the limit after this call; negative: debt or overage; NULL without a limit';
+COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most that the limit holds; NULL without a limit';
+COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, as if the row were not there';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens that the window before used; concurrency: 0';
+COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: when each token was taken, oldest first; concurrency: of each slot when its lease was given, and when that lapses';
+
 -- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
 -- What is named here exists where Citus is installed, and is looked up at the call.
 
@@ -35,7 +121,9 @@ DECLARE
     home text := (SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
                   WHERE extname = 'ratelimit');
     definitions regclass := home || '.rl_config';
+    blocks regclass := home || '.rl_blocks';
     states regclass := home || '.ratelimits';
+    reference regclass;
     owner name;
     permission text;
     on_worker text;
@@ -66,35 +154,38 @@ BEGIN
     END IF;
 
     -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
-    permission := format('GRANT EXECUTE ON FUNCTION %s.rl_config_changed TO %I', home, owner);
-    on_worker := format('SELECT has_function_privilege(%L, to_regprocedure(%L), %L)', owner, home || '.rl_config_changed()', 'EXECUTE');
+    permission := format('GRANT EXECUTE ON FUNCTION %1$s.rl_config_changed, %1$s.rl_blocks_changed TO %2$I', home, owner);
+    on_worker := format('SELECT has_function_privilege(%1$L, to_regprocedure(%2$L), %4$L) AND has_function_privilege(%1$L, to_regprocedure(%3$L), %4$L)',
+                        owner, home || '.rl_config_changed()', home || '.rl_blocks_changed()', 'EXECUTE');
     IF EXISTS (SELECT FROM run_command_on_workers(on_worker) AS worker WHERE worker.success AND worker.result = 'f') THEN
-        RAISE EXCEPTION 'role %, who owns the tables, may not create the triggers of rl_config on other nodes', quote_ident(owner)
+        RAISE EXCEPTION 'role %, who owns the tables, may not create the triggers of rl_config and rl_blocks on other nodes', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege',
                   HINT = format('A superuser grants it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
-    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, states)) THEN
-        on_worker := format('SELECT pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) > 0', definitions, states);
+    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
+        on_worker := format('SELECT pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) > 0',
+                            definitions, blocks, states);
         worker_with_rows := (SELECT worker.nodename FROM run_command_on_workers(on_worker) AS worker
                              WHERE worker.success AND worker.result = 't' LIMIT 1);
         IF worker_with_rows IS NOT NULL THEN
             RAISE EXCEPTION 'node % has limits of its own', worker_with_rows
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       DETAIL = 'They would be hidden while the limits are distributed, and be back afterwards.',
-                      HINT = format('On that node: TRUNCATE %s, %s;', definitions, states);
+                      HINT = format('On that node: TRUNCATE %s, %s, %s;', definitions, blocks, states);
         END IF;
     END IF;
 
     -- Calls wait here until all is done.
-    EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', definitions, states);
-    IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = definitions) THEN
-        -- Its triggers check a definition and tell the sessions of a node, so every copy has them.
+    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', definitions, blocks, states);
+    FOREACH reference IN ARRAY ARRAY[definitions, blocks] LOOP
+        CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = reference);
+        -- Its triggers check what is written and tell the sessions of a node, so every copy has them.
         triggers_allowed := current_setting('citus.enable_unsafe_triggers');
         PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
-        PERFORM create_reference_table(definitions);
+        PERFORM create_reference_table(reference);
         PERFORM set_config('citus.enable_unsafe_triggers', triggers_allowed, true);
-        PERFORM truncate_local_data_after_distributing_table(definitions);
-    END IF;
+        PERFORM truncate_local_data_after_distributing_table(reference);
+    END LOOP;
     IF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
         RAISE NOTICE 'rateLimits is distributed already, in % shards',
             (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = states);
@@ -138,6 +229,7 @@ DECLARE
     home text := (SELECT nspname FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
                   WHERE extname = 'ratelimit');
     definitions regclass := quote_ident(home) || '.rl_config';
+    blocks regclass := quote_ident(home) || '.rl_blocks';
     states regclass := quote_ident(home) || '.ratelimits';
     distributed boolean := false;
     owner name := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = states);
@@ -147,7 +239,7 @@ DECLARE
     truncation text;
 BEGIN
     IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
-        distributed := EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, states));
+        distributed := EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states));
     END IF;
     IF NOT distributed THEN
         RAISE EXCEPTION 'the rate limits are not distributed by Citus'
@@ -164,11 +256,11 @@ BEGIN
     END IF;
 
     -- Calls wait here until all is done.
-    EXECUTE format('LOCK TABLE %s, %s IN ACCESS EXCLUSIVE MODE', definitions, states);
+    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', definitions, blocks, states);
     FOR shell IN
         SELECT table_of.logicalrelid AS oid, class.relname AS name
         FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
-        WHERE table_of.logicalrelid IN (definitions, states)
+        WHERE table_of.logicalrelid IN (definitions, blocks, states)
     LOOP
         EXECUTE format('CREATE TEMPORARY TABLE rl_undistribute_rows AS SELECT * FROM %s', shell.oid::regclass);
         GET DIAGNOSTICS kept = ROW_COUNT;
@@ -196,11 +288,14 @@ COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back f
 
 REVOKE ALL ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_distribute, @extschema@.rl_undistribute
+    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_state, @extschema@.rl_acquire,
+    @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
+    @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_distribute, @extschema@.rl_undistribute
+    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_state, @extschema@.rl_acquire,
+    @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
     TO pg_database_owner WITH GRANT OPTION;
 
 -- The direct grant to the installer: on what is new, and on all where he is the database's owner, who
@@ -230,7 +325,10 @@ BEGIN
           AND (installer.is_owner OR init.objoid OPERATOR(pg_catalog.=) ANY (ARRAY[
                   '@extschema@.rl_memory'::pg_catalog.regproc, '@extschema@.rl_stats'::pg_catalog.regproc,
                   '@extschema@.rl_stats_reset'::pg_catalog.regproc, '@extschema@.rl_top_denied'::pg_catalog.regproc,
-                  '@extschema@.rl_distribute'::pg_catalog.regproc, '@extschema@.rl_undistribute'::pg_catalog.regproc
+                  '@extschema@.rl_distribute'::pg_catalog.regproc, '@extschema@.rl_undistribute'::pg_catalog.regproc,
+                  '@extschema@.rl_state'::pg_catalog.regproc, '@extschema@.rl_acquire'::pg_catalog.regproc,
+                  '@extschema@.rl_extend'::pg_catalog.regproc, '@extschema@.rl_release'::pg_catalog.regproc,
+                  '@extschema@.rl_block'::pg_catalog.regproc, '@extschema@.rl_unblock'::pg_catalog.regproc
               ]::pg_catalog.oid[]))
           AND EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
                       WHERE acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid)

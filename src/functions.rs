@@ -4,11 +4,14 @@
 mod answers;
 mod arguments;
 mod builders;
+mod rl_acquire;
+mod rl_block;
 mod rl_calculate;
 mod rl_define;
 mod rl_headers;
 mod rl_limit;
 mod rl_limit_all;
+mod rl_replay;
 mod rl_reset;
 mod rl_stats;
 mod rl_status;
@@ -17,10 +20,18 @@ mod rl_trigger;
 /// Every one of them.
 #[cfg(feature = "pg_test")]
 pub const DECLARED: &[crate::pg::declaration::Declaration] = &[
+    builders::rl_concurrency,
     builders::rl_fixed_window,
     builders::rl_sliding_log,
     builders::rl_sliding_window,
     builders::rl_token_bucket,
+    builders::rl_unlimited,
+    rl_acquire::rl_acquire,
+    rl_acquire::rl_extend,
+    rl_acquire::rl_release,
+    rl_block::rl_block,
+    rl_block::rl_blocks_changed,
+    rl_block::rl_unblock,
     rl_calculate::rl_calculate,
     rl_define::rl_config_changed,
     rl_define::rl_define,
@@ -31,6 +42,7 @@ pub const DECLARED: &[crate::pg::declaration::Declaration] = &[
     rl_limit::rl_limit,
     rl_limit_all::rl_check_all,
     rl_limit_all::rl_limit_all,
+    rl_replay::rl_replay,
     rl_reset::rl_prune,
     rl_reset::rl_reset,
     rl_reset::rl_reset_all,
@@ -38,6 +50,7 @@ pub const DECLARED: &[crate::pg::declaration::Declaration] = &[
     rl_stats::rl_stats,
     rl_stats::rl_stats_reset,
     rl_stats::rl_top_denied,
+    rl_status::rl_state,
     rl_status::rl_status,
     rl_trigger::rl_trigger,
 ];

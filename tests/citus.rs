@@ -117,6 +117,17 @@ fn every_node_knows_a_definition_at_its_next_call() {
                 ),
                 2000 + by,
             );
+            // And blocks.
+            for (change, passes) in [
+                ("rl_block('api', 'bob', '1 hour')", "false"),
+                ("rl_unblock('api', 'bob')", "true"),
+            ] {
+                clients[by].batch_execute(&format!("SELECT {change}")).unwrap();
+                for (n, client) in clients.iter_mut().enumerate() {
+                    let ok = one(client, "SELECT ok FROM rl_check('api', 'bob')");
+                    assert_eq!(ok, passes, "{by}, {n}: {change}");
+                }
+            }
             clients[by].batch_execute("SELECT rl_undefine('api')").unwrap();
             for client in clients.iter_mut() {
                 let error = client.batch_execute("SELECT rl_check('api', 'bob')").unwrap_err();
@@ -209,9 +220,40 @@ fn every_function_works_on_every_node() {
                 "SELECT count(*) FROM generate_series(1, 30) n, rl_limit('NAME', substr('m', 1, n), config => rl_token_bucket(5, '1 minute') || '{\"store\": \"memory\"}') WHERE ok",
                 "5",
             ),
+            ("SELECT rl_define('NAME', rl_concurrency(2, '1 minute'), 'slots')", "true"),
+            (
+                "SELECT count(*) FROM generate_series(1, 4) n, rl_acquire('NAME', substr('slots', 1, 5 + 0 * n)) WHERE ok",
+                "2",
+            ),
+            ("SELECT jsonb_array_length(rl_state('NAME', 'slots') -> 'leases')", "2"),
+            ("SELECT rl_extend('LEASE') = '2027-01-01 12:01:00+00'", "true"),
+            ("SELECT rl_release('LEASE')", "true"),
+            ("SELECT rl_release('LEASE')", "false"),
+            ("SELECT remaining FROM rl_check('NAME', 'slots')", "1"),
+            ("SELECT rl_undefine('NAME', 'slots')", "true"),
+            ("SELECT rl_define('NAME', rl_unlimited(), 'vip')", "true"),
+            ("SELECT ok FROM rl_limit('NAME', 'vip', 1000)", "true"),
+            ("SELECT rl_block('NAME', 'vip', '1 hour') > '2027-01-01'", "true"),
+            ("SELECT retry_after FROM rl_limit('NAME', 'vip')", "3600"),
+            ("SELECT string_agg(key, ', ') FROM rl_status('NAME') WHERE limited", "vip"),
+            ("SELECT rl_unblock('NAME', 'vip')", "true"),
+            ("SELECT ok FROM rl_limit('NAME', 'vip')", "true"),
+            (
+                "SELECT rl_block('NAME', 'old', until => '2027-01-01 12:00:01+00') > '2027-01-01'",
+                "true",
+            ),
+            ("SELECT count(*) FROM rl_blocks WHERE name = 'NAME'", "1"),
+            (
+                "SELECT set_config('ratelimit.clock', '2027-01-01 12:00:02+00', false)",
+                "2027-01-01 12:00:02+00",
+            ),
+            ("SELECT rl_prune() > 0", "true"),
+            ("SELECT count(*) FROM rl_blocks", "0"),
+            ("SELECT rl_undefine('NAME', 'vip')", "true"),
             ("SELECT rl_undefine('NAME')", "true"),
         ] {
-            let sql = sql.replace("NAME", &name);
+            let lease = format!("name%20{n}/slots/1798804800000000");
+            let sql = sql.replace("NAME", &name).replace("LEASE", &lease);
             assert_eq!(one(client, &sql), expected, "node {n}: {sql}");
         }
         let config = "config => rl_token_bucket(1, '1 minute'), throws => true";

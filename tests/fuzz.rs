@@ -39,6 +39,10 @@ const CONFIGS: &[&str] = &[
     r#"{"kind": "token bucket", "rate": 5, "period": 1000, "store": "memory"}"#,
     r#"{"kind": "fixed window", "rate": 5, "period": 1000, "store": "memory", "enforce": false}"#,
     r#"{"kind": "sliding window", "rate": 5, "period": 1000, "store": "memory"}"#,
+    r#"{"kind": "fixed window", "rate": 5, "period": 1000, "overage": true}"#,
+    r#"{"kind": "concurrency", "slots": 3, "ttl": 1000}"#,
+    r#"{"kind": "concurrency", "slots": 3, "ttl": 1000, "store": "memory"}"#,
+    r#"{"kind": "unlimited"}"#,
 ];
 const FIELDS: &[&str] = &[
     "kind",
@@ -52,6 +56,9 @@ const FIELDS: &[&str] = &[
     "timezone",
     "store",
     "enforce",
+    "overage",
+    "slots",
+    "ttl",
     "",
 ];
 const VALUES: &[&str] = &[
@@ -86,6 +93,8 @@ const VALUES: &[&str] = &[
     "\"fixed window\"",
     "\"sliding window\"",
     "\"sliding log\"",
+    "\"concurrency\"",
+    "\"unlimited\"",
     "\"\\u0000\"",
     "\"é\"",
     "[[[[[]]]]]",
@@ -169,6 +178,7 @@ fn no_config_and_no_state_makes_the_algorithm_panic() {
 struct Function {
     name: String,
     arguments: Vec<String>,
+    is_window: bool,
 }
 
 /// An argument at random, as SQL.
@@ -181,7 +191,7 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
         "text" => match random.u8(..8) {
             0..5 => quoted(one_of(
                 random,
-                &["a", "b", "c", "ab", "\u{1}", "it's", "é", "ietf", "github"],
+                &["a", "b", "c", "ab", "\u{1}", "it's", "é", "ietf", "github", "d//1", "a/b/2"],
             )),
             5 => "''".into(),
             6 => format!(
@@ -298,13 +308,13 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
     let mut random = Rng::with_seed(seed());
     let functions: Vec<Function> = client
         .query(
-            "SELECT proname, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) t) FROM pg_proc
+            "SELECT proname, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) t), prokind = 'w' FROM pg_proc
              WHERE proname LIKE 'rl\\_%' AND prorettype <> 'trigger'::regtype ORDER BY proname",
             &[],
         )
         .unwrap()
         .iter()
-        .map(|row| Function { name: row.get(0), arguments: row.get(1) })
+        .map(|row| Function { name: row.get(0), arguments: row.get(1), is_window: row.get(2) })
         .collect();
     assert!(functions.len() > 15);
     client
@@ -312,6 +322,7 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
             "SELECT rl_define(name, rl_token_bucket(100, '1 second', max_reserved => 50)) FROM unnest(ARRAY['a', 'b', 'c']) name;
              SELECT rl_define('b', rl_sliding_log(5, '1 second'), 'k');
              SELECT rl_define('c', rl_token_bucket(5, '1 second') || '{\"store\": \"memory\"}');
+             SELECT rl_define('d', rl_concurrency(5, '1 second'));
              CREATE TABLE written (author text, number int, amount float8, at timestamptz);
              SET client_min_messages = error; SET statement_timeout = '20s'",
         )
@@ -394,7 +405,11 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
                 // Batches that last, on a table of some rows, are no news.
                 let arguments: Vec<_> =
                     function.arguments.iter().map(|r#type| argument(&mut random, r#type)).collect();
-                format!("SELECT * FROM {}({})", function.name, arguments.join(", "))
+                let call = format!("{}({})", function.name, arguments.join(", "));
+                match function.is_window {
+                    true => format!("SELECT {call} OVER () FROM generate_series(1, 3)"),
+                    false => format!("SELECT * FROM {call}"),
+                }
             }
         };
         refused(client.batch_execute(&sql), &sql, &mut seen);

@@ -7,6 +7,7 @@ mod dump;
 mod fuzz;
 mod in_memory;
 mod layers;
+mod leases;
 mod load;
 mod replication;
 mod rl_calculate;

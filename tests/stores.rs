@@ -102,7 +102,7 @@ impl Things {
             let back = self.savepoints > 0 && random.bool();
             return if back { "ROLLBACK TO SAVEPOINT s1" } else { "ROLLBACK" }.into();
         }
-        match random.u8(..40) {
+        match random.u8(..46) {
             0..15 => format!("SELECT * FROM rl_limit({name}, {key}, {count}, reserve => {yes})"),
             15 => format!("SELECT * FROM rl_limit({name}, {key}, throws => true)"),
             16 => {
@@ -137,6 +137,16 @@ impl Things {
                 let keys = "(VALUES (''), ('a'), ('b'), ('ab'), ('c')) AS keys (key)";
                 format!("SELECT r.* FROM {keys}, rl_limit({name}, key) AS r")
             }
+            40 => format!("SELECT * FROM rl_acquire({name}, {key}, {count}, config => {SLOTS})"),
+            41 => format!(
+                "SELECT lease, rl_extend(lease, {SLOTS}) FROM rl_acquire({name}, {key}, config => {SLOTS}) WHERE ok"
+            ),
+            42 => format!(
+                "SELECT rl_release(lease, {SLOTS}) FROM rl_acquire({name}, {key}, config => {SLOTS}) WHERE ok"
+            ),
+            43 => format!("SELECT rl_state({name}, {key}), rl_state({name}, {key}, {SLOTS})"),
+            44 if yes => format!("SELECT rl_block({name}, {key}, '{} ms')", random.u32(1..5_000)),
+            44 => format!("SELECT rl_unblock({name}, {key})"),
             32 => format!("DELETE FROM rateLimits WHERE key = {key}"),
             33 => format!("UPDATE rateLimits SET value = value / 2 WHERE key = {key}"),
             34 => {
@@ -161,6 +171,9 @@ impl Things {
     }
 }
 
+/// A config of leases, which the names have beside their own.
+const SLOTS: &str = "rl_concurrency(3, '2 s')";
+
 fn config(random: &mut Rng) -> String {
     let builder = *random
         .choice(&[
@@ -170,6 +183,8 @@ fn config(random: &mut Rng) -> String {
             "rl_fixed_window({rate}, '{s} s', start => '2027-01-15 10:00:00+00')",
             "rl_sliding_window({rate}, '{s} s')",
             "rl_sliding_log({rate}, '{s} s')",
+            "rl_fixed_window({rate}, '{s} s', start => '2027-01-15 10:00:00+00') || '{\"overage\": true}'",
+            "rl_unlimited()",
         ])
         .unwrap();
     builder

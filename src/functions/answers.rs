@@ -11,8 +11,8 @@ sql_row! {
         ok: bool,
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
-        remaining: f64,
-        capacity: f64,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
     }
 }
@@ -24,11 +24,16 @@ impl From<&Answer> for RlResult {
             ok: answer.ok,
             retry_after,
             retry_at,
-            remaining: answer.level.remaining,
-            capacity: answer.capacity,
+            remaining: finite(answer.level.remaining),
+            capacity: finite(answer.capacity),
             reset_at: answer.level.reset_at.and_then(|at| Timestamptz::new(at.ceil_to_millis())),
         }
     }
+}
+
+/// A number of tokens; NULL without a limit.
+pub fn finite(tokens: f64) -> Option<f64> {
+    Some(tokens).filter(|tokens| tokens.is_finite())
 }
 
 /// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait

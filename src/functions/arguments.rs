@@ -62,18 +62,26 @@ impl Checked<'_> for MaxRows {
     }
 }
 
-/// For how long nothing has happened. A month counts as 30 days, as where PostgreSQL makes a number
-/// of an interval.
+/// The length of an interval. A month counts as 30 days, as where PostgreSQL makes a number of one.
+pub struct Span(pub Micros);
+
+impl Span {
+    pub fn of(interval: Interval) -> Span {
+        let days = i64::from(interval.days.saturating_add(interval.months.saturating_mul(30)));
+        Span(Micros(interval.micros.saturating_add(days.saturating_mul(86_400_000_000))))
+    }
+}
+
+/// For how long nothing has happened.
 pub struct Idle(pub Micros);
 
 impl Checked<'_> for Idle {
     type Base = Interval;
 
     fn check(idle: Interval, argument: &'static str) -> Result<Idle> {
-        let days = i64::from(idle.days.saturating_add(idle.months.saturating_mul(30)));
-        let micros = idle.micros.saturating_add(days.saturating_mul(86_400_000_000));
-        if micros >= 0 {
-            return Ok(Idle(Micros(micros)));
+        let Span(length) = Span::of(idle);
+        if length >= Micros(0) {
+            return Ok(Idle(length));
         }
         Err(Error::InvalidArgument {
             argument,

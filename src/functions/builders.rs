@@ -55,6 +55,7 @@ sql_function! {
             start,
             first_request: first_request.unwrap_or(false),
             timezone: timezone.map(|timezone| timezone.0),
+            ..Given::default()
         })
     }
 }
@@ -75,6 +76,25 @@ sql_function! {
     #[sql(NONE, comment = "config of a sliding log: at most rate tokens in any period, exactly")]
     fn rl_sliding_log(call: &Call, rate: f64, period: Interval) -> Json {
         build(Kind::SlidingLog, Given { rate, period, ..Given::default() })
+    }
+}
+
+sql_function! {
+    /// 22004, 22023.
+    #[sql(
+        NONE,
+        comment = "config of a concurrency limit: at most slots leases at once, each of which lapses after ttl"
+    )]
+    fn rl_concurrency(call: &Call, slots: i32, ttl: Interval) -> Json {
+        build(Kind::Concurrency, Given { slots, period: ttl, ..Given::default() })
+    }
+}
+
+sql_function! {
+    /// No errors.
+    #[sql(NONE, comment = "config of no limit, for keys and names that are exempt")]
+    fn rl_unlimited(call: &Call) -> Json {
+        build(Kind::Unlimited, Given::default())
     }
 }
 

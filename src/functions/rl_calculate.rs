@@ -3,7 +3,7 @@
 use ratelimit_core::state::{self, StateError};
 use ratelimit_core::{Micros, decide};
 
-use super::answers::retry;
+use super::answers::{finite, retry};
 use crate::limiter::definitions;
 use crate::limiter::request::check_count;
 use crate::pg::call::Call;
@@ -18,7 +18,7 @@ sql_row! {
         ok: bool,
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
-        remaining: f64,
+        remaining: Option<f64>,
         state: Option<Json>,
     }
 }
@@ -55,7 +55,7 @@ sql_function! {
             ok: decision.ok,
             retry_after,
             retry_at,
-            remaining: decision.level.remaining,
+            remaining: finite(decision.level.remaining),
             state: match decision.state {
                 Some(state) => Some(Json::new(state::to_json(&state))),
                 None => given.map(Json::from),

@@ -35,7 +35,7 @@ sql_function! {
             Some(config) => definitions::inline(config)?,
             None => {
                 let catalog = catalog::current(call.function(), TableLock::Read)?;
-                definitions::resolve(&catalog, name.0, b"", None)?
+                definitions::resolve(&catalog, name.0, b"", None)?.0
             }
         };
         // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.
@@ -60,6 +60,7 @@ fn outcome(result: &Composite<RlResult>) -> Result<(headers::Outcome, Option<Mic
         };
     let time =
         |column, argument| result.timestamptz(column)?.map(|at| finite(at, argument)).transpose();
+    let ok = required(result.bool(c"ok")?, "result.ok")?;
     const RETRY_AFTER: &str = "a number of seconds from 0 to 1e13, or NULL";
     let retry_after = number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?
         .map(|seconds| Micros::from_millis(seconds * 1e3));
@@ -68,11 +69,15 @@ fn outcome(result: &Composite<RlResult>) -> Result<(headers::Outcome, Option<Mic
         number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, "a finite number")?;
     let capacity =
         number(c"capacity", "result.capacity", 0.0..=MAX_TOKENS, "a number from 0 to 1e15")?;
+    let (remaining, capacity) = match (remaining, capacity) {
+        (None, None) => (f64::INFINITY, f64::INFINITY), // without a limit
+        _ => (required(remaining, "result.remaining")?, required(capacity, "result.capacity")?),
+    };
     let outcome = headers::Outcome {
-        ok: required(result.bool(c"ok")?, "result.ok")?,
+        ok,
         retry_after,
-        remaining: required(remaining, "result.remaining")?,
-        capacity: required(capacity, "result.capacity")?,
+        remaining,
+        capacity,
         reset_at: time(c"reset_at", "result.reset_at")?,
     };
     Ok((outcome, retry_at.zip(retry_after).map(|(at, wait)| at.minus(wait))))

@@ -24,8 +24,8 @@ sql_row! {
         allows: bool,
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
-        remaining: f64,
-        capacity: f64,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
         reset_at: Option<Timestamptz>,
     }
 }

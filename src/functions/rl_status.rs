@@ -1,13 +1,15 @@
 //! What every limit in use holds now.
 
-use ratelimit_core::Micros;
+use ratelimit_core::{Micros, state};
 
-use super::answers::retry;
+use super::answers::{finite, retry};
 use super::arguments::{Key, Name};
-use crate::limiter::status;
-use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
+use crate::limiter::request::Request;
+use crate::limiter::{single, status};
+use crate::pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
 use crate::pg::declaration::sql_function;
+use crate::pg::values::Jsonb;
 
 sql_row! {
     /// What a name and key holds; without a definition only whose it is.
@@ -39,20 +41,37 @@ sql_function! {
         let (name, key) = (name.map(|name| name.0), key.map(|key| key.0));
         status::each(call.function(), name, key, |status| {
             let standing = status.limit.as_ref();
-            let retry_after = standing.and_then(|standing| standing.retry_after);
-            let (_, retry_at) = retry(status.as_of, retry_after, Micros::ceil_to_millis);
+            let (_, retry_at) = retry(status.as_of, status.retry_after, Micros::ceil_to_millis);
             rows.put(StatusRow {
                 name: Text::new(status.name),
                 key: Text::new(status.key),
                 kind: standing.map(|standing| Text::new(standing.limit.kind().as_str().as_bytes())),
-                remaining: standing.map(|standing| standing.remaining),
-                capacity: standing.map(|standing| standing.limit.capacity()),
+                remaining: standing.and_then(|standing| finite(standing.remaining)),
+                capacity: standing.and_then(|standing| finite(standing.limit.capacity())),
                 retry_at,
                 as_of: Timestamptz::new(status.as_of),
                 shards: status.shards as i32,
-                limited: standing.map(|standing| standing.limited),
+                limited: status.limited,
             });
         })?;
         Ok(rows)
+    }
+}
+
+sql_function! {
+    /// Errors as `rl_check`.
+    #[sql(
+        READS,
+        comment = "the state of a rate limit, as rl_calculate takes it; NULL where there is none, so that it is full"
+    )]
+    fn rl_state(
+        call: &Call,
+        name: Name,
+        key: Key = "''",
+        config: Option<Jsonb> = "NULL",
+    ) -> Option<Json> {
+        let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config };
+        let found = single::state(call.function(), &request)?;
+        Ok(found.map(|found| Json::new(state::to_json(&found))))
     }
 }

@@ -1,4 +1,4 @@
-//! Named limits: `rl_config`, and this backend's cache of it.
+//! Named limits: `rl_config`, and this backend's cache of it and of the blocks.
 //!
 //! Parsing a config costs more than the limiter itself, so definitions and inline configs are cached.
 //! A trigger on `rl_config` invalidates the relation, which clears the cache of every backend when the
@@ -10,8 +10,10 @@ use std::rc::Rc;
 
 use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
+use ratelimit_core::Micros;
 use ratelimit_core::config::{self, ConfigError, Definition, Store};
 
+use crate::limiter::blocks;
 use crate::pg::catalog::{Catalog, TableLock};
 use crate::pg::error::{Error, Result};
 use crate::pg::invalidation;
@@ -24,11 +26,20 @@ const CACHE_ENTRIES: usize = 10_000;
 /// The largest cached inline config, in bytes; a sensible one has some 200.
 const CACHED_CONFIG_BYTES: usize = 2_000;
 
+/// What is known of a name and key.
+#[derive(Clone, Default)]
+pub struct Known {
+    /// The definition.
+    pub limit: Option<Rc<Definition>>,
+    /// Until when it is blocked, if it ever was.
+    pub blocked_until: Option<Micros>,
+}
+
 /// The rows of a name in rl_config.
 struct Rows {
     /// For every key without a row of its own.
     default: Option<Rc<Definition>>,
-    /// Whether any key has a row of its own.
+    /// Whether any key has a row of its own, or is blocked.
     has_keys: bool,
 }
 
@@ -60,8 +71,8 @@ struct Last {
 thread_local! {
     static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
     static NAMES: RefCell<Cache<Rows>> = Cache::new();
-    /// Of names that have keys with rows of their own, by [`name_and_key`]; `None`: this key has none.
-    static KEYS: RefCell<Cache<Option<Rc<Definition>>>> = Cache::new();
+    /// Of names that have keys with rows of their own, by [`name_and_key`]: what this key has.
+    static KEYS: RefCell<Cache<Known>> = Cache::new();
     /// The [`invalidation::definition_changes`] at which NAMES and KEYS were valid.
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// By the binary form of the config.
@@ -74,7 +85,7 @@ fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
 }
 
 /// Resolves the limit of a call: its config, or else the definition of (name, key), or else that of the
-/// name.
+/// name; and until when it is blocked.
 ///
 /// # Errors
 /// 42704: neither config nor definition; 42501: a config for a defined name without the right to
@@ -84,16 +95,17 @@ pub fn resolve(
     name: &[u8],
     key: &[u8],
     config: Option<Jsonb>,
-) -> Result<Rc<Definition>> {
-    let defined = defined(catalog, name, key)?;
-    match (config, defined) {
+) -> Result<(Rc<Definition>, Option<Micros>)> {
+    let Known { limit, blocked_until } = known(catalog, name, key)?;
+    let limit = match (config, limit) {
         (Some(_), Some(_)) if !catalog.may_define() => {
-            Err(Error::InlineConfig { name: utf8(name).into_owned() })
+            return Err(Error::InlineConfig { name: utf8(name).into_owned() });
         }
-        (Some(config), _) => inline(config),
-        (None, Some(limit)) => Ok(limit),
-        (None, None) => Err(Error::Undefined { name: utf8(name).into_owned() }),
-    }
+        (Some(config), _) => inline(config)?,
+        (None, Some(limit)) => limit,
+        (None, None) => return Err(Error::Undefined { name: utf8(name).into_owned() }),
+    };
+    Ok((limit, blocked_until))
 }
 
 /// Parses a config; cached by its binary form.
@@ -118,13 +130,21 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
 /// # Errors
 /// 22023: an invalid stored config.
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
+    Ok(known(catalog, name, key)?.limit)
+}
+
+/// Looks up the definition as [`defined`], and the block.
+///
+/// # Errors
+/// 22023: an invalid stored config.
+pub fn known(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Known> {
     let changes = invalidation::definition_changes();
     let last = LAST.with_borrow(|last| {
         let last = last.as_ref().filter(|last| last.changes == changes && last.name == name)?;
         Some(last.definition.clone())
     });
-    if let Some(definition) = last {
-        return Ok(definition);
+    if let Some(limit) = last {
+        return Ok(Known { limit, blocked_until: None });
     }
     if SEEN.get() != changes {
         NAMES.with_borrow_mut(|names| names.0.clear());
@@ -136,11 +156,11 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
         if !definition.has_keys {
             let definition = definition.default.clone();
             LAST.set(Some(Last { name: name.into(), changes, definition: definition.clone() }));
-            return Some(definition);
+            return Some(Known { limit: definition, blocked_until: None });
         }
         KEYS.with_borrow_mut(|keys| {
-            let own = keys.0.get(&name_and_key(name, key)[..])?;
-            Some(own.clone().or_else(|| definition.default.clone()))
+            let Known { limit, blocked_until } = keys.0.get(&name_and_key(name, key)[..])?.clone();
+            Some(Known { limit: limit.or_else(|| definition.default.clone()), blocked_until })
         })
     });
     match known {
@@ -149,16 +169,11 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
     }
 }
 
-/// Reads a definition from rl_config, and caches it as of `changes`.
+/// Reads a definition from rl_config and a block, and caches both as of `changes`.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
-fn load(
-    catalog: &Catalog,
-    name: &[u8],
-    key: &[u8],
-    changes: u64,
-) -> Result<Option<Rc<Definition>>> {
+fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Known> {
     const ROWS: Statement = Statement {
         sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM @schema@.rl_config \
               WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -187,6 +202,7 @@ fn load(
         results: &[],
         lock: TableLock::Read,
     };
+    let blocked = blocks::read(catalog, name, key)?;
     let (default, own, has_keys, told) =
         spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
             let name = Some(text_datum(name));
@@ -210,9 +226,10 @@ fn load(
             .transpose()
             .map_err(|error| Error::StoredConfig { name: utf8(name).into_owned(), error })
     };
-    let own = parse(own)?;
+    let own = Known { limit: parse(own)?, blocked_until: blocked.until };
     let default = parse(default)?;
-    let limit = own.clone().or_else(|| default.clone());
+    let limit = own.limit.clone().or_else(|| default.clone());
+    let has_keys = has_keys || blocked.any_key;
     // The rows may lack a change that was announced while they were read.
     if told && invalidation::definition_changes() == changes {
         NAMES.with_borrow_mut(|names| names.put(name, Rows { default, has_keys }));
@@ -220,7 +237,7 @@ fn load(
             KEYS.with_borrow_mut(|keys| keys.put(&name_and_key(name, key), own));
         }
     }
-    Ok(limit)
+    Ok(Known { limit, blocked_until: blocked.until })
 }
 
 /// Whether states of a name may be in the table: unless every definition of it says that they are in

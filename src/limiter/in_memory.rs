@@ -1,17 +1,18 @@
 //! One limit in memory: decided and changed under the lock of its partition, at once for all sessions.
 
-use ratelimit_core::{Kind, Micros, State};
+use ratelimit_core::{Kind, Limit, Micros, State, decide};
 
-use crate::limiter::request::{Answer, Change, Target};
+use crate::limiter::request::{Answer, Change, Take, Target};
+use crate::limiter::slots::Slots;
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
 use crate::store::memory::{Id, LockedState, Memory, Scope};
 
-/// Makes a call.
+/// Makes a call on what is one state.
 ///
 /// # Errors
-/// [`Error::NotForKind`](crate::pg::error::Error::NotForKind) (0A000): a credit to a sliding kind.
+/// [`Error::NotForKind`](crate::pg::error::Error::NotForKind) (0A000): a credit to a kind that takes none.
 pub fn change(memory: &Memory, id: Id, target: &Target, change: Change) -> Result<Answer> {
     let phase = phase(target);
     let answer = memory.states.locked(id, |locked| {
@@ -27,6 +28,16 @@ pub fn change(memory: &Memory, id: Id, target: &Target, change: Change) -> Resul
     answer
 }
 
+/// Takes slots of a concurrency limit.
+pub fn take_slots(slots: &Slots, memory: &Memory, target: &Target, take: Take) -> Answer {
+    let answer = slots.change(|before, now| {
+        let decision = decide(&target.limit, before, now, take.count, false);
+        (target.answer(&decision, decision.level, now), decision.state)
+    });
+    tell_losses(memory);
+    answer
+}
+
 /// Tells in the server's log, once a minute at most, that keys which were in use made room for others.
 pub fn tell_losses(memory: &Memory) {
     if let Some(lost) = memory.states.losses_to_tell() {
@@ -37,9 +48,20 @@ pub fn tell_losses(memory: &Memory) {
     }
 }
 
+/// Reads what is stored of a limit; `None`: nothing, so that it is full.
+pub fn find(memory: &'static Memory, scope: Scope, target: &Target) -> Option<State> {
+    let (name, key) = (target.name, target.key);
+    match &target.limit.limit {
+        Limit::Concurrency(limit) => Slots::of(limit.slots, memory, scope, name, key).state(),
+        limit => {
+            memory.states.read(memory.id(scope, name, key)).filter(|state| limit.accepts(state))
+        }
+    }
+}
+
 /// Reads the state of a limit, with the instant after the read.
-pub fn peek(memory: &Memory, scope: Scope, target: &Target) -> (Micros, State) {
-    let found = memory.states.read(memory.id(scope, target.name, target.key));
+pub fn peek(memory: &'static Memory, scope: Scope, target: &Target) -> (Micros, State) {
+    let found = find(memory, scope, target);
     let now = clock::now();
     (now, state(target, found, now, phase(target)))
 }

@@ -1,4 +1,5 @@
-//! `rl_prune`: deletes idle rows, those without which every call would be answered the same.
+//! `rl_prune`: deletes blocks that are over, and idle rows, those without which every call would be answered the
+//! same.
 //!
 //! A batch continues where the session's last one ended, and a session's first begins at a random key,
 //! so that busy rows are not scanned again by every batch. Locked rows are skipped; a row is checked
@@ -12,7 +13,7 @@ use ratelimit_core::{Limit, Micros};
 
 use crate::limiter::keys::{Key, each_key};
 use crate::limiter::request::Target;
-use crate::limiter::{definitions, shards};
+use crate::limiter::{blocks, definitions, shards};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
@@ -30,7 +31,7 @@ thread_local! {
     static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
 }
 
-/// Deletes idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows
+/// Deletes blocks that are over, then idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows
 /// beyond; returns their number. 0 means that no unlocked row is idle. Rows of undefined names are
 /// deleted when their last call is longer than `undefined_idle` ago.
 ///
@@ -40,6 +41,10 @@ pub fn prune(function: pg_sys::Oid, max_rows: i64, undefined_idle: Option<Micros
     // Outside, since the work begins again where the table has changed.
     let mut deleted = 0;
     catalog::with(function, TableLock::Write, |catalog| {
+        deleted += blocks::prune(catalog, max_rows - deleted)?;
+        if deleted >= max_rows {
+            return Ok(deleted);
+        }
         store::with_store(catalog, TableLock::Write, |store| {
             let table = catalog.rate_limits.oid;
             let start = match POSITION.take().filter(|last| last.table == table) {
@@ -87,7 +92,9 @@ fn prune_key(
         limit => limit?,
     };
     let idle = |rows: &[ShardRow]| match &limit {
-        Some(limit) => is_idle(&Target { name, key, limit: limit.clone() }, rows),
+        Some(limit) => {
+            is_idle(&Target { name, key, limit: limit.clone(), blocked_until: None }, rows)
+        }
         None => is_expired(rows, undefined_idle),
     };
     if !idle(rows) {

@@ -5,8 +5,9 @@ use std::rc::Rc;
 use ratelimit_core::config::Definition;
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::text::float_text;
-use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, algorithm, decide};
+use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State, algorithm, decide};
 
+use crate::limiter::blocks::FOR_GOOD;
 use crate::limiter::definitions;
 use crate::pg::catalog::Catalog;
 use crate::pg::clock::INFINITE;
@@ -42,18 +43,26 @@ pub struct Answer {
     pub now: Micros,
     /// Whether a denial is one; otherwise it only tells what one would be, in a dry run.
     pub enforced: bool,
+    /// Whether it is denied because the key is blocked.
+    pub blocked: bool,
+    /// The id of the lease that was taken from a concurrency limit.
+    pub lease: Option<Micros>,
+}
+
+/// How much a call takes.
+#[derive(Clone, Copy)]
+pub struct Take {
+    /// Tokens.
+    pub count: f64,
+    /// As in [`Request`].
+    pub reserve: bool,
 }
 
 /// The change that a call makes.
 #[derive(Clone, Copy)]
 pub enum Change {
     /// Takes tokens; see [`algorithm::decide`].
-    Take {
-        /// Tokens.
-        count: f64,
-        /// As in [`Request`].
-        reserve: bool,
-    },
+    Take(Take),
     /// Gives tokens back; see [`algorithm::credit`].
     Credit {
         /// Tokens; negative: takes them unconditionally.
@@ -70,7 +79,7 @@ impl Change {
     /// [`Error::NotForKind`] (0A000): a credit to a sliding kind.
     pub fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
         match self {
-            Change::Take { count, reserve } => Ok(decide(limit, state, now, count, reserve)),
+            Change::Take(Take { count, reserve }) => Ok(decide(limit, state, now, count, reserve)),
             Change::Credit { count, taken_at } => {
                 algorithm::credit(limit, state, now, count, taken_at)
                     .ok_or(Error::NotForKind { function: "rl_credit", kind: limit.kind() })
@@ -84,7 +93,7 @@ impl Change {
     /// As [`apply`](Change::apply).
     pub fn decide(self, limit: &Limit, shards: &Shards, now: Micros) -> Result<Decision> {
         match self {
-            Change::Take { count, reserve } => Ok(shards.decide(now, count, reserve)),
+            Change::Take(Take { count, reserve }) => Ok(shards.decide(now, count, reserve)),
             Change::Credit { .. } => self.apply(limit, &shards.total(now), now),
         }
     }
@@ -98,6 +107,8 @@ pub struct Target<'a> {
     pub key: &'a [u8],
     /// The config of the call, or the definition.
     pub limit: Rc<Definition>,
+    /// Until when it is blocked, if it ever was, or [`FOR_GOOD`].
+    pub blocked_until: Option<Micros>,
 }
 
 impl Answer {
@@ -114,7 +125,13 @@ impl<'a> Request<'a> {
             name: utf8(self.name).into_owned(),
             retry_after: answer.retry_after,
             capacity: answer.capacity,
+            blocked: answer.blocked,
         }
+    }
+
+    /// Returns what the request takes.
+    pub fn take(&self) -> Take {
+        Take { count: self.count, reserve: self.reserve }
     }
 
     /// Resolves the limit of the request.
@@ -122,8 +139,9 @@ impl<'a> Request<'a> {
     /// # Errors
     /// As [`definitions::resolve`].
     pub fn resolve(&self, catalog: &Catalog) -> Result<Target<'a>> {
-        let limit = definitions::resolve(catalog, self.name, self.key, self.config)?;
-        Ok(Target { name: self.name, key: self.key, limit })
+        let (limit, blocked_until) =
+            definitions::resolve(catalog, self.name, self.key, self.config)?;
+        Ok(Target { name: self.name, key: self.key, limit, blocked_until })
     }
 }
 
@@ -165,18 +183,60 @@ impl Target<'_> {
             capacity: self.limit.capacity(),
             now,
             enforced: self.limit.enforce,
+            blocked: false,
+            lease: decision.state.as_ref().map(|state| state.ts),
         }
     }
+
+    /// Returns the block that is in force: until when.
+    pub fn block(&self, now: Micros) -> Option<Micros> {
+        self.blocked_until.filter(|&until| until > now)
+    }
+
+    /// Returns the answer at `now` to a call that is denied by a block: after it the call passes as far as the
+    /// limit lets it then. A dry run is no way around it.
+    pub fn blocked(&self, until: Micros, shards: &Shards, now: Micros, take: Take) -> Answer {
+        let denied = after_block(until, now, |then| {
+            let decision = shards.decide(then, take.count, take.reserve);
+            if decision.ok { Some(Micros(0)) } else { decision.retry_after }
+        });
+        let decision =
+            Decision { ok: false, retry_after: denied, level: shards.level(now), state: None };
+        let level = decision.level;
+        Answer { enforced: true, blocked: true, ..self.answer(&decision, level, now) }
+    }
+
+    /// Refuses what is not for limits whose slots are taken by leases.
+    ///
+    /// # Errors
+    /// [`Error::NotForKind`] (0A000).
+    pub fn refuse_leases(&self, function: &'static str) -> Result<()> {
+        match self.limit.kind() {
+            Kind::Concurrency => Err(Error::NotForKind { function, kind: Kind::Concurrency }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns the wait from `now` on of a call that is blocked until an instant and has `rest` to wait for then;
+/// `None`: it never passes.
+pub fn after_block(
+    until: Micros,
+    now: Micros,
+    rest: impl FnOnce(Micros) -> Option<Micros>,
+) -> Option<Micros> {
+    if until == FOR_GOOD { None } else { rest(until).map(|rest| until.minus(now).plus(rest)) }
 }
 
 /// Checks the count of a take for a limit.
 ///
 /// # Errors
-/// 22023: no number from 0 to 1e15; for a sliding log, no whole number.
+/// 22023: no number from 0 to 1e15; for a kind with whole counts, no whole number.
 pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
     valid_count(count)?;
     if limit.whole_counts() && count.fract() != 0.0 {
-        return Err(bad_count(count, "a whole number, for a sliding log"));
+        let kind = limit.kind().with_article();
+        return Err(bad_count(count, &format!("a whole number, for {kind}")));
     }
     Ok(())
 }
@@ -187,12 +247,15 @@ fn invalid_column(row: &State) -> Option<(&'static str, f64)> {
         at.filter(|at| INFINITE.contains(at)).map(|at| f64::INFINITY.copysign(at.0 as f64))
     };
     let log = row.log.as_deref().unwrap_or_default();
+    // Leases are in no order.
+    let leases = row.prior.and_then(|_| log.iter().find(|at| INFINITE.contains(at)));
     let columns = [
         ("value", Some(row.value)),
         ("prior", row.prior),
         ("ts", infinite(Some(&row.ts))),
         ("log", infinite(log.first())),
         ("log", infinite(log.last())),
+        ("log", infinite(leases)),
     ];
     columns.into_iter().find_map(|(column, value)| {
         value.filter(|value| !value.is_finite()).map(|value| (column, value))

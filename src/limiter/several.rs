@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 use pgrx::pg_sys;
 use ratelimit_core::algorithm::first_pass;
 use ratelimit_core::config::Store as Kept;
-use ratelimit_core::{Decision, Micros, Shards, State, decide};
+use ratelimit_core::{Decision, Kind, Micros, Shards, State, decide};
 
-use crate::limiter::request::{Answer, Request, Target, check_count};
+use crate::limiter::in_memory;
+use crate::limiter::request::{Answer, Request, Target, after_block, check_count};
 use crate::limiter::shards::{self, Locked, LockedShard};
 use crate::limiter::tally::{self, Verdict as Tallied};
-use crate::limiter::{definitions, in_memory};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
@@ -93,10 +93,10 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
     let read_only = is_read_only();
     let lock = if read_only { TableLock::Read } else { TableLock::Write };
     catalog::with(function, lock, |catalog| {
-        let groups = group(catalog, requests)?;
-        let outcomes = if groups.iter().all(|group| group.in_memory.is_some()) {
+        let groups = group("rl_limit_all", catalog, requests)?;
+        let outcomes = if !groups.iter().any(Group::is_in_table) {
             // No row is read, and no table locked.
-            take_from_memory(&groups)
+            take_from_memory(&groups)?
         } else {
             refuse_read_only_call(function);
             store::with_store(catalog, TableLock::Write, |store| take(store, &groups))?
@@ -114,12 +114,27 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
     })
 }
 
-/// Takes tokens for all groups, which are in memory, or for none.
-fn take_from_memory(groups: &[Group]) -> Vec<Outcome> {
-    match decide_in_memory(groups) {
-        Ok(taken) => outcomes(groups, &taken, true),
-        Err(refused) => outcomes(groups, &refused, false),
+/// Takes tokens for all groups, of which none is in the table, or for none.
+///
+/// # Errors
+/// None that happens.
+fn take_from_memory(groups: &[Group]) -> Result<Vec<Outcome>> {
+    let mut verdicts = Vec::new();
+    if groups.iter().any(|group| group.in_memory.is_none()) {
+        verdicts = peek(None, groups)?;
+        if !verdicts.iter().all(Verdict::allows) {
+            return Ok(outcomes(groups, &verdicts, false));
+        }
     }
+    let (taken, ok) = match decide_in_memory(groups) {
+        Ok(taken) => (taken, true),
+        Err(refused) => (refused, false),
+    };
+    if verdicts.is_empty() {
+        return Ok(outcomes(groups, &taken, ok));
+    }
+    put(groups, &mut verdicts, taken);
+    Ok(outcomes(groups, &verdicts, ok))
 }
 
 /// Decides the groups that are in memory, and takes their tokens if all of them allow it. Under the locks
@@ -252,13 +267,13 @@ fn put<'a>(groups: &[Group], verdicts: &mut [Verdict<'a>], in_memory: Vec<Verdic
 /// As [`limit`].
 pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>> {
     catalog::with(function, TableLock::Read, |catalog| {
-        let groups = group(catalog, requests)?;
+        let groups = group("rl_check_all", catalog, requests)?;
         let check = |store: Option<&dyn Store>| {
             let peeked = peek(store, &groups)?;
             let ok = peeked.iter().all(Verdict::allows);
             Ok(outcomes(&groups, &peeked, ok))
         };
-        if groups.iter().all(|group| group.in_memory.is_some()) {
+        if !groups.iter().any(Group::is_in_table) {
             return check(None);
         }
         store::with_store(catalog, TableLock::Read, |store| check(Some(store)))
@@ -268,24 +283,32 @@ pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
 /// Groups the requests by (name, key), in the order in which rows are locked.
 ///
 /// # Errors
-/// [`Error::InRequest`]: as [`definitions::resolve`] or [`check_count`]; 22023 also for two configs of
+/// [`Error::InRequest`]: as [`Request::resolve`], [`Target::refuse_leases`] or [`check_count`]; 22023 also for two configs of
 /// one limit.
-fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>>> {
+fn group<'a>(
+    function: &'static str,
+    catalog: &Catalog,
+    requests: &'a [Request],
+) -> Result<Vec<Group<'a>>> {
     let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
     for (n, request) in requests.iter().enumerate() {
         let in_request = |error| Error::InRequest { n: n + 1, error: Box::new(error) };
         let defined = request.config.is_none();
         let earlier = groups.get_mut(&(request.name, request.key));
-        let limit = match &earlier {
+        let target = match &earlier {
             // Not resolved again, since the definition may have changed meanwhile.
-            Some(group) if defined && group.defined => group.target.limit.clone(),
-            _ => definitions::resolve(catalog, request.name, request.key, request.config)
-                .map_err(in_request)?,
+            Some(group) if defined && group.defined => Target {
+                limit: group.target.limit.clone(),
+                blocked_until: group.target.blocked_until,
+                ..group.target
+            },
+            _ => request.resolve(catalog).map_err(in_request)?,
         };
-        check_count(&limit, request.count).map_err(in_request)?;
+        target.refuse_leases(function).map_err(in_request)?;
+        check_count(&target.limit, request.count).map_err(in_request)?;
         let take = (n, request.count, request.reserve);
         match earlier {
-            Some(group) if group.target.limit != limit => {
+            Some(group) if group.target.limit != target.limit => {
                 return Err(in_request(Error::InvalidArgument {
                     argument: "config",
                     value: "not that of an earlier request for the same name and key".into(),
@@ -297,10 +320,10 @@ fn group<'a>(catalog: &Catalog, requests: &'a [Request]) -> Result<Vec<Group<'a>
                 group.takes.push(take);
             }
             None => {
-                let target = Target { name: request.name, key: request.key, limit };
                 let takes = vec![take];
                 let in_memory = match target.limit.store {
                     Kept::Table => None,
+                    Kept::Memory if target.limit.kind() == Kind::Unlimited => None,
                     Kept::Memory => {
                         let memory = Memory::get()?;
                         let id = memory.id(Scope::new(catalog.extension), target.name, target.key);
@@ -327,6 +350,10 @@ fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<Vec<Verdic
             check_for_interrupts();
             let target = &group.target;
             match (&group.in_memory, store) {
+                _ if target.limit.kind() == Kind::Unlimited => {
+                    let now = clock::now();
+                    Ok(Shards::new(&target.limit, vec![target.limit.initial_state(now, now)]))
+                }
                 (None, Some(store)) => Ok(shards::peek(store, target)?.1.shards),
                 (Some(InMemory { memory, id }), _) => {
                     let found = memory.states.read(*id);
@@ -382,8 +409,29 @@ fn lock<'a>(
 }
 
 impl Group<'_> {
-    /// Decides the takes at `now`.
+    /// Whether its state is in the table.
+    fn is_in_table(&self) -> bool {
+        self.in_memory.is_none() && self.target.limit.kind() != Kind::Unlimited
+    }
+
+    /// Decides the takes at `now`, unless the key is blocked.
     fn decide<'a>(&'a self, shards: Shards<'a>, now: Micros) -> Verdict<'a> {
+        let Some(until) = self.target.block(now) else { return self.decide_unblocked(shards, now) };
+        let then = self.decide_unblocked(shards.clone(), until).decisions;
+        let denied = |then: Decision| Decision {
+            ok: false,
+            retry_after: after_block(until, now, |_| {
+                if then.ok { Some(Micros(0)) } else { then.retry_after }
+            }),
+            level: shards.level(now),
+            state: None,
+        };
+        let decisions = then.into_iter().map(denied).collect();
+        Verdict { now, shards: shards.clone(), enforced: true, decisions, change: None }
+    }
+
+    /// Decides the takes at `now`, whether the key is blocked or not.
+    fn decide_unblocked<'a>(&'a self, shards: Shards<'a>, now: Micros) -> Verdict<'a> {
         let (mut decisions, change) = self.run(shards.total(now), now);
         // Takes that exceed even a full limit together never pass.
         let ever = self.takes.len() == 1 || {
@@ -413,7 +461,8 @@ impl Group<'_> {
     /// Whether the takes pass at `now`, and the state after those that do; `None`: the same. As
     /// [`run`](Group::run), without a list of the decisions.
     fn pass(&self, before: &State, now: Micros) -> (bool, Option<State>) {
-        let (limit, mut passes, mut after) = (&self.target.limit, true, None);
+        let (limit, mut after) = (&self.target.limit, None);
+        let mut passes = self.target.block(now).is_none();
         for &(_, count, reserve) in &self.takes {
             let decision = decide(limit, after.as_ref().unwrap_or(before), now, count, reserve);
             passes &= decision.ok || !limit.enforce;
@@ -505,6 +554,8 @@ fn outcomes(groups: &[Group], verdicts: &[Verdict], ok: bool) -> Vec<Outcome> {
         for (&(n, ..), decision) in group.takes.iter().zip(&verdict.decisions) {
             let mut answer = group.target.answer(decision, level, verdict.now);
             answer.ok = ok;
+            answer.enforced = verdict.enforced;
+            answer.blocked = group.target.block(verdict.now).is_some();
             // In a refused call a request that its limit allows has nothing to wait for; and a call
             // with a request that never passes never passes.
             let waits = if ok { decision.ok } else { !(verdict.passes(decision) || never) };

@@ -11,7 +11,7 @@
 
 use ratelimit_core::{Decision, Micros, Shards};
 
-use crate::limiter::request::{Answer, Change, Target};
+use crate::limiter::request::{Answer, Change, Take, Target};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
@@ -122,7 +122,7 @@ fn change_better_of_two(
     change: Change,
 ) -> Result<Option<Answer>> {
     let amount = match change {
-        Change::Take { count, .. } => -count,
+        Change::Take(Take { count, .. }) => -count,
         Change::Credit { count, .. } => count,
     };
     let shard_count = target.limit.shards();

@@ -3,11 +3,12 @@
 use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
-use ratelimit_core::config::{MAX_TOKENS, Store as Kept};
-use ratelimit_core::{Micros, Shards, State};
+use ratelimit_core::config::{MAX_SLOTS, MAX_TOKENS, Store as Kept};
+use ratelimit_core::{Kind, Limit, Micros, Shards, State};
 
 use crate::limiter::keys::each_key;
-use crate::limiter::request::{Answer, Change, Request, Target, bad_count, check_count};
+use crate::limiter::request::{Answer, Change, Request, Take, Target, bad_count, check_count};
+use crate::limiter::slots::Slots;
 use crate::limiter::tally::{self, Place, Verdict};
 use crate::limiter::{definitions, in_memory, shards};
 use crate::pg::catalog::{self, Catalog, TableLock};
@@ -16,7 +17,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::transaction::{is_read_only, refuse_read_only_call};
 use crate::store::memory::{Memory, Scope};
-use crate::store::{self, Store, TRIES, is_marker};
+use crate::store::{self, Row, Store, TRIES, is_marker, is_reset};
 
 /// Takes tokens.
 ///
@@ -32,9 +33,9 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
             memory.states.prefetch(id);
         }
         let target = request.resolve(catalog)?;
+        target.refuse_leases("rl_limit")?;
         check_count(&target.limit, request.count)?;
-        let take = Change::Take { count: request.count, reserve: request.reserve };
-        let mut answer = change(function, catalog, &target, take, place)?;
+        let mut answer = take(function, catalog, &target, request.take(), place)?;
         let verdict = match answer.ok {
             true => Verdict::Allowed,
             false => Verdict::Denied { enforced: answer.enforced },
@@ -45,6 +46,24 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
         }
         Ok(answer)
     })
+}
+
+/// Takes tokens from a limit, or slots, unless the key is blocked.
+///
+/// # Errors
+/// As [`change`].
+pub(super) fn take(
+    function: pg_sys::Oid,
+    catalog: &Catalog,
+    target: &Target,
+    take: Take,
+    place: Option<Place>,
+) -> Result<Answer> {
+    // Not asked for the time where there is none to compare it with.
+    if target.blocked_until.is_some() && target.block(clock::now()).is_some() {
+        return look(catalog, target, take);
+    }
+    change(function, catalog, target, Change::Take(take), place)
 }
 
 /// Gives tokens back, or with a negative count takes them unconditionally.
@@ -68,7 +87,7 @@ pub fn credit(
 
 /// Returns the lock on the table that a change may need. Where the table can't be written, only
 /// definitions are read, on a standby under no stronger one.
-fn lock_to_change() -> TableLock {
+pub(super) fn lock_to_change() -> TableLock {
     if is_read_only() { TableLock::Read } else { TableLock::Write }
 }
 
@@ -84,11 +103,22 @@ fn change(
     place: Option<Place>,
 ) -> Result<Answer> {
     match target.limit.store {
+        _ if target.limit.kind() == Kind::Unlimited => {
+            let now = clock::now();
+            let decision =
+                change.apply(&target.limit, &target.limit.initial_state(now, now), now)?;
+            Ok(target.answer(&decision, decision.level, now))
+        }
         Kept::Table => {
             refuse_read_only_call(function);
             store::with_store(catalog, TableLock::Write, |store| change_row(store, target, change))
         }
         Kept::Memory => {
+            if let (Limit::Concurrency(limit), Change::Take(take)) = (&target.limit.limit, change) {
+                let (memory, scope) = (Memory::get()?, Scope::new(catalog.extension));
+                let slots = Slots::of(limit.slots, memory, scope, target.name, target.key);
+                return Ok(in_memory::take_slots(&slots, memory, target, take));
+            }
             let Place { memory, id } = match place {
                 Some(place) => place,
                 None => Place::of(Memory::get()?, catalog, target.name, target.key),
@@ -182,21 +212,60 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     catalog::with(function, TableLock::Read, |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
-        let answer = |now: Micros, shards: Shards| {
-            let decision = shards.decide(now, request.count, request.reserve);
+        look(catalog, &target, request.take())
+    })
+}
+
+/// Tells what a call would be answered, without locking or writing anything.
+///
+/// # Errors
+/// As [`check`].
+fn look(catalog: &Catalog, target: &Target, take: Take) -> Result<Answer> {
+    let answer = |now: Micros, shards: Shards| match target.block(now) {
+        Some(until) => target.blocked(until, &shards, now, take),
+        None => {
+            let decision = shards.decide(now, take.count, take.reserve);
             target.answer(&decision, shards.level(now), now)
-        };
-        match target.limit.store {
-            Kept::Table => store::with_store(catalog, TableLock::Read, |store| {
-                let (now, holding) = shards::peek(store, &target)?;
-                Ok(answer(now, holding.shards))
-            }),
-            Kept::Memory => {
-                let memory = Memory::get()?;
-                let (now, state) = in_memory::peek(memory, Scope::new(catalog.extension), &target);
-                Ok(answer(now, Shards::new(&target.limit, vec![state])))
-            }
         }
+    };
+    let of_one = |now, state| answer(now, Shards::new(&target.limit, vec![state]));
+    match target.limit.store {
+        _ if target.limit.kind() == Kind::Unlimited => {
+            let now = clock::now();
+            Ok(of_one(now, target.limit.initial_state(now, now)))
+        }
+        Kept::Table => store::with_store(catalog, TableLock::Read, |store| {
+            let (now, holding) = shards::peek(store, target)?;
+            Ok(answer(now, holding.shards))
+        }),
+        Kept::Memory => {
+            let memory = Memory::get()?;
+            let (now, state) = in_memory::peek(memory, Scope::new(catalog.extension), target);
+            Ok(of_one(now, state))
+        }
+    }
+}
+
+/// Reads the state of a key: of a limit with shards their total; `None` where there is none, so that the
+/// limit is full.
+///
+/// # Errors
+/// As [`check`], but for the count.
+pub fn state(function: pg_sys::Oid, request: &Request) -> Result<Option<State>> {
+    catalog::with(function, TableLock::Read, |catalog| {
+        let target = request.resolve(catalog)?;
+        let (name, key) = (target.name, target.key);
+        if target.limit.store == Kept::Memory {
+            return Ok(in_memory::find(Memory::get()?, Scope::new(catalog.extension), &target));
+        }
+        store::with_store(catalog, TableLock::Read, |store| {
+            let stored = |row: &Row| !is_marker(Some(&row.state)) && !is_reset(&row.state);
+            if !store.read_key(name, key)?.iter().any(|(_, row)| stored(row)) {
+                return Ok(None);
+            }
+            let (now, holding) = shards::peek(store, &target)?;
+            Ok(Some(holding.shards.total(now)))
+        })
     })
 }
 
@@ -207,16 +276,22 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
     catalog::with(function, lock_to_change(), |catalog| {
         // What is defined nowhere, or not rightly, may have been taken by a config in the call.
-        let in_memory_only = match definitions::defined(catalog, name, key) {
-            Err(Error::StoredConfig { .. }) => false,
-            defined => defined?.is_some_and(|limit| limit.store == Kept::Memory),
+        let limit = match definitions::defined(catalog, name, key) {
+            Err(Error::StoredConfig { .. }) => None,
+            defined => defined?,
         };
+        let in_memory_only = limit.as_ref().is_some_and(|limit| limit.store == Kept::Memory);
+        // Of what is not defined, they may be as many as any limit has.
+        let has_slots = limit.as_ref().is_none_or(|limit| limit.kind() == Kind::Concurrency);
         if !in_memory_only {
             refuse_read_only_call(function);
         }
         let memory = memory_to_forget(in_memory_only)?;
         let was_in_memory = memory.is_some_and(|memory| {
-            memory.states.forget(memory.id(Scope::new(catalog.extension), name, key))
+            let scope = Scope::new(catalog.extension);
+            let slots = || Slots::of(MAX_SLOTS, memory, scope, name, key).forget();
+            let of_slots = has_slots && slots();
+            memory.states.forget(memory.id(scope, name, key)) || of_slots
         });
         if in_memory_only {
             return Ok(was_in_memory);

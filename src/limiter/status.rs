@@ -5,14 +5,17 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::config::{Definition, Store as Kept};
-use ratelimit_core::{Micros, Shards};
+use ratelimit_core::{Kind, Micros, Shards};
 
+use crate::limiter::blocks::{self, InForce};
+use crate::limiter::definitions::{self, Known};
 use crate::limiter::keys::{Key, each_key};
-use crate::limiter::request::Target;
-use crate::limiter::{definitions, in_memory, shards};
+use crate::limiter::request::{Take, Target, after_block};
+use crate::limiter::{in_memory, shards};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::Result;
+use crate::pg::interrupts::check_for_interrupts;
 use crate::store::memory::{Memory, Scope};
 use crate::store::{self, is_marker};
 
@@ -28,23 +31,23 @@ pub struct Status<'a> {
     pub shards: u32,
     /// `None` for an undefined name.
     pub limit: Option<LimitStatus>,
+    /// Whether a call for one token is denied; `None` for an undefined name.
+    pub limited: Option<bool>,
+    /// The wait until such a call passes, from `as_of`.
+    pub retry_after: Option<Micros>,
 }
 
 /// The level of a key under its limit.
 pub struct LimitStatus {
     /// The definition.
     pub limit: Rc<Definition>,
-    /// Tokens; negative: debt.
+    /// Tokens; negative: debt; infinite without a limit.
     pub remaining: f64,
-    /// Whether a call for one token is denied.
-    pub limited: bool,
-    /// The wait until such a call passes, from `as_of`.
-    pub retry_after: Option<Micros>,
 }
 
-/// Visits the status of each key that has a row, in the order of name and key; only of one name or
+/// Visits the status of each key that has a row or is blocked, in the order of name and key; only of one name or
 /// one key where they are given. Memory has no list of its keys: a limit there is visited where both
-/// are given.
+/// are given, or where it is blocked.
 ///
 /// # Errors
 /// Those of the catalog and of the store; 22023: an invalid stored config; 55000: a value that no call
@@ -56,18 +59,24 @@ pub fn each(
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
     catalog::with(function, TableLock::Read, |catalog| {
+        let mut blocked = blocks::in_force(catalog, name, key)?;
         if let (Some(name), Some(key)) = (name, key)
-            && let Some(limit) = definitions::defined(catalog, name, key)?
+            && let Known { limit: Some(limit), blocked_until } =
+                definitions::known(catalog, name, key)?
             && limit.store == Kept::Memory
         {
-            let target = Target { name, key, limit };
-            if let Some(status) = status_in_memory(catalog, &target)? {
-                visit(status);
+            let target = Target { name, key, limit, blocked_until };
+            let (memory, scope) = (Memory::get()?, Scope::new(catalog.extension));
+            if !blocked.is_empty() || in_memory::find(memory, scope, &target).is_some() {
+                visit(status_without_rows(catalog, &target)?);
             }
             return Ok(());
         }
         let mut show = |found: Key| {
+            let own = (found.name.clone(), found.key.clone());
+            show_blocked(catalog, &mut blocked, |key| *key < own, &mut visit)?;
             if let Some(status) = status(catalog, &found)? {
+                blocked.remove(&own);
                 visit(status);
             }
             Ok(ControlFlow::Continue(()))
@@ -93,35 +102,81 @@ pub fn each(
                 _ => show(found),
             })
             .map(|_| ()),
-        })
+        })?;
+        show_blocked(catalog, &mut blocked, |_| true, &mut visit)
     })
 }
 
-/// Returns the status of a key whose limit is in memory; `None` where it has no state.
+/// Visits the first of the blocked keys, while they are `due`.
+///
+/// # Errors
+/// As [`each`].
+fn show_blocked(
+    catalog: &Catalog,
+    blocked: &mut InForce,
+    due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
+    mut visit: impl FnMut(Status),
+) -> Result<()> {
+    while let Some(first) = blocked.first_entry().filter(|first| due(first.key())) {
+        check_for_interrupts();
+        let ((name, key), until) = first.remove_entry();
+        let (name, key) = (&name[..], &key[..]);
+        match definitions::defined(catalog, name, key)? {
+            Some(limit) => {
+                let target = Target { name, key, limit, blocked_until: Some(until) };
+                visit(status_without_rows(catalog, &target)?);
+            }
+            None => visit(undefined(name, key, 1, Some(until))),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the status of a key of a name that is not defined.
+fn undefined<'a>(name: &'a [u8], key: &'a [u8], shards: u32, until: Option<Micros>) -> Status<'a> {
+    let as_of = clock::now();
+    let block = until.filter(|&until| until > as_of);
+    let retry_after = block.and_then(|until| after_block(until, as_of, |_| Some(Micros(0))));
+    Status { name, key, as_of, shards, limit: None, limited: block.map(|_| true), retry_after }
+}
+
+/// Returns the status of a key that has no row: of one in memory, or full.
 ///
 /// # Errors
 /// Those of the memory.
-fn status_in_memory<'a>(catalog: &Catalog, target: &Target<'a>) -> Result<Option<Status<'a>>> {
-    let memory = Memory::get()?;
-    let found =
-        memory.states.read(memory.id(Scope::new(catalog.extension), target.name, target.key));
-    Ok(found.map(|found| {
-        let as_of = clock::now();
-        let state = in_memory::state(target, Some(found), as_of, in_memory::phase(target));
-        let limit =
-            Some(limit_status(&target.limit, &Shards::new(&target.limit, vec![state]), as_of));
-        Status { name: target.name, key: target.key, as_of, shards: 1, limit }
-    }))
+fn status_without_rows<'a>(catalog: &Catalog, target: &Target<'a>) -> Result<Status<'a>> {
+    let limit = &target.limit;
+    let (as_of, state) = match limit.store {
+        Kept::Memory if limit.kind() != Kind::Unlimited => {
+            in_memory::peek(Memory::get()?, Scope::new(catalog.extension), target)
+        }
+        _ => {
+            let now = clock::now();
+            (now, limit.initial_state(now, target.phase()))
+        }
+    };
+    Ok(defined(target, &Shards::new(limit, vec![state]), as_of))
 }
 
-/// Tells what a limit holds whose shards these are.
-fn limit_status(limit: &Rc<Definition>, shards: &Shards, as_of: Micros) -> LimitStatus {
-    let decision = shards.decide(as_of, 1.0, false);
-    LimitStatus {
-        remaining: shards.level(as_of).remaining,
-        limited: !decision.ok,
-        retry_after: decision.retry_after,
-        limit: limit.clone(),
+/// Returns the status of a key whose limit has these shards.
+fn defined<'a>(target: &Target<'a>, shards: &Shards, as_of: Micros) -> Status<'a> {
+    let one = Take { count: 1.0, reserve: false };
+    let (limited, retry_after) = match target.block(as_of) {
+        Some(until) => (true, target.blocked(until, shards, as_of, one).retry_after),
+        None => {
+            let decision = shards.decide(as_of, one.count, one.reserve);
+            (!decision.ok, decision.retry_after)
+        }
+    };
+    let remaining = shards.level(as_of).remaining;
+    Status {
+        name: target.name,
+        key: target.key,
+        as_of,
+        shards: target.limit.shards(),
+        limit: Some(LimitStatus { limit: target.limit.clone(), remaining }),
+        limited: Some(limited),
+        retry_after,
     }
 }
 
@@ -132,17 +187,18 @@ fn limit_status(limit: &Rc<Definition>, shards: &Shards, as_of: Micros) -> Limit
 /// As [`each`].
 fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Option<Status<'a>>> {
     let Key { name, key, rows } = found;
-    let present = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
-    let as_of = clock::now();
-    let limit = match definitions::defined(catalog, name, key)? {
-        None => None,
-        Some(limit) if limit.store == Kept::Memory => return Ok(None),
-        Some(limit) => {
-            let target = Target { name, key, limit: limit.clone() };
-            let holding = shards::holding(&target, rows.clone(), as_of)?;
-            Some(limit_status(&limit, &holding.shards, as_of))
+    let Known { limit, blocked_until } = definitions::known(catalog, name, key)?;
+    Ok(match limit {
+        None => {
+            let present = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
+            Some(undefined(name, key, present as u32, blocked_until))
         }
-    };
-    let shards = limit.as_ref().map_or(present as u32, |status| status.limit.shards());
-    Ok(Some(Status { name, key, as_of, shards, limit }))
+        Some(limit) if limit.store == Kept::Memory => None,
+        Some(limit) => {
+            let as_of = clock::now();
+            let target = Target { name, key, limit, blocked_until };
+            let holding = shards::holding(&target, rows.clone(), as_of)?;
+            Some(defined(&target, &holding.shards, as_of))
+        }
+    })
 }

@@ -30,6 +30,7 @@ pub mod composite;
 mod row_type;
 pub mod sql_types;
 pub mod trigger_data;
+mod window;
 
 // Declared here because pgrx hides them: they are called from a frame with nothing to drop only.
 unsafe extern "C-unwind" {

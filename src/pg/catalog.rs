@@ -22,6 +22,8 @@ pub struct Catalog {
     pub rate_limits: Table,
     /// rl_config.
     pub rl_config: Table,
+    /// rl_blocks; `None` where the extension's SQL is of an older version, until it is updated.
+    pub rl_blocks: Option<Table>,
     /// The primary key's index, for direct access to rateLimits, or the reason why it needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// Whether the primary key of rateLimits is the usual one, which rules out two rows of one key.
@@ -124,6 +126,15 @@ pub fn announce_definitions(function: pg_sys::Oid, written: pg_sys::Oid) -> Resu
     Ok(())
 }
 
+/// Tells every session of this node that blocks have changed, as of definitions, with which they are cached.
+///
+/// # Errors
+/// As [`current`].
+pub fn announce_blocks(function: pg_sys::Oid) -> Result<()> {
+    invalidation::announce(current(function, TableLock::Read)?.rl_config.oid);
+    Ok(())
+}
+
 /// Reads the catalog.
 ///
 /// # Errors
@@ -159,6 +170,7 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
             index,
             usual_key,
             rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
+            rl_blocks: table(extension, namespace, c"rl_blocks", "rl_blocks").ok(),
             rl_define: rl_define(namespace),
         }
     };

@@ -66,6 +66,8 @@ impl Effect {
         Effect { sql: " VOLATILE PARALLEL UNSAFE COST 10000", allow: refuse_parallel };
     /// Has none.
     pub const NONE: Effect = Effect { sql: " IMMUTABLE PARALLEL SAFE", allow: |_| Ok(()) };
+    /// Is a window function's, and has no other than what that keeps of a partition.
+    pub const WINDOW: Effect = Effect { sql: " WINDOW IMMUTABLE PARALLEL SAFE", ..Effect::NONE };
     /// Is a trigger's, and looks itself at what fires it.
     pub const TRIGGER: Effect = Effect { sql: "", allow: |_| Ok(()) };
 }
@@ -230,6 +232,22 @@ impl<R: SqlRow> SqlResult for One<R> {
     /// Before anything waits: afterwards the function may be gone.
     fn begin(call: &Call) -> Result<()> {
         call.row_type(R::OIDS)
+    }
+
+    fn end(self, call: &Call) -> Result<pg_sys::Datum> {
+        call.row(self.0)
+    }
+}
+
+/// One row, of a window function for the current one.
+pub struct OneInWindow<R>(pub R);
+
+impl<R: SqlRow> SqlResult for OneInWindow<R> {
+    const DECLARED: Returned = <One<R> as SqlResult>::DECLARED;
+
+    fn begin(call: &Call) -> Result<()> {
+        call.row_type(R::OIDS)?;
+        call.evaluate_arguments()
     }
 
     fn end(self, call: &Call) -> Result<pg_sys::Datum> {

@@ -46,9 +46,9 @@ pub enum Error {
     InRequest { n: usize, error: Box<Error> },
     /// With `throws`: the denial (PT429).
     #[error("rate limit exceeded")]
-    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64 },
+    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64, blocked: bool },
     /// A function that this kind of limit has no answer to (0A000).
-    #[error("{function}() is not supported for a {kind}")]
+    #[error("{function}() is not supported for {}", .kind.with_article())]
     NotForKind { function: &'static str, kind: Kind },
     /// A stored row that no call wrote, such as a NaN value (55000).
     #[error("rate limit \"{name}\" has a stored {column} of {}", float_text(*.value))]
@@ -171,9 +171,13 @@ impl Error {
                 })
                 .to_string()
             }
-            Error::NotForKind { .. } => {
+            Error::NotForKind { function: "rl_credit", .. } => {
                 "Only a token bucket and a fixed window hold tokens to give back to.".into()
             }
+            Error::NotForKind { kind: Kind::Concurrency, .. } => {
+                "Its slots are taken by leases.".into()
+            }
+            Error::NotForKind { .. } => "Only a concurrency limit gives leases.".into(),
             Error::NotWritten { table } => format!(
                 "A trigger, a rule or row security on the table {table} keeps rows from being written or read."
             ),
@@ -198,19 +202,27 @@ impl Error {
                 qualifier(),
                 literal(name)
             ),
-            Error::RateLimited { retry_after, capacity, .. } => {
+            Error::RateLimited { retry_after, capacity, blocked, .. } => {
                 match retry_after.map(Micros::ceil_to_millis) {
                     Some(Micros(0)) => "Try again at once: other transactions hold it.".into(),
                     Some(Micros::SECOND) => "Try again in 1 second.".into(),
                     Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
+                    None if *blocked => "It is blocked for good.".into(),
                     None => format!(
                         "It can never succeed: the count is more than a limit of capacity {} can give.",
                         float_text(*capacity)
                     ),
                 }
             }
-            Error::NotForKind { .. } => {
+            Error::NotForKind { kind: Kind::Concurrency, .. } => format!(
+                "SELECT * FROM {schema}rl_acquire(name, key); takes a slot, {schema}rl_release(lease) gives it back.",
+                schema = qualifier()
+            ),
+            Error::NotForKind { function: "rl_credit", .. } => {
                 format!("{}rl_reset(name, key) forgets what was taken.", qualifier())
+            }
+            Error::NotForKind { .. } => {
+                format!("SELECT * FROM {}rl_limit(name, key);", qualifier())
             }
             Error::BadState { name, column, value } => {
                 let (schema, quoted) = (qualifier(), literal(name));
@@ -271,16 +283,16 @@ impl Error {
 
 /// The call that defines a limit of a kind.
 fn definition(name: &str, kind: Kind, schema: &str) -> String {
-    let builder = match kind {
-        Kind::TokenBucket => "rl_token_bucket",
-        Kind::FixedWindow => "rl_fixed_window",
-        Kind::SlidingWindow => "rl_sliding_window",
-        Kind::SlidingLog => "rl_sliding_log",
+    let (builder, arguments) = match kind {
+        Kind::TokenBucket => ("rl_token_bucket", "rate => 10, period => '1 minute'"),
+        Kind::FixedWindow => ("rl_fixed_window", "rate => 10, period => '1 minute'"),
+        Kind::SlidingWindow => ("rl_sliding_window", "rate => 10, period => '1 minute'"),
+        Kind::SlidingLog => ("rl_sliding_log", "rate => 10, period => '1 minute'"),
+        Kind::Concurrency => ("rl_concurrency", "slots => 3, ttl => '5 minutes'"),
+        Kind::Unlimited => ("rl_unlimited", ""),
     };
     let name = literal(name);
-    format!(
-        "SELECT {schema}rl_define({name}, {schema}{builder}(rate => 10, period => '1 minute'));"
-    )
+    format!("SELECT {schema}rl_define({name}, {schema}{builder}({arguments}));")
 }
 
 /// A name as an SQL literal, for hints that can be typed as they stand.

@@ -206,8 +206,12 @@ impl Connection<'_> {
 
     /// Returns the error for a row that could not be written although no statement failed (55000).
     pub fn not_written(&self) -> Error {
-        let config = self.table == self.catalog.rl_config;
-        Error::NotWritten { table: if config { "rl_config" } else { "rateLimits" } }
+        let table = match self.table {
+            table if table == self.catalog.rl_config => "rl_config",
+            table if Some(table) == self.catalog.rl_blocks => "rl_blocks",
+            _ => "rateLimits",
+        };
+        Error::NotWritten { table }
     }
 
     /// Checks the types of the last result's columns.

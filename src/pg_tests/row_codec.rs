@@ -145,7 +145,7 @@ mod tests {
                 (all.value, all.ts, all.prior),
                 (f64::INFINITY, INFINITE[1], Some(f64::NEG_INFINITY))
             );
-            assert_eq!(all.log.unwrap(), INFINITE);
+            assert_eq!(all.log.unwrap(), [INFINITE[1], INFINITE[0]]);
             let nan = read("nan", 0);
             assert!(
                 nan.value.is_nan() && nan.prior.unwrap().is_nan() && nan.log.unwrap().is_empty()
@@ -163,6 +163,20 @@ mod tests {
             let log = with_rows(|rows| rows.read(id)).unwrap().unwrap().state.log.unwrap();
             assert_eq!(log.len(), 3);
             assert!(log.is_sorted() && log[2].0 - log[0].0 == 2 * 86_400_000_000, "{log:?}");
+        }
+    }
+
+    /// They are pairs, in the order in which they were given.
+    #[pg_test]
+    fn leases_are_read_as_they_stand() {
+        run("INSERT INTO ratelimits VALUES ('codec', 'leases', 0, 2, 'epoch', 0,
+             ARRAY['2000-01-01', '2000-01-09', '2000-01-02', '2000-01-03']::timestamptz[])");
+        for access in STORES {
+            by(access);
+            let id = RowId { name: b"codec", key: b"leases", shard: 0 };
+            let log = with_rows(|rows| rows.read(id)).unwrap().unwrap().state.log.unwrap();
+            let days: Vec<i64> = log.iter().map(|at| (at.0 - log[0].0) / 86_400_000_000).collect();
+            assert_eq!(days, [0, 8, 1, 2]);
         }
     }
 

@@ -15,8 +15,12 @@ pub fn decode_state(
     value: f64,
     ts: i64,
     prior: Option<f64>,
-    log: Option<Vec<i64>>,
+    mut log: Option<Vec<i64>>,
 ) -> State {
+    // In order, since the table's owner may write another; beside `prior` they are pairs, in no order.
+    if let (None, Some(log)) = (prior, &mut log) {
+        log.sort_unstable();
+    }
     let marker = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
     State {
         value,
@@ -57,7 +61,7 @@ pub fn array_datum(
     }
 }
 
-/// Decodes the `log` column to timestamptz values, sorted, since the table's owner may write others.
+/// Decodes the `log` column to timestamptz values.
 ///
 /// # Safety
 /// The datum is a timestamptz\[].
@@ -83,6 +87,5 @@ pub unsafe fn decode_log(datum: pg_sys::Datum) -> Vec<i64> {
             }
         }
     }
-    entries.sort_unstable();
     entries
 }

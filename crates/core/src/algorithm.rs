@@ -1,4 +1,4 @@
-//! The four algorithms: what a limit holds at a time, and whether a call passes.
+//! The algorithms: what a limit holds at a time, and whether a call passes.
 //!
 //! Owns the types that all kinds share, [`decide`] and [`credit`]. Time and state are arguments.
 //!
@@ -8,6 +8,8 @@
 //! | [`FixedWindow`] | 2 numbers | `capacity` a window, so twice that around a turn | [Convex], [its code][convex-code] |
 //! | [`SlidingWindow`] | 3 numbers | about `rate` in any period | [Cloudflare], [Upstash] |
 //! | [`SlidingLog`] | a time for each token | exactly `rate` in any period | [Figma] |
+//! | [`Concurrency`] | two times for each lease | exactly `slots` at once | see there |
+//! | [`Unlimited`](Limit::Unlimited) | none | nothing | |
 //!
 //! [Convex]: https://stack.convex.dev/rate-limiting
 //! [convex-code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
@@ -28,6 +30,7 @@
 //! in a million was denied for the last bit of a sum, with it none.
 
 mod calendar;
+mod concurrency;
 mod fixed_window;
 mod refill;
 mod sharded;
@@ -36,6 +39,7 @@ mod sliding_window;
 mod token_bucket;
 
 pub use calendar::{Calendar, Unit, local_date, zone};
+pub use concurrency::{Concurrency, Lease};
 pub use fixed_window::{FixedWindow, Start, Windows};
 pub use sharded::{Shards, first_pass};
 pub use sliding_log::SlidingLog;
@@ -60,6 +64,10 @@ pub enum Limit {
     SlidingWindow(SlidingWindow),
     /// A window that moves with the clock, counted exactly.
     SlidingLog(SlidingLog),
+    /// So many at once.
+    Concurrency(Concurrency),
+    /// None: every call passes, and nothing is remembered.
+    Unlimited,
 }
 
 /// The kinds of limits, as configs name them.
@@ -73,12 +81,22 @@ pub enum Kind {
     SlidingWindow,
     /// [`SlidingLog`].
     SlidingLog,
+    /// [`Concurrency`].
+    Concurrency,
+    /// [`Limit::Unlimited`].
+    Unlimited,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Kind; 4] =
-        [Kind::TokenBucket, Kind::FixedWindow, Kind::SlidingWindow, Kind::SlidingLog];
+    pub const ALL: [Kind; 6] = [
+        Kind::TokenBucket,
+        Kind::FixedWindow,
+        Kind::SlidingWindow,
+        Kind::SlidingLog,
+        Kind::Concurrency,
+        Kind::Unlimited,
+    ];
 
     /// The name that a config has for it.
     pub fn as_str(self) -> &'static str {
@@ -87,6 +105,20 @@ impl Kind {
             Kind::FixedWindow => "fixed window",
             Kind::SlidingWindow => "sliding window",
             Kind::SlidingLog => "sliding log",
+            Kind::Concurrency => "concurrency",
+            Kind::Unlimited => "unlimited",
+        }
+    }
+
+    /// A limit of the kind, in a sentence.
+    pub fn with_article(self) -> &'static str {
+        match self {
+            Kind::TokenBucket => "a token bucket",
+            Kind::FixedWindow => "a fixed window",
+            Kind::SlidingWindow => "a sliding window",
+            Kind::SlidingLog => "a sliding log",
+            Kind::Concurrency => "a concurrency limit",
+            Kind::Unlimited => "an unlimited one",
         }
     }
 }
@@ -103,20 +135,22 @@ impl fmt::Display for Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// Token bucket and fixed window: tokens at `ts`, negative in debt. Sliding window: what the
-    /// window that began at `ts` used. Sliding log: how many tokens the log holds.
+    /// window that began at `ts` used. Sliding log: how many tokens the log holds. Concurrency: how many
+    /// slots are taken.
     pub value: f64,
     /// When `value` was counted; for the window kinds, the window's start.
     pub ts: Micros,
-    /// Sliding window only: what the window before used.
+    /// Sliding window only: what the window before used. Concurrency: 0, which tells its log from the other.
     pub prior: Option<f64>,
-    /// Sliding log only: one entry a token, oldest first.
+    /// Sliding log: one entry a token, oldest first. Concurrency: of each slot that is taken the two times
+    /// of its [`Lease`].
     pub log: Option<Vec<Micros>>,
 }
 
 /// What is in a limit at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Tokens, at most the capacity; negative: debt.
+    /// Tokens, at most the capacity; negative: debt; infinite without a limit.
     pub remaining: f64,
     /// When the limit is full again if nobody consumes; for the window kinds, when the window
     /// turns. `None`: not within what a timestamp can hold.
@@ -145,13 +179,15 @@ impl Decision {
 }
 
 impl Limit {
-    /// The most that the limit holds, in tokens.
+    /// The most that the limit holds, in tokens; infinite without a limit.
     pub fn capacity(&self) -> f64 {
         match self {
             Limit::TokenBucket(limit) => limit.capacity,
             Limit::FixedWindow(limit) => limit.capacity,
             Limit::SlidingWindow(limit) => limit.rate,
             Limit::SlidingLog(limit) => limit.rate as f64,
+            Limit::Concurrency(limit) => limit.slots.into(),
+            Limit::Unlimited => f64::INFINITY,
         }
     }
 
@@ -163,6 +199,8 @@ impl Limit {
             Limit::FixedWindow(limit) => (limit.rate, limit.windows.length()),
             Limit::SlidingWindow(limit) => (limit.rate, Some(limit.period)),
             Limit::SlidingLog(limit) => (limit.rate.into(), Some(limit.period)),
+            Limit::Concurrency(limit) => (limit.slots.into(), None),
+            Limit::Unlimited => (f64::INFINITY, None),
         }
     }
 
@@ -173,12 +211,15 @@ impl Limit {
             Limit::FixedWindow(_) => Kind::FixedWindow,
             Limit::SlidingWindow(_) => Kind::SlidingWindow,
             Limit::SlidingLog(_) => Kind::SlidingLog,
+            Limit::Concurrency(_) => Kind::Concurrency,
+            Limit::Unlimited => Kind::Unlimited,
         }
     }
 
-    /// Whether only whole counts can be taken: the sliding log keeps an entry a token.
+    /// Whether only whole counts can be taken: the sliding log keeps an entry a token, and a slot is not
+    /// divided.
     pub fn whole_counts(&self) -> bool {
-        matches!(self, Limit::SlidingLog(_))
+        matches!(self, Limit::SlidingLog(_) | Limit::Concurrency(_))
     }
 
     /// The state of a limit that nobody has used: full. `phase` is any boundary of the windows of
@@ -190,6 +231,8 @@ impl Limit {
             Limit::FixedWindow(limit) => limit.initial_state(now, phase),
             Limit::SlidingWindow(limit) => limit.initial_state(now),
             Limit::SlidingLog(limit) => limit.initial_state(now),
+            Limit::Concurrency(limit) => limit.initial_state(now),
+            Limit::Unlimited => State { value: 0.0, ts: now, prior: None, log: None },
         }
     }
 
@@ -203,6 +246,8 @@ impl Limit {
             }
             Limit::SlidingWindow(_) => state.prior.is_some() && state.log.is_none(),
             Limit::SlidingLog(_) => state.prior.is_none() && state.log.is_some(),
+            Limit::Concurrency(_) => state.prior.is_some() && state.log.is_some(),
+            Limit::Unlimited => false,
         }
     }
 
@@ -214,6 +259,8 @@ impl Limit {
             Limit::FixedWindow(limit) => limit.is_idle(state, now, phase),
             Limit::SlidingWindow(limit) => limit.is_idle(state, now),
             Limit::SlidingLog(limit) => limit.is_idle(state, now),
+            Limit::Concurrency(limit) => limit.is_idle(state, now),
+            Limit::Unlimited => true,
         }
     }
 
@@ -226,6 +273,8 @@ impl Limit {
             Limit::FixedWindow(limit) => limit.full_at(state),
             Limit::SlidingWindow(limit) => Some(limit.unused_at(state)),
             Limit::SlidingLog(limit) => Some(limit.unused_at(state)),
+            Limit::Concurrency(limit) => Some(limit.unused_at(state)),
+            Limit::Unlimited => Some(now),
         };
         let wait = at?.max(now).minus(now);
         let idle = |wait| self.is_idle(state, now.plus(wait), phase);
@@ -239,8 +288,18 @@ impl Limit {
             Limit::FixedWindow(limit) => limit.level(state, now),
             Limit::SlidingWindow(limit) => limit.level(state, now),
             Limit::SlidingLog(limit) => limit.level(state, now),
+            Limit::Concurrency(limit) => limit.level(state, now),
+            Limit::Unlimited => NO_LIMIT,
         }
     }
+}
+
+/// What is in no limit.
+const NO_LIMIT: Level = Level { remaining: f64::INFINITY, reset_at: None };
+
+/// What is answered without a limit.
+fn unlimited() -> Decision {
+    Decision { ok: true, retry_after: None, level: NO_LIMIT, state: None }
 }
 
 /// Decides whether `count` tokens can be taken from `state` at `now`, and tells the state after it.
@@ -248,20 +307,22 @@ impl Limit {
 /// `count` is from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole where
 /// [`Limit::whole_counts`] says so; 0 passes unless the limit is in debt. With `reserve`, token
 /// bucket and fixed window may go into debt, down to `max_reserved`, if it is paid back within ten
-/// years; the sliding kinds ignore it. `state` is one that the limit [accepts](Limit::accepts).
+/// years; the other kinds ignore it. `state` is one that the limit [accepts](Limit::accepts).
 pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
     match limit {
         Limit::TokenBucket(limit) => limit.decide(state, now, count, reserve),
         Limit::FixedWindow(limit) => limit.decide(state, now, count, reserve),
         Limit::SlidingWindow(limit) => limit.decide(state, now, count),
         Limit::SlidingLog(limit) => limit.decide(state, now, count),
+        Limit::Concurrency(limit) => limit.decide(state, now, count),
+        Limit::Unlimited => unlimited(),
     }
 }
 
 /// Gives back `count` tokens that were taken and not used: debt first, never above the capacity. A
 /// negative count takes unconditionally. `taken_at` is when they were taken: what a fixed window
-/// gave before the current window began does not come back. `None` for the sliding kinds, which
-/// hold no tokens to give back to.
+/// gave before the current window began does not come back. `None` for the sliding kinds and for
+/// concurrency, which hold no tokens to give back to.
 ///
 /// `count` is finite, at most [`MAX_TOKENS`](crate::config::MAX_TOKENS) either way. The decision is
 /// always `ok`; where a debt remains it says after which wait it is gone.
@@ -275,7 +336,8 @@ pub fn credit(
     match limit {
         Limit::TokenBucket(limit) => Some(limit.credit(state, now, count, taken_at)),
         Limit::FixedWindow(limit) => Some(limit.credit(state, now, count, taken_at)),
-        Limit::SlidingWindow(_) | Limit::SlidingLog(_) => None,
+        Limit::SlidingWindow(_) | Limit::SlidingLog(_) | Limit::Concurrency(_) => None,
+        Limit::Unlimited => Some(unlimited()),
     }
 }
 

@@ -4,14 +4,17 @@
 //!
 //! | field | kinds | meaning |
 //! |---|---|---|
-//! | `kind` | all | `"token bucket"`, `"fixed window"`, `"sliding window"` or `"sliding log"` |
-//! | `rate` | all | tokens a period: more than 0, at most 1e15; of a sliding log a whole number, at most 10,000 |
-//! | `period` | all | milliseconds, or a duration such as `"1 minute"` or `"PT1M"`: from 1 ms to 1e15 of them; a day is 24 hours |
+//! | `kind` | all | `"token bucket"`, `"fixed window"`, `"sliding window"`, `"sliding log"`, `"concurrency"` or `"unlimited"` |
+//! | `rate` | the first four | tokens a period: more than 0, at most 1e15; of a sliding log a whole number, at most 10,000 |
+//! | `period` | the first four | milliseconds, or a duration such as `"1 minute"` or `"PT1M"`: from 1 ms to 1e15 of them; a day is 24 hours |
 //! | `capacity` | token bucket, fixed window | the most tokens that accumulate, 0 to 1e15; left out: `rate` |
 //! | `maxReserved` | token bucket, fixed window | the largest debt of reservations, 0 to 1e15; left out: bounded by a wait of ten years |
 //! | `shards` | token bucket, fixed window | into how many shards it is divided, a whole number, 1 to 1,024; left out: 1 |
 //! | `start` | fixed window | where windows begin: epoch milliseconds, a time with its offset, or `"first request"`; left out: at the `phase` that [`Limit::initial_state`] is given |
 //! | `timezone` | fixed window | an IANA name: windows turn on local dates of that zone. `period` is then a whole number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for days and weeks, 1970-01-01 for months and years |
+//! | `overage` | fixed window | `true`: calls pass beyond what is there, into a debt that ends with the window; left out: `false`. Not with `maxReserved` or `shards` |
+//! | `slots` | concurrency | how many leases at once, a whole number, 1 to 1,000 |
+//! | `ttl` | concurrency | after which time a lease lapses: as `period` |
 //! | `store` | all | `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out: `"table"` |
 //! | `enforce` | all | `false`: a dry run, in which what would be denied passes; left out: `true` |
 //!
@@ -24,18 +27,19 @@ use std::ops::Deref;
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::algorithm::{
-    self, Calendar, FixedWindow, SlidingLog, SlidingWindow, TokenBucket, Unit, Windows, local_date,
-    zone,
+    self, Calendar, Concurrency, FixedWindow, SlidingLog, SlidingWindow, TokenBucket, Unit,
+    Windows, local_date, zone,
 };
 use crate::fields::{FieldError, Fields, Flag, Text, Value};
-use crate::numbers::{Rate, ShardCount, Tokens, WholeRate};
+use crate::numbers::{Rate, ShardCount, SlotCount, Tokens, WholeRate};
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
-pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_TOKENS};
+pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_SLOTS, MAX_TOKENS};
 
 use times::{Dates, LocalDate, Period, Start, Timezone, time_with_offset};
 
@@ -71,8 +75,9 @@ impl ConfigError {
         let (problem, allowed) = match error {
             FieldError::Unknown { field, value, fields } => {
                 let problem = match kind {
-                    Some(kind) if Fields::names::<FixedWindowConfig>().contains(&&*field) => {
-                        format!("\"{field}\" is {value}, and a {kind} has no such field")
+                    Some(kind) if Fields::names::<AnyConfig>().contains(&&*field) => {
+                        let kind = kind.with_article();
+                        format!("\"{field}\" is {value}, and {kind} has no such field")
                     }
                     _ => format!("{} is not a field", serde_json::Value::from(shortened(&field))),
                 };
@@ -175,7 +180,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
     let enforce = fields.take::<Option<Flag>>("enforce");
     let kind = kind.map_err(|error| {
         // Where none is told, a field that no kind has comes first all the same.
-        match fields.read::<FixedWindowConfig>() {
+        match fields.read::<AnyConfig>() {
             Err(unknown @ FieldError::Unknown { .. }) => ConfigError::of_field(unknown, None),
             _ => ConfigError::of_field(error, None),
         }
@@ -205,7 +210,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
 impl<'de> Deserialize<'de> for Kind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
         deserializer.deserialize_str(Text {
-            allowed: r#""token bucket", "fixed window", "sliding window" or "sliding log""#,
+            allowed: r#""token bucket", "fixed window", "sliding window", "sliding log", "concurrency" or "unlimited""#,
             read: |text| Kind::ALL.into_iter().find(|kind| kind.as_str() == text),
         })
     }
@@ -220,6 +225,8 @@ enum Config {
     CalendarWindow(FixedWindowConfig<Dates, LocalDate, Timezone>),
     SlidingWindow(SlidingWindowConfig),
     SlidingLog(SlidingLogConfig),
+    Concurrency(ConcurrencyConfig),
+    Unlimited(UnlimitedConfig),
 }
 
 #[derive(Serialize, Deserialize)]
@@ -232,7 +239,7 @@ struct TokenBucketConfig {
     shards: Option<ShardCount>,
 }
 
-/// It has all fields that any kind has. With a `timezone` (`Z`), `period` and `start` are dates.
+/// With a `timezone` (`Z`), `period` and `start` are dates.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct FixedWindowConfig<P = Period, S = Start, Z = Option<Timezone>> {
@@ -243,6 +250,7 @@ struct FixedWindowConfig<P = Period, S = Start, Z = Option<Timezone>> {
     shards: Option<ShardCount>,
     start: Option<S>,
     timezone: Z,
+    overage: Option<Flag>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -259,14 +267,43 @@ struct SlidingLogConfig {
     period: Period,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConcurrencyConfig {
+    slots: SlotCount,
+    ttl: Period,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnlimitedConfig {}
+
+/// The fields that any kind has.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[allow(dead_code, reason = "only its names are read")]
+struct AnyConfig {
+    rate: IgnoredAny,
+    period: IgnoredAny,
+    capacity: IgnoredAny,
+    max_reserved: IgnoredAny,
+    shards: IgnoredAny,
+    start: IgnoredAny,
+    timezone: IgnoredAny,
+    overage: IgnoredAny,
+    slots: IgnoredAny,
+    ttl: IgnoredAny,
+}
+
 impl Config {
     fn read(kind: Kind, fields: &Fields) -> Result<Config, ConfigError> {
         let config = match kind {
             Kind::TokenBucket => fields.read().map(Config::TokenBucket),
             Kind::FixedWindow if fields.get("timezone").is_some() => {
-                fields.read().map(Config::CalendarWindow)
+                fields.read().and_then(|config| with_overage(config, fields)).map(Config::CalendarWindow)
             }
             Kind::FixedWindow => fields.read().and_then(|config: FixedWindowConfig| {
+                let config = with_overage(config, fields)?;
                 match (config.start, config.shards, fields.get("shards")) {
                     (Some(Start::FirstRequest), Some(ShardCount(2.0..)), Some(shards)) => {
                         Err(FieldError::Invalid {
@@ -280,6 +317,8 @@ impl Config {
             }),
             Kind::SlidingWindow => fields.read().map(Config::SlidingWindow),
             Kind::SlidingLog => fields.read().map(Config::SlidingLog),
+            Kind::Concurrency => fields.read().map(Config::Concurrency),
+            Kind::Unlimited => fields.read().map(Config::Unlimited),
         };
         config.map_err(|error| ConfigError::of_field(error, Some(kind)))
     }
@@ -292,6 +331,29 @@ impl Config {
             fields.insert("kind".into(), kind.as_str().into());
         }
         config
+    }
+}
+
+/// Refuses what has no meaning beside an overage.
+///
+/// # Errors
+/// [`FieldError::Invalid`].
+fn with_overage<P, S, Z>(
+    config: FixedWindowConfig<P, S, Z>,
+    fields: &Fields,
+) -> Result<FixedWindowConfig<P, S, Z>, FieldError> {
+    let refused = |field, allowed: &str| {
+        let value = fields.get(field).map(|value| value.to_string()).unwrap_or_default();
+        Err(FieldError::Invalid { field, value, allowed: allowed.into() })
+    };
+    match (&config.overage, &config.max_reserved, &config.shards) {
+        (Some(Flag(true)), Some(_), _) => {
+            refused("maxReserved", r#"none where "overage" is true: no call waits there"#)
+        }
+        (Some(Flag(true)), _, Some(ShardCount(2.0..))) => {
+            refused("shards", r#"1 where "overage" is true"#)
+        }
+        _ => Ok(config),
     }
 }
 
@@ -331,6 +393,10 @@ impl From<Config> for Limit {
                 rate: config.rate.0 as u32,
                 period: config.period.0,
             }),
+            Config::Concurrency(config) => {
+                Limit::Concurrency(Concurrency { slots: config.slots.0 as u32, ttl: config.ttl.0 })
+            }
+            Config::Unlimited(UnlimitedConfig {}) => Limit::Unlimited,
         }
     }
 }
@@ -343,6 +409,7 @@ impl<P, S, Z> FixedWindowConfig<P, S, Z> {
             capacity: self.capacity.map_or(self.rate.0, |capacity| capacity.0),
             max_reserved: self.max_reserved.map(|most| most.0),
             shards: self.shards.map_or(1, |shards| shards.0 as u32),
+            overage: self.overage.is_some_and(|overage| overage.0),
         })
     }
 }
@@ -381,6 +448,8 @@ pub struct Given {
     pub first_request: bool,
     /// `timezone`, as an IANA name.
     pub timezone: Option<String>,
+    /// `slots`.
+    pub slots: i32,
 }
 
 /// An interval as PostgreSQL has it: of three units, none of which is a number of another.
@@ -410,7 +479,7 @@ impl fmt::Display for Interval {
 }
 
 /// Makes the config of a kind from arguments, and checks it as [`parse`] does. A period of fixed
-/// length is in milliseconds there, with days of 24 hours.
+/// length is in milliseconds there, with days of 24 hours; of a concurrency limit it is the `ttl`.
 ///
 /// ```
 /// use ratelimit_core::Kind;
@@ -458,15 +527,22 @@ pub fn build(kind: Kind, given: &Given) -> Result<serde_json::Value, ConfigError
         (None, true, _) => Some(Value::Text("first request")),
         (None, false, _) => None,
     };
-    let fields = Fields::of_arguments([
-        ("rate", Some(Value::Number(given.rate))),
-        ("period", Some(period)),
-        ("capacity", given.capacity.map(Value::Number)),
-        ("maxReserved", given.max_reserved.map(Value::Number)),
-        ("shards", given.shards.map(|shards| Value::Number(shards.into()))),
-        ("start", start),
-        ("timezone", given.timezone.as_deref().map(Value::Text)),
-    ]);
+    let fields = match kind {
+        Kind::Unlimited => Fields::of_arguments([]),
+        Kind::Concurrency => Fields::of_arguments([
+            ("slots", Some(Value::Number(given.slots.into()))),
+            ("ttl", Some(period)),
+        ]),
+        _ => Fields::of_arguments([
+            ("rate", Some(Value::Number(given.rate))),
+            ("period", Some(period)),
+            ("capacity", given.capacity.map(Value::Number)),
+            ("maxReserved", given.max_reserved.map(Value::Number)),
+            ("shards", given.shards.map(|shards| Value::Number(shards.into()))),
+            ("start", start),
+            ("timezone", given.timezone.as_deref().map(Value::Text)),
+        ]),
+    };
     Config::read(kind, &fields).map(|config| config.to_json(kind))
 }
 
@@ -686,16 +762,17 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_window_has_every_field_that_any_kind_has() {
-        let all = Fields::names::<FixedWindowConfig>();
-        assert_eq!(all, Fields::names::<FixedWindowConfig<Dates, LocalDate, Timezone>>());
-        for fields in [
+    fn every_field_of_a_kind_is_known() {
+        let kinds = [
             Fields::names::<TokenBucketConfig>(),
+            Fields::names::<FixedWindowConfig>(),
+            Fields::names::<FixedWindowConfig<Dates, LocalDate, Timezone>>(),
             Fields::names::<SlidingWindowConfig>(),
             Fields::names::<SlidingLogConfig>(),
-        ] {
-            assert!(!fields.is_empty() && fields.iter().all(|field| all.contains(field)));
-        }
+            Fields::names::<ConcurrencyConfig>(),
+        ];
+        let of_kinds: std::collections::BTreeSet<_> = kinds.into_iter().flatten().collect();
+        assert_eq!(of_kinds, Fields::names::<AnyConfig>().iter().collect());
     }
 
     #[test]

@@ -367,6 +367,7 @@ impl<T> Visitor<'_> for Text<T> {
 }
 
 /// A `true` or a `false`.
+#[derive(Clone, Copy, serde::Serialize)]
 pub(crate) struct Flag(pub bool);
 
 impl<'de> Deserialize<'de> for Flag {

@@ -70,9 +70,9 @@ pub struct Outcome {
     /// Denied: until the same call can succeed, `None` if it never can. Allowed: until the work may
     /// be done, which headers don't tell.
     pub retry_after: Option<Micros>,
-    /// Tokens, finite; negative: debt.
+    /// Tokens; negative: debt; infinite without a limit.
     pub remaining: f64,
-    /// The most that the limit holds in tokens, finite.
+    /// The most that the limit holds in tokens; infinite without a limit.
     pub capacity: f64,
     /// When the limit is full again, or its window turns; `None`: unknown.
     pub reset_at: Option<Micros>,
@@ -88,8 +88,12 @@ impl Outcome {
 
 /// Writes the outcome of a call at `now` as headers. The limit's name may be any bytes; what is not
 /// visible ASCII in it is percent-encoded.
+///
+/// Without a limit, where the capacity is infinite, they tell no more than what a block leaves to wait for.
 pub fn headers(style: Style, name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Value {
     let headers = match style {
+        Style::Github if outcome.capacity.is_infinite() => retry("retry-after", outcome).collect(),
+        _ if outcome.capacity.is_infinite() => retry("Retry-After", outcome).collect(),
         Style::Ietf | Style::Postgrest => ietf(name, limit, outcome, now),
         Style::Github => github(name, outcome),
     };
@@ -101,6 +105,11 @@ pub fn headers(style: Style, name: &[u8], limit: &Limit, outcome: &Outcome, now:
 }
 
 type Headers = Vec<(&'static str, String)>;
+
+/// The header that tells until when a call is denied.
+fn retry(header: &'static str, outcome: &Outcome) -> impl Iterator<Item = (&'static str, String)> {
+    outcome.wait().map(|wait| (header, seconds(wait).to_string())).into_iter()
+}
 
 /// The structured fields of draft-ietf-httpapi-ratelimit-headers: `q` tokens every `w` seconds, `r`
 /// remaining, more of them in `t` seconds.
@@ -119,7 +128,7 @@ fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
         current += &format!(";t={}", seconds(until));
     }
     let mut headers = vec![("RateLimit-Policy", policy), ("RateLimit", current)];
-    headers.extend(outcome.wait().map(|wait| ("Retry-After", seconds(wait).to_string())));
+    headers.extend(retry("Retry-After", outcome));
     headers
 }
 
@@ -133,7 +142,7 @@ fn github(name: &[u8], outcome: &Outcome) -> Headers {
     ];
     headers.extend(outcome.reset_at.map(|at| ("x-ratelimit-reset", seconds(at).to_string())));
     headers.push(("x-ratelimit-resource", percent_encode(name, ENCODED_AS_WORD).to_string()));
-    headers.extend(outcome.wait().map(|wait| ("retry-after", seconds(wait).to_string())));
+    headers.extend(retry("retry-after", outcome));
     headers
 }
 

@@ -1,7 +1,7 @@
 //! Rate limits as pure functions: token buckets, fixed, calendar and sliding windows, with
 //! reservations and exact retry times.
 //!
-//! A [`Limit`] is of one of four kinds. What it remembers between two calls is a [`State`] of a few
+//! A [`Limit`] is of one of some kinds. What it remembers between two calls is a [`State`] of a few
 //! numbers, which the caller keeps; the time is an argument too. So the same call has the same answer
 //! on every machine, and this crate has no clock, no storage, no threads and no unsafe code. The
 //! PostgreSQL extension `ratelimit` is this crate around the rows of a table.
@@ -91,6 +91,7 @@
 //!   [`Limit::is_idle`] whether a state can be deleted. [`algorithm`] has the kinds, with the sources
 //!   of their formulas.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
+//! - [`algorithm::Concurrency`] also gives, extends and releases leases, which [`lease`] writes as text.
 //! - [`table`] keeps many states in bounded memory, and [`sketch`] counts the keys that are denied most.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
 
@@ -100,6 +101,7 @@
 pub mod algorithm;
 pub mod config;
 pub mod headers;
+pub mod lease;
 pub mod requests;
 pub mod sketch;
 pub mod state;

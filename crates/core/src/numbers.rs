@@ -10,6 +10,8 @@ use crate::text::JsonNumber;
 pub const MAX_TOKENS: f64 = 1e15;
 /// The largest rate of a sliding log, which keeps an entry a token.
 pub const MAX_LOG: f64 = 10_000.0;
+/// The most slots of a concurrency limit, which keeps a lease for each.
+pub const MAX_SLOTS: u32 = 1000;
 /// The most shards that a limit is divided into.
 pub const MAX_SHARDS: u32 = 1024;
 
@@ -52,6 +54,12 @@ number!(
     Tokens,
     "a number from 0 to 1e15",
     |tokens| (0.0..=MAX_TOKENS).contains(&tokens)
+);
+number!(
+    /// The slots of a concurrency limit.
+    SlotCount,
+    "a whole number from 1 to 1000",
+    |slots| (1.0..=f64::from(MAX_SLOTS)).contains(&slots) && slots.fract() == 0.0
 );
 number!(
     /// A number of shards.

@@ -1,5 +1,6 @@
 //! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a sliding window
-//! and `log` (epoch ms, oldest first) for a sliding log.
+//! and `log` (epoch ms, oldest first) for a sliding log; of a concurrency limit with `leases`, for each slot
+//! that is taken the two times (epoch ms) of its [`Lease`](crate::algorithm::Lease).
 
 use std::fmt;
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::fields::{FieldError, Fields};
-use crate::numbers::{Amount, EpochMillis, MAX_LOG};
+use crate::numbers::{Amount, EpochMillis, MAX_LOG, MAX_SLOTS};
 use crate::text::{quoted, shortened};
 use crate::{Kind, Limit, Micros, State};
 
@@ -42,7 +43,7 @@ impl From<FieldError> for StateError {
         match error {
             FieldError::Unknown { field, fields, .. } => StateError::new(
                 format!("{} is not a field of it", Value::from(shortened(&field))),
-                quoted(fields),
+                if fields.is_empty() { "none".into() } else { quoted(fields) },
             ),
             FieldError::Repeated { field } => {
                 StateError::new(format!("\"{field}\" is there more than once"), "one value")
@@ -79,6 +80,81 @@ struct SlidingLogState {
     value: Amount,
     ts: EpochMillis,
     log: Log,
+}
+
+/// The state of no limit.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoState {}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConcurrencyState {
+    value: Amount,
+    ts: EpochMillis,
+    leases: Leases,
+}
+
+/// Of each slot when its lease was given, and when that lapses.
+#[derive(Serialize)]
+struct Leases(Vec<[EpochMillis; 2]>);
+
+impl<'de> Deserialize<'de> for Leases {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Leases, D::Error> {
+        struct Pairs;
+
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Leases;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of at most 1000 pairs of epoch milliseconds")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Leases, A::Error> {
+                let refused = || A::Error::invalid_value(Unexpected::Seq, &Pairs);
+                let mut leases: Vec<[EpochMillis; 2]> = Vec::new();
+                while let Some(Pair(pair)) = pairs.next_element().map_err(|_| refused())? {
+                    if leases.len() >= MAX_SLOTS as usize {
+                        return Err(refused());
+                    }
+                    leases.push(pair);
+                }
+                Ok(Leases(leases))
+            }
+        }
+
+        deserializer.deserialize_seq(Pairs)
+    }
+}
+
+struct Pair([EpochMillis; 2]);
+
+impl<'de> Deserialize<'de> for Pair {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pair, D::Error> {
+        struct Two;
+
+        impl<'de> Visitor<'de> for Two {
+            type Value = Pair;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a pair of epoch milliseconds")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut two: A) -> Result<Pair, A::Error> {
+                let mut next = || {
+                    two.next_element()?
+                        .ok_or_else(|| A::Error::custom(&Two as &dyn serde::de::Expected))
+                };
+                let pair = [next()?, next()?];
+                match two.next_element::<EpochMillis>()? {
+                    None => Ok(Pair(pair)),
+                    Some(_) => Err(A::Error::invalid_value(Unexpected::Seq, &Two)),
+                }
+            }
+        }
+
+        deserializer.deserialize_seq(Two)
+    }
 }
 
 /// One entry a token, oldest first.
@@ -151,6 +227,14 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
             let log = log.into_iter().map(Micros::from).collect();
             State { value: value.0, ts: ts.into(), prior: None, log: Some(log) }
         }
+        Kind::Concurrency => {
+            let ConcurrencyState { value, ts, leases: Leases(leases) } = fields.read()?;
+            let log = leases.into_iter().flatten().map(Micros::from).collect();
+            State { value: value.0, ts: ts.into(), prior: Some(0.0), log: Some(log) }
+        }
+        Kind::Unlimited => {
+            fields.read().map(|NoState {}| limit.initial_state(Micros(0), Micros(0)))?
+        }
     })
 }
 
@@ -159,7 +243,12 @@ pub fn to_json(state: &State) -> Value {
     let (value, ts) = (Amount(state.value), EpochMillis::from(state.ts));
     let json = match (state.prior, &state.log) {
         (None, None) => serde_json::to_value(RefillState { value, ts }),
-        (Some(prior), _) => {
+        (Some(_), Some(log)) => {
+            let pairs = log.chunks_exact(2).map(|pair| [pair[0].into(), pair[1].into()]);
+            let leases = Leases(pairs.collect());
+            serde_json::to_value(ConcurrencyState { value, ts, leases })
+        }
+        (Some(prior), None) => {
             serde_json::to_value(SlidingWindowState { value, ts, prior: Amount(prior) })
         }
         (None, Some(log)) => {

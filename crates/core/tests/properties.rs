@@ -1,11 +1,15 @@
-//! What the four algorithms promise, tried with generated limits, clocks and sequences of calls.
+//! What the algorithms promise, tried with generated limits, clocks and sequences of calls.
 //!
 //! The oracles here are naive on purpose: plain lists and sums of everything that was taken, or
 //! whole numbers, never the formulas of `src/algorithm`. Where an oracle computes with floats, it
 //! has no opinion within twice the tolerance of the contract.
 
+#[path = "properties/concurrency.rs"]
+mod concurrency;
 #[path = "properties/idle.rs"]
 mod idle;
+#[path = "properties/overage.rs"]
+mod overage;
 #[path = "properties/sharding.rs"]
 mod sharding;
 #[path = "properties/sketch.rs"]

@@ -6,7 +6,7 @@ use pgrx::pg_sys::BuiltinOid;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
 
-use crate::pg::clock::{instant, to_timestamptz};
+use crate::pg::clock::{instant, to_nearest_timestamptz, to_timestamptz};
 use crate::pg::error::{Error, Result};
 use crate::pg::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_bytes};
 
@@ -135,6 +135,19 @@ impl Argument<'_> for Timestamptz {
 pub struct Timestamptz(pg_sys::Datum);
 
 impl Timestamptz {
+    pub fn nearest(at: Micros) -> Timestamptz {
+        Timestamptz(to_nearest_timestamptz(at).into())
+    }
+
+    /// Later than all others.
+    pub fn infinity() -> Timestamptz {
+        Timestamptz(i64::MAX.into())
+    }
+
+    pub fn is_infinity(self) -> bool {
+        self.0.value() as i64 == i64::MAX
+    }
+
     /// `None` where a timestamptz can't tell that time.
     pub fn new(at: Micros) -> Option<Timestamptz> {
         to_timestamptz(at).map(|timestamp| Timestamptz(timestamp.into()))

@@ -4,6 +4,8 @@
 //! the [article] and [component][code] of Convex; with a capacity above the rate, what was not used
 //! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
 //!
+//! With overage a call passes beyond what is there, into a debt that ends with its window.
+//!
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
@@ -25,6 +27,8 @@ pub struct FixedWindow {
     pub max_reserved: Option<f64>,
     /// Into how many shards it is divided, 1 to 1,024.
     pub shards: u32,
+    /// Whether calls pass beyond what is there, until the window turns.
+    pub overage: bool,
 }
 
 /// When windows turn.
@@ -125,10 +129,15 @@ impl FixedWindow {
 
     /// When the window with the last token begins.
     pub(super) fn full_at(&self, state: &State) -> Option<Micros> {
-        let at = self.due(state.ts, self.capacity - self.stored_tokens(state))?;
+        let at = self.due(state.ts, self.capacity - self.next_tokens(self.stored_tokens(state)))?;
         let (ts, tokens) = self.refilled(state, at);
         // It may leave half a tolerance open.
         if tokens < self.capacity { self.windows.after(ts, 1.0) } else { Some(at) }
+    }
+
+    /// What is left of these tokens when the window turns: of an overage nothing.
+    fn next_tokens(&self, tokens: f64) -> f64 {
+        if self.overage { tokens.max(0.0) } else { tokens }
     }
 
     /// Whether no window has begun: its limit is full, and the next take begins one.
@@ -147,9 +156,15 @@ impl Refill for FixedWindow {
         self.max_reserved
     }
 
+    fn overage(&self) -> bool {
+        self.overage
+    }
+
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
         let (windows, ts) = self.windows.turns(state.ts, now);
-        (ts, (self.stored_tokens(state) + windows as f64 * self.rate).min(self.capacity))
+        let tokens = self.stored_tokens(state);
+        let tokens = if windows > 0 { self.next_tokens(tokens) } else { tokens };
+        (ts, (tokens + windows as f64 * self.rate).min(self.capacity))
     }
 
     fn max_debt(&self, ts: Micros) -> f64 {
@@ -175,7 +190,7 @@ impl Refill for FixedWindow {
         // A start that is further ahead of the clock than it takes to fill up means that the clock
         // was wrong: go back to the window of now, in the same phase.
         let begun = self.windows.window_start(ts, now);
-        let full = self.due(begun, self.capacity - available);
+        let full = self.due(begun, self.capacity - self.next_tokens(available));
         if full.is_some_and(|full| ts > full) { begun } else { ts }
     }
 

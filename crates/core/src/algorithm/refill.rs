@@ -19,10 +19,19 @@ pub(super) trait Refill {
     /// comes in within ten years. A larger one is another config's, or a credit's, and counts as this.
     fn max_debt(&self, ts: Micros) -> f64;
 
+    /// Whether a call passes beyond what is there.
+    fn overage(&self) -> bool {
+        false
+    }
+
     /// The tokens that a state holds at its `ts`.
     fn stored_tokens(&self, state: &State) -> f64 {
-        // Only a debt needs the bound, which can take some computing.
-        if state.value < 0.0 { state.value.max(-self.max_debt(state.ts)) } else { state.value }
+        // Only a debt needs the bound, which can take some computing; an overage ends with its window.
+        if state.value < 0.0 && !self.overage() {
+            state.value.max(-self.max_debt(state.ts))
+        } else {
+            state.value
+        }
     }
 
     /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
@@ -52,7 +61,7 @@ pub(super) trait Refill {
     ) -> Option<Micros> {
         let tolerance = tolerance(self.capacity());
         let debt = count - available;
-        if debt <= tolerance {
+        if debt <= tolerance || self.overage() {
             return Some(Micros(0));
         }
         if !reserve || debt > self.max_reserved().unwrap_or(f64::INFINITY) + tolerance {
@@ -122,7 +131,10 @@ pub(super) trait Refill {
         let in_debt = value < -tolerance(self.capacity());
         Decision {
             ok: true,
-            retry_after: self.due(ts, -value).filter(|_| in_debt).map(|due| due.minus(now)),
+            retry_after: self
+                .due(ts, -value)
+                .filter(|_| in_debt && !self.overage())
+                .map(|due| due.minus(now)),
             level: self.level_of(ts, value, now),
             state: (value != available).then_some(State { value, ts, prior: None, log: None }),
         }

@@ -15,17 +15,17 @@ use crate::Micros;
 
 impl Limit {
     /// Into how many shards the limit is divided, 1 to [`MAX_SHARDS`](crate::config::MAX_SHARDS);
-    /// 1 for the sliding kinds.
+    /// 1 for the kinds that have none.
     pub fn shards(&self) -> u32 {
         match self {
             Limit::TokenBucket(limit) => limit.shards,
             Limit::FixedWindow(limit) => limit.shards,
-            Limit::SlidingWindow(_) | Limit::SlidingLog(_) => 1,
+            _ => 1,
         }
     }
 
     /// The limit of one of `shards` equal shards: rate, capacity and the largest debt divided by
-    /// their number. The sliding kinds have no shards: theirs is the limit itself.
+    /// their number. Of the kinds that have no shards it is the limit itself.
     pub fn shard_limit(&self, shards: u32) -> Limit {
         let share = |tokens: f64| tokens / f64::from(shards.max(1));
         let mut shard = self.clone();
@@ -42,7 +42,7 @@ impl Limit {
                 shard.max_reserved = shard.max_reserved.map(share);
                 shard.shards = 1;
             }
-            Limit::SlidingWindow(_) | Limit::SlidingLog(_) => {}
+            _ => {}
         }
         shard
     }
@@ -139,7 +139,7 @@ impl<'a> Shards<'a> {
         match self.limit_of(shard) {
             Limit::TokenBucket(limit) => limit.refilled(state, now),
             Limit::FixedWindow(limit) => limit.refilled(state, now),
-            Limit::SlidingWindow(_) | Limit::SlidingLog(_) => (state.ts, state.value),
+            _ => (state.ts, state.value),
         }
     }
 

@@ -1,0 +1,104 @@
+//! Leases of concurrency limits.
+
+use ratelimit_core::Micros;
+use ratelimit_core::lease::{self, LeaseName};
+use ratelimit_core::text::shortened;
+
+use super::answers::RlResult;
+use super::arguments::{Key, Name};
+use crate::limiter::leases::{self, Fate};
+use crate::limiter::request::Request;
+use crate::pg::call::Call;
+use crate::pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
+use crate::pg::declaration::{One, sql_function};
+use crate::pg::error::{Error, Result};
+use crate::pg::values::{Jsonb, utf8};
+
+sql_row! {
+    /// A lease, or when to ask again.
+    pub struct Acquired {
+        ok: bool,
+        lease: Option<Text>,
+        lapses_at: Option<Timestamptz>,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
+    }
+}
+
+/// A lease as `rl_acquire` returned it.
+pub struct Lease(LeaseName);
+
+impl<'a> Checked<'a> for Lease {
+    type Base = &'a [u8];
+
+    fn check(text: &'a [u8], argument: &'static str) -> Result<Lease> {
+        lease::parse(text).map(Lease).ok_or_else(|| Error::InvalidArgument {
+            argument,
+            value: format!("'{}'", shortened(&utf8(text))),
+            allowed: "a lease as rl_acquire() returned it".into(),
+        })
+    }
+}
+
+impl Lease {
+    /// Extends or releases it.
+    ///
+    /// # Errors
+    /// As [`leases::settle`].
+    fn settle(&self, call: &Call, config: Option<Jsonb>, fate: Fate) -> Result<Option<Micros>> {
+        let LeaseName { name, key, id } = &self.0;
+        let request = Request { name, key, count: 0.0, reserve: false, config };
+        leases::settle(call.function(), &request, *id, fate)
+    }
+}
+
+sql_function! {
+    /// As `rl_limit`; 0A000 for the other kinds.
+    #[sql(
+        TAKES,
+        comment = "takes count slots of a concurrency limit, and returns their lease, or when to ask again"
+    )]
+    fn rl_acquire(
+        call: &Call,
+        name: Name,
+        key: Key = "''",
+        count: f64 = "1",
+        throws: bool = "false",
+        config: Option<Jsonb> = "NULL",
+    ) -> One<Acquired> {
+        let request = Request { name: name.0, key: key.0, count, reserve: false, config };
+        let (answer, lapses_at) = leases::acquire(call.function(), &request)?;
+        if throws && !answer.ok {
+            return Err(request.denied(&answer));
+        }
+        let lease = answer.lease.map(|id| Text::new(lease::to_text(name.0, key.0, id).as_bytes()));
+        let RlResult { ok, retry_after, retry_at, remaining, capacity, .. } = RlResult::from(&answer);
+        let lapses_at = lapses_at.and_then(Timestamptz::new);
+        Ok(One(Acquired { ok, lease, lapses_at, retry_after, retry_at, remaining, capacity }))
+    }
+}
+
+sql_function! {
+    /// As `rl_acquire`, but for PT429.
+    #[sql(
+        TAKES,
+        comment = "extends a lease, to lapse its ttl from now; returns when that is, NULL if it has lapsed or was released"
+    )]
+    fn rl_extend(call: &Call, lease: Lease, config: Option<Jsonb> = "NULL") -> Option<Timestamptz> {
+        let lapses_at = lease.settle(call, config, Fate::Extended)?;
+        Ok(lapses_at.and_then(Timestamptz::new))
+    }
+}
+
+sql_function! {
+    /// As `rl_acquire`, but for PT429.
+    #[sql(
+        TAKES,
+        comment = "gives back the slots of a lease; false if it had lapsed or was released"
+    )]
+    fn rl_release(call: &Call, lease: Lease, config: Option<Jsonb> = "NULL") -> bool {
+        Ok(lease.settle(call, config, Fate::Released)?.is_some())
+    }
+}

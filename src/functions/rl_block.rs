@@ -1,0 +1,110 @@
+//! Keys that are denied whatever is in their limits.
+
+use ratelimit_core::Micros;
+use ratelimit_core::config::Interval;
+
+use super::arguments::{Key, Name, Span, valid_key, valid_name};
+use crate::limiter::blocks::{self, FOR_GOOD};
+use crate::pg::call::Call;
+use crate::pg::call::sql_types::Timestamptz;
+use crate::pg::catalog::{self, TableLock};
+use crate::pg::clock;
+use crate::pg::declaration::{Proceed, sql_function};
+use crate::pg::error::{Error, Result};
+
+sql_function! {
+    /// 22023 unless exactly one of duration and until is given, and lies ahead; 25006 in a read-only transaction.
+    #[sql(
+        WRITES,
+        comment = "denies every call of a rate limit's key for a duration, or until a time, which may be infinity; returns until when"
+    )]
+    fn rl_block(
+        call: &Call,
+        name: Name,
+        key: Key = "''",
+        duration: Option<Interval> = "NULL",
+        until: Option<Timestamptz> = "NULL",
+    ) -> Timestamptz {
+        let until = end(duration, until)?;
+        let catalog = catalog::current(call.function(), TableLock::Read)?;
+        blocks::put(&catalog, name.0, key.0, until)?;
+        Ok(match until {
+            FOR_GOOD => Timestamptz::infinity(),
+            until => Timestamptz::nearest(until),
+        })
+    }
+}
+
+sql_function! {
+    /// 25006 in a read-only transaction.
+    #[sql(WRITES, comment = "ends the block of a rate limit's key; false if it was not blocked")]
+    fn rl_unblock(call: &Call, name: Name, key: Key = "''") -> bool {
+        let catalog = catalog::current(call.function(), TableLock::Read)?;
+        blocks::remove(&catalog, name.0, key.0)
+    }
+}
+
+sql_function! {
+    /// The triggers on `rl_blocks`: check what is written there by whatever means, and make every backend forget
+    /// what it remembers. 22023; 39P01 when it is no trigger that calls.
+    #[sql(TRIGGER, comment = "rate limiter, internal: checks a block and tells every session")]
+    fn rl_blocks_changed(call: &Call) -> Proceed {
+        let trigger =
+            call.trigger().ok_or(Error::NotATrigger { function: "rl_blocks_changed" })?;
+        // A NULL is left to the table's own constraints.
+        trigger.text(c"name")?.map(valid_name).transpose()?;
+        trigger.text(c"key")?.map(valid_key).transpose()?;
+        catalog::announce_blocks(call.function())?;
+        Ok(Proceed(trigger.proceed()))
+    }
+}
+
+/// Returns the end of a block, or [`FOR_GOOD`].
+///
+/// # Errors
+/// 22023: both arguments are given, or none, or one that does not lie ahead.
+fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros> {
+    let refused = |argument, value: &str, allowed: &str| {
+        Err(Error::InvalidArgument { argument, value: value.into(), allowed: allowed.into() })
+    };
+    let now = clock::now();
+    match (duration, until) {
+        (Some(duration), None) => {
+            let Span(length) = Span::of(duration);
+            if length <= Micros(0) {
+                return refused("duration", "not positive", "an interval of more than 0");
+            }
+            Ok(now.plus(length))
+        }
+        (None, Some(until)) if until.is_infinity() => Ok(FOR_GOOD),
+        (None, Some(until)) => match until.instant() {
+            Some(at) if at > now => Ok(at),
+            _ => refused("until", "in the past", "a time to come, or infinity"),
+        },
+        (Some(_), Some(_)) => refused("until", "given beside duration", "one of the two"),
+        (None, None) => refused("duration", "NULL, as until", "an interval; or a time, as until"),
+    }
+}
+
+// As on rl_config: for every row, since logical replication and restores write here as well. A block that is over
+// is of no interest to anybody.
+pgrx::extension_sql!(
+    r#"
+CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE ON @extschema@.rl_blocks
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
+COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
+
+CREATE TRIGGER rl_blocks_deleted AFTER DELETE ON @extschema@.rl_blocks
+    FOR EACH ROW WHEN (OLD.until OPERATOR(pg_catalog.>) pg_catalog.now()) EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_deleted;
+COMMENT ON TRIGGER rl_blocks_deleted ON @extschema@.rl_blocks IS 'tells every session that a block has ended';
+
+CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
+COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'tells every session that blocks have ended';
+"#,
+    name = "rl_blocks_triggers",
+    requires = ["rl_blocks_changed"],
+);

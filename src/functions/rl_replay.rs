@@ -1,0 +1,48 @@
+//! A limit over the requests of a log.
+
+use ratelimit_core::{Micros, State, decide};
+
+use super::answers::RlResult;
+use crate::limiter::definitions;
+use crate::limiter::request::{Target, check_count};
+use crate::pg::call::Call;
+use crate::pg::declaration::{OneInWindow, sql_function};
+use crate::pg::values::Jsonb;
+
+/// What a partition remembers: the state that its last row left.
+#[derive(Default)]
+pub struct Replay {
+    /// When its first request was, from which windows without a start count.
+    first: Option<Micros>,
+    state: Option<State>,
+}
+
+sql_function! {
+    /// 22004, 22023.
+    #[sql(
+        WINDOW,
+        comment = "window function: what a limit answers each request of a log, OVER (PARTITION BY key ORDER BY at)"
+    )]
+    fn rl_replay(
+        call: &Call,
+        config: Jsonb,
+        at: Micros,
+        count: f64 = "1",
+        reserve: bool = "false",
+    ) -> OneInWindow<RlResult> {
+        let limit = definitions::inline(config)?;
+        check_count(&limit, count)?;
+        let (name, key): (&[u8], &[u8]) = (b"", b"");
+        let target = Target { name, key, limit, blocked_until: None };
+        call.in_partition(|replay: &mut Replay| {
+            let limit = &target.limit;
+            let first = *replay.first.get_or_insert(at);
+            let state = replay.state.take().filter(|state| limit.accepts(state));
+            let state = state.unwrap_or_else(|| limit.initial_state(at, first));
+            let decision = decide(limit, &state, at, count, reserve);
+            let answer = target.answer(&decision, decision.level, at);
+            replay.state = Some(decision.state.unwrap_or(state));
+            Ok(OneInWindow(RlResult::from(&answer)))
+        })
+    }
+}

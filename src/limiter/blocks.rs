@@ -1,0 +1,183 @@
+//! Blocks: keys that are denied until an instant, whatever is in their limits. They are rows of `rl_blocks`, which
+//! no change of a limit or of its state touches, and are cached with the definitions: a trigger on the table
+//! tells every session.
+
+use std::collections::BTreeMap;
+
+use pgrx::pg_sys::BuiltinOid::{INT8OID, TEXTOID, TIMESTAMPTZOID};
+use ratelimit_core::Micros;
+
+use crate::pg::catalog::{Catalog, Table, TableLock};
+use crate::pg::clock;
+use crate::pg::error::{Error, Result};
+use crate::pg::spi::{self, Statement};
+use crate::pg::values::{text_datum, varlena_bytes};
+
+/// The end of a block without one: the instant of the timestamptz infinity.
+pub const FOR_GOOD: Micros = Micros(i64::MAX);
+
+/// What is blocked of a name.
+#[derive(Default)]
+pub struct Blocked {
+    /// Whether any key of it is, or was.
+    pub any_key: bool,
+    /// Until when the key is, or was, or [`FOR_GOOD`].
+    pub until: Option<Micros>,
+}
+
+/// Reads whether a name and key are blocked.
+///
+/// # Errors
+/// Those of Postgres.
+pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
+    const UNTIL: Statement = Statement {
+        sql: "SELECT until FROM @schema@.rl_blocks \
+              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[TIMESTAMPTZOID],
+        lock: TableLock::Read,
+    };
+    const ANY_KEY: Statement = Statement {
+        sql: "SELECT FROM @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 LIMIT 1",
+        parameters: &[TEXTOID],
+        results: &[],
+        lock: TableLock::Read,
+    };
+    let Some(table) = catalog.rl_blocks else { return Ok(Blocked::default()) };
+    spi::with_owner(catalog, table, TableLock::Read, |spi| {
+        let name = Some(text_datum(name));
+        if spi.execute(&ANY_KEY, &[name])? == 0 {
+            return Ok(Blocked::default());
+        }
+        let found = spi.execute(&UNTIL, &[name, Some(text_datum(key))])? > 0;
+        let until = found.then(|| spi.field(0, 1)).flatten();
+        let until = until.map(|until| clock::from_timestamptz(until.value() as i64));
+        Ok(Blocked { any_key: true, until })
+    })
+}
+
+/// Blocks a name and key until an instant or [`FOR_GOOD`]. An earlier block is replaced.
+///
+/// # Errors
+/// 55000: the row could not be written, or the extension's SQL is older than blocks.
+pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<()> {
+    const PUT: Statement = Statement {
+        sql: "INSERT INTO @schema@.rl_blocks (name, key, until) VALUES ($1, $2, $3) \
+              ON CONFLICT (name, key) DO UPDATE SET until = EXCLUDED.until",
+        parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID],
+        results: &[],
+        lock: TableLock::Write,
+    };
+    spi::with_owner(catalog, table(catalog)?, TableLock::Write, |spi| {
+        let until = match until {
+            FOR_GOOD => i64::MAX,
+            until => clock::to_nearest_timestamptz(until),
+        };
+        let row = [Some(text_datum(name)), Some(text_datum(key)), Some(until.into())];
+        if spi.execute(&PUT, &row)? > 0 { Ok(()) } else { Err(spi.not_written()) }
+    })
+}
+
+/// Ends the block of a name and key; false if it was not blocked any more.
+///
+/// # Errors
+/// As [`put`].
+pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
+    // Locked first: another session's block would else be taken for one that a trigger keeps.
+    const LOCK: Statement = Statement {
+        sql: "SELECT until FROM @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[TIMESTAMPTZOID],
+        lock: TableLock::LockRows,
+    };
+    const REMOVE: Statement = Statement {
+        sql: "DELETE FROM @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
+              AND key OPERATOR(pg_catalog.=) $2",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[],
+        lock: TableLock::Write,
+    };
+    spi::with_owner(catalog, table(catalog)?, TableLock::Write, |spi| {
+        let row = [Some(text_datum(name)), Some(text_datum(key))];
+        if spi.execute(&LOCK, &row)? == 0 {
+            return Ok(false);
+        }
+        let until = spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64);
+        if spi.execute(&REMOVE, &row)? == 0 {
+            return Err(spi.not_written());
+        }
+        Ok(clock::from_timestamptz(until) > clock::now())
+    })
+}
+
+/// Deletes blocks that are over, at most so many; returns how many. Those that others hold are left.
+///
+/// # Errors
+/// Those of Postgres.
+pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
+    const PRUNE: Statement = Statement {
+        sql: "DELETE FROM @schema@.rl_blocks WHERE ctid OPERATOR(pg_catalog.=) ANY \
+              (ARRAY(SELECT ctid FROM @schema@.rl_blocks \
+                     WHERE until OPERATOR(pg_catalog.<=) $1 LIMIT $2 FOR UPDATE SKIP LOCKED))",
+        parameters: &[TIMESTAMPTZOID, INT8OID],
+        results: &[],
+        lock: TableLock::Write,
+    };
+    const PRUNE_ALL: Statement = Statement {
+        sql: "DELETE FROM @schema@.rl_blocks WHERE until OPERATOR(pg_catalog.<=) $1",
+        parameters: &[TIMESTAMPTZOID],
+        ..PRUNE
+    };
+    let Some(table) = catalog.rl_blocks else { return Ok(0) };
+    let now = Some(clock::to_nearest_timestamptz(clock::now()).into());
+    spi::with_owner(catalog, table, TableLock::Write, |spi| {
+        // Citus neither knows a ctid nor skips locks on all copies.
+        let deleted = match table.distributed {
+            true => spi.execute(&PRUNE_ALL, &[now])?,
+            false => spi.execute(&PRUNE, &[now, Some(max_rows.into())])?,
+        };
+        Ok(deleted as i64)
+    })
+}
+
+/// The blocks that are not over, of one name or one key where they are given: until when, by name and key.
+pub type InForce = BTreeMap<(Vec<u8>, Vec<u8>), Micros>;
+
+/// Reads the blocks that are not over.
+///
+/// # Errors
+/// Those of Postgres.
+pub fn in_force(catalog: &Catalog, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<InForce> {
+    const IN_FORCE: Statement = Statement {
+        sql: "SELECT name, key, until FROM @schema@.rl_blocks WHERE until OPERATOR(pg_catalog.>) $1 \
+              AND name OPERATOR(pg_catalog.=) COALESCE($2, name) \
+              AND key OPERATOR(pg_catalog.=) COALESCE($3, key)",
+        parameters: &[TIMESTAMPTZOID, TEXTOID, TEXTOID],
+        results: &[TEXTOID, TEXTOID, TIMESTAMPTZOID],
+        lock: TableLock::Read,
+    };
+    let Some(table) = catalog.rl_blocks else { return Ok(InForce::new()) };
+    let now = clock::to_nearest_timestamptz(clock::now());
+    spi::with_owner(catalog, table, TableLock::Read, |spi| {
+        let count =
+            spi.execute(&IN_FORCE, &[Some(now.into()), name.map(text_datum), key.map(text_datum)])?;
+        let text = |row, column| {
+            // SAFETY: the columns are the texts that the statement says they are.
+            spi.field(row, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() })
+        };
+        let block = |row| {
+            let until = clock::from_timestamptz(spi.field(row, 3)?.value() as i64);
+            Some(((text(row, 1)?, text(row, 2)?), until))
+        };
+        Ok((0..count).filter_map(block).collect())
+    })
+}
+
+/// The table.
+///
+/// # Errors
+/// 55000: the extension's SQL is older than blocks.
+fn table(catalog: &Catalog) -> Result<Table> {
+    catalog.rl_blocks.ok_or(Error::Declaration)
+}

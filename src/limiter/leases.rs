@@ -1,0 +1,159 @@
+//! Leases of concurrency limits: taken as tokens are, and extended and released by their ids.
+//!
+//! In the table a key's leases are the state of its row, in memory they are those of its
+//! [slots](crate::limiter::slots).
+
+use pgrx::pg_sys;
+use ratelimit_core::algorithm::{Concurrency, Lease};
+use ratelimit_core::config::Store as Kept;
+use ratelimit_core::{Limit, Micros, State};
+
+use crate::limiter::request::{Answer, Request, Target, check_count};
+use crate::limiter::single::{self, lock_to_change};
+use crate::limiter::slots::Slots;
+use crate::limiter::tally::{self, Verdict};
+use crate::pg::catalog::{self, TableLock};
+use crate::pg::clock;
+use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::transaction::refuse_read_only_call;
+use crate::store::memory::{Memory, Scope};
+use crate::store::{self, Store, TRIES, is_marker};
+
+/// Returns the concurrency limit of a target.
+///
+/// # Errors
+/// [`Error::NotForKind`] (0A000): it is another kind.
+fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Concurrency> {
+    match &target.limit.limit {
+        Limit::Concurrency(limit) => Ok(limit),
+        limit => Err(Error::NotForKind { function, kind: limit.kind() }),
+    }
+}
+
+/// Takes slots; the answer has the id of their lease, and when it lapses.
+///
+/// # Errors
+/// As [`single::limit`]; 0A000: the limit is of another kind.
+pub fn acquire(function: pg_sys::Oid, request: &Request) -> Result<(Answer, Option<Micros>)> {
+    catalog::with(function, lock_to_change(), |catalog| {
+        let place = tally::place(catalog, request)?;
+        let target = request.resolve(catalog)?;
+        let ttl = concurrency(&target, "rl_acquire")?.ttl;
+        check_count(&target.limit, request.count)?;
+        let mut answer = single::take(function, catalog, &target, request.take(), None)?;
+        let verdict = match answer.ok {
+            true => Verdict::Allowed,
+            false => Verdict::Denied { enforced: answer.enforced },
+        };
+        tally::count(catalog, place, request, &answer, verdict);
+        if !answer.enforced && !answer.ok {
+            answer.let_pass();
+        }
+        let lapses_at = answer.lease.map(|_| answer.now.plus(ttl));
+        Ok((answer, lapses_at))
+    })
+}
+
+/// What becomes of a lease.
+#[derive(Clone, Copy)]
+pub enum Fate {
+    /// It lapses `ttl` from now on.
+    Extended,
+    /// Its slots are free.
+    Released,
+}
+
+impl Fate {
+    /// Returns the state after it; `None` where the lease has lapsed.
+    fn apply(self, limit: &Concurrency, state: &State, now: Micros, id: Micros) -> Option<State> {
+        match self {
+            Fate::Extended => limit.extend(state, now, id),
+            Fate::Released => limit.release(state, now, id),
+        }
+    }
+
+    fn function(self) -> &'static str {
+        match self {
+            Fate::Extended => "rl_extend",
+            Fate::Released => "rl_release",
+        }
+    }
+}
+
+/// Extends or releases a lease; `None` where it has lapsed or was released, otherwise when it lapses now.
+///
+/// # Errors
+/// As [`acquire`], but for the count.
+pub fn settle(
+    function: pg_sys::Oid,
+    request: &Request,
+    id: Micros,
+    fate: Fate,
+) -> Result<Option<Micros>> {
+    catalog::with(function, lock_to_change(), |catalog| {
+        let target = request.resolve(catalog)?;
+        let limit = concurrency(&target, fate.function())?;
+        if target.limit.store == Kept::Memory {
+            let slots = Slots::of(
+                limit.slots,
+                Memory::get()?,
+                Scope::new(catalog.extension),
+                target.name,
+                target.key,
+            );
+            return Ok(slots.change(|state, now| {
+                let after = fate.apply(limit, state, now, id);
+                (after.as_ref().map(|after| lapse(after, id).unwrap_or(now)), after)
+            }));
+        }
+        refuse_read_only_call(function);
+        store::with_store(catalog, TableLock::Write, |store| {
+            settle_row(store, &target, limit, id, fate)
+        })
+    })
+}
+
+/// Extends or releases a lease in the table.
+///
+/// # Errors
+/// As [`settle`].
+fn settle_row(
+    store: &dyn Store,
+    target: &Target,
+    limit: &Concurrency,
+    id: Micros,
+    fate: Fate,
+) -> Result<Option<Micros>> {
+    let row = target.row(0);
+    for _ in 0..TRIES {
+        check_for_interrupts();
+        // A lease that is not there is of no use to wait for: who has its id has seen it committed, or took it.
+        let Some(seen) = store.read(row)? else { return Ok(None) };
+        if is_marker(Some(&seen.state)) {
+            return Ok(None);
+        }
+        let now = clock::now();
+        let state = target.state(&target.limit, Some(seen.state.clone()), now)?;
+        let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
+        // Not after waiting: then it is decided again, at that time.
+        if store.replace(row, &seen, &after, false)? {
+            return Ok(lapse(&after, id).or(Some(now)));
+        }
+        let Some(locked) = store.lock(row)? else { continue };
+        if is_marker(Some(&locked.state)) {
+            return Ok(None);
+        }
+        let now = clock::now();
+        let state = target.state(&target.limit, Some(locked.state), now)?;
+        let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
+        store.update(row, locked.tuple, &after)?;
+        return Ok(lapse(&after, id).or(Some(now)));
+    }
+    Err(store.not_written())
+}
+
+/// Returns when a lease of a state lapses.
+fn lapse(state: &State, id: Micros) -> Option<Micros> {
+    Lease::of(state).find(|lease| lease.id == id).map(|lease| lease.lapses_at)
+}

@@ -1,0 +1,139 @@
+//! Concurrency limits among sessions: never more than the slots at once, each given back, in the table and in
+//! memory.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::thread;
+
+use fastrand::Rng;
+
+use crate::database::Database;
+
+const SESSIONS: usize = 16;
+const SLOTS: i64 = 5;
+
+/// Sessions that acquire, sometimes roll back or extend, and release: what they hold at once, and how often they got
+/// a lease.
+fn hold_at_once(database: &Database, name: &str) -> (i64, u64) {
+    let (held, most, leases) = (AtomicI64::new(0), AtomicI64::new(0), AtomicU64::new(0));
+    let ready = Barrier::new(SESSIONS);
+    thread::scope(|scope| {
+        for session in 0..SESSIONS {
+            let (held, most, leases, ready) = (&held, &most, &leases, &ready);
+            scope.spawn(move || {
+                let (mut client, mut random) = (database.connect(), Rng::with_seed(session as u64));
+                ready.wait();
+                for _ in 0..150 {
+                    let count = random.i64(1..=2);
+                    let acquire = "SELECT lease FROM rl_acquire($1, 'k', $2) WHERE ok";
+                    if random.u8(..5) == 0 {
+                        // What is rolled back was never held; in memory it is held until it is released.
+                        let mut transaction = client.transaction().unwrap();
+                        let taken =
+                            transaction.query_opt(acquire, &[&name, &(count as f64)]).unwrap();
+                        transaction.rollback().unwrap();
+                        if let (Some(row), "memory") = (taken, name) {
+                            let lease: String = row.get(0);
+                            let row = client.query_one("SELECT rl_release($1)", &[&lease]).unwrap();
+                            assert!(row.get::<_, bool>(0));
+                        }
+                        continue;
+                    }
+                    let taken = client.query_opt(acquire, &[&name, &(count as f64)]).unwrap();
+                    let Some(row) = taken else { continue };
+                    let lease: String = row.get(0);
+                    most.fetch_max(
+                        held.fetch_add(count, Ordering::SeqCst) + count,
+                        Ordering::SeqCst,
+                    );
+                    leases.fetch_add(1, Ordering::SeqCst);
+                    if random.bool() {
+                        let extend = "SELECT rl_extend($1) IS NOT NULL";
+                        assert!(client.query_one(extend, &[&lease]).unwrap().get::<_, bool>(0));
+                    }
+                    // Before others can know that it is free.
+                    held.fetch_sub(count, Ordering::SeqCst);
+                    let row = client.query_one("SELECT rl_release($1)", &[&lease]).unwrap();
+                    assert!(row.get::<_, bool>(0));
+                }
+            });
+        }
+    });
+    assert_eq!(held.into_inner(), 0);
+    (most.into_inner(), leases.into_inner())
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn no_more_than_the_slots_are_held_at_once() {
+    let database = Database::new("leases");
+    let mut client = database.connect();
+    client
+        .batch_execute(&format!(
+            r#"SELECT rl_define('table', rl_concurrency({SLOTS}, '1 hour')),
+                      rl_define('memory', rl_concurrency({SLOTS}, '1 hour') || '{{"store": "memory"}}')"#
+        ))
+        .unwrap();
+    for name in ["table", "memory"] {
+        let (most, leases) = hold_at_once(&database, name);
+        println!("{name}: {leases} leases, {most} slots at once");
+        assert!(most <= SLOTS && leases > 100, "{name}: {leases} leases, {most} slots at once");
+        let free = client.query_one("SELECT remaining FROM rl_check($1, 'k')", &[&name]).unwrap();
+        assert_eq!(free.get::<_, f64>(0), SLOTS as f64, "{name}");
+    }
+}
+
+/// Each of the sessions asks once: exactly the slots are given.
+#[test]
+#[ignore = "needs a server: make test"]
+fn as_many_leases_are_given_as_there_are_slots() {
+    let database = Database::new("leases_once");
+    for config in ["'{}'", r#"'{"store": "memory"}'"#] {
+        let define =
+            format!("SELECT rl_define('job', rl_concurrency({SLOTS}, '1 hour') || {config})");
+        database.connect().batch_execute(&define).unwrap();
+        let ready = Barrier::new(SESSIONS);
+        let given: usize = thread::scope(|scope| {
+            let sessions: Vec<_> = (0..SESSIONS)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let mut client = database.connect();
+                        ready.wait();
+                        let row =
+                            client.query_one("SELECT ok FROM rl_acquire('job')", &[]).unwrap();
+                        usize::from(row.get::<_, bool>(0))
+                    })
+                })
+                .collect();
+            sessions.into_iter().map(|session| session.join().unwrap()).sum()
+        });
+        assert_eq!(given as i64, SLOTS, "{config}");
+    }
+}
+
+/// A holder that dies: its slot is free when its lease lapses, and not before.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_slot_of_a_session_that_died_is_free_after_its_ttl() {
+    let database = Database::new("leases_dead");
+    let mut client = database.connect();
+    for store in ["table", "memory"] {
+        let define = format!(
+            r#"SELECT rl_define('{store}', rl_concurrency(1, '300 ms') || '{{"store": "{store}"}}')"#
+        );
+        client.batch_execute(&define).unwrap();
+        let mut dying = database.connect();
+        let sql = "SELECT pg_backend_pid() FROM rl_acquire($1) WHERE ok";
+        let pid: i32 = dying.query_one(sql, &[&store]).unwrap().get(0);
+        client.query_one("SELECT pg_terminate_backend($1, 10000)", &[&pid]).unwrap();
+        let denied = "SELECT ok, retry_after FROM rl_acquire($1)";
+        let row = client.query_one(denied, &[&store]).unwrap();
+        if !row.get::<_, bool>(0) {
+            let wait: f64 = row.get(1);
+            assert!(wait > 0.0 && wait <= 0.3, "{wait}");
+            client.query_one("SELECT pg_sleep($1)", &[&wait]).unwrap();
+            let row = client.query_one(denied, &[&store]).unwrap();
+            assert!(row.get::<_, bool>(0), "{store}");
+        }
+    }
+}
