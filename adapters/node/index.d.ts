@@ -32,3 +32,16 @@ export declare class RateLimitStore {
     resetKey(key: string): Promise<void>;
     resetAll(): Promise<void>;
 }
+
+/** A storage for @nestjs/throttler. */
+export declare class RateLimitThrottlerStorage {
+    constructor(options: RateLimitStoreOptions);
+    /** Throws a TypeError where blockDuration is not ttl. */
+    increment(
+        key: string,
+        ttl: number,
+        limit: number,
+        blockDuration: number,
+        throttler: string,
+    ): Promise<{ totalHits: number; timeToExpire: number; isBlocked: boolean; timeToBlockExpire: number }>;
+}

@@ -1,3 +1,19 @@
+/** Checks the options that the classes here share. */
+function checked(kind, { pool, name, store = 'table' } = {}) {
+    if (typeof pool?.query !== 'function') {
+        throw new TypeError(`${kind}: pool must be a Pool of pg`);
+    }
+    if (typeof name !== 'string' || name === '') {
+        throw new TypeError(`${kind}: name must be the name of the limit, such as "api"`);
+    }
+    if (store !== 'table' && store !== 'memory') {
+        throw new TypeError(`${kind}: store is ${store}; allowed: "table", "memory"`);
+    }
+    const inMemory = store === 'memory' ? ` || '{"store": "memory"}'` : '';
+    const config = `rl_fixed_window($3, make_interval(secs => $4), first_request => true)${inMemory}`;
+    return { pool, name, config };
+}
+
 /**
  * Counts the requests of a window in PostgreSQL, by `rl_limit` of the extension ratelimit: a store for
  * express-rate-limit and hono-rate-limiter.
@@ -15,20 +31,11 @@ export class RateLimitStore {
     #denied = new Map();
     #denialsAreTakenBack = false;
 
-    constructor({ pool, name, store = 'table' } = {}) {
-        if (typeof pool?.query !== 'function') {
-            throw new TypeError('RateLimitStore: pool must be a Pool of pg');
-        }
-        if (typeof name !== 'string' || name === '') {
-            throw new TypeError('RateLimitStore: name must be the name of the limit, such as "api"');
-        }
-        if (store !== 'table' && store !== 'memory') {
-            throw new TypeError(`RateLimitStore: store is ${store}; allowed: "table", "memory"`);
-        }
+    constructor(options) {
+        const { pool, name, config } = checked('RateLimitStore', options);
         this.#pool = pool;
         this.prefix = name;
-        const inMemory = store === 'memory' ? ` || '{"store": "memory"}'` : '';
-        this.#config = `rl_fixed_window($3, make_interval(secs => $4), first_request => true)${inMemory}`;
+        this.#config = config;
     }
 
     /** Called by the middleware, with its options. */
@@ -82,5 +89,32 @@ export class RateLimitStore {
         const values = [this.prefix, key, this.#limit, this.#window];
         const { rows } = await this.#pool.query(sql.replace('CONFIG', this.#config), values);
         return rows[0];
+    }
+}
+
+/** The same for @nestjs/throttler: each of its throttlers is a limit of its own, `name/throttler`. */
+export class RateLimitThrottlerStorage {
+    #pool;
+    #name;
+    #take;
+
+    constructor(options) {
+        const { pool, name, config } = checked('RateLimitThrottlerStorage', options);
+        this.#pool = pool;
+        this.#name = name;
+        // reset_at is rounded up to a millisecond: 60 seconds must not become 61.
+        this.#take = `SELECT ok, capacity - remaining AS hits, ceil(extract(epoch FROM reset_at - clock_timestamp()) - 0.001)::int AS seconds
+            FROM rl_limit($1, $2, config => ${config})`;
+    }
+
+    /** Takes one; ttl and blockDuration in milliseconds, the times of the answer in seconds. */
+    async increment(key, ttl, limit, blockDuration, throttler) {
+        if (blockDuration !== ttl) {
+            throw new TypeError(`RateLimitThrottlerStorage: blockDuration is ${blockDuration}; allowed: ttl, its default`);
+        }
+        const { rows } = await this.#pool.query(this.#take, [`${this.#name}/${throttler}`, key, limit, ttl / 1000]);
+        const [{ ok, hits, seconds }] = rows;
+        const totalHits = ok ? hits : limit + 1;
+        return { totalHits, timeToExpire: seconds, isBlocked: !ok, timeToBlockExpire: ok ? 0 : seconds };
     }
 }

@@ -1,7 +1,8 @@
-// The store is one to the middlewares' own types.
+// The store and the storage are those of the middlewares' own types.
 import { rateLimit } from 'express-rate-limit';
 import { rateLimiter } from 'hono-rate-limiter';
-import { RateLimitStore } from '../index.js';
+import type { ThrottlerStorage } from '@nestjs/throttler';
+import { RateLimitStore, RateLimitThrottlerStorage } from '../index.js';
 
 const pool = { query: async () => ({ rows: [] }) };
 rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api' }) });
@@ -10,3 +11,5 @@ rateLimiter({ limit: 3, windowMs: 1000, keyGenerator: () => 'a', store: new Rate
 new RateLimitStore({ pool });
 // @ts-expect-error
 new RateLimitStore({ pool, name: 'api', store: 'redis' });
+const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
+export default storage;
