@@ -61,7 +61,11 @@ pub(super) fn take(
 ) -> Result<Answer> {
     // Not asked for the time where there is none to compare it with.
     if target.blocked_until.is_some() && target.block(clock::now()).is_some() {
-        return look(catalog, target, take);
+        let answer = look(catalog, target, take)?;
+        // Otherwise it has just ended, and nothing was taken.
+        if answer.blocked {
+            return Ok(answer);
+        }
     }
     change(function, catalog, target, Change::Take(take), place)
 }
