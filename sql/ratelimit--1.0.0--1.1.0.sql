@@ -30,7 +30,14 @@ CREATE TABLE @extschema@.rl_blocks (
     until  timestamptz NOT NULL,
     PRIMARY KEY (name, key)
 );
-ALTER TABLE @extschema@.rl_blocks OWNER TO @extowner@;
+-- Whoever updates may be another than he who installed.
+DO LANGUAGE plpgsql $$
+BEGIN
+    EXECUTE pg_catalog.format('ALTER TABLE @extschema@.rl_blocks OWNER TO %I',
+                              (SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class
+                               WHERE oid OPERATOR(pg_catalog.=) '@extschema@.rl_config'::pg_catalog.regclass::pg_catalog.oid));
+END
+$$;
 COMMENT ON TABLE @extschema@.rl_blocks IS 'rate limiter: who is denied until when, whatever is in the limit';
 COMMENT ON COLUMN @extschema@.rl_blocks.name IS 'which limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_blocks.key IS 'whose; up to 1024 bytes, empty for the limit without keys';
@@ -51,15 +58,10 @@ RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_blocks_changed';
 COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS $$rate limiter, internal: checks a block and tells every session$$;
-CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE ON @extschema@.rl_blocks
+CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_blocks
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
 COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
-
-CREATE TRIGGER rl_blocks_deleted AFTER DELETE ON @extschema@.rl_blocks
-    FOR EACH ROW WHEN (OLD.until OPERATOR(pg_catalog.>) pg_catalog.now()) EXECUTE FUNCTION @extschema@.rl_blocks_changed();
-ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_deleted;
-COMMENT ON TRIGGER rl_blocks_deleted ON @extschema@.rl_blocks IS 'tells every session that a block has ended';
 
 CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();

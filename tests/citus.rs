@@ -644,7 +644,7 @@ fn what_is_not_safe_is_refused() {
         "CREATE EXTENSION ratelimit",
         "SELECT rl_define('api', rl_token_bucket(2, '1000 days')), rl_define('hidden', rl_token_bucket(2, '1000 days'))",
         "RESET ROLE",
-        "SELECT run_command_on_all_nodes('GRANT EXECUTE ON FUNCTION rl_config_changed TO mallory')",
+        "SELECT run_command_on_all_nodes('GRANT EXECUTE ON FUNCTION rl_config_changed, rl_blocks_changed TO mallory')",
     ];
     for sql in owned {
         client.batch_execute(sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));

@@ -27,7 +27,7 @@ sql_row! {
     }
 }
 
-/// A lease as `rl_acquire` returned it.
+/// A lease as `rl_acquire` returned it, which is NULL for an exempt key and in a dry run.
 pub struct Lease(LeaseName);
 
 impl<'a> Checked<'a> for Lease {
@@ -86,7 +86,12 @@ sql_function! {
         TAKES,
         comment = "extends a lease, to lapse its ttl from now; returns when that is, NULL if it has lapsed or was released"
     )]
-    fn rl_extend(call: &Call, lease: Lease, config: Option<Jsonb> = "NULL") -> Option<Timestamptz> {
+    fn rl_extend(
+        call: &Call,
+        lease: Option<Lease>,
+        config: Option<Jsonb> = "NULL",
+    ) -> Option<Timestamptz> {
+        let Some(lease) = lease else { return Ok(None) };
         let lapses_at = lease.settle(call, config, Fate::Extended)?;
         Ok(lapses_at.and_then(Timestamptz::new))
     }
@@ -98,7 +103,8 @@ sql_function! {
         TAKES,
         comment = "gives back the slots of a lease; false if it had lapsed or was released"
     )]
-    fn rl_release(call: &Call, lease: Lease, config: Option<Jsonb> = "NULL") -> bool {
+    fn rl_release(call: &Call, lease: Option<Lease>, config: Option<Jsonb> = "NULL") -> bool {
+        let Some(lease) = lease else { return Ok(false) };
         Ok(lease.settle(call, config, Fate::Released)?.is_some())
     }
 }

@@ -86,19 +86,13 @@ fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros>
     }
 }
 
-// As on rl_config: for every row, since logical replication and restores write here as well. A block that is over
-// is of no interest to anybody.
+// As on rl_config: for every row, since logical replication and restores write here as well.
 pgrx::extension_sql!(
     r#"
-CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE ON @extschema@.rl_blocks
+CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_blocks
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
 COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
-
-CREATE TRIGGER rl_blocks_deleted AFTER DELETE ON @extschema@.rl_blocks
-    FOR EACH ROW WHEN (OLD.until OPERATOR(pg_catalog.>) pg_catalog.now()) EXECUTE FUNCTION @extschema@.rl_blocks_changed();
-ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_deleted;
-COMMENT ON TRIGGER rl_blocks_deleted ON @extschema@.rl_blocks IS 'tells every session that a block has ended';
 
 CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();

@@ -10,6 +10,7 @@ use ratelimit_core::Micros;
 use crate::pg::catalog::{Catalog, Table, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::spi::{self, Statement};
 use crate::pg::values::{text_datum, varlena_bytes};
 
@@ -167,6 +168,7 @@ pub fn in_force(catalog: &Catalog, name: Option<&[u8]>, key: Option<&[u8]>) -> R
             spi.field(row, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() })
         };
         let block = |row| {
+            check_for_interrupts();
             let until = clock::from_timestamptz(spi.field(row, 3)?.value() as i64);
             Some(((text(row, 1)?, text(row, 2)?), until))
         };

@@ -39,8 +39,10 @@ pub struct Known {
 struct Rows {
     /// For every key without a row of its own.
     default: Option<Rc<Definition>>,
-    /// Whether any key has a row of its own, or is blocked.
+    /// Whether any key has a row of its own.
     has_keys: bool,
+    /// Whether any key is blocked, or was.
+    has_blocks: bool,
 }
 
 /// An LRU cache by bytes.
@@ -130,6 +132,15 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
 /// # Errors
 /// 22023: an invalid stored config.
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
+    if SEEN.get() == invalidation::definition_changes() {
+        let of_all = NAMES.with_borrow_mut(|names| {
+            let rows = names.0.get(name).filter(|rows| !rows.has_keys)?;
+            Some(rows.default.clone())
+        });
+        if let Some(limit) = of_all {
+            return Ok(limit);
+        }
+    }
     Ok(known(catalog, name, key)?.limit)
 }
 
@@ -153,7 +164,7 @@ pub fn known(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Known> {
     }
     let known = NAMES.with_borrow_mut(|names| {
         let definition = names.0.get(name)?;
-        if !definition.has_keys {
+        if !definition.has_keys && !definition.has_blocks {
             let definition = definition.default.clone();
             LAST.set(Some(Last { name: name.into(), changes, definition: definition.clone() }));
             return Some(Known { limit: definition, blocked_until: None });
@@ -229,11 +240,11 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
     let own = Known { limit: parse(own)?, blocked_until: blocked.until };
     let default = parse(default)?;
     let limit = own.limit.clone().or_else(|| default.clone());
-    let has_keys = has_keys || blocked.any_key;
+    let has_blocks = blocked.any_key;
     // The rows may lack a change that was announced while they were read.
     if told && invalidation::definition_changes() == changes {
-        NAMES.with_borrow_mut(|names| names.put(name, Rows { default, has_keys }));
-        if has_keys {
+        NAMES.with_borrow_mut(|names| names.put(name, Rows { default, has_keys, has_blocks }));
+        if has_keys || has_blocks {
             KEYS.with_borrow_mut(|keys| keys.put(&name_and_key(name, key), own));
         }
     }

@@ -6,7 +6,7 @@
 use pgrx::pg_sys;
 use ratelimit_core::algorithm::{Concurrency, Lease};
 use ratelimit_core::config::Store as Kept;
-use ratelimit_core::{Limit, Micros, State};
+use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::limiter::request::{Answer, Request, Target, check_count};
 use crate::limiter::single::{self, lock_to_change};
@@ -39,7 +39,10 @@ pub fn acquire(function: pg_sys::Oid, request: &Request) -> Result<(Answer, Opti
     catalog::with(function, lock_to_change(), |catalog| {
         let place = tally::place(catalog, request)?;
         let target = request.resolve(catalog)?;
-        let ttl = concurrency(&target, "rl_acquire")?.ttl;
+        let ttl = match target.limit.kind() {
+            Kind::Unlimited => Micros(0), // there is no lease, and none is needed
+            _ => concurrency(&target, "rl_acquire")?.ttl,
+        };
         check_count(&target.limit, request.count)?;
         let mut answer = single::take(function, catalog, &target, request.take(), None)?;
         let verdict = match answer.ok {
@@ -93,6 +96,9 @@ pub fn settle(
 ) -> Result<Option<Micros>> {
     catalog::with(function, lock_to_change(), |catalog| {
         let target = request.resolve(catalog)?;
+        if target.limit.kind() == Kind::Unlimited {
+            return Ok(None);
+        }
         let limit = concurrency(&target, fate.function())?;
         if target.limit.store == Kept::Memory {
             let slots = Slots::of(

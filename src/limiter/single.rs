@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
-use ratelimit_core::config::{MAX_SLOTS, MAX_TOKENS, Store as Kept};
+use ratelimit_core::config::{MAX_SLOTS_IN_MEMORY, MAX_TOKENS, Store as Kept};
 use ratelimit_core::{Kind, Limit, Micros, Shards, State};
 
 use crate::limiter::keys::each_key;
@@ -263,7 +263,11 @@ pub fn state(function: pg_sys::Oid, request: &Request) -> Result<Option<State>> 
             return Ok(in_memory::find(Memory::get()?, Scope::new(catalog.extension), &target));
         }
         store::with_store(catalog, TableLock::Read, |store| {
-            let stored = |row: &Row| !is_marker(Some(&row.state)) && !is_reset(&row.state);
+            let stored = |row: &Row| {
+                !is_marker(Some(&row.state))
+                    && !is_reset(&row.state)
+                    && target.limit.accepts(&row.state)
+            };
             if !store.read_key(name, key)?.iter().any(|(_, row)| stored(row)) {
                 return Ok(None);
             }
@@ -293,7 +297,7 @@ pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
         let memory = memory_to_forget(in_memory_only)?;
         let was_in_memory = memory.is_some_and(|memory| {
             let scope = Scope::new(catalog.extension);
-            let slots = || Slots::of(MAX_SLOTS, memory, scope, name, key).forget();
+            let slots = || Slots::of(MAX_SLOTS_IN_MEMORY, memory, scope, name, key).forget();
             let of_slots = has_slots && slots();
             memory.states.forget(memory.id(scope, name, key)) || of_slots
         });

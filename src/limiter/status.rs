@@ -75,7 +75,7 @@ pub fn each(
         let mut show = |found: Key| {
             let own = (found.name.clone(), found.key.clone());
             show_blocked(catalog, &mut blocked, |key| *key < own, &mut visit)?;
-            if let Some(status) = status(catalog, &found)? {
+            if let Some(status) = status(catalog, &found, blocked.get(&own).copied())? {
                 blocked.remove(&own);
                 visit(status);
             }
@@ -185,10 +185,13 @@ fn defined<'a>(target: &Target<'a>, shards: &Shards, as_of: Micros) -> Status<'a
 ///
 /// # Errors
 /// As [`each`].
-fn status<'a>(catalog: &Catalog, found: &'a Key) -> Result<Option<Status<'a>>> {
+fn status<'a>(
+    catalog: &Catalog,
+    found: &'a Key,
+    blocked_until: Option<Micros>,
+) -> Result<Option<Status<'a>>> {
     let Key { name, key, rows } = found;
-    let Known { limit, blocked_until } = definitions::known(catalog, name, key)?;
-    Ok(match limit {
+    Ok(match definitions::defined(catalog, name, key)? {
         None => {
             let present = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
             Some(undefined(name, key, present as u32, blocked_until))

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 
 use crate::pg::error::{Error, Result};
+use crate::pg::invalidation::Tables;
 use crate::pg::transaction::with_snapshot;
 use crate::pg::{citus, invalidation, usual_table};
 
@@ -170,13 +171,20 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
             index,
             usual_key,
             rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
-            rl_blocks: table(extension, namespace, c"rl_blocks", "rl_blocks").ok(),
+            rl_blocks: match table(extension, namespace, c"rl_blocks", "rl_blocks") {
+                Err(missing) if has_blocks(namespace) => return Err(missing),
+                blocks => blocks.ok(),
+            },
             rl_define: rl_define(namespace),
         }
     };
     let catalog = Rc::new(catalog);
     CATALOG.with_borrow_mut(|known| *known = Some(catalog.clone()));
-    invalidation::watch_tables(Some((catalog.rate_limits.oid, catalog.rl_config.oid)));
+    invalidation::watch_tables(Some(Tables {
+        rate_limits: catalog.rate_limits.oid,
+        rl_config: catalog.rl_config.oid,
+        rl_blocks: catalog.rl_blocks.map(|blocks| blocks.oid),
+    }));
     SEEN.set(changes);
     Ok(catalog)
 }
@@ -223,14 +231,33 @@ unsafe fn table(
 /// # Safety
 /// Inside a transaction.
 unsafe fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
-    let arguments = [pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TEXTOID];
+    // SAFETY: as the caller says.
+    unsafe {
+        function(namespace, c"rl_define", &[pg_sys::TEXTOID, pg_sys::JSONBOID, pg_sys::TEXTOID])
+    }
+}
+
+/// Whether the extension's SQL knows blocks.
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn has_blocks(namespace: pg_sys::Oid) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { function(namespace, c"rl_blocks_changed", &[]) != pg_sys::InvalidOid }
+}
+
+/// Finds a function by its arguments; `InvalidOid` if there is none.
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn function(namespace: pg_sys::Oid, name: &CStr, arguments: &[pg_sys::Oid]) -> pg_sys::Oid {
     // SAFETY: a look-up in the system catalogs; the vector is palloc'd.
     unsafe {
         let arguments = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as c_int);
         pg_sys::GetSysCacheOid(
             pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as c_int,
             pg_sys::Anum_pg_proc_oid as pg_sys::AttrNumber,
-            pg_sys::Datum::from(c"rl_define".as_ptr()),
+            pg_sys::Datum::from(name.as_ptr()),
             pg_sys::Datum::from(arguments),
             pg_sys::Datum::from(namespace),
             pg_sys::Datum::from(0),

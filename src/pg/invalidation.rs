@@ -6,9 +6,17 @@ use std::ffi::c_int;
 
 use pgrx::pg_sys;
 
+/// The extension's tables.
+#[derive(Clone, Copy)]
+pub struct Tables {
+    pub rate_limits: pg_sys::Oid,
+    pub rl_config: pg_sys::Oid,
+    pub rl_blocks: Option<pg_sys::Oid>,
+}
+
 thread_local! {
-    /// rateLimits and rl_config; `None`: unknown, so that every table may be one of them.
-    static TABLES: Cell<Option<(pg_sys::Oid, pg_sys::Oid)>> = const { Cell::new(None) };
+    /// The tables; `None`: unknown, so that every table may be one of them.
+    static TABLES: Cell<Option<Tables>> = const { Cell::new(None) };
     /// Counts the invalidations that may have changed the catalog.
     static CHANGES: Cell<u64> = const { Cell::new(1) };
     /// Counts the invalidations that may have changed a definition.
@@ -32,8 +40,8 @@ pub fn init() {
     }
 }
 
-/// Sets the tables rateLimits and rl_config.
-pub fn watch_tables(tables: Option<(pg_sys::Oid, pg_sys::Oid)>) {
+/// Sets the tables whose changes are counted.
+pub fn watch_tables(tables: Option<Tables>) {
     TABLES.set(tables);
 }
 
@@ -43,8 +51,9 @@ pub fn watch_tables(tables: Option<(pg_sys::Oid, pg_sys::Oid)>) {
 /// Called by Postgres.
 unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys::Oid) {
     let (ours, definitions) = match TABLES.get() {
-        Some((rate_limits, rl_config)) => {
-            (relation == rate_limits || relation == rl_config, relation == rl_config)
+        Some(Tables { rate_limits, rl_config, rl_blocks }) => {
+            let definitions = relation == rl_config;
+            (definitions || relation == rate_limits || Some(relation) == rl_blocks, definitions)
         }
         None => (true, true),
     };

@@ -13,7 +13,7 @@
 //! | `start` | fixed window | where windows begin: epoch milliseconds, a time with its offset, or `"first request"`; left out: at the `phase` that [`Limit::initial_state`] is given |
 //! | `timezone` | fixed window | an IANA name: windows turn on local dates of that zone. `period` is then a whole number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for days and weeks, 1970-01-01 for months and years |
 //! | `overage` | fixed window | `true`: calls pass beyond what is there, into a debt that ends with the window; left out: `false`. Not with `maxReserved` or `shards` |
-//! | `slots` | concurrency | how many leases at once, a whole number, 1 to 1,000 |
+//! | `slots` | concurrency | how many leases at once, a whole number, 1 to 1,000; in memory to 100 |
 //! | `ttl` | concurrency | after which time a lease lapses: as `period` |
 //! | `store` | all | `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out: `"table"` |
 //! | `enforce` | all | `false`: a dry run, in which what would be denied passes; left out: `true` |
@@ -39,7 +39,7 @@ use crate::numbers::{Rate, ShardCount, SlotCount, Tokens, WholeRate};
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
-pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_SLOTS, MAX_TOKENS};
+pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_SLOTS, MAX_SLOTS_IN_MEMORY, MAX_TOKENS};
 
 use times::{Dates, LocalDate, Period, Start, Timezone, time_with_offset};
 
@@ -203,6 +203,15 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
             limit.shards().to_string(),
             r#"1 where "store" is "memory", whose calls wait for no transaction"#,
         )),
+        Store::Memory
+            if kind == Kind::Concurrency && limit.capacity() > MAX_SLOTS_IN_MEMORY.into() =>
+        {
+            Err(refused(
+                "slots",
+                limit.capacity().to_string(),
+                r#"a whole number from 1 to 100 where "store" is "memory""#,
+            ))
+        }
         _ => Ok(Definition { limit, store, enforce }),
     }
 }

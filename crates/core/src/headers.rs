@@ -115,7 +115,10 @@ fn retry(header: &'static str, outcome: &Outcome) -> impl Iterator<Item = (&'sta
 /// remaining, more of them in `t` seconds.
 fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
     let name = structured_string(name);
-    let (quota, window) = policy(limit);
+    let (quota, window) = match limit.capacity().is_finite() {
+        true => policy(limit),
+        false => (tokens(outcome.capacity), None), // a key's own limit, under a name that has none
+    };
     let mut policy = format!("{name};q={quota}");
     if let Some(window) = window {
         policy += &format!(";w={window}");

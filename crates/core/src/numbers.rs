@@ -12,6 +12,8 @@ pub const MAX_TOKENS: f64 = 1e15;
 pub const MAX_LOG: f64 = 10_000.0;
 /// The most slots of a concurrency limit, which keeps a lease for each.
 pub const MAX_SLOTS: u32 = 1000;
+/// The most of one in memory, whose slots are locked together.
+pub const MAX_SLOTS_IN_MEMORY: u32 = 100;
 /// The most shards that a limit is divided into.
 pub const MAX_SHARDS: u32 = 1024;
 

@@ -79,6 +79,14 @@ fn partition_of(id: Id) -> usize {
     if clock::is_fixed() { FIXED_CLOCK } else { (id.key[0] % PARTITIONS as u64) as usize }
 }
 
+/// The partitions of states, in the order in which they are locked, so that no two sessions wait for each other.
+fn numbers(ids: impl Iterator<Item = Id>) -> Vec<usize> {
+    let mut numbers: Vec<usize> = ids.map(partition_of).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
 /// How much room the states take, but for those under a fixed clock.
 pub struct Usage {
     /// States that are there.
@@ -149,11 +157,20 @@ impl States {
 
     /// Locks several states at once.
     pub fn lock_all(&self, ids: impl Iterator<Item = Id>) -> LockedStates<'_> {
-        let mut numbers: Vec<usize> = ids.map(partition_of).collect();
-        numbers.sort_unstable(); // so that no two sessions wait for each other
-        numbers.dedup();
+        let numbers = numbers(ids);
         let lock = |number| self.shared(number).lock.exclusive();
         LockedStates { states: self, _held: numbers.into_iter().map(lock).collect() }
+    }
+
+    /// Reads several states as they are at one instant.
+    pub fn read_all(&self, ids: &[Id]) -> Vec<Option<State>> {
+        let mut found = Vec::with_capacity(ids.len());
+        let numbers = numbers(ids.iter().copied());
+        let _held: Vec<Held> =
+            numbers.into_iter().map(|number| self.shared(number).lock.shared()).collect();
+        let state = |id: &Id| self.partition(partition_of(*id)).find(id.key).map(Entry::state);
+        found.extend(ids.iter().map(state));
+        found
     }
 
     /// Forgets a state; false if there was none.

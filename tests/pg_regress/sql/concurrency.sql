@@ -64,6 +64,11 @@ SELECT ok, lease, retry_after FROM co, rl_acquire(name, 'g');
 SELECT rl_define('co/dry', rl_concurrency(1, '1 minute') || '{"enforce": false}');
 SELECT ok, lease, retry_after FROM generate_series(1, 3) n, rl_acquire('co/dry', substr('h', 1, n));
 SELECT error_of($$SELECT rl_acquire('co', 'g', throws => true)$$);
+-- An exempt key gets no lease, and needs none.
+SELECT rl_define('co', rl_unlimited(), 'vip');
+SELECT ok, lease, remaining, rl_extend(lease), rl_release(lease) FROM rl_acquire('co', 'vip', 100);
+SELECT rl_release('co/vip/1798805160000000'), rl_extend('co/vip/1798805160000000');
+SELECT rl_undefine('co', 'vip');
 SELECT name, allowed, denied, denied_in_dry_run FROM rl_stats() WHERE name LIKE 'co%';
 SELECT rl_unblock(name, 'g') FROM co;
 -- By a config in the call, which release and extend are given too.
@@ -107,9 +112,9 @@ SELECT error_of(call) FROM unnest(ARRAY[
     $$SELECT rl_release('co/undefined/a/1')$$,
     $$SELECT rl_release('co')$$,
     $$SELECT rl_extend('')$$,
-    $$SELECT rl_extend(NULL)$$,
     $$SELECT rl_concurrency(0, '1 minute')$$,
     $$SELECT rl_concurrency(1001, '1 minute')$$,
+    $$SELECT rl_define('co', rl_concurrency(101, '1 minute') || '{"store": "memory"}')$$,
     $$SELECT rl_concurrency(1, '1 month')$$,
     $$SELECT rl_concurrency(1, '-1 minute')$$,
     $$SELECT rl_concurrency(NULL, '1 minute')$$,

@@ -6,7 +6,7 @@ SELECT key, to_char(at, 'MI:SS') AS at, ok, retry_after, retry_at, round(remaini
 FROM (SELECT key, at, n, (rl_replay(rl_token_bucket(3, '1 minute'), at) OVER (PARTITION BY key ORDER BY at, n)).* FROM requests) s
 WHERE key = 'user-1' ORDER BY at, n LIMIT 12;
 -- The same as calls of rl_limit at those times, for every kind.
-CREATE FUNCTION pg_temp.called(name text, config jsonb) RETURNS TABLE (n int, result rl_result) LANGUAGE plpgsql AS $$
+CREATE FUNCTION replay_called(name text, config jsonb) RETURNS TABLE (n int, result rl_result) LANGUAGE plpgsql AS $$
 DECLARE request record;
 BEGIN
     FOR request IN SELECT * FROM requests ORDER BY at, requests.n LOOP
@@ -22,7 +22,7 @@ FROM (VALUES ('bucket', rl_token_bucket(3, '1 minute')), ('debt', rl_token_bucke
              ('window', rl_fixed_window(3, '1 minute', start => '2027-01-01 00:00:00+00')), ('first', rl_fixed_window(3, '1 minute', first_request => true)),
              ('over', rl_fixed_window(3, '1 minute', start => '2027-01-01 00:00:00+00') || '{"overage": true}'),
              ('sliding', rl_sliding_window(3, '1 minute')), ('log', rl_sliding_log(3, '1 minute')), ('none', rl_unlimited())) configs (kind, config),
-LATERAL pg_temp.called('re/' || kind, config)
+LATERAL replay_called('re/' || kind, config)
 JOIN LATERAL (SELECT n, rl_replay(config, at, count) OVER (PARTITION BY key ORDER BY at, n) AS replayed FROM requests) r USING (n)
 GROUP BY kind ORDER BY kind;
 -- Four configs of last week's traffic in one query.
@@ -48,7 +48,3 @@ SELECT error_of(format('SELECT %s FROM generate_series(1, 2) n', call)) FROM unn
     $$rl_replay(rl_token_bucket(2, '1 minute'), now(), -1) OVER ()$$,
     $$rl_replay(rl_sliding_log(2, '1 minute'), now(), 0.5) OVER ()$$,
     $$rl_replay(rl_token_bucket(2, '1 minute'), now(), 1 / (n - 1)) OVER ()$$]) call;
--- No table is touched, and states are those of a partition.
-SET ratelimit.access = sql;
-EXPLAIN (COSTS OFF) SELECT rl_replay(rl_token_bucket(2, '1 minute'), at) OVER (PARTITION BY key ORDER BY at) FROM requests;
-RESET ratelimit.access;

@@ -17,6 +17,16 @@ SELECT name, rl_reset(name, 'a'), rl_state(name, 'a') FROM st;
 -- By a config in the call.
 SELECT ok FROM rl_limit('state/inline', 'a', config => rl_sliding_log(2, '1 minute'));
 SELECT rl_state('state/inline', 'a', rl_sliding_log(2, '1 minute')), rl_state('state/inline', 'a', rl_token_bucket(2, '1 minute')), rl_state('state/inline', 'b', rl_sliding_log(2, '1 minute'));
+-- What another kind left is none, as what has lapsed in memory is.
+SELECT ok FROM rl_limit('state/bucket', 'left');
+SELECT rl_define('state/bucket', rl_sliding_log(3, '1 minute'));
+SELECT rl_state('state/bucket', 'left');
+SELECT rl_define('state/bucket', rl_unlimited());
+SELECT rl_state('state/bucket', 'left');
+SELECT rl_define('state/bucket', rl_concurrency(3, '1 minute') || '{"store": "memory"}');
+SELECT lease FROM rl_acquire('state/bucket', 'left');
+SELECT rl_release(lease) FROM rl_acquire('state/bucket', 'left');
+SELECT rl_state('state/bucket', 'left');
 SELECT error_of(call) FROM unnest(ARRAY[$$SELECT rl_state('state/inline', 'a')$$, $$SELECT rl_state('', 'a')$$, $$SELECT rl_state('state/bucket', NULL)$$]) call;
 BEGIN READ ONLY;
 SELECT rl_state('state/bucket', 'b');

@@ -51,5 +51,8 @@ SELECT error_of(call) FROM unnest(ARRAY[
     $$SELECT rl_define('ex/bad', rl_unlimited() || '{"store": "disk"}')$$,
     $$SELECT rl_limit('ex', 'vip', -1)$$,
     $$SELECT rl_limit('ex', 'vip', 'NaN')$$,
-    $$SELECT * FROM rl_calculate(rl_unlimited(), '{"value": 1, "ts": 0}', now())$$,
-    $$SELECT rl_acquire('ex', 'vip')$$]) call;
+    $$SELECT * FROM rl_calculate(rl_unlimited(), '{"value": 1, "ts": 0}', now())$$]) call;
+SELECT ok, lease FROM rl_acquire('ex', 'vip');
+-- A name that is exempt, but for one key: its headers are those of its own limit.
+SELECT rl_define('ex/all', rl_token_bucket(5, '1 minute'), 'one');
+SELECT rl_headers('ex/all', r) FROM rl_limit('ex/all', 'one') r;

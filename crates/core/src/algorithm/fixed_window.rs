@@ -143,7 +143,8 @@ impl FixedWindow {
     /// Whether no window has begun: its limit is full, and the next take begins one.
     fn awaits_request(&self, tokens: f64) -> bool {
         matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
-            && tokens >= self.capacity - tolerance(self.capacity)
+            // Of a large limit the tolerance is many tokens, which a request has taken.
+            && tokens >= self.capacity - tolerance(self.capacity).min(1e-6)
     }
 }
 
