@@ -1,0 +1,328 @@
+"""Counts the limits of the package limits in PostgreSQL, by the extension ratelimit.
+
+Importing it registers the schemes postgresql+ratelimit and async+postgresql+ratelimit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import limits.aio.storage as aio
+import psycopg
+from limits.errors import ConfigurationError
+from limits.limits import GRANULARITIES
+from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import TupleRow, tuple_row
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+__all__ = ["AsyncRateLimitStorage", "RateLimitStorage"]
+
+# The strategies have limits of their own, so that a key may be used with several of them.
+_FIXED, _MOVING, _SLIDING = _STRATEGIES = "fixed-window", "moving-window", "sliding-window-counter"
+# The most entries that a sliding log keeps.
+_MAX_LOG = 10_000
+# The most hits of a window whose key doesn't tell the limit. Beyond 1e9 the extension tolerates more than a hit,
+# so a window would look unused after one, and begin anew with the next.
+_MAX_UNTOLD = 10**8
+
+_NOW = "extract(epoch FROM clock_timestamp())::float8"
+_CONFIG = "make_interval(secs => %(expiry)s){} || jsonb_build_object('store', %(store)s::text)"
+_WINDOW = "rl_fixed_window(%(rate)s, " + _CONFIG.format(", first_request => true)")
+_LOG = "rl_sliding_log(%(rate)s, " + _CONFIG.format(")")
+_COUNTER = "rl_sliding_window(%(rate)s, " + _CONFIG.format(")")
+
+_INCR = f"""
+    SELECT capacity - remaining + CASE WHEN ok THEN 0 ELSE %(denied)s END
+    FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => {_WINDOW})"""
+_GET = f"""
+    SELECT capacity - remaining,
+           CASE WHEN remaining < capacity THEN extract(epoch FROM reset_at)::float8 ELSE {_NOW} END
+    FROM rl_check(%(name)s, %(key)s, config => {_WINDOW})"""
+_TAKE = "SELECT ok FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => {})"
+_TAKE_LOG, _TAKE_COUNTER = _TAKE.format(_LOG), _TAKE.format(_COUNTER)
+_READ = f"SELECT rl_state(%(name)s, %(key)s, {{}}), {_NOW}"
+_READ_LOG, _READ_COUNTER = _READ.format(_LOG), _READ.format(_COUNTER)
+_CLEAR = "SELECT rl_reset(%(name)s, %(key)s)"
+_CLEAR_ALL = "SELECT rl_reset(name, %(key)s) FROM unnest(%(names)s::text[]) AS name"
+_RESET = "SELECT sum(rl_reset_all(name))::int8 FROM unnest(%(names)s::text[]) AS name"
+
+
+def _log_rate(limit: int) -> int:
+    if limit > _MAX_LOG:
+        raise ConfigurationError(
+            f"the limit is {limit}; allowed with moving-window: at most {_MAX_LOG}, an entry a hit; "
+            "use sliding-window-counter"
+        )
+    return max(limit, 1)
+
+
+def _counter_rate(limit: int) -> float:
+    """limits rounds down what is used, so a hit passes until that and its cost reach the limit and one."""
+    return (limit + 1) * (1 - 2e-9)  # by more than what the extension tolerates
+
+
+def _moving_window(state: dict[str, Any] | None, now: float, expiry: int) -> tuple[float, int]:
+    taken = [ms / 1000 for ms in state["log"] if ms / 1000 > now - expiry] if state else []
+    return taken[0] if taken else now, len(taken)
+
+
+def _sliding_window(state: dict[str, Any] | None, now: float, expiry: int) -> tuple[int, float, int, float]:
+    """The counts of the window before and this one, each with the seconds until it no longer counts."""
+    begin, previous, current = now // expiry * expiry, 0, 0
+    if state:
+        passed = round((begin - state["ts"] / 1000) / expiry)
+        if passed <= 0:
+            begin, previous, current = state["ts"] / 1000, int(state["prior"]), int(state["value"])
+        elif passed == 1:
+            previous = int(state["value"])
+    left = min(begin + expiry - now, expiry)
+    return previous, left if previous else 0.0, current, left + expiry
+
+
+def _told(key: str) -> tuple[int, int] | None:
+    """The limit and the expiry that the end of a key tells, as RateLimitItem.key_for makes it."""
+    try:
+        _, limit, multiples, granularity = key.rsplit("/", 3)
+        return int(limit), GRANULARITIES[granularity].GRANULARITY.seconds * int(multiples)
+    except (ValueError, KeyError):
+        return None
+
+
+def _parse(uri: str) -> tuple[str, dict[str, str]]:
+    """The address for libpq, and the options that are ours."""
+    address, _, query = uri.partition("?")
+    options, theirs = {}, []
+    for field in filter(None, query.split("&")):
+        option, _, value = field.partition("=")
+        if option in ("name", "store"):
+            options[option] = unquote(value)
+        else:
+            theirs.append(field)
+    conninfo = "postgresql:" + address.partition(":")[2] + "?" * bool(theirs) + "&".join(theirs)
+    try:
+        conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(f"the address of the database can't be read: {error}") from error
+    return conninfo, options
+
+
+class _Shared:
+    """What both storages have."""
+
+    name: str
+    store: str
+    _expiries: dict[str, int]
+
+    def _configure(
+        self, uri: str | None, name: str | None, store: str | None, pool: Any, pool_class: Any, options: Any
+    ) -> Any:
+        conninfo, given = _parse(uri or "postgresql://")
+        self.name = given.get("name", "limits") if name is None else name
+        self.store = given.get("store", "table") if store is None else store
+        self._expiries = {}
+        if not 1 <= len(self.name.encode()) <= 150:
+            raise ConfigurationError(f"name is {self.name!r}; allowed: 1 to 150 bytes")
+        if self.store not in ("table", "memory"):
+            raise ConfigurationError(f'store is {self.store!r}; allowed: "table", "memory"')
+        if pool is None:
+            # For PgBouncer in transaction mode nothing is prepared. A connection is tried before it is used, since
+            # it may be lost: of a restart of the server no request notices.
+            connection = {"autocommit": True, "prepare_threshold": None}
+            defaults = {"min_size": 0, "max_size": 10, "timeout": 5.0, "check": pool_class.check_connection}
+            return pool_class(conninfo, **{"open": False, "kwargs": connection, **defaults, **options})
+        if not isinstance(pool, pool_class):
+            raise ConfigurationError(f"pool is {pool!r}; allowed: a {pool_class.__name__} of psycopg_pool")
+        if conninfo != "postgresql://" or options:
+            raise ConfigurationError("pool: it has its address and options, so the storage takes none")
+        return pool
+
+    if not TYPE_CHECKING:
+
+        def __getattribute__(self, attribute: str) -> Any:
+            # limits looks for it before it uses the strategy: the time to say that it can't.
+            if attribute == "acquire_entry" and self.store == "memory":
+                raise ConfigurationError('store is "memory"; allowed with moving-window: "table"')
+            return super().__getattribute__(attribute)
+
+    @property
+    def base_exceptions(self) -> type[Exception]:
+        return psycopg.Error
+
+    def _parameters(self, strategy: str, key: str, **others: object) -> dict[str, object]:
+        names = [f"{self.name}:{each}" for each in _STRATEGIES]
+        return {"name": f"{self.name}:{strategy}", "names": names, "store": self.store, "key": key, **others}
+
+    def _take_window(self, key: str, expiry: int, amount: int) -> dict[str, object]:
+        limit, told = _told(key) or (_MAX_UNTOLD, None)
+        if told != expiry:
+            self._expiries[key] = expiry  # for _window, since get() is not told it
+        # What is denied takes nothing, and answers a count beyond the limit.
+        denied = amount if told else 10**15
+        return {"rate": max(limit, 1), "expiry": expiry, "amount": amount, "denied": denied}
+
+    def _window(self, key: str) -> dict[str, object]:
+        limit, told = _told(key) or (_MAX_UNTOLD, None)
+        expiry = self._expiries.get(key, told)
+        if expiry is None:
+            raise ValueError(
+                f"key is {key!r}; allowed: one that RateLimitItem.key_for makes, or that this storage has counted"
+            )
+        return {"rate": max(limit, 1), "expiry": expiry}
+
+
+class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCounterSupport):
+    """Counts in PostgreSQL, for all strategies; threads may share it.
+
+    name: of the limits; whoever uses it counts together. Default: "limits".
+    store: "memory": in the server's shared memory, lost when it restarts; not for moving-window. Default: "table".
+    pool: the connections; default: a ConnectionPool of its own, which is opened by the first call.
+    options: of the pool of its own, such as max_size (10) and timeout (5 seconds).
+    """
+
+    STORAGE_SCHEME = ["postgresql+ratelimit"]
+    pool: ConnectionPool[Any]
+
+    def __init__(
+        self,
+        uri: str | None = None,
+        wrap_exceptions: bool = False,
+        *,
+        name: str | None = None,
+        store: str | None = None,
+        pool: ConnectionPool[Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.pool = self._configure(uri, name, store, pool, ConnectionPool, options)
+        self._opens = pool is None
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)
+
+    def _row(self, sql: str, strategy: str, key: str = "", **others: object) -> TupleRow:
+        if self._opens and self.pool.closed:
+            self.pool.open()
+        with self.pool.connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(sql, self._parameters(strategy, key, **others))
+            row: TupleRow = cursor.fetchall()[0]
+            return row
+
+    def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        return int(self._row(_INCR, _FIXED, key, **self._take_window(key, expiry, amount))[0])
+
+    def get(self, key: str) -> int:
+        return int(self._row(_GET, _FIXED, key, **self._window(key))[0])
+
+    def get_expiry(self, key: str) -> float:
+        return float(self._row(_GET, _FIXED, key, **self._window(key))[1])
+
+    def check(self) -> bool:
+        """Whether the database answers, and lets the role limit."""
+        try:
+            self._row(_GET, _FIXED, rate=1, expiry=1)
+        except psycopg.Error:
+            return False
+        return True
+
+    def reset(self) -> int:
+        """Makes all limits of the name full again; returns how many keys were not."""
+        return int(self._row(_RESET, _FIXED)[0])
+
+    def clear(self, key: str) -> None:
+        self._row(_CLEAR_ALL, _FIXED, key)
+
+    def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        if amount > limit:  # which may be 0
+            return False
+        row = self._row(_TAKE_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
+        return bool(row[0])
+
+    def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        state, now = self._row(_READ_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
+        return _moving_window(state, now, expiry)
+
+    def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        rate = _counter_rate(limit)
+        row = self._row(_TAKE_COUNTER, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
+        return bool(row[0])
+
+    def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        state, now = self._row(_READ_COUNTER, _SLIDING, key, expiry=expiry, rate=1)
+        return _sliding_window(state, now, expiry)
+
+    def clear_sliding_window(self, key: str, expiry: int) -> None:
+        self._row(_CLEAR, _SLIDING, key)
+
+
+class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.SlidingWindowCounterSupport):
+    """The same for limits.aio; pool is an AsyncConnectionPool, and belongs to one event loop."""
+
+    STORAGE_SCHEME = ["async+postgresql+ratelimit"]
+    pool: AsyncConnectionPool[Any]
+
+    def __init__(
+        self,
+        uri: str | None = None,
+        wrap_exceptions: bool = False,
+        *,
+        name: str | None = None,
+        store: str | None = None,
+        pool: AsyncConnectionPool[Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.pool = self._configure(uri, name, store, pool, AsyncConnectionPool, options)
+        self._opens = pool is None
+        super().__init__(uri, wrap_exceptions=wrap_exceptions)
+
+    async def _row(self, sql: str, strategy: str, key: str = "", **others: object) -> TupleRow:
+        if self._opens and self.pool.closed:
+            await self.pool.open()
+        async with self.pool.connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(sql, self._parameters(strategy, key, **others))
+            row: TupleRow = (await cursor.fetchall())[0]
+            return row
+
+    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        return int((await self._row(_INCR, _FIXED, key, **self._take_window(key, expiry, amount)))[0])
+
+    async def get(self, key: str) -> int:
+        return int((await self._row(_GET, _FIXED, key, **self._window(key)))[0])
+
+    async def get_expiry(self, key: str) -> float:
+        return float((await self._row(_GET, _FIXED, key, **self._window(key)))[1])
+
+    async def check(self) -> bool:
+        """Whether the database answers, and lets the role limit."""
+        try:
+            await self._row(_GET, _FIXED, rate=1, expiry=1)
+        except psycopg.Error:
+            return False
+        return True
+
+    async def reset(self) -> int:
+        """Makes all limits of the name full again; returns how many keys were not."""
+        return int((await self._row(_RESET, _FIXED))[0])
+
+    async def clear(self, key: str) -> None:
+        await self._row(_CLEAR_ALL, _FIXED, key)
+
+    async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        if amount > limit:  # which may be 0
+            return False
+        row = await self._row(_TAKE_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
+        return bool(row[0])
+
+    async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
+        state, now = await self._row(_READ_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
+        return _moving_window(state, now, expiry)
+
+    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        rate = _counter_rate(limit)
+        row = await self._row(_TAKE_COUNTER, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
+        return bool(row[0])
+
+    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        state, now = await self._row(_READ_COUNTER, _SLIDING, key, expiry=expiry, rate=1)
+        return _sliding_window(state, now, expiry)
+
+    async def clear_sliding_window(self, key: str, expiry: int) -> None:
+        await self._row(_CLEAR, _SLIDING, key)

@@ -1,0 +1,80 @@
+"""What the tests share: storages on the server of the environment (PGHOST, PGUSER, PGDATABASE).
+
+Each test has a name of its own.
+"""
+
+import asyncio
+import inspect
+import time
+from uuid import uuid4
+
+import limits.aio.strategies
+import limits.strategies
+import pytest
+from limits.storage import storage_from_string
+
+import ratelimit_storage  # noqa: F401  registers the schemes
+
+FIXED, MOVING, SLIDING = "fixed-window", "moving-window", "sliding-window-counter"
+EVERY = [(FIXED, "table"), (FIXED, "memory"), (MOVING, "table"), (SLIDING, "table"), (SLIDING, "memory")]
+every = pytest.mark.parametrize("strategy, store", EVERY)
+SCHEMES = {"sync": "postgresql+ratelimit", "async": "async+postgresql+ratelimit"}
+
+
+def window_with_room(seconds, room):
+    """Waits until the window of so many seconds, which begins at multiples of it, has that much left."""
+    left = seconds - time.time() % seconds
+    if left < room:
+        time.sleep(left + 0.05)
+
+
+class Blocking:
+    """Calls an asynchronous object without await."""
+
+    def __init__(self, of, run):
+        self.of, self.run = of, run
+
+    def __getattr__(self, attribute):
+        found = getattr(self.of, attribute)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *args, **others: self.run(found(*args, **others))
+
+
+@pytest.fixture
+def name():
+    return uuid4().hex
+
+
+@pytest.fixture(params=SCHEMES)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def create(kind, name):
+    """Makes a storage of either kind, whose methods block."""
+    loop = asyncio.new_event_loop()
+    made = []
+
+    def create(address="//", **options):
+        storage = storage_from_string(f"{SCHEMES[kind]}:{address}", **{"name": name, **options})
+        made.append(storage if kind == "sync" else Blocking(storage.pool, loop.run_until_complete))
+        return storage if kind == "sync" else Blocking(storage, loop.run_until_complete)
+
+    yield create
+    for each in made:
+        (each if kind == "async" else each.pool).close()
+    loop.close()
+
+
+@pytest.fixture
+def limiter(kind):
+    """Makes the limiter of a strategy, whose methods block."""
+
+    def limiter(strategy, storage):
+        if kind == "sync":
+            return limits.strategies.STRATEGIES[strategy](storage)
+        return Blocking(limits.aio.strategies.STRATEGIES[strategy](storage.of), storage.run)
+
+    return limiter
