@@ -1,9 +1,9 @@
 # The commands of a developer; scripts/ does the work. PG is the major version of
 # PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
 
-export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE PORT
 
-.PHONY: all install uninstall help run test test-all test-citus accept soak bench lint package test-packages release clean
+.PHONY: all install uninstall help run playground pictures test test-all test-citus accept soak bench lint package test-packages release clean
 all:
 	@BUILD=release scripts/build
 
@@ -14,7 +14,9 @@ help:
 	@echo 'make           build for the PostgreSQL of PG_CONFIG=/path/to/pg_config; installs nothing'
 	@echo 'make install   copies that into it, or below DESTDIR=…; make uninstall removes it again'
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
-	@echo 'make test      every test; ONLY=rust|pgrx|regress|isolation|server|clients|adapters|upgrade|soak for a part,'
+	@echo 'make playground  build, start a throw-away PostgreSQL, and a web page that shows the limits; PORT=8080'
+	@echo 'make test      every test; ONLY=rust|pgrx|regress|isolation|server|clients|adapters|playground|pictures|upgrade|'
+	@echo '               soak for a part,'
 	@echo '               TESTS="a b" for these files of it (without ONLY: regress)'
 	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
 	@echo 'make test-all  all tests on PostgreSQL 15, 16 and 18, with the release build'
@@ -23,6 +25,7 @@ help:
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
+	@echo 'make pictures  draw docs/pictures from what the extension answers; CHECK=yes only compares'
 	@echo 'make lint      formatting, clippy, tests without expected output or reason to skip'
 	@echo 'make package   leave packages for PostgreSQL 15 to 18 in dist/ (PG=17 for one); make test-packages'
 	@echo '               installs each of them into a new system or a throw-away server'
@@ -32,8 +35,11 @@ help:
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run test test-all test-citus accept lint package test-packages release:
+run playground test test-all test-citus accept lint package test-packages release:
 	@scripts/$@
+
+pictures:
+	@scripts/pictures $(if $(CHECK),--check)
 
 soak:
 	@BUILD=release RATELIMIT_SOAK=yes ONLY=soak ACCESS="$${ACCESS:-auto sql}" scripts/test
