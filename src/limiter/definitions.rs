@@ -200,7 +200,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
         results: &[],
         lock: TableLock::Read,
     };
-    // Where Citus has no copy of rl_config on this node, as on one that was added and is not rebalanced yet,
+    // Where Citus has no copy of a table on this node, as on one that was added and is not rebalanced yet,
     // nobody tells of its changes; nor is it told in time where another node's copy is read.
     const IS_HERE: Statement = Statement {
         sql: "SELECT FROM pg_catalog.pg_dist_shard AS shard, pg_catalog.pg_dist_placement AS copy, \
@@ -227,8 +227,10 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
                 *(if for_all { &mut default } else { &mut own }) = config;
             }
             let has_keys = spi.execute(&HAS_KEYS, &[name])? > 0;
-            let told = !catalog.rl_config.distributed
-                || spi.execute(&IS_HERE, &[Some(catalog.rl_config.oid.into())])? > 0;
+            let mut told = true;
+            for table in [Some(catalog.rl_config), catalog.rl_blocks].into_iter().flatten() {
+                told &= !table.distributed || spi.execute(&IS_HERE, &[Some(table.oid.into())])? > 0;
+            }
             Ok((default, own, has_keys, told))
         })?;
     let parse = |config: Option<std::result::Result<String, ConfigError>>| {
