@@ -23,8 +23,8 @@ __all__ = ["AsyncRateLimitStorage", "RateLimitStorage"]
 _FIXED, _MOVING, _SLIDING = _STRATEGIES = "fixed-window", "moving-window", "sliding-window-counter"
 # The most entries that a sliding log keeps.
 _MAX_LOG = 10_000
-# The most hits of a window whose key doesn't tell the limit. Beyond 1e9 the extension tolerates more than a hit,
-# so a window would look unused after one, and begin anew with the next.
+# The most hits of a window whose key doesn't tell the limit: the extension compares with a tolerance of a billionth of
+# it, which is then less than a hit.
 _MAX_UNTOLD = 10**8
 
 _NOW = "extract(epoch FROM clock_timestamp())::float8"
