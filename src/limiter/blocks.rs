@@ -112,6 +112,9 @@ pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     })
 }
 
+// Every name comes after '', which an index can be asked for: a plan without one, which enable_seqscan makes look
+// dear, would be compiled (JIT) at each call.
+
 /// Deletes blocks that are over, at most so many; returns how many. Those that others hold are left.
 ///
 /// # Errors
@@ -120,13 +123,15 @@ pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
     const PRUNE: Statement = Statement {
         sql: "DELETE FROM @schema@.rl_blocks WHERE ctid OPERATOR(pg_catalog.=) ANY \
               (ARRAY(SELECT ctid FROM @schema@.rl_blocks \
-                     WHERE until OPERATOR(pg_catalog.<=) $1 LIMIT $2 FOR UPDATE SKIP LOCKED))",
+                     WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.<=) $1 \
+                     LIMIT $2 FOR UPDATE SKIP LOCKED))",
         parameters: &[TIMESTAMPTZOID, INT8OID],
         results: &[],
         lock: TableLock::Write,
     };
     const PRUNE_ALL: Statement = Statement {
-        sql: "DELETE FROM @schema@.rl_blocks WHERE until OPERATOR(pg_catalog.<=) $1",
+        sql: "DELETE FROM @schema@.rl_blocks \
+              WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.<=) $1",
         parameters: &[TIMESTAMPTZOID],
         ..PRUNE
     };
@@ -151,7 +156,8 @@ pub type InForce = BTreeMap<(Vec<u8>, Vec<u8>), Micros>;
 /// Those of Postgres.
 pub fn in_force(catalog: &Catalog, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<InForce> {
     const IN_FORCE: Statement = Statement {
-        sql: "SELECT name, key, until FROM @schema@.rl_blocks WHERE until OPERATOR(pg_catalog.>) $1 \
+        sql: "SELECT name, key, until FROM @schema@.rl_blocks \
+              WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.>) $1 \
               AND name OPERATOR(pg_catalog.=) COALESCE($2, name) \
               AND key OPERATOR(pg_catalog.=) COALESCE($3, key)",
         parameters: &[TIMESTAMPTZOID, TEXTOID, TEXTOID],
