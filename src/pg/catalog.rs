@@ -38,8 +38,6 @@ pub struct Catalog {
 pub struct Table {
     /// Its OID.
     pub oid: pg_sys::Oid,
-    /// The role that owns it.
-    pub owner: pg_sys::Oid,
     /// Whether Citus distributes it.
     pub distributed: bool,
 }
@@ -202,27 +200,37 @@ unsafe fn table(
     relname: &CStr,
     table: &'static str,
 ) -> Result<Table> {
-    // SAFETY: look-ups in the system catalogs; the tuple is read before it is released.
+    // SAFETY: look-ups in the system catalogs.
     unsafe {
         let oid = pg_sys::get_relname_relid(relname.as_ptr(), namespace);
         let member = extension != pg_sys::InvalidOid
             && oid != pg_sys::InvalidOid
             && pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, oid) == extension;
-        let tuple = if member {
-            pg_sys::SearchSysCache1(
-                pg_sys::SysCacheIdentifier::RELOID as c_int,
-                pg_sys::Datum::from(oid),
-            )
-        } else {
-            std::ptr::null_mut()
-        };
-        if tuple.is_null() {
+        if !member {
             return Err(Error::NoTable { table });
+        }
+        Ok(Table { oid, distributed: citus::is_distributed(oid) })
+    }
+}
+
+/// Returns the owner of a relation, `None` if there is no relation: the one to run as, if it is locked.
+///
+/// # Safety
+/// Inside a transaction.
+pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    // SAFETY: a look-up in the system catalogs; the tuple is read before it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(
+            pg_sys::SysCacheIdentifier::RELOID as c_int,
+            pg_sys::Datum::from(relation),
+        );
+        if tuple.is_null() {
+            return None;
         }
         let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
         let owner = (*class).relowner;
         pg_sys::ReleaseSysCache(tuple);
-        Ok(Table { oid, owner, distributed: citus::is_distributed(oid) })
+        Some(owner)
     }
 }
 

@@ -12,7 +12,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::pg_sys;
 
-use crate::pg::catalog::{Catalog, Table, TableLock};
+use crate::pg::catalog::{self, Catalog, Table, TableLock};
 use crate::pg::error::{Error, Result};
 use crate::pg::settings;
 use crate::pg::transaction::{with_lasting_locks, with_snapshot};
@@ -99,10 +99,12 @@ pub fn with_owner<T>(
     // SAFETY: user and connection are restored on every way out that does not abort.
     unsafe {
         with_lasting_locks(|| pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE));
+        // The wait for the lock may have been for another owner, with triggers of his own.
+        let owner = catalog::owner_of(table.oid).ok_or(Error::Moved)?;
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         pg_sys::SetUserIdAndSecContext(
-            table.owner,
+            owner,
             context
                 | pg_sys::SECURITY_LOCAL_USERID_CHANGE as c_int
                 | pg_sys::SECURITY_RESTRICTED_OPERATION as c_int,
