@@ -32,9 +32,12 @@ fn server() -> (Server, Client) {
 }
 
 /// Limits the size of the files that this backend writes to so many megabytes: to PostgreSQL a full disk.
+/// No row is written to the program, which may end before it would read one.
 fn limit_files(backend: &mut Client, megabytes: u64) {
     let bytes = megabytes << 20;
-    let limit = format!("COPY (SELECT) TO PROGRAM 'prlimit --pid $PPID --fsize={bytes}:{bytes}'");
+    let limit = format!(
+        "COPY (SELECT WHERE false) TO PROGRAM 'prlimit --pid $PPID --fsize={bytes}:{bytes}'"
+    );
     backend.batch_execute(&limit).unwrap();
 }
 

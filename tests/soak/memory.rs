@@ -8,6 +8,7 @@ use postgres::error::SqlState;
 use crate::own::Server;
 
 /// Limits the memory of this backend to so many megabytes more than it has.
+/// No row is written to the program, which may end before it would read one.
 fn limit_memory(backend: &mut Client, megabytes: u64) {
     // The library and what a first call needs are there already.
     backend
@@ -18,7 +19,10 @@ fn limit_memory(backend: &mut Client, megabytes: u64) {
     let now = "$(($(cut -d ' ' -f 1 /proc/$PPID/statm) * $(getconf PAGESIZE)";
     let limit = format!("prlimit --pid $PPID --as={now} + {}))", megabytes << 20);
     backend
-        .batch_execute(&format!("COPY (SELECT) TO PROGRAM '{}'", limit.replace('\'', "''")))
+        .batch_execute(&format!(
+            "COPY (SELECT WHERE false) TO PROGRAM '{}'",
+            limit.replace('\'', "''")
+        ))
         .unwrap();
 }
 
