@@ -195,7 +195,7 @@ fn config(random: &mut Rng) -> String {
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
-    const STEPS: usize = 6000;
+    const STEPS: usize = 4000;
     let seed = std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap());
     println!("RATELIMIT_SEED={seed}");
     let mut random = Rng::with_seed(seed);
@@ -435,7 +435,7 @@ fn the_direct_search_finds_every_row_and_no_other() {
     };
     check(&mut client, "as inserted");
     // Many updates of every row, so that index entries lead to other pages, and become posting lists.
-    for _ in 0..6 {
+    for _ in 0..3 {
         client
             .batch_execute(
                 "SELECT count(*) FROM wanted, rl_limit(name, key, 0.25) WHERE hashtext(key) % 2 = 0;

@@ -167,7 +167,7 @@ fn all_is_taken_or_nothing_and_no_two_calls_deadlock() {
     let started = Instant::now();
     load(&database, |round| match duration {
         Some(duration) => started.elapsed() < duration,
-        None => round < 12,
+        None => round < 6,
     });
 }
 
@@ -192,7 +192,7 @@ fn all_is_taken_or_nothing_while_the_numbers_of_shards_change() {
             changes
         });
         let stop = Stop(&running);
-        load(&database, |round| round < 6);
+        load(&database, |round| round < 3);
         drop(stop);
         println!("{} definitions", changing.join().unwrap());
     });

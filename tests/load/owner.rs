@@ -1,7 +1,7 @@
 //! Takes beside every action of the tables' owner: rows changed, renamed and deleted by hand, the table
 //! truncated, rebuilt and altered, indexes created and dropped, cursors that fail in savepoints.
 //! Afterwards table and index are intact, no key has two rows, and where only calls wrote, the rows
-//! agree with the takes. RATELIMIT_OWNER_SECONDS is its duration, instead of 60; actions are random,
+//! agree with the takes. RATELIMIT_OWNER_SECONDS is its duration, instead of 20; actions are random,
 //! unless RATELIMIT_SEED is set.
 
 use std::io::Write;
@@ -272,7 +272,7 @@ fn check(client: &mut Client) -> Result<(), String> {
 #[test]
 #[ignore = "needs a server: make test"]
 fn table_and_takes_are_whole_whatever_the_owner_does() {
-    let seconds = std::env::var("RATELIMIT_OWNER_SECONDS").map_or(60, |s| s.parse().unwrap());
+    let seconds = std::env::var("RATELIMIT_OWNER_SECONDS").map_or(20, |s| s.parse().unwrap());
     let seed = std::env::var("RATELIMIT_SEED").map_or_else(
         |_| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() << 8,
         |seed| seed.parse().unwrap(),

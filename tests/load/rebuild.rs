@@ -4,7 +4,7 @@ use super::errors::{Errors, calls_beside, note, quick_to_see_deadlocks};
 use crate::database::Database;
 
 const SESSIONS: usize = 8;
-const ROUNDS: usize = 12;
+const ROUNDS: usize = 6;
 
 #[test]
 #[ignore = "needs a server: make test"]

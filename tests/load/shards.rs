@@ -204,7 +204,7 @@ where
 #[ignore = "needs a server: make test"]
 fn reservations_and_credits_under_changing_shards_lose_and_make_no_token() {
     const CAPACITY: f64 = 400.0;
-    const CALLS: u32 = 120;
+    const CALLS: u32 = 60;
     let database = Database::new("load_reshard_credit");
     let mut client = database.connect();
     let config = |shards| {
@@ -256,7 +256,7 @@ fn reservations_and_credits_under_changing_shards_lose_and_make_no_token() {
 #[ignore = "needs a server: make test"]
 fn no_two_of_takes_credits_and_resets_wait_for_each_other() {
     const CAPACITY: f64 = 300.0;
-    const CALLS: u32 = 400;
+    const CALLS: u32 = 150;
     let database = Database::new("load_shards_resets");
     let mut client = database.connect();
     for (level, shards) in [(LEVELS[0], 3), (LEVELS[0], 10), (LEVELS[1], 3), (LEVELS[2], 3)] {
@@ -422,7 +422,7 @@ fn hungry_clients_get_all_that_flows_into_the_shards() {
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_rows_of_a_new_sharded_key_are_made_once() {
-    const ROUNDS: usize = 60;
+    const ROUNDS: usize = 32;
     let database = Database::new("load_shards_first");
     let mut client = database.connect();
     for level in LEVELS {
