@@ -173,4 +173,4 @@ BEGIN
     RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes know none any more';
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions and state';
+COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';

@@ -1,5 +1,5 @@
 -- Who may do what: nobody but the database's owner, and the role that installs, who may grant it
--- on. The pure functions (builders, rl_calculate) stay open.
+-- on. The pure functions (builders, rl_calculate, rl_replay) stay open.
 
 REVOKE ALL ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,

@@ -286,7 +286,7 @@ BEGIN
     RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes know none any more';
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions and state';
+COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';
 
 REVOKE ALL ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
@@ -366,4 +366,4 @@ WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 
 -- In the field's words.
 COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes unconditionally';
-COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of idle rows; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of blocks that are over and idle rows; returns how many';

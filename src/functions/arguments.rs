@@ -62,7 +62,7 @@ impl Checked<'_> for MaxRows {
     }
 }
 
-/// The length of an interval. A month counts as 30 days, as where PostgreSQL makes a number of one.
+/// The length of an interval. A month counts as 30 days, as PostgreSQL compares intervals.
 pub struct Span(pub Micros);
 
 impl Span {

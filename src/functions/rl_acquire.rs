@@ -6,6 +6,7 @@ use ratelimit_core::text::shortened;
 
 use super::answers::RlResult;
 use super::arguments::{Key, Name};
+use crate::limiter::blocks::FOR_GOOD;
 use crate::limiter::leases::{self, Fate};
 use crate::limiter::request::Request;
 use crate::pg::call::Call;
@@ -93,7 +94,10 @@ sql_function! {
     ) -> Option<Timestamptz> {
         let Some(lease) = lease else { return Ok(None) };
         let lapses_at = lease.settle(call, config, Fate::Extended)?;
-        Ok(lapses_at.and_then(Timestamptz::new))
+        Ok(lapses_at.and_then(|at| match at {
+            FOR_GOOD => Some(Timestamptz::infinity()),
+            at => Timestamptz::new(at),
+        }))
     }
 }
 

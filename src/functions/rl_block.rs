@@ -3,7 +3,7 @@
 use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
 
-use super::arguments::{Key, Name, Span, valid_key, valid_name};
+use super::arguments::{Key, Name, valid_key, valid_name};
 use crate::limiter::blocks::{self, FOR_GOOD};
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::Timestamptz;
@@ -13,7 +13,8 @@ use crate::pg::declaration::{Proceed, sql_function};
 use crate::pg::error::{Error, Result};
 
 sql_function! {
-    /// 22023 unless exactly one of duration and until is given, and lies ahead; 25006 in a read-only transaction.
+    /// 22023 unless exactly one of duration and until is given, and lies ahead; 22008: beyond the times of
+    /// timestamptz; 25006 in a read-only transaction.
     #[sql(
         WRITES,
         comment = "denies every call of a rate limit's key for a duration, or until a time, which may be infinity; returns until when"
@@ -70,11 +71,11 @@ fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros>
     let now = clock::now();
     match (duration, until) {
         (Some(duration), None) => {
-            let Span(length) = Span::of(duration);
-            if length <= Micros(0) {
+            let at = clock::plus_interval(now, duration);
+            if at <= now {
                 return refused("duration", "not positive", "an interval of more than 0");
             }
-            Ok(now.plus(length))
+            Ok(at)
         }
         (None, Some(until)) if until.is_infinity() => Ok(FOR_GOOD),
         (None, Some(until)) => match until.instant() {

@@ -94,10 +94,11 @@ fn answer_all(
     }
     let outcomes = make(call.function(), &list)?;
     if throws && outcomes.iter().any(|outcome| !outcome.answer.ok) {
-        // The one to wait for longest, of those that refuse.
+        // The one to wait for longest, of those that refuse; the one that never passes before those that wait for it.
         let longest = list.iter().zip(&outcomes).max_by_key(|(_, outcome)| {
             let refuses = !outcome.allows && outcome.answer.enforced;
-            (refuses, outcome.answer.retry_after.unwrap_or(Micros(i64::MAX)))
+            let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
+            (refuses, wait, outcome.never)
         });
         if let Some((request, Outcome { answer, .. })) = longest {
             return Err(request.denied(answer));

@@ -31,7 +31,7 @@ sql_function! {
     /// 22004, 22023; 25006 in a read-only transaction.
     #[sql(
         WRITES,
-        comment = "deletes a batch of idle rows; returns how many"
+        comment = "deletes a batch of blocks that are over and idle rows; returns how many"
     )]
     fn rl_prune(
         call: &Call,

@@ -12,7 +12,7 @@ use crate::pg::declaration::sql_function;
 use crate::pg::values::Jsonb;
 
 sql_row! {
-    /// What a name and key holds; without a definition only whose it is.
+    /// What a name and key holds; without a definition only whose it is, and whether it is blocked.
     pub struct StatusRow {
         name: Text,
         key: Text,

@@ -60,7 +60,7 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
 /// Blocks a name and key until an instant or [`FOR_GOOD`]. An earlier block is replaced.
 ///
 /// # Errors
-/// 55000: the row could not be written, or the extension's SQL is older than blocks.
+/// 55000: the row could not be written. 42P13: the extension's SQL is older than blocks.
 pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<()> {
     const PUT: Statement = Statement {
         sql: "INSERT INTO @schema@.rl_blocks (name, key, until) VALUES ($1, $2, $3) \
@@ -185,7 +185,7 @@ pub fn in_force(catalog: &Catalog, name: Option<&[u8]>, key: Option<&[u8]>) -> R
 /// The table.
 ///
 /// # Errors
-/// 55000: the extension's SQL is older than blocks.
+/// 42P13: the extension's SQL is older than blocks.
 fn table(catalog: &Catalog) -> Result<Table> {
     catalog.rl_blocks.ok_or(Error::Declaration)
 }

@@ -8,6 +8,7 @@ use ratelimit_core::algorithm::{Concurrency, Lease};
 use ratelimit_core::config::Store as Kept;
 use ratelimit_core::{Kind, Limit, Micros, State};
 
+use crate::limiter::blocks::FOR_GOOD;
 use crate::limiter::request::{Answer, Request, Target, check_count};
 use crate::limiter::single::{self, lock_to_change};
 use crate::limiter::slots::Slots;
@@ -84,7 +85,8 @@ impl Fate {
     }
 }
 
-/// Extends or releases a lease; `None` where it has lapsed or was released, otherwise when it lapses now.
+/// Extends or releases a lease; `None` where it has lapsed or was released, otherwise when it lapses now. Where the
+/// key is exempt meanwhile its holder may go on for good, and its slots are left to lapse.
 ///
 /// # Errors
 /// As [`acquire`], but for the count.
@@ -97,7 +99,7 @@ pub fn settle(
     catalog::with(function, lock_to_change(), |catalog| {
         let target = request.resolve(catalog)?;
         if target.limit.kind() == Kind::Unlimited {
-            return Ok(None);
+            return Ok(matches!(fate, Fate::Extended).then_some(FOR_GOOD));
         }
         let limit = concurrency(&target, fate.function())?;
         if target.limit.store == Kept::Memory {

@@ -9,7 +9,8 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
-use ratelimit_core::{Limit, Micros};
+use ratelimit_core::algorithm::Lease;
+use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::limiter::keys::{Key, each_key};
 use crate::limiter::request::Target;
@@ -32,8 +33,8 @@ thread_local! {
 }
 
 /// Deletes blocks that are over, then idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows
-/// beyond; returns their number. 0 means that no unlocked row is idle. Rows of undefined names are
-/// deleted when their last call is longer than `undefined_idle` ago.
+/// beyond; returns their number. 0 means that no unlocked row is idle. Rows of undefined names, and of exempt keys,
+/// whose limit may be there again, are deleted when their last call is longer than `undefined_idle` ago.
 ///
 /// # Errors
 /// Those of the catalog and of the store.
@@ -89,7 +90,7 @@ fn prune_key(
     let Key { name, key, rows } = found;
     let limit = match definitions::defined(catalog, name, key) {
         Err(Error::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
-        limit => limit?,
+        limit => limit?.filter(|limit| limit.kind() != Kind::Unlimited),
     };
     let idle = |rows: &[ShardRow]| match &limit {
         Some(limit) => {
@@ -143,11 +144,18 @@ fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
     })
 }
 
-/// Whether the rows of an undefined name are reset, or unused for longer than `undefined_idle`.
+/// Whether the rows of an undefined name are reset, or unused for longer than `undefined_idle`, and hold no lease.
 fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>) -> bool {
     let now = clock::now();
     rows.iter().all(|(_, found)| {
         is_reset(&found.state)
             || undefined_idle.is_some_and(|idle| found.state.ts < now.minus(idle))
+                && !holds_lease(&found.state, now)
     })
+}
+
+/// Whether it is the state of a concurrency limit, with a lease that has not lapsed: it may have been extended
+/// since it was given.
+fn holds_lease(state: &State, now: Micros) -> bool {
+    state.prior.is_some() && Lease::of(state).any(|lease| lease.is_live(now))
 }

@@ -43,9 +43,9 @@ pub struct Answer {
     pub now: Micros,
     /// Whether a denial is one; otherwise it only tells what one would be, in a dry run.
     pub enforced: bool,
-    /// Whether it is denied because the key is blocked.
-    pub blocked: bool,
-    /// The id of the lease that was taken from a concurrency limit.
+    /// Until when the key is blocked, or [`FOR_GOOD`], if that is why it is denied.
+    pub blocked: Option<Micros>,
+    /// The id of the lease that was taken, from a concurrency limit.
     pub lease: Option<Micros>,
 }
 
@@ -76,7 +76,7 @@ impl Change {
     /// Decides the change of a state.
     ///
     /// # Errors
-    /// [`Error::NotForKind`] (0A000): a credit to a sliding kind.
+    /// [`Error::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
     pub fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
         match self {
             Change::Take(Take { count, reserve }) => Ok(decide(limit, state, now, count, reserve)),
@@ -125,7 +125,7 @@ impl<'a> Request<'a> {
             name: utf8(self.name).into_owned(),
             retry_after: answer.retry_after,
             capacity: answer.capacity,
-            blocked: answer.blocked,
+            for_good: answer.blocked == Some(FOR_GOOD),
         }
     }
 
@@ -176,6 +176,7 @@ impl Target<'_> {
 
     /// Returns the answer of a call decided at `now`.
     pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
+        let taken = decision.state.as_ref().map(|state| state.ts);
         Answer {
             ok: decision.ok,
             retry_after: decision.retry_after,
@@ -183,8 +184,8 @@ impl Target<'_> {
             capacity: self.limit.capacity(),
             now,
             enforced: self.limit.enforce,
-            blocked: false,
-            lease: decision.state.as_ref().map(|state| state.ts),
+            blocked: None,
+            lease: taken.filter(|_| self.limit.kind() == Kind::Concurrency),
         }
     }
 
@@ -194,16 +195,16 @@ impl Target<'_> {
     }
 
     /// Returns the answer at `now` to a call that is denied by a block: after it the call passes as far as the
-    /// limit lets it then. A dry run is no way around it.
+    /// limit lets it then. A dry run is no way around it, and lets every call pass after it.
     pub fn blocked(&self, until: Micros, shards: &Shards, now: Micros, take: Take) -> Answer {
         let denied = after_block(until, now, |then| {
             let decision = shards.decide(then, take.count, take.reserve);
-            if decision.ok { Some(Micros(0)) } else { decision.retry_after }
+            if decision.ok || !self.limit.enforce { Some(Micros(0)) } else { decision.retry_after }
         });
         let decision =
             Decision { ok: false, retry_after: denied, level: shards.level(now), state: None };
         let level = decision.level;
-        Answer { enforced: true, blocked: true, ..self.answer(&decision, level, now) }
+        Answer { enforced: true, blocked: Some(until), ..self.answer(&decision, level, now) }
     }
 
     /// Refuses what is not for limits whose slots are taken by leases.

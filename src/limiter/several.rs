@@ -33,6 +33,8 @@ use crate::store::{self, Store, TRIES};
 pub struct Outcome {
     /// Whether this limit alone would allow it, after the earlier requests for the same limit.
     pub allows: bool,
+    /// Whether it refuses for ever, and so never lets the whole call pass.
+    pub never: bool,
     /// The answer; its `ok` is that of the whole call.
     pub answer: Answer,
 }
@@ -421,7 +423,8 @@ impl Group<'_> {
         let denied = |then: Decision| Decision {
             ok: false,
             retry_after: after_block(until, now, |_| {
-                if then.ok { Some(Micros(0)) } else { then.retry_after }
+                let passes = then.ok || !self.target.limit.enforce;
+                if passes { Some(Micros(0)) } else { then.retry_after }
             }),
             level: shards.level(now),
             state: None,
@@ -555,12 +558,13 @@ fn outcomes(groups: &[Group], verdicts: &[Verdict], ok: bool) -> Vec<Outcome> {
             let mut answer = group.target.answer(decision, level, verdict.now);
             answer.ok = ok;
             answer.enforced = verdict.enforced;
-            answer.blocked = group.target.block(verdict.now).is_some();
+            answer.blocked = group.target.block(verdict.now);
             // In a refused call a request that its limit allows has nothing to wait for; and a call
             // with a request that never passes never passes.
             let waits = if ok { decision.ok } else { !(verdict.passes(decision) || never) };
             answer.retry_after = answer.retry_after.filter(|_| waits);
-            outcomes.push((n, Outcome { allows: decision.ok, answer }));
+            let never = !verdict.passes(decision) && decision.retry_after.is_none();
+            outcomes.push((n, Outcome { allows: decision.ok, never, answer }));
         }
     }
     outcomes.sort_by_key(|&(n, _)| n);

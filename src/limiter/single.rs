@@ -63,7 +63,7 @@ pub(super) fn take(
     if target.blocked_until.is_some() && target.block(clock::now()).is_some() {
         let answer = look(catalog, target, take)?;
         // Otherwise it has just ended, and nothing was taken.
-        if answer.blocked {
+        if answer.blocked.is_some() {
             return Ok(answer);
         }
     }

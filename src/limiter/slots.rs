@@ -15,7 +15,7 @@ pub struct Slots {
     ids: Vec<Id>,
 }
 
-/// A lease in the memory of its slot: its id, which a float holds exactly, and when it lapses.
+/// A lease in the memory of its slot: its id, which a float holds exactly until the year 2255, and when it lapses.
 fn of_slot(lease: Lease) -> State {
     State { value: lease.id.0 as f64, ts: lease.lapses_at, prior: None, log: None }
 }

@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 
-use pgrx::pg_sys;
+use pgrx::{direct_function_call, pg_sys};
 use ratelimit_core::Micros;
+use ratelimit_core::config::Interval;
 
 use crate::pg::transaction::unguarded;
 
@@ -51,6 +52,23 @@ pub fn to_timestamptz(at: Micros) -> Option<i64> {
 /// Converts an instant to the nearest finite timestamptz.
 pub fn to_nearest_timestamptz(at: Micros) -> i64 {
     at.0.saturating_sub(POSTGRES_EPOCH).clamp(MIN_TIMESTAMP, END_TIMESTAMP - 1)
+}
+
+/// Adds an interval to an instant as `timestamptz + interval` does, with months and days of the session's time
+/// zone; ±infinity is what an infinite interval leads to.
+///
+/// # Errors
+/// 22008, raised by Postgres: it is out of the range of timestamptz.
+pub fn plus_interval(at: Micros, interval: Interval) -> Micros {
+    let mut interval =
+        pg_sys::Interval { time: interval.micros, day: interval.days, month: interval.months };
+    let arguments = [
+        Some(pg_sys::Datum::from(to_nearest_timestamptz(at))),
+        Some(pg_sys::Datum::from(&raw mut interval)),
+    ];
+    // SAFETY: these are the arguments of the function, which keeps none of them.
+    let sum = unsafe { direct_function_call::<i64>(pg_sys::timestamptz_pl_interval, &arguments) };
+    sum.map_or(Micros(i64::MAX), from_timestamptz)
 }
 
 /// Reads the server's clock.

@@ -46,7 +46,7 @@ pub enum Error {
     InRequest { n: usize, error: Box<Error> },
     /// With `throws`: the denial (PT429).
     #[error("rate limit exceeded")]
-    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64, blocked: bool },
+    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64, for_good: bool },
     /// A function that this kind of limit has no answer to (0A000).
     #[error("{function}() is not supported for {}", .kind.with_article())]
     NotForKind { function: &'static str, kind: Kind },
@@ -202,12 +202,12 @@ impl Error {
                 qualifier(),
                 literal(name)
             ),
-            Error::RateLimited { retry_after, capacity, blocked, .. } => {
+            Error::RateLimited { retry_after, capacity, for_good, .. } => {
                 match retry_after.map(Micros::ceil_to_millis) {
                     Some(Micros(0)) => "Try again at once: other transactions hold it.".into(),
                     Some(Micros::SECOND) => "Try again in 1 second.".into(),
                     Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
-                    None if *blocked => "It is blocked for good.".into(),
+                    None if *for_good => "It is blocked for good.".into(),
                     None => format!(
                         "It can never succeed: the count is more than a limit of capacity {} can give.",
                         float_text(*capacity)

@@ -21,7 +21,7 @@
 //!
 //! Elapsed time is never negative: a clock that stepped back refills nothing and takes nothing. A
 //! stored time that is further ahead of the clock than the limit takes to fill up means that the
-//! clock was wrong, and the next take sets it to now.
+//! clock was wrong, and the next take sets it to now. A lease of a concurrency limit stays, since it has a holder.
 //!
 //! # Floats
 //!

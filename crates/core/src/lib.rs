@@ -1,5 +1,5 @@
-//! Rate limits as pure functions: token buckets, fixed, calendar and sliding windows, with
-//! reservations and exact retry times.
+//! Rate limits as pure functions: token buckets, fixed, calendar and sliding windows, sliding logs and
+//! leases of a number of slots, with reservations, overage and exact retry times.
 //!
 //! A [`Limit`] is of one of some kinds. What it remembers between two calls is a [`State`] of a few
 //! numbers, which the caller keeps; the time is an argument too. So the same call has the same answer

@@ -101,6 +101,16 @@ ROLLBACK;
 SET ratelimit.clock = '2027-01-01 13:00:00+00';
 SELECT rl_prune() > 0;
 SELECT count(*) FROM rateLimits WHERE name LIKE 'co%';
+-- Of a name without a definition too a lease that is extended stays, though it was given long ago.
+SELECT ok FROM rl_acquire('co-inline', 'a', config => rl_concurrency(1, '1 hour'));
+SET ratelimit.clock = '2027-01-01 13:30:00+00';
+SELECT rl_extend('co-inline/a/1798808400000000', rl_concurrency(1, '1 hour'));
+SET ratelimit.clock = '2027-01-01 14:29:59+00';
+SELECT rl_prune(undefined_idle => '1 hour') >= 0;
+SELECT ok FROM rl_acquire('co-inline', 'a', config => rl_concurrency(1, '1 hour'));
+SET ratelimit.clock = '2027-01-01 14:30:00+00';
+SELECT rl_prune(undefined_idle => '1 hour') > 0;
+SELECT count(*) FROM rateLimits WHERE name = 'co-inline';
 SELECT error_of(call) FROM unnest(ARRAY[
     $$SELECT rl_limit('co', 'a')$$,
     $$SELECT rl_credit('co', 'a', 1)$$,

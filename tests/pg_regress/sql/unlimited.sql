@@ -27,7 +27,7 @@ BEGIN READ ONLY;
 SELECT name, ok, remaining FROM rl_limit_all('[{"name": "ex", "key": "vip"}, {"name": "ex/memory"}]');
 SELECT name, ok, remaining FROM rl_limit_all('[{"name": "ex", "key": "vip"}, {"name": "ex/memory"}]');
 ROLLBACK;
--- What was taken before is there again afterwards, unless it was idle and pruned.
+-- What was taken before is there again afterwards, also if rl_prune came by.
 SELECT rl_undefine('ex', 'vip');
 SELECT ok, remaining FROM rl_limit('ex', 'vip');
 SELECT rl_define('ex', rl_unlimited() || '{"store": "memory"}', 'vip');
@@ -38,8 +38,11 @@ SELECT rl_undefine('ex', 'vip');
 SELECT ok, remaining FROM rl_limit('ex', 'vip');
 SELECT rl_define('ex', rl_unlimited(), 'vip');
 SELECT name, kind, remaining, capacity, limited FROM rl_status('ex', 'vip');
-SELECT rl_prune() > 0;
+SELECT rl_prune() >= 0;
 SELECT count(*) FROM rateLimits WHERE name = 'ex' AND key = 'vip';
+SELECT rl_undefine('ex', 'vip');
+SELECT ok, remaining FROM rl_limit('ex', 'vip');
+SELECT rl_define('ex', rl_unlimited(), 'vip');
 -- In a trigger, and by itself.
 CREATE TABLE ex_rows (who text);
 CREATE TRIGGER limited BEFORE INSERT ON ex_rows FOR EACH ROW EXECUTE FUNCTION rl_trigger('ex', 'key=who');
@@ -53,6 +56,8 @@ SELECT error_of(call) FROM unnest(ARRAY[
     $$SELECT rl_limit('ex', 'vip', 'NaN')$$,
     $$SELECT * FROM rl_calculate(rl_unlimited(), '{"value": 1, "ts": 0}', now())$$]) call;
 SELECT ok, lease FROM rl_acquire('ex', 'vip');
+-- Who has a lease from before goes on.
+SELECT rl_extend('ex/vip/1798804800000000'), rl_release('ex/vip/1798804800000000');
 -- A name that is exempt, but for one key: its headers are those of its own limit.
 SELECT rl_define('ex/all', rl_token_bucket(5, '1 minute'), 'one');
 SELECT rl_headers('ex/all', r) FROM rl_limit('ex/all', 'one') r;

@@ -29,7 +29,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Reads the leases of a state, in the order in which they were given.
+    /// Reads the leases of a state, in no order.
     pub fn of(state: &State) -> impl Iterator<Item = Lease> {
         let pairs = state.log.as_deref().unwrap_or_default().chunks_exact(2);
         pairs.map(|pair| Lease { id: pair[0], lapses_at: pair[1] })
