@@ -15,6 +15,7 @@ mod declared;
 mod raised;
 mod rolled_back;
 mod row_codec;
+mod row_template;
 mod run_as_owner;
 mod session_settings;
 mod shared;

@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 
+use pgrx::pg_sys::BuiltinOid::{BOOLOID, FLOAT8OID, TIMESTAMPTZOID};
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::prelude::*;
 use pgrx::{PgTryBuilder, pg_sys};
@@ -27,6 +28,7 @@ use sql_types::{Argument, SqlRow};
 use trigger_data::Trigger;
 
 pub mod composite;
+pub mod row_template;
 mod row_type;
 pub mod sql_types;
 pub mod trigger_data;
@@ -442,13 +444,19 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::Declaration`] where it was not, or for another number of them.
-    pub fn row(&self, row: impl SqlRow) -> Result<pg_sys::Datum> {
+    pub fn row<R: SqlRow>(&self, row: R) -> Result<pg_sys::Datum> {
         let Some(description) = self.row_type.get() else { return Err(Error::Declaration) };
-        // Not formed by hand: minor releases have added to what is in the header.
-        // SAFETY: the description has as many attributes as there are values.
+        let by_value =
+            |oid: &pg_sys::BuiltinOid| matches!(oid, BOOLOID | FLOAT8OID | TIMESTAMPTZOID);
+        // SAFETY: the description has as many attributes as there are values, of the types of the row's columns.
         row.with_columns(|values, nulls| unsafe {
             if (*description).natts as usize != values.len() {
                 return Err(Error::Declaration);
+            }
+            if R::OIDS.iter().all(by_value)
+                && let Some(row) = row_template::row(description, values, nulls)
+            {
+                return Ok(row);
             }
             let tuple =
                 pg_sys::heap_form_tuple(description, values.as_mut_ptr(), nulls.as_mut_ptr());

@@ -8,6 +8,8 @@ use crate::pg::error::{Error, Result};
 
 /// Functions of Postgres that raise no error, and so need no guard of pgrx's.
 pub mod unguarded {
+    use std::ffi::{c_int, c_void};
+
     use pgrx::pg_sys::{SubTransactionId, TimestampTz, TransactionId};
 
     unsafe extern "C-unwind" {
@@ -16,6 +18,8 @@ pub mod unguarded {
         pub fn GetCurrentTimestamp() -> TimestampTz;
         pub fn GetTopTransactionIdIfAny() -> TransactionId;
         pub fn IsInParallelMode() -> bool;
+        /// For a size that can be, and with MCXT_ALLOC_NO_OOM.
+        pub fn palloc_extended(size: usize, flags: c_int) -> *mut c_void;
     }
 }
 

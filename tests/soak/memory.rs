@@ -6,6 +6,7 @@ use postgres::Client;
 use postgres::error::SqlState;
 
 use crate::own::Server;
+use crate::scale;
 
 /// Limits the memory of this backend to so many megabytes more than it has.
 /// No row is written to the program, which may end before it would read one.
@@ -59,9 +60,11 @@ fn outcome(witness: &mut Client, backend: &mut Client, sql: &str) -> Option<SqlS
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_call_that_is_too_large_is_refused_or_out_of_memory_and_no_more() {
-    // The larger one has room for a list of 300,000, the smaller one none for a copy of a long text.
-    too_large(300);
-    too_large(150);
+    // The larger one, which takes minutes, has room for a list of 300,000, the smaller one none for a copy of a
+    // long text.
+    for megabytes in scale(vec![150], vec![300, 150]) {
+        too_large(megabytes);
+    }
 }
 
 fn too_large(megabytes: u64) {

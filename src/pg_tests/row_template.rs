@@ -1,0 +1,57 @@
+//! Rows made from an earlier one are those that heap_form_tuple forms.
+
+#[pgrx::pg_schema]
+mod tests {
+    use fastrand::Rng;
+    use pgrx::pg_sys;
+    use pgrx::prelude::*;
+
+    use super::super::get;
+    use crate::pg::call::row_template;
+
+    /// The description of a row type, which stays as long as the backend.
+    fn description(of: &str) -> pg_sys::TupleDesc {
+        let oid: pg_sys::Oid = get(&format!("SELECT '{of}'::regtype::oid"));
+        // SAFETY: the type exists; the copy is in a context that lives as long as the backend.
+        unsafe {
+            let of_type = pg_sys::lookup_rowtype_tupdesc_copy(oid, -1);
+            let caller = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            let description = pg_sys::BlessTupleDesc(pg_sys::CreateTupleDescCopy(of_type));
+            pg_sys::MemoryContextSwitchTo(caller);
+            description
+        }
+    }
+
+    /// The bytes of a composite datum, whose length its header tells.
+    ///
+    /// # Safety
+    /// It is one.
+    unsafe fn bytes(row: pg_sys::Datum) -> Vec<u8> {
+        // SAFETY: as the caller says.
+        unsafe {
+            let length = pgrx::varsize_any(row.cast_mut_ptr());
+            std::slice::from_raw_parts(row.cast_mut_ptr::<u8>(), length).to_vec()
+        }
+    }
+
+    #[pg_test]
+    fn a_row_is_that_of_heap_form_tuple_bit_for_bit() {
+        let random = &mut Rng::with_seed(1);
+        let rl_result = description("rl_result");
+        for _ in 0..2_000 {
+            let mut nulls: [bool; 6] = std::array::from_fn(|_| random.u8(..3) == 0);
+            let mut values: [pg_sys::Datum; 6] = std::array::from_fn(|n| match n {
+                0 => random.bool().into(),
+                _ => random.i64(..).into(),
+            });
+            // SAFETY: the type's columns are a boolean, floats and times.
+            unsafe {
+                let row = row_template::row(rl_result, &values, &nulls).unwrap();
+                let tuple =
+                    pg_sys::heap_form_tuple(rl_result, values.as_mut_ptr(), nulls.as_mut_ptr());
+                let formed = pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data);
+                assert_eq!(bytes(row), bytes(formed), "{values:?} {nulls:?}");
+            }
+        }
+    }
+}
