@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString, c_int};
 use std::rc::Rc;
 
 use pgrx::pg_sys;
+use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::pg::error::{Error, Result};
 use crate::pg::invalidation::Tables;
@@ -78,13 +79,12 @@ pub fn with<T>(
     lock: TableLock,
     mut work: impl FnMut(&Catalog) -> Result<T>,
 ) -> Result<T> {
-    // SAFETY: in a transaction, and not in parallel. Makes the writes of the caller's command visible,
-    // as any function that runs SQL.
-    unsafe { pg_sys::CommandCounterIncrement() };
+    new_command();
     with_snapshot(|| {
+        let mut catalog = known_or_read(function, lock)?;
         for _ in 0..TRIES {
-            match work(&*current(function, lock)?) {
-                Err(Error::Moved) => {}
+            match work(&catalog) {
+                Err(Error::Moved) => catalog = current(function, lock)?,
                 outcome => return outcome,
             }
         }
@@ -101,6 +101,30 @@ pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     // SAFETY: processes the invalidations of other sessions. Opening a table that is locked already
     // processes none, so a long transaction would never see a change.
     unsafe { pg_sys::AcceptInvalidationMessages() };
+    known_or_read(function, lock)
+}
+
+/// Makes the writes of the caller's command visible, as any function that runs SQL, and processes the invalidations
+/// of other sessions, as [`current`]. Both behind one guard, which takes longer than either.
+fn new_command() {
+    unsafe extern "C-unwind" {
+        fn CommandCounterIncrement();
+        fn AcceptInvalidationMessages();
+    }
+    // SAFETY: in a transaction, and not in parallel. An error jumps past nothing that is to be dropped.
+    unsafe {
+        pg_guard_ffi_boundary(|| {
+            CommandCounterIncrement();
+            AcceptInvalidationMessages();
+        });
+    }
+}
+
+/// Returns the extension's objects as far as invalidations have been processed.
+///
+/// # Errors
+/// As [`current`].
+fn known_or_read(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     let known = CATALOG.with_borrow(Option::clone);
     match known {
         Some(catalog) if SEEN.get() == invalidation::changes() => Ok(catalog),
