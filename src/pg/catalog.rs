@@ -111,7 +111,8 @@ fn new_command() {
         fn CommandCounterIncrement();
         fn AcceptInvalidationMessages();
     }
-    // SAFETY: in a transaction, and not in parallel. An error jumps past nothing that is to be dropped.
+    // SAFETY: in a transaction, and not in parallel. An error jumps past nothing that is to be dropped: neither here
+    // nor in the callbacks of `invalidation`, which don't panic and call nothing of Postgres.
     unsafe {
         pg_guard_ffi_boundary(|| {
             CommandCounterIncrement();
