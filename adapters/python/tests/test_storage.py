@@ -60,11 +60,12 @@ def test_a_limit_of_0_lets_nothing_pass(create, limiter, strategy, store):
 
 @every
 def test_a_window_ends(create, limiter, strategy, store):
-    window_with_room(1, 0.5)
-    limits, item = limiter(strategy, create(store=store)), parse("2 per second")
+    limits, item = limiter(strategy, create(store=store)), parse("2 per 2 seconds")
+    assert limits.test(item)  # and the connection is there
+    window_with_room(2, 1.5)
     assert limits.hit(item, cost=2) and not limits.hit(item)
     # The counter weighs what the window before has used.
-    time.sleep(2 if strategy == SLIDING else max(0, limits.get_window_stats(item).reset_time - time.time()) + 0.05)
+    time.sleep(4 if strategy == SLIDING else max(0, limits.get_window_stats(item).reset_time - time.time()) + 0.05)
     assert limits.get_window_stats(item).remaining == 2
     assert limits.hit(item, cost=2) and not limits.hit(item)
 
