@@ -24,7 +24,7 @@ NOOP = "a function that does nothing"
 
 IN_SUMMARY = {
     MEMORY: "in memory", RL: "rl_limit", SETWISE: "set-wise SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
-    REDIS: "Redis", SELECT_ROW: "bare SELECT", SELECT_1: "SELECT 1",
+    REDIS: "Redis", SELECT_ROW: "bare SELECT", NOOP: "no-op", SELECT_1: "SELECT 1",
 }
 IN_CHART = ["single_16", "hot_allowed", "hot_denied", "setwise_allowed", "memory_hot", "memory_keys"]
 

@@ -61,10 +61,11 @@ BEGIN
     END IF;
 END $$;
 
--- What a call costs before it does anything: a C function that looks at none of its arguments.
+-- What a call costs before it does anything: a C function that looks at none of its arguments. One of LANGUAGE
+-- internal is looked for by name among all of PostgreSQL's, once a statement, which takes longer than rl_limit.
 CREATE FUNCTION noop(name text, key text DEFAULT '', count double precision DEFAULT 1, reserve boolean DEFAULT false,
                      throws boolean DEFAULT false, config jsonb DEFAULT NULL)
-RETURNS int LANGUAGE internal VOLATILE AS 'pg_backend_pid';
+RETURNS real LANGUAGE c VOLATILE AS '$libdir/pg_trgm', 'show_limit';
 
 -- Rows that are written with a limit, and without.
 CREATE TABLE plain_messages (author text, body text);
