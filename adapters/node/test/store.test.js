@@ -12,7 +12,7 @@ import pg from 'pg';
 
 import { RateLimitStore } from '../index.js';
 
-const pool = new pg.Pool({ max: 16 });
+const pool = new pg.Pool({ max: 16, application_name: 'store.test.js' });
 after(() => pool.end());
 
 let names = 0;
@@ -63,7 +63,7 @@ test('stores of one name count together, those of others apart', async () => {
 });
 
 test('a window ends', async () => {
-    const store = open({}, { limit: 1, windowMs: 300 });
+    const store = open({}, { limit: 1, windowMs: 2000 });
     assert.equal((await store.increment('k')).totalHits, 1);
     const { totalHits, resetTime } = await store.increment('k');
     assert.equal(totalHits, 2);
@@ -164,7 +164,8 @@ test('a lost connection fails, or passes where passOnStoreError says so', async 
     const store = open();
     await store.increment('k');
     pool.on('error', () => {});
-    await pool.query('SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = current_user AND pid <> pg_backend_pid()');
-    await new Promise((resolve) => setTimeout(resolve, 200));
+    await Promise.all([1, 2].map(() => pool.query('SELECT pg_sleep(0.1)'))); // there are two clients
+    await pool.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'store.test.js' AND pid <> pg_backend_pid()");
+    while (pool.totalCount > 1) await new Promise((resolve) => setTimeout(resolve, 10));
     assert.equal((await store.increment('k')).totalHits, 2);
 });

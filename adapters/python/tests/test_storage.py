@@ -71,7 +71,7 @@ def test_a_window_ends(create, limiter, strategy, store):
 
 
 def test_a_moving_window_moves(create, limiter):
-    limits, item = limiter(MOVING, create()), parse("2 per 2 seconds")
+    limits, item = limiter(MOVING, create()), parse("2 per 4 seconds")
     assert limits.hit(item)
     first = limits.get_window_stats(item).reset_time
     time.sleep(1)
