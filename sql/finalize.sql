@@ -1,6 +1,47 @@
 -- Who may do what: nobody but the database's owner, and the role that installs, who may grant it
 -- on. The pure functions (builders, rl_calculate, rl_replay) stay open.
 
+-- What default privileges gave of all that was created here is taken back. REVOKE puts what is left among the
+-- initial privileges, which without default privileges have none of these objects yet.
+-- Here and below operators are qualified and their operands cast: the schema to install into is on the
+-- search path, and this runs as a superuser.
+DO LANGUAGE plpgsql $$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT member.classid, member.objid, object.what,
+               pg_catalog.string_agg(CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+                                          ELSE pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(acl.grantee)::pg_catalog.text) END, ', ') AS roles
+        FROM pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member,
+             LATERAL (SELECT proowner, pg_catalog.format('FUNCTION %s', oid::pg_catalog.regprocedure), proacl FROM pg_catalog.pg_proc
+                      WHERE member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+                        AND oid OPERATOR(pg_catalog.=) member.objid
+                      UNION ALL
+                      SELECT relowner, pg_catalog.format('TABLE %s', oid::pg_catalog.regclass), relacl FROM pg_catalog.pg_class
+                      WHERE member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+                        AND oid OPERATOR(pg_catalog.=) member.objid
+                      UNION ALL
+                      SELECT typowner, pg_catalog.format('TYPE %s', oid::pg_catalog.regtype), typacl FROM pg_catalog.pg_type
+                      WHERE member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_type'::pg_catalog.regclass::pg_catalog.oid
+                        AND oid OPERATOR(pg_catalog.=) member.objid) AS object (owner, what, acl),
+             LATERAL (SELECT DISTINCT grantee FROM pg_catalog.aclexplode(object.acl)) AS acl
+        WHERE extension.extname OPERATOR(pg_catalog.=) 'ratelimit'::pg_catalog.name
+          AND member.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+          AND member.refobjid OPERATOR(pg_catalog.=) extension.oid
+          AND member.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+          AND acl.grantee OPERATOR(pg_catalog.<>) object.owner
+          AND (acl.grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid
+               OR member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid)
+        GROUP BY member.classid, member.objid, object.what
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON %s FROM %s CASCADE', given.what, given.roles);
+        DELETE FROM pg_catalog.pg_init_privs AS init
+        WHERE init.classoid OPERATOR(pg_catalog.=) given.classid AND init.objoid OPERATOR(pg_catalog.=) given.objid;
+    END LOOP;
+END
+$$;
+
 REVOKE ALL ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
@@ -24,8 +65,6 @@ GRANT EXECUTE ON FUNCTION
 -- schema. It is taken out of the extension's initial privileges again: as one of those it would be missing
 -- from dumps, and once the role is dropped it would stand in them as a REVOKE that fails on restore.
 -- From PostgreSQL 17 on they also depend on the roles in them: the role could not be dropped.
--- Operators are qualified and their operands cast: the schema to install into is on the search path
--- here, and this runs as a superuser.
 DO LANGUAGE plpgsql $$
 DECLARE
     installer record;
@@ -59,21 +98,19 @@ BEGIN
 END
 $$;
 
--- What the grant left of itself there.
+-- What these left of themselves there, from PostgreSQL 17 on.
 DELETE FROM pg_catalog.pg_shdepend AS dependency
-USING pg_catalog.pg_database AS here, pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member,
-      pg_catalog.pg_init_privs AS init
+USING pg_catalog.pg_database AS here, pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member
 WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
   AND extension.extname OPERATOR(pg_catalog.=) 'ratelimit'::pg_catalog.name
   AND member.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
   AND member.refobjid OPERATOR(pg_catalog.=) extension.oid
-  AND member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
-  AND init.classoid OPERATOR(pg_catalog.=) member.classid
-  AND init.objoid OPERATOR(pg_catalog.=) member.objid
   AND dependency.dbid OPERATOR(pg_catalog.=) here.oid
   AND dependency.classid OPERATOR(pg_catalog.=) member.classid
   AND dependency.objid OPERATOR(pg_catalog.=) member.objid
   AND dependency.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_authid'::pg_catalog.regclass::pg_catalog.oid
   AND dependency.deptype OPERATOR(pg_catalog.=) 'i'::pg_catalog."char"
-  AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
-                  WHERE acl.grantee OPERATOR(pg_catalog.=) dependency.refobjid);
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_init_privs AS init, pg_catalog.aclexplode(init.initprivs) AS acl
+                  WHERE init.classoid OPERATOR(pg_catalog.=) member.classid
+                    AND init.objoid OPERATOR(pg_catalog.=) member.objid
+                    AND acl.grantee OPERATOR(pg_catalog.=) dependency.refobjid);

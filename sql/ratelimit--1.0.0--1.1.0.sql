@@ -288,6 +288,89 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';
 
+-- What default privileges gave is taken back. Of what is new: all. Of the functions of 1.0.0: what their initial
+-- privileges have, and of its tables, which have none, what default privileges of the role that made them give today
+-- as well. What was granted since stays, in the privileges and out of the initial ones, into which REVOKE puts it.
+DO LANGUAGE plpgsql $$
+DECLARE
+    given record;
+BEGIN
+    FOR given IN
+        SELECT member.classid, member.objid, object.what, taken.privileges, object.initprivs,
+               pg_catalog.string_agg(CASE WHEN taken.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+                                          ELSE pg_catalog.quote_ident(role.rolname::pg_catalog.text) END, ', ') AS roles
+        FROM pg_catalog.pg_extension AS extension
+        JOIN pg_catalog.pg_depend AS member
+             ON member.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+            AND member.refobjid OPERATOR(pg_catalog.=) extension.oid
+            AND member.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+        CROSS JOIN LATERAL (
+            SELECT pg_catalog.format('FUNCTION %s', function.oid::pg_catalog.regprocedure), function.proname, function.proowner,
+                   function.proacl, init.initprivs
+            FROM pg_catalog.pg_proc AS function
+            LEFT JOIN pg_catalog.pg_init_privs AS init
+                 ON init.classoid OPERATOR(pg_catalog.=) member.classid AND init.objoid OPERATOR(pg_catalog.=) member.objid
+            WHERE member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+              AND function.oid OPERATOR(pg_catalog.=) member.objid
+            UNION ALL
+            SELECT pg_catalog.format('TABLE %s', oid::pg_catalog.regclass), relname, relowner, relacl, NULL
+            FROM pg_catalog.pg_class
+            WHERE member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::pg_catalog.oid
+              AND oid OPERATOR(pg_catalog.=) member.objid
+        ) AS object (what, name, owner, acl, initprivs)
+        CROSS JOIN LATERAL (
+            SELECT object.name OPERATOR(pg_catalog.<>) ALL (ARRAY[
+                'rl_limit', 'rl_check', 'rl_credit', 'rl_limit_all', 'rl_check_all', 'rl_reset', 'rl_reset_all',
+                'rl_define', 'rl_undefine', 'rl_status', 'rl_prune', 'rl_headers', 'rl_trigger', 'rl_config_changed',
+                'rl_token_bucket', 'rl_fixed_window', 'rl_sliding_window', 'rl_sliding_log', 'rl_calculate',
+                'ratelimits', 'rl_config', 'rl_result']::pg_catalog.name[])
+        ) AS this (is_new)
+        CROSS JOIN LATERAL (
+            SELECT DISTINCT grantee, 'ALL' FROM pg_catalog.aclexplode(object.acl)
+            WHERE this.is_new AND grantee OPERATOR(pg_catalog.<>) object.owner
+              AND (grantee OPERATOR(pg_catalog.<>) 0::pg_catalog.oid OR object.what OPERATOR(pg_catalog.~~) 'TABLE %')
+            UNION ALL
+            SELECT grantee, 'ALL' FROM pg_catalog.aclexplode(object.initprivs)
+            WHERE NOT this.is_new AND grantee OPERATOR(pg_catalog.<>) grantor
+              AND grantee OPERATOR(pg_catalog.<>) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid
+            UNION ALL
+            SELECT acl.grantee, pg_catalog.string_agg(acl.privilege_type, ', ')
+            FROM pg_catalog.aclexplode(object.acl) AS acl
+            WHERE NOT this.is_new AND object.what OPERATOR(pg_catalog.~~) 'TABLE %'
+              AND acl.grantee OPERATOR(pg_catalog.<>) object.owner
+              AND EXISTS (
+                  SELECT FROM pg_catalog.pg_proc AS maker, pg_catalog.pg_default_acl AS standard,
+                              pg_catalog.aclexplode(standard.defaclacl) AS default_acl
+                  WHERE maker.oid OPERATOR(pg_catalog.=) '@extschema@.rl_limit'::pg_catalog.regproc::pg_catalog.oid
+                    AND standard.defaclrole OPERATOR(pg_catalog.=) maker.proowner
+                    AND standard.defaclobjtype OPERATOR(pg_catalog.=) 'r'::pg_catalog."char"
+                    AND (standard.defaclnamespace OPERATOR(pg_catalog.=) 0::pg_catalog.oid
+                         OR standard.defaclnamespace OPERATOR(pg_catalog.=) extension.extnamespace)
+                    AND default_acl.grantee OPERATOR(pg_catalog.=) acl.grantee
+                    AND default_acl.grantee OPERATOR(pg_catalog.<>) maker.proowner
+                    AND default_acl.privilege_type OPERATOR(pg_catalog.=) acl.privilege_type)
+            GROUP BY acl.grantee
+        ) AS taken (grantee, privileges)
+        LEFT JOIN pg_catalog.pg_roles AS role ON role.oid OPERATOR(pg_catalog.=) taken.grantee
+        WHERE extension.extname OPERATOR(pg_catalog.=) 'ratelimit'::pg_catalog.name
+        GROUP BY member.classid, member.objid, object.what, taken.privileges, object.initprivs
+    LOOP
+        IF given.roles IS NOT NULL THEN -- otherwise they were dropped
+            EXECUTE pg_catalog.format('REVOKE %s ON %s FROM %s CASCADE', given.privileges, given.what, given.roles);
+        END IF;
+        DELETE FROM pg_catalog.pg_init_privs AS init
+        WHERE init.classoid OPERATOR(pg_catalog.=) given.classid AND init.objoid OPERATOR(pg_catalog.=) given.objid
+          AND given.initprivs IS NULL;
+        UPDATE pg_catalog.pg_init_privs AS init
+        SET initprivs = ARRAY(
+            SELECT item FROM pg_catalog.unnest(given.initprivs) AS item, pg_catalog.aclexplode(ARRAY[item]) AS acl
+            WHERE acl.grantee OPERATOR(pg_catalog.=) acl.grantor
+               OR acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid)
+        WHERE init.classoid OPERATOR(pg_catalog.=) given.classid AND init.objoid OPERATOR(pg_catalog.=) given.objid;
+    END LOOP;
+END
+$$;
+
 REVOKE ALL ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_state, @extschema@.rl_acquire,
@@ -341,28 +424,45 @@ BEGIN
         WHERE init.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
           AND init.objoid OPERATOR(pg_catalog.=) granted.objoid;
     END LOOP;
+    -- What he granted as the database's owner came from pg_database_owner, as whom it restores only where that
+    -- role has USAGE on the schema; it comes from him now, as from the owner of a database who installs 1.1.0.
+    UPDATE pg_catalog.pg_proc AS function
+    SET proacl = ARRAY(
+        SELECT pg_catalog.makeaclitem(acl.grantee, giver.oid, acl.privilege_type, pg_catalog.bool_or(acl.is_grantable))
+        FROM pg_catalog.aclexplode(function.proacl) AS acl, pg_catalog.pg_roles AS giver
+        WHERE CASE WHEN acl.grantor OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid
+                   THEN giver.rolname OPERATOR(pg_catalog.=) installer.rolname AND giver.oid OPERATOR(pg_catalog.<>) acl.grantee
+                   ELSE giver.oid OPERATOR(pg_catalog.=) acl.grantor END
+        GROUP BY acl.grantee, giver.oid, acl.privilege_type)
+    FROM pg_catalog.pg_depend AS member
+    WHERE installer.is_owner
+      AND member.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
+      AND member.refobjid OPERATOR(pg_catalog.=) installer.extension
+      AND member.deptype OPERATOR(pg_catalog.=) 'e'::pg_catalog."char"
+      AND member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+      AND function.oid OPERATOR(pg_catalog.=) member.objid
+      AND EXISTS (SELECT FROM pg_catalog.aclexplode(function.proacl) AS acl
+                  WHERE acl.grantor OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid);
 END
 $$;
 
 -- The installer's grants were taken out of the initial privileges, but from PostgreSQL 17 on not what
 -- they had left here, which kept that role from being dropped.
 DELETE FROM pg_catalog.pg_shdepend AS dependency
-USING pg_catalog.pg_database AS here, pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member,
-      pg_catalog.pg_init_privs AS init
+USING pg_catalog.pg_database AS here, pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member
 WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
   AND extension.extname OPERATOR(pg_catalog.=) 'ratelimit'::pg_catalog.name
   AND member.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass::pg_catalog.oid
   AND member.refobjid OPERATOR(pg_catalog.=) extension.oid
-  AND member.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
-  AND init.classoid OPERATOR(pg_catalog.=) member.classid
-  AND init.objoid OPERATOR(pg_catalog.=) member.objid
   AND dependency.dbid OPERATOR(pg_catalog.=) here.oid
   AND dependency.classid OPERATOR(pg_catalog.=) member.classid
   AND dependency.objid OPERATOR(pg_catalog.=) member.objid
   AND dependency.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_authid'::pg_catalog.regclass::pg_catalog.oid
   AND dependency.deptype OPERATOR(pg_catalog.=) 'i'::pg_catalog."char"
-  AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
-                  WHERE acl.grantee OPERATOR(pg_catalog.=) dependency.refobjid);
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_init_privs AS init, pg_catalog.aclexplode(init.initprivs) AS acl
+                  WHERE init.classoid OPERATOR(pg_catalog.=) member.classid
+                    AND init.objoid OPERATOR(pg_catalog.=) member.objid
+                    AND acl.grantee OPERATOR(pg_catalog.=) dependency.refobjid);
 
 -- In the field's words.
 COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes unconditionally';

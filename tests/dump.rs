@@ -110,3 +110,68 @@ fn take(client: &mut Client) -> f64 {
         client.query_one("SELECT floor(remaining + 0.5) FROM limits.rl_limit('api', 'k')", &[]);
     row.unwrap_or_else(|error| panic!("{error:?}")).get(0)
 }
+
+const SUPABASE: &str = "
+    ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT ALL ON TABLES TO dump_anon, dump_authenticated, dump_service;
+    ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT ALL ON FUNCTIONS TO dump_anon, dump_authenticated, dump_service;
+    ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO dump_service WITH GRANT OPTION;
+    ALTER DEFAULT PRIVILEGES GRANT ALL ON TYPES TO dump_anon;";
+
+/// Installed or updated, and restored into a database with them, too; what was granted stays and is restored.
+#[test]
+#[ignore = "needs a server: make test"]
+fn default_privileges_open_nothing() {
+    for install in [
+        "CREATE EXTENSION ratelimit",
+        "CREATE EXTENSION ratelimit VERSION '1.0.0';
+         REVOKE EXECUTE ON FUNCTION rl_define FROM dump_anon",
+    ] {
+        let source = Database::new("dump_source");
+        let mut client = source.connect();
+        client
+            .batch_execute(&format!(
+                "DROP EXTENSION ratelimit;
+                 DROP ROLE IF EXISTS dump_anon, dump_authenticated, dump_service, dump_app;
+                 CREATE ROLE dump_anon; CREATE ROLE dump_authenticated; CREATE ROLE dump_service; CREATE ROLE dump_app;
+                 {SUPABASE} {install};
+                 GRANT EXECUTE ON FUNCTION rl_limit, rl_check TO dump_app;
+                 GRANT SELECT, UPDATE (config) ON rl_config TO dump_app;
+                 ALTER EXTENSION ratelimit UPDATE;
+                 SELECT rl_define('api', rl_token_bucket(5, '365 days'))"
+            ))
+            .unwrap();
+        is_closed(&mut client);
+        let target = Database::empty("dump_target");
+        let mut restored = target.connect();
+        restored.batch_execute(SUPABASE).unwrap();
+        dump_and_restore("postgres", "pg_dump", "psql -X -q -v ON_ERROR_STOP=1");
+        is_closed(&mut restored);
+        drop((restored, target, client, source));
+        connect("postgres")
+            .batch_execute("DROP ROLE dump_anon, dump_authenticated, dump_service, dump_app")
+            .unwrap();
+    }
+}
+
+/// Nothing but the pure functions is anybody's but dump_app's, who can do what he was granted.
+fn is_closed(client: &mut Client) {
+    let open = client
+        .query_one(
+            "SELECT array_agg(concat_ws(' ', role, pg_describe_object(classid, objid, 0))),
+                    (SELECT count(*) FROM pg_init_privs WHERE initprivs::text LIKE '%dump\\_%')
+             FROM pg_depend, unnest(ARRAY['dump_anon', 'dump_authenticated', 'dump_service']) role
+             WHERE refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit') AND deptype = 'e'
+             AND CASE classid WHEN 'pg_class'::regclass THEN has_table_privilege(role, objid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER')
+                              WHEN 'pg_proc'::regclass THEN has_function_privilege(role, objid, 'EXECUTE')
+                                   AND NOT EXISTS (SELECT FROM pg_proc WHERE oid = objid AND provolatile = 'i')
+                 END",
+            &[],
+        )
+        .unwrap();
+    let (objects, initial) = (open.get::<_, Option<Vec<String>>>(0), open.get::<_, i64>(1));
+    assert_eq!((objects, initial), (None, 0));
+    client.batch_execute("SET ROLE dump_app").unwrap();
+    client.batch_execute("SELECT FROM rl_limit('api'), rl_check('api'), rl_config").unwrap();
+    client.batch_execute("UPDATE rl_config SET config = rl_unlimited()").unwrap();
+    client.batch_execute("DELETE FROM rl_config").unwrap_err();
+}

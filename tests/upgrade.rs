@@ -110,7 +110,7 @@ fn after_an_update_the_role_that_installed_can_go() {
         let row = client
             .query_one(
                 "SELECT (SELECT count(*) FROM pg_proc WHERE proacl::text LIKE '%upgrade_role=X*/postgres%'),
-                        (SELECT count(*) FROM pg_proc WHERE proacl::text LIKE '%upgrade_app=X/%'),
+                        (SELECT count(*) FROM pg_proc WHERE proacl::text LIKE '%upgrade_app=X/upgrade_role%'),
                         (SELECT count(*) FROM pg_init_privs WHERE initprivs::text LIKE '%upgrade_%')",
                 &[],
             )
