@@ -49,6 +49,15 @@ impl Twins<'_> {
         answers[0].1
     }
 
+    /// Makes a query on each, and returns its columns.
+    fn each(&mut self, query: &str) -> [[Option<String>; 2]; 2] {
+        self.configs.clone().map(|config| {
+            let sql = query.replace("CONFIG", &format!("'{config}'")).replace("NAME", &self.name);
+            let row = self.client.query_one(&sql, &[]).unwrap();
+            [row.get(0), row.get(1)]
+        })
+    }
+
     fn forget(&mut self) {
         // Undefined: what is in the table and what is in memory.
         self.client.batch_execute(&format!("SELECT rl_reset_all('{}')", self.name)).unwrap();
@@ -151,6 +160,82 @@ fn a_limit_in_memory_answers_as_its_twin_in_the_table() {
     }
     println!("{calls} calls, {allowed} allowed");
     assert!(allowed > calls / 5 && allowed < calls * 4 / 5);
+}
+
+/// Leases that are taken, extended and released while the definition changes and the clock trembles, and that are
+/// forgotten: what one store answers the other does, and what was given before frees nothing.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_lease_in_memory_is_as_its_twin_in_the_table() {
+    let database = Database::new("memory_leases");
+    let mut client = database.connect();
+    let mut random =
+        Rng::with_seed(std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap()));
+    let (mut given, mut settled) = (0, 0);
+    for n in 0..25 {
+        let mut now: f64 = 1_800_000_000_000.0;
+        let mut leases: Vec<[String; 2]> = Vec::new();
+        let name = format!("lease twin {n}");
+        for _ in 0..120 {
+            let (slots, ttl) =
+                (random.choice([1, 2, 3, 5, 100]).unwrap(), random.choice([1, 5, 20]).unwrap());
+            let config = json!({"kind": "concurrency", "slots": slots, "ttl": ttl});
+            let mut twins = Twins::new(&mut client, &name, &config);
+            now += f64::from(random.choice([0, 0, 0, 1, 3, 7, -1, -2, -6]).unwrap());
+            twins.at(now);
+            let count = random.choice([0, 1, 1, 2, 5, 60]).unwrap();
+            match random.u8(..12) {
+                0..5 => {
+                    let [table, memory] = twins.each(&format!(
+                        "SELECT lease, concat_ws(' ', ok, lapses_at, retry_after, retry_at, remaining, lease IS NULL) FROM rl_acquire('NAME', 'k', {count}, config => CONFIG)"
+                    ));
+                    assert_eq!(table[1], memory[1], "{count} of {config}");
+                    if let [Some(table), Some(memory)] = [&table[0], &memory[0]] {
+                        assert!(
+                            !leases.iter().flatten().any(|known| known == table || known == memory)
+                        );
+                        leases.push([table.clone(), memory.clone()]);
+                        given += 1;
+                    }
+                }
+                what @ 5..10 if !leases.is_empty() => {
+                    // Of any age: most have lapsed, or were released.
+                    let recent = random.usize(..leases.len().min(4));
+                    let mine = leases[if what == 5 {
+                        random.usize(..leases.len())
+                    } else {
+                        leases.len() - 1 - recent
+                    }]
+                    .clone();
+                    let call = if random.bool() { "rl_extend" } else { "rl_release" };
+                    let answers = [0, 1].map(|store| {
+                        let sql = format!(
+                            "SELECT {call}('{}', '{}')::text",
+                            mine[store], twins.configs[store]
+                        );
+                        twins.client.query_one(&sql, &[]).unwrap().get::<_, Option<String>>(0)
+                    });
+                    assert_eq!(answers[0], answers[1], "{call} {mine:?} with {config}");
+                    settled +=
+                        usize::from(answers[0].as_deref().is_some_and(|answer| answer != "false"));
+                }
+                10 if random.u8(..4) == 0 => {
+                    let forget = random
+                        .choice(["rl_reset('NAME', 'k')", "rl_reset_all('NAME')", "rl_prune()"])
+                        .unwrap();
+                    twins
+                        .client
+                        .batch_execute(&format!("SELECT {}", forget.replace("NAME", &name)))
+                        .unwrap();
+                }
+                _ => {}
+            }
+            let count = random.choice([1, 3, 100]).unwrap();
+            twins.call(&format!("rl_check('NAME', 'k', {count}, config => CONFIG)"));
+        }
+    }
+    println!("{given} leases given, {settled} extended or released");
+    assert!(given > 400 && settled > 200);
 }
 
 /// Runs `work` in as many sessions at once, and adds up what they return.

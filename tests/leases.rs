@@ -166,3 +166,40 @@ fn what_passes_when_a_block_ends_is_taken() {
         assert!(waiting.join().unwrap(), "the lease was never stored");
     });
 }
+
+/// A lease of all slots is there, or none of it, whenever it is forgotten; and those who forget tell the truth.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_reset_forgets_a_lease_as_a_whole() {
+    const ROUNDS: usize = 400;
+    let database = Database::new("leases_reset");
+    database
+        .connect()
+        .batch_execute(
+            r#"SELECT rl_define('job', rl_concurrency(64, '1 hour') || '{"store": "memory"}')"#,
+        )
+        .unwrap();
+    let rounds = |sql: &'static str, check: fn(f64) -> bool| {
+        let mut client = database.connect();
+        move || {
+            let call = client.prepare(sql).unwrap();
+            for _ in 0..ROUNDS {
+                let seen: f64 = client.query_one(&call, &[]).unwrap().get(0);
+                assert!(check(seen), "{seen} of {sql}");
+            }
+        }
+    };
+    let whole = |left: f64| left == 0.0 || left == 64.0;
+    for reset in [
+        "SELECT sum(rl_reset('job', 'k')::int)::float8 FROM generate_series(1, 20)",
+        "SELECT sum(rl_reset_all('job'))::float8 FROM generate_series(1, 20)",
+    ] {
+        thread::scope(|scope| {
+            let acquire = "SELECT min(remaining) FROM generate_series(1, 20) n, rl_acquire('job', substr('k', 1, n), 64)";
+            scope.spawn(rounds(acquire, whole));
+            scope.spawn(rounds(reset, |forgotten| forgotten <= 20.0));
+            let check = "SELECT coalesce(max(remaining) FILTER (WHERE remaining < 64), 0) FROM generate_series(1, 20) n, rl_check('job', substr('k', 1, n))";
+            scope.spawn(rounds(check, whole));
+        });
+    }
+}

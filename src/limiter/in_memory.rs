@@ -1,6 +1,6 @@
 //! One limit in memory: decided and changed under the lock of its partition, at once for all sessions.
 
-use ratelimit_core::{Kind, Limit, Micros, State, decide};
+use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::limiter::request::{Answer, Change, Take, Target};
 use crate::limiter::slots::Slots;
@@ -31,7 +31,7 @@ pub fn change(memory: &Memory, id: Id, target: &Target, change: Change) -> Resul
 /// Takes slots of a concurrency limit.
 pub fn take_slots(slots: &Slots, memory: &Memory, target: &Target, take: Take) -> Answer {
     let answer = slots.change(|before, now| {
-        let decision = decide(&target.limit, before, now, take.count, false);
+        let decision = take.decide(&target.limit, before, now);
         (target.answer(&decision, decision.level, now), decision.state)
     });
     tell_losses(memory);

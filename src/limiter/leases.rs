@@ -9,7 +9,7 @@ use ratelimit_core::config::Store as Kept;
 use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::limiter::blocks::FOR_GOOD;
-use crate::limiter::request::{Answer, Request, Target, check_count};
+use crate::limiter::request::{Answer, Request, Take, Target, check_count};
 use crate::limiter::single::{self, lock_to_change};
 use crate::limiter::slots::Slots;
 use crate::limiter::tally::{self, Verdict};
@@ -17,6 +17,7 @@ use crate::pg::catalog::{self, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::shared_memory;
 use crate::pg::transaction::refuse_read_only_call;
 use crate::store::memory::{Memory, Scope};
 use crate::store::{self, Store, TRIES, is_marker};
@@ -45,7 +46,8 @@ pub fn acquire(function: pg_sys::Oid, request: &Request) -> Result<(Answer, Opti
             _ => concurrency(&target, "rl_acquire")?.ttl,
         };
         check_count(&target.limit, request.count)?;
-        let mut answer = single::take(function, catalog, &target, request.take(), None)?;
+        let take = Take { lease: Some(draw_id()?), ..request.take() };
+        let mut answer = single::take(function, catalog, &target, take, None)?;
         let verdict = match answer.ok {
             true => Verdict::Allowed,
             false => Verdict::Denied { enforced: answer.enforced },
@@ -57,6 +59,20 @@ pub fn acquire(function: pg_sys::Oid, request: &Request) -> Result<(Answer, Opti
         let lapses_at = answer.lease.map(|_| answer.now.plus(ttl));
         Ok((answer, lapses_at))
     })
+}
+
+/// Draws the id of a lease. Not made of the clock, which may stand or step back, nor of what is stored, which may be
+/// reset, pruned, rolled back or lost: a holder from before could then release another's lease.
+///
+/// # Errors
+/// [`Error::NoRandom`] (58000).
+fn draw_id() -> Result<Micros> {
+    let mut random = [0];
+    if shared_memory::random(&mut random) {
+        Ok(Lease::random_id(random[0]))
+    } else {
+        Err(Error::NoRandom)
+    }
 }
 
 /// What becomes of a lease.

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use ratelimit_core::algorithm::Lease;
 use ratelimit_core::config::Definition;
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::text::float_text;
@@ -56,6 +57,18 @@ pub struct Take {
     pub count: f64,
     /// As in [`Request`].
     pub reserve: bool,
+    /// The id of the lease that a concurrency limit gives; `None`: no lease is stored.
+    pub lease: Option<Micros>,
+}
+
+impl Take {
+    /// Decides it on a state.
+    pub fn decide(self, limit: &Limit, state: &State, now: Micros) -> Decision {
+        match (limit, self.lease) {
+            (Limit::Concurrency(limit), Some(id)) => limit.acquire(state, now, self.count, id),
+            _ => decide(limit, state, now, self.count, self.reserve),
+        }
+    }
 }
 
 /// The change that a call makes.
@@ -79,7 +92,7 @@ impl Change {
     /// [`Error::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
     pub fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
         match self {
-            Change::Take(Take { count, reserve }) => Ok(decide(limit, state, now, count, reserve)),
+            Change::Take(take) => Ok(take.decide(limit, state, now)),
             Change::Credit { count, taken_at } => {
                 algorithm::credit(limit, state, now, count, taken_at)
                     .ok_or(Error::NotForKind { function: "rl_credit", kind: limit.kind() })
@@ -93,7 +106,7 @@ impl Change {
     /// As [`apply`](Change::apply).
     pub fn decide(self, limit: &Limit, shards: &Shards, now: Micros) -> Result<Decision> {
         match self {
-            Change::Take(Take { count, reserve }) => Ok(shards.decide(now, count, reserve)),
+            Change::Take(take) => Ok(shards.decide(now, take.count, take.reserve)),
             Change::Credit { .. } => self.apply(limit, &shards.total(now), now),
         }
     }
@@ -131,7 +144,7 @@ impl<'a> Request<'a> {
 
     /// Returns what the request takes.
     pub fn take(&self) -> Take {
-        Take { count: self.count, reserve: self.reserve }
+        Take { count: self.count, reserve: self.reserve, lease: None }
     }
 
     /// Resolves the limit of the request.
@@ -176,7 +189,7 @@ impl Target<'_> {
 
     /// Returns the answer of a call decided at `now`.
     pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
-        let taken = decision.state.as_ref().map(|state| state.ts);
+        let given = decision.state.as_ref().filter(|_| self.limit.kind() == Kind::Concurrency);
         Answer {
             ok: decision.ok,
             retry_after: decision.retry_after,
@@ -185,7 +198,7 @@ impl Target<'_> {
             now,
             enforced: self.limit.enforce,
             blocked: None,
-            lease: taken.filter(|_| self.limit.kind() == Kind::Concurrency),
+            lease: given.and_then(Lease::given).map(|lease| lease.id),
         }
     }
 

@@ -8,7 +8,7 @@ use ratelimit_core::{Kind, Limit, Micros, Shards, State};
 
 use crate::limiter::keys::each_key;
 use crate::limiter::request::{Answer, Change, Request, Take, Target, bad_count, check_count};
-use crate::limiter::slots::Slots;
+use crate::limiter::slots::{Slots, is_further_slot};
 use crate::limiter::tally::{self, Place, Verdict};
 use crate::limiter::{definitions, in_memory, shards};
 use crate::pg::catalog::{self, Catalog, TableLock};
@@ -337,8 +337,8 @@ pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
             refuse_read_only_call(function);
         }
         if let Some(memory) = memory_to_forget(!in_table)? {
-            count += memory.states.forget_name(memory.id(Scope::new(catalog.extension), name, b""))
-                as i64;
+            let id = memory.id(Scope::new(catalog.extension), name, b"");
+            count += memory.states.forget_name(id, |state| !is_further_slot(state)) as i64;
         }
         if !in_table {
             return Ok(count);

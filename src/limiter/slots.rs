@@ -1,105 +1,129 @@
-//! The slots of a concurrency limit in memory: an entry each, since an entry has no room for more than one lease.
-//! All slots of a key are locked, decided at one instant, and those that change are written.
+//! The leases of a concurrency limit in memory: an entry for each slot that is taken, since an entry has no room for
+//! more than one lease. Those of a key are numbered from 0 on without a gap, whatever the number of slots is now, and
+//! are in one partition: they are read, decided, written and forgotten under its lock, at once, as a row is.
 
-use std::collections::BTreeMap;
+use std::iter;
 
 use ratelimit_core::algorithm::Lease;
+use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::{Micros, State};
 
 use crate::pg::clock;
-use crate::store::memory::{Id, Memory, Scope};
+use crate::store::memory::{Id, LockedStates, Memory, Scope};
 
 /// The slots of a key in memory.
 pub struct Slots {
     memory: &'static Memory,
-    ids: Vec<Id>,
+    /// Of the key.
+    id: Id,
+    /// How many the definition has now.
+    slots: u32,
 }
 
-/// A lease in the memory of its slot: its id, which a float holds exactly until the year 2255, and when it lapses.
-fn of_slot(lease: Lease) -> State {
-    State { value: lease.id.0 as f64, ts: lease.lapses_at, prior: None, log: None }
+/// What the slots of a key held.
+struct Found {
+    /// In the order of their numbers; some have lapsed.
+    leases: Vec<Lease>,
+    /// The latest instant at which they were changed.
+    ts: Micros,
+    /// Beyond the last number that has an entry.
+    end: u32,
 }
 
-/// The lease that a slot was given last.
-fn lease_of(slot: State) -> Lease {
-    Lease { id: Micros(slot.value as i64), lapses_at: slot.ts }
+/// A lease in the memory of its slot. Its id is a float that is whole and exact, negated but for the first slot, so
+/// that a key can be counted once; an instant is one until the year 2255.
+fn of_slot(number: u32, lease: Lease, ts: Micros) -> State {
+    let id = if number == 0 { lease.id.0 } else { -lease.id.0 };
+    State { value: id as f64, ts: lease.lapses_at, prior: Some(ts.0 as f64), log: None }
 }
 
-/// Leases as the state of a row.
-fn as_row(leases: impl Iterator<Item = Lease>) -> State {
-    let (mut newest, mut log) = (Micros(i64::MIN), Vec::new());
-    for lease in leases {
-        newest = newest.max(lease.id);
-        log.extend([lease.id, lease.lapses_at]);
+/// The lease of a slot, and when the slots of the key were changed last.
+fn of_state(slot: &State) -> Option<(Lease, Micros)> {
+    let lease = Lease { id: Micros(slot.value.abs() as i64), lapses_at: slot.ts };
+    Some((lease, Micros(slot.prior? as i64)))
+}
+
+/// Whether an entry is a slot of a key that has another, its first.
+pub fn is_further_slot(state: &State) -> bool {
+    state.prior.is_some() && state.value < 0.0
+}
+
+impl Found {
+    /// The leases as the state of a row.
+    fn as_row(&self) -> State {
+        let log: Vec<Micros> =
+            self.leases.iter().flat_map(|lease| [lease.id, lease.lapses_at]).collect();
+        let value = self.leases.len() as f64;
+        State { value, ts: self.ts, prior: Some(0.0), log: Some(log) }
     }
-    State { value: log.len() as f64 / 2.0, ts: newest, prior: Some(0.0), log: Some(log) }
 }
 
 impl Slots {
-    /// Finds so many slots of a key.
+    /// The slots of a key of a limit that has so many.
     pub fn of(slots: u32, memory: &'static Memory, scope: Scope, name: &[u8], key: &[u8]) -> Slots {
-        let mut key = key.to_vec();
-        key.push(0); // which no text of Postgres has
-        let length = key.len();
-        let slot = |number: u32| {
-            key.truncate(length);
-            key.extend(number.to_ne_bytes());
-            memory.id(scope, name, &key)
-        };
-        Slots { memory, ids: (0..slots).map(slot).collect() }
+        Slots { memory, id: memory.id(scope, name, key), slots }
     }
 
     /// Locks the slots and decides; `work` gets their state as a row would have it, and returns the state after.
     pub fn change<T>(&self, work: impl FnOnce(&State, Micros) -> (T, Option<State>)) -> T {
-        let mut found = Vec::with_capacity(self.ids.len());
-        let mut states = self.memory.states.lock_all(self.ids.iter().copied());
+        let mut states = self.lock();
         let now = clock::now();
-        found.extend(self.ids.iter().map(|&id| states.state(id).map(lease_of)));
-        let (result, after) = work(&as_row(found.iter().flatten().copied()), now);
-        let Some(after) = after else { return result };
-        // How often each lease is wanted, and when it is to lapse.
-        let mut wanted: BTreeMap<Micros, (u32, Micros)> = BTreeMap::new();
-        for lease in Lease::of(&after) {
-            wanted.entry(lease.id).or_insert((0, lease.lapses_at)).0 += 1;
-        }
-        for (&id, found) in self.ids.iter().zip(&mut found) {
-            let Some(live) = found.filter(|lease| lease.is_live(now)) else { continue };
-            // A lease that is there stays where it is. The id of another stays, too, so that it is given to none.
-            let lapses_at = match wanted.get_mut(&live.id) {
-                Some((times @ 1.., lapses_at)) => {
-                    *times -= 1;
-                    *lapses_at
-                }
-                _ => now,
-            };
-            if lapses_at != live.lapses_at {
-                let lease = Lease { lapses_at, ..live };
-                states.set(id, &of_slot(lease), Some(lapses_at), now);
-                *found = Some(lease);
-            }
-        }
-        let free = self.ids.iter().zip(&found);
-        let free = free.filter(|(_, found)| !found.is_some_and(|lease| lease.is_live(now)));
-        let new = wanted.into_iter().flat_map(|(id, (times, lapses_at))| {
-            std::iter::repeat_n(Lease { id, lapses_at }, times as usize)
-        });
-        for ((&id, _), lease) in free.zip(new) {
-            states.set(id, &of_slot(lease), Some(lease.lapses_at), now);
+        let found = self.find(&states);
+        let (result, after) = work(&found.as_row(), now);
+        if let Some(after) = after {
+            self.write(&mut states, &after, found.end, now);
         }
         result
     }
 
-    /// Reads their leases; `None` where none is taken.
+    /// Reads the leases; `None` where none is taken.
     pub fn state(&self) -> Option<State> {
-        let found = self.memory.states.read_all(&self.ids);
+        let mut found = self.find(&self.lock());
         let now = clock::now();
-        let live = found.into_iter().flatten().map(lease_of).filter(|lease| lease.is_live(now));
-        let state = as_row(live);
-        (state.value > 0.0).then_some(state)
+        found.leases.retain(|lease| lease.is_live(now));
+        (!found.leases.is_empty()).then(|| found.as_row())
     }
 
     /// Forgets the leases; false if there was none.
     pub fn forget(&self) -> bool {
-        self.ids.iter().filter(|&&id| self.memory.states.forget(id)).count() > 0
+        let mut states = self.lock();
+        (0..MAX_SLOTS_IN_MEMORY).filter(|&number| states.remove(self.id.slot(number))).count() > 0
+    }
+
+    fn lock(&self) -> LockedStates<'_> {
+        self.memory.states.lock_all(iter::once(self.id))
+    }
+
+    /// Reads the slots of the definition, where one may be missing that has made room for another key's, and those
+    /// beyond up to the first that is not there.
+    fn find(&self, states: &LockedStates) -> Found {
+        let mut found = Found { leases: Vec::new(), ts: Micros(i64::MIN), end: 0 };
+        for number in 0..MAX_SLOTS_IN_MEMORY {
+            let slot = states.state(self.id.slot(number));
+            match slot.as_ref().and_then(of_state) {
+                Some((lease, ts)) => {
+                    found.leases.push(lease);
+                    found.ts = found.ts.max(ts);
+                    found.end = number + 1;
+                }
+                None if number < self.slots => {}
+                None => break,
+            }
+        }
+        found
+    }
+
+    /// Writes the leases of a state, which are all that there are: what has lapsed or was released is gone, so that
+    /// it lives again at no time to which the clock steps back.
+    fn write(&self, states: &mut LockedStates, after: &State, end: u32, now: Micros) {
+        let mut number = 0;
+        for lease in Lease::of(after) {
+            let state = of_slot(number, lease, after.ts);
+            states.set(self.id.slot(number), &state, Some(lease.lapses_at), now);
+            number += 1;
+        }
+        for number in number..end {
+            states.remove(self.id.slot(number));
+        }
     }
 }

@@ -160,7 +160,7 @@ fn status_without_rows<'a>(catalog: &Catalog, target: &Target<'a>) -> Result<Sta
 
 /// Returns the status of a key whose limit has these shards.
 fn defined<'a>(target: &Target<'a>, shards: &Shards, as_of: Micros) -> Status<'a> {
-    let one = Take { count: 1.0, reserve: false };
+    let one = Take { count: 1.0, reserve: false, lease: None };
     let (limited, retry_after) = match target.block(as_of) {
         Some(until) => (true, target.blocked(until, shards, as_of, one).retry_after),
         None => {

@@ -78,6 +78,9 @@ pub enum Error {
     /// The shared memory of limits in memory could not be mapped into the session (53200).
     #[error("could not map the shared memory of the rate limiter")]
     NotMapped,
+    /// The system has no random bits to give (58000).
+    #[error("could not draw a random number")]
+    NoRandom,
     /// The SQL declaration of the function is not the one that this library was made for (42P13).
     #[error("the function's declaration does not fit the library of extension ratelimit")]
     Declaration,
@@ -145,6 +148,7 @@ impl Error {
             | Error::NotWritten { .. }
             | Error::Moved => b"55000",
             Error::NotMapped => b"53200",
+            Error::NoRandom => b"58000",
             Error::Busy => b"55P03",
             Error::NotForKind { .. } | Error::NoHeap { .. } => b"0A000",
             Error::RateLimited { .. } => b"PT429",

@@ -26,7 +26,7 @@ mod tallies;
 
 pub use id::{Id, Scope};
 pub use rankings::Denied;
-pub use states::LockedState;
+pub use states::{LockedState, LockedStates};
 pub use tallies::{Count, Totals};
 
 /// The segment's name, with the number of its layout: a library with another one, as after an upgrade

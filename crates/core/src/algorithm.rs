@@ -8,7 +8,7 @@
 //! | [`FixedWindow`] | 2 numbers | `capacity` a window, so twice that around a turn | [Convex], [its code][convex-code] |
 //! | [`SlidingWindow`] | 3 numbers | about `rate` in any period | [Cloudflare], [Upstash] |
 //! | [`SlidingLog`] | a time for each token | exactly `rate` in any period | [Figma] |
-//! | [`Concurrency`] | two times for each lease | exactly `slots` at once | see there |
+//! | [`Concurrency`] | an id and a time for each lease | exactly `slots` at once | see there |
 //! | [`Unlimited`](Limit::Unlimited) | none | nothing | |
 //!
 //! [Convex]: https://stack.convex.dev/rate-limiting
@@ -142,8 +142,8 @@ pub struct State {
     pub ts: Micros,
     /// Sliding window only: what the window before used. Concurrency: 0, which tells its log from the other.
     pub prior: Option<f64>,
-    /// Sliding log: one entry a token, oldest first. Concurrency: of each slot that is taken the two times
-    /// of its [`Lease`].
+    /// Sliding log: one entry a token, oldest first. Concurrency: of each slot that is taken id and time of its
+    /// [`Lease`].
     pub log: Option<Vec<Micros>>,
 }
 

@@ -19,13 +19,13 @@ pub struct LeaseName {
     pub id: Micros,
 }
 
-/// Writes a lease as text: name and key percent-encoded, the id in epoch microseconds.
+/// Writes a lease as text: name and key percent-encoded, the id as a number.
 ///
 /// ```
 /// use ratelimit_core::{Micros, lease};
 ///
-/// let text = lease::to_text(b"upload", "zo\u{eb}/1".as_bytes(), Micros(1_798_804_800_000_000));
-/// assert_eq!(text, "upload/zo%C3%AB%2F1/1798804800000000");
+/// let text = lease::to_text(b"upload", "zo\u{eb}/1".as_bytes(), Micros(2_514_019_286_301_774));
+/// assert_eq!(text, "upload/zo%C3%AB%2F1/2514019286301774");
 /// assert_eq!(lease::parse(text.as_bytes()).unwrap().key, "zo\u{eb}/1".as_bytes());
 /// ```
 pub fn to_text(name: &[u8], key: &[u8], id: Micros) -> String {

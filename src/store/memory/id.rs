@@ -14,6 +14,16 @@ pub struct Id {
     pub key: [u64; 2],
 }
 
+impl Id {
+    /// What identifies one of the slots of a key, in the key's partition: found at a place of its own there, and told
+    /// from the key and its other slots.
+    pub fn slot(self, number: u32) -> Id {
+        // An odd number whose multiples are far from each other: 2^64 divided by the golden ratio.
+        let apart = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number) + 1);
+        Id { key: [self.key[0], self.key[1].wrapping_add(apart)], ..self }
+    }
+}
+
 /// Makes [`Id`]s that nobody can foresee who does not know the seed.
 pub struct Identifier {
     /// Has hashed nothing but the seed.

@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
+use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::table::{Dropped, Entry, Head, Partition, place, places};
 use ratelimit_core::{Micros, State};
 
@@ -57,8 +58,9 @@ struct Layout {
 impl Layout {
     fn new(keys: usize) -> Layout {
         let mean = keys.div_ceil(PARTITIONS);
-        // Keys are spread by chance: four standard deviations of room for a partition that gets more.
-        let keys_each = mean + 4 * mean.isqrt();
+        // Keys are spread by chance: four standard deviations of room for a partition that gets more. And two
+        // keys have room with all their slots.
+        let keys_each = (mean + 4 * mean.isqrt()).max(2 * MAX_SLOTS_IN_MEMORY as usize);
         let all = places(keys_each) * PARTITIONS + places(FIXED_CLOCK_KEYS);
         let after = |end: usize, size: usize| (end + size).next_multiple_of(128);
         let partitions = after(0, size_of::<Losses>());
@@ -74,7 +76,7 @@ impl Layout {
     }
 }
 
-/// The partition of a state.
+/// The partition of a state, and of all slots of a key.
 fn partition_of(id: Id) -> usize {
     if clock::is_fixed() { FIXED_CLOCK } else { (id.key[0] % PARTITIONS as u64) as usize }
 }
@@ -162,17 +164,6 @@ impl States {
         LockedStates { states: self, _held: numbers.into_iter().map(lock).collect() }
     }
 
-    /// Reads several states as they are at one instant.
-    pub fn read_all(&self, ids: &[Id]) -> Vec<Option<State>> {
-        let mut found = Vec::with_capacity(ids.len());
-        let numbers = numbers(ids.iter().copied());
-        let _held: Vec<Held> =
-            numbers.into_iter().map(|number| self.shared(number).lock.shared()).collect();
-        let state = |id: &Id| self.partition(partition_of(*id)).find(id.key).map(Entry::state);
-        found.extend(ids.iter().map(state));
-        found
-    }
-
     /// Forgets a state; false if there was none.
     pub fn forget(&self, id: Id) -> bool {
         let number = partition_of(id);
@@ -180,15 +171,20 @@ impl States {
         self.partition(number).remove(id.key)
     }
 
-    /// Forgets the states of a name's keys, partition by partition, and counts them.
-    pub fn forget_name(&self, id: Id) -> u64 {
+    /// Forgets the states of a name's keys, partition by partition, and counts those that `counts` picks.
+    pub fn forget_name(&self, id: Id, counts: impl Fn(&State) -> bool) -> u64 {
         let numbers = if clock::is_fixed() { FIXED_CLOCK..FIXED_CLOCK + 1 } else { 0..PARTITIONS };
-        let forget = |number| {
+        let mut counted = 0;
+        for number in numbers {
             check_for_interrupts();
             let _held = self.shared(number).lock.exclusive();
-            self.partition(number).remove_if(|entry| entry.tag == id.name[0])
-        };
-        numbers.map(forget).sum()
+            self.partition(number).remove_if(|entry| {
+                let is_of_it = entry.tag == id.name[0];
+                counted += u64::from(is_of_it && counts(&entry.state()));
+                is_of_it
+            });
+        }
+        counted
     }
 
     /// Returns how much room is in use.
@@ -288,6 +284,11 @@ impl LockedStates<'_> {
     /// One of the states that were locked.
     pub fn state(&self, id: Id) -> Option<State> {
         self.states.partition(partition_of(id)).find(id.key).map(Entry::state)
+    }
+
+    /// Forgets one of them; false if there was none.
+    pub fn remove(&mut self, id: Id) -> bool {
+        self.states.partition(partition_of(id)).remove(id.key)
     }
 
     /// Stores one of them, as [`LockedState::set`].

@@ -4,8 +4,9 @@
 //! holder that dies gives its slot back. Free are the `slots` less those of the leases that have not lapsed: a
 //! counting semaphore whose permits lapse, all by one clock.
 //!
-//! A lease is told from others by the instant at which it was given: of two at the same one, the second is
-//! given a microsecond later.
+//! A lease is told from others by its id. [`Concurrency::acquire`] is given one that was drawn at random, so that
+//! none is given twice, whatever becomes of the state or the clock: with an id made from these, a holder from before
+//! a reset could release the slot of another. [`decide`](super::decide()), which is pure, takes the instant.
 
 use super::{Decision, Level, State};
 use crate::Micros;
@@ -22,17 +23,28 @@ pub struct Concurrency {
 /// A slot that is taken. A lease of several slots is as many of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// When it was given, which tells it from others of the same key.
+    /// Tells it from others of the same key: a number, which is stored and shown where a time is.
     pub id: Micros,
     /// When it lapses.
     pub lapses_at: Micros,
 }
 
 impl Lease {
+    /// An id of random bits: greater than 0 and less than 2^52, which a float holds, also in milliseconds, and a
+    /// timestamp.
+    pub fn random_id(random: u64) -> Micros {
+        Micros((random >> 12).max(1) as i64)
+    }
+
     /// Reads the leases of a state, in no order.
     pub fn of(state: &State) -> impl Iterator<Item = Lease> {
         let pairs = state.log.as_deref().unwrap_or_default().chunks_exact(2);
         pairs.map(|pair| Lease { id: pair[0], lapses_at: pair[1] })
+    }
+
+    /// The lease that the call gave which left this state.
+    pub fn given(state: &State) -> Option<Lease> {
+        Lease::of(state).last()
     }
 
     /// Whether it takes its slot at `now`.
@@ -43,28 +55,28 @@ impl Lease {
 
 impl Concurrency {
     pub(super) fn initial_state(&self, now: Micros) -> State {
-        self.state(now.minus(Micros(1)), &[])
+        self.state(now, &[])
     }
 
-    /// The state with these leases, of which `newest` is the greatest id that was given.
-    fn state(&self, newest: Micros, leases: &[Lease]) -> State {
+    /// The state with these leases. `ts` is the latest instant at which they were changed.
+    fn state(&self, ts: Micros, leases: &[Lease]) -> State {
         let log = leases.iter().flat_map(|lease| [lease.id, lease.lapses_at]).collect();
-        State { value: leases.len() as f64, ts: newest, prior: Some(0.0), log: Some(log) }
+        State { value: leases.len() as f64, ts, prior: Some(0.0), log: Some(log) }
     }
 
     fn live(&self, state: &State, now: Micros) -> Vec<Lease> {
         Lease::of(state).filter(|lease| lease.is_live(now)).collect()
     }
 
-    /// No lease that has not lapsed, and no id ahead of the clock, which the next one must be greater than.
+    /// No lease that has not lapsed, and a time that is not ahead of the clock, since the state keeps that.
     pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
-        state.ts < now && self.live(state, now).is_empty()
+        state.ts <= now && self.live(state, now).is_empty()
     }
 
     /// When the last lease has lapsed.
     pub(super) fn unused_at(&self, state: &State) -> Micros {
         let last = Lease::of(state).map(|lease| lease.lapses_at).max();
-        last.unwrap_or(state.ts).max(state.ts.plus(Micros(1)))
+        last.unwrap_or(state.ts).max(state.ts)
     }
 
     fn level_of(&self, live: &[Lease], now: Micros) -> Level {
@@ -78,17 +90,25 @@ impl Concurrency {
         self.level_of(&self.live(state, now), now)
     }
 
-    /// Gives a lease of `count` slots, a whole number. Its id is the `ts` of the state after it. A denial tells
-    /// when enough leases lapse, if none is released or extended before.
+    /// [`acquire`](Concurrency::acquire) with the instant as the id: pure, for what is never released.
     pub(super) fn decide(&self, state: &State, now: Micros, count: f64) -> Decision {
+        self.acquire(state, now, count, now)
+    }
+
+    /// Gives a lease of `count` slots, a whole number; [`Lease::given`] tells which. Its id is `id`, or the next one
+    /// that no lease of the state has. A denial tells when enough leases lapse, if none is released or extended before.
+    pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
         let mut live = self.live(state, now);
         let level = self.level_of(&live, now);
         let taken = live.len() as f64 + count;
         if count == 0.0 || taken <= f64::from(self.slots) {
-            let id = if state.ts < now { now } else { state.ts.plus(Micros(1)) };
-            live.resize(taken as usize, Lease { id, lapses_at: now.plus(self.ttl) });
+            let mut lease = Lease { id, lapses_at: now.plus(self.ttl) };
+            while Lease::of(state).any(|other| other.id == lease.id) {
+                lease.id = Micros(lease.id.0.wrapping_add(1));
+            }
+            live.resize(taken as usize, lease);
             let level = self.level_of(&live, now);
-            let after = (count > 0.0).then(|| self.state(id, &live));
+            let after = (count > 0.0).then(|| self.state(state.ts.max(now), &live));
             return Decision { ok: true, retry_after: None, level, state: after };
         }
         if count > f64::from(self.slots) {
@@ -104,7 +124,7 @@ impl Concurrency {
     pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
         let live = self.live(state, now);
         let kept: Vec<Lease> = live.iter().copied().filter(|lease| lease.id != id).collect();
-        (kept.len() < live.len()).then(|| self.state(state.ts, &kept))
+        (kept.len() < live.len()).then(|| self.state(state.ts.max(now), &kept))
     }
 
     /// The state after a lease was extended, so that it lapses `ttl` from `now` on; `None` where it has lapsed,
@@ -117,6 +137,6 @@ impl Concurrency {
             lease.lapses_at = lease.lapses_at.max(now.plus(self.ttl));
             found = true;
         }
-        found.then(|| self.state(state.ts, &live))
+        found.then(|| self.state(state.ts.max(now), &live))
     }
 }
