@@ -59,6 +59,13 @@ package=${RATELIMIT_PACKAGE:-$repo/target/pg$PG/$BUILD} # what scripts/build lea
 results=$repo/target/results
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
+# one_at_a_time NAME: waits until no other script has this lock, and holds it until $lock is closed.
+one_at_a_time() {
+    mkdir -p "$repo/target"
+    exec {lock}>"$repo/target/$1.lock"
+    ! command -v flock >/dev/null || flock "$lock"
+}
+
 # The extension's.
 crate_version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml; }
 
