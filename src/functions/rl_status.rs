@@ -41,7 +41,7 @@ sql_function! {
         let (name, key) = (name.map(|name| name.0), key.map(|key| key.0));
         status::each(call.function(), name, key, |status| {
             let standing = status.limit.as_ref();
-            let (_, retry_at) = retry(status.as_of, status.retry_after, Micros::ceil_to_millis);
+            let (_, retry_at) = retry(status.now, status.retry_after, Micros::ceil_to_millis);
             rows.put(StatusRow {
                 name: Text::new(status.name),
                 key: Text::new(status.key),

@@ -137,10 +137,10 @@ fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
             Some(same) => shard_limit.insert(same),
             None => shard_limit.insert((of, shards::shard_limit_of(&target.limit, of))),
         };
-        // An invalid row is kept for inspection.
+        // An invalid row is kept for inspection, and one that is ahead of the clock, which may be wrong now.
         target
             .state(limit, Some(found.state.clone()), now)
-            .is_ok_and(|state| limit.is_idle(&state, now, target.phase()))
+            .is_ok_and(|state| state.ts <= now && limit.is_idle(&state, now, target.phase()))
     })
 }
 

@@ -26,6 +26,8 @@ pub struct Status<'a> {
     /// The key, likewise.
     pub key: &'a [u8],
     /// The instant of the status.
+    pub now: Micros,
+    /// The instant that a call would be decided at: a later one, where the key has seen it.
     pub as_of: Micros,
     /// The number of shards, from 1.
     pub shards: u32,
@@ -33,7 +35,7 @@ pub struct Status<'a> {
     pub limit: Option<LimitStatus>,
     /// Whether a call for one token is denied; `None` for an undefined name.
     pub limited: Option<bool>,
-    /// The wait until such a call passes, from `as_of`.
+    /// The wait until such a call passes, from `now`.
     pub retry_after: Option<Micros>,
 }
 
@@ -134,10 +136,19 @@ fn show_blocked(
 
 /// Returns the status of a key of a name that is not defined.
 fn undefined<'a>(name: &'a [u8], key: &'a [u8], shards: u32, until: Option<Micros>) -> Status<'a> {
-    let as_of = clock::now();
-    let block = until.filter(|&until| until > as_of);
-    let retry_after = block.and_then(|until| after_block(until, as_of, |_| Some(Micros(0))));
-    Status { name, key, as_of, shards, limit: None, limited: block.map(|_| true), retry_after }
+    let now = clock::now();
+    let block = until.filter(|&until| until > now);
+    let retry_after = block.and_then(|until| after_block(until, now, |_| Some(Micros(0))));
+    Status {
+        name,
+        key,
+        now,
+        as_of: now,
+        shards,
+        limit: None,
+        limited: block.map(|_| true),
+        retry_after,
+    }
 }
 
 /// Returns the status of a key that has no row: of one in memory, or full.
@@ -146,7 +157,7 @@ fn undefined<'a>(name: &'a [u8], key: &'a [u8], shards: u32, until: Option<Micro
 /// Those of the memory.
 fn status_without_rows<'a>(catalog: &Catalog, target: &Target<'a>) -> Result<Status<'a>> {
     let limit = &target.limit;
-    let (as_of, state) = match limit.store {
+    let (now, state) = match limit.store {
         Kept::Memory if limit.kind() != Kind::Unlimited => {
             in_memory::peek(Memory::get()?, Scope::new(catalog.extension), target)
         }
@@ -155,24 +166,25 @@ fn status_without_rows<'a>(catalog: &Catalog, target: &Target<'a>) -> Result<Sta
             (now, limit.initial_state(now, target.phase()))
         }
     };
-    Ok(defined(target, &Shards::new(limit, vec![state]), as_of))
+    Ok(defined(target, &Shards::new(limit, vec![state]), now))
 }
 
 /// Returns the status of a key whose limit has these shards.
-fn defined<'a>(target: &Target<'a>, shards: &Shards, as_of: Micros) -> Status<'a> {
+fn defined<'a>(target: &Target<'a>, shards: &Shards, now: Micros) -> Status<'a> {
     let one = Take { count: 1.0, reserve: false, lease: None };
-    let (limited, retry_after) = match target.block(as_of) {
-        Some(until) => (true, target.blocked(until, shards, as_of, one).retry_after),
+    let (limited, retry_after) = match target.block(now) {
+        Some(until) => (true, target.blocked(until, shards, now, one).retry_after),
         None => {
-            let decision = shards.decide(as_of, one.count, one.reserve);
+            let decision = shards.decide(now, one.count, one.reserve);
             (!decision.ok, decision.retry_after)
         }
     };
-    let remaining = shards.level(as_of).remaining;
+    let remaining = shards.level(now).remaining;
     Status {
         name: target.name,
         key: target.key,
-        as_of,
+        now,
+        as_of: shards.present(now),
         shards: target.limit.shards(),
         limit: Some(LimitStatus { limit: target.limit.clone(), remaining }),
         limited: Some(limited),
@@ -198,10 +210,10 @@ fn status<'a>(
         }
         Some(limit) if limit.store == Kept::Memory => None,
         Some(limit) => {
-            let as_of = clock::now();
+            let now = clock::now();
             let target = Target { name, key, limit, blocked_until };
-            let holding = shards::holding(&target, rows.clone(), as_of)?;
-            Some(defined(&target, &holding.shards, as_of))
+            let holding = shards::holding(&target, rows.clone(), now)?;
+            Some(defined(&target, &holding.shards, now))
         }
     })
 }

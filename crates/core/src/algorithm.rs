@@ -19,9 +19,13 @@
 //!
 //! # Time
 //!
-//! Elapsed time is never negative: a clock that stepped back refills nothing and takes nothing. A
-//! stored time that is further ahead of the clock than the limit takes to fill up means that the
-//! clock was wrong, and the next take sets it to now. A lease of a concurrency limit stays, since it has a holder.
+//! A state does not go back in time: where the clock shows less than the state has seen, a call is decided at
+//! the state's own time, which stays, and nothing flows in until the clock has passed it. So whatever the clock
+//! does, no more is admitted than up to the greatest instant that was seen.
+//!
+//! A state that is too far ahead was left by a clock that was wrong, and counts as if there were none. How far
+//! that is, `Limit::horizon` says: an hour, or longer where the limit looks back or takes to fill up for longer. A
+//! lease of a concurrency limit stays, since it has a holder.
 //!
 //! # Floats
 //!
@@ -46,11 +50,15 @@ pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use token_bucket::TokenBucket;
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::Micros;
 
 use refill::Refill;
+
+/// A clock that steps back by less is one that is being set, and no state is given up for it.
+const HOUR: Micros = Micros(3_600 * 1_000_000);
 
 /// A limit of one kind. Make one by [`config::parse`](crate::config::parse), which checks every range:
 /// what is out of them has no meaning here.
@@ -254,6 +262,7 @@ impl Limit {
     /// Whether the limit is idle: from `now` on every call is answered as from the initial state,
     /// so the stored one can be deleted. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
+        let state = &*self.current(state, now);
         match self {
             Limit::TokenBucket(limit) => limit.is_idle(state, now),
             Limit::FixedWindow(limit) => limit.is_idle(state, now, phase),
@@ -268,6 +277,7 @@ impl Limit {
     /// on, but for the last bits of a long span. `None`: never, as a window that turns in another phase,
     /// or not within what an instant can hold. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn idle_at(&self, state: &State, now: Micros, phase: Micros) -> Option<Micros> {
+        let state = &*self.current(state, now);
         let at = match self {
             Limit::TokenBucket(limit) => limit.full_at(state),
             Limit::FixedWindow(limit) => limit.full_at(state),
@@ -283,6 +293,7 @@ impl Limit {
 
     /// What the limit holds at `now`.
     pub fn level(&self, state: &State, now: Micros) -> Level {
+        let state = &*self.current(state, now);
         match self {
             Limit::TokenBucket(limit) => limit.level(state, now),
             Limit::FixedWindow(limit) => limit.level(state, now),
@@ -290,6 +301,49 @@ impl Limit {
             Limit::SlidingLog(limit) => limit.level(state, now),
             Limit::Concurrency(limit) => limit.level(state, now),
             Limit::Unlimited => NO_LIMIT,
+        }
+    }
+
+    /// The instant that a call at `now` is decided at: that, or the later one that the state has seen.
+    pub fn present(&self, state: &State, now: Micros) -> Micros {
+        self.seen(&self.current(state, now)).map_or(now, |seen| seen.max(now))
+    }
+
+    /// The latest instant that a state has seen, as far as it tells; of windows, the start of the last one.
+    /// `None` where it has no time of its own.
+    fn seen(&self, state: &State) -> Option<Micros> {
+        match self {
+            Limit::TokenBucket(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) => {
+                Some(state.ts)
+            }
+            Limit::SlidingLog(_) => state.log.as_deref()?.last().copied(),
+            Limit::Concurrency(_) | Limit::Unlimited => None,
+        }
+    }
+
+    /// The latest time that a state can have seen if the clock, which shows `now`, was only set: an hour from
+    /// now, and no less than a whole refill, the time in which this state is full, its debt included, or the
+    /// whole windows that the kind looks back on. `None`: later than an instant can be.
+    fn horizon(&self, state: &State, now: Micros) -> Option<Micros> {
+        let looks_back = match self {
+            Limit::TokenBucket(limit) => limit.whole_refill(state, now),
+            Limit::FixedWindow(limit) => limit.whole_refill(state, now),
+            Limit::SlidingWindow(limit) => Some(now.plus(limit.period).plus(limit.period)),
+            Limit::SlidingLog(limit) => Some(now.plus(limit.period)),
+            Limit::Concurrency(_) | Limit::Unlimited => None,
+        };
+        looks_back.map(|at| at.max(now.plus(HOUR)))
+    }
+
+    /// The state that counts at `now`: the stored one, or, where that is beyond the [horizon](Limit::horizon), a
+    /// full one in the same windows.
+    fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, State> {
+        let is_beyond = |seen: Micros| {
+            seen > now.plus(HOUR) && self.horizon(state, now).is_some_and(|horizon| seen > horizon)
+        };
+        match self.seen(state) {
+            Some(seen) if is_beyond(seen) => Cow::Owned(self.initial_state(now, state.ts)),
+            _ => Cow::Borrowed(state),
         }
     }
 }
@@ -309,6 +363,7 @@ fn unlimited() -> Decision {
 /// bucket and fixed window may go into debt, down to `max_reserved`, if it is paid back within ten
 /// years; the other kinds ignore it. `state` is one that the limit [accepts](Limit::accepts).
 pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
+    let state = &*limit.current(state, now);
     match limit {
         Limit::TokenBucket(limit) => limit.decide(state, now, count, reserve),
         Limit::FixedWindow(limit) => limit.decide(state, now, count, reserve),
@@ -333,6 +388,7 @@ pub fn credit(
     count: f64,
     taken_at: Option<Micros>,
 ) -> Option<Decision> {
+    let state = &*limit.current(state, now);
     match limit {
         Limit::TokenBucket(limit) => Some(limit.credit(state, now, count, taken_at)),
         Limit::FixedWindow(limit) => Some(limit.credit(state, now, count, taken_at)),

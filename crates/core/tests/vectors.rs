@@ -95,18 +95,32 @@ fn clockback_a_step_back_drains_and_refills_nothing() {
 }
 
 #[test]
-fn clockback_a_time_further_ahead_than_a_refill_is_set_to_now_by_the_next_take() {
+fn clockback_a_time_stays_up_to_an_hour_ahead_and_further_counts_as_none() {
     let an_hour_ago = T - 3_600_000;
-    let bucket = limit(TOKEN_BUCKET);
-    assert_eq!(take(&bucket, &state(6.0, T), ms(T - 400), 1.0), state(5.0, T));
-    assert_eq!(take(&bucket, &state(6.0, T), ms(T - 401), 1.0), state(5.0, T - 401));
-    assert_eq!(take(&bucket, &state(6.0, T), ms(an_hour_ago), 1.0), state(5.0, an_hour_ago));
-
-    // A window keeps its phase.
-    let window = limit(FIXED_WINDOW);
-    assert_eq!(take(&window, &state(6.0, T), ms(T - 1_000), 1.0), state(5.0, T));
-    assert_eq!(take(&window, &state(6.0, T), ms(T - 1_001), 1.0), state(5.0, T - 2_000));
-    assert_eq!(take(&window, &state(6.0, T), ms(an_hour_ago + 7), 1.0), state(5.0, an_hour_ago));
+    for config in [TOKEN_BUCKET, FIXED_WINDOW] {
+        let limit = limit(config);
+        for back in [400, 401, 1_001, 3_600_000] {
+            let after = take(&limit, &state(6.0, T), ms(T - back), 1.0);
+            assert_eq!(after, state(5.0, T), "{back} ms ahead of {config}");
+        }
+        // Empty, so that nothing but the clock can set it right.
+        let wait = denied(&limit, &state(0.0, T), ms(an_hour_ago), 1.0, false);
+        assert_eq!(wait, Some(ms(3_600_000 + if config == TOKEN_BUCKET { 100 } else { 1_000 })));
+        let after = take(&limit, &state(0.0, T), ms(an_hour_ago - 1_000), 1.0);
+        assert_eq!(after, state(9.0, an_hour_ago - 1_000), "{config}");
+    }
+    // As long as a whole refill takes, or the debt; and a window at least.
+    let slow = limit(r#"{"kind": "token bucket", "rate": 1, "period": "1 day"}"#);
+    const DAY: i64 = 86_400_000;
+    assert_eq!(denied(&slow, &state(0.5, T), ms(T - DAY), 1.0, false), Some(ms(DAY + DAY / 2)));
+    assert_eq!(take(&slow, &state(0.5, T), ms(T - DAY - 1), 1.0), state(0.0, T - DAY - 1));
+    assert_eq!(denied(&slow, &state(-1.0, T), ms(T - 2 * DAY), 1.0, false), Some(ms(4 * DAY)));
+    assert_eq!(take(&slow, &state(-1.0, T), ms(T - 2 * DAY - 1), 1.0), state(0.0, T - 2 * DAY - 1));
+    let daily = limit(r#"{"kind": "fixed window", "rate": 1, "period": "1 day", "start": 0}"#);
+    let begun = T - T % DAY;
+    assert_eq!(denied(&daily, &state(0.0, begun), ms(begun - DAY), 1.0, false), Some(ms(2 * DAY)));
+    let two_before = state(0.0, begun - 2 * DAY);
+    assert_eq!(take(&daily, &state(0.0, begun), ms(begun - DAY - 1), 1.0), two_before);
 }
 
 #[test]
@@ -128,8 +142,11 @@ fn clockback_the_sliding_kinds_count_on_where_they_were() {
     let after = take(&log, &before, ms(T - 300), 1.0);
     assert_eq!(after, taken_at(&[T - 100, T, T]));
     assert_eq!(denied(&log, &after, ms(T - 300), 1.0, false), Some(ms(200 + 1_000)));
-    // More than a period ahead: the clock was wrong.
-    assert_eq!(take(&log, &before, ms(T - 1_500), 1.0), taken_at(&[T - 1_500; 3]));
+    // Further ahead than an hour, which is longer than what they look back on: the clock was wrong.
+    let long_ago = T - 3_601_000;
+    assert_eq!(take(&log, &before, ms(long_ago), 1.0), taken_at(&[long_ago]));
+    let fresh = window.initial_state(ms(long_ago), ms(0));
+    assert_eq!(take(&window, &before, ms(long_ago), 1.0), State { value: 1.0, ..fresh });
 }
 
 #[test]

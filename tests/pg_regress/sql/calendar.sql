@@ -35,7 +35,7 @@ SELECT ok, remaining, reset_at FROM rl_limit('cal/month', count => 1);
 -- What an earlier window gave ended with it.
 SELECT remaining FROM rl_credit('cal/month', '', 1, taken_at => '2027-07-30 21:59:59+00');
 SELECT remaining FROM rl_credit('cal/month', '', 1, taken_at => '2027-07-30 22:00:00+00');
--- A clock behind refills nothing; a row further ahead than it takes to fill begins in the window of now.
+-- A clock behind refills nothing; a row further ahead than a whole refill counts as none.
 SET ratelimit.clock = '2027-06-15 00:00:00+00';
 SELECT ok, remaining, reset_at FROM rl_limit('cal/month', count => 5);
 SET ratelimit.clock = '2027-01-15 00:00:00+00';

@@ -61,7 +61,7 @@ SELECT value, ts FROM rateLimits WHERE name = 'cl';
 SELECT ok, retry_after, retry_at FROM rl_limit('cl', count => 2);
 SET ratelimit.clock = '2027-01-01 12:00:06+00';
 SELECT ok, remaining FROM rl_limit('cl', count => 2);
--- A time ahead of the clock by more than the time to full was a wrong clock: now, value kept.
+-- A time ahead of the clock by more than an hour and a whole refill was a wrong clock: the state counts as none.
 SET ratelimit.clock = '2028-01-01 00:00:00+00';
 SELECT ok, remaining FROM rl_limit('cl', count => 4);
 SET ratelimit.clock = '2027-01-01 12:01:00+00';
@@ -69,6 +69,33 @@ SELECT ok, remaining FROM rl_limit('cl', count => 1);
 SELECT value, ts FROM rateLimits WHERE name = 'cl';
 SET ratelimit.clock = '2027-01-01 12:01:06+00';
 SELECT ok, remaining FROM rl_check('cl');
+-- So an empty one, whose denials write nothing, passes again; within the bound it waits for the clock.
+SET ratelimit.clock = '2028-01-01 00:00:00+00';
+SELECT ok, remaining FROM rl_limit('cl', count => 10);
+SET ratelimit.clock = '2027-12-31 23:30:00+00';
+SELECT ok, retry_at FROM rl_limit('cl');
+SELECT remaining, retry_at, as_of FROM rl_status('cl', '');
+SET ratelimit.clock = '2027-12-31 22:59:59+00';
+SELECT ok, remaining FROM rl_check('cl');
+-- Or all is made full at once, in both stores; also by one statement for all names.
+SET ratelimit.clock = '2027-12-31 23:30:00+00';
+SELECT rl_define('cl/memory', rl_token_bucket(10, '1 minute') || '{"store": "memory"}');
+SELECT ok FROM rl_limit('cl/memory', 'k', count => 10);
+SELECT count(rl_reset_all(name)) > 1 AS done FROM (SELECT DISTINCT name FROM rl_config WHERE name LIKE 'cl%') names;
+SELECT remaining FROM rl_check('cl') UNION ALL SELECT remaining FROM rl_check('cl/memory', 'k');
+-- Calls that alternate between two instants take what came in up to the later one, and no more.
+SELECT rl_define('cl/' || store, rl_token_bucket(10, '1 second', capacity => 10) || jsonb_build_object('store', store))
+FROM unnest(ARRAY['table', 'memory']) store;
+CREATE FUNCTION alternate(name text, OUT passed int) LANGUAGE plpgsql AS $$
+BEGIN
+    passed := 0;
+    FOR n IN 0..199 LOOP
+        PERFORM set_config('ratelimit.clock', (1830297600000 + n % 2 * 1000)::text, true);
+        passed := passed + (rl_limit(name, 'alternating')).ok::int;
+    END LOOP;
+END $$;
+SELECT store, alternate('cl/' || store) FROM unnest(ARRAY['table', 'memory']) store;
+DROP FUNCTION alternate;
 -- The window kinds: back into the window before.
 SELECT rl_define('cl/fw', rl_fixed_window(5, '1 hour', start => '2027-01-01 00:00:00+00'));
 SELECT rl_define('cl/sw', rl_sliding_window(5, '1 hour')), rl_define('cl/sl', rl_sliding_log(5, '1 hour'));

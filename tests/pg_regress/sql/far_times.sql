@@ -27,14 +27,14 @@ SELECT * FROM calls('9998-12-31 12:00:00+00');
 DELETE FROM rl_config WHERE name = 'far month';
 SELECT * FROM calls('275759-06-01 12:00:00+00');
 SELECT * FROM calls('4713-01-02 12:00:00+00 BC');
--- From one end to the other, and back: full at once, and never emptier than it was.
+-- From one end to the other, and back: full at once, each time.
 SELECT set_clock('1970-01-01 00:00:00+00') IS NOT NULL AS past;
 SELECT name, (rl_limit(name, 'jump', 10)).ok FROM rl_config WHERE name LIKE 'far %' ORDER BY 1;
 SELECT set_clock('275760-01-01 00:00:00+00') IS NOT NULL AS future;
 SELECT name, (rl_limit(name, 'jump', 10)).ok FROM rl_config WHERE name LIKE 'far %' ORDER BY 1;
 SELECT set_clock('1970-01-01 00:00:00+00') IS NOT NULL AS past;
 SELECT r.name, l.ok, l.remaining, l.retry_at FROM rl_config r, rl_limit(r.name, 'jump', 1) l WHERE r.name LIKE 'far %' ORDER BY 1;
--- Rows from far in the future, while the clock stands here: a take sets them right.
+-- Rows from far in the future, while the clock stands here: they count as none.
 SELECT set_clock('2027-01-01 00:00:00+00') IS NOT NULL AS here;
 UPDATE rateLimits SET ts = '294000-12-31 23:00:00+00', value = CASE WHEN name LIKE '%sliding' THEN 0 ELSE 5 END, log = NULL WHERE key = 'jump';
 SELECT r.name, l.ok, l.remaining, l.retry_after, l.reset_at FROM rl_config r, rl_limit(r.name, 'jump', 1) l WHERE r.name LIKE 'far %' ORDER BY 1;

@@ -181,18 +181,14 @@ impl Refill for FixedWindow {
         self.windows.after(ts, windows.max(0.0))
     }
 
+    fn whole_refill(&self, state: &State, now: Micros) -> Option<Micros> {
+        let missing = self.capacity - self.next_tokens(self.stored_tokens(state));
+        // Of the window that it is in at least, also where nothing accumulates.
+        self.due(now, missing.max(self.capacity).max(self.rate))
+    }
+
     fn stored_ts(&self, ts: Micros, available: f64, now: Micros) -> Micros {
-        if self.awaits_request(available) {
-            return now;
-        }
-        if ts <= now {
-            return ts;
-        }
-        // A start that is further ahead of the clock than it takes to fill up means that the clock
-        // was wrong: go back to the window of now, in the same phase.
-        let begun = self.windows.window_start(ts, now);
-        let full = self.due(begun, self.capacity - self.next_tokens(available));
-        if full.is_some_and(|full| ts > full) { begun } else { ts }
+        if self.awaits_request(available) { ts.max(now) } else { ts }
     }
 
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level {

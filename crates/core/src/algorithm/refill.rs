@@ -37,8 +37,16 @@ pub(super) trait Refill {
     /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
 
-    /// The `ts` that a take at `now` stores, given the one that its tokens count from.
-    fn stored_ts(&self, ts: Micros, available: f64, now: Micros) -> Micros;
+    /// When a limit that is empty now, or as deep in debt as this state, is full again.
+    fn whole_refill(&self, state: &State, now: Micros) -> Option<Micros> {
+        let missing = self.capacity() - self.stored_tokens(state);
+        self.due(now, missing.max(self.capacity()))
+    }
+
+    /// The `ts` that a take at `now` stores, given the one that its tokens count from: that, or a later one.
+    fn stored_ts(&self, ts: Micros, _: f64, _: Micros) -> Micros {
+        ts
+    }
 
     /// The level of a limit whose `tokens` count from `ts`.
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;

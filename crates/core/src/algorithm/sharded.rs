@@ -135,12 +135,19 @@ impl<'a> Shards<'a> {
 
     /// The tokens in a shard at `now`, and the time that they count from.
     fn tokens(&self, shard: usize, now: Micros) -> (Micros, f64) {
-        let state = &self.states[shard];
-        match self.limit_of(shard) {
+        let limit = self.limit_of(shard);
+        let state = &*limit.current(&self.states[shard], now);
+        match limit {
             Limit::TokenBucket(limit) => limit.refilled(state, now),
             Limit::FixedWindow(limit) => limit.refilled(state, now),
             _ => (state.ts, state.value),
         }
+    }
+
+    /// The instant that a call at `now` is decided at; see [`Limit::present`].
+    pub fn present(&self, now: Micros) -> Micros {
+        let present = |shard| self.limit_of(shard).present(&self.states[shard], now);
+        (0..self.states.len()).map(present).max().unwrap_or(now)
     }
 
     /// The state of a limit that is not divided.
@@ -155,7 +162,7 @@ impl<'a> Shards<'a> {
     /// of them counts from: nothing refills earlier than it would in its shard.
     pub fn total(&self, now: Micros) -> State {
         if let Some(state) = self.undivided() {
-            return state.clone();
+            return self.limit.current(state, now).into_owned();
         }
         let mut total = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
         for shard in 0..self.states.len() {

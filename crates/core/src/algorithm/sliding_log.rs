@@ -72,10 +72,8 @@ impl SlidingLog {
                 excess.checked_sub(1).map(|last| live[last].plus(self.period).minus(now));
             return Decision::denied(retry_after, level);
         }
-        let newest = live.last().copied().unwrap_or(now);
-        // Further ahead of the clock than a whole period: the clock was wrong.
-        let taken = if newest.minus(now) > self.period { now } else { newest.max(now) };
-        let mut log: Vec<Micros> = live.iter().map(|&entry| entry.min(taken)).collect();
+        let taken = live.last().map_or(now, |&newest| newest.max(now));
+        let mut log = live.to_vec();
         log.resize(live.len() + count as usize, taken);
         Decision {
             ok: true,

@@ -123,15 +123,6 @@ impl SlidingWindow {
                 self.level_of(counters, now),
             );
         }
-        // Further ahead of the clock than the counters take to fade: the clock was wrong.
-        let to_full = match (counters.value > 0.0, counters.prior > 0.0) {
-            (true, _) => self.period.plus(self.period),
-            (false, true) => self.period,
-            (false, false) => Micros(0),
-        };
-        if counters.ts.minus(now) > to_full {
-            counters.ts = now.floor_to(self.period);
-        }
         counters.value = -subtract(-counters.value, count);
         let Counters { ts, value, prior } = counters;
         Decision {

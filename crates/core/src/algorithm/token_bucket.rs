@@ -68,13 +68,6 @@ impl Refill for TokenBucket {
         Some(ts.plus(span))
     }
 
-    /// The stored one, since times never move back; except one that is further ahead of the clock than a whole
-    /// refill: then the clock was wrong, and keeping it would stop the refill for longer.
-    fn stored_ts(&self, ts: Micros, available: f64, now: Micros) -> Micros {
-        let full = self.due(now, self.capacity - available);
-        if full.is_some_and(|full| ts > full) { now } else { ts }
-    }
-
     fn level_of(&self, ts: Micros, tokens: f64, _: Micros) -> Level {
         let missing = self.capacity - tokens;
         let reset_at =
