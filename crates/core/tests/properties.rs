@@ -48,11 +48,6 @@ impl Kind {
     fn holds(self) -> bool {
         matches!(self, Kind::TokenBucket | Kind::FixedWindow | Kind::Calendar)
     }
-
-    /// Whether its tokens come when a window turns.
-    fn turns(self) -> bool {
-        matches!(self, Kind::FixedWindow | Kind::Calendar)
-    }
 }
 
 /// A config as a test draws it; spans and instants are microseconds.
@@ -972,7 +967,6 @@ proptest! {
     ) {
         let config = &sequence.config;
         let limit = config.limit();
-        let tolerance = config.tolerance();
         for call in run(&sequence) {
             let Some(stored) = call.decision.state else { continue };
             let now = Micros(stored.ts.0 - (back * clock::bound(config) as f64) as i64);
