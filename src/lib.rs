@@ -28,7 +28,7 @@ pub extern "C-unwind" fn _PG_init() {
     pg::memory::init(pg::call::end_session);
     pg::settings::init();
     pg::invalidation::init();
-    pg::subtransaction::init(&[store::heap::forget, limiter::shards::forget]);
+    pg::subtransaction::init(&[store::heap::forget, store::held::forget]);
 }
 
 /// What `#[pg_test]` asks for, of the program that calls the tests in the server.

@@ -8,14 +8,18 @@ use crate::pg::settings::{self, Access};
 use crate::pg::spi;
 use crate::pg::transaction::with_lasting_locks;
 
+use held::Remembering;
+
 mod codec;
 pub mod heap;
+pub mod held;
 pub mod memory;
 mod rows;
 mod sql;
 
 pub use rows::{
-    KeyedRow, MARKER, Row, RowId, ShardRow, Store, TRIES, TupleId, is_marker, is_reset, reset_state,
+    KeyedRow, MARKER, Row, RowId, ShardRow, Store, TRIES, TupleId, is_marker, is_reset,
+    reset_state, same_rows, with_locked,
 };
 
 /// Runs `work` on the store that `ratelimit.access` and the table allow. `lock` is the strongest lock
@@ -30,7 +34,7 @@ pub fn with_store<T>(
     work: impl FnOnce(&dyn Store) -> Result<T>,
 ) -> Result<T> {
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
-        return heap::with_heap(catalog, index, lock, |heap| work(heap));
+        return heap::with_heap(catalog, index, lock, |heap| work(&Remembering(heap)));
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
     with_lasting_locks(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
@@ -39,6 +43,6 @@ pub fn with_store<T>(
     }
     match (settings::access(), catalog.index) {
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
-        _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| work(sql)),
+        _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| work(&Remembering(sql))),
     }
 }

@@ -20,7 +20,7 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::shared_memory;
 use crate::pg::transaction::refuse_read_only_call;
 use crate::store::memory::{Memory, Scope};
-use crate::store::{self, Store, TRIES, is_marker};
+use crate::store::{self, Store, is_marker, with_locked};
 
 /// Returns the concurrency limit of a target.
 ///
@@ -150,21 +150,21 @@ fn settle_row(
     fate: Fate,
 ) -> Result<Option<Micros>> {
     let row = target.row(0);
-    for _ in 0..TRIES {
-        check_for_interrupts();
-        // A lease that is not there is of no use to wait for: who has its id has seen it committed, or took it.
-        let Some(seen) = store.read(row)? else { return Ok(None) };
-        if is_marker(Some(&seen.state)) {
-            return Ok(None);
-        }
-        let now = clock::now();
-        let state = target.state(&target.limit, Some(seen.state.clone()), now)?;
-        let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
-        // Not after waiting: then it is decided again, at that time.
-        if store.replace(row, &seen, &after, false)? {
-            return Ok(lapse(&after, id).or(Some(now)));
-        }
-        let Some(locked) = store.lock(row)? else { continue };
+    check_for_interrupts();
+    // A lease that is not there is of no use to wait for: who has its id has seen it committed, or took it.
+    let Some(seen) = store.read(row)? else { return Ok(None) };
+    if is_marker(Some(&seen.state)) {
+        return Ok(None);
+    }
+    let now = clock::now();
+    let state = target.state(&target.limit, Some(seen.state.clone()), now)?;
+    let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
+    // Not after waiting: then it is decided again, at that time.
+    if store.replace(row, &seen, &after, false)? {
+        return Ok(lapse(&after, id).or(Some(now)));
+    }
+    // Of a lease that has lapsed meanwhile the row is released.
+    with_locked(store, row, |locked| {
         if is_marker(Some(&locked.state)) {
             return Ok(None);
         }
@@ -172,9 +172,8 @@ fn settle_row(
         let state = target.state(&target.limit, Some(locked.state), now)?;
         let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
         store.update(row, locked.tuple, &after)?;
-        return Ok(lapse(&after, id).or(Some(now)));
-    }
-    Err(store.not_written())
+        Ok(Some(lapse(&after, id).unwrap_or(now)))
+    })
 }
 
 /// Returns when a lease of a state lapses.

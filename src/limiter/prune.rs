@@ -19,7 +19,7 @@ use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::subtransaction::attempt;
-use crate::store::{self, RowId, ShardRow, Store, is_marker, is_reset};
+use crate::store::{self, RowId, ShardRow, Store, is_marker, is_reset, same_rows};
 
 /// The end of a batch: the last (name, key) that it scanned.
 struct Position {
@@ -103,8 +103,8 @@ fn prune_key(
     }
     // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
     // them in one transaction slow down all other snapshots.
-    if let [(_, seen)] = &rows[..]
-        && store.remove(seen)?
+    if let [(shard, seen)] = &rows[..]
+        && store.remove(RowId { name, key, shard: *shard }, seen)?
     {
         return Ok(1);
     }
@@ -116,7 +116,8 @@ fn prune_key(
                 None => return Ok(None),
             }
         }
-        if !idle(&locked) {
+        // The number of shards may have changed since they were read: row 0 marks others then.
+        if !idle(&locked) || !same_rows(&locked, &store.read_key(name, key)?) {
             return Ok(None);
         }
         for &(shard, ref found) in &locked {

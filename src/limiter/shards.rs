@@ -6,8 +6,8 @@
 //! 0, then all others, to reshard them: no token is counted twice.
 //!
 //! Rows are waited for in ascending order, or singly while no other is held; locks that turn out
-//! useless are released first. A transaction that holds a row from an earlier call waits for no other
-//! row of that limit.
+//! useless are released first. A transaction that holds a row from an earlier call, also under another
+//! number of shards, waits for no other row of that limit: it reshards if it gets all rows at once.
 
 use ratelimit_core::{Decision, Micros, Shards};
 
@@ -16,16 +16,27 @@ use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
+use crate::store::held::{held_rows, holds_row};
 use crate::store::{Row, Store, TRIES, TupleId, is_marker, reset_state};
 
-use held::{held_shard, hold_shard};
-use holding::shard_number;
+use holding::{lock_all, shard_number};
 
-mod held;
 mod holding;
 
-pub use held::forget;
-pub use holding::{Holding, holding, peek, reshard, shard_limit_of, shards_of};
+pub use holding::{Holding, holding, peek, shard_limit_of, shards_of};
+
+/// Returns the shard whose row this transaction last locked, counted from 0: it takes from it again.
+fn held_shard(target: &Target) -> Option<usize> {
+    let count = target.limit.shards() as usize;
+    let first = shard_number(count as u32, 0);
+    let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
+    held_rows(target.name, target.key).into_iter().find_map(shard)
+}
+
+/// Whether this transaction may wait for rows of the limit: it holds none, under whichever number of shards.
+fn may_wait(target: &Target) -> bool {
+    !holds_row(target.name, target.key)
+}
 
 /// Makes one call on a limit with shards. A call that changes nothing is answered from a plain read of
 /// all rows.
@@ -45,14 +56,10 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         let Some(after) = &decision.state else {
             return Ok(target.answer(&decision, shards.level(now), now));
         };
-        if !matches_limit {
-            reshard(store, target)?;
-            continue;
-        }
         let amount = after.value - shards.total(now).value;
         // A debt is shared by all rows, and paid back first.
         let in_debt = (0..shards.states().len()).any(|shard| shards.available(shard, now) < 0.0);
-        if after.value >= 0.0 && !in_debt {
+        if matches_limit && after.value >= 0.0 && !in_debt {
             if let Some(answer) = change_any_row(store, target, change, &shards, now, amount)? {
                 return Ok(answer);
             }
@@ -62,19 +69,51 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
                 return Ok(answer);
             }
         }
-        if held_shard(target).is_some() {
-            return answer_while_locked(store, target, change, shards, now);
+        if matches_limit && !may_wait(target) {
+            return answer_while_locked(store, target, change, &shards, now);
         }
-        if let Some(answer) = change_all_rows(store, target, change)? {
+        if let Some(answer) = change_all_or_answer(store, target, change, &shards, now)? {
             return Ok(answer);
         }
     }
     Err(store.not_written())
 }
 
+/// Makes a call on a limit of one row, where the rows are still those of a limit with shards; `None` if
+/// they must be read again.
+///
+/// # Errors
+/// As [`change`].
+pub fn change_to_one(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
+    let (now, Holding { shards, .. }) = peek(store, target)?;
+    let decision = change.decide(&target.limit, &shards, now)?;
+    if decision.state.is_none() {
+        return Ok(Some(target.answer(&decision, shards.level(now), now)));
+    }
+    change_all_or_answer(store, target, change, &shards, now)
+}
+
+/// Makes the change in all rows, as [`change_all_rows`], or answers as [`answer_while_locked`] if they are
+/// not to be had at once by a transaction that may not wait.
+///
+/// # Errors
+/// As [`change`].
+fn change_all_or_answer(
+    store: &dyn Store,
+    target: &Target,
+    change: Change,
+    shards: &Shards,
+    now: Micros,
+) -> Result<Option<Answer>> {
+    match change_all_rows(store, target, change, may_wait(target)) {
+        Err(Error::Busy) => answer_while_locked(store, target, change, shards, now).map(Some),
+        changed => changed,
+    }
+}
+
 /// Answers a transaction that holds rows of the limit already, where the others that it needs are
 /// locked: waiting for them could be a deadlock. A take is denied, to be retried at once; a credit
-/// goes to the held row.
+/// goes to a held row, as that of the number of shards that it has.
 ///
 /// # Errors
 /// As [`change`].
@@ -82,26 +121,35 @@ fn answer_while_locked(
     store: &dyn Store,
     target: &Target,
     change: Change,
-    mut shards: Shards,
+    shards: &Shards,
     now: Micros,
 ) -> Result<Answer> {
     let level = shards.level(now);
     let denied = Decision { ok: false, retry_after: Some(Micros(0)), level, state: None };
-    let (Change::Credit { count, .. }, Some(shard)) = (change, held_shard(target)) else {
+    let Change::Credit { count, .. } = change else {
         return Ok(target.answer(&denied, level, now));
     };
-    let id = target.row(shard_number(target.limit.shards(), shard));
-    let Some(Row { state, tuple }) = store.lock(id)? else { return Err(store.not_written()) };
-    shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(state), now)?;
-    let tokens = shards.available(shard, now) + count;
-    if tokens > shards.shard_limit().capacity() {
-        // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
-        return change_all_rows(store, target, change)?.ok_or_else(|| store.not_written());
+    for number in held_rows(target.name, target.key) {
+        let id = target.row(number);
+        let Some(Row { state, tuple }) = store.lock(id)? else { continue };
+        if is_marker(Some(&state)) {
+            continue;
+        }
+        let limit = shard_limit_of(&target.limit, shards_of(number));
+        let state = target.state(&limit, Some(state), now)?;
+        let tokens = Shards::new(&limit, vec![state.clone()]).available(0, now);
+        if tokens + count > limit.capacity() {
+            continue;
+        }
+        let decision = change.apply(&limit, &state, now)?;
+        if let Some(after) = &decision.state {
+            store.update(id, tuple, after)?;
+        }
+        let (now, Holding { shards, .. }) = peek(store, target)?;
+        return Ok(target.answer(&decision, shards.level(now), now));
     }
-    let ts = shards.total(now).ts;
-    write(store, target, &mut shards, &[(shard, tuple)], now, tokens, ts)?;
-    let level = shards.level(now);
-    Ok(target.answer(&Decision { ok: true, retry_after: None, level, state: None }, level, now))
+    // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
+    change_all_rows(store, target, change, true)?.ok_or_else(|| store.not_written())
 }
 
 /// Returns the tokens by which a shard can change in the direction of `amount`: those available, or
@@ -160,7 +208,6 @@ fn change_better_of_two(
     {
         let mut shards = estimate;
         shards.states_mut()[better] = after.clone();
-        hold_shard(target, better);
         return Ok(Some(target.answer(&decision, shards.level(now), now)));
     }
     let take = || {
@@ -188,7 +235,7 @@ fn change_any_row(
     let mut candidates = rows_with_room(shards, now, amount);
     // The first once more, to be waited for, unless a row is held.
     let once = candidates.len();
-    candidates.extend(candidates.first().copied().filter(|_| held_shard(target).is_none()));
+    candidates.extend(candidates.first().copied().filter(|_| may_wait(target)));
     for (tried, &shard) in candidates.iter().enumerate() {
         let row = target.row(shard_number(shard_count, shard));
         let wait = tried == once;
@@ -235,7 +282,6 @@ fn change_row(
     let Some(state) = &decision.state else { return Ok(None) };
     store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
     shards.states_mut()[shard] = state.clone();
-    hold_shard(target, shard);
     Ok(Some(target.answer(&decision, shards.level(now), now)))
 }
 
@@ -320,24 +366,33 @@ fn lock_free(
     Ok(None)
 }
 
-/// Makes the change after locking all rows, in ascending order; `None` if they must be resharded.
+/// Makes the change after locking all rows, in ascending order, and resharding them if they are those of
+/// another number of shards. A call that is denied then gives all of that back. `None` if the rows must be
+/// read again.
 ///
 /// # Errors
-/// As [`change`].
-fn change_all_rows(store: &dyn Store, target: &Target, change: Change) -> Result<Option<Answer>> {
+/// As [`change`]; [`Error::Busy`]: without `wait`, and a row is locked.
+fn change_all_rows(
+    store: &dyn Store,
+    target: &Target,
+    change: Change,
+    wait: bool,
+) -> Result<Option<Answer>> {
     let mut unchanged = None;
     let answer = attempt(|| {
-        let rows = store.lock_key(target.name, target.key)?;
-        let now = clock::now();
-        let Holding { mut shards, matches_limit, tuples } = holding(target, rows, now)?;
-        if !matches_limit {
+        let Some(Holding { mut shards, tuples, .. }) = lock_all(store, target, wait)? else {
             return Ok(None);
-        }
+        };
+        let now = clock::now();
         let decision = change.decide(&target.limit, &shards, now)?;
         let Some(after) = &decision.state else {
             unchanged = Some(target.answer(&decision, shards.level(now), now));
             return Ok(None);
         };
+        if let [tuple] = tuples[..] {
+            store.update(target.row(0), tuple, after)?;
+            return Ok(Some(target.answer(&decision, decision.level, now)));
+        }
         let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
         write(store, target, &mut shards, &locked, now, after.value, after.ts)?;
         Ok(Some(target.answer(&decision, shards.level(now), now)))
@@ -369,10 +424,10 @@ pub fn lock<'a>(
     amount: f64,
     single_row: bool,
 ) -> Result<Option<Locked<'a>>> {
-    let shard_count = target.limit.shards();
+    let (shard_count, wait) = (target.limit.shards(), may_wait(target));
     if shard_count == 1 {
         let id = target.row(0);
-        let found = match store.lock(id)? {
+        let found = match store.lock_or_busy(id, wait)? {
             None => {
                 // A row that was reset counts as none until it is written.
                 if !store.insert(id, &reset_state(clock::now()))? {
@@ -381,8 +436,7 @@ pub fn lock<'a>(
                 store.lock(id)?
             }
             Some(found) if is_marker(Some(&found.state)) => {
-                reshard(store, target)?;
-                store.lock(id)?
+                return Ok(lock_all(store, target, wait)?.map(Locked::all));
             }
             found => found,
         };
@@ -416,28 +470,26 @@ pub fn lock<'a>(
         let locked = lock_free(store, target, &mut shards, now, amount, false)?;
         return Ok(locked.map(|locked| Locked { shards, locked }));
     }
-    if equal && held_shard(target).is_some() {
+    if equal && !wait {
         let mut tuples = Vec::new();
         for other in 0..shard_count as usize {
-            let Some(Row { state, tuple }) =
-                store.try_lock(target.row(shard_number(shard_count, other)))?
-            else {
-                return Err(Error::Busy);
+            let id = target.row(shard_number(shard_count, other));
+            let Some(Row { state, tuple }) = store.lock_or_busy(id, wait)? else {
+                return Ok(None);
             };
             shards.states_mut()[other] = target.state(shards.shard_limit(), Some(state), now)?;
             tuples.push((other, tuple));
         }
         return Ok(Some(Locked { shards, locked: tuples }));
     }
-    let rows = store.lock_key(target.name, target.key)?;
-    let mut held = holding(target, rows, clock::now())?;
-    if !held.matches_limit {
-        reshard(store, target)?;
-        let rows = store.lock_key(target.name, target.key)?;
-        held = holding(target, rows, clock::now())?;
+    Ok(lock_all(store, target, wait)?.map(Locked::all))
+}
+
+impl<'a> Locked<'a> {
+    /// All rows of a key, locked.
+    fn all(held: Holding<'a>) -> Locked<'a> {
+        Locked { shards: held.shards, locked: held.tuples.into_iter().enumerate().collect() }
     }
-    let locked = held.tuples.into_iter().enumerate().collect();
-    Ok(held.matches_limit.then_some(Locked { shards: held.shards, locked }))
 }
 
 /// Spreads `tokens` over the locked rows, and writes those that change.
@@ -455,9 +507,6 @@ pub fn write(
 ) -> Result<()> {
     let before = shards.states().to_vec();
     let rows: Vec<usize> = locked.iter().map(|&(shard, _)| shard).collect();
-    if let Some(&shard) = rows.first() {
-        hold_shard(target, shard);
-    }
     shards.distribute(&rows, now, tokens, ts);
     for &(shard, tuple) in locked {
         let state = &shards.states()[shard];

@@ -17,7 +17,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::transaction::{is_read_only, refuse_read_only_call};
 use crate::store::memory::{Memory, Scope};
-use crate::store::{self, Row, Store, TRIES, is_marker, is_reset};
+use crate::store::{self, Row, Store, TRIES, is_marker, is_reset, with_locked};
 
 /// Takes tokens.
 ///
@@ -132,11 +132,11 @@ fn change(
     }
 }
 
-/// Reads the row, decides, and writes the new state: in one step where the store can and no other
-/// transaction came first, otherwise after locking the row and deciding again. A call that changes
-/// nothing is answered from a plain read of the latest committed state: a denial takes no lock, writes
-/// nothing and never waits. That is right because transactions in progress either take more or roll
-/// back to this state.
+/// Reads the row, decides, and writes the new state: where the store can, in one step, which waits for
+/// another transaction and after it begins anew, without a lock; otherwise after locking the row and
+/// deciding again. A call that changes nothing is answered from a plain read of the latest committed state:
+/// a denial takes no lock, writes nothing and never waits. That is right because transactions in progress
+/// either take more or roll back to this state.
 ///
 /// # Errors
 /// As [`limit`] and [`credit`], but for the arguments.
@@ -151,8 +151,10 @@ fn change_row(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         let decision = change.apply(&target.limit, &state, now)?;
         Ok((target.answer(&decision, decision.level, now), decision.state))
     };
-    for _ in 0..TRIES {
+    let mut tries = TRIES;
+    while tries > 0 {
         check_for_interrupts();
+        tries -= 1;
         let Some(seen) = store.read(id)? else {
             let (answer, state) = decide(None)?;
             let Some(state) = state else { return Ok(answer) };
@@ -173,13 +175,10 @@ fn change_row(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         };
         if is_marker(Some(&seen.state)) {
             // The rows are still those of a limit with shards.
-            let (now, holding) = shards::peek(store, target)?;
-            let decision = change.decide(&target.limit, &holding.shards, now)?;
-            if decision.state.is_none() {
-                return Ok(target.answer(&decision, holding.shards.level(now), now));
+            match shards::change_to_one(store, target, change)? {
+                Some(answer) => return Ok(answer),
+                None => continue,
             }
-            shards::reshard(store, target)?;
-            continue;
         }
         let (answer, state) = decide(Some(seen.state.clone()))?;
         let Some(state) = state else { return Ok(answer) };
@@ -194,16 +193,27 @@ fn change_row(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
             store.update(id, own.tuple, &state.unwrap_or(seen.state))?;
             return Ok(answer);
         }
-        // The lock may have waited: decide on the locked row, at this instant.
-        let Some(locked) = store.lock(id)? else { continue };
-        if is_marker(Some(&locked.state)) {
+        if store.replaces() {
+            // Another call came first, after a wait or without one; it is no try that came to nothing.
+            tries = TRIES;
             continue;
         }
-        let (answer, state) = decide(Some(locked.state))?;
-        if let Some(state) = state {
+        let mut denied = None;
+        let changed = with_locked(store, id, |locked| {
+            if is_marker(Some(&locked.state)) {
+                return Ok(None);
+            }
+            let (answer, state) = decide(Some(locked.state))?;
+            let Some(state) = state else {
+                denied = Some(answer);
+                return Ok(None);
+            };
             store.update(id, locked.tuple, &state)?;
+            Ok(Some(answer))
+        })?;
+        if let Some(answer) = changed.or(denied) {
+            return Ok(answer);
         }
-        return Ok(answer);
     }
     Err(store.not_written())
 }

@@ -8,10 +8,10 @@ mod tests {
     use ratelimit_core::{Micros, State};
 
     use super::super::{and_rolled_back, get, run, with_rows};
-    use crate::limiter::shards;
     use crate::pg::error::Error;
     use crate::pg::subtransaction::attempt;
     use crate::store::RowId;
+    use crate::store::held;
 
     const ID: RowId = RowId { name: b"rolled back", key: b"k", shard: 0 };
 
@@ -127,7 +127,7 @@ mod tests {
         // All rows, and as if another transaction had made them.
         run("SELECT rl_limit('sharded', count => 32000)");
         assert_eq!(get::<i64>("SELECT count(*) FROM ratelimits WHERE shard > 0"), 64);
-        shards::forget(1);
+        held::forget(1);
         let taken: Vec<i32> = (0..20)
             .map(|_| {
                 and_rolled_back(|| {

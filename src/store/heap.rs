@@ -49,8 +49,8 @@
 //! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`usual_table::index_of`) |
 //! | computes generated columns (ExecComputeStoredGenerated) | not needed: none |
 //! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: a call fills every NOT NULL column, and there is nothing else to check (`usual_table`) |
-//! | table_tuple_update with `wait` | [`Heap::update_version`] |
-//! | TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual) | `false`; the limiter locks the row and decides again |
+//! | table_tuple_update with `wait` | [`Heap::update_version`]: heap_update takes the tuple's heavyweight lock, which keeps the order of those who wait, waits for the holder of the row, alone or in a multixact, and gives the tuple's lock back |
+//! | TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual) | `false`; the limiter, which holds nothing then, reads the row and decides again |
 //! | TM_SelfModified: 27000 where a trigger did it | impossible: the version was read in this command, and nothing has written since |
 //! | inserts index entries unless the update was HOT (ExecInsertIndexTuples), as unique ones | [`Heap::insert_index`]; not as unique, since the key is unchanged |
 //! | aminsertcleanup (17) | not needed: nbtree has none |
@@ -101,13 +101,12 @@ impl Store for Heap {
         self.lock_newest(id, false)
     }
 
+    fn replaces(&self) -> bool {
+        true
+    }
+
     fn replace(&self, id: RowId, seen: &Row, state: &State, wait: bool) -> Result<bool> {
-        // A locked row is left to the caller, to be locked if it is to be waited for: after the wait it
-        // mostly has a newer version.
-        if !seen.tuple.unlocked || !(wait || self.lock_seen(seen)) {
-            return Ok(false);
-        }
-        Ok(self.update_version(id, seen.tuple, state))
+        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, state))
     }
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
@@ -131,7 +130,7 @@ impl Store for Heap {
         if self.delete_version(locked) { Ok(()) } else { Err(self.not_written()) }
     }
 
-    fn remove(&self, seen: &Row) -> Result<bool> {
+    fn remove(&self, _: RowId, seen: &Row) -> Result<bool> {
         Ok(self.lock_seen(seen) && self.delete_version(seen.tuple))
     }
 

@@ -4,6 +4,8 @@ use pgrx::pg_sys;
 use ratelimit_core::{Micros, State};
 
 use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::subtransaction::attempt;
 
 /// The tries of a call before it gives up: another try follows when a concurrent session has inserted
 /// or deleted the row between two statements.
@@ -68,6 +70,30 @@ pub struct Row {
 
 /// A row with its shard number.
 pub type ShardRow = (i32, Row);
+
+/// Runs `work` on a row after locking it: after a wait in a subtransaction, so that `None` releases the row.
+/// `None` also if it is gone.
+///
+/// # Errors
+/// Those of the store and of the work.
+pub fn with_locked<T>(
+    store: &dyn Store,
+    id: RowId,
+    work: impl FnOnce(Row) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    match store.try_lock(id)? {
+        Some(row) => work(row),
+        None => attempt(|| match store.lock(id)? {
+            Some(row) => work(row),
+            None => Ok(None),
+        }),
+    }
+}
+
+/// Whether two lists have rows of the same shard numbers.
+pub fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
+    one.iter().map(|(shard, _)| shard).eq(other.iter().map(|(shard, _)| shard))
+}
 
 /// A row with its whole primary key.
 pub struct KeyedRow {
@@ -152,9 +178,14 @@ pub trait Store {
     /// Those of a [`Store`]; [`Error::NotWritten`] (55000).
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()>;
 
+    /// Whether [`replace`](Store::replace) works here. Otherwise rows are locked first.
+    fn replaces(&self) -> bool {
+        false
+    }
+
     /// Updates a row in one step without locking it before, if it is unchanged since it was read. False
     /// if it isn't, or if the store can't: the caller locks it then. Waits for a lock on the row, or
-    /// without `wait` returns false then as well.
+    /// without `wait` returns false then as well. Where it returns false it holds nothing.
     ///
     /// # Errors
     /// Those of a [`Store`].
@@ -166,31 +197,43 @@ pub trait Store {
     ///
     /// # Errors
     /// Those of a [`Store`].
-    fn remove(&self, _seen: &Row) -> Result<bool> {
+    fn remove(&self, _: RowId, _seen: &Row) -> Result<bool> {
         Ok(false)
     }
 
-    /// Locks all rows of a key, in ascending order.
+    /// Locks a row; `None` if it is gone.
     ///
     /// # Errors
-    /// Those of a [`Store`].
-    fn lock_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        let mut rows = Vec::new();
-        for (shard, _) in self.read_key(name, key)? {
-            let locked = self.lock(RowId { name, key, shard })?;
-            rows.extend(locked.map(|row| (shard, row)));
+    /// Those of a [`Store`]; [`Error::Busy`]: without `wait`, and it is locked.
+    fn lock_or_busy(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
+        if wait {
+            return self.lock(id);
         }
-        Ok(rows)
+        let row = self.try_lock(id)?;
+        if row.is_none() && self.read(id)?.is_some() { Err(Error::Busy) } else { Ok(row) }
     }
 
-    /// Locks all rows of a key as [`lock_key`](Store::lock_key), row 0 first even if there is none, as
-    /// a reshard does: so the rows are those that a concurrent one leaves.
+    /// Locks all rows of a key, in ascending order. The number of shards may change between the list of
+    /// the rows and the locks: they are listed again until all of them are locked. A change locks row 0
+    /// first, so that there is none once it is locked here.
     ///
     /// # Errors
-    /// Those of a [`Store`].
-    fn lock_whole_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        self.lock(RowId { name, key, shard: 0 })?;
-        self.lock_key(name, key)
+    /// As [`lock_or_busy`](Store::lock_or_busy); [`Error::NotWritten`] (55000): they keep changing.
+    fn lock_key(&self, name: &[u8], key: &[u8], wait: bool) -> Result<Vec<ShardRow>> {
+        let mut listed = self.read_key(name, key)?;
+        for _ in 0..TRIES {
+            check_for_interrupts();
+            let mut locked = Vec::new();
+            for (shard, _) in listed {
+                let row = self.lock_or_busy(RowId { name, key, shard }, wait)?;
+                locked.extend(row.map(|row| (shard, row)));
+            }
+            listed = self.read_key(name, key)?;
+            if same_rows(&listed, &locked) {
+                return Ok(locked);
+            }
+        }
+        Err(self.not_written())
     }
 
     /// Resets the rows of a key; false if none had a state.
@@ -207,7 +250,7 @@ pub trait Store {
             return Ok(!is_reset(&seen.state));
         }
         let mut was = false;
-        for (shard, row) in self.lock_whole_key(name, key)? {
+        for (shard, row) in self.lock_key(name, key, true)? {
             if !is_reset(&row.state) {
                 let id = RowId { name, key, shard };
                 self.update(id, row.tuple, &reset_state(row.state.ts))?;
@@ -222,7 +265,7 @@ pub trait Store {
     /// # Errors
     /// Those of a [`Store`]; [`Error::NotWritten`] (55000).
     fn delete_key(&self, name: &[u8], key: &[u8]) -> Result<bool> {
-        let rows = self.lock_whole_key(name, key)?;
+        let rows = self.lock_key(name, key, true)?;
         for &(shard, ref row) in &rows {
             self.delete(RowId { name, key, shard }, row.tuple)?;
         }

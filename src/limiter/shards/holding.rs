@@ -92,23 +92,51 @@ pub fn peek<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holdin
     Ok((now, holding(target, rows, now)?))
 }
 
-/// Changes a key's rows to one for each shard of the limit, without changing their total.
+/// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without
+/// changing their total. `None` if another session has just made the first: the rows must be read again.
 ///
 /// # Errors
-/// As [`holding`]; those of the store; 55000: a trigger undoes it.
-pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
-    let shard_count = target.limit.shards();
-    let marker = State { value: 0.0, ts: MARKER, prior: None, log: None };
-    // Locked first by every reshard, so that there is no other until this transaction ends.
-    if store.lock(target.row(0))?.is_none() && !store.insert(target.row(0), &marker)? {
-        return Ok(()); // another session has just begun: the caller reads again
+/// As [`holding`]; those of the store; [`Error::Busy`]: without `wait`, and a row is locked; 55000: a
+/// trigger undoes it.
+///
+/// [`Error::Busy`]: crate::pg::error::Error::Busy
+pub fn lock_all<'a>(
+    store: &dyn Store,
+    target: &'a Target,
+    wait: bool,
+) -> Result<Option<Holding<'a>>> {
+    let (name, key, root) = (target.name, target.key, target.row(0));
+    // Locked first by every change of their number, so that there is no other until this transaction ends.
+    if store.lock_or_busy(root, wait)?.is_none() && !store.insert(root, &MARKED)? {
+        return Ok(None);
     }
-    let rows = store.lock_key(target.name, target.key)?;
+    let rows = store.lock_key(name, key, wait)?;
     let now = clock::now();
-    let holding = holding(target, rows.clone(), now)?;
-    if holding.matches_limit {
-        return Ok(());
+    let held = holding(target, rows.clone(), now)?;
+    if held.matches_limit {
+        return Ok(Some(held));
     }
+    reshard(store, target, rows, &held.shards, now)?;
+    // Only a trigger of the owner's can have changed them again.
+    let held = holding(target, store.lock_key(name, key, wait)?, now)?;
+    if held.matches_limit { Ok(Some(held)) } else { Err(store.not_written()) }
+}
+
+/// Row 0 of a limit with shards.
+const MARKED: State = State { value: 0.0, ts: MARKER, prior: None, log: None };
+
+/// Replaces a key's rows, which are locked and hold `shards`, by one for each shard of the limit.
+///
+/// # Errors
+/// Those of the store.
+fn reshard(
+    store: &dyn Store,
+    target: &Target,
+    rows: Vec<ShardRow>,
+    shards: &Shards,
+    now: Micros,
+) -> Result<()> {
+    let shard_count = target.limit.shards();
     let mut root = None;
     for (number, found) in rows {
         if number == 0 {
@@ -118,19 +146,16 @@ pub fn reshard(store: &dyn Store, target: &Target) -> Result<()> {
         }
     }
     let Some(root) = root else { return Err(store.not_written()) };
-    let states = holding.shards.resharded(shard_count, now);
+    let states = shards.resharded(shard_count, now);
     if shard_count == 1 {
-        store.update(target.row(0), root.tuple, &states[0])?;
-    } else {
-        if !is_marker(Some(&root.state)) {
-            store.update(target.row(0), root.tuple, &marker)?;
-        }
-        for (shard, state) in states.iter().enumerate() {
-            check_for_interrupts();
-            store.insert(target.row(shard_number(shard_count, shard)), state)?;
-        }
+        return store.update(target.row(0), root.tuple, &states[0]);
     }
-    // Only a trigger of the owner's can have changed them again.
-    let rows = store.read_key(target.name, target.key)?;
-    if self::holding(target, rows, now)?.matches_limit { Ok(()) } else { Err(store.not_written()) }
+    if !is_marker(Some(&root.state)) {
+        store.update(target.row(0), root.tuple, &MARKED)?;
+    }
+    for (shard, state) in states.iter().enumerate() {
+        check_for_interrupts();
+        store.insert(target.row(shard_number(shard_count, shard)), state)?;
+    }
+    Ok(())
 }
