@@ -13,6 +13,7 @@ use crate::store::{Store, with_store};
 mod announced;
 mod declared;
 mod raised;
+mod resharded_between;
 mod rolled_back;
 mod row_codec;
 mod row_template;

@@ -1,0 +1,101 @@
+//! A change of the number of shards between two steps of a reset: the list of a key's rows, and the lock
+//! on each. The rows are the table's; only the moment of the other session's call is chosen here.
+
+#[pgrx::pg_schema]
+mod tests {
+    use std::cell::Cell;
+
+    use pgrx::prelude::*;
+    use ratelimit_core::State;
+
+    use super::super::{get, run, with_rows};
+    use crate::pg::error::Result;
+    use crate::store::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
+
+    /// A store in which others call before the first list of a key's rows and after it.
+    struct Between<'a> {
+        rows: &'a dyn Store,
+        lists: Cell<usize>,
+    }
+
+    impl Store for Between<'_> {
+        fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
+            let first = self.lists.replace(self.lists.get() + 1) == 0;
+            if first {
+                run(
+                    "SELECT public.rl_limit('between', count => 2, config => public.rl_token_bucket(4, '1 day'))",
+                );
+            }
+            let rows = self.rows.read_key(name, key);
+            if first {
+                let sharded = "public.rl_token_bucket(4, '1 day', shards => 2)";
+                run(&format!("SELECT public.rl_limit('between', count => 2, config => {sharded})"));
+            }
+            rows
+        }
+
+        fn read(&self, id: RowId) -> Result<Option<Row>> {
+            self.rows.read(id)
+        }
+
+        fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
+            self.rows.read_shards(name, key, shards)
+        }
+
+        fn read_after(
+            &self,
+            after: (&[u8], &[u8]),
+            same_name: bool,
+            rows: i64,
+        ) -> Result<Vec<KeyedRow>> {
+            self.rows.read_after(after, same_name, rows)
+        }
+
+        fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+            self.rows.random_key()
+        }
+
+        fn lock(&self, id: RowId) -> Result<Option<Row>> {
+            self.rows.lock(id)
+        }
+
+        fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
+            self.rows.try_lock(id)
+        }
+
+        fn insert(&self, id: RowId, state: &State) -> Result<bool> {
+            self.rows.insert(id, state)
+        }
+
+        fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()> {
+            self.rows.update(id, locked, state)
+        }
+
+        fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {
+            self.rows.delete(id, locked)
+        }
+    }
+
+    /// Runs work on such a store in either mode, and returns what is left of the 4 tokens then.
+    fn left_after(work: fn(&dyn Store) -> Result<bool>) -> Vec<f64> {
+        let left = |access| {
+            run(&format!("SET LOCAL ratelimit.access = {access}"));
+            let was = with_rows(|rows| work(&Between { rows, lists: Cell::new(0) })).unwrap();
+            assert!(was, "{access}");
+            let sharded = "public.rl_token_bucket(4, '1 day', shards => 2)";
+            let left = get(&format!(
+                "SELECT remaining FROM public.rl_check('between', config => {sharded})"
+            ));
+            run("DELETE FROM public.ratelimits");
+            left
+        };
+        ["heap", "sql"].map(left).to_vec()
+    }
+
+    #[pg_test]
+    fn a_reset_finds_the_rows_that_others_have_made_meanwhile() {
+        run("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'");
+        assert_eq!(left_after(|rows| rows.reset(b"between", b"")), [4.0, 4.0]);
+        assert_eq!(left_after(|rows| rows.delete_key(b"between", b"")), [4.0, 4.0]);
+    }
+}
