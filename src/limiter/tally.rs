@@ -12,6 +12,7 @@ use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
 use crate::pg::settings;
+use crate::pg::shared_memory::Need;
 use crate::pg::values::utf8;
 use crate::store::memory::{Count, Id, Memory, Scope};
 
@@ -82,7 +83,8 @@ pub fn count(
 const TRY_AGAIN: Micros = Micros(60_000_000);
 
 /// Returns the memory that sessions share; `None`, with a warning at the first time, where it can't be had:
-/// limits in the table don't depend on it. With `make`, it is made where there is none.
+/// limits in the table don't depend on it. With `make`, it is made where there is none, unless another session does
+/// that now: until then calls go on uncounted.
 ///
 /// # Errors
 /// A cancel, or the end of the session.
@@ -103,8 +105,8 @@ fn open(make: bool) -> Result<Option<&'static Memory>> {
     if FAILED.get().is_some_and(|at| now.minus(at) < TRY_AGAIN) {
         return Ok(None);
     }
-    let open = || if make { Memory::get().map(Some) } else { Memory::find() };
-    let opened = PgTryBuilder::new(|| open().map_err(|error| error.to_string()))
+    let need = if make { Need::Should } else { Need::May };
+    let opened = PgTryBuilder::new(|| Memory::open(need).map_err(|error| error.to_string()))
         .catch_others(|caught| match caught {
             CaughtError::PostgresError(error) if !is_end(error.sql_error_code() as i32) => {
                 Err(error.message().to_owned())

@@ -5,15 +5,22 @@
 //! where ShmemInitStruct finds or makes them at any time: on all versions, although 17 and later have
 //! GetNamedDSMSegment, which after a failure to allocate hands out what it has not made.
 //! The segment is pinned: it is there until the server stops, or starts again after a crash.
+//!
+//! To make it takes as long as the system needs for so many pages. Who makes it holds a lock of the lock manager,
+//! as a DDL statement does, and no LWLock: a wait for it can be cancelled, who would only count does not wait at all,
+//! and it ends with its holder, however that ends. The handle is published when all is filled, and read without a
+//! lock: until then there is no segment for anybody, and what was made is freed if its maker fails.
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::ptr::null_mut;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use pgrx::pg_sys;
 
 use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
 
 // Functions of Postgres that raise no error: an LWLock that this session holds is released, and it holds
 // fewer than the 200 that it may.
@@ -26,94 +33,132 @@ unsafe extern "C-unwind" {
 /// The number of AddinShmemInitLock, under which extensions set up what they share: 15 to 18.
 const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 
-/// What every session finds, in the server's main shared memory.
-#[repr(C)]
-struct Rendezvous {
-    /// Held while the segment is made, so that of many sessions that need it at once one makes it: the
-    /// others would take its room.
-    lock: Lock,
-    /// 0: there is no segment yet.
-    handle: pg_sys::dsm_handle,
+/// The lock of who makes a segment: an advisory one of no database, which no SQL function takes. In a pg_locks
+/// it is `ratelimit` in ASCII.
+const MAKING: pg_sys::LOCKTAG = pg_sys::LOCKTAG {
+    locktag_field1: 0,
+    locktag_field2: u32::from_be_bytes(*b"rate"),
+    locktag_field3: u32::from_be_bytes(*b"limi"),
+    locktag_field4: u16::from_be_bytes(*b"t\0"),
+    locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+    locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+};
+
+/// How much is zeroed between two looks for a cancel.
+const ZEROED_AT_ONCE: usize = 1 << 24;
+
+/// What every session finds, in the server's main shared memory: the handle of the segment; 0: there is none.
+type Rendezvous = AtomicU32;
+
+thread_local! {
+    /// The name that was looked up last, and where its bytes are.
+    static RENDEZVOUS: Cell<Option<(&'static CStr, &'static Rendezvous)>> = const { Cell::new(None) };
 }
 
-/// Returns the address of a name's segment, where it stays as long as the process; `None`: there is none.
-/// Another `name` is another segment.
-///
-/// # Errors
-/// [`Error::NotMapped`] (53200); raises what Postgres has to say of it.
-pub fn find(name: &'static CStr) -> Result<Option<*mut u8>> {
-    find_or_make(name, || None)
+/// What becomes of a call that finds no segment.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Need {
+    /// It makes one, and waits for another session that does.
+    Must,
+    /// It makes one, unless another session does.
+    Should,
+    /// It goes without.
+    May,
 }
 
-/// Returns the address of a name's segment as [`find`]; where there is none, makes one of so many bytes,
-/// zeroed, and has it filled.
+/// Returns the address of a name's segment, where it stays as long as the process, if there is one, or it is made as
+/// `need` says: of so many bytes, zeroed, and filled. Another `name` is another segment.
 ///
 /// # Errors
 /// [`Error::NotMapped`] (53200); raises 53100 or 53200 where the segment has no room, and what else
-/// Postgres has to say of it.
-pub fn segment(name: &'static CStr, size: usize, fill: impl Fn(*mut u8)) -> Result<*mut u8> {
-    let make = || {
-        // SAFETY: the segment is new, and has this size.
-        unsafe {
-            let segment = pg_sys::dsm_create(size, 0);
-            let address = pg_sys::dsm_segment_address(segment).cast::<u8>();
-            // Where min_dynamic_shared_memory is set it holds what was there before.
-            address.write_bytes(0, size);
-            fill(address);
-            Some(segment)
-        }
-    };
-    find_or_make(name, make)?.ok_or(Error::NotMapped)
-}
-
-/// Maps the segment of a name, which `make` may have to make.
-///
-/// # Errors
-/// As [`segment`].
-fn find_or_make(
+/// Postgres has to say of it, as of a cancel.
+pub fn segment(
     name: &'static CStr,
-    make: impl Fn() -> Option<*mut pg_sys::dsm_segment>,
+    need: Need,
+    size: usize,
+    fill: impl Fn(*mut u8),
 ) -> Result<Option<*mut u8>> {
     contained(|| {
-        // SAFETY: in a transaction. What Postgres keeps of a mapping is allocated where it asks for it.
+        // SAFETY: in `contained`.
+        let rendezvous = unsafe { rendezvous(name) };
+        let attach = || match rendezvous.load(Acquire) {
+            0 => Ok(None),
+            // SAFETY: the segment was published, and is pinned.
+            handle => unsafe { map(handle) }.map(Some),
+        };
+        let found = attach()?;
+        if found.is_some() || need == Need::May {
+            return Ok(found);
+        }
+        // SAFETY: in a transaction; released here, and after an error by `contained`.
         unsafe {
-            pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
-            let rendezvous = rendezvous(name);
-            let held = (*rendezvous).lock.exclusive();
-            let mut segment = null_mut();
-            match (*rendezvous).handle {
-                0 => {
-                    if let Some(made) = make() {
-                        pg_sys::dsm_pin_segment(made);
-                        (*rendezvous).handle = pg_sys::dsm_segment_handle(made);
-                        segment = made;
-                    }
-                }
-                handle => {
-                    segment = pg_sys::dsm_find_mapping(handle);
-                    if segment.is_null() {
-                        segment = pg_sys::dsm_attach(handle);
-                    }
-                    if segment.is_null() {
-                        return Err(Error::NotMapped);
-                    }
-                }
-            }
-            drop(held);
-            if segment.is_null() {
+            let exclusive = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+            let locked = pg_sys::LockAcquire(&MAKING, exclusive, false, need == Need::Should);
+            if locked == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL {
                 return Ok(None);
             }
-            pg_sys::dsm_pin_mapping(segment);
-            Ok(Some(pg_sys::dsm_segment_address(segment).cast()))
+            let mut found = attach()?; // another session may have made it
+            if found.is_none() {
+                found = Some(make(rendezvous, size, &fill));
+            }
+            pg_sys::LockRelease(&MAKING, exclusive, false);
+            Ok(found)
         }
     })
+}
+
+/// Makes the segment and publishes it.
+///
+/// # Safety
+/// In [`contained`], under the lock of who makes it.
+unsafe fn make(rendezvous: &Rendezvous, size: usize, fill: &impl Fn(*mut u8)) -> *mut u8 {
+    // SAFETY: the segment is new, and has this size.
+    unsafe {
+        let segment = pg_sys::dsm_create(size, 0);
+        let address = pg_sys::dsm_segment_address(segment).cast::<u8>();
+        // Otherwise it is the system's, which gives no page that is not zeroed.
+        if pg_sys::min_dynamic_shared_memory > 0 {
+            for begin in (0..size).step_by(ZEROED_AT_ONCE) {
+                check_for_interrupts();
+                address.add(begin).write_bytes(0, ZEROED_AT_ONCE.min(size - begin));
+            }
+        }
+        fill(address);
+        // Nothing is raised between: a segment that is pinned and not published would stay for good.
+        pg_sys::dsm_pin_segment(segment);
+        rendezvous.store(pg_sys::dsm_segment_handle(segment), Release);
+        pg_sys::dsm_pin_mapping(segment);
+        address
+    }
+}
+
+/// Maps a segment into this session.
+///
+/// # Errors
+/// [`Error::NotMapped`] (53200).
+///
+/// # Safety
+/// In [`contained`]; the handle is that of a segment that is there.
+unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut segment = pg_sys::dsm_find_mapping(handle);
+        if segment.is_null() {
+            segment = pg_sys::dsm_attach(handle);
+        }
+        if segment.is_null() {
+            return Err(Error::NotMapped);
+        }
+        pg_sys::dsm_pin_mapping(segment);
+        Ok(pg_sys::dsm_segment_address(segment).cast())
+    }
 }
 
 /// Runs `work`, after whose error a caller may go on: it leaves no lock of shared memory and no mapping. Not in
 /// a subtransaction, which other extensions would hear of: Citus tells its connections, which can't be told
 /// while rows are copied over them. Of what an abort does (AbortSubTransaction), taken here: it restores the
-/// memory context and the resource owner, releases the LWLocks (LWLockReleaseAll), and what the resource owner
-/// has, the segment. Not needed: the work writes nothing, locks no table and pins no buffer, and where
+/// memory context and the resource owner, releases the LWLocks (LWLockReleaseAll), ends a wait for a lock
+/// (LockErrorCleanup), and releases what the resource owner has, segment and lock. Not needed: the work writes nothing and pins no buffer, and where
 /// Postgres raises an error in it, no wait event is left (dsm_impl.c).
 ///
 /// # Errors
@@ -130,6 +175,7 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
         pg_sys::MemoryContextSwitchTo(context);
         if outcome.is_err() {
             pg_sys::LWLockReleaseAll();
+            pg_sys::LockErrorCleanup(); // it waits for no lock any more
         }
         let done = matches!(outcome, Ok(Ok(_)));
         for phase in [
@@ -155,21 +201,25 @@ unsafe fn addin_shmem_init_lock() -> *mut pg_sys::LWLock {
 ///
 /// # Safety
 /// In [`contained`], which releases the lock after an error.
-unsafe fn rendezvous(name: &CStr) -> *mut Rendezvous {
-    // SAFETY: as the caller says; under the lock the bytes are made and filled once.
-    unsafe {
+unsafe fn rendezvous(name: &'static CStr) -> &'static Rendezvous {
+    if let Some((_, here)) = RENDEZVOUS.get().filter(|&(known, _)| known == name) {
+        return here;
+    }
+    // SAFETY: as the caller says; under the lock the bytes are made and zeroed once, and they stay.
+    let here = unsafe {
         let lock = addin_shmem_init_lock();
         LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         let mut found = false;
         let here: *mut Rendezvous =
             pg_sys::ShmemInitStruct(name.as_ptr(), size_of::<Rendezvous>(), &mut found).cast();
         if !found {
-            here.write_bytes(0, 1);
-            (*here).lock.init(new_lock_group());
+            here.write(AtomicU32::new(0));
         }
         LWLockRelease(lock);
-        here
-    }
+        &*here
+    };
+    RENDEZVOUS.set(Some((name, here)));
+    here
 }
 
 /// Fills memory with random bytes that nobody can foresee; false where the system has none.

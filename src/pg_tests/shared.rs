@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::{and_rolled_back, with_catalog};
-use crate::pg::shared_memory::segment;
+use crate::pg::shared_memory::{Need, segment};
 use crate::store::memory::{Memory, Scope};
 
 #[pg_schema]
@@ -18,16 +18,17 @@ mod tests {
     fn two_names_are_two_segments_and_one_is_made_once() {
         let filled = Cell::new(0);
         let open = |name| {
-            segment(name, 1000, |address| {
+            let fill = |address: *mut u8| {
                 filled.set(filled.get() + 1);
                 // SAFETY: the segment is zeroed, and so large.
                 unsafe {
                     assert_eq!(std::slice::from_raw_parts(address, 1000), [0; 1000]);
                     address.write(1);
                 }
-            })
-            .unwrap()
+            };
+            segment(name, Need::Should, 1000, fill).unwrap().unwrap()
         };
+        assert_eq!(segment(c"ratelimit pg_test 1", Need::May, 0, |_| ()).unwrap(), None);
         let one = and_rolled_back(|| open(c"ratelimit pg_test 1"));
         let other = open(c"ratelimit pg_test 2");
         assert_ne!(one, other);

@@ -4,15 +4,15 @@
 //! Everything is found by a keyed hash of database, extension, name and key: who chooses keys can't
 //! aim at a partition or at another's state, and what a dropped extension left is found by nobody.
 
-use std::cell::Cell;
-use std::ffi::CStr;
+use std::cell::{Cell, LazyCell};
+use std::ffi::{CStr, CString};
 
 use ratelimit_core::Micros;
 
 use crate::pg::clock;
-use crate::pg::error::Result;
+use crate::pg::error::{Error, Result};
 use crate::pg::settings;
-use crate::pg::shared_memory;
+use crate::pg::shared_memory::{self, Need};
 
 use id::Identifier;
 use rankings::Rankings;
@@ -29,9 +29,8 @@ pub use rankings::Denied;
 pub use states::{LockedState, LockedStates};
 pub use tallies::{Count, Totals};
 
-/// The segment's name, with the number of its layout: a library with another one, as after an upgrade
-/// in sessions that were there before, has a segment of its own, and counts for itself.
-const NAME: &CStr = c"ratelimit 1";
+/// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not.
+const LAYOUT: u32 = 2;
 
 /// The beginning of the segment. After it come the states, the tallies and the rankings.
 #[repr(C, align(128))]
@@ -59,6 +58,7 @@ pub struct Memory {
 
 thread_local! {
     static MEMORY: Cell<Option<&'static Memory>> = const { Cell::new(None) };
+    static NAME: LazyCell<&'static CStr> = LazyCell::new(name);
 }
 
 impl Memory {
@@ -70,7 +70,7 @@ impl Memory {
     pub fn get() -> Result<&'static Memory> {
         match MEMORY.get() {
             Some(memory) => Ok(memory),
-            None => Memory::open(),
+            None => Memory::open(Need::Must)?.ok_or(Error::NotMapped),
         }
     }
 
@@ -80,26 +80,16 @@ impl Memory {
         MEMORY.get()
     }
 
-    /// Maps the segment into this session.
+    /// Maps the server's segment into this session, where there is one, or it is made as `need` says.
     ///
     /// # Errors
     /// As [`get`](Memory::get).
     #[cold]
-    fn open() -> Result<&'static Memory> {
+    pub fn open(need: Need) -> Result<Option<&'static Memory>> {
         let keys = settings::memory_keys();
-        let size = parts(keys)[3];
-        Ok(Memory::at(shared_memory::segment(NAME, size, |address| fill(address, keys))?))
-    }
-
-    /// Returns the server's segment if there is one.
-    ///
-    /// # Errors
-    /// As [`get`](Memory::get).
-    pub fn find() -> Result<Option<&'static Memory>> {
-        match MEMORY.get() {
-            Some(memory) => Ok(Some(memory)),
-            None => Ok(shared_memory::find(NAME)?.map(Memory::at)),
-        }
+        let fill = |address| fill(address, keys);
+        let segment = NAME.with(|name| shared_memory::segment(name, need, parts(keys)[3], fill))?;
+        Ok(segment.map(Memory::at))
     }
 
     /// Remembers where the segment is.
@@ -128,6 +118,16 @@ impl Memory {
     pub fn since(&self) -> Micros {
         self.since
     }
+}
+
+/// The segment's name, with its layout: a library with another one, as after an upgrade in sessions that were there
+/// before, has a segment of its own, and counts for itself.
+fn name() -> &'static CStr {
+    // Those of some number of keys tell the sizes of all that is in it.
+    let [states, tallies, rankings, size] = parts(100_000);
+    let name = format!("ratelimit {LAYOUT} {states:x} {tallies:x} {rankings:x} {size:x}");
+    // Once in the life of a session; it has no zero byte.
+    CString::new(name).map_or(c"ratelimit", |name| Box::leak(name.into_boxed_c_str()))
 }
 
 /// Where the states, the tallies and the rankings begin, and where the segment ends, in bytes.

@@ -125,6 +125,18 @@ fn without_room_limits_in_memory_fail_and_limits_in_the_table_go_on() {
         let check = client.query_one("SELECT ok FROM rl_check('memory', 'k')", &[]);
         assert_eq!(check.unwrap_err().code(), Some(&SqlState::DISK_FULL));
     }
+    // Nor does a call that finds none leave anything behind.
+    let mut kept = || -> i64 {
+        let fail = "DO $$ BEGIN FOR n IN 1..500 LOOP
+            BEGIN PERFORM rl_limit('memory', 'k'); EXCEPTION WHEN disk_full THEN END;
+        END LOOP; END $$";
+        client.batch_execute(fail).unwrap();
+        let sql =
+            "SELECT used_bytes FROM pg_backend_memory_contexts WHERE name = 'TopMemoryContext'";
+        client.query_one(sql, &[]).unwrap().get(0)
+    };
+    let (before, after) = (kept(), kept());
+    assert!(after - before < 500 * 8, "{} bytes of 500 calls stay", after - before);
     client.batch_execute("BEGIN").unwrap();
     assert_eq!(take(&mut client, "table"), Ok(96.0));
     client.batch_execute("ROLLBACK").unwrap();
@@ -249,4 +261,51 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
     println!("{used} keys of {room}, {idle} idle and {live} others dropped");
     assert_eq!(used, room);
     assert_eq!(used + idle + live, i64::from(keys * 20 + heavy));
+}
+
+/// A session that is stopped while it makes the memory: who only counts goes on, and a wait can be cancelled.
+#[test]
+#[ignore = "needs a server: make test"]
+fn nobody_waits_for_the_memory_to_be_made_but_who_needs_it() {
+    let (server, mut client) = server();
+    set_keys(&mut client, 1_000_000);
+    let making =
+        "SELECT pid::text FROM pg_locks WHERE locktype = 'advisory' AND database = 0 AND granted";
+    let signal = |signal, pid: &str| {
+        std::process::Command::new("kill").args([signal, pid]).status().unwrap().success()
+    };
+    for _ in 0..20 {
+        server.restart();
+        let (mut watching, mut making_client, mut client) =
+            (server.client(), server.client(), server.client());
+        client.batch_execute("SET statement_timeout = '200 ms'").unwrap();
+        // With its session, which stays.
+        let maker = thread::spawn(move || (take(&mut making_client, "memory"), making_client));
+        let mut stopped = None;
+        while stopped.is_none() && !maker.is_finished() {
+            stopped = watching.query_opt(making, &[]).unwrap().map(|row| row.get::<_, String>(0));
+        }
+        let Some(pid) = stopped.filter(|pid| signal("-STOP", pid)) else {
+            let _ = maker.join().unwrap();
+            continue;
+        };
+        if watching.query_opt(making, &[]).unwrap().is_none() {
+            // Too late: it is made.
+            assert!(signal("-CONT", &pid));
+            let _ = maker.join().unwrap();
+            continue;
+        }
+        let waiting = take(&mut client, "memory");
+        let counted = take(&mut client, "table");
+        let ended = watching.query_one("SELECT rl_reset('table', 'k')", &[]);
+        assert!(signal("-CONT", &pid));
+        assert_eq!(waiting, Err(SqlState::QUERY_CANCELED));
+        assert!(counted.is_ok() && ended.is_ok());
+        assert_eq!(maker.join().unwrap().0, Ok(99.0));
+        assert_eq!(take(&mut client, "memory"), Ok(98.0));
+        let sql = "SELECT count(*) FROM rl_stats() WHERE name = 'table'";
+        assert_eq!(client.query_one(sql, &[]).unwrap().get::<_, i64>(0), 0, "it went on uncounted");
+        return;
+    }
+    panic!("the memory was never seen while it was made");
 }
