@@ -56,6 +56,7 @@ const FIELDS: &[&str] = &[
     "timezone",
     "store",
     "enforce",
+    "keyed",
     "overage",
     "slots",
     "ttl",

@@ -2,7 +2,6 @@
 
 use ratelimit_core::Micros;
 use ratelimit_core::lease::{self, LeaseName};
-use ratelimit_core::text::shortened;
 
 use super::answers::RlResult;
 use super::arguments::{Key, Name};
@@ -13,7 +12,7 @@ use crate::pg::call::Call;
 use crate::pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use crate::pg::declaration::{One, sql_function};
 use crate::pg::error::{Error, Result};
-use crate::pg::values::{Jsonb, utf8};
+use crate::pg::values::Jsonb;
 
 sql_row! {
     /// A lease, or when to ask again.
@@ -35,9 +34,10 @@ impl<'a> Checked<'a> for Lease {
     type Base = &'a [u8];
 
     fn check(text: &'a [u8], argument: &'static str) -> Result<Lease> {
+        // Not shown, since there is a key in it.
         lease::parse(text).map(Lease).ok_or_else(|| Error::InvalidArgument {
             argument,
-            value: format!("'{}'", shortened(&utf8(text))),
+            value: "malformed".into(),
             allowed: "a lease as rl_acquire() returned it".into(),
         })
     }

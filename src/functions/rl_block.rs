@@ -5,16 +5,19 @@ use ratelimit_core::config::Interval;
 
 use super::arguments::{Key, Name, valid_key, valid_name};
 use crate::limiter::blocks::{self, FOR_GOOD};
+use crate::limiter::definitions;
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::Timestamptz;
-use crate::pg::catalog::{self, TableLock};
+use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::declaration::{Proceed, sql_function};
 use crate::pg::error::{Error, Result};
+use crate::pg::server_log;
+use crate::pg::values::utf8;
 
 sql_function! {
     /// 22023 unless exactly one of duration and until is given, and lies ahead; 22008: beyond the times of
-    /// timestamptz; 25006 in a read-only transaction.
+    /// timestamptz; 22004: the limit is keyed, and the key is empty; 25006 in a read-only transaction.
     #[sql(
         WRITES,
         comment = "denies every call of a rate limit's key for a duration, or until a time, which may be infinity; returns until when"
@@ -28,6 +31,7 @@ sql_function! {
     ) -> Timestamptz {
         let until = end(duration, until)?;
         let catalog = catalog::current(call.function(), TableLock::Read)?;
+        check_limit(&catalog, name.0, key.0)?;
         blocks::put(&catalog, name.0, key.0, until)?;
         Ok(match until {
             FOR_GOOD => Timestamptz::infinity(),
@@ -60,6 +64,26 @@ sql_function! {
     }
 }
 
+/// Tells the session where a limit is not defined: a block may come first, and a call may bring a config, but
+/// the name may also be mistyped.
+///
+/// # Errors
+/// 22004: the limit is keyed, and the key is empty.
+fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
+    match definitions::defined(catalog, name, key) {
+        Ok(Some(limit)) => definitions::check_key(name, key, limit.keyed, &limit),
+        Ok(None) => {
+            server_log::notice(&format!(
+                "rate limit \"{}\" is not defined: the block holds for calls that bring a config, and once it is",
+                utf8(name)
+            ));
+            Ok(())
+        }
+        Err(Error::StoredConfig { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns the end of a block, or [`FOR_GOOD`].
 ///
 /// # Errors
@@ -83,7 +107,11 @@ fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros>
             _ => refused("until", "in the past", "a time to come, or infinity"),
         },
         (Some(_), Some(_)) => refused("until", "given beside duration", "one of the two"),
-        (None, None) => refused("duration", "NULL, as until", "an interval; or a time, as until"),
+        (None, None) => refused(
+            "duration",
+            "NULL, and until is not given",
+            "an interval; or NULL beside until, a time to come, or infinity",
+        ),
     }
 }
 

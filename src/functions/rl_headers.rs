@@ -35,7 +35,7 @@ sql_function! {
             Some(config) => definitions::inline(config)?,
             None => {
                 let catalog = catalog::current(call.function(), TableLock::Read)?;
-                definitions::resolve(&catalog, name.0, b"", None)?.0
+                definitions::of_name(&catalog, name.0)?
             }
         };
         // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.

@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
-use ratelimit_core::Micros;
 use ratelimit_core::config::{self, ConfigError, Definition, Store};
+use ratelimit_core::{Kind, Micros};
 
 use crate::limiter::blocks;
 use crate::pg::catalog::{Catalog, TableLock};
@@ -33,6 +33,16 @@ pub struct Known {
     pub limit: Option<Rc<Definition>>,
     /// Until when it is blocked, if it ever was.
     pub blocked_until: Option<Micros>,
+}
+
+/// The limit of a call.
+pub struct Resolved {
+    /// The config of the call, or the definition.
+    pub limit: Rc<Definition>,
+    /// Until when its key is blocked, if it ever was.
+    pub blocked_until: Option<Micros>,
+    /// Whether one of the two wants a key.
+    pub keyed: bool,
 }
 
 /// The rows of a name in rl_config.
@@ -97,17 +107,41 @@ pub fn resolve(
     name: &[u8],
     key: &[u8],
     config: Option<Jsonb>,
-) -> Result<(Rc<Definition>, Option<Micros>)> {
+) -> Result<Resolved> {
     let Known { limit, blocked_until } = known(catalog, name, key)?;
+    let keyed = limit.as_ref().is_some_and(|limit| limit.keyed);
     let limit = match (config, limit) {
         (Some(_), Some(_)) if !catalog.may_define() => {
             return Err(Error::InlineConfig { name: utf8(name).into_owned() });
         }
         (Some(config), _) => inline(config)?,
         (None, Some(limit)) => limit,
-        (None, None) => return Err(Error::Undefined { name: utf8(name).into_owned() }),
+        (None, None) => return Err(undefined(name)),
     };
-    Ok((limit, blocked_until))
+    Ok(Resolved { keyed: keyed || limit.keyed, limit, blocked_until })
+}
+
+/// Returns the definition of a name for every key without a row of its own.
+///
+/// # Errors
+/// 42704: there is none; 22023: an invalid stored config.
+pub fn of_name(catalog: &Catalog, name: &[u8]) -> Result<Rc<Definition>> {
+    defined(catalog, name, b"")?.ok_or_else(|| undefined(name))
+}
+
+fn undefined(name: &[u8]) -> Error {
+    Error::Undefined { name: utf8(name).into_owned(), kind: Kind::TokenBucket }
+}
+
+/// Refuses the empty key where a limit is `keyed`.
+///
+/// # Errors
+/// [`Error::Keyed`] (22004).
+pub fn check_key(name: &[u8], key: &[u8], keyed: bool, limit: &Definition) -> Result<()> {
+    if keyed && key.is_empty() {
+        return Err(Error::Keyed { name: utf8(name).into_owned(), kind: limit.kind() });
+    }
+    Ok(())
 }
 
 /// Parses a config; cached by its binary form.

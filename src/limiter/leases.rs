@@ -40,7 +40,7 @@ fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Con
 pub fn acquire(function: pg_sys::Oid, request: &Request) -> Result<(Answer, Option<Micros>)> {
     catalog::with(function, lock_to_change(), |catalog| {
         let place = tally::place(catalog, request)?;
-        let target = request.resolve(catalog)?;
+        let target = request.resolve(catalog).map_err(Error::for_leases)?;
         let ttl = match target.limit.kind() {
             Kind::Unlimited => Micros(0), // there is no lease, and none is needed
             _ => concurrency(&target, "rl_acquire")?.ttl,
@@ -113,7 +113,7 @@ pub fn settle(
     fate: Fate,
 ) -> Result<Option<Micros>> {
     catalog::with(function, lock_to_change(), |catalog| {
-        let target = request.resolve(catalog)?;
+        let target = request.resolve_lease(catalog).map_err(Error::for_leases)?;
         if target.limit.kind() == Kind::Unlimited {
             return Ok(matches!(fate, Fate::Extended).then_some(FOR_GOOD));
         }
@@ -131,7 +131,7 @@ pub fn settle(
                 (after.as_ref().map(|after| lapse(after, id).unwrap_or(now)), after)
             }));
         }
-        refuse_read_only_call(function);
+        refuse_read_only_call(function)?;
         store::with_store(catalog, TableLock::Write, |store| {
             settle_row(store, &target, limit, id, fate)
         })

@@ -9,7 +9,7 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State, algorithm, decide};
 
 use crate::limiter::blocks::FOR_GOOD;
-use crate::limiter::definitions;
+use crate::limiter::definitions::{self, Resolved};
 use crate::pg::catalog::Catalog;
 use crate::pg::clock::INFINITE;
 use crate::pg::error::{Error, Result};
@@ -150,11 +150,25 @@ impl<'a> Request<'a> {
     /// Resolves the limit of the request.
     ///
     /// # Errors
-    /// As [`definitions::resolve`].
+    /// As [`definitions::resolve`]; 22004: it is keyed, and the key is empty.
     pub fn resolve(&self, catalog: &Catalog) -> Result<Target<'a>> {
-        let (limit, blocked_until) =
-            definitions::resolve(catalog, self.name, self.key, self.config)?;
-        Ok(Target { name: self.name, key: self.key, limit, blocked_until })
+        let resolved = definitions::resolve(catalog, self.name, self.key, self.config)?;
+        definitions::check_key(self.name, self.key, resolved.keyed, &resolved.limit)?;
+        Ok(self.target(resolved))
+    }
+
+    /// Resolves the limit of a lease, whose key is that with which it was taken.
+    ///
+    /// # Errors
+    /// As [`definitions::resolve`].
+    pub fn resolve_lease(&self, catalog: &Catalog) -> Result<Target<'a>> {
+        let resolved = definitions::resolve(catalog, self.name, self.key, self.config)?;
+        Ok(self.target(resolved))
+    }
+
+    fn target(&self, resolved: Resolved) -> Target<'a> {
+        let Resolved { limit, blocked_until, .. } = resolved;
+        Target { name: self.name, key: self.key, limit, blocked_until }
     }
 }
 

@@ -100,7 +100,7 @@ pub fn limit(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
             // No row is read, and no table locked.
             take_from_memory(&groups)?
         } else {
-            refuse_read_only_call(function);
+            refuse_read_only_call(function)?;
             store::with_store(catalog, TableLock::Write, |store| take(store, &groups))?
         };
         for (request, outcome) in requests.iter().zip(&outcomes) {

@@ -114,7 +114,7 @@ fn change(
             Ok(target.answer(&decision, decision.level, now))
         }
         Kept::Table => {
-            refuse_read_only_call(function);
+            refuse_read_only_call(function)?;
             store::with_store(catalog, TableLock::Write, |store| change_row(store, target, change))
         }
         Kept::Memory => {
@@ -290,7 +290,7 @@ pub fn state(function: pg_sys::Oid, request: &Request) -> Result<Option<State>> 
 /// Resets a key; false if it had no state.
 ///
 /// # Errors
-/// Those of the catalog and of the store.
+/// Those of the catalog and of the store; 22004: the limit is keyed, and the key is empty.
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
     catalog::with(function, lock_to_change(), |catalog| {
         // What is defined nowhere, or not rightly, may have been taken by a config in the call.
@@ -298,11 +298,14 @@ pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
             Err(Error::StoredConfig { .. }) => None,
             defined => defined?,
         };
+        if let Some(limit) = &limit {
+            definitions::check_key(name, key, limit.keyed, limit)?;
+        }
         let in_memory_only = limit.as_ref().is_some_and(|limit| limit.store == Kept::Memory);
         // Of what is not defined, they may be as many as any limit has.
         let has_slots = limit.as_ref().is_none_or(|limit| limit.kind() == Kind::Concurrency);
         if !in_memory_only {
-            refuse_read_only_call(function);
+            refuse_read_only_call(function)?;
         }
         let memory = memory_to_forget(in_memory_only)?;
         let was_in_memory = memory.is_some_and(|memory| {
@@ -344,7 +347,7 @@ pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
             in_table => in_table?,
         };
         if in_table {
-            refuse_read_only_call(function);
+            refuse_read_only_call(function)?;
         }
         if let Some(memory) = memory_to_forget(!in_table)? {
             let id = memory.id(Scope::new(catalog.extension), name, b"");

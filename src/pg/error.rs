@@ -35,9 +35,12 @@ pub enum Error {
     /// The stored definition of a limit is not a valid config (22023).
     #[error("invalid config stored for rate limit \"{name}\": {}", .error.problem)]
     StoredConfig { name: String, error: ConfigError },
-    /// A name that nobody defined was used without a config (42704).
+    /// A name that nobody defined was used without a config (42704); `kind` is what the function is for.
     #[error("rate limit \"{name}\" is not defined")]
-    Undefined { name: String },
+    Undefined { name: String, kind: Kind },
+    /// A limit that is keyed was used without a key (22004).
+    #[error("key is missing, and rate limit \"{name}\" is keyed")]
+    Keyed { name: String, kind: Kind },
     /// A config was brought for a defined name without EXECUTE on rl_define (42501).
     #[error("permission denied to override rate limit \"{name}\"")]
     InlineConfig { name: String },
@@ -84,6 +87,9 @@ pub enum Error {
     /// The SQL declaration of the function is not the one that this library was made for (42P13).
     #[error("the function's declaration does not fit the library of extension ratelimit")]
     Declaration,
+    /// A call that would take from a limit in the table, where nothing can be written (25006).
+    #[error("cannot execute {call} in a read-only transaction")]
+    ReadOnly { call: String },
     /// Called while the query runs in parallel (25000).
     #[error("cannot execute {} during a parallel operation", .function.to_string_lossy())]
     Parallel { function: &'static CStr },
@@ -117,6 +123,14 @@ const NULL_KEY: &str =
     "A missing user id must not become everybody's limit; for that, leave the key out.";
 
 impl Error {
+    /// Where leases are taken, the hint to define a limit shows one that gives them.
+    pub fn for_leases(self) -> Error {
+        match self {
+            Error::Undefined { name, .. } => Error::Undefined { name, kind: Kind::Concurrency },
+            other => other,
+        }
+    }
+
     /// The report of this error.
     pub fn report(&self, qualifier: Qualifier) -> Report {
         Report {
@@ -130,12 +144,13 @@ impl Error {
     fn sqlstate(&self) -> &SqlState {
         match self {
             Error::InRequest { error, .. } => error.sqlstate(),
-            Error::NullArgument(_) | Error::NullColumn { .. } => b"22004",
+            Error::NullArgument(_) | Error::NullColumn { .. } | Error::Keyed { .. } => b"22004",
             Error::InvalidArgument { .. }
             | Error::Config(_)
             | Error::State(_)
             | Error::StoredConfig { .. } => b"22023",
             Error::Parallel { .. } => b"25000",
+            Error::ReadOnly { .. } => b"25006",
             Error::NotATrigger { .. } | Error::TriggerMisuse { .. } => b"39P01",
             Error::InlineConfig { .. } => b"42501",
             Error::NoColumn { .. } => b"42703",
@@ -164,6 +179,10 @@ impl Error {
             | Error::State(StateError { allowed, .. }) => format!("Allowed: {allowed}."),
             Error::InlineConfig { .. } => {
                 "A config in the call overrides the definition, which needs EXECUTE on rl_define."
+                    .into()
+            }
+            Error::Keyed { .. } => {
+                "Its config has \"keyed\": true: a missing key must not become everybody's limit."
                     .into()
             }
             Error::RateLimited { name, retry_after, .. } => {
@@ -196,11 +215,23 @@ impl Error {
             Error::NullArgument("key") | Error::NullColumn { option: "key", .. } => NULL_KEY.into(),
             Error::Config(error) | Error::StoredConfig { error, .. } => {
                 let kind = error.kind.unwrap_or(Kind::TokenBucket);
-                format!("For example: {}", definition("sendMessage", kind, &qualifier()))
+                let example = if kind == Kind::FixedWindow && error.calendar {
+                    let schema = qualifier();
+                    format!("SELECT {schema}rl_define('sendMessage', {schema}rl_fixed_window(rate => 1000, period => '1 month', timezone => 'Europe/Berlin'));")
+                } else {
+                    definition("sendMessage", kind, &qualifier())
+                };
+                format!("For example: {example}")
             }
-            Error::Undefined { name } => {
-                format!("Define it: {}", definition(name, Kind::TokenBucket, &qualifier()))
+            Error::Undefined { name, kind } => {
+                format!("Define it: {}", definition(name, *kind, &qualifier()))
             }
+            Error::Keyed { name, kind } => format!(
+                "For example: SELECT * FROM {}{}({}, 'user-1'); in a list \"key\": \"user-1\", in a trigger 'key=author'.",
+                qualifier(),
+                if *kind == Kind::Concurrency { "rl_acquire" } else { "rl_limit" },
+                literal(name)
+            ),
             Error::InlineConfig { name } => format!(
                 "Call it without a config: SELECT * FROM {}rl_limit({}, $1);",
                 qualifier(),
@@ -248,6 +279,9 @@ impl Error {
                 "Give it its type back, or DROP EXTENSION ratelimit and create it again.".into()
             }
             Error::NoHeap { .. } => "SET ratelimit.access = auto;".into(),
+            Error::ReadOnly { .. } => {
+                "A limit in memory can be taken here: one whose config has \"store\": \"memory\".".into()
+            }
             Error::Declaration => "ALTER EXTENSION ratelimit UPDATE;".into(),
             Error::TriggerMisuse { firing, .. } => format!(
                 "For example: CREATE TRIGGER limit_messages {firing} EXECUTE FUNCTION {}rl_trigger('sendMessage', 'key=author');",

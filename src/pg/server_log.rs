@@ -22,6 +22,11 @@ pub fn line(text: &str) {
     report(PgLogLevel::LOG, text);
 }
 
+/// Tells the session.
+pub fn notice(text: &str) {
+    report(PgLogLevel::NOTICE, text);
+}
+
 /// Warns the session, and the log.
 pub fn warning(text: &str) {
     report(PgLogLevel::WARNING, text);

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use pgrx::pg_sys;
 
 use crate::pg::error::{Error, Result};
+use crate::pg::values::utf8;
 
 /// Functions of Postgres that raise no error, and so need no guard of pgrx's.
 pub mod unguarded {
@@ -92,17 +93,21 @@ pub fn is_read_only() -> bool {
     unsafe { pg_sys::XactReadOnly }
 }
 
-/// Refuses a call of `function` that turns out to write, as [`refuse_read_only`].
-pub fn refuse_read_only_call(function: pg_sys::Oid) {
-    if is_read_only() {
-        // SAFETY: a look-up in the catalog, of a name that is a C string or null; raises or returns.
-        unsafe {
-            let name = pg_sys::get_func_name(function);
-            let name = if name.is_null() { c"a function" } else { CStr::from_ptr(name) };
-            let call = [name.to_bytes(), b"()\0"].concat();
-            pg_sys::PreventCommandIfReadOnly(call.as_ptr().cast());
-        }
+/// Refuses a call of `function` that turns out to take from a limit in the table, in a read-only transaction or in
+/// recovery.
+///
+/// # Errors
+/// [`Error::ReadOnly`] (25006).
+pub fn refuse_read_only_call(function: pg_sys::Oid) -> Result<()> {
+    if !is_read_only() {
+        return Ok(());
     }
+    // SAFETY: a look-up in the catalog, of a name that is a C string or null.
+    let name = unsafe {
+        let name = pg_sys::get_func_name(function);
+        if name.is_null() { c"a function" } else { CStr::from_ptr(name) }
+    };
+    Err(Error::ReadOnly { call: format!("{}()", utf8(name.to_bytes())) })
 }
 
 /// Refuses a call that writes in a read-only transaction, in recovery, or in a parallel query. Raises

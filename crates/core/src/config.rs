@@ -17,6 +17,7 @@
 //! | `ttl` | concurrency | after which time a lease lapses: as `period` |
 //! | `store` | all | `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out: `"table"` |
 //! | `enforce` | all | `false`: a dry run, in which what would be denied passes; left out: `true` |
+//! | `keyed` | all | `true`: the empty key, which is everybody's, is refused; left out: `false` |
 //!
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]: nothing is guessed. Nothing here depends on a setting of the process or the
@@ -61,13 +62,16 @@ pub struct ConfigError {
     pub allowed: String,
     /// The kind of the config, where it has one.
     pub kind: Option<Kind>,
+    /// Whether the config has a `timezone`.
+    pub calendar: bool,
 }
 
 impl ConfigError {
     /// Refuses a config of so many bytes of JSON, more than [`MAX_BYTES`].
     pub fn too_long(bytes: usize) -> ConfigError {
         let allowed = format!("at most {MAX_BYTES} bytes");
-        ConfigError { problem: format!("it is {bytes} bytes long"), allowed, kind: None }
+        let problem = format!("it is {bytes} bytes long");
+        ConfigError { problem, allowed, kind: None, calendar: false }
     }
 
     /// Words what is wrong with a field, of a config of this kind or of none.
@@ -81,7 +85,10 @@ impl ConfigError {
                     }
                     _ => format!("{} is not a field", serde_json::Value::from(shortened(&field))),
                 };
-                (problem, quoted(["kind"].iter().chain(fields).chain(&["store", "enforce"])))
+                (
+                    problem,
+                    quoted(["kind"].iter().chain(fields).chain(&["store", "enforce", "keyed"])),
+                )
             }
             FieldError::Repeated { field } => {
                 (format!("\"{field}\" is there more than once"), "one value".into())
@@ -91,7 +98,7 @@ impl ConfigError {
                 (format!("\"{field}\" is {value}"), allowed)
             }
         };
-        ConfigError { problem, allowed, kind }
+        ConfigError { problem, allowed, kind, calendar: false }
     }
 }
 
@@ -104,6 +111,8 @@ pub struct Definition {
     pub store: Store,
     /// Whether a denial is one; otherwise this is a dry run, which changes nothing and passes.
     pub enforce: bool,
+    /// Whether a call without a key is refused, which would be everybody's; that is left to the caller.
+    pub keyed: bool,
 }
 
 impl Deref for Definition {
@@ -169,15 +178,22 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
 /// # Errors
 /// As [`parse`], and for a `store` that the limit can't be kept in.
 pub fn definition(json: &str) -> Result<Definition, ConfigError> {
-    let mut fields = Fields::of_json(json).ok_or_else(|| ConfigError {
+    let fields = Fields::of_json(json).ok_or_else(|| ConfigError {
         problem: format!("it is {}", shortened(json)),
         allowed: r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#
             .into(),
         kind: None,
+        calendar: false,
     })?;
+    let calendar = fields.get("timezone").is_some();
+    definition_of(fields).map_err(|error| ConfigError { calendar, ..error })
+}
+
+fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     let kind = fields.take("kind");
     let store = fields.take::<Option<Store>>("store");
     let enforce = fields.take::<Option<Flag>>("enforce");
+    let keyed = fields.take::<Option<Flag>>("keyed");
     let kind = kind.map_err(|error| {
         // Where none is told, a field that no kind has comes first all the same.
         match fields.read::<AnyConfig>() {
@@ -189,6 +205,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
     let of_field = |error| ConfigError::of_field(error, Some(kind));
     let store = store.map_err(of_field)?.unwrap_or_default();
     let enforce = enforce.map_err(of_field)?.is_none_or(|flag| flag.0);
+    let keyed = keyed.map_err(of_field)?.is_some_and(|flag| flag.0);
     let refused = |field, value: String, allowed: &str| {
         of_field(FieldError::Invalid { field, value, allowed: allowed.into() })
     };
@@ -212,7 +229,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
                 r#"a whole number from 1 to 100 where "store" is "memory""#,
             ))
         }
-        _ => Ok(Definition { limit, store, enforce }),
+        _ => Ok(Definition { limit, store, enforce, keyed }),
     }
 }
 
@@ -503,10 +520,12 @@ impl fmt::Display for Interval {
 /// # Errors
 /// As [`parse`], for a float that JSON can't hold, and for a `start` beside `first_request`.
 pub fn build(kind: Kind, given: &Given) -> Result<serde_json::Value, ConfigError> {
+    let calendar = given.timezone.is_some();
     let problem = |problem: String, allowed: &str| ConfigError {
         problem,
         allowed: allowed.into(),
         kind: Some(kind),
+        calendar,
     };
     let Interval { months, days, micros } = given.period;
     let dates = given.period.to_string();
@@ -552,7 +571,9 @@ pub fn build(kind: Kind, given: &Given) -> Result<serde_json::Value, ConfigError
             ("timezone", given.timezone.as_deref().map(Value::Text)),
         ]),
     };
-    Config::read(kind, &fields).map(|config| config.to_json(kind))
+    Config::read(kind, &fields)
+        .map(|config| config.to_json(kind))
+        .map_err(|error| ConfigError { calendar, ..error })
 }
 
 #[cfg(test)]
@@ -573,6 +594,26 @@ mod tests {
 
     fn problem(json: &str) -> String {
         parse(json).unwrap_err().problem
+    }
+
+    #[test]
+    fn a_definition_wants_a_key_only_where_it_says_so() {
+        for (more, keyed) in
+            [("", false), (r#", "keyed": false"#, false), (r#", "keyed": true"#, true)]
+        {
+            let json = format!(r#"{{"kind": "unlimited"{more}}}"#);
+            assert_eq!(definition(&json).unwrap().keyed, keyed, "{json}");
+        }
+        assert_eq!(problem(r#"{"kind": "unlimited", "keyed": null}"#), r#""keyed" is null"#);
+    }
+
+    #[test]
+    fn an_error_tells_whether_the_config_has_a_timezone() {
+        let json = r#"{"kind": "fixed window", "rate": 0, "period": "1 day", "timezone": "UTC"}"#;
+        assert!(parse(json).unwrap_err().calendar);
+        assert!(!parse(r#"{"kind": "fixed window", "rate": 0}"#).unwrap_err().calendar);
+        let given = Given { timezone: Some("UTC".into()), ..Given::default() };
+        assert!(build(Kind::FixedWindow, &given).unwrap_err().calendar);
     }
 
     #[test]
@@ -719,6 +760,7 @@ mod tests {
                 problem: r#""rate" is 0.50"#.into(),
                 allowed: "a whole number from 1 to 10000".into(),
                 kind: Some(Kind::SlidingLog),
+                calendar: false,
             }
         );
         let whole: Box<dyn std::error::Error> = whole.into();

@@ -46,6 +46,9 @@ SELECT name, key, retry_at, limited FROM rl_status('bl');
 SELECT name, key, retry_at, limited FROM rl_status('bl/memory', 'a');
 SELECT name, key, retry_at, limited FROM rl_status(key => 'a') WHERE name LIKE 'bl%';
 SELECT rl_block('bl/undefined', 'x', '1 hour');
+-- Told, since the name may be mistyped; not where the key has a definition of its own.
+SELECT rl_define('bl/undefined', rl_unlimited(), 'own');
+SELECT rl_block('bl/undefined', 'own', '1 hour'), rl_unblock('bl/undefined', 'own'), rl_undefine('bl/undefined', 'own');
 SELECT * FROM rl_status('bl/undefined');
 SELECT * FROM rl_status('bl/undefined', 'x');
 SELECT error_of($$SELECT rl_limit('bl/undefined', 'x')$$);

@@ -130,6 +130,12 @@ SELECT without_id(lease) FROM rl_acquire('co-inline', 'k', config => rl_concurre
 LATERAL (SELECT error_of(format('SELECT rl_release(%L)', lease))) AS without,
 LATERAL (SELECT rl_extend(lease, rl_concurrency(1, '1 minute')), rl_release(lease, config => rl_concurrency(1, '1 minute'))) AS with_config;
 SELECT rl_release('co-inline/k/1', rl_concurrency(1, '1 minute'));
+-- An error never carries the key.
+SELECT call, error_of(call, true) FROM unnest(ARRAY[
+    $$SELECT rl_release('co/user@example.com/abc')$$, $$SELECT rl_extend('co/user@example.com')$$,
+    $$SELECT rl_release('user@example.com')$$, $$SELECT rl_acquire('co-inline', 'user@example.com')$$,
+    format($$SELECT rl_release(%L)$$, replace((SELECT lease FROM rl_acquire('co-inline', 'user@example.com', config => rl_concurrency(1, '1 minute'))), 'co-', 'no-'))]) call
+WHERE error_of(call, true) LIKE '%user@%' OR call LIKE '%co-inline%';
 -- Names and keys of any text.
 SELECT rl_define('co/ü /%', rl_concurrency(1, '1 minute'));
 SELECT without_id(lease), rl_release(lease) FROM rl_acquire('co/ü /%', E'a/b%2F\n ''"');
