@@ -222,11 +222,20 @@ impl Target<'_> {
     }
 
     /// Returns the answer at `now` to a call that is denied by a block: after it the call passes as far as the
-    /// limit lets it then. A dry run is no way around it, and lets every call pass after it.
-    pub fn blocked(&self, until: Micros, shards: &Shards, now: Micros, take: Take) -> Answer {
+    /// limit lets it then. A dry run is no way around it; with `dry_run_passes` it lets every call pass after it, as
+    /// a take does, while a check goes on telling what would be denied.
+    pub fn blocked(
+        &self,
+        until: Micros,
+        shards: &Shards,
+        now: Micros,
+        take: Take,
+        dry_run_passes: bool,
+    ) -> Answer {
         let denied = after_block(until, now, |then| {
             let decision = shards.decide(then, take.count, take.reserve);
-            if decision.ok || !self.limit.enforce { Some(Micros(0)) } else { decision.retry_after }
+            let passes = decision.ok || dry_run_passes && !self.limit.enforce;
+            if passes { Some(Micros(0)) } else { decision.retry_after }
         });
         let decision =
             Decision { ok: false, retry_after: denied, level: shards.level(now), state: None };

@@ -61,7 +61,7 @@ pub(super) fn take(
 ) -> Result<Answer> {
     // Not asked for the time where there is none to compare it with.
     if target.blocked_until.is_some() && target.block(clock::now()).is_some() {
-        let answer = look(catalog, target, take)?;
+        let answer = look(catalog, target, take, true)?;
         // Otherwise it has just ended, and nothing was taken.
         if answer.blocked.is_some() {
             return Ok(answer);
@@ -226,17 +226,18 @@ pub fn check(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
     catalog::with(function, TableLock::Read, |catalog| {
         let target = request.resolve(catalog)?;
         check_count(&target.limit, request.count)?;
-        look(catalog, &target, request.take())
+        look(catalog, &target, request.take(), false)
     })
 }
 
-/// Tells what a call would be answered, without locking or writing anything.
+/// Tells what a call would be answered, without locking or writing anything; `dry_run_passes` as in
+/// [`Target::blocked`].
 ///
 /// # Errors
 /// As [`check`].
-fn look(catalog: &Catalog, target: &Target, take: Take) -> Result<Answer> {
+fn look(catalog: &Catalog, target: &Target, take: Take, dry_run_passes: bool) -> Result<Answer> {
     let answer = |now: Micros, shards: Shards| match target.block(now) {
-        Some(until) => target.blocked(until, &shards, now, take),
+        Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
         None => {
             let decision = shards.decide(now, take.count, take.reserve);
             target.answer(&decision, shards.level(now), now)

@@ -173,7 +173,7 @@ fn status_without_rows<'a>(catalog: &Catalog, target: &Target<'a>) -> Result<Sta
 fn defined<'a>(target: &Target<'a>, shards: &Shards, now: Micros) -> Status<'a> {
     let one = Take { count: 1.0, reserve: false, lease: None };
     let (limited, retry_after) = match target.block(now) {
-        Some(until) => (true, target.blocked(until, shards, now, one).retry_after),
+        Some(until) => (true, target.blocked(until, shards, now, one, false).retry_after),
         None => {
             let decision = shards.decide(now, one.count, one.reserve);
             (!decision.ok, decision.retry_after)

@@ -26,6 +26,15 @@ SELECT rl_limit('bl', 'a', 4, throws => true);
 -- A dry run lets pass whatever comes after the block.
 SELECT ok, retry_after FROM rl_limit('bl/dry', 'a', 4);
 SELECT ok, retry_after FROM rl_limit_all('[{"name": "bl/dry", "key": "a", "count": 4}]');
+-- rl_check goes on telling what would be denied, and says true at the time that it named.
+SELECT ok, remaining FROM rl_limit('bl/dry', 'e', 3);
+SELECT rl_block('bl/dry', 'e', '1 second') IS NOT NULL AS blocked;
+SELECT ok, retry_after FROM rl_limit('bl/dry', 'e');
+BEGIN;
+SELECT ok, remaining, set_config('ratelimit.clock', (extract(epoch FROM retry_at) * 1000)::text, true) <> '' AS set
+FROM rl_check('bl/dry', 'e');
+SELECT ok FROM rl_check('bl/dry', 'e');
+COMMIT;
 SELECT rl_block('bl', 'c', '1 second');
 SELECT ok FROM rl_limit('bl', 'd', 3), rl_block('bl', 'd', '1 second');
 SELECT ok, retry_after, remaining FROM rl_check('bl', 'c', 3);
