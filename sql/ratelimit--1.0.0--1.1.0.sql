@@ -2,7 +2,7 @@
 ALTER TABLE @extschema@.rateLimits SET (fillfactor = 40);
 
 -- Numbers about all limits.
-CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz)
+CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz)
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME', 'rl_memory';

@@ -11,6 +11,8 @@ mod check;
 mod crash;
 #[path = "soak/failures.rs"]
 mod failures;
+#[path = "soak/flood.rs"]
+mod flood;
 #[path = "soak/life.rs"]
 mod life;
 #[path = "soak/memory.rs"]

@@ -33,7 +33,7 @@ sql_function! {
         let limit = definitions::inline(config)?;
         check_count(&limit, count)?;
         let (name, key): (&[u8], &[u8]) = (b"", b"");
-        let target = Target { name, key, limit, blocked_until: None };
+        let target = Target { name, key, limit, is_defined: false, blocked_until: None };
         call.in_partition(|replay: &mut Replay| {
             let limit = &target.limit;
             let first = *replay.first.get_or_insert(at);

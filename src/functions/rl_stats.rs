@@ -92,6 +92,8 @@ sql_row! {
     pub struct MemoryRow {
         keys: i64,
         room: i64,
+        inline_keys: i64,
+        inline_room: i64,
         bytes: i64,
         dropped_idle: i64,
         dropped_live: i64,
@@ -111,6 +113,8 @@ sql_function! {
         Ok(One(MemoryRow {
             keys: usage.keys as i64,
             room: usage.room as i64,
+            inline_keys: usage.inline_keys as i64,
+            inline_room: usage.inline_room as i64,
             bytes: memory.size() as i64,
             dropped_idle: usage.dropped_idle as i64,
             dropped_live: usage.dropped_live as i64,

@@ -39,6 +39,8 @@ pub struct Known {
 pub struct Resolved {
     /// The config of the call, or the definition.
     pub limit: Rc<Definition>,
+    /// Whether there is a definition.
+    pub is_defined: bool,
     /// Until when its key is blocked, if it ever was.
     pub blocked_until: Option<Micros>,
     /// Whether one of the two wants a key.
@@ -109,16 +111,22 @@ pub fn resolve(
     config: Option<Jsonb>,
 ) -> Result<Resolved> {
     let Known { limit, blocked_until } = known(catalog, name, key)?;
+    let is_defined = limit.is_some();
     let keyed = limit.as_ref().is_some_and(|limit| limit.keyed);
     let limit = match (config, limit) {
         (Some(_), Some(_)) if !catalog.may_define() => {
             return Err(Error::InlineConfig { name: utf8(name).into_owned() });
         }
-        (Some(config), _) => inline(config)?,
+        (Some(config), Some(_)) => inline(config)?,
+        (Some(config), None) => {
+            let limit = inline(config)?;
+            limit.check_in_call()?;
+            limit
+        }
         (None, Some(limit)) => limit,
         (None, None) => return Err(undefined(name)),
     };
-    Ok(Resolved { keyed: keyed || limit.keyed, limit, blocked_until })
+    Ok(Resolved { keyed: keyed || limit.keyed, limit, is_defined, blocked_until })
 }
 
 /// Returns the definition of a name for every key without a row of its own.

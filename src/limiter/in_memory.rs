@@ -4,6 +4,7 @@ use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::limiter::request::{Answer, Change, Take, Target};
 use crate::limiter::slots::Slots;
+use crate::pg::catalog::Catalog;
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
@@ -48,22 +49,34 @@ pub fn tell_losses(memory: &Memory) {
     }
 }
 
+/// Identifies the state of a limit.
+pub fn id(memory: &Memory, catalog: &Catalog, target: &Target) -> Id {
+    in_its_room(memory.id(Scope::new(catalog.extension), target.name, target.key), target)
+}
+
+/// The same of what is known but for the room: there is one for limits that are defined, and one for those whose
+/// config is in the call.
+pub fn in_its_room(id: Id, target: &Target) -> Id {
+    if target.is_defined { id } else { id.inline() }
+}
+
 /// Reads what is stored of a limit; `None`: nothing, so that it is full.
-pub fn find(memory: &'static Memory, scope: Scope, target: &Target) -> Option<State> {
-    let (name, key) = (target.name, target.key);
+pub fn find(memory: &'static Memory, id: Id, target: &Target) -> Option<State> {
     match &target.limit.limit {
-        Limit::Concurrency(limit) => Slots::of(limit.slots, memory, scope, name, key).state(),
-        limit => {
-            memory.states.read(memory.id(scope, name, key)).filter(|state| limit.accepts(state))
-        }
+        Limit::Concurrency(limit) => Slots::of(limit.slots, memory, id).state(),
+        limit => memory.states.read(id).filter(|state| limit.accepts(state)),
     }
 }
 
 /// Reads the state of a limit, with the instant after the read.
-pub fn peek(memory: &'static Memory, scope: Scope, target: &Target) -> (Micros, State) {
-    let found = find(memory, scope, target);
+///
+/// # Errors
+/// As [`Memory::get`].
+pub fn peek(catalog: &Catalog, target: &Target) -> Result<(Micros, State)> {
+    let memory = Memory::get()?;
+    let found = find(memory, id(memory, catalog, target), target);
     let now = clock::now();
-    (now, state(target, found, now, phase(target)))
+    Ok((now, state(target, found, now, phase(target))))
 }
 
 /// Where the windows of a key begin, for a kind that has windows.
@@ -80,5 +93,6 @@ pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) 
 
 /// Stores a state.
 pub fn set(locked: &mut LockedState, target: &Target, after: &State, now: Micros, phase: Micros) {
-    locked.set(after, target.limit.idle_at(after, now, phase), now);
+    let limit = &target.limit;
+    locked.set(after, limit.idle_at(after, now, phase), limit.is_half_used(after), now);
 }

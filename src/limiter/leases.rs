@@ -9,6 +9,7 @@ use ratelimit_core::config::Store as Kept;
 use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::limiter::blocks::FOR_GOOD;
+use crate::limiter::in_memory;
 use crate::limiter::request::{Answer, Request, Take, Target, check_count};
 use crate::limiter::single::{self, lock_to_change};
 use crate::limiter::slots::Slots;
@@ -19,7 +20,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::shared_memory;
 use crate::pg::transaction::refuse_read_only_call;
-use crate::store::memory::{Memory, Scope};
+use crate::store::memory::Memory;
 use crate::store::{self, Store, is_marker, with_locked};
 
 /// Returns the concurrency limit of a target.
@@ -119,13 +120,8 @@ pub fn settle(
         }
         let limit = concurrency(&target, fate.function())?;
         if target.limit.store == Kept::Memory {
-            let slots = Slots::of(
-                limit.slots,
-                Memory::get()?,
-                Scope::new(catalog.extension),
-                target.name,
-                target.key,
-            );
+            let memory = Memory::get()?;
+            let slots = Slots::of(limit.slots, memory, in_memory::id(memory, catalog, &target));
             return Ok(slots.change(|state, now| {
                 let after = fate.apply(limit, state, now, id);
                 (after.as_ref().map(|after| lapse(after, id).unwrap_or(now)), after)

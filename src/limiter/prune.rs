@@ -93,9 +93,10 @@ fn prune_key(
         limit => limit?.filter(|limit| limit.kind() != Kind::Unlimited),
     };
     let idle = |rows: &[ShardRow]| match &limit {
-        Some(limit) => {
-            is_idle(&Target { name, key, limit: limit.clone(), blocked_until: None }, rows)
-        }
+        Some(limit) => is_idle(
+            &Target { name, key, limit: limit.clone(), is_defined: true, blocked_until: None },
+            rows,
+        ),
         None => is_expired(rows, undefined_idle),
     };
     if !idle(rows) {

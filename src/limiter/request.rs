@@ -120,6 +120,8 @@ pub struct Target<'a> {
     pub key: &'a [u8],
     /// The config of the call, or the definition.
     pub limit: Rc<Definition>,
+    /// Whether the name is defined for the key; otherwise it is the config of the call alone that says so.
+    pub is_defined: bool,
     /// Until when it is blocked, if it ever was, or [`FOR_GOOD`].
     pub blocked_until: Option<Micros>,
 }
@@ -167,8 +169,8 @@ impl<'a> Request<'a> {
     }
 
     fn target(&self, resolved: Resolved) -> Target<'a> {
-        let Resolved { limit, blocked_until, .. } = resolved;
-        Target { name: self.name, key: self.key, limit, blocked_until }
+        let Resolved { limit, is_defined, blocked_until, .. } = resolved;
+        Target { name: self.name, key: self.key, limit, is_defined, blocked_until }
     }
 }
 

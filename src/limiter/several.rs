@@ -26,7 +26,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
 use crate::pg::transaction::{is_read_only, refuse_read_only_call};
-use crate::store::memory::{Id, Memory, Scope};
+use crate::store::memory::{Id, Memory};
 use crate::store::{self, Store, TRIES};
 
 /// The outcome of one request.
@@ -164,8 +164,9 @@ fn decide_in_memory<'a>(
     if all {
         for ((group, place), (_, after)) in kept.iter().zip(&found) {
             if let Some(after) = after {
-                let idle_at = group.target.limit.idle_at(after, now, group.phase);
-                states.set(place.id, after, idle_at, now);
+                let limit = &group.target.limit;
+                let idle_at = limit.idle_at(after, now, group.phase);
+                states.set(place.id, after, idle_at, limit.is_half_used(after), now);
             }
         }
     }
@@ -328,7 +329,7 @@ fn group<'a>(
                     Kept::Memory if target.limit.kind() == Kind::Unlimited => None,
                     Kept::Memory => {
                         let memory = Memory::get()?;
-                        let id = memory.id(Scope::new(catalog.extension), target.name, target.key);
+                        let id = in_memory::id(memory, catalog, &target);
                         Some(InMemory { memory, id })
                     }
                 };

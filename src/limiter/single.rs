@@ -16,7 +16,7 @@ use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::transaction::{is_read_only, refuse_read_only_call};
-use crate::store::memory::{Memory, Scope};
+use crate::store::memory::{Id, Memory, Scope};
 use crate::store::{self, Row, Store, TRIES, is_marker, is_reset, with_locked};
 
 /// Takes tokens.
@@ -119,15 +119,15 @@ fn change(
         }
         Kept::Memory => {
             if let (Limit::Concurrency(limit), Change::Take(take)) = (&target.limit.limit, change) {
-                let (memory, scope) = (Memory::get()?, Scope::new(catalog.extension));
-                let slots = Slots::of(limit.slots, memory, scope, target.name, target.key);
+                let memory = Memory::get()?;
+                let slots = Slots::of(limit.slots, memory, in_memory::id(memory, catalog, target));
                 return Ok(in_memory::take_slots(&slots, memory, target, take));
             }
             let Place { memory, id } = match place {
                 Some(place) => place,
                 None => Place::of(Memory::get()?, catalog, target.name, target.key),
             };
-            in_memory::change(memory, id, target, change)
+            in_memory::change(memory, in_memory::in_its_room(id, target), target, change)
         }
     }
 }
@@ -254,8 +254,7 @@ fn look(catalog: &Catalog, target: &Target, take: Take, dry_run_passes: bool) ->
             Ok(answer(now, holding.shards))
         }),
         Kept::Memory => {
-            let memory = Memory::get()?;
-            let (now, state) = in_memory::peek(memory, Scope::new(catalog.extension), target);
+            let (now, state) = in_memory::peek(catalog, target)?;
             Ok(of_one(now, state))
         }
     }
@@ -271,7 +270,8 @@ pub fn state(function: pg_sys::Oid, request: &Request) -> Result<Option<State>> 
         let target = request.resolve(catalog)?;
         let (name, key) = (target.name, target.key);
         if target.limit.store == Kept::Memory {
-            return Ok(in_memory::find(Memory::get()?, Scope::new(catalog.extension), &target));
+            let memory = Memory::get()?;
+            return Ok(in_memory::find(memory, in_memory::id(memory, catalog, &target), &target));
         }
         store::with_store(catalog, TableLock::Read, |store| {
             let stored = |row: &Row| {
@@ -310,10 +310,14 @@ pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
         }
         let memory = memory_to_forget(in_memory_only)?;
         let was_in_memory = memory.is_some_and(|memory| {
-            let scope = Scope::new(catalog.extension);
-            let slots = || Slots::of(MAX_SLOTS_IN_MEMORY, memory, scope, name, key).forget();
-            let of_slots = has_slots && slots();
-            memory.states.forget(memory.id(scope, name, key)) || of_slots
+            let id = memory.id(Scope::new(catalog.extension), name, key);
+            let forget = |id: Id| {
+                let slots = || Slots::of(MAX_SLOTS_IN_MEMORY, memory, id).forget();
+                let of_slots = has_slots && slots();
+                memory.states.forget(id) || of_slots
+            };
+            let was_inline = forget(id.inline());
+            forget(id) || was_inline
         });
         if in_memory_only {
             return Ok(was_in_memory);

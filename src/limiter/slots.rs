@@ -9,7 +9,7 @@ use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::{Micros, State};
 
 use crate::pg::clock;
-use crate::store::memory::{Id, LockedStates, Memory, Scope};
+use crate::store::memory::{Id, LockedStates, Memory};
 
 /// The slots of a key in memory.
 pub struct Slots {
@@ -60,15 +60,15 @@ impl Found {
 
 impl Slots {
     /// The slots of a key of a limit that has so many.
-    pub fn of(slots: u32, memory: &'static Memory, scope: Scope, name: &[u8], key: &[u8]) -> Slots {
-        Slots { memory, id: memory.id(scope, name, key), slots }
+    pub fn of(slots: u32, memory: &'static Memory, id: Id) -> Slots {
+        Slots { memory, id, slots }
     }
 
     /// Locks the slots and decides; `work` gets their state as a row would have it, and returns the state after.
     pub fn change<T>(&self, work: impl FnOnce(&State, Micros) -> (T, Option<State>)) -> T {
         let mut states = self.lock();
         let now = clock::now();
-        let found = self.find(&states);
+        let found = self.find(&mut states);
         let (result, after) = work(&found.as_row(), now);
         if let Some(after) = after {
             self.write(&mut states, &after, found.end, now);
@@ -78,7 +78,7 @@ impl Slots {
 
     /// Reads the leases; `None` where none is taken.
     pub fn state(&self) -> Option<State> {
-        let mut found = self.find(&self.lock());
+        let mut found = self.find(&mut self.lock());
         let now = clock::now();
         found.leases.retain(|lease| lease.is_live(now));
         (!found.leases.is_empty()).then(|| found.as_row())
@@ -96,7 +96,7 @@ impl Slots {
 
     /// Reads the slots of the definition, where one may be missing that has made room for another key's, and those
     /// beyond up to the first that is not there.
-    fn find(&self, states: &LockedStates) -> Found {
+    fn find(&self, states: &mut LockedStates) -> Found {
         let mut found = Found { leases: Vec::new(), ts: Micros(i64::MIN), end: 0 };
         for number in 0..MAX_SLOTS_IN_MEMORY {
             let slot = states.state(self.id.slot(number));
@@ -116,10 +116,11 @@ impl Slots {
     /// Writes the leases of a state, which are all that there are: what has lapsed or was released is gone, so that
     /// it lives again at no time to which the clock steps back.
     fn write(&self, states: &mut LockedStates, after: &State, end: u32, now: Micros) {
+        let half_used = 2.0 * after.value >= self.slots.into();
         let mut number = 0;
         for lease in Lease::of(after) {
             let state = of_slot(number, lease, after.ts);
-            states.set(self.id.slot(number), &state, Some(lease.lapses_at), now);
+            states.set(self.id.slot(number), &state, Some(lease.lapses_at), half_used, now);
             number += 1;
         }
         for number in number..end {

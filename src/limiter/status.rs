@@ -16,7 +16,7 @@ use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
-use crate::store::memory::{Memory, Scope};
+use crate::store::memory::Memory;
 use crate::store::{self, is_marker};
 
 /// The status of a key.
@@ -67,9 +67,10 @@ pub fn each(
                 definitions::known(catalog, name, key)?
             && limit.store == Kept::Memory
         {
-            let target = Target { name, key, limit, blocked_until };
-            let (memory, scope) = (Memory::get()?, Scope::new(catalog.extension));
-            if !blocked.is_empty() || in_memory::find(memory, scope, &target).is_some() {
+            let target = Target { name, key, limit, is_defined: true, blocked_until };
+            let memory = Memory::get()?;
+            let id = in_memory::id(memory, catalog, &target);
+            if !blocked.is_empty() || in_memory::find(memory, id, &target).is_some() {
                 visit(status_without_rows(catalog, &target)?);
             }
             return Ok(());
@@ -125,7 +126,8 @@ fn show_blocked(
         let (name, key) = (&name[..], &key[..]);
         match definitions::defined(catalog, name, key)? {
             Some(limit) => {
-                let target = Target { name, key, limit, blocked_until: Some(until) };
+                let target =
+                    Target { name, key, limit, is_defined: true, blocked_until: Some(until) };
                 visit(status_without_rows(catalog, &target)?);
             }
             None => visit(undefined(name, key, 1, Some(until))),
@@ -158,9 +160,7 @@ fn undefined<'a>(name: &'a [u8], key: &'a [u8], shards: u32, until: Option<Micro
 fn status_without_rows<'a>(catalog: &Catalog, target: &Target<'a>) -> Result<Status<'a>> {
     let limit = &target.limit;
     let (now, state) = match limit.store {
-        Kept::Memory if limit.kind() != Kind::Unlimited => {
-            in_memory::peek(Memory::get()?, Scope::new(catalog.extension), target)
-        }
+        Kept::Memory if limit.kind() != Kind::Unlimited => in_memory::peek(catalog, target)?,
         _ => {
             let now = clock::now();
             (now, limit.initial_state(now, target.phase()))
@@ -211,7 +211,7 @@ fn status<'a>(
         Some(limit) if limit.store == Kept::Memory => None,
         Some(limit) => {
             let now = clock::now();
-            let target = Target { name, key, limit, blocked_until };
+            let target = Target { name, key, limit, is_defined: true, blocked_until };
             let holding = shards::holding(&target, rows.clone(), now)?;
             Some(defined(&target, &holding.shards, now))
         }

@@ -122,8 +122,8 @@ pub fn init() {
     );
     GucRegistry::define_int_guc(
         c"ratelimit.memory_keys",
-        c"How many keys the limits in memory have room for, of all databases together.",
-        c"Some 120 bytes each, allocated by the first call that needs them: a change takes effect when the server starts.",
+        c"How many keys the defined limits in memory have room for, of all databases together; those of configs in calls have half as many.",
+        c"Some 180 bytes each, allocated by the first call that needs them: a change takes effect when the server starts.",
         &MEMORY_KEYS,
         1_000,
         1_000_000_000,

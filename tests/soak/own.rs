@@ -115,6 +115,13 @@ impl Server {
         }
     }
 
+    /// A connection of a role to a database.
+    pub fn client_of(&self, role: &str, database: &str) -> Client {
+        let mut config = Config::new();
+        config.host_path(&self.socket).user(role).dbname(database);
+        config.connect(NoTls).unwrap()
+    }
+
     /// A connection, and the messages of the notices and warnings that it gets.
     pub fn client_with_notices(&self) -> (Client, Receiver<String>) {
         let (sender, notices) = channel();

@@ -35,7 +35,7 @@ fn take(client: &mut Client, name: &str) -> Result<f64, SqlState> {
 }
 
 /// Sets the room, which the next server has.
-fn set_keys(client: &mut Client, keys: u32) {
+pub fn set_keys(client: &mut Client, keys: u32) {
     client.batch_execute("LOAD 'ratelimit'").unwrap();
     client.batch_execute(&format!("ALTER SYSTEM SET ratelimit.memory_keys = {keys}")).unwrap();
     client.batch_execute("SELECT pg_reload_conf()").unwrap();
@@ -98,18 +98,18 @@ fn the_room_is_that_of_the_start_until_the_server_starts_again() {
     let (server, mut client) = server();
     set_keys(&mut client, 200_000);
     let mut client = server.client();
-    assert!((200_000..300_000).contains(&room(&mut client)));
+    assert_eq!(room(&mut client), 200_000);
     assert_eq!(take(&mut client, "memory"), Ok(99.0));
     set_keys(&mut client, 2_000);
     // Sessions of before and after have the same memory.
     let mut other = server.client();
     assert_eq!((room(&mut client), room(&mut other)), (room(&mut other), room(&mut client)));
-    assert!(room(&mut other) > 200_000);
+    assert_eq!(room(&mut other), 200_000);
     assert_eq!(take(&mut other, "memory"), Ok(98.0));
     assert_eq!(take(&mut client, "memory"), Ok(97.0));
     server.restart();
     let mut client = server.client();
-    assert!((2_000..50_000).contains(&room(&mut client)));
+    assert_eq!(room(&mut client), 2_000);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn sessions_that_need_it_at_once_make_one_memory() {
         sessions.into_iter().map(|session| session.join().unwrap()).max()
     });
     let most = most.unwrap() - before;
-    assert!((5_000_000..15_000_000).contains(&most), "{most} bytes");
+    assert!((5_000_000..25_000_000).contains(&most), "{most} bytes");
     assert_eq!(remaining(&mut server.client(), "memory"), 100.0 - SESSIONS as f64);
 }
 
@@ -241,11 +241,18 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
         "SELECT count(*) FROM generate_series(1, {heavy}) n, rl_limit('ip', 'heavy ' || n, 90) WHERE ok"
     );
     assert_eq!(client.query_one(&sql, &[]).unwrap().get::<_, i64>(0), i64::from(heavy));
-    let flood = format!(
-        "SELECT count(*) FROM generate_series(1, {}) n, rl_limit('ip', 'new ' || n)",
-        keys * 20
+    // Those that are used much are called with each tenth of the others.
+    let heavy_again = format!(
+        "SELECT count(*) FROM generate_series(1, {heavy}) n, rl_limit('ip', 'heavy ' || n, 90) WHERE ok"
     );
-    client.batch_execute(&flood).unwrap();
+    for tenth in 0..10 {
+        let flood = format!(
+            "SELECT count(*) FROM generate_series(1, {}) n, rl_limit('ip', 'new {tenth} ' || n)",
+            keys * 2
+        );
+        client.batch_execute(&flood).unwrap();
+        assert_eq!(client.query_one(&heavy_again, &[]).unwrap().get::<_, i64>(0), 0);
+    }
     // What the server's log is told, once a minute at most.
     let told = messages.try_iter().filter(|message| message.contains("made room for others"));
     assert!(told.count() >= 1);
@@ -259,7 +266,7 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
     let (used, room, idle, live): (i64, i64, i64, i64) =
         (row.get(0), row.get(1), row.get(2), row.get(3));
     println!("{used} keys of {room}, {idle} idle and {live} others dropped");
-    assert_eq!(used, room);
+    assert!(used >= room);
     assert_eq!(used + idle + live, i64::from(keys * 20 + heavy));
 }
 

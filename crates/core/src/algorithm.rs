@@ -212,6 +212,38 @@ impl Limit {
         }
     }
 
+    /// How long an empty state takes to be full again, a month counted as a twelfth of a leap year; of a concurrency
+    /// limit, how long a lease is held.
+    pub fn time_to_full(&self) -> Micros {
+        const MONTH: Micros = Micros(Micros::YEAR.0 / 12);
+        let periods = |count: f64, period: Micros| Micros((count * period.0 as f64) as i64);
+        match self {
+            Limit::TokenBucket(limit) => periods(limit.capacity / limit.rate, limit.period),
+            Limit::FixedWindow(limit) => {
+                let length = match &limit.windows {
+                    Windows::Calendar(Calendar { unit: Unit::Months, every, .. }) => {
+                        periods(*every as f64, MONTH)
+                    }
+                    windows => windows.length().unwrap_or(MONTH),
+                };
+                periods((limit.capacity / limit.rate).ceil(), length)
+            }
+            Limit::SlidingWindow(limit) => limit.period,
+            Limit::SlidingLog(limit) => limit.period,
+            Limit::Concurrency(limit) => limit.ttl,
+            Limit::Unlimited => Micros(0),
+        }
+    }
+
+    /// Whether half of the limit or more is used, by a state that has just been changed.
+    pub fn is_half_used(&self, state: &State) -> bool {
+        match self {
+            Limit::TokenBucket(_) | Limit::FixedWindow(_) => 2.0 * state.value <= self.capacity(),
+            // As a log or leases: what was used; of a window the one before counts in part.
+            _ => 2.0 * (state.value + state.prior.unwrap_or(0.0)) >= self.capacity(),
+        }
+    }
+
     /// The kind of the limit.
     pub fn kind(&self) -> Kind {
         match self {

@@ -115,6 +115,32 @@ pub struct Definition {
     pub keyed: bool,
 }
 
+impl Definition {
+    /// Checks what a call may bring that is not defined: in memory it is full again within a leap year, so that whoever
+    /// may call leaves no state there for longer.
+    ///
+    /// # Errors
+    /// It is full again later, or a lease is held for longer.
+    pub fn check_in_call(&self) -> Result<(), ConfigError> {
+        let (kind, time) = (self.kind(), self.time_to_full());
+        if self.store == Store::Table || time <= Micros::YEAR {
+            return Ok(());
+        }
+        let days = time.0 / Micros::DAY.0;
+        let (problem, what) = match kind {
+            Kind::Concurrency => (format!("\"ttl\" is {days} days"), "a ttl"),
+            _ => (
+                format!("with its \"rate\" and \"period\" it is full again after {days} days"),
+                "a time to full",
+            ),
+        };
+        let allowed = format!(
+            "{what} of at most 366 days in memory, for a config in the call; a defined limit has no such bound"
+        );
+        Err(ConfigError { problem, allowed, kind: Some(kind), calendar: false })
+    }
+}
+
 impl Deref for Definition {
     type Target = Limit;
 

@@ -19,6 +19,10 @@ impl Micros {
     pub const MILLISECOND: Micros = Micros(1_000);
     /// One second.
     pub const SECOND: Micros = Micros(1_000_000);
+    /// A day of 24 hours.
+    pub const DAY: Micros = Micros(86_400 * 1_000_000);
+    /// A leap year.
+    pub const YEAR: Micros = Micros(366 * Self::DAY.0);
     /// The longest wait that a reservation may run up: 10 years of 365.25 days.
     pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
 

@@ -1,4 +1,4 @@
-//! A hash table of states with bounded room: when it is full, what is full again first goes.
+//! A hash table of states with bounded room: when it is full, a new key takes the place of one that is not called any more.
 //!
 //! Owns how entries are found, made and dropped. A [`Partition`] borrows its memory from the caller, who
 //! may share it between processes: it has no pointers, memory of zeros is an empty one, and every content
@@ -8,12 +8,17 @@
 //! probing, [Knuth, The Art of Computer Programming 3, 6.4]): a look-up is most often one miss of the
 //! processor's cache. A third of the places stays empty, so that the way is short.
 //!
-//! Dropping a state that is not idle gives its key back what it had taken, so the one that is
-//! [idle](crate::Limit::idle_at) first is dropped, out of [`SAMPLE`] that are drawn at random, as Redis
-//! does with `volatile-ttl`. A key that is used much is idle late, and survives a flood of others.
+//! Dropping a state that is not [idle](crate::Limit::idle_at) gives its key back what it had taken. So of [`SAMPLE`]
+//! entries the first that is idle is dropped, or else the one that was called longest ago, as Redis does with
+//! `allkeys-lru`. Time is counted in new keys, and goes twice as fast for what was called once only, and for that of
+//! which less than half is used. Whatever new keys are called for, one that is called again while half as many of them
+//! come as there are entries stays; one that is empty outlives at least twice as many that come once and take little.
+//!
+//! Who fills the room drives out his own entries: who loses one is the owner who has most, and among an owner's names,
+//! where he says so, the one that has most. A partition counts the entries of its first [`HOLDERS`] names; more of one owner share such a count with each other.
 //!
 //! ```
-//! use ratelimit_core::table::{Entry, Head, Partition, places};
+//! use ratelimit_core::table::{Entry, Head, Partition, Whose, places};
 //! use ratelimit_core::{Micros, config, decide};
 //!
 //! let limit = config::parse(r#"{"kind": "token bucket", "rate": 5, "period": "1 minute"}"#)?;
@@ -24,7 +29,8 @@
 //! let state = partition.find(key).map_or_else(|| limit.initial_state(now, phase), |entry| entry.state());
 //! if let Some(state) = decide(&limit, &state, now, 2.0, false).state {
 //!     let idle_at = limit.idle_at(&state, now, phase);
-//!     partition.entry(key, now).0.set(&state, idle_at);
+//!     let whose = Whose { owner: 1, name: 0x77, fair_by_name: true };
+//!     partition.entry(key, whose, now).0.set(&state, idle_at, limit.is_half_used(&state));
 //! }
 //! assert_eq!(partition.find(key).map(|entry| entry.state().value), Some(3.0));
 //! # Ok::<(), ratelimit_core::ConfigError>(())
@@ -34,8 +40,10 @@
 
 use crate::{Micros, State};
 
-/// How many entries of a full partition are looked at for the one to drop.
-pub const SAMPLE: u32 = 16;
+/// Of how many entries one is dropped.
+pub const SAMPLE: usize = 16;
+/// How many names a partition tells apart; half of them, of one owner.
+pub const HOLDERS: usize = 64;
 
 /// A state with its key, in 64 bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,19 +55,59 @@ pub struct Entry {
     /// NaN: none.
     prior: f64,
     idle_at: i64,
-    /// The caller's own; 0 in a new entry.
-    pub tag: u64,
+    /// [`Whose::name`].
+    name: u64,
+    /// [`Head::born`] when its key was called last.
+    called: u32,
+    /// The number of its holder.
+    holder: u8,
+    /// Whether its key was called again: 0 or 1.
+    again: u8,
+    /// Whether dropping it gives its key much back: 0 or 1.
+    used: u8,
     /// 0: the place is free.
-    taken: u64,
+    taken: u8,
+}
+
+/// Whose an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whose {
+    /// Who fills the room; a hash will do.
+    pub owner: u32,
+    /// A hash of the limit's name.
+    pub name: u64,
+    /// Whether the names of the owner have their fair shares of his, too: not where who brings a key chooses its name.
+    pub fair_by_name: bool,
+}
+
+/// Who holds how much of a partition.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+struct Holder {
+    owner: u32,
+    /// A part of the name's hash; 0 where his names are not told apart.
+    name: u32,
+    /// How many entries he has; 0: nobody holds anything under this number.
+    entries: u32,
 }
 
 /// What a partition knows of itself.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Head {
-    random: u64,
+    /// The place that is looked at next for an entry to drop.
+    hand: u64,
     /// How many places are taken.
     taken: u64,
+    /// How many entries were made, modulo 2^32.
+    born: u32,
+    holders: [Holder; HOLDERS],
+}
+
+impl Default for Head {
+    fn default() -> Head {
+        Head { hand: 0, taken: 0, born: 0, holders: [Holder::default(); HOLDERS] }
+    }
 }
 
 /// How many places there must be for so many entries.
@@ -67,16 +115,12 @@ pub const fn places(entries: usize) -> usize {
     entries + entries.div_ceil(2)
 }
 
-/// The place at which the search for a key begins, of so many: at least one.
-pub fn place(key: [u64; 2], places: usize) -> usize {
-    at_random(key[1], places)
-}
-
-/// Spreads a random number over so many places: its product's high half, as [Lemire, 2019] shows.
+/// The place at which the search for a key begins, of so many: at least one. The high half of a product spreads a
+/// random number over them, as [Lemire, 2019] shows.
 ///
 /// [Lemire, 2019]: https://doi.org/10.1145/3230636
-fn at_random(random: u64, places: usize) -> usize {
-    ((u128::from(random) * places as u128) >> 64) as usize
+pub fn place(key: [u64; 2], places: usize) -> usize {
+    ((u128::from(key[1]) * places as u128) >> 64) as usize
 }
 
 /// What a new entry cost.
@@ -91,19 +135,70 @@ pub enum Dropped {
 }
 
 impl Entry {
+    /// Whether it is of a limit's name.
+    pub fn is_of(&self, name: u64) -> bool {
+        self.name == name
+    }
+
     /// The state.
     pub fn state(&self) -> State {
         let prior = Some(self.prior).filter(|prior| !prior.is_nan());
         State { value: self.value, ts: Micros(self.ts), prior, log: None }
     }
 
-    /// Puts a state in, and when it is idle (`None`: never). A log is not kept: a sliding log has no
-    /// place here.
-    pub fn set(&mut self, state: &State, idle_at: Option<Micros>) {
+    /// Puts a state in, with when it is idle (`None`: never), and whether half of the limit or more [is
+    /// used](crate::Limit::is_half_used). A log is not kept: a sliding log has no place here.
+    pub fn set(&mut self, state: &State, idle_at: Option<Micros>, half_used: bool) {
+        self.used = half_used.into();
         self.value = state.value;
         self.ts = state.ts.0;
         self.prior = state.prior.unwrap_or(f64::NAN);
         self.idle_at = idle_at.map_or(i64::MAX, |at| at.0);
+    }
+}
+
+impl Head {
+    /// Finds the number under which entries are held: that of the owner and name, or a free one; where the owner has
+    /// half of all numbers, or none is free, one of his, or else the last, which strangers share.
+    fn holder(&self, whose: Whose) -> usize {
+        let numbers = || self.holders.iter().zip(0..HOLDERS);
+        let name = whose.share();
+        let his = |holder: &Holder| holder.entries > 0 && holder.owner == whose.owner;
+        let same = numbers().find(|(holder, _)| his(holder) && holder.name == name);
+        let count = self.holders.iter().filter(|holder| his(holder)).count();
+        let free = || numbers().find(|(holder, _)| count < HOLDERS / 2 && holder.entries == 0);
+        let any = || numbers().filter(|(holder, _)| his(holder)).nth(name as usize % count.max(1));
+        same.or_else(free).or_else(any).map_or(HOLDERS - 1, |(_, number)| number)
+    }
+
+    /// Counts a new entry.
+    fn hold(&mut self, number: usize, whose: Whose) {
+        let holder = &mut self.holders[number];
+        if holder.entries == 0 {
+            (holder.owner, holder.name) = (whose.owner, whose.share());
+        }
+        holder.entries = holder.entries.saturating_add(1);
+    }
+
+    /// Finds who loses an entry: who has most, of the owner who has most; the newcomer, if nobody has more.
+    fn loser(&self, newcomer: usize, whose: Whose) -> usize {
+        let held = || (0..HOLDERS).zip(&self.holders).filter(|(_, holder)| holder.entries > 0);
+        let of_owner = |owner: u32| held().filter(move |(_, holder)| holder.owner == owner);
+        let entries = |owner: u32| -> u64 {
+            of_owner(owner).map(|(_, holder)| u64::from(holder.entries)).sum()
+        };
+        let owners = held().map(|(_, holder)| holder.owner);
+        let most = owners.max_by_key(|&owner| (entries(owner), owner == whose.owner));
+        let names = of_owner(most.unwrap_or(whose.owner));
+        let most = names.max_by_key(|&(number, holder)| (holder.entries, number == newcomer));
+        most.map_or(newcomer, |(number, _)| number)
+    }
+}
+
+impl Whose {
+    /// The part of the name's hash by which his names are told apart.
+    fn share(self) -> u32 {
+        if self.fair_by_name { self.name as u32 } else { 0 }
     }
 }
 
@@ -128,14 +223,29 @@ impl<'a> Partition<'a> {
         Some(&self.entries[at]).filter(|entry| entry.taken != 0)
     }
 
+    /// Finds the entry of a key that is called.
+    #[inline]
+    pub fn call(&mut self, key: [u64; 2]) -> Option<&Entry> {
+        let at = self.search(key)?;
+        let entry = &mut self.entries[at];
+        if entry.taken == 0 {
+            return None;
+        }
+        // Most often nothing changes, and nothing is written.
+        if entry.again == 0 || entry.called != self.head.born {
+            (entry.again, entry.called) = (1, self.head.born);
+        }
+        Some(entry)
+    }
+
     /// Finds an entry, or makes one, with no state yet, where there is none: it takes the place of
     /// another if there is no room.
     #[inline]
-    pub fn entry(&mut self, key: [u64; 2], now: Micros) -> (&mut Entry, Dropped) {
+    pub fn entry(&mut self, key: [u64; 2], whose: Whose, now: Micros) -> (&mut Entry, Dropped) {
         let found = self.search(key).filter(|&at| self.entries[at].taken != 0);
         let (at, dropped) = match found {
             Some(at) => (at, Dropped::None),
-            None => self.insert(key, now),
+            None => self.insert(key, whose, now),
         };
         (&mut self.entries[at], dropped)
     }
@@ -175,7 +285,7 @@ impl<'a> Partition<'a> {
     }
 
     /// The places from one on, each once.
-    fn from(&self, at: usize) -> impl Iterator<Item = usize> + use<> {
+    fn from(&self, at: usize) -> impl Iterator<Item = usize> + Clone + use<> {
         (at..self.entries.len()).chain(0..at)
     }
 
@@ -190,43 +300,60 @@ impl<'a> Partition<'a> {
 
     /// Makes an entry for a key that has none.
     #[cold]
-    fn insert(&mut self, key: [u64; 2], now: Micros) -> (usize, Dropped) {
+    fn insert(&mut self, key: [u64; 2], whose: Whose, now: Micros) -> (usize, Dropped) {
         let room = (self.entries.len() * 2 / 3).max(1) as u64;
-        let dropped = if self.head.taken < room { Dropped::None } else { self.drop_one(now) };
+        let mut holder = self.head.holder(whose);
+        let mut dropped = Dropped::None;
+        if self.head.taken >= room {
+            dropped = self.drop_one(self.head.loser(holder, whose), now);
+            holder = self.head.holder(whose); // it may have had the last entry of its name
+        }
         let at = self.search(key).unwrap_or_else(|| place(key, self.entries.len()));
         self.head.taken = self.head.taken.saturating_add(1);
-        self.entries[at] = Entry { key, taken: 1, ..Entry::default() };
+        self.head.born = self.head.born.wrapping_add(1);
+        self.head.hold(holder, whose);
+        let (name, called) = (whose.name, self.head.born);
+        self.entries[at] =
+            Entry { key, name, called, holder: holder as u8, taken: 1, ..Entry::default() };
         (at, dropped)
     }
 
-    /// Drops the entry that is idle first of a sample.
-    fn drop_one(&mut self, now: Micros) -> Dropped {
-        let mut first: Option<usize> = None;
+    /// Drops an entry of a holder, or one that is idle: places are a random sample, since keys are at random places.
+    fn drop_one(&mut self, holder: usize, now: Micros) -> Dropped {
+        let hand = (self.head.hand % self.entries.len() as u64) as usize;
+        let mut first = (0, hand);
         let mut seen = 0;
-        // Most draws meet an entry: two of three places are taken.
-        for _ in 0..8 * SAMPLE {
-            let at = self.draw();
-            let Entry { idle_at, taken, .. } = self.entries[at];
-            if taken == 0 {
+        for at in self.from(hand) {
+            let entry = &self.entries[at];
+            if entry.taken == 0 {
                 continue;
             }
-            if first.is_none_or(|first| idle_at < self.entries[first].idle_at) {
-                first = Some(at);
+            if entry.idle_at <= now.0 {
+                self.release(at);
+                return Dropped::Idle;
             }
+            if usize::from(entry.holder) != holder {
+                continue;
+            }
+            let age = u64::from(self.head.born.wrapping_sub(entry.called));
+            let less = u64::from(entry.again == 0) + u64::from(entry.used == 0);
+            first = first.max((age << less, at));
             seen += 1;
-            if seen == SAMPLE || idle_at <= now.0 {
+            if seen == SAMPLE {
+                self.head.hand = at as u64 + 1;
                 break;
             }
         }
-        let first = first.unwrap_or(0);
-        let idle = self.entries[first].idle_at <= now.0;
-        self.release(first);
-        if idle { Dropped::Idle } else { Dropped::Live }
+        self.release(first.1);
+        Dropped::Live
     }
 
     /// Frees a place. Entries after it that would no longer be found, since their search ends at a free
     /// place, move up.
     fn release(&mut self, at: usize) {
+        let holder = usize::from(self.entries[at].holder) % HOLDERS;
+        let held = &mut self.head.holders[holder].entries;
+        *held = held.saturating_sub(1);
         self.head.taken = self.head.taken.saturating_sub(1);
         let places = self.entries.len();
         let mut free = at;
@@ -243,17 +370,5 @@ impl<'a> Partition<'a> {
             }
         }
         self.entries[free] = Entry::default();
-    }
-
-    /// Draws a place: SplitMix64, whose state may be zero ([Steele et al., 2014]).
-    ///
-    /// [Steele et al., 2014]: https://doi.org/10.1145/2714064.2660195
-    fn draw(&mut self) -> usize {
-        self.head.random = self.head.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut random = self.head.random;
-        random = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        random = (random ^ (random >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        random ^= random >> 31;
-        at_random(random, self.entries.len())
     }
 }

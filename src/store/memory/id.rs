@@ -12,9 +12,29 @@ pub struct Id {
     pub name: [u64; 2],
     /// That of the name and key.
     pub key: [u64; 2],
+    pub room: Room,
+    /// Who fills the room with it: the database, and of configs in calls its role.
+    pub owner: u32,
+}
+
+/// The rooms of the memory, where keys make room for those of the same room only.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Room {
+    /// Of limits that are defined.
+    Defined,
+    /// Of limits whose config is in the call, where whoever may call brings any name.
+    Inline,
 }
 
 impl Id {
+    /// The same in the room of configs in calls, where it is the current role's.
+    pub fn inline(self) -> Id {
+        // SAFETY: reads a variable of the session.
+        let role: u32 = unsafe { pg_sys::GetUserId() }.into();
+        // Most often that of one database and role; a collision shares a share.
+        Id { room: Room::Inline, owner: self.owner.rotate_left(16) ^ role, ..self }
+    }
+
     /// What identifies one of the slots of a key, in the key's partition: found at a place of its own there, and told
     /// from the key and its other slots.
     pub fn slot(self, number: u32) -> Id {
@@ -72,7 +92,8 @@ impl Identifier {
         }
         let mut hasher = last.hasher;
         hasher.write(key);
-        Id { name: last.hash, key: words(hasher.finish128()) }
+        let key = words(hasher.finish128());
+        Id { name: last.hash, key, room: Room::Defined, owner: scope.database }
     }
 }
 

@@ -1,20 +1,24 @@
 //! The states of limits in memory: in partitions, each with a lock, under which a state is read,
-//! decided and written.
+//! decided and written. Each room has partitions of its own.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
-use ratelimit_core::table::{Dropped, Entry, Head, Partition, place, places};
+use ratelimit_core::table::{Dropped, Entry, Head, Partition, Whose, place, places};
 use ratelimit_core::{Micros, State};
 
-use super::id::Id;
+use super::id::{Id, Room};
 use crate::pg::clock;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::shared_memory::{Held, Lock};
 
-/// How many partitions the states of the server's clock have.
-const PARTITIONS: usize = 128;
+/// How many partitions the states of defined limits have.
+const DEFINED: usize = 128;
+/// How many those of configs in calls: with all others, a session may hold their locks at once.
+const INLINE: usize = 64;
+/// How many the states of the server's clock have.
+const PARTITIONS: usize = DEFINED + INLINE;
 /// The partition of states under a fixed clock, so that a test does not touch what others hold.
 const FIXED_CLOCK: usize = PARTITIONS;
 /// How many keys it has room for.
@@ -42,14 +46,18 @@ struct Losses {
 /// The states, in shared memory: [`Losses`], then the partitions, then the places of all of them.
 pub struct States {
     address: *mut u8,
+    /// How many keys of defined limits there is room for.
+    keys: usize,
     layout: Layout,
 }
 
 /// Offsets in bytes.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// The keys of each partition but that of the fixed clock.
-    keys_each: usize,
+    /// The keys of each partition of defined limits.
+    defined: usize,
+    /// The keys of each of configs in calls.
+    inline: usize,
     partitions: usize,
     places: usize,
     end: usize,
@@ -57,28 +65,45 @@ struct Layout {
 
 impl Layout {
     fn new(keys: usize) -> Layout {
-        let mean = keys.div_ceil(PARTITIONS);
-        // Keys are spread by chance: four standard deviations of room for a partition that gets more. And two
-        // keys have room with all their slots.
-        let keys_each = (mean + 4 * mean.isqrt()).max(2 * MAX_SLOTS_IN_MEMORY as usize);
-        let all = places(keys_each) * PARTITIONS + places(FIXED_CLOCK_KEYS);
+        let (defined, inline) = (each(keys, DEFINED), each(inline_keys(keys), INLINE));
+        let all = places(defined) * DEFINED + places(inline) * INLINE + places(FIXED_CLOCK_KEYS);
         let after = |end: usize, size: usize| (end + size).next_multiple_of(128);
         let partitions = after(0, size_of::<Losses>());
         let places = after(partitions, size_of::<Shared>() * (PARTITIONS + 1));
         let end = after(places, size_of::<Entry>() * all);
-        Layout { keys_each, partitions, places, end }
+        Layout { defined, inline, partitions, places, end }
     }
 
     /// The first place of a partition, and how many it has.
     fn places_of(&self, partition: usize) -> (usize, usize) {
-        let keys = if partition == FIXED_CLOCK { FIXED_CLOCK_KEYS } else { self.keys_each };
-        (partition * places(self.keys_each), places(keys))
+        let (defined, inline) = (places(self.defined), places(self.inline));
+        match partition {
+            ..DEFINED => (partition * defined, defined),
+            ..PARTITIONS => (DEFINED * defined + (partition - DEFINED) * inline, inline),
+            _ => (DEFINED * defined + INLINE * inline, places(FIXED_CLOCK_KEYS)),
+        }
     }
+}
+
+/// How many keys of configs in calls there is room for, beside so many of defined limits.
+fn inline_keys(keys: usize) -> usize {
+    keys.div_ceil(2)
+}
+
+/// How many keys each of some partitions has room for, so that all have room for so many. Keys are spread by chance:
+/// five standard deviations are for a partition that gets more. And two keys have room with all their slots.
+fn each(keys: usize, partitions: usize) -> usize {
+    let mean = keys.div_ceil(partitions);
+    (mean + 5 * (mean.isqrt() + 1)).max(2 * MAX_SLOTS_IN_MEMORY as usize)
 }
 
 /// The partition of a state, and of all slots of a key.
 fn partition_of(id: Id) -> usize {
-    if clock::is_fixed() { FIXED_CLOCK } else { (id.key[0] % PARTITIONS as u64) as usize }
+    match id.room {
+        _ if clock::is_fixed() => FIXED_CLOCK,
+        Room::Defined => (id.key[0] % DEFINED as u64) as usize,
+        Room::Inline => DEFINED + (id.key[0] % INLINE as u64) as usize,
+    }
 }
 
 /// The partitions of states, in the order in which they are locked, so that no two sessions wait for each other.
@@ -91,10 +116,14 @@ fn numbers(ids: impl Iterator<Item = Id>) -> Vec<usize> {
 
 /// How much room the states take, but for those under a fixed clock.
 pub struct Usage {
-    /// States that are there.
+    /// Keys of defined limits that are there.
     pub keys: u64,
-    /// How many there can be.
+    /// How many there can be at least.
     pub room: u64,
+    /// Keys of configs in calls that are there.
+    pub inline_keys: u64,
+    /// How many of them there can be at least.
+    pub inline_room: u64,
     /// States that made room for others when they were idle.
     pub dropped_idle: u64,
     /// The same of such that were not: their keys were full again too early.
@@ -113,7 +142,7 @@ impl States {
     /// There are so many bytes at the address, for as long as the process; all zeros, and soon to be
     /// [initialized](States::init), or what other sessions have made of that.
     pub unsafe fn new(address: *mut u8, keys: usize) -> States {
-        States { address, layout: Layout::new(keys) }
+        States { address, keys, layout: Layout::new(keys) }
     }
 
     /// Initializes the locks, before anybody else sees them.
@@ -179,7 +208,7 @@ impl States {
             check_for_interrupts();
             let _held = self.shared(number).lock.exclusive();
             self.partition(number).remove_if(|entry| {
-                let is_of_it = entry.tag == id.name[0];
+                let is_of_it = entry.is_of(id.name[0]);
                 counted += u64::from(is_of_it && counts(&entry.state()));
                 is_of_it
             });
@@ -194,8 +223,10 @@ impl States {
             self.partition(number).len()
         };
         Usage {
-            keys: (0..PARTITIONS).map(keys).sum(),
-            room: (self.layout.keys_each * PARTITIONS) as u64,
+            keys: (0..DEFINED).map(keys).sum(),
+            room: self.keys as u64,
+            inline_keys: (DEFINED..PARTITIONS).map(keys).sum(),
+            inline_room: inline_keys(self.keys) as u64,
             dropped_idle: self.losses().idle.load(Relaxed),
             dropped_live: self.losses().live.load(Relaxed),
         }
@@ -260,16 +291,17 @@ pub struct LockedState<'a> {
 }
 
 impl LockedState<'_> {
-    /// The state, if there is one.
-    pub fn state(&self) -> Option<State> {
-        self.partition.find(self.id.key).map(Entry::state)
+    /// The state, if there is one, for a call.
+    pub fn state(&mut self) -> Option<State> {
+        self.partition.call(self.id.key).map(Entry::state)
     }
 
-    /// Stores a state, and from when on nobody misses it.
-    pub fn set(&mut self, state: &State, idle_at: Option<Micros>, now: Micros) {
-        let (entry, dropped) = self.partition.entry(self.id.key, now);
-        entry.tag = self.id.name[0];
-        entry.set(state, idle_at);
+    /// Stores a state, from when on nobody misses it, and whether half of its limit or more is used.
+    pub fn set(&mut self, state: &State, idle_at: Option<Micros>, half_used: bool, now: Micros) {
+        let Id { name, key, room, owner } = self.id;
+        let whose = Whose { owner, name: name[0], fair_by_name: room == Room::Defined };
+        let (entry, dropped) = self.partition.entry(key, whose, now);
+        entry.set(state, idle_at, half_used);
         self.dropped = dropped;
     }
 }
@@ -281,9 +313,9 @@ pub struct LockedStates<'a> {
 }
 
 impl LockedStates<'_> {
-    /// One of the states that were locked.
-    pub fn state(&self, id: Id) -> Option<State> {
-        self.states.partition(partition_of(id)).find(id.key).map(Entry::state)
+    /// One of the states that were locked, for a call.
+    pub fn state(&mut self, id: Id) -> Option<State> {
+        self.states.partition(partition_of(id)).call(id.key).map(Entry::state)
     }
 
     /// Forgets one of them; false if there was none.
@@ -292,11 +324,18 @@ impl LockedStates<'_> {
     }
 
     /// Stores one of them, as [`LockedState::set`].
-    pub fn set(&mut self, id: Id, state: &State, idle_at: Option<Micros>, now: Micros) {
+    pub fn set(
+        &mut self,
+        id: Id,
+        state: &State,
+        idle_at: Option<Micros>,
+        half_used: bool,
+        now: Micros,
+    ) {
         let number = partition_of(id);
         let partition = self.states.partition(number);
         let mut locked = LockedState { partition, id, dropped: Dropped::None };
-        locked.set(state, idle_at, now);
+        locked.set(state, idle_at, half_used, now);
         self.states.count(number, locked.dropped);
     }
 }

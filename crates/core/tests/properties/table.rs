@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ratelimit_core::table::{Dropped, Entry, Head, Partition, places};
+use ratelimit_core::table::{Dropped, Entry, Head, Partition, Whose, places};
 use ratelimit_core::{Micros, State};
 
 use crate::cases;
@@ -28,6 +28,13 @@ impl Memory {
 /// The hash of a small number: several have one place, at the end of the places, too.
 fn key(n: u8) -> [u64; 2] {
     [u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15), u64::MAX / 9 * u64::from(n % 10)]
+}
+
+/// Entries of one owner and name.
+const OF_ONE: Whose = whose(1, 1);
+
+const fn whose(owner: u32, name: u64) -> Whose {
+    Whose { owner, name, fair_by_name: true }
 }
 
 fn state(value: f64, prior: Option<f64>) -> State {
@@ -67,9 +74,8 @@ proptest! {
                     let was_full = map.len() == room && !map.contains_key(&n);
                     let state = state(value, prior);
                     let mut partition = memory.partition();
-                    let (entry, dropped) = partition.entry(key(n), Micros(now));
-                    entry.set(&state, Some(Micros(idle_at)));
-                    entry.tag = u64::from(n);
+                    let (entry, dropped) = partition.entry(key(n), whose(1, u64::from(n % 2)), Micros(now));
+                    entry.set(&state, Some(Micros(idle_at)), n % 3 == 0);
                     prop_assert_eq!(dropped == Dropped::None, !was_full);
                     map.insert(n, (state, idle_at));
                     let gone: Vec<u8> =
@@ -86,7 +92,7 @@ proptest! {
                 Step::RemoveEven => {
                     let before = map.len();
                     map.retain(|n, _| n % 2 == 1);
-                    let removed = memory.partition().remove_if(|entry| entry.tag % 2 == 0);
+                    let removed = memory.partition().remove_if(|entry| entry.is_of(0));
                     prop_assert_eq!(removed, (before - map.len()) as u64);
                 }
             }
@@ -107,7 +113,7 @@ proptest! {
     ) {
         let mut memory = Memory::new(8);
         for n in 0..8 {
-            memory.partition().entry(key(n), Micros(0));
+            memory.partition().entry(key(n), OF_ONE, Micros(0));
         }
         // Entries that are at no place of theirs, or twice there, and a count that is wrong.
         let filled = memory.partition().iter().next().copied().unwrap();
@@ -116,7 +122,7 @@ proptest! {
         }
         for step in steps {
             match step {
-                Step::Put(n, ..) => drop(memory.partition().entry(key(n), Micros(0))),
+                Step::Put(n, ..) => drop(memory.partition().entry(key(n), OF_ONE, Micros(0))),
                 Step::Remove(n) => drop(memory.partition().remove(key(n))),
                 Step::RemoveEven => drop(memory.partition().remove_if(|_| true)),
             }
@@ -124,25 +130,81 @@ proptest! {
     }
 }
 
+/// A hash of a number that is far from those of its neighbours.
+fn hash(n: u64) -> [u64; 2] {
+    let n = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    [n, (n ^ (n >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)]
+}
+
+/// Calls a key that is never idle; true if it had to be made.
+fn call(memory: &mut Memory, n: u64, whose: Whose) -> bool {
+    let mut partition = memory.partition();
+    if partition.call(hash(n)).is_some() {
+        return false;
+    }
+    partition.entry(hash(n), whose, Micros(0)).0.set(&state(0.0, None), None, true);
+    true
+}
+
 #[test]
-fn keys_in_heavy_use_survive_a_flood() {
+fn a_key_that_is_called_again_and_again_stays_however_often_new_ones_are() {
+    const ROOM: u64 = 1_000;
+    for calls in [1, 2, 3, 10] {
+        let mut memory = Memory::new(ROOM as usize);
+        for n in 0..20 {
+            (0..5).for_each(|_| _ = call(&mut memory, n, OF_ONE));
+        }
+        for n in 20..100_000 {
+            (0..calls).for_each(|_| _ = call(&mut memory, n, OF_ONE));
+            // Each of the 20 once while half as many new keys come as there is room for.
+            if n % (ROOM / 2 / 20) == 0 {
+                let again = n / (ROOM / 2 / 20) % 20;
+                assert!(
+                    !call(&mut memory, again, OF_ONE),
+                    "{again} was driven out at {n}, {calls} calls"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_empty_limit_outlives_many_keys_that_come_once_and_take_little() {
     let mut memory = Memory::new(1_000);
-    let hash = |n: u64| {
-        let n = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        [n, n.rotate_left(32)]
-    };
-    let mut live = 0;
-    for n in 0..200_000 {
-        // The first 100 are empty for a minute, all others full again after a second.
-        let now = Micros(n as i64);
-        let idle_at = now.plus(if n < 100 { Micros(60_000_000) } else { Micros::SECOND });
+    (0..100).for_each(|n| (0..2).for_each(|_| _ = call(&mut memory, n, OF_ONE)));
+    for n in 1_000..3_000 {
         let mut partition = memory.partition();
-        let (entry, dropped) = partition.entry(hash(n), now);
-        entry.set(&state(0.0, None), Some(idle_at));
-        live += u64::from(dropped == Dropped::Live);
+        partition.entry(hash(n), OF_ONE, Micros(0)).0.set(&state(0.0, None), None, false);
     }
     assert!((0..100).all(|n| memory.partition().find(hash(n)).is_some()));
-    assert_eq!(live, 200_000 - 1_000, "none is idle yet");
+}
+
+/// Those who hold half of the room, and call nothing any more, beside a flood of another's.
+#[test]
+fn who_fills_the_room_drives_out_his_own_first() {
+    for (mine, floods) in
+        [(whose(1, 1), whose(1, 2)), (whose(1, 1), whose(2, 1)), (whose(2, 3), whose(2, 1))]
+    {
+        let mut memory = Memory::new(1_000);
+        (0..400).for_each(|n| _ = call(&mut memory, n, mine));
+        // Another's, which he brings under one name each, are not told apart.
+        (1_000..100_000).for_each(|n| _ = call(&mut memory, n, floods));
+        let kept = (0..400).filter(|&n| memory.partition().find(hash(n)).is_some()).count();
+        assert_eq!(kept, 400);
+    }
+}
+
+/// The names of an owner who chooses them freely don't count.
+#[test]
+fn many_names_of_one_owner_have_no_more_than_his_share() {
+    let mut memory = Memory::new(1_000);
+    let mine = Whose { owner: 1, name: 0, fair_by_name: false };
+    (0..400).for_each(|n| _ = call(&mut memory, n, mine));
+    for n in 1_000..100_000 {
+        call(&mut memory, n, Whose { owner: 2, name: n, fair_by_name: false });
+    }
+    let kept = (0..400).filter(|&n| memory.partition().find(hash(n)).is_some()).count();
+    assert_eq!(kept, 400);
 }
 
 #[test]
@@ -150,10 +212,13 @@ fn an_idle_entry_goes_before_one_that_is_not() {
     let mut memory = Memory::new(8);
     for n in 0..8 {
         let idle_at = if n == 3 { Micros(0) } else { Micros(1_000) };
-        memory.partition().entry(key(n), Micros(0)).0.set(&state(1.0, None), Some(idle_at));
+        memory.partition().entry(key(n), OF_ONE, Micros(0)).0.set(
+            &state(1.0, None),
+            Some(idle_at),
+            true,
+        );
     }
-    let dropped = memory.partition().entry(key(9), Micros(5)).1;
-    // 16 draws of 8 miss one entry in 12 % of the cases; those of an empty head don't.
+    let dropped = memory.partition().entry(key(9), OF_ONE, Micros(5)).1;
     assert_eq!(dropped, Dropped::Idle);
     assert!(memory.partition().find(key(3)).is_none());
 }
