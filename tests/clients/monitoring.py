@@ -20,57 +20,81 @@ import psycopg
 MONITORING = Path(__file__).parents[2] / "monitoring"
 
 
-def scrape(address):
-    """The samples of the rate limiter: (metric, limit) -> value."""
-    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
-    samples = {}
-    for metric, labels, value in re.findall(r"^(ratelimit_\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
-        limit = re.search(r'limit="([^"]*)"', labels)
-        samples[metric, limit and limit[1]] = float(value)
-    return samples
-
-
-def main():
-    with psycopg.connect(autocommit=True) as connection:
-        calls = [connection.execute("SELECT (rl_limit('sendMessage', 'monitored')).ok").fetchone()[0] for _ in range(5)]
-        allowed, denied, tokens = connection.execute(
-            "SELECT allowed, denied, tokens FROM rl_stats() WHERE name = 'sendMessage'"
-        ).fetchone()
-    assert allowed >= sum(calls) and denied >= len(calls) - sum(calls)
-
+def scrape(*options, databases):
+    """What the exporter says of the rate limiter: the labels and the value of each sample, by metric."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    host, port, user, database = (os.environ[f"PG{name}"] for name in ("HOST", "PORT", "USER", "DATABASE"))
+    host, port, user = (os.environ[f"PG{name}"] for name in ("HOST", "PORT", "USER"))
+    sources = [f"host={host} port={port} user={user} dbname={database} sslmode=disable" for database in databases]
     exporter = subprocess.Popen(
         [
             os.environ["EXPORTER"], f"--web.listen-address={address}", "--disable-default-metrics",
-            "--disable-settings-metrics", f"--extend.query-path={MONITORING}/postgres_exporter.yml",
+            "--disable-settings-metrics", f"--extend.query-path={MONITORING}/postgres_exporter.yml", *options,
         ],
-        env={"DATA_SOURCE_NAME": f"host={host} port={port} user={user} dbname={database} sslmode=disable"},
+        env={"DATA_SOURCE_NAME": ",".join(sources)},
     )
     try:
         for _ in range(100):
             try:
-                samples = scrape(address)
+                text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
                 break
+            except urllib.error.HTTPError as error:
+                raise AssertionError(f"HTTP {error.code}: {error.read().decode()}") from error
             except urllib.error.URLError:
                 assert exporter.poll() is None, "the exporter did not start"
                 time.sleep(0.1)
     finally:
         exporter.terminate()
         exporter.wait()
+    assert re.search(r"^pg_exporter_last_scrape_error 0$", text, re.MULTILINE), "a query failed"
+    samples = {}
+    for metric, labels, value in re.findall(r"^(ratelimit_\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
+        samples.setdefault(metric, []).append((dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)))
+    return samples
 
-    found = {name: samples["ratelimit_calls_" + name, "sendMessage"] for name in ("allowed", "denied", "tokens")}
-    assert found == {"allowed": allowed, "denied": denied, "tokens": tokens}, (found, allowed, denied, tokens)
-    assert samples["ratelimit_calls_denied_in_dry_run", "sendMessage"] == 0
-    assert samples["ratelimit_memory_room", None] >= samples["ratelimit_memory_keys", None] >= 0
+
+def take(database, calls):
+    """Calls, and what they make of the counters: allowed, denied and tokens."""
+    with psycopg.connect(dbname=database, autocommit=True) as connection:
+        for _ in range(calls):
+            connection.execute("SELECT rl_limit('sendMessage', 'monitored')")
+        query = "SELECT allowed, denied, tokens FROM rl_stats() WHERE name = 'sendMessage'"
+        return connection.execute(query).fetchone()
+
+
+def main():
+    own = os.environ["PGDATABASE"]
+    expected = {own: take(own, 5), "others": take("others", 4)}
+    assert expected["others"] == (3, 1, 3), expected
+
+    # From one database the exporter discovers the others; and both named, for which its own collectors, which ask
+    # the server twice then, have to be off.
+    discovered = scrape("--auto-discover-databases", f"--include-databases={own},others", databases=[own])
+    listed = scrape("--no-collector.bgwriter", "--no-collector.database", databases=[own, "others"])
+    for samples in listed, discovered:
+        found = {database: [] for database in expected}
+        for name in ("allowed", "denied", "tokens"):
+            for labels, value in samples["ratelimit_calls_" + name]:
+                if labels["limit"] == "sendMessage":
+                    found[labels["database"]].append(value)
+        assert {database: tuple(values) for database, values in found.items()} == expected, (found, expected)
+        assert all(value == 0 for _, value in samples["ratelimit_calls_denied_in_dry_run"])
+        (_, keys), (_, room) = samples["ratelimit_memory_keys"][0], samples["ratelimit_memory_room"][0]
+        assert room >= keys >= 0
+    # The memory is the server's: once, where the exporter knows that they are databases of one server.
+    assert [labels["database"] for labels, _ in discovered["ratelimit_memory_room"]] == [own]
+    assert len({room for _, room in listed["ratelimit_memory_room"]}) == 1
 
     dashboard = json.loads((MONITORING / "grafana.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queried = set(re.findall(r"ratelimit_\w+", json.dumps(dashboard)))
-    metrics = {metric for metric, _ in samples}
-    assert len(expressions) >= 8 and queried == metrics, queried ^ metrics
+    assert len(expressions) >= 8 and queried == set(listed), queried ^ set(listed)
+    for expression in expressions:
+        # Each sum keeps apart what two databases count, and the memory is one for all of a server's databases.
+        grouped = set(re.findall(r"(?:sum|max) by \([^)]*\)", expression))
+        expected_group = "max by (server)" if "ratelimit_memory" in expression else "sum by (database, limit)"
+        assert grouped == {expected_group}, expression
 
 
 main()
