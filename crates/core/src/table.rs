@@ -1,4 +1,4 @@
-//! A hash table of states with bounded room: when it is full, a new key takes the place of one that is not called any more.
+//! A hash table of states with bounded room: when it is full, a new key takes the place of one that is called no more.
 //!
 //! Owns how entries are found, made and dropped. A [`Partition`] borrows its memory from the caller, who
 //! may share it between processes: it has no pointers, memory of zeros is an empty one, and every content
@@ -15,7 +15,8 @@
 //! come as there are entries stays; one that is empty outlives at least twice as many that come once and take little.
 //!
 //! Who fills the room drives out his own entries: who loses one is the owner who has most, and among an owner's names,
-//! where he says so, the one that has most. A partition counts the entries of its first [`HOLDERS`] names; more of one owner share such a count with each other.
+//! where he says so, the one that has most. A partition counts the entries of its first [`HOLDERS`] names; further
+//! names of an owner share a count with others of his.
 //!
 //! ```
 //! use ratelimit_core::table::{Entry, Head, Partition, Whose, places};
@@ -318,7 +319,8 @@ impl<'a> Partition<'a> {
         (at, dropped)
     }
 
-    /// Drops an entry of a holder, or one that is idle: places are a random sample, since keys are at random places.
+    /// Drops an entry of a holder, or one that is idle. Those next to the hand are a random sample, since keys stand at
+    /// random places.
     fn drop_one(&mut self, holder: usize, now: Micros) -> Dropped {
         let hand = (self.head.hand % self.entries.len() as u64) as usize;
         let mut first = (0, hand);
