@@ -13,7 +13,7 @@ export interface RateLimitStoreOptions {
 }
 
 export interface Hits {
-    /** Requests in this window; beyond the limit, the limit and one. */
+    /** Requests in this window. Beyond the limit: all of them, or the limit and one, if only allowed ones are counted. */
     totalHits: number;
     /** When the window ends. */
     resetTime: Date;
@@ -24,7 +24,7 @@ export declare class RateLimitStore {
     constructor(options: RateLimitStoreOptions);
     readonly localKeys: false;
     readonly prefix: string;
-    /** Called by the middleware. Throws a TypeError where limit is no integer from 1 on. */
+    /** Called by the middleware, with its options. */
     init(options: any): void;
     get(key: string): Promise<Hits | undefined>;
     increment(key: string): Promise<Hits>;

@@ -9,72 +9,75 @@ function checked(kind, { pool, name, store = 'table' } = {}) {
     if (store !== 'table' && store !== 'memory') {
         throw new TypeError(`${kind}: store is ${store}; allowed: "table", "memory"`);
     }
-    const inMemory = store === 'memory' ? ` || '{"store": "memory"}'` : '';
-    const config = `rl_fixed_window($3, make_interval(secs => $4), first_request => true)${inMemory}`;
-    return { pool, name, config };
+    return { pool, name, store };
 }
+
+/**
+ * The config of a window in which a key has LIMIT requests, as JSON.
+ *
+ * Where the database can decide, a request beyond the limit is denied and takes nothing. Otherwise, with COUNTS_ALL or
+ * a limit that it takes for none, each request is counted (`overage`), and the middleware compares.
+ */
+function windowOf(limit, milliseconds, store, countsAll) {
+    const decides = Number.isSafeInteger(limit) && limit > 0;
+    const config = { kind: 'fixed window', rate: decides ? limit : 1, period: milliseconds, start: 'first request', store };
+    if (countsAll || !decides) config.overage = true;
+    return JSON.stringify(config);
+}
+
+/** The requests that a row of rl_limit tells: of one that the database has denied, more than the limit. */
+function hitsOf(row, limit) {
+    if (row.ok) return row.hits;
+    return Number.isSafeInteger(limit) && limit > 0 ? limit + 1 : Number.MAX_SAFE_INTEGER;
+}
+
+const HITS = 'ok, capacity - remaining AS hits, reset_at';
 
 /**
  * Counts the requests of a window in PostgreSQL, by `rl_limit` of the extension ratelimit: a store for
  * express-rate-limit and hono-rate-limiter.
  *
- * A request that is denied takes nothing, and answers one hit more than the limit.
+ * A request beyond the limit takes nothing, and answers one hit more than the limit. Where the middleware gives hits
+ * back (skipFailedRequests, skipSuccessfulRequests), or the limit is a function or 0, each request is counted.
  */
 export class RateLimitStore {
     /** Every process that uses the name counts together. */
     localKeys = false;
     #pool;
-    #config;
+    #store;
     #limit;
-    #window;
-    /** Of each key, the denied requests that may be taken back. */
-    #denied = new Map();
-    #denialsAreTakenBack = false;
+    #config;
 
     constructor(options) {
-        const { pool, name, config } = checked('RateLimitStore', options);
+        const { pool, name, store } = checked('RateLimitStore', options);
         this.#pool = pool;
+        this.#store = store;
         this.prefix = name;
-        this.#config = config;
     }
 
     /** Called by the middleware, with its options. */
-    init({ limit, max, windowMs, skipFailedRequests }) {
+    init({ limit, max, windowMs, skipFailedRequests, skipSuccessfulRequests }) {
         this.#limit = limit ?? max;
-        if (!Number.isInteger(this.#limit) || this.#limit < 1) {
-            throw new TypeError(
-                `RateLimitStore: limit is ${this.#limit}; allowed: an integer from 1 on, since the database decides`,
-            );
-        }
-        this.#window = windowMs / 1000;
-        this.#denialsAreTakenBack = Boolean(skipFailedRequests);
+        // What is given back of a denial must have been taken.
+        const givesBack = Boolean(skipFailedRequests || skipSuccessfulRequests);
+        this.#config = windowOf(this.#limit, windowMs, this.#store, givesBack);
     }
 
     /** What a key has used; undefined: nothing. */
     async get(key) {
-        const row = await this.#call('SELECT capacity - remaining AS hits, reset_at FROM rl_check($1, $2, config => CONFIG)', key);
+        const row = await this.#call(`SELECT ${HITS} FROM rl_check($1, $2, config => $3)`, key);
         return row.hits > 0 ? { totalHits: row.hits, resetTime: row.reset_at } : undefined;
     }
 
-    /** Takes one; beyond the limit it answers one hit more than that. */
+    /** Takes one; beyond the limit it answers more than that. */
     async increment(key) {
-        const row = await this.#call('SELECT ok, capacity - remaining AS hits, reset_at FROM rl_limit($1, $2, config => CONFIG)', key);
-        if (!row.ok && this.#denialsAreTakenBack) {
-            this.#denied.set(key, (this.#denied.get(key) ?? 0) + 1);
-        }
-        return { totalHits: row.ok ? row.hits : this.#limit + 1, resetTime: row.reset_at };
+        const row = await this.#call(`SELECT ${HITS} FROM rl_limit($1, $2, config => $3)`, key);
+        return { totalHits: hitsOf(row, this.#limit), resetTime: row.reset_at };
     }
 
-    /** Gives one back, as for a request that failed; one that was denied has taken none. */
+    /** Gives one back, as for a request that failed. */
     async decrement(key) {
-        const denied = this.#denied.get(key);
-        if (denied === undefined) {
-            await this.#call('SELECT FROM rl_credit($1, $2, 1, config => CONFIG)', key);
-        } else if (denied === 1) {
-            this.#denied.delete(key);
-        } else {
-            this.#denied.set(key, denied - 1);
-        }
+        await this.#call('SELECT FROM rl_credit($1, $2, 1, config => $3)', key);
     }
 
     async resetKey(key) {
@@ -86,8 +89,7 @@ export class RateLimitStore {
     }
 
     async #call(sql, key) {
-        const values = [this.prefix, key, this.#limit, this.#window];
-        const { rows } = await this.#pool.query(sql.replace('CONFIG', this.#config), values);
+        const { rows } = await this.#pool.query(sql, [this.prefix, key, this.#config]);
         return rows[0];
     }
 }
@@ -96,15 +98,13 @@ export class RateLimitStore {
 export class RateLimitThrottlerStorage {
     #pool;
     #name;
-    #take;
+    #store;
 
     constructor(options) {
-        const { pool, name, config } = checked('RateLimitThrottlerStorage', options);
+        const { pool, name, store } = checked('RateLimitThrottlerStorage', options);
         this.#pool = pool;
         this.#name = name;
-        // reset_at is rounded up to a millisecond: 60 seconds must not become 61.
-        this.#take = `SELECT ok, capacity - remaining AS hits, ceil(extract(epoch FROM reset_at - clock_timestamp()) - 0.001)::int AS seconds
-            FROM rl_limit($1, $2, config => ${config})`;
+        this.#store = store;
     }
 
     /** Takes one; ttl and blockDuration in milliseconds, the times of the answer in seconds. */
@@ -112,9 +112,16 @@ export class RateLimitThrottlerStorage {
         if (blockDuration !== ttl) {
             throw new TypeError(`RateLimitThrottlerStorage: blockDuration is ${blockDuration}; allowed: ttl, its default`);
         }
-        const { rows } = await this.#pool.query(this.#take, [`${this.#name}/${throttler}`, key, limit, ttl / 1000]);
-        const [{ ok, hits, seconds }] = rows;
-        const totalHits = ok ? hits : limit + 1;
-        return { totalHits, timeToExpire: seconds, isBlocked: !ok, timeToBlockExpire: ok ? 0 : seconds };
+        const config = windowOf(limit, ttl, this.#store, false);
+        const { rows } = await this.#pool.query(TAKE_IN_SECONDS, [`${this.#name}/${throttler}`, key, config]);
+        const totalHits = hitsOf(rows[0], limit);
+        const isBlocked = totalHits > limit;
+        const { seconds } = rows[0];
+        return { totalHits, timeToExpire: seconds, isBlocked, timeToBlockExpire: isBlocked ? seconds : 0 };
     }
 }
+
+// reset_at is rounded up to a millisecond: 60 seconds must not become 61.
+const TAKE_IN_SECONDS = `
+    SELECT ${HITS}, ceil(extract(epoch FROM reset_at - clock_timestamp()) - 0.001)::int AS seconds
+    FROM rl_limit($1, $2, config => $3)`;

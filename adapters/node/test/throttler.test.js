@@ -29,6 +29,17 @@ for (const store of ['table', 'memory']) {
     });
 }
 
+test('a limit of 0 lets nothing pass', async () => {
+    for (const store of ['table', 'memory']) {
+        const storage = new RateLimitThrottlerStorage({ pool, name: `none ${store}`, store });
+        for (const hits of [1, 2, 3]) {
+            const answer = await storage.increment('a', 60_000, 0, 60_000, 'default');
+            assert.deepEqual([answer.totalHits, answer.isBlocked], [hits, true]);
+            assert.ok(answer.timeToBlockExpire > 50, `${answer.timeToBlockExpire} s`);
+        }
+    }
+});
+
 test('exactly the limit of 100 requests at once passes a Nest application', async () => {
     class Messages {
         list() {

@@ -1,0 +1,119 @@
+// Express and Hono answer the same requests in the same way with this store as with the MemoryStore of their own.
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { after, test } from 'node:test';
+import { setImmediate } from 'node:timers/promises';
+
+import { serve } from '@hono/node-server';
+import express from 'express';
+import * as forExpress from 'express-rate-limit';
+import { Hono } from 'hono';
+import * as forHono from 'hono-rate-limiter';
+import pg from 'pg';
+
+import { RateLimitStore } from '../index.js';
+
+const pool = new pg.Pool();
+after(() => pool.end());
+
+// Applications that answer the status that a request asks for. `done` is called when nothing follows a response.
+const FRAMEWORKS = {
+    Express: {
+        MemoryStore: forExpress.MemoryStore,
+        wasSuccessful: (judge) => (_, response) => judge(response.statusCode),
+        start: (options, done) => {
+            const app = express();
+            app.use((_, response, next) => {
+                response.on('close', done);
+                next();
+            });
+            app.use(forExpress.rateLimit({ standardHeaders: 'draft-6', validate: false, ...options }));
+            app.get('/:status', (request, response) => response.status(Number(request.params.status)).send(''));
+            return app.listen(0, '127.0.0.1');
+        },
+    },
+    Hono: {
+        MemoryStore: forHono.MemoryStore,
+        wasSuccessful: (judge) => (c) => judge(c.res.status),
+        start: (options, done) => {
+            const app = new Hono();
+            app.use(async (_, next) => {
+                await next();
+                done();
+            });
+            app.use(forHono.rateLimiter(options));
+            app.get('/:status', (c) => c.body('', Number(c.req.param('status'))));
+            return serve({ fetch: app.fetch, port: 0, hostname: '127.0.0.1' });
+        },
+    },
+};
+
+/** The answers to requests for these statuses, one after the other, each after what follows the one before. */
+async function answers({ start }, options, statuses) {
+    const { store } = options;
+    let givenBack;
+    const { decrement } = store;
+    store.decrement = (...arguments_) => (givenBack = decrement.apply(store, arguments_));
+    let done;
+    const server = start({ windowMs: 600_000, keyGenerator: () => 'key', ...options }, () => done());
+    if (!server.listening) await once(server, 'listening');
+    const all = [];
+    for (const status of statuses) {
+        const ended = new Promise((resolve) => (done = resolve));
+        const response = await fetch(`http://127.0.0.1:${server.address().port}/${status}`);
+        await ended;
+        await setImmediate(); // now all is asked for that follows
+        await givenBack;
+        all.push(`${response.status} ${response.headers.get('ratelimit-remaining')}`);
+    }
+    server.close();
+    return all;
+}
+
+const STATUSES = [
+    Array(12).fill(401),
+    Array(6).fill(200),
+    [401, 200, 401, 500, 200, 401, 401, 404, 200, 200, 401, 500, 401, 200, 401, 401, 200, 401],
+];
+const LIMITS = [3, 0, () => 3, async () => 2.5];
+const JUDGES = [(status) => status < 400, (status) => status !== 401];
+const SKIPS = [[], ['skipFailedRequests'], ['skipSuccessfulRequests'], ['skipFailedRequests', 'skipSuccessfulRequests']];
+
+for (const [name, framework] of Object.entries(FRAMEWORKS)) {
+    for (const kept of ['table', 'memory']) {
+        for (const skips of SKIPS) {
+            test(`as with MemoryStore: ${name}, in the ${kept}, ${skips.join(', ') || 'all count'}`, async () => {
+                for (const judge of JUDGES) {
+                    for (const limit of LIMITS) {
+                        for (const statuses of STATUSES) {
+                            const requestWasSuccessful = framework.wasSuccessful(judge);
+                            const options = { limit, requestWasSuccessful };
+                            for (const skip of skips) options[skip] = true;
+                            const ours = new RateLimitStore({ pool, name: `${Math.random()}`, store: kept });
+                            const theirs = new framework.MemoryStore();
+                            const [got, expected] = [
+                                await answers(framework, { ...options, store: ours }, statuses),
+                                await answers(framework, { ...options, store: theirs }, statuses),
+                            ];
+                            theirs.shutdown();
+                            assert.deepEqual(got, expected, `limit ${limit}, successful ${judge}`);
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
+test('twelve wrong passwords: three are tried, whatever requestWasSuccessful says of a denial', async () => {
+    for (const framework of Object.values(FRAMEWORKS)) {
+        const options = {
+            limit: 3,
+            skipSuccessfulRequests: true,
+            requestWasSuccessful: framework.wasSuccessful((status) => status !== 401),
+            store: new RateLimitStore({ pool, name: `${Math.random()}` }),
+        };
+        const statuses = (await answers(framework, options, Array(12).fill(401))).map((answer) => answer.split(' ')[0]);
+        assert.deepEqual(statuses, [...Array(3).fill('401'), ...Array(9).fill('429')]);
+    }
+});
