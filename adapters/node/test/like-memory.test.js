@@ -11,7 +11,7 @@ import { Hono } from 'hono';
 import * as forHono from 'hono-rate-limiter';
 import pg from 'pg';
 
-import { RateLimitStore } from '../index.js';
+import { RateLimitStore } from 'ratelimit-store';
 
 const pool = new pg.Pool();
 after(() => pool.end());

@@ -1,6 +1,9 @@
 // The store against a real server with the extension: that of the environment (PGHOST, PGUSER, PGDATABASE).
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
+import { mkdtemp, rm } from 'node:fs/promises';
+import net from 'node:net';
+import { tmpdir } from 'node:os';
 import { after, test } from 'node:test';
 
 import { serve } from '@hono/node-server';
@@ -10,7 +13,7 @@ import { Hono } from 'hono';
 import { rateLimiter } from 'hono-rate-limiter';
 import pg from 'pg';
 
-import { RateLimitStore } from '../index.js';
+import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
 
 const pool = new pg.Pool({ max: 16, application_name: 'store.test.js' });
 after(() => pool.end());
@@ -44,7 +47,7 @@ for (const store of ['table', 'memory']) {
         assert.equal(await hits(of, 'a'), 2);
         assert.equal((await of.increment('a')).totalHits, 3);
         for (let n = 0; n < 5; n++) await of.decrement('a');
-        assert.equal(await of.get('a'), undefined, 'never below none');
+        assert.equal(await hits(of, 'a'), 0, 'never below none');
 
         await of.increment('a');
         await of.resetKey('a');
@@ -71,11 +74,76 @@ test('a window ends', async () => {
     assert.equal((await store.increment('k')).totalHits, 1);
 });
 
+test('a window without hits is one until it ends', async () => {
+    for (const store of ['table', 'memory']) {
+        const of = open({ store }, { windowMs: 1000 });
+        const { resetTime } = await of.increment('k');
+        await of.decrement('k');
+        const window = await of.get('k');
+        assert.equal(window?.totalHits, 0);
+        assert.ok(window.resetTime instanceof Date);
+        await new Promise((resolve) => setTimeout(resolve, resetTime.getTime() - Date.now() + 50));
+        assert.equal(await of.get('k'), undefined);
+    }
+});
+
+test('keys that are too long, or that no text can be, are counted, each by itself', async () => {
+    for (const store of ['table', 'memory']) {
+        const of = open({ store });
+        const long = ['k'.repeat(1025), 'k'.repeat(100_000), 'é'.repeat(513), 'a\0b', 'a\0c', '\0', '\ud800'];
+        for (const key of long) {
+            assert.equal((await of.increment(key)).totalHits, 1, key.slice(0, 10));
+            assert.equal((await of.increment(key)).totalHits, 2);
+            await of.decrement(key);
+            assert.equal(await hits(of, key), 1);
+        }
+        const hash = (await import('node:crypto')).createHash('sha256').update(long[0]).digest('hex');
+        assert.equal((await of.increment(`sha256:${hash}`)).totalHits, 1, 'nobody can write the hash of another key');
+        await of.resetKey(long[0]);
+        assert.equal(await of.get(long[0]), undefined);
+    }
+    const storage = new RateLimitThrottlerStorage({ pool, name: 'long' });
+    for (const hits of [1, 2]) {
+        assert.equal((await storage.increment('k'.repeat(1025), 60_000, 5, 60_000, 'default')).totalHits, hits);
+    }
+});
+
+test('a pool may read times as it likes', async (context) => {
+    // All but booleans as text.
+    const types = { getTypeParser: (oid, format) => (oid === 16 ? pg.types.getTypeParser(16, format) : String) };
+    const strange = new pg.Pool({ types, max: 1 });
+    context.after(() => strange.end());
+    const store = open({ pool: strange });
+    const { totalHits, resetTime } = await store.increment('k');
+    assert.equal(totalHits, 1);
+    assert.ok(resetTime.getTime() > Date.now());
+    assert.deepEqual(await store.get('k'), { totalHits, resetTime });
+    const storage = new RateLimitThrottlerStorage({ pool: strange, name: 'text' });
+    const answer = await storage.increment('k', 60_000, 5, 60_000, 'default');
+    assert.equal(answer.totalHits, 1);
+    assert.equal(typeof answer.timeToExpire, 'number');
+});
+
+test('an extension in a schema of its own is found by the search_path', async (context) => {
+    const elsewhere = new pg.Pool({ database: 'elsewhere', max: 1 });
+    context.after(() => elsewhere.end());
+    await assert.rejects(open({ pool: elsewhere }).increment('k'), { code: '42883' });
+    const found = new pg.Pool({ database: 'elsewhere', max: 1, options: '-c search_path=limits' });
+    context.after(() => found.end());
+    const store = open({ pool: found });
+    assert.equal((await store.increment('k')).totalHits, 1);
+    await store.decrement('k');
+    assert.equal(await hits(store, 'k'), 0);
+});
+
 test('what is wrong is named', async () => {
     assert.throws(() => new RateLimitStore({ name: 'x' }), /pool/);
     assert.throws(() => new RateLimitStore({ pool }), /name/);
     assert.throws(() => open({ store: 'redis' }), /store is redis/);
-    await assert.rejects(open().increment('k'.repeat(1025)), { code: '22023' });
+    for (const timeout of [0, -1, 1.5, '1 s', 2 ** 31]) assert.throws(() => open({ timeout }), /timeout is .*; allowed: milliseconds/);
+    assert.throws(() => open({ prepare: 'yes' }), /prepare is yes; allowed: true, false/);
+    await assert.rejects(open({}, { windowMs: 0 }).increment('k'), { code: '22023' });
+    await assert.rejects(open().increment(undefined), { code: '22004' }, 'no key is not the key of everybody');
 });
 
 test('memory counts in a read-only session, and the table says that it cannot', async () => {
@@ -144,7 +212,7 @@ test('requests that fail are taken back, and denied ones take nothing back', asy
         return response.status;
     };
     assert.deepEqual([await call(), await call(), await call()], [500, 500, 500]);
-    assert.equal(await store.get('127.0.0.1'), undefined);
+    assert.equal(await hits(store, '127.0.0.1'), 0);
     status = 200;
     assert.deepEqual([await call(), await call(), await call(), await call()], [200, 200, 429, 429]);
     assert.equal(await hits(store, '127.0.0.1'), 2);
@@ -167,4 +235,75 @@ test('a lost connection fails, or passes where passOnStoreError says so', async 
     await pool.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'store.test.js' AND pid <> pg_backend_pid()");
     while (pool.totalCount > 1) await new Promise((resolve) => setTimeout(resolve, 10));
     assert.equal((await store.increment('k')).totalHits, 2);
+});
+
+/** A database behind a socket that answers until it `hangs`; a pool of it. */
+async function hangingDatabase(context, options) {
+    const folder = await mkdtemp(`${tmpdir()}/hangs.`);
+    const sockets = [];
+    const proxy = net.createServer((client) => {
+        const server = net.connect(`${process.env.PGHOST}/.s.PGSQL.${process.env.PGPORT}`);
+        for (const socket of [client, server]) socket.on('error', () => {});
+        client.on('data', (data) => proxy.hangs || server.write(data)).on('close', () => server.destroy());
+        server.on('data', (data) => proxy.hangs || client.write(data)).on('close', () => proxy.hangs || client.destroy());
+        sockets.push(client, server);
+    });
+    await new Promise((resolve) => proxy.listen(`${folder}/.s.PGSQL.${process.env.PGPORT}`, resolve));
+    const hanging = new pg.Pool({ host: folder, ...options });
+    hanging.on('error', () => {}); // of the connections that end below
+    context.after(async () => {
+        for (const socket of sockets) socket.destroy();
+        proxy.close();
+        await rm(folder, { recursive: true });
+    });
+    return { proxy, hanging };
+}
+
+test('a database that hangs is an error after the time-out, and comes back', async (context) => {
+    const { proxy, hanging } = await hangingDatabase(context, { max: 2, connectionTimeoutMillis: 250 });
+    const store = open({ pool: hanging, timeout: 300 });
+    const storage = new RateLimitThrottlerStorage({ pool: hanging, name: 'hangs', timeout: 300 });
+    assert.equal((await store.increment('k')).totalHits, 1);
+    proxy.hangs = true;
+    // In turn: a connection that is there, new ones, and more requests than the pool has connections.
+    for (let round = 0; round < 3; round++) {
+        const calls = [1, 2, 3].map(() => store.increment('k'));
+        await Promise.all(calls.map((call) => assert.rejects(call, /timeout|no connection/)));
+        await assert.rejects(storage.increment('k', 60_000, 5, 60_000, 'default'), /timeout|no connection/);
+    }
+    proxy.hangs = false;
+    let back;
+    while (!back) back = await store.increment('k').catch(() => undefined); // connections that hang are given up
+    assert.equal(back.totalHits, 2);
+});
+
+test('nobody need say so: a call takes 5 seconds at most', async (context) => {
+    const { proxy, hanging } = await hangingDatabase(context, { max: 1 });
+    const store = open({ pool: hanging });
+    await store.increment('k');
+    proxy.hangs = true;
+    context.mock.timers.enable({ apis: ['setTimeout'] });
+    const [sent, waits] = [store.increment('k'), store.increment('k')];
+    const failed = [assert.rejects(sent, /timeout/), assert.rejects(waits, /no connection to the database within 5000 ms/)];
+    while (hanging.waitingCount !== 1 || hanging.idleCount !== 0) await new Promise(setImmediate);
+    await new Promise(setImmediate); // it is sent
+    context.mock.timers.tick(5000);
+    await Promise.all(failed);
+});
+
+test('statements are prepared where one asks for it', async (context) => {
+    const one = new pg.Pool({ max: 1 });
+    context.after(() => one.end());
+    const prepared = async () => (await one.query('SELECT count(*)::int AS n FROM pg_prepared_statements')).rows[0].n;
+    const plain = open({ pool: one });
+    for (let n = 0; n < 10; n++) await plain.increment('k');
+    assert.equal(await prepared(), 0);
+    const store = open({ pool: one, prepare: true });
+    for (const expected of [1, 2, 3, 4]) assert.equal((await store.increment('k')).totalHits, expected);
+    await store.decrement('k');
+    assert.equal(await hits(store, 'k'), 2);
+    await store.resetKey('k');
+    await store.resetAll();
+    assert.equal(await hits(open({ pool: one, name: store.prefix, prepare: true }), 'k'), undefined);
+    assert.equal(await prepared(), 5);
 });

@@ -8,7 +8,7 @@ import { APP_GUARD, NestFactory } from '@nestjs/core';
 import { ThrottlerGuard, ThrottlerModule } from '@nestjs/throttler';
 import pg from 'pg';
 
-import { RateLimitThrottlerStorage } from '../index.js';
+import { RateLimitThrottlerStorage } from 'ratelimit-store';
 
 const pool = new pg.Pool({ max: 16 });
 after(() => pool.end());

@@ -2,7 +2,7 @@
 import { rateLimit } from 'express-rate-limit';
 import { rateLimiter } from 'hono-rate-limiter';
 import type { ThrottlerStorage } from '@nestjs/throttler';
-import { RateLimitStore, RateLimitThrottlerStorage } from '../index.js';
+import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
 
 const pool = { query: async () => ({ rows: [] }) };
 rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api' }) });

@@ -1,0 +1,209 @@
+'use strict';
+const { createHash } = require('node:crypto');
+
+/** Of one row of rl_limit or rl_check. Times are epoch milliseconds: a pool may read a timestamptz as it likes. */
+const HITS = 'ok, capacity - remaining AS hits, (extract(epoch FROM reset_at) * 1000)::float8 AS reset';
+/** The statements, by the names under which they are prepared. */
+const SQL = {
+    take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
+    // reset_at is rounded up to a millisecond: 60 seconds must not become 61.
+    take_in_seconds: `
+        SELECT ${HITS}, ceil(extract(epoch FROM reset_at - clock_timestamp()) - 0.001)::int AS seconds
+        FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
+    // Whether a window is open, since a key in one may have no hits, when all were given back.
+    look: `
+        SELECT ${HITS}, (rl_state($1::text, $2::text, $3::jsonb) ->> 'ts')::float8 + ($3::jsonb ->> 'period')::float8
+            > extract(epoch FROM clock_timestamp()) * 1000 AS open
+        FROM rl_check($1::text, $2::text, config => $3::jsonb)`,
+    give_back: 'SELECT FROM rl_credit($1::text, $2::text, 1, config => $3::jsonb)',
+    reset: 'SELECT rl_reset($1::text, $2::text)',
+    reset_all: 'SELECT rl_reset_all($1::text)',
+};
+
+/** What both classes know: the connections, the limit's name, where it is kept, and how long to wait. */
+class Database {
+    #pool;
+    #timeout;
+    #prepare;
+
+    constructor(kind, { pool, name, store = 'table', timeout = 5000, prepare = false } = {}) {
+        if (typeof pool?.query !== 'function') {
+            throw new TypeError(`${kind}: pool must be a Pool of pg`);
+        }
+        if (typeof name !== 'string' || name === '') {
+            throw new TypeError(`${kind}: name must be the name of the limit, such as "api"`);
+        }
+        if (store !== 'table' && store !== 'memory') {
+            throw new TypeError(`${kind}: store is ${store}; allowed: "table", "memory"`);
+        }
+        if (!Number.isInteger(timeout) || timeout < 1 || timeout > 2 ** 31 - 1) {
+            throw new TypeError(`${kind}: timeout is ${timeout}; allowed: milliseconds, an integer from 1 on`);
+        }
+        if (typeof prepare !== 'boolean') {
+            throw new TypeError(`${kind}: prepare is ${prepare}; allowed: true, false`);
+        }
+        this.kind = kind;
+        this.name = name;
+        this.store = store;
+        this.#pool = pool;
+        this.#timeout = timeout;
+        this.#prepare = prepare;
+    }
+
+    /** The row that a statement of SQL returns, within the time-out. */
+    async row(statement, values) {
+        const config = { text: SQL[statement], values };
+        if (this.#prepare) config.name = `ratelimit_store_${statement}`;
+        const until = Date.now() + this.#timeout;
+        if (typeof this.#pool.totalCount !== 'number') {
+            // No Pool of pg, but one client.
+            const { rows } = await this.#pool.query({ ...config, query_timeout: this.#timeout });
+            return rows[0];
+        }
+        const client = await this.#connect();
+        let error;
+        const lost = (event) => { error = event; };
+        client.on('error', lost);
+        try {
+            const { rows } = await client.query({ ...config, query_timeout: Math.max(until - Date.now(), 1) });
+            return rows[0];
+        } catch (thrown) {
+            error = thrown;
+            throw thrown;
+        } finally {
+            client.off('error', lost);
+            client.release(error); // with an error the pool closes it
+        }
+    }
+
+    /** A client of the pool. One that comes too late goes back unused. */
+    #connect() {
+        return new Promise((resolve, reject) => {
+            let late = false;
+            const timer = setTimeout(() => {
+                late = true;
+                reject(new Error(`${this.kind}: there was no connection to the database within ${this.#timeout} ms`));
+            }, this.#timeout);
+            this.#pool.connect().then((client) => {
+                clearTimeout(timer);
+                if (late) client.release();
+                else resolve(client);
+            }, (error) => {
+                clearTimeout(timer);
+                reject(error);
+            });
+        });
+    }
+}
+
+/** A key as the extension takes it: one that is too long, or has a NUL in it, by its hash. */
+function keyOf(key) {
+    if (typeof key !== 'string') return key;
+    // A key that looks like a hash becomes one, too: nobody can write that of another key.
+    const taken = Buffer.byteLength(key) <= 1024 && !key.includes('\0') && !key.startsWith('sha256:');
+    return taken ? key : `sha256:${createHash('sha256').update(key).digest('hex')}`;
+}
+
+/** Whether the database can decide by this limit. */
+const isWhole = (limit) => Number.isSafeInteger(limit) && limit > 0;
+
+/**
+ * The config of a window in which a key has LIMIT requests, as JSON.
+ *
+ * Where the database decides, a request beyond the limit is denied and takes nothing. With COUNTS_ALL, and where it
+ * can't decide, each request is counted (`overage`), and the middleware compares.
+ */
+function windowOf(limit, milliseconds, store, countsAll) {
+    const rate = isWhole(limit) ? limit : 1;
+    const config = { kind: 'fixed window', rate, period: milliseconds, start: 'first request', store };
+    if (countsAll || !isWhole(limit)) config.overage = true;
+    return JSON.stringify(config);
+}
+
+/** The requests that a row of rl_limit tells: of one that the database has denied, more than the limit. */
+function hitsOf(row, limit) {
+    if (row.ok) return Number(row.hits);
+    return isWhole(limit) ? limit + 1 : Number.MAX_SAFE_INTEGER;
+}
+
+/**
+ * Counts the requests of a window in PostgreSQL, by `rl_limit` of the extension ratelimit: a store for
+ * express-rate-limit and hono-rate-limiter.
+ *
+ * A request beyond the limit takes nothing, and answers one hit more than the limit. Where the middleware gives hits
+ * back (skipFailedRequests, skipSuccessfulRequests), or the limit is a function or 0, each request is counted.
+ */
+class RateLimitStore {
+    /** Every process that uses the name counts together. */
+    localKeys = false;
+    #database;
+    #limit;
+    #config;
+
+    constructor(options) {
+        this.#database = new Database('RateLimitStore', options);
+        this.prefix = this.#database.name;
+    }
+
+    /** Called by the middleware, with its options. */
+    init({ limit, max, windowMs, skipFailedRequests, skipSuccessfulRequests }) {
+        this.#limit = limit ?? max;
+        // What is given back of a denial must have been taken.
+        const givesBack = Boolean(skipFailedRequests || skipSuccessfulRequests);
+        this.#config = windowOf(this.#limit, windowMs, this.#database.store, givesBack);
+    }
+
+    /** What a key has used; undefined: it has no window. */
+    async get(key) {
+        const { hits, reset, open } = await this.#call('look', key);
+        return hits > 0 || open ? { totalHits: Number(hits), resetTime: new Date(Number(reset)) } : undefined;
+    }
+
+    /** Takes one; beyond the limit it answers more than that. */
+    async increment(key) {
+        const row = await this.#call('take', key);
+        return { totalHits: hitsOf(row, this.#limit), resetTime: new Date(Number(row.reset)) };
+    }
+
+    /** Gives one back, as for a request that failed. */
+    async decrement(key) {
+        await this.#call('give_back', key);
+    }
+
+    async resetKey(key) {
+        await this.#database.row('reset', [this.prefix, keyOf(key)]);
+    }
+
+    async resetAll() {
+        await this.#database.row('reset_all', [this.prefix]);
+    }
+
+    #call(statement, key) {
+        return this.#database.row(statement, [this.prefix, keyOf(key), this.#config]);
+    }
+}
+
+/** The same for @nestjs/throttler: each of its throttlers is a limit of its own, `name/throttler`. */
+class RateLimitThrottlerStorage {
+    #database;
+
+    constructor(options) {
+        this.#database = new Database('RateLimitThrottlerStorage', options);
+    }
+
+    /** Takes one; ttl and blockDuration in milliseconds, the times of the answer in seconds. */
+    async increment(key, ttl, limit, blockDuration, throttler) {
+        if (blockDuration !== ttl) {
+            throw new TypeError(`RateLimitThrottlerStorage: blockDuration is ${blockDuration}; allowed: ttl, its default`);
+        }
+        const { name, store } = this.#database;
+        const config = windowOf(limit, ttl, store, false);
+        const row = await this.#database.row('take_in_seconds', [`${name}/${throttler}`, keyOf(key), config]);
+        const totalHits = hitsOf(row, limit);
+        const isBlocked = totalHits > limit;
+        const seconds = Number(row.seconds);
+        return { totalHits, timeToExpire: seconds, isBlocked, timeToBlockExpire: isBlocked ? seconds : 0 };
+    }
+}
+
+module.exports = { RateLimitStore, RateLimitThrottlerStorage };

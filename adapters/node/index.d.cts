@@ -1,0 +1,51 @@
+/** What a Pool or a Client of pg offers. */
+export interface Queryable {
+    query(config: { text: string; values?: any[]; name?: string }): Promise<{ rows: any[] }>;
+}
+
+export interface RateLimitStoreOptions {
+    /** The connections to the database that has the extension ratelimit. */
+    pool: Queryable;
+    /** The limit's name; all processes that use it count together. */
+    name: string;
+    /** "memory": in the server's shared memory, lost when it restarts. Default: "table". */
+    store?: 'table' | 'memory';
+    /** The milliseconds after which a call ends with an error: to get a connection, and the answer. Default: 5000. */
+    timeout?: number;
+    /** Prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0. Default: false. */
+    prepare?: boolean;
+}
+
+export interface Hits {
+    /** Requests in this window. Beyond the limit: all of them, or the limit and one, if only allowed ones are counted. */
+    totalHits: number;
+    /** When the window ends. */
+    resetTime: Date;
+}
+
+/** A store for express-rate-limit and hono-rate-limiter. */
+export declare class RateLimitStore {
+    constructor(options: RateLimitStoreOptions);
+    readonly localKeys: false;
+    readonly prefix: string;
+    /** Called by the middleware, with its options. */
+    init(options: any): void;
+    get(key: string): Promise<Hits | undefined>;
+    increment(key: string): Promise<Hits>;
+    decrement(key: string): Promise<void>;
+    resetKey(key: string): Promise<void>;
+    resetAll(): Promise<void>;
+}
+
+/** A storage for @nestjs/throttler. */
+export declare class RateLimitThrottlerStorage {
+    constructor(options: RateLimitStoreOptions);
+    /** Throws a TypeError where blockDuration is not ttl. */
+    increment(
+        key: string,
+        ttl: number,
+        limit: number,
+        blockDuration: number,
+        throttler: string,
+    ): Promise<{ totalHits: number; timeToExpire: number; isBlocked: boolean; timeToBlockExpire: number }>;
+}

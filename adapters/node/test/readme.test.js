@@ -1,0 +1,80 @@
+// What `npm pack` makes, installed into an empty folder by the README's line; and the README's example, word by word.
+import assert from 'node:assert/strict';
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import net from 'node:net';
+import { tmpdir } from 'node:os';
+import { fileURLToPath } from 'node:url';
+import { test } from 'node:test';
+import { promisify } from 'node:util';
+
+const source = fileURLToPath(new URL('..', import.meta.url));
+const run = async (program, args, options) => (await promisify(execFile)(program, args, options)).stdout;
+/** Runs SQL as the database's owner. */
+const sql = (database, ...commands) =>
+    run('psql', ['-XAtq', '-U', 'postgres', '-d', database, '-v', 'ON_ERROR_STOP=1', ...commands.flatMap((sql) => ['-c', sql])]);
+
+async function freePort() {
+    const server = net.createServer().listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const { port } = server.address();
+    server.close();
+    return port;
+}
+
+test('the package of npm pack is installed, and the README is right', async (context) => {
+    const folder = await mkdtemp(`${tmpdir()}/readme.`);
+    context.after(() => rm(folder, { recursive: true }));
+    const [packed] = JSON.parse(await run('npm', ['pack', '--json', '--pack-destination', folder], { cwd: source }));
+    const files = packed.files.map(({ path }) => path).sort();
+    assert.deepEqual(files, ['LICENSE', 'README.md', 'index.cjs', 'index.d.cts', 'index.d.ts', 'index.js', 'package.json']);
+
+    const readme = await readFile(`${source}/README.md`, 'utf8');
+    assert.doesNotMatch(readme, /\]\((?!https:\/\/)/, 'a link that is dead outside of the repository');
+    const block = (language) => new RegExp(`\`\`\`${language}\n(.*?)\n\`\`\``, 's').exec(readme)[1];
+    await sql('postgres', 'CREATE DATABASE readme');
+    context.after(() => sql('postgres', 'DROP DATABASE readme WITH (FORCE)', 'DROP ROLE app'));
+    await sql('readme', block('sql'));
+
+    // Of others the versions that all is tested with.
+    const { devDependencies: versions } = JSON.parse(await readFile(`${source}/package.json`, 'utf8'));
+    const [npm, install, ...wanted] = block('sh').split(' ');
+    assert.deepEqual([npm, install, wanted[0]], ['npm', 'install', packed.name]);
+    const exact = wanted.map((name) => (name === packed.name ? `${folder}/${packed.filename}` : `${name}@${versions[name]}`));
+    const cwd = `${folder}/app`;
+    await mkdir(cwd);
+    await run(npm, [install, '--no-audit', '--no-fund', '--prefer-offline', ...exact], { cwd });
+    await run(process.execPath, ['-e', `require('${packed.name}').RateLimitStore.name`], { cwd });
+
+    await writeFile(`${cwd}/app.mjs`, block('js'));
+    const port = await freePort();
+    const app = spawn(process.execPath, ['app.mjs'], {
+        cwd,
+        env: { ...process.env, PGUSER: 'app', PGDATABASE: 'readme', PORT: String(port) },
+        stdio: ['ignore', 'ignore', 'pipe'],
+    });
+    let log = '';
+    app.stderr.on('data', (data) => (log += data));
+    context.after(() => app.kill());
+    const get = async () => {
+        for (;;) {
+            assert.equal(app.exitCode, null, log);
+            try {
+                return await fetch(`http://127.0.0.1:${port}/`);
+            } catch {
+                await new Promise((resolve) => setTimeout(resolve, 50)); // it does not listen yet
+            }
+        }
+    };
+    const answer = await get();
+    assert.deepEqual([answer.status, await answer.text()], [200, 'hello'], log);
+    assert.equal(answer.headers.get('x-ratelimit-remaining'), '99');
+
+    // As by a restart of the server.
+    const ended = await sql('readme', "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE usename = 'app'");
+    assert.equal(ended.trim(), '1');
+    while (!log) await new Promise((resolve) => setTimeout(resolve, 10));
+    assert.match(log, /^terminating connection/);
+    assert.equal((await get()).headers.get('x-ratelimit-remaining'), '98');
+});

@@ -1,0 +1,11 @@
+// As from a package that is CommonJS, such as one of Nest.
+import { rateLimit } from 'express-rate-limit';
+import type { ThrottlerStorage } from '@nestjs/throttler';
+import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+
+const pool = { query: async () => ({ rows: [] }) };
+rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api', timeout: 1000, prepare: true }) });
+// @ts-expect-error
+new RateLimitStore({ pool, name: 'api', prepare: 'yes' });
+const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
+export = storage;
