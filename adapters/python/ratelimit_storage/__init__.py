@@ -5,6 +5,12 @@ Importing it registers the schemes postgresql+ratelimit and async+postgresql+rat
 
 from __future__ import annotations
 
+import json
+import os
+import select
+from collections.abc import Generator
+from hashlib import sha256
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -28,25 +34,79 @@ _MAX_LOG = 10_000
 _MAX_UNTOLD = 10**8
 
 _NOW = "extract(epoch FROM clock_timestamp())::float8"
-_CONFIG = "make_interval(secs => %(expiry)s){} || jsonb_build_object('store', %(store)s::text)"
-_WINDOW = "rl_fixed_window(%(rate)s, " + _CONFIG.format(", first_request => true)")
-_LOG = "rl_sliding_log(%(rate)s, " + _CONFIG.format(")")
-_COUNTER = "rl_sliding_window(%(rate)s, " + _CONFIG.format(")")
-
-_INCR = f"""
+_INCR = """
     SELECT capacity - remaining + CASE WHEN ok THEN 0 ELSE %(denied)s END
-    FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => {_WINDOW})"""
+    FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => %(config)s::jsonb)"""
 _GET = f"""
     SELECT capacity - remaining,
            CASE WHEN remaining < capacity THEN extract(epoch FROM reset_at)::float8 ELSE {_NOW} END
-    FROM rl_check(%(name)s, %(key)s, config => {_WINDOW})"""
-_TAKE = "SELECT ok FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => {})"
-_TAKE_LOG, _TAKE_COUNTER = _TAKE.format(_LOG), _TAKE.format(_COUNTER)
-_READ = f"SELECT rl_state(%(name)s, %(key)s, {{}}), {_NOW}"
-_READ_LOG, _READ_COUNTER = _READ.format(_LOG), _READ.format(_COUNTER)
+    FROM rl_check(%(name)s, %(key)s, config => %(config)s::jsonb)"""
+_TAKE = "SELECT ok FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => %(config)s::jsonb)"
+_READ = f"SELECT rl_state(%(name)s, %(key)s, %(config)s::jsonb), {_NOW}"
 _CLEAR = "SELECT rl_reset(%(name)s, %(key)s)"
 _CLEAR_ALL = "SELECT rl_reset(name, %(key)s) FROM unnest(%(names)s::text[]) AS name"
 _RESET = "SELECT sum(rl_reset_all(name))::int8 FROM unnest(%(names)s::text[]) AS name"
+
+
+_KINDS = {
+    _FIXED: {"kind": "fixed window", "start": "first request"},
+    _MOVING: {"kind": "sliding log"},
+    _SLIDING: {"kind": "sliding window"},
+}
+
+
+def _stored(key: str) -> str:
+    """The key as the extension takes it: one that is too long, or that is no text there, by its hash."""
+    try:
+        if len(key.encode()) <= 1024 and "\0" not in key and not key.startswith("sha256:"):
+            return key
+    except UnicodeEncodeError:
+        pass
+    # A key that looks like a hash becomes one, too: nobody can write that of another key.
+    return "sha256:" + sha256(key.encode(errors="surrogatepass")).hexdigest()
+
+
+def _until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """What psycopg does on a connection, step by step as the server answers; after the deadline it is closed."""
+    try:
+        wanted = next(steps)
+        while True:
+            ready = yield wanted
+            if not ready and monotonic() > deadline:
+                connection.pgconn.finish()
+                raise psycopg.OperationalError("the database did not answer in time: the connection was closed")
+            wanted = steps.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _impatient(connection_class: type[Any], timeout: float) -> type[Any]:
+    """Connections, of either kind, on which nothing waits longer for the server."""
+
+    class Impatient(connection_class):  # type: ignore[misc]
+        def wait(self, steps: Any, *arguments: Any, **others: Any) -> Any:
+            return super().wait(_until(monotonic() + timeout, self, steps), *arguments, **others)
+
+    return Impatient
+
+
+def _has_news(connection: Any) -> bool:
+    """Whether the server has sent what nobody asked for, such as that it ends the connection. Asks nothing."""
+    if not hasattr(select, "poll"):
+        return True  # not on Windows
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _check(connection: Any) -> None:
+    if _has_news(connection):
+        ConnectionPool.check_connection(connection)
+
+
+async def _check_async(connection: Any) -> None:
+    if _has_news(connection):
+        await AsyncConnectionPool.check_connection(connection)
 
 
 def _log_rate(limit: int) -> int:
@@ -116,8 +176,18 @@ class _Shared:
     _expiries: dict[str, int]
 
     def _configure(
-        self, uri: str | None, name: str | None, store: str | None, pool: Any, pool_class: Any, options: Any
+        self,
+        uri: str | None,
+        name: str | None,
+        store: str | None,
+        pool: Any,
+        query_timeout: float | None,
+        prepare: bool,
+        kinds: tuple[Any, Any, Any],
+        options: Any,
     ) -> Any:
+        """KINDS of pool, connection and check."""
+        pool_class, connection_class, check = kinds
         conninfo, given = _parse(uri or "postgresql://")
         self.name = given.get("name", "limits") if name is None else name
         self.store = given.get("store", "table") if store is None else store
@@ -126,15 +196,22 @@ class _Shared:
             raise ConfigurationError(f"name is {self.name!r}; allowed: 1 to 150 bytes")
         if self.store not in ("table", "memory"):
             raise ConfigurationError(f'store is {self.store!r}; allowed: "table", "memory"')
+        if query_timeout is not None and not query_timeout > 0:
+            raise ConfigurationError(f"query_timeout is {query_timeout!r}; allowed: seconds, more than 0")
         if pool is None:
-            # For PgBouncer in transaction mode nothing is prepared. A connection is tried before it is used, since
-            # it may be lost: of a restart of the server no request notices.
-            connection = {"autocommit": True, "prepare_threshold": None}
-            defaults = {"min_size": 0, "max_size": 10, "timeout": 5.0, "check": pool_class.check_connection}
-            return pool_class(conninfo, **{"open": False, "kwargs": connection, **defaults, **options})
+            # For PgBouncer in transaction mode nothing is prepared unasked.
+            connection = {"autocommit": True, "prepare_threshold": 0 if prepare else None}
+            if "connect_timeout" not in conninfo_to_dict(conninfo) and "PGCONNECT_TIMEOUT" not in os.environ:
+                connection["connect_timeout"] = 5
+            # After reconnect_timeout the pool tries anew with the next call, and not after ever longer pauses. A
+            # connection is looked at before it is used, since it may be lost: of a restart no request notices.
+            defaults = {"min_size": 0, "max_size": 10, "timeout": 5.0, "reconnect_timeout": 2.0, "check": check}
+            defaults["connection_class"] = _impatient(connection_class, 5.0 if query_timeout is None else query_timeout)
+            kwargs = {**connection, **options.pop("kwargs", {})}
+            return pool_class(conninfo, **{"open": False, "kwargs": kwargs, **defaults, **options})
         if not isinstance(pool, pool_class):
             raise ConfigurationError(f"pool is {pool!r}; allowed: a {pool_class.__name__} of psycopg_pool")
-        if conninfo != "postgresql://" or options:
+        if conninfo != "postgresql://" or options or query_timeout is not None or prepare:
             raise ConfigurationError("pool: it has its address and options, so the storage takes none")
         return pool
 
@@ -150,11 +227,12 @@ class _Shared:
     def base_exceptions(self) -> type[Exception]:
         return psycopg.Error
 
-    def _parameters(self, strategy: str, key: str, **others: object) -> dict[str, object]:
+    def _parameters(self, strategy: str, key: str, rate: float, expiry: int, others: Any) -> dict[str, object]:
         names = [f"{self.name}:{each}" for each in _STRATEGIES]
-        return {"name": f"{self.name}:{strategy}", "names": names, "store": self.store, "key": key, **others}
+        config = json.dumps({**_KINDS[strategy], "rate": rate, "period": expiry * 1000, "store": self.store})
+        return {"name": f"{self.name}:{strategy}", "names": names, "key": _stored(key), "config": config, **others}
 
-    def _take_window(self, key: str, expiry: int, amount: int) -> dict[str, object]:
+    def _take_window(self, key: str, expiry: int, amount: int) -> dict[str, Any]:
         limit, told = _told(key) or (_MAX_UNTOLD, None)
         if told != expiry:
             self._expiries[key] = expiry  # for _window, since get() is not told it
@@ -162,7 +240,7 @@ class _Shared:
         denied = amount if told else 10**15
         return {"rate": max(limit, 1), "expiry": expiry, "amount": amount, "denied": denied}
 
-    def _window(self, key: str) -> dict[str, object]:
+    def _window(self, key: str) -> dict[str, Any]:
         limit, told = _told(key) or (_MAX_UNTOLD, None)
         expiry = self._expiries.get(key, told)
         if expiry is None:
@@ -177,8 +255,10 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
 
     name: of the limits; whoever uses it counts together. Default: "limits".
     store: "memory": in the server's shared memory, lost when it restarts; not for moving-window. Default: "table".
-    pool: the connections; default: a ConnectionPool of its own, which is opened by the first call.
-    options: of the pool of its own, such as max_size (10) and timeout (5 seconds).
+    pool: the connections; default: a ConnectionPool of its own, which is opened by the first call. For that:
+    query_timeout: the seconds after which a statement without an answer is an error. Default: 5.
+    prepare: prepares the statements, which is faster; not for PgBouncer with max_prepared_statements = 0.
+    options: of the pool, such as max_size (10) and timeout (5 seconds), in which a call has a connection.
     """
 
     STORAGE_SCHEME = ["postgresql+ratelimit"]
@@ -192,17 +272,22 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
         name: str | None = None,
         store: str | None = None,
         pool: ConnectionPool[Any] | None = None,
+        query_timeout: float | None = None,
+        prepare: bool = False,
         **options: Any,
     ) -> None:
-        self.pool = self._configure(uri, name, store, pool, ConnectionPool, options)
+        kinds = ConnectionPool, psycopg.Connection, _check
+        self.pool = self._configure(uri, name, store, pool, query_timeout, prepare, kinds, options)
         self._opens = pool is None
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
 
-    def _row(self, sql: str, strategy: str, key: str = "", **others: object) -> TupleRow:
+    def _row(
+        self, sql: str, strategy: str, key: str = "", rate: float = 1, expiry: int = 1, **others: object
+    ) -> TupleRow:
         if self._opens and self.pool.closed:
             self.pool.open()
         with self.pool.connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
-            cursor.execute(sql, self._parameters(strategy, key, **others))
+            cursor.execute(sql, self._parameters(strategy, key, rate, expiry, others))
             row: TupleRow = cursor.fetchall()[0]
             return row
 
@@ -218,7 +303,7 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
     def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""
         try:
-            self._row(_GET, _FIXED, rate=1, expiry=1)
+            self._row(_GET, _FIXED)
         except psycopg.Error:
             return False
         return True
@@ -233,20 +318,20 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
     def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         if amount > limit:  # which may be 0
             return False
-        row = self._row(_TAKE_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
+        row = self._row(_TAKE, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
         return bool(row[0])
 
     def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        state, now = self._row(_READ_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
+        state, now = self._row(_READ, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
         return _moving_window(state, now, expiry)
 
     def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         rate = _counter_rate(limit)
-        row = self._row(_TAKE_COUNTER, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
+        row = self._row(_TAKE, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
         return bool(row[0])
 
     def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        state, now = self._row(_READ_COUNTER, _SLIDING, key, expiry=expiry, rate=1)
+        state, now = self._row(_READ, _SLIDING, key, expiry=expiry)
         return _sliding_window(state, now, expiry)
 
     def clear_sliding_window(self, key: str, expiry: int) -> None:
@@ -267,17 +352,22 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
         name: str | None = None,
         store: str | None = None,
         pool: AsyncConnectionPool[Any] | None = None,
+        query_timeout: float | None = None,
+        prepare: bool = False,
         **options: Any,
     ) -> None:
-        self.pool = self._configure(uri, name, store, pool, AsyncConnectionPool, options)
+        kinds = AsyncConnectionPool, psycopg.AsyncConnection, _check_async
+        self.pool = self._configure(uri, name, store, pool, query_timeout, prepare, kinds, options)
         self._opens = pool is None
         super().__init__(uri, wrap_exceptions=wrap_exceptions)
 
-    async def _row(self, sql: str, strategy: str, key: str = "", **others: object) -> TupleRow:
+    async def _row(
+        self, sql: str, strategy: str, key: str = "", rate: float = 1, expiry: int = 1, **others: object
+    ) -> TupleRow:
         if self._opens and self.pool.closed:
             await self.pool.open()
         async with self.pool.connection() as connection, connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(sql, self._parameters(strategy, key, **others))
+            await cursor.execute(sql, self._parameters(strategy, key, rate, expiry, others))
             row: TupleRow = (await cursor.fetchall())[0]
             return row
 
@@ -293,7 +383,7 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
     async def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""
         try:
-            await self._row(_GET, _FIXED, rate=1, expiry=1)
+            await self._row(_GET, _FIXED)
         except psycopg.Error:
             return False
         return True
@@ -308,20 +398,20 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
     async def acquire_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         if amount > limit:  # which may be 0
             return False
-        row = await self._row(_TAKE_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
+        row = await self._row(_TAKE, _MOVING, key, expiry=expiry, rate=_log_rate(limit), amount=amount)
         return bool(row[0])
 
     async def get_moving_window(self, key: str, limit: int, expiry: int) -> tuple[float, int]:
-        state, now = await self._row(_READ_LOG, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
+        state, now = await self._row(_READ, _MOVING, key, expiry=expiry, rate=_log_rate(limit))
         return _moving_window(state, now, expiry)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         rate = _counter_rate(limit)
-        row = await self._row(_TAKE_COUNTER, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
+        row = await self._row(_TAKE, _SLIDING, key, expiry=expiry, rate=rate, amount=amount)
         return bool(row[0])
 
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        state, now = await self._row(_READ_COUNTER, _SLIDING, key, expiry=expiry, rate=1)
+        state, now = await self._row(_READ, _SLIDING, key, expiry=expiry)
         return _sliding_window(state, now, expiry)
 
     async def clear_sliding_window(self, key: str, expiry: int) -> None:

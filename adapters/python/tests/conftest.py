@@ -5,6 +5,9 @@ Each test has a name of its own.
 
 import asyncio
 import inspect
+import os
+import socket
+import threading
 import time
 from uuid import uuid4
 
@@ -26,6 +29,51 @@ def window_with_room(seconds, room):
     left = seconds - time.time() % seconds
     if left < room:
         time.sleep(left + 0.05)
+
+
+class Hanging:
+    """A way to the database, in a folder, on which nothing arrives while it hangs; it counts requests."""
+
+    def __init__(self, folder):
+        self.folder, self.hangs, self.sockets, self.requests = folder, False, [], 0
+        port = os.environ["PGPORT"]
+        self.to = f"{os.environ['PGHOST']}/.s.PGSQL.{port}"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(f"{folder}/.s.PGSQL.{port}")
+        self.listener.listen()
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client = self.listener.accept()[0]
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self.to)
+            self.sockets += [client, server]
+            for ends in ((client, server, 1), (server, client, 0)):
+                threading.Thread(target=self.copy, args=ends, daemon=True).start()
+
+    def copy(self, source, target, requests):
+        try:
+            while data := source.recv(65536):
+                self.requests += requests
+                if not self.hangs:
+                    target.sendall(data)
+        except OSError:
+            pass
+
+    def close(self):
+        for each in (self.listener, *self.sockets):
+            each.close()
+
+
+@pytest.fixture
+def hanging(tmp_path_factory):
+    hanging = Hanging(tmp_path_factory.mktemp("hangs"))
+    yield hanging
+    hanging.close()
 
 
 class Blocking:

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import slowapi
 import slowapi.errors
+import slowapi.middleware
 import slowapi.util
 from conftest import every, window_with_room
 from limits.errors import ConfigurationError
@@ -130,6 +131,35 @@ def test_a_database_that_is_gone_is_an_error_unless_the_application_falls_back(f
         get(app, 1)
     app, _ = create("2 per hour", in_memory_fallback_enabled=True, **options)
     assert [get(app, 1)[0].status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_path_that_is_long_or_has_a_nul_is_limited_as_any_other(opened, name):
+    """slowapi's keys hold the path of the request."""
+    limiter = slowapi.Limiter(
+        slowapi.util.get_remote_address,
+        default_limits=["2 per hour"],
+        storage_uri=URI,
+        storage_options={"name": name},
+        in_memory_fallback_enabled=True,
+    )
+    opened.append(limiter._storage)
+    app = fastapi.FastAPI()
+    app.state.limiter = limiter
+    app.add_middleware(slowapi.middleware.SlowAPIMiddleware)
+    app.add_exception_handler(slowapi.errors.RateLimitExceeded, slowapi._rate_limit_exceeded_handler)
+
+    @app.get("/{path:path}")
+    def hello(path: str):
+        return "hello"
+
+    async def get(paths):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+            return [(await client.get(path)).status_code for path in paths]
+
+    for path in ("/" + "a" * 1100, "/%00", "/" + "%C3%A9" * 600):
+        assert asyncio.run(get([path] * 3)) == [200, 200, 429]
+    assert not limiter._storage_dead, "the process has not fallen back to a limiter of its own"
 
 
 def test_a_moving_window_in_memory_is_an_error_when_the_application_starts(framework):

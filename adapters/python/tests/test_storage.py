@@ -3,10 +3,11 @@
 import asyncio
 import threading
 import time
+from hashlib import sha256
 
 import psycopg
 import pytest
-from conftest import EVERY, MOVING, SLIDING, every, window_with_room
+from conftest import EVERY, FIXED, MOVING, SLIDING, every, window_with_room
 from limits import RateLimitItem, parse
 from limits.aio.strategies import STRATEGIES as ASYNC_STRATEGIES
 from limits.errors import ConfigurationError, StorageError
@@ -245,18 +246,85 @@ def test_errors_are_passed_on(create):
             getattr(wrapping, method)(*arguments)
         assert isinstance(error.value.storage_error, psycopg.OperationalError)
     assert (gone.check(), wrapping.check(), create().check()) == (False, False, True)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="period"):
+        create().incr("k", 0)
 
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="key"):
-        create().incr("k" * 1025, MINUTE)
+
+@every
+def test_keys_that_are_too_long_or_no_text_are_counted_each_by_itself(create, limiter, strategy, store):
+    window_with_room(MINUTE, 5)
+    limits, item = limiter(strategy, create(store=store)), parse("3 per minute")
+    long = ["k" * 1025, "k" * 100_000, "é" * 513, "a\0b", "a\0c", "\0", "\ud800"]
+    for key in long:
+        assert limits.hit(item, key) and limits.hit(item, key)
+        assert limits.get_window_stats(item, key).remaining == 1
+        limits.clear(item, key)
+        assert limits.get_window_stats(item, key).remaining == 3
+    if strategy == FIXED:
+        storage = create(store=store)
+        assert storage.incr(long[0], MINUTE) == 1
+        hash = "sha256:" + sha256(long[0].encode()).hexdigest()
+        assert storage.incr(hash, MINUTE) == 1, "nobody can write the hash of another key"
 
 
 def test_a_lost_connection_comes_back(create, name):
     storage = create(f"//?application_name={name}")
     storage.incr("k", MINUTE)
     with psycopg.connect() as connection:
-        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+        ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = %s"
         assert connection.execute(ended, [name]).fetchall() == [(True,)]
     assert storage.incr("k", MINUTE) == 2
+
+
+def test_the_server_is_asked_once_a_call(create, hanging):
+    storage = create(f"//?host={hanging.folder}", max_size=1)
+    storage.incr("k", MINUTE)
+    before = hanging.requests
+    for hits in range(2, 12):
+        assert storage.incr("k", MINUTE) == hits
+    assert hanging.requests - before == 10
+
+
+def test_a_database_that_hangs_is_an_error_in_time_and_comes_back(create, hanging):
+    storage = create(f"//?host={hanging.folder}", max_size=2, timeout=0.3, query_timeout=0.3)
+    assert storage.incr("k", MINUTE) == 1
+    hanging.hangs = True
+    for _ in range(4):  # the connection that is there, and others that can't be made
+        with pytest.raises(psycopg.OperationalError):
+            storage.incr("k", MINUTE)
+    hanging.hangs = False
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            assert storage.incr("k", MINUTE) == 2
+            break
+        except psycopg.OperationalError:
+            assert time.monotonic() < deadline
+
+
+def test_nobody_need_ask_for_time_outs(create, monkeypatch):
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    pool = create().pool
+    # A pause between two tries to connect is never longer than the reconnect_timeout.
+    assert (pool.timeout, pool.reconnect_timeout, pool.kwargs["connect_timeout"]) == (5, 2, 5)
+    assert "connect_timeout" not in create("//?connect_timeout=3").pool.kwargs
+    assert create(reconnect_timeout=9).pool.reconnect_timeout == 9
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "4")
+    assert "connect_timeout" not in create().pool.kwargs
+
+
+def test_of_the_arguments_of_a_connection_some_can_be_given(create):
+    storage = create(kwargs={"application_name": "mine"})
+    assert storage.incr("k", MINUTE) == 1
+    assert storage.pool.kwargs["autocommit"] and storage.pool.kwargs["application_name"] == "mine"
+
+
+def test_an_extension_in_a_schema_of_its_own_is_found_by_the_search_path(create):
+    with pytest.raises(psycopg.errors.UndefinedFunction):
+        create("///elsewhere").incr("k", MINUTE)
+    storage = create("///elsewhere?options=-csearch_path%3Dlimits")
+    for method, arguments in calls(parse("3 per minute")):
+        getattr(storage, method)(*arguments)
 
 
 def test_memory_counts_in_a_read_only_session_and_the_table_says_that_it_cannot(create):
@@ -266,20 +334,24 @@ def test_memory_counts_in_a_read_only_session_and_the_table_says_that_it_cannot(
         create(read_only).incr("k", MINUTE)
 
 
-def test_nothing_is_prepared(create):
-    storage = create(max_size=1)
-    for _ in range(10):
-        storage.incr("k", MINUTE)
+@pytest.mark.parametrize("prepare, statements", [(False, 0), (True, 3)])
+def test_statements_are_prepared_where_one_asks_for_it(create, prepare, statements):
+    storage = create(max_size=1, prepare=prepare)
+    for hits in range(1, 11):
+        assert storage.incr("k", MINUTE) == hits
+    assert storage.get("k") == 10
+    storage.clear("k")
+    prepared = "SELECT count(*) FROM pg_prepared_statements"
 
-    async def prepared():
+    async def count():
         async with storage.pool.connection() as connection:
-            return (await (await connection.execute("SELECT count(*) FROM pg_prepared_statements")).fetchone())[0]
+            return (await (await connection.execute(prepared, prepare=False)).fetchone())[0]
 
     if isinstance(storage, RateLimitStorage):
         with storage.pool.connection() as connection:
-            assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+            assert connection.execute(prepared, prepare=False).fetchone() == (statements,)
     else:
-        assert storage.run(prepared()) == 0
+        assert storage.run(count()) == statements
 
 
 def test_a_pool_that_is_handed_in_is_used_and_each_call_commits(name):
@@ -314,13 +386,14 @@ def test_what_is_wrong_is_named(kind, create, limiter):
         ({"pool": "pool"}, "pool is 'pool'; allowed: a .*ConnectionPool"),
         ({"pool": other(open=False)}, "pool is .*; allowed: a "),
         ({"address": "//?sslmod=require"}, "sslmod"),
+        ({"query_timeout": 0}, "query_timeout is 0; allowed: seconds, more than 0"),
     ]:
         with pytest.raises(ConfigurationError, match=message):
             create(**options)
     with pytest.raises(TypeError, match="max_sise"):
         create(max_sise=3)
     mine = AsyncConnectionPool if kind == "async" else ConnectionPool
-    for options in ({"address": "//localhost"}, {"max_size": 3}):
+    for options in ({"address": "//localhost"}, {"max_size": 3}, {"prepare": True}, {"query_timeout": 3}):
         with pytest.raises(ConfigurationError, match="pool: "):
             create(pool=mine(open=False), **options)
 
