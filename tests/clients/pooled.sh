@@ -1,0 +1,61 @@
+# Sourced by what runs programs behind PgBouncer, after scripts/common.sh; $pgbouncer is where it is kept.
+# shellcheck shell=bash
+pgbouncer=$repo/target/clients/pgbouncer
+
+# fetch_pgbouncer: of Debian 13, since that of 12 knows no prepared statements; with all of its libraries, down to the C
+# library.
+fetch_pgbouncer() {
+    [ ! -x "$pgbouncer/pgbouncer" ] || return 0
+    say "fetching pgbouncer (Debian trixie)"
+    local new=$pgbouncer.new
+    rm -rf "$pgbouncer" "$new"
+    mkdir -p "$new"/apt/{lists/partial,archives/partial}
+    echo "deb $(mirror) trixie main" >"$new/apt/sources.list"
+    apt() {
+        apt-get -qq -o Dir::Etc::SourceList="$new/apt/sources.list" -o Dir::Etc::SourceParts=- \
+            -o Dir::State::Lists="$new/apt/lists" -o Dir::Cache="$new/apt" -o APT::Sandbox::User= \
+            -o APT::Default-Release= -o Acquire::Languages=none -o Acquire::Retries=3 "$@" >&2
+    }
+    apt update && (cd "$new/apt" && apt download pgbouncer libaudit1 libc6 libcap2 libcap-ng0 libcares2 \
+        libevent-2.1-7t64 libpam0g libssl3t64 libsystemd0 libzstd1 zlib1g &&
+        for deb in *.deb; do dpkg-deb -x "$deb" "$new/tree" || exit; done) || return
+    cp -L "$new"/tree/usr/lib/*-linux-gnu/{ld-linux-*,lib*.so.*} "$new/tree/usr/sbin/pgbouncer" "$new/" &&
+        rm -rf "$new/apt" "$new/tree" && mv "$new" "$pgbouncer"
+}
+
+# pooled PREPARED COMMAND…: with PgBouncer between it and the server, and its max_prepared_statements. It runs as the
+# server's user, in a folder of its own.
+pooled() (
+    folder=$(mktemp -d /tmp/ratelimit-pool.XXXXXX) # short: a socket's path ends at 107 bytes
+    at_exit "[ ! -s $folder/pid ] || kill -QUIT \$(cat $folder/pid); rm -rf $folder"
+    cp "$pgbouncer"/* "$folder/"
+    printf '"%s" ""\n' "$PGUSER" postgres >"$folder/users"
+    cat >"$folder/ini" <<END
+[databases]
+* = host=$PGHOST port=$PGPORT
+[pgbouncer]
+pool_mode = transaction
+default_pool_size = 4
+max_client_conn = 40
+max_prepared_statements = $1
+query_wait_timeout = 30
+unix_socket_dir = $folder
+listen_addr =
+auth_type = trust
+auth_file = $folder/users
+admin_users = postgres
+log_connections = 0
+log_disconnections = 0
+logfile = $folder/log
+pidfile = $folder/pid
+END
+    chmod 755 "$folder"
+    [ "$(id -u)" -ne 0 ] || chown -R postgres: "$folder"
+    as_server "$folder"/ld-linux-* --library-path "$folder" "$folder/pgbouncer" -q -d "$folder/ini" ||
+        { cat "$folder/log" && return 1; }
+    for _ in {1..100}; do # it listens a moment later
+        ! "$bindir/psql" -X -h "$folder" -p 6432 -U postgres -d pgbouncer -c 'SHOW VERSION' >/dev/null 2>&1 || break
+        sleep 0.1
+    done
+    PGHOST=$folder PGPORT=6432 "${@:2}" || { cat "$folder/log" && return 1; }
+)
