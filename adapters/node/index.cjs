@@ -2,18 +2,18 @@
 const { createHash } = require('node:crypto');
 
 /** Of one row of rl_limit or rl_check. Times are epoch milliseconds: a pool may read a timestamptz as it likes. */
-const HITS = 'ok, capacity - remaining AS hits, (extract(epoch FROM reset_at) * 1000)::float8 AS reset';
+const HITS = "ok, capacity - remaining AS hits, date_part('epoch', reset_at) * 1000 AS reset";
 /** The statements, by the names under which they are prepared. */
 const SQL = {
     take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
     // reset_at is rounded up to a millisecond: 60 seconds must not become 61.
     take_in_seconds: `
-        SELECT ${HITS}, ceil(extract(epoch FROM reset_at - clock_timestamp()) - 0.001)::int AS seconds
+        SELECT ${HITS}, ceil(date_part('epoch', reset_at - clock_timestamp()) - 0.001)::int AS seconds
         FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
     // Whether a window is open, since a key in one may have no hits, when all were given back.
     look: `
         SELECT ${HITS}, (rl_state($1::text, $2::text, $3::jsonb) ->> 'ts')::float8 + ($3::jsonb ->> 'period')::float8
-            > extract(epoch FROM clock_timestamp()) * 1000 AS open
+            > date_part('epoch', clock_timestamp()) * 1000 AS open
         FROM rl_check($1::text, $2::text, config => $3::jsonb)`,
     give_back: 'SELECT FROM rl_credit($1::text, $2::text, 1, config => $3::jsonb)',
     reset: 'SELECT rl_reset($1::text, $2::text)',
@@ -52,49 +52,35 @@ class Database {
 
     /** The row that a statement of SQL returns, within the time-out. */
     async row(statement, values) {
-        const config = { text: SQL[statement], values };
+        const config = { text: SQL[statement], values, query_timeout: this.#timeout };
         if (this.#prepare) config.name = `ratelimit_store_${statement}`;
-        const until = Date.now() + this.#timeout;
-        if (typeof this.#pool.totalCount !== 'number') {
-            // No Pool of pg, but one client.
-            const { rows } = await this.#pool.query({ ...config, query_timeout: this.#timeout });
-            return rows[0];
-        }
-        const client = await this.#connect();
-        let error;
-        const lost = (event) => { error = event; };
-        client.on('error', lost);
-        try {
-            const { rows } = await client.query({ ...config, query_timeout: Math.max(until - Date.now(), 1) });
-            return rows[0];
-        } catch (thrown) {
-            error = thrown;
-            throw thrown;
-        } finally {
-            client.off('error', lost);
-            client.release(error); // with an error the pool closes it
-        }
-    }
-
-    /** A client of the pool. One that comes too late goes back unused. */
-    #connect() {
+        // No Pool of pg, but one client.
+        if (typeof this.#pool.totalCount !== 'number') return (await this.#pool.query(config)).rows[0];
         return new Promise((resolve, reject) => {
+            const until = Date.now() + this.#timeout;
             let late = false;
             const timer = setTimeout(() => {
                 late = true;
                 reject(new Error(`${this.kind}: there was no connection to the database within ${this.#timeout} ms`));
             }, this.#timeout);
-            this.#pool.connect().then((client) => {
+            this.#pool.connect((error, client, release) => {
                 clearTimeout(timer);
-                if (late) client.release();
-                else resolve(client);
-            }, (error) => {
-                clearTimeout(timer);
-                reject(error);
+                if (error) return reject(error);
+                if (late) return release();
+                client.on('error', ignore); // the query ends with it, too
+                config.query_timeout = Math.max(until - Date.now(), 1);
+                client.query(config, (error, result) => {
+                    client.off('error', ignore);
+                    release(error); // with an error the pool closes the connection
+                    if (error) reject(error);
+                    else resolve(result.rows[0]);
+                });
             });
         });
     }
 }
+
+function ignore() {}
 
 /** A key as the extension takes it: one that is too long, or has a NUL in it, by its hash. */
 function keyOf(key) {
