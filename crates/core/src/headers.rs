@@ -28,7 +28,7 @@
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use serde_json::{Value, json};
 
-use crate::{Limit, Micros};
+use crate::{Kind, Limit, Micros};
 
 /// Which headers, and in what JSON.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -111,7 +111,7 @@ fn retry(header: &'static str, outcome: &Outcome) -> impl Iterator<Item = (&'sta
     outcome.wait().map(|wait| (header, seconds(wait).to_string())).into_iter()
 }
 
-/// The structured fields of draft-ietf-httpapi-ratelimit-headers: `q` tokens every `w` seconds, `r`
+/// The structured fields of draft-ietf-httpapi-ratelimit-headers: `q` of the unit `qu` every `w` seconds, `r`
 /// remaining, more of them in `t` seconds.
 fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
     let name = structured_string(name);
@@ -120,19 +120,34 @@ fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
         false => (tokens(outcome.capacity), None), // a key's own limit, under a name that has none
     };
     let mut policy = format!("{name};q={quota}");
+    if limit.kind() == Kind::Concurrency {
+        policy += ";qu=\"concurrent-requests\""; // otherwise the unit is requests
+    }
     if let Some(window) = window {
         policy += &format!(";w={window}");
     }
     let mut current = format!("{name};r={}", tokens(outcome.remaining));
-    if let Some(reset_at) = outcome.reset_at {
-        // The draft wants no Retry-After that is earlier than t, so t is the earlier of the two.
-        let reset = reset_at.minus(now);
-        let until = outcome.wait().map_or(reset, |wait| wait.min(reset));
+    if let Some(until) = until_more(limit, outcome, now) {
         current += &format!(";t={}", seconds(until));
     }
     let mut headers = vec![("RateLimit-Policy", policy), ("RateLimit", current)];
     headers.extend(retry("Retry-After", outcome));
     headers
+}
+
+/// From `now` until more tokens are there: to the reset, or the retry of a denial, since the draft wants no
+/// Retry-After that is earlier; of a bucket without a whole token, until it has one. `None`: unknown.
+fn until_more(limit: &Limit, outcome: &Outcome, now: Micros) -> Option<Micros> {
+    let reset = outcome.reset_at?.minus(now);
+    let until = outcome.wait().map_or(reset, |wait| wait.min(reset));
+    if limit.kind() != Kind::TokenBucket || outcome.remaining >= 1.0 || outcome.capacity <= 1.0 {
+        return Some(until);
+    }
+    // At the rate at which it is full by the reset, which is the key's own. That is rounded up to a millisecond, so
+    // this is rounded to one: no second may come of it.
+    let share = (1.0 - outcome.remaining) / (outcome.capacity - outcome.remaining);
+    let next = Micros::from_millis((reset.0 as f64 * share / 1e3).round());
+    Some(until.min(next))
 }
 
 /// The headers of GitHub's API.
@@ -275,7 +290,7 @@ mod tests {
             let github = headers(Style::Github, b"api", &bucket(), &outcome, NOW);
             assert_eq!(github["retry-after"], Value::Null);
         }
-        assert_eq!(ietf(&bucket(), &reserved)["RateLimit"], r#""api";r=0;t=18"#);
+        assert_eq!(ietf(&bucket(), &reserved)["RateLimit"], r#""api";r=0;t=8"#);
     }
 
     #[test]
@@ -298,6 +313,56 @@ mod tests {
         assert_eq!(t(None, seconds(-1.0)), ";t=0");
         let unknown = Outcome { reset_at: None, ..DENIED };
         assert_eq!(ietf(&bucket(), &unknown)["RateLimit"], r#""api";r=7"#);
+    }
+
+    /// The RateLimit of a bucket of 10 a minute with so much left.
+    fn with_left(remaining: f64, ok: bool) -> Value {
+        let to_full = seconds((10.0 - remaining) * 6.0);
+        let retry_after = (!ok).then(|| seconds((1.0 - remaining) * 6.0));
+        let reset_at = Some(NOW.plus(to_full));
+        let outcome = Outcome { ok, retry_after, remaining, capacity: 10.0, reset_at };
+        ietf(&bucket(), &outcome)["RateLimit"].clone()
+    }
+
+    #[test]
+    fn without_a_whole_token_the_reset_is_when_there_is_one() {
+        for ok in [true, false] {
+            assert_eq!(with_left(0.7, ok), r#""api";r=0;t=2"#);
+            assert_eq!(with_left(0.0, ok), r#""api";r=0;t=6"#);
+            assert_eq!(with_left(-2.0, ok), r#""api";r=0;t=18"#);
+        }
+        assert_eq!(with_left(1.0, true), r#""api";r=1;t=54"#);
+        // It never has one; others get theirs at once, or tell no more than the reset.
+        let span = seconds(30.0);
+        let none = Outcome { ok: true, remaining: 0.2, reset_at: Some(NOW.plus(span)), ..DENIED };
+        let small = Outcome { capacity: 0.7, ..none };
+        assert_eq!(
+            ietf(&limit("token bucket", 0.7, 60_000.0), &small)["RateLimit"],
+            r#""api";r=0;t=30"#
+        );
+        for kind in ["fixed window", "sliding window", "sliding log"] {
+            assert_eq!(
+                ietf(&limit(kind, 10.0, 60_000.0), &none)["RateLimit"],
+                r#""api";r=0;t=30"#,
+                "{kind}"
+            );
+        }
+        // The reset is rounded up to a millisecond: of that no second may come.
+        let remaining = 1.0 - 2.0 / 6.0;
+        let reset_at = Some(NOW.plus(seconds((10.0 - remaining) * 6.0)).plus(Micros(999)));
+        let outcome = Outcome { ok: true, remaining, reset_at, ..DENIED };
+        assert_eq!(ietf(&bucket(), &outcome)["RateLimit"], r#""api";r=0;t=2"#);
+    }
+
+    #[test]
+    fn slots_are_concurrent_requests() {
+        let slots = parse(r#"{"kind": "concurrency", "slots": 3, "ttl": 60000}"#).unwrap();
+        let outcome = Outcome { ok: true, remaining: 2.0, capacity: 3.0, ..DENIED };
+        assert_eq!(
+            ietf(&slots, &outcome)["RateLimit-Policy"],
+            r#""api";q=3;qu="concurrent-requests""#
+        );
+        assert_eq!(ietf(&slots, &outcome)["RateLimit"], r#""api";r=2;t=18"#);
     }
 
     #[test]
