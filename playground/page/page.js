@@ -41,6 +41,7 @@ class Panel {
         this.inputs = [...this.root.querySelectorAll('[name]')];
         this.$('[name=kind]').value = kind;
         for (const input of this.inputs) input.name = `${id}-${input.name}`;
+        this.$('.error').id = `${id}-error`;
         this.changes = 0; // how often a call changed the level
         this.forget();
     }
@@ -168,11 +169,19 @@ class Panel {
         this.$('.result').textContent = JSON.stringify(body.error ?? body.result, null, 2);
     }
 
-    // Shows an error of the server, or none.
+    // Shows an error of the server, or none, and marks the field that it names.
     fail(error) {
         const box = this.$('.error');
         box.hidden = !error;
         const lines = error ? [error.message, error.detail, error.hint].filter(Boolean) : [];
+        const [, field] = /"(\w+)" is /.exec(error?.message) ?? [];
+        for (const input of this.inputs) {
+            const invalid = input.name === `${this.id}-${field}`;
+            for (const [name, value] of [['aria-invalid', 'true'], ['aria-errormessage', box.id]]) {
+                if (invalid) input.setAttribute(name, value);
+                else input.removeAttribute(name);
+            }
+        }
         box.replaceChildren(...lines.map((line) => Object.assign(document.createElement('p'), { textContent: line })));
     }
 
@@ -282,6 +291,8 @@ document.getElementById('reset').addEventListener('click', () => { for (const pa
 
 const rate = () => { document.getElementById('per-second-shown').textContent = form.elements['per-second'].value; };
 const layout = () => {
+    // What gets the focus is not scrolled to below the bar, which is higher where the page is narrow.
+    document.documentElement.style.scrollPaddingTop = `${document.querySelector('.requests').offsetHeight + 8}px`;
     // Twice the longer period, but neither a blur nor a standstill.
     const longest = Math.max(...panels.map(({ period }) => period || 0));
     for (const panel of panels) panel.layout(Math.min(Math.max(2 * longest, 10_000), 120_000));

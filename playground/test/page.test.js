@@ -363,6 +363,51 @@ test('800 pixels are wide enough for both panels', async () => {
 const call = (path, query, options = { method: 'POST' }) => fetch(`${playground.address}/${path}?${new URLSearchParams(query)}`, options);
 const LOG = { name: `x ${Date.now()}`, kind: 'sliding log', rate: 1, period: 3600 };
 
+test('on a phone the fields are seen that the keyboard reaches, and every choice in full', async () => {
+    for (const width of [320, 390, 641, 800, 961]) {
+        const page = await visit({}, { viewport: { width, height: 640 } });
+        const cut = await page.locator('select').evaluateAll((selects) => selects.filter((select) => {
+            const { width } = select.getBoundingClientRect();
+            select.style.width = 'max-content';
+            const needed = select.getBoundingClientRect().width;
+            select.style.width = '';
+            return needed > width;
+        }).map(({ name }) => name));
+        assert.deepEqual(cut, [], `${width} px`);
+
+        // Backwards from the end of the page: each comes in from above, where the bar is.
+        await page.locator('#b .result').focus();
+        for (let n = 0; n < 14; n++) {
+            await page.keyboard.press('Shift+Tab');
+            const hidden = await page.evaluate(() => {
+                const bar = document.querySelector('.requests');
+                const field = document.activeElement;
+                if (bar.contains(field) || field === document.body) return false;
+                return field.getBoundingClientRect().top < bar.getBoundingClientRect().bottom && `${field.name || field.className}`;
+            });
+            assert.equal(hidden, false, `${width} px`);
+        }
+    }
+});
+
+test('the page has a main part, and an error tells which field it is of', async () => {
+    const page = await visit({ 'a-rate': 0 });
+    await page.getByRole('main').getByRole('button', { name: 'Hit', exact: true }).waitFor();
+    const invalid = () => page.locator('[aria-invalid=true]').evaluateAll((all) => all.map(({ name }) => name));
+    assert.deepEqual(await invalid(), ['a-rate']);
+    const told = await page.locator('[name=a-rate]').evaluate((field) => document.getElementById(field.getAttribute('aria-errormessage')).textContent);
+    assert.match(told, /"rate" is 0/);
+    await page.locator('[name=a-rate]').fill('5');
+    await page.locator('[name=a-period]').fill('-1');
+    await page.keyboard.press('Tab');
+    await page.waitForFunction(() => document.querySelector('[name=a-period]').getAttribute('aria-invalid') === 'true');
+    assert.deepEqual(await invalid(), ['a-period']);
+    await page.locator('[name=a-period]').fill('10');
+    await page.keyboard.press('Tab');
+    await page.waitForFunction(() => !document.querySelector('[aria-invalid=true]'));
+    assert.equal(await page.locator('[name=a-rate]').getAttribute('aria-errormessage'), null);
+});
+
 test('whatever the parameters hold, they are data', async () => {
     for (const key of ["'; DROP TABLE x; --", '$1', '', '✓ é', 'a b&c']) {
         const first = await call('hit', { ...LOG, key });
