@@ -1,25 +1,39 @@
 -- More room for HOT updates: at 70, a thousand hot rows outgrew their pages.
 ALTER TABLE @extschema@.rateLimits SET (fillfactor = 40);
 
+-- At a cost of 10000 the calls of one statement over some thousand rows turned JIT on.
+ALTER FUNCTION @extschema@.rl_limit COST 200;
+ALTER FUNCTION @extschema@.rl_check COST 200;
+ALTER FUNCTION @extschema@.rl_credit COST 200;
+ALTER FUNCTION @extschema@.rl_limit_all COST 200;
+ALTER FUNCTION @extschema@.rl_check_all COST 200;
+ALTER FUNCTION @extschema@.rl_reset COST 200;
+ALTER FUNCTION @extschema@.rl_reset_all COST 200;
+ALTER FUNCTION @extschema@.rl_define COST 200;
+ALTER FUNCTION @extschema@.rl_undefine COST 200;
+ALTER FUNCTION @extschema@.rl_status COST 200;
+ALTER FUNCTION @extschema@.rl_prune COST 200;
+ALTER FUNCTION @extschema@.rl_headers COST 200;
+
 -- Numbers about all limits.
 CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz)
 RETURNS record
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
 COMMENT ON FUNCTION @extschema@.rl_memory IS $$how many keys the rate limits in memory have and have room for, and how many made room for others$$;
 CREATE FUNCTION @extschema@.rl_stats()
 RETURNS TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats';
 COMMENT ON FUNCTION @extschema@.rl_stats IS $$how many calls each rate limit allowed and denied, and the tokens that it gave$$;
 CREATE FUNCTION @extschema@.rl_stats_reset(name text DEFAULT NULL)
 RETURNS bigint
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats_reset';
 COMMENT ON FUNCTION @extschema@.rl_stats_reset IS $$sets the counters of a rate limit to zero, or those of all; returns of how many$$;
 CREATE FUNCTION @extschema@.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
 RETURNS TABLE (name text, key text, denied bigint, error bigint)
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
 COMMENT ON FUNCTION @extschema@.rl_top_denied IS $$the keys that are denied most, of a rate limit or of all: from denied - error to denied times$$;
 
@@ -45,12 +59,12 @@ COMMENT ON COLUMN @extschema@.rl_blocks.until IS 'when it is over; infinity: nev
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_blocks', '');
 CREATE FUNCTION @extschema@.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL)
 RETURNS timestamptz
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_block';
 COMMENT ON FUNCTION @extschema@.rl_block IS $$denies every call of a rate limit's key for a duration, or until a time, which may be infinity; returns until when$$;
 CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_unblock';
 COMMENT ON FUNCTION @extschema@.rl_unblock IS $$ends the block of a rate limit's key; false if it was not blocked$$;
 CREATE FUNCTION @extschema@.rl_blocks_changed()
@@ -81,22 +95,22 @@ AS 'MODULE_PATHNAME', 'rl_unlimited';
 COMMENT ON FUNCTION @extschema@.rl_unlimited IS $$config of no limit, for keys and names that are exempt$$;
 CREATE FUNCTION @extschema@.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text, OUT lapses_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
 RETURNS record
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_acquire';
 COMMENT ON FUNCTION @extschema@.rl_acquire IS $$takes count slots of a concurrency limit, and returns their lease, or when to ask again$$;
 CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
 RETURNS timestamptz
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_extend';
 COMMENT ON FUNCTION @extschema@.rl_extend IS $$extends a lease, to lapse its ttl from now; returns when that is, NULL if it has lapsed or was released$$;
 CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
 RETURNS boolean
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_release';
 COMMENT ON FUNCTION @extschema@.rl_release IS $$gives back the slots of a lease; false if it had lapsed or was released$$;
 CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
-LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_state';
 COMMENT ON FUNCTION @extschema@.rl_state IS $$the state of a rate limit, as rl_calculate takes it; NULL where there is none, so that it is full$$;
 CREATE FUNCTION @extschema@.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)

@@ -55,15 +55,16 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// Writes to the tables. The cost makes a planner evaluate it last.
+    /// Writes to the tables. The cost is about what a call takes, and more than that of a function in PL/pgSQL
+    /// (100), so that a planner evaluates it after plain conditions. A cost of thousands would turn JIT on where
+    /// a statement calls for each of some thousand rows.
     pub const WRITES: Effect =
-        Effect { sql: " VOLATILE PARALLEL UNSAFE COST 10000", allow: refuse_read_only };
+        Effect { sql: " VOLATILE PARALLEL UNSAFE COST 200", allow: refuse_read_only };
     /// Changes the state of limits: writes to the tables where these are kept there, and refuses itself
     /// where it can't.
     pub const TAKES: Effect = Effect { sql: Effect::WRITES.sql, allow: refuse_parallel };
     /// Reads the latest state and definitions, and the clock.
-    pub const READS: Effect =
-        Effect { sql: " VOLATILE PARALLEL UNSAFE COST 10000", allow: refuse_parallel };
+    pub const READS: Effect = Effect { sql: Effect::WRITES.sql, allow: refuse_parallel };
     /// Has none.
     pub const NONE: Effect = Effect { sql: " IMMUTABLE PARALLEL SAFE", allow: |_| Ok(()) };
     /// Is a window function's, and has no other than what that keeps of a partition.
