@@ -59,7 +59,7 @@ sql_function! {
         // A NULL is left to the table's own constraints.
         trigger.text(c"name")?.map(valid_name).transpose()?;
         trigger.text(c"key")?.map(valid_key).transpose()?;
-        catalog::announce_blocks(call.function())?;
+        catalog::announce(call.function(), trigger.relation())?;
         Ok(Proceed(trigger.proceed()))
     }
 }

@@ -43,7 +43,7 @@ sql_function! {
         trigger.text(c"name")?.map(valid_name).transpose()?;
         trigger.text(c"key")?.map(valid_key).transpose()?;
         trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
-        catalog::announce_definitions(call.function(), trigger.relation())?;
+        catalog::announce(call.function(), trigger.relation())?;
         Ok(Proceed(trigger.proceed()))
     }
 }

@@ -133,12 +133,12 @@ fn known_or_read(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> 
     }
 }
 
-/// Tells every session of this node that definitions have changed, for a trigger of `function` on `written`:
-/// that is rl_config, or where Citus distributes it this node's copy, which no session knows.
+/// Tells every session of this node that definitions or blocks have changed, for a trigger of `function` on
+/// `written`: that is rl_config or rl_blocks, or where Citus distributes it this node's copy, which no session knows.
 ///
 /// # Errors
 /// As [`current`].
-pub fn announce_definitions(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
+pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     invalidation::announce(written);
     // SAFETY: in a transaction.
     if unsafe { citus::is_installed() } {
@@ -147,15 +147,6 @@ pub fn announce_definitions(function: pg_sys::Oid, written: pg_sys::Oid) -> Resu
             invalidation::announce(rl_config);
         }
     }
-    Ok(())
-}
-
-/// Tells every session of this node that blocks have changed, as of definitions, with which they are cached.
-///
-/// # Errors
-/// As [`current`].
-pub fn announce_blocks(function: pg_sys::Oid) -> Result<()> {
-    invalidation::announce(current(function, TableLock::Read)?.rl_config.oid);
     Ok(())
 }
 

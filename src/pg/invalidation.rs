@@ -19,7 +19,7 @@ thread_local! {
     static TABLES: Cell<Option<Tables>> = const { Cell::new(None) };
     /// Counts the invalidations that may have changed the catalog.
     static CHANGES: Cell<u64> = const { Cell::new(1) };
-    /// Counts the invalidations that may have changed a definition.
+    /// Counts the invalidations that may have changed a definition, or a block, which are cached together.
     static DEFINITION_CHANGES: Cell<u64> = const { Cell::new(1) };
     /// The cached composite types, as relations.
     static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
@@ -52,8 +52,8 @@ pub fn watch_tables(tables: Option<Tables>) {
 unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys::Oid) {
     let (ours, definitions) = match TABLES.get() {
         Some(Tables { rate_limits, rl_config, rl_blocks }) => {
-            let definitions = relation == rl_config;
-            (definitions || relation == rate_limits || Some(relation) == rl_blocks, definitions)
+            let definitions = relation == rl_config || Some(relation) == rl_blocks;
+            (definitions || relation == rate_limits, definitions)
         }
         None => (true, true),
     };
@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
     CHANGES.set(CHANGES.get() + 1);
 }
 
-/// Returns the count of changes of definitions that this backend has processed.
+/// Returns the count of changes of definitions and blocks that this backend has processed.
 pub fn definition_changes() -> u64 {
     DEFINITION_CHANGES.get()
 }

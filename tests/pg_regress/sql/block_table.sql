@@ -23,3 +23,15 @@ SELECT ok FROM rl_limit('bt', 'owned');
 DROP SCHEMA bt_other;
 TRUNCATE rl_blocks;
 SELECT ok FROM rl_limit('bt', 'owned');
+-- Where a restore (pg_restore --data-only --disable-triggers) or its owner writes it while its triggers are off,
+-- what is remembered goes when they are on again.
+ALTER TABLE rl_blocks DISABLE TRIGGER ALL;
+INSERT INTO rl_blocks VALUES ('bt', 'restored', '2027-01-01 13:00:00+00');
+ALTER TABLE rl_blocks ENABLE TRIGGER ALL;
+SELECT ok FROM rl_limit('bt', 'restored');
+ALTER TABLE rl_blocks DISABLE TRIGGER ALL;
+DELETE FROM rl_blocks;
+SELECT ok FROM rl_limit('bt', 'restored');
+ALTER TABLE rl_blocks ENABLE TRIGGER ALL;
+SELECT ok FROM rl_limit('bt', 'restored');
+ALTER TABLE rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed, ENABLE ALWAYS TRIGGER rl_blocks_truncated;
