@@ -64,8 +64,8 @@ BEGIN
         END IF;
     END IF;
 
-    -- Calls wait here until all is done.
-    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', definitions, blocks, states);
+    -- Calls wait here until all is done. In the order in which they lock: the states first.
+    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
     FOREACH reference IN ARRAY ARRAY[definitions, blocks] LOOP
         CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = reference);
         -- Its triggers check what is written and tell the sessions of a node, so every copy has them.
@@ -144,8 +144,8 @@ BEGIN
         RAISE EXCEPTION 'rl_undistribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 
-    -- Calls wait here until all is done.
-    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', definitions, blocks, states);
+    -- Calls wait here until all is done. In the order in which they lock: the states first.
+    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
     FOR shell IN
         SELECT table_of.logicalrelid AS oid, class.relname AS name
         FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid

@@ -30,9 +30,10 @@ sql_function! {
         until: Option<Timestamptz> = "NULL",
     ) -> Timestamptz {
         let until = end(duration, until)?;
-        let catalog = catalog::current(call.function(), TableLock::Read)?;
-        check_limit(&catalog, name.0, key.0)?;
-        blocks::put(&catalog, name.0, key.0, until)?;
+        catalog::with(call.function(), TableLock::Read, |catalog| {
+            check_limit(catalog, name.0, key.0)?;
+            blocks::put(catalog, name.0, key.0, until)
+        })?;
         Ok(match until {
             FOR_GOOD => Timestamptz::infinity(),
             until => Timestamptz::nearest(until),
@@ -44,8 +45,9 @@ sql_function! {
     /// 25006 in a read-only transaction.
     #[sql(WRITES, comment = "ends the block of a rate limit's key; false if it was not blocked")]
     fn rl_unblock(call: &Call, name: Name, key: Key = "''") -> bool {
-        let catalog = catalog::current(call.function(), TableLock::Read)?;
-        blocks::remove(&catalog, name.0, key.0)
+        catalog::with(call.function(), TableLock::Read, |catalog| {
+            blocks::remove(catalog, name.0, key.0)
+        })
     }
 }
 

@@ -15,8 +15,9 @@ sql_function! {
         comment = "creates or replaces a named rate limit, or its override for one key; false if it stood there already"
     )]
     fn rl_define(call: &Call, name: Name, config: Jsonb, key: Key = "''") -> bool {
-        let catalog = catalog::current(call.function(), TableLock::Read)?;
-        definitions::define(&catalog, name.0, key.0, config)
+        catalog::with(call.function(), TableLock::Read, |catalog| {
+            definitions::define(catalog, name.0, key.0, config)
+        })
     }
 }
 
@@ -27,8 +28,9 @@ sql_function! {
         comment = "drops a named rate limit, or its override for one key; false if there was none; state stays until reset"
     )]
     fn rl_undefine(call: &Call, name: Name, key: Key = "''") -> bool {
-        let catalog = catalog::current(call.function(), TableLock::Read)?;
-        definitions::undefine(&catalog, name.0, key.0)
+        catalog::with(call.function(), TableLock::Read, |catalog| {
+            definitions::undefine(catalog, name.0, key.0)
+        })
     }
 }
 

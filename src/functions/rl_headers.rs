@@ -33,10 +33,9 @@ sql_function! {
         let (outcome, now) = outcome(&result)?;
         let limit = match config {
             Some(config) => definitions::inline(config)?,
-            None => {
-                let catalog = catalog::current(call.function(), TableLock::Read)?;
-                definitions::of_name(&catalog, name.0)?
-            }
+            None => catalog::with(call.function(), TableLock::Read, |catalog| {
+                definitions::of_name(catalog, name.0)
+            })?,
         };
         // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.
         let now = now.unwrap_or_else(|| clock::now().ceil_to_millis());

@@ -61,6 +61,29 @@ thread_local! {
     static CATALOG: RefCell<Option<Rc<Catalog>>> = const { RefCell::new(None) };
     /// The [`invalidation::changes`] at which CATALOG was read.
     static SEEN: Cell<u64> = const { Cell::new(0) };
+    /// The lock on rateLimits that the running call needs.
+    static LOCK: Cell<TableLock> = const { Cell::new(TableLock::Read) };
+}
+
+/// Sets LOCK while a call runs, also one inside another's, by a trigger.
+struct Running(TableLock);
+
+impl Running {
+    fn with(lock: TableLock) -> Running {
+        Running(LOCK.replace(lock))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        LOCK.set(self.0);
+    }
+}
+
+/// The lock on rateLimits that the running call needs. Whoever locks another of the tables takes it first, as
+/// [`with`] does: in any other order calls and what locks all of them could deadlock.
+pub fn first_lock() -> TableLock {
+    LOCK.get()
 }
 
 /// Whether no invalidation has come since the catalog was read.
@@ -79,6 +102,7 @@ pub fn with<T>(
     lock: TableLock,
     mut work: impl FnMut(&Catalog) -> Result<T>,
 ) -> Result<T> {
+    let _running = Running::with(lock);
     new_command();
     with_snapshot(|| {
         let mut catalog = known_or_read(function, lock)?;

@@ -98,7 +98,13 @@ pub fn with_owner<T>(
     let _depth = Depth::enter();
     // SAFETY: user and connection are restored on every way out that does not abort.
     unsafe {
-        with_lasting_locks(|| pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE));
+        with_lasting_locks(|| {
+            if table != catalog.rate_limits {
+                let first = catalog::first_lock() as pg_sys::LOCKMODE;
+                pg_sys::LockRelationOid(catalog.rate_limits.oid, first);
+            }
+            pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE);
+        });
         // The wait for the lock may have been for another owner, with triggers of his own.
         let owner = catalog::owner_of(table.oid).ok_or(Error::Moved)?;
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
