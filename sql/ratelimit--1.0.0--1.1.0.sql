@@ -122,7 +122,7 @@ COMMENT ON FUNCTION @extschema@.rl_replay IS $$window function: what a limit ans
 COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens in the limit after this call; negative: debt or overage; NULL without a limit';
 COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most that the limit holds; NULL without a limit';
 COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, as if the row were not there';
-COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens that the window before used; concurrency: 0';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens that the window before used; fixed window: minus those that the window brought; concurrency: 0';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: when each token was taken, oldest first; concurrency: of each slot when its lease was given, and when that lapses';
 
 -- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.

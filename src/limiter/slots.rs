@@ -45,7 +45,7 @@ fn of_state(slot: &State) -> Option<(Lease, Micros)> {
 
 /// Whether an entry is a slot of a key that has another, its first.
 pub fn is_further_slot(state: &State) -> bool {
-    state.prior.is_some() && state.value < 0.0
+    state.prior.is_some() && state.brought().is_none() && state.value < 0.0
 }
 
 impl Found {

@@ -5,7 +5,7 @@
 //! | kind | state | a burst is bounded by | source |
 //! |---|---|---|---|
 //! | [`TokenBucket`] | 2 numbers | `capacity`, and `rate` a period on top | [Convex], [its code][convex-code] |
-//! | [`FixedWindow`] | 2 numbers | `capacity` a window, so twice that around a turn | [Convex], [its code][convex-code] |
+//! | [`FixedWindow`] | 3 numbers | `capacity` a window, so twice that around a turn | [Convex], [its code][convex-code] |
 //! | [`SlidingWindow`] | 3 numbers | about `rate` in any period | [Cloudflare], [Upstash] |
 //! | [`SlidingLog`] | a time for each token | exactly `rate` in any period | [Figma] |
 //! | [`Concurrency`] | an id and a time for each lease | exactly `slots` at once | see there |
@@ -148,11 +148,21 @@ pub struct State {
     pub value: f64,
     /// When `value` was counted; for the window kinds, the window's start.
     pub ts: Micros,
-    /// Sliding window only: what the window before used. Concurrency: 0, which tells its log from the other.
+    /// Sliding window: what the window before used. Fixed window: see [`State::brought`]. Concurrency: 0, which
+    /// tells its log from the other.
     pub prior: Option<f64>,
     /// Sliding log: one entry a token, oldest first. Concurrency: of each slot that is taken id and time of its
     /// [`Lease`].
     pub log: Option<Vec<Micros>>,
+}
+
+impl State {
+    /// Of a fixed window the tokens that its window brought, of which `value` is left, beside what rolled over. It
+    /// is kept as a negative `prior`, -0 included, which no sliding window has.
+    pub fn brought(&self) -> Option<f64> {
+        let is_own = |prior: &f64| prior.is_sign_negative() && prior.is_finite();
+        self.prior.filter(is_own).filter(|_| self.log.is_none()).map(|prior| -prior)
+    }
 }
 
 /// What is in a limit at a time.
@@ -282,9 +292,11 @@ impl Limit {
     pub fn accepts(&self, state: &State) -> bool {
         match self {
             Limit::TokenBucket(_) | Limit::FixedWindow(_) => {
-                state.prior.is_none() && state.log.is_none()
+                (state.prior.is_none() || state.brought().is_some()) && state.log.is_none()
             }
-            Limit::SlidingWindow(_) => state.prior.is_some() && state.log.is_none(),
+            Limit::SlidingWindow(_) => {
+                state.prior.is_some() && state.brought().is_none() && state.log.is_none()
+            }
             Limit::SlidingLog(_) => state.prior.is_none() && state.log.is_some(),
             Limit::Concurrency(_) => state.prior.is_some() && state.log.is_some(),
             Limit::Unlimited => false,

@@ -241,7 +241,9 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
 /// Writes a state as JSON, as [`parse`] reads it.
 pub fn to_json(state: &State) -> Value {
     let (value, ts) = (Amount(state.value), EpochMillis::from(state.ts));
-    let json = match (state.prior, &state.log) {
+    // What a fixed window brought is not among it: its state is that of the Convex component.
+    let prior = state.prior.filter(|_| state.brought().is_none());
+    let json = match (prior, &state.log) {
         (None, None) => serde_json::to_value(RefillState { value, ts }),
         (Some(_), Some(log)) => {
             let pairs = log.chunks_exact(2).map(|pair| [pair[0].into(), pair[1].into()]);

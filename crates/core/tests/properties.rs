@@ -4,6 +4,8 @@
 //! whole numbers, never the formulas of `src/algorithm`. Where an oracle computes with floats, it
 //! has no opinion within twice the tolerance of the contract.
 
+#[path = "properties/changed.rs"]
+mod changed;
 #[path = "properties/clock.rs"]
 mod clock;
 #[path = "properties/concurrency.rs"]

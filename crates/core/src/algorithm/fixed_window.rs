@@ -4,6 +4,11 @@
 //! the [article] and [component][code] of Convex; with a capacity above the rate, what was not used
 //! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
 //!
+//! What was used of a window stays used when the config changes. The state tells it: beside `value` it has what
+//! the window brought ([`State::brought`]), which is this config's `min(rate, capacity)` unless it has changed. A
+//! config that brings more gives the difference at once, one that brings less takes it from what is left, and
+//! makes no debt. A state without it, as that of the component has none, keeps its value.
+//!
 //! With overage a call passes beyond what is there, into a debt that ends with its window.
 //!
 //! [article]: https://stack.convex.dev/rate-limiting
@@ -117,7 +122,7 @@ impl FixedWindow {
             Windows::Every { start: Start::At(start), .. } => self.windows.window_start(start, now),
             _ => self.windows.window_start(phase, now),
         };
-        State { value: self.capacity, ts, prior: None, log: None }
+        State { value: self.capacity, ts, prior: Some(-self.brings()), log: None }
     }
 
     /// Full, not ahead of the clock, and in the phase that a new state would have.
@@ -125,6 +130,11 @@ impl FixedWindow {
         let (ts, tokens) = self.refilled(state, now);
         let in_phase = self.awaits_request(tokens) || ts == self.initial_state(now, phase).ts;
         ts <= now && tokens >= self.capacity && in_phase
+    }
+
+    /// What a window brings where none is left.
+    fn brings(&self) -> f64 {
+        self.rate.min(self.capacity)
     }
 
     /// When the window with the last token begins.
@@ -159,6 +169,22 @@ impl Refill for FixedWindow {
 
     fn overage(&self) -> bool {
         self.overage
+    }
+
+    fn value_of(&self, state: &State) -> f64 {
+        let Some(brought) = state.brought() else { return state.value };
+        let more = self.brings() - brought;
+        // What more was used than this config brings is no debt.
+        if more >= -state.value.max(0.0) { state.value + more } else { state.value.min(0.0) }
+    }
+
+    fn state(&self, value: f64, ts: Micros, before: &State) -> State {
+        // In the same window what was used stays, also where it is more than this config brings, while nothing is
+        // left of it.
+        let used = |brought| brought - before.value.max(0.0);
+        let same = ts == before.ts && value <= 0.0;
+        let at_least = before.brought().filter(|_| same).map_or(0.0, used);
+        State { value, ts, prior: Some(-self.brings().max(at_least)), log: None }
     }
 
     fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {

@@ -24,14 +24,21 @@ pub(super) trait Refill {
         false
     }
 
+    /// The value of a state under this config, which may have changed since.
+    fn value_of(&self, state: &State) -> f64 {
+        state.value
+    }
+
     /// The tokens that a state holds at its `ts`.
     fn stored_tokens(&self, state: &State) -> f64 {
+        let value = self.value_of(state);
         // Only a debt needs the bound, which can take some computing; an overage ends with its window.
-        if state.value < 0.0 && !self.overage() {
-            state.value.max(-self.max_debt(state.ts))
-        } else {
-            state.value
-        }
+        if value < 0.0 && !self.overage() { value.max(-self.max_debt(state.ts)) } else { value }
+    }
+
+    /// The state of so many tokens, which count from `ts`, after `before`.
+    fn state(&self, value: f64, ts: Micros, _before: &State) -> State {
+        State { value, ts, prior: None, log: None }
     }
 
     /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
@@ -120,7 +127,7 @@ pub(super) trait Refill {
             ok: true,
             retry_after: (wait > Micros(0)).then_some(wait),
             level: self.level_of(ts, value, now),
-            state: (count > 0.0).then_some(State { value, ts, prior: None, log: None }),
+            state: (count > 0.0).then(|| self.state(value, ts, state)),
         }
     }
 
@@ -144,7 +151,7 @@ pub(super) trait Refill {
                 .filter(|_| in_debt && !self.overage())
                 .map(|due| due.minus(now)),
             level: self.level_of(ts, value, now),
-            state: (value != available).then_some(State { value, ts, prior: None, log: None }),
+            state: (value != available).then(|| self.state(value, ts, state)),
         }
     }
 }

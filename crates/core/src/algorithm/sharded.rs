@@ -150,6 +150,15 @@ impl<'a> Shards<'a> {
         (0..self.states.len()).map(present).max().unwrap_or(now)
     }
 
+    /// The state of one of equal shards with so many tokens, which count from `ts`, after `before`.
+    fn state(shard: &Limit, value: f64, ts: Micros, before: &State) -> State {
+        match shard {
+            Limit::TokenBucket(limit) => limit.state(value, ts, before),
+            Limit::FixedWindow(limit) => limit.state(value, ts, before),
+            _ => State { value, ts, prior: None, log: None },
+        }
+    }
+
     /// The state of a limit that is not divided.
     fn undivided(&self) -> Option<&State> {
         match &self.states[..] {
@@ -196,9 +205,10 @@ impl<'a> Shards<'a> {
         if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
         }
-        let mut total = self.total(now);
-        total.value /= f64::from(shards.max(1));
-        vec![total; shards as usize]
+        let total = self.total(now);
+        let value = total.value / f64::from(shards.max(1));
+        let state = Self::state(&self.limit.shard_limit(shards), value, total.ts, &total);
+        vec![state; shards as usize]
     }
 
     /// The state of a shard, counted from 0, with the tokens that came in by `now`.
@@ -207,7 +217,7 @@ impl<'a> Shards<'a> {
     /// Where there is no such shard.
     pub fn refilled(&self, shard: usize, now: Micros) -> State {
         let (ts, value) = self.tokens(shard, now);
-        State { value, ts, prior: None, log: None }
+        Self::state(self.limit_of(shard), value, ts, &self.states[shard])
     }
 
     /// What the limit holds at `now`; it is full when its last shard is.
@@ -272,7 +282,7 @@ impl<'a> Shards<'a> {
         }
         for ((&shard, value), held) in among.iter().zip(values).zip(held) {
             if value != held {
-                self.states[shard] = State { value, ts, prior: None, log: None };
+                self.states[shard] = Self::state(&self.shard, value, ts, &self.states[shard]);
             }
         }
     }

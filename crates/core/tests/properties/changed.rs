@@ -1,0 +1,156 @@
+//! What of a fixed window was used stays used while its config changes: no sequence of plans admits more in a window
+//! than the largest of them, and none makes a debt.
+
+use proptest::prelude::*;
+use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide};
+
+use crate::cases;
+use crate::sharding::take;
+
+const HOUR: i64 = 3_600_000_000;
+
+/// A fixed window of an hour.
+fn window(rate: u32, capacity: u32, shards: u32, overage: bool) -> Limit {
+    let json = serde_json::json!({
+        "kind": "fixed window", "rate": rate, "period": "1 hour", "start": 0, "capacity": capacity, "shards": shards,
+        "overage": overage,
+    });
+    config::parse(&json.to_string()).unwrap()
+}
+
+/// A plan, by its tokens an hour, and what is asked of it.
+fn steps() -> impl Strategy<Value = Vec<(u32, u32)>> {
+    let plan = prop_oneof![Just(10u32), Just(100), Just(1000), 1..2000u32];
+    prop::collection::vec((plan, 0..1200u32), 1..40)
+}
+
+/// Checks a level against what was used of it.
+fn holds(remaining: f64, plan: u32, used: f64) -> Result<(), TestCaseError> {
+    let left = (f64::from(plan) - used).max(0.0);
+    prop_assert!((remaining - left).abs() < 1e-6, "{remaining}, not {left}: {used} of {plan}");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(512))]
+
+    #[test]
+    fn what_was_used_stays_used(steps in steps()) {
+        let (mut state, mut used, now) = (None::<State>, 0.0, Micros(HOUR / 2));
+        for (plan, count) in steps {
+            let limit = window(plan, plan, 1, false);
+            let before = state.clone().unwrap_or_else(|| limit.initial_state(now, now));
+            prop_assert!(limit.accepts(&before));
+            holds(limit.level(&before, now).remaining, plan, used)?;
+            let decision = decide(&limit, &before, now, count.into(), false);
+            prop_assert_eq!(decision.ok, f64::from(count) <= (f64::from(plan) - used).max(0.0));
+            if let Some(after) = decision.state {
+                used += f64::from(count);
+                holds(decision.level.remaining, plan, used)?;
+                state = Some(after);
+            }
+        }
+        // The next window is a whole one of whatever plan it is.
+        if let Some(state) = state {
+            let next = window(10, 10, 1, false).level(&state, Micros(HOUR));
+            prop_assert_eq!(next.remaining, 10.0);
+        }
+    }
+
+    #[test]
+    fn shards_together_keep_what_was_used(steps in steps(), shards in 2..5u32, free in any::<u64>()) {
+        let (now, mut used) = (Micros(HOUR / 2), 0.0);
+        let mut states: Option<Vec<State>> = None;
+        for (plan, count) in steps {
+            let limit = window(plan, plan, shards, false);
+            let fresh = || vec![limit.shard_limit(shards).initial_state(now, now); shards as usize];
+            let mut all = Shards::new(&limit, states.clone().unwrap_or_else(fresh));
+            // A shard whose share of a smaller plan is used up has no debt, where others have some left.
+            prop_assert!(all.level(now).remaining >= (f64::from(plan) - used).max(0.0) - 1e-6);
+            if take(&mut all, free, now, count.into(), false).is_some() {
+                used += f64::from(count);
+                states = Some(all.states().to_vec());
+            }
+            prop_assert!(used <= 2000.0 + 1e-6);
+        }
+    }
+
+    #[test]
+    fn an_overage_is_what_was_used_beyond_the_plan(steps in steps()) {
+        let (mut state, now) = (None::<State>, Micros(HOUR / 2));
+        let mut used = 0.0;
+        for (n, (plan, count)) in steps.into_iter().enumerate() {
+            // Larger ones only: what a smaller one leaves is no debt.
+            let limit = window(plan + 2000 * n as u32, plan + 2000 * n as u32, 1, true);
+            let before = state.clone().unwrap_or_else(|| limit.initial_state(now, now));
+            used += f64::from(count);
+            let decision = decide(&limit, &before, now, count.into(), false);
+            prop_assert_eq!(decision.level.remaining, limit.capacity() - used);
+            state = decision.state.or(state);
+        }
+    }
+
+    #[test]
+    fn a_smaller_plan_makes_no_debt(left in -50i32..=100, plan in 1..100u32, back in 0..60u32) {
+        let large = window(100, 100, 1, true);
+        let now = Micros(HOUR / 2);
+        let before = large.initial_state(now, now);
+        let state = decide(&large, &before, now, f64::from(100 - left), false).state.unwrap_or(before);
+        let small = window(plan, plan, 1, false);
+        let owed = f64::from(left).min(0.0);
+        let level = small.level(&state, now).remaining;
+        prop_assert_eq!(level, (f64::from(left) + f64::from(plan) - 100.0).max(owed));
+        // Given back, it is there, also at the next call.
+        let after = credit(&small, &state, now, back.into(), None).unwrap();
+        prop_assert_eq!(after.level.remaining, (level + f64::from(back)).min(plan.into()));
+        let state = after.state.unwrap_or(state);
+        prop_assert_eq!(small.level(&state, now), after.level);
+    }
+}
+
+/// What rolled over stays too, and a capacity alone gives nothing at once: it is about windows to come.
+#[test]
+fn what_rolled_over_stays() {
+    let now = Micros(HOUR / 2);
+    let small = window(100, 300, 1, false);
+    let spent =
+        |count| decide(&small, &small.initial_state(now, now), now, count, false).state.unwrap();
+    let state = spent(280.0); // 20 left of 300
+    assert_eq!(window(1000, 3000, 1, false).level(&state, now).remaining, 920.0);
+    assert_eq!(window(100, 600, 1, false).level(&state, now).remaining, 20.0);
+    assert_eq!(window(100, 600, 1, false).level(&state, Micros(HOUR)).remaining, 120.0);
+    assert_eq!(window(1000, 3000, 1, false).level(&state, Micros(HOUR)).remaining, 1920.0);
+    assert_eq!(window(10, 30, 1, false).level(&state, now).remaining, 0.0);
+    assert_eq!(window(10, 30, 1, false).level(&spent(100.0), now).remaining, 30.0);
+    // Never more than the capacity; also where that is below the rate.
+    assert_eq!(window(1000, 500, 1, false).level(&spent(100.0), now).remaining, 500.0);
+    assert_eq!(window(1000, 1, 1, false).level(&spent(300.0), now).remaining, 0.0);
+}
+
+/// Of a state that does not tell what its window brought, as those of the Convex component and of 1.0.0, the tokens
+/// stay.
+#[test]
+fn a_state_of_two_numbers_keeps_its_tokens() {
+    let state = State { value: 4.0, ts: Micros(0), prior: None, log: None };
+    let now = Micros(HOUR / 2);
+    assert_eq!(window(1000, 1000, 1, false).level(&state, now).remaining, 4.0);
+    assert_eq!(window(3, 3, 1, false).level(&state, now).remaining, 3.0);
+    // The next take tells.
+    let state = decide(&window(10, 10, 1, false), &state, now, 1.0, false).state.unwrap();
+    assert_eq!(state.brought(), Some(10.0));
+    assert_eq!(window(1000, 1000, 1, false).level(&state, now).remaining, 993.0);
+    // A bucket takes the tokens alone.
+    let bucket =
+        config::parse(r#"{"kind": "token bucket", "rate": 1, "period": "1 day", "capacity": 50}"#)
+            .unwrap();
+    assert!(bucket.accepts(&state));
+    assert_eq!(bucket.level(&state, Micros(0)).remaining, 3.0);
+    // Of a capacity of 0 too it is not taken for a sliding window's.
+    let none = decide(&window(1, 0, 1, true), &state, now, 1.0, false).state.unwrap();
+    assert_eq!(none.brought().map(f64::to_bits), Some(7f64.to_bits()));
+    let sliding =
+        config::parse(r#"{"kind": "sliding window", "rate": 1, "period": "1 hour"}"#).unwrap();
+    for state in [state, none, State { value: 0.0, ts: now, prior: Some(-0.0), log: None }] {
+        assert!(!sliding.accepts(&state) && bucket.accepts(&state), "{state:?}");
+    }
+}
