@@ -38,7 +38,7 @@ pub fn with_store<T>(
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
     with_lasting_locks(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
-    if !catalog::is_current() {
+    if !catalog::is_current() && !catalog::is_unchanged(catalog) {
         return Err(Error::Moved);
     }
     match (settings::access(), catalog.index) {

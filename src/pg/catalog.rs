@@ -18,6 +18,8 @@ use crate::pg::{citus, invalidation, usual_table};
 pub struct Catalog {
     /// The extension itself.
     pub extension: pg_sys::Oid,
+    /// Its schema.
+    namespace: pg_sys::Oid,
     /// The schema as an SQL identifier, quoted where necessary.
     pub schema: CString,
     /// rateLimits.
@@ -63,20 +65,23 @@ thread_local! {
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// The lock on rateLimits that the running call needs.
     static LOCK: Cell<TableLock> = const { Cell::new(TableLock::Read) };
+    /// Whether the running call has begun again, with the table locked.
+    static AGAIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sets LOCK while a call runs, also one inside another's, by a trigger.
-struct Running(TableLock);
+/// Sets LOCK and AGAIN while a call runs, also one inside another's, by a trigger.
+struct Running(TableLock, bool);
 
 impl Running {
     fn with(lock: TableLock) -> Running {
-        Running(LOCK.replace(lock))
+        Running(LOCK.replace(lock), AGAIN.replace(false))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         LOCK.set(self.0);
+        AGAIN.set(self.1);
     }
 }
 
@@ -86,9 +91,17 @@ pub fn first_lock() -> TableLock {
     LOCK.get()
 }
 
-/// Whether no invalidation has come since the catalog was read.
+/// Whether no invalidation has come since the catalog was read. Raises no error, and calls nothing of Postgres.
 pub fn is_current() -> bool {
     SEEN.get() == invalidation::changes()
+}
+
+/// Whether the running call may go on although invalidations came: it has begun again since, so that it knows the
+/// definitions of now, and the tables are the same. Otherwise it would never end where they keep coming, or where
+/// Postgres discards its caches at each chance (`debug_discard_caches`). rateLimits is locked.
+pub fn is_unchanged(catalog: &Catalog) -> bool {
+    // SAFETY: in a transaction.
+    AGAIN.get() && unsafe { read(catalog.namespace, LOCK.get()) }.is_ok_and(|now| now == *catalog)
 }
 
 /// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table
@@ -108,7 +121,10 @@ pub fn with<T>(
         let mut catalog = known_or_read(function, lock)?;
         for _ in 0..TRIES {
             match work(&catalog) {
-                Err(Error::Moved) => catalog = current(function, lock)?,
+                Err(Error::Moved) => {
+                    AGAIN.set(true);
+                    catalog = current(function, lock)?;
+                }
                 outcome => return outcome,
             }
         }
@@ -184,10 +200,30 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     invalidation::watch_tables(None);
     // Counted before the read: a change during it makes the next call read again.
     let changes = invalidation::changes();
+    // SAFETY: a look-up in the system catalogs, in a transaction.
+    let catalog = unsafe { read(pg_sys::get_func_namespace(function), lock)? };
+    let catalog = Rc::new(catalog);
+    CATALOG.with_borrow_mut(|known| *known = Some(catalog.clone()));
+    invalidation::watch_tables(Some(Tables {
+        rate_limits: catalog.rate_limits.oid,
+        rl_config: catalog.rl_config.oid,
+        rl_blocks: catalog.rl_blocks.map(|blocks| blocks.oid),
+    }));
+    SEEN.set(changes);
+    Ok(catalog)
+}
+
+/// Reads the objects in a schema, with this lock on rateLimits.
+///
+/// # Errors
+/// As [`current`].
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn read(namespace: pg_sys::Oid, lock: TableLock) -> Result<Catalog> {
     // SAFETY: look-ups in the system catalogs.
-    let catalog = unsafe {
+    unsafe {
         let extension = pg_sys::get_extension_oid(c"ratelimit".as_ptr(), true);
-        let namespace = pg_sys::get_func_namespace(function);
         let name = pg_sys::get_namespace_name(namespace);
         let schema = if name.is_null() {
             CString::default()
@@ -202,8 +238,9 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
         let index = usual_table::index_of(relation);
         let usual_key = usual_table::usual_key(relation).is_some();
         pg_sys::table_close(relation, pg_sys::NoLock as _);
-        Catalog {
+        Ok(Catalog {
             extension,
+            namespace,
             schema,
             rate_limits,
             index,
@@ -214,17 +251,8 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
                 blocks => blocks.ok(),
             },
             rl_define: rl_define(namespace),
-        }
-    };
-    let catalog = Rc::new(catalog);
-    CATALOG.with_borrow_mut(|known| *known = Some(catalog.clone()));
-    invalidation::watch_tables(Some(Tables {
-        rate_limits: catalog.rate_limits.oid,
-        rl_config: catalog.rl_config.oid,
-        rl_blocks: catalog.rl_blocks.map(|blocks| blocks.oid),
-    }));
-    SEEN.set(changes);
-    Ok(catalog)
+        })
+    }
 }
 
 /// Finds a table of the extension; `table` is its name in the error.

@@ -5,7 +5,9 @@ mod tests {
     use pgrx::prelude::*;
 
     use super::super::{and_rolled_back, error_of, get, run, with_catalog};
+    use crate::pg::catalog::{self, TableLock};
     use crate::pg::invalidation;
+    use crate::store::with_store;
 
     fn capacity() -> f64 {
         get("SELECT capacity FROM rl_check('announced')")
@@ -52,6 +54,43 @@ mod tests {
         run("SELECT rl_define('announced', rl_token_bucket(1, '1 day'))");
         assert!(counts().1 > definitions);
         assert!(counts().0 > tables);
+    }
+
+    /// As where Postgres discards its caches at each chance, or other sessions change definitions all the time.
+    #[pg_test]
+    fn a_call_ends_although_changes_are_announced_all_the_time() {
+        for access in ["auto", "sql"] {
+            run(&format!("SET LOCAL ratelimit.access = {access}"));
+            let (mut tries, mut before) = (0, 0);
+            let worked = catalog::with(super::super::function(), TableLock::Write, |catalog| {
+                tries += 1;
+                before = invalidation::changes();
+                // SAFETY: in a transaction.
+                unsafe { pgrx::pg_sys::InvalidateSystemCaches() };
+                with_store(catalog, TableLock::Write, |_| Ok(invalidation::changes() > before))
+            });
+            assert!(worked.unwrap());
+            // It has begun again once, to know what was announced.
+            assert_eq!(tries, 2, "{access}");
+        }
+    }
+
+    /// The table that such a call has begun with is not its table any more.
+    #[pg_test]
+    fn a_call_begins_again_where_the_table_is_another() {
+        let mut tries = 0;
+        let found = catalog::with(super::super::function(), TableLock::Write, |catalog| {
+            tries += 1;
+            if tries < 4 {
+                run(if tries % 2 == 1 {
+                    "CREATE INDEX more ON ratelimits (ts)"
+                } else {
+                    "DROP INDEX more"
+                });
+            }
+            with_store(catalog, TableLock::Write, |_| Ok(catalog.index))
+        });
+        assert_eq!((found.unwrap(), tries), (Err("has a further index"), 4));
     }
 
     #[pg_test]

@@ -90,7 +90,7 @@ mod tests {
                 !immutable,
                 "{name}"
             );
-            assert_eq!(is_true(&of("p.procost = 10000")), effect.sql.contains("COST"), "{name}");
+            assert_eq!(is_true(&of("p.procost = 200")), effect.sql.contains("COST"), "{name}");
             if let Some(rows) = rows {
                 assert!(is_true(&of(&format!("p.prorows = {rows}"))), "{name}");
             }

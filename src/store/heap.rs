@@ -18,7 +18,7 @@
 //! | refuses to read an unlogged table on a standby (get_relation_info) | `usual_table::index_of` |
 //! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`with_heap`], at each call, since ROLLBACK TO releases locks; as the transaction's own, since a query's lock is released with a cursor that fails in a savepoint, while its writes stay (`transaction::with_lasting_locks`) |
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`with_heap`], after the table, as REINDEX does |
-//! | processes invalidations with a new lock, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and the catalog is then read again ([`Error::Moved`](crate::pg::error::Error::Moved)) |
+//! | processes invalidations with a new lock, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the catalog of now ([`Error::Moved`](crate::pg::error::Error::Moved)); from its second try on only where the tables are others (`catalog::is_unchanged`) |
 //! | sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own) | `catalog::with` begins a new command |
 //! | has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `usual_table::index_of` refuses where that is not enough (`old_snapshot_threshold`) |
 //! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual_table::index_of` |

@@ -36,23 +36,27 @@ pub fn with_heap<T>(
     let (lock, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
     // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
     unsafe {
+        let open = || {
+            let table = raw::table_open(oid, none);
+            let index = raw::index_open(index_oid, none);
+            let fetched = raw::table_slot_create(table, std::ptr::null_mut());
+            let kind = &raw const pg_sys::TTSOpsHeapTuple;
+            let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
+            Heap { table, index, fetched, written }
+        };
         let opened = guarded(|| {
             // Before the check, since the locks process invalidations.
             with_lasting_locks(|| {
                 raw::LockRelationOid(oid, lock);
                 raw::LockRelationOid(index_oid, lock);
             });
-            if !catalog::is_current() {
-                return None;
-            }
-            let table = raw::table_open(oid, none);
-            let index = raw::index_open(index_oid, none);
-            let fetched = raw::table_slot_create(table, std::ptr::null_mut());
-            let kind = &raw const pg_sys::TTSOpsHeapTuple;
-            let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
-            Some(Heap { table, index, fetched, written })
+            catalog::is_current().then(open)
         });
-        let Some(heap) = opened else { return Err(Error::Moved) };
+        let heap = match opened {
+            Some(heap) => heap,
+            None if catalog::is_unchanged(catalog) => guarded(open),
+            None => return Err(Error::Moved),
+        };
         let result = work(&heap);
         let Heap { table, index, fetched, written } = heap;
         guarded(|| {
