@@ -31,8 +31,9 @@ sql_function! {
     ) -> Timestamptz {
         let until = end(duration, until)?;
         catalog::with(call.function(), TableLock::Read, |catalog| {
-            check_limit(catalog, name.0, key.0)?;
-            blocks::put(catalog, name.0, key.0, until)
+            // Written first: who has read a table that REINDEX holds deadlocks with it when it writes.
+            blocks::put(catalog, name.0, key.0, until)?;
+            check_limit(catalog, name.0, key.0)
         })?;
         Ok(match until {
             FOR_GOOD => Timestamptz::infinity(),
