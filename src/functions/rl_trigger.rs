@@ -23,7 +23,7 @@ use crate::pg::values::utf8;
 
 sql_function! {
     /// Its options are the trigger's arguments: name, 'key=column', 'count=column'. PT429; 39P01 where it
-    /// can't work, 42703, 22004, 22023; 25006 in a read-only transaction, which may write to temporary
+    /// can't work, or comes too early for a limit in memory, 42703, 22004, 22023; 25006 in a read-only transaction, which may write to temporary
     /// tables.
     #[sql(
         TRIGGER,
@@ -42,7 +42,9 @@ sql_function! {
             scratch.run(|| {
                 let request =
                     Request { name: options.name, key, count, reserve: false, config: None };
-                let answer = single::limit(function, &request)?;
+                let answer = single::limit_if(function, &request, |target| {
+                    if target.is_in_memory() { comes_last(&trigger, options.name) } else { Ok(()) }
+                })?;
                 if answer.ok { Ok(()) } else { Err(request.denied(&answer)) }
             })
         })?;
@@ -68,22 +70,41 @@ fn usable(trigger: &Trigger) -> Result<()> {
     Err(misuse(problem, Some(trigger)))
 }
 
+/// Refuses a limit in memory before the row is written: what row security, a view's CHECK OPTION, a constraint or a
+/// later trigger refuses then would stay taken, of whatever key the row names.
+///
+/// # Errors
+/// 39P01.
+fn comes_last(trigger: &Trigger, name: &[u8]) -> Result<()> {
+    match trigger.timing() {
+        Timing::AfterStatement => Ok(()),
+        _ => Err(Error::TriggerTooEarly {
+            name: utf8(name).into_owned(),
+            firing: firing(trigger.event(), true),
+        }),
+    }
+}
+
 /// An error whose hint shows a trigger for the same event, and on the same level where it can be.
 fn misuse(problem: &'static str, trigger: Option<&Trigger>) -> Error {
     let (event, level) = trigger
         .map_or((Event::Insert, Timing::BeforeRow), |trigger| (trigger.event(), trigger.timing()));
     let statement = matches!(level, Timing::BeforeStatement | Timing::AfterStatement);
+    Error::TriggerMisuse { problem, firing: firing(event, statement) }
+}
+
+/// When a trigger for an event fires, in the words of CREATE TRIGGER.
+fn firing(event: Event, statement: bool) -> String {
     let [row, all] = match event {
         Event::Delete => ["BEFORE DELETE", "AFTER DELETE ON messages REFERENCING OLD"],
         Event::Update => ["BEFORE UPDATE", "AFTER UPDATE ON messages REFERENCING NEW"],
         _ => ["BEFORE INSERT", "AFTER INSERT ON messages REFERENCING NEW"],
     };
-    let firing = if statement {
+    if statement {
         format!("{all} TABLE AS limited FOR EACH STATEMENT")
     } else {
         format!("{row} ON messages FOR EACH ROW")
-    };
-    Error::TriggerMisuse { problem, firing }
+    }
 }
 
 /// What CREATE TRIGGER says.

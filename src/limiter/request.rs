@@ -3,8 +3,7 @@
 use std::rc::Rc;
 
 use ratelimit_core::algorithm::Lease;
-use ratelimit_core::config::Definition;
-use ratelimit_core::config::MAX_TOKENS;
+use ratelimit_core::config::{Definition, MAX_TOKENS, Store as Kept};
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State, algorithm, decide};
 
@@ -243,6 +242,11 @@ impl Target<'_> {
             Decision { ok: false, retry_after: denied, level: shards.level(now), state: None };
         let level = decision.level;
         Answer { enforced: true, blocked: Some(until), ..self.answer(&decision, level, now) }
+    }
+
+    /// Whether what it holds is in memory.
+    pub fn is_in_memory(&self) -> bool {
+        self.limit.store == Kept::Memory && self.limit.kind() != Kind::Unlimited
     }
 
     /// Refuses what is not for limits whose slots are taken by leases.

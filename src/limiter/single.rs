@@ -27,6 +27,18 @@ use crate::store::{self, Row, Store, TRIES, is_marker, is_reset, with_locked};
 ///
 /// [`Error::BadState`]: crate::pg::error::Error::BadState
 pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
+    limit_if(function, request, |_| Ok(()))
+}
+
+/// Takes tokens, where a look at the target refuses nothing.
+///
+/// # Errors
+/// As [`limit`], and those of `allowed`.
+pub fn limit_if(
+    function: pg_sys::Oid,
+    request: &Request,
+    allowed: impl Fn(&Target) -> Result<()>,
+) -> Result<Answer> {
     catalog::with(function, lock_to_change(), |catalog| {
         let place = tally::place(catalog, request)?;
         if let Some(Place { memory, id }) = place {
@@ -35,6 +47,7 @@ pub fn limit(function: pg_sys::Oid, request: &Request) -> Result<Answer> {
         let target = request.resolve(catalog)?;
         target.refuse_leases("rl_limit")?;
         check_count(&target.limit, request.count)?;
+        allowed(&target)?;
         let mut answer = take(function, catalog, &target, request.take(), place)?;
         let verdict = match answer.ok {
             true => Verdict::Allowed,

@@ -99,6 +99,9 @@ pub enum Error {
     /// rl_trigger fired by what it can't limit (39P01); `firing` is what a trigger that works says.
     #[error("rl_trigger() {problem}")]
     TriggerMisuse { problem: &'static str, firing: String },
+    /// rl_trigger fired before the row is written, for a limit in memory (39P01); `firing` as above.
+    #[error("rl_trigger() cannot take from rate limit \"{name}\", which is in memory, BEFORE the event")]
+    TriggerTooEarly { name: String, firing: String },
     /// An option of rl_trigger names a column that the table doesn't have (42703).
     #[error("column \"{column}\" of table \"{table}\" does not exist")]
     NoColumn { column: String, table: String },
@@ -151,7 +154,9 @@ impl Error {
             | Error::StoredConfig { .. } => b"22023",
             Error::Parallel { .. } => b"25000",
             Error::ReadOnly { .. } => b"25006",
-            Error::NotATrigger { .. } | Error::TriggerMisuse { .. } => b"39P01",
+            Error::NotATrigger { .. }
+            | Error::TriggerMisuse { .. }
+            | Error::TriggerTooEarly { .. } => b"39P01",
             Error::InlineConfig { .. } => b"42501",
             Error::NoColumn { .. } => b"42703",
             Error::Undefined { .. } => b"42704",
@@ -193,6 +198,10 @@ impl Error {
                     "retryAfter": retry_after.map(|wait| wait.0 / Micros::MILLISECOND.0),
                 })
                 .to_string()
+            }
+            Error::TriggerTooEarly { .. } => {
+                "What row security or a constraint refuses afterwards would stay taken, of whatever key the row names."
+                    .into()
             }
             Error::NotForKind { function: "rl_credit", .. } => {
                 "Only a token bucket and a fixed window hold tokens to give back to.".into()
@@ -283,7 +292,7 @@ impl Error {
                 "A limit in memory can be taken here: one whose config has \"store\": \"memory\".".into()
             }
             Error::Declaration => "ALTER EXTENSION ratelimit UPDATE;".into(),
-            Error::TriggerMisuse { firing, .. } => format!(
+            Error::TriggerMisuse { firing, .. } | Error::TriggerTooEarly { firing, .. } => format!(
                 "For example: CREATE TRIGGER limit_messages {firing} EXECUTE FUNCTION {}rl_trigger('sendMessage', 'key=author');",
                 qualifier()
             ),

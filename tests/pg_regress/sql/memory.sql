@@ -100,11 +100,11 @@ SELECT remaining FROM rl_check('mem', 'c');
 
 -- In a trigger, with throws, as headers, and with a config in the call.
 CREATE TABLE mem (who text);
-CREATE TRIGGER limited BEFORE INSERT ON mem FOR EACH ROW EXECUTE FUNCTION rl_trigger('mem', 'key=who');
+CREATE TRIGGER limited AFTER INSERT ON mem REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION rl_trigger('mem', 'key=who');
 INSERT INTO mem SELECT 'd' FROM generate_series(1, 10);
 INSERT INTO mem VALUES ('d');
 CREATE TEMP TABLE mem_temp (who text);
-CREATE TRIGGER limited BEFORE INSERT ON mem_temp FOR EACH ROW EXECUTE FUNCTION rl_trigger('mem', 'key=who');
+CREATE TRIGGER limited AFTER INSERT ON mem_temp REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION rl_trigger('mem', 'key=who');
 BEGIN READ ONLY;
 INSERT INTO mem_temp VALUES ('e');
 SAVEPOINT s;
