@@ -344,6 +344,50 @@ fn several_limits_are_taken_together_or_not_at_all() {
     assert!((2_000..3_300).contains(&passed));
 }
 
+/// Lists so long that of what was decided without locks much has changed when it is written: a few keys, and many.
+#[test]
+#[ignore = "needs a server: make test"]
+fn long_lists_take_from_every_limit_or_from_none() {
+    const KEYS: usize = 300;
+    let database = Database::new("memory_long");
+    let mut client = database.connect();
+    client
+        .batch_execute(
+            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 1000) || '{\"store\": \"memory\"}'),
+                    rl_define('d', rl_fixed_window(1000, '10 years', timezone => 'Europe/Berlin') || '{\"store\": \"memory\"}')",
+        )
+        .unwrap();
+    for (name, length, calls) in [("m", 10, 300), ("d", 100, 60), ("m", KEYS, 20)] {
+        client.batch_execute("SELECT rl_reset_all('m'), rl_reset_all('d')").unwrap();
+        let taken = at_once(&database, "", |client, session| {
+            let mut random = Rng::with_seed(session as u64);
+            let mut taken = 0;
+            for _ in 0..calls {
+                let first = random.usize(..KEYS);
+                let list: Vec<_> = (first..first + length)
+                    .map(|key| json!({"name": name, "key": (key % KEYS).to_string(), "count": 7}))
+                    .collect();
+                let sql = "SELECT bool_and(ok), bool_or(ok), bool_and(allows), min(remaining) FROM rl_limit_all($1::text::jsonb)";
+                let row = client.query_one(sql, &[&json!(list).to_string()]).unwrap();
+                let (all, any): (bool, bool) = (row.get(0), row.get(1));
+                assert_eq!(all, any);
+                // Denied, one of them refuses at least.
+                assert_eq!(all, row.get::<_, bool>(2));
+                assert!(row.get::<_, f64>(3) >= 0.0);
+                taken += if all { 7 * length as i64 } else { 0 };
+            }
+            taken
+        });
+        let left = format!(
+            "SELECT sum(1000 - remaining) FROM generate_series(0, {KEYS} - 1) n, rl_check('{name}', n::text)"
+        );
+        let gone: f64 = client.query_one(&left, &[]).unwrap().get(0);
+        println!("{taken} taken by lists of {length}");
+        assert_eq!(gone, taken as f64, "by lists of {length}");
+        assert!(taken > 100_000);
+    }
+}
+
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_database_and_an_extension_have_states_of_their_own() {

@@ -5,15 +5,14 @@
 //! never deadlock; then all limits are decided again, at one instant. If one refuses now, the locks
 //! are released.
 //!
-//! Limits in memory come last, when no row is waited for any more: their states are locked, decided at
-//! an instant of their own and written together, all or none. Only then rows are written; where that fails,
+//! Limits in memory come last, when no row is waited for any more: they are decided, and their states locked and
+//! written together, all or none, if they are still the same. Only then rows are written; where that fails,
 //! what was taken from memory stays taken.
 
 use std::collections::BTreeMap;
 
 use pgrx::pg_sys;
 use ratelimit_core::algorithm::first_pass;
-use ratelimit_core::config::Store as Kept;
 use ratelimit_core::{Decision, Kind, Micros, Shards, State, decide};
 
 use crate::limiter::in_memory;
@@ -28,6 +27,9 @@ use crate::pg::subtransaction::attempt;
 use crate::pg::transaction::{is_read_only, refuse_read_only_call};
 use crate::store::memory::{Id, Memory};
 use crate::store::{self, Store, TRIES};
+
+/// How many requests of one call may be of limits in memory: what they take is written under locks that others wait for.
+pub const MAX_IN_MEMORY: usize = 1_000;
 
 /// The outcome of one request.
 pub struct Outcome {
@@ -139,8 +141,9 @@ fn take_from_memory(groups: &[Group]) -> Result<Vec<Outcome>> {
     Ok(outcomes(groups, &verdicts, ok))
 }
 
-/// Decides the groups that are in memory, and takes their tokens if all of them allow it. Under the locks
-/// there is no more than one pass over the takes.
+/// Decides the groups that are in memory, and takes their tokens if all of them allow it. Windows of a calendar and
+/// debts take their time, so all is decided before anything is locked: under the locks no more is done than to see
+/// that the states are the same, and to write. Where others have changed many of them meanwhile it begins anew.
 ///
 /// # Errors
 /// The same verdicts, if one refuses.
@@ -150,37 +153,108 @@ fn decide_in_memory<'a>(
     let kept = |group: &'a Group| Some((group, group.in_memory.as_ref()?));
     let kept: Vec<(&Group, &InMemory)> = groups.iter().filter_map(kept).collect();
     let Some(&(_, InMemory { memory, .. })) = kept.first() else { return Ok(Vec::new()) };
-    let mut found: Vec<(State, Option<State>)> = Vec::with_capacity(kept.len());
-    let mut states = memory.states.lock_all(kept.iter().map(|(_, place)| place.id));
-    // Of these states no take is later.
-    let now = clock::now();
-    let mut all = true;
-    for (group, place) in &kept {
-        let before = in_memory::state(&group.target, states.state(place.id), now, group.phase);
-        let (passes, after) = group.pass(&before, now);
-        all &= passes;
-        found.push((before, after));
-    }
-    if all {
-        for ((group, place), (_, after)) in kept.iter().zip(&found) {
-            if let Some(after) = after {
-                let limit = &group.target.limit;
-                let idle_at = limit.idle_at(after, now, group.phase);
-                states.set(place.id, after, idle_at, limit.is_half_used(after), now);
-            }
+    let (mut plans, mut ok) = (Vec::with_capacity(kept.len()), false);
+    for tried in 1..=PLANS {
+        plans.clear();
+        for &(group, place) in &kept {
+            check_for_interrupts();
+            plans.push(Plan::new(group, place));
+        }
+        if !plans.iter().all(|plan| plan.verdict.allows()) {
+            break;
+        }
+        let most = if tried < PLANS { DECIDED_UNDER_LOCKS } else { usize::MAX };
+        if let Some(passed) = take_as_planned(memory, &mut plans, most) {
+            ok = passed;
+            break;
         }
     }
-    drop(states);
     in_memory::tell_losses(memory);
-    let verdict = |((group, _), (before, after)): (&(&'a Group, _), (State, Option<State>))| {
-        let mut verdict = group.decide(Shards::new(&group.target.limit, vec![before]), now);
-        if let (true, Some(after)) = (all, after) {
+    let verdicts = plans.into_iter().map(|plan| plan.verdict(ok)).collect();
+    if ok { Ok(verdicts) } else { Err(verdicts) }
+}
+
+/// How often the groups in memory are decided before they are locked. The last time, what has changed since is
+/// decided under the locks however much it is.
+const PLANS: usize = 4;
+
+/// How many takes, of states that have changed since, are decided under the locks before that: some microseconds each.
+const DECIDED_UNDER_LOCKS: usize = 16;
+
+/// What is to become of a group in memory.
+struct Plan<'a> {
+    group: &'a Group<'a>,
+    id: Id,
+    /// The state that is stored; `None`: none is.
+    found: Option<State>,
+    /// The takes, decided on it.
+    verdict: Verdict<'a>,
+    /// The state after them, and when it is idle; `None`: they change nothing.
+    after: Option<(State, Option<Micros>)>,
+    /// Where it had changed: the state before the takes as they were decided under the locks, and at what instant.
+    again: Option<(State, Micros)>,
+}
+
+impl<'a> Plan<'a> {
+    /// Reads the state and decides the takes.
+    fn new(group: &'a Group<'a>, &InMemory { memory, id }: &InMemory) -> Plan<'a> {
+        let found = memory.states.call(id);
+        // Of this state no take is later.
+        let now = clock::now();
+        let before = in_memory::state(&group.target, found.clone(), now, group.phase);
+        let verdict = group.decide(Shards::new(&group.target.limit, vec![before]), now);
+        let after = verdict.change.as_ref().map(|(_, after)| group.idle_at(after, now));
+        Plan { group, id, found, verdict, after, again: None }
+    }
+
+    /// Decides the takes anew, under the locks: no more than that; whether they pass.
+    fn decide_again(&mut self, found: Option<State>, now: Micros) -> bool {
+        let before = in_memory::state(&self.group.target, found, now, self.group.phase);
+        let (passes, after) = self.group.pass(&before, now);
+        self.after = after.map(|after| self.group.idle_at(&after, now));
+        self.again = Some((before, now));
+        passes
+    }
+
+    /// The verdict on the takes, with the state that they left where they were taken.
+    fn verdict(self, taken: bool) -> Verdict<'a> {
+        let mut verdict = match self.again {
+            None => self.verdict,
+            Some((before, now)) => {
+                self.group.decide(Shards::new(&self.group.target.limit, vec![before]), now)
+            }
+        };
+        if let (true, Some((after, _))) = (taken, self.after) {
             verdict.shards.states_mut()[0] = after;
         }
         verdict
-    };
-    let verdicts = kept.iter().zip(found).map(verdict).collect();
-    if all { Ok(verdicts) } else { Err(verdicts) }
+    }
+}
+
+/// Takes what was planned, unless a state that has changed since refuses it; whether it was taken. `None` where more
+/// than `most` takes are of states that have changed since: nothing was decided. Under the locks nothing of Postgres
+/// is called but the clock.
+fn take_as_planned(memory: &Memory, plans: &mut [Plan], most: usize) -> Option<bool> {
+    let mut states = memory.states.lock_all(plans.iter().map(|plan| plan.id));
+    let now = clock::now();
+    let (mut passes, mut decided) = (true, 0);
+    for plan in plans.iter_mut() {
+        let found = states.state(plan.id);
+        if found != plan.found {
+            decided += plan.group.takes.len();
+            if decided > most {
+                return None;
+            }
+            passes &= plan.decide_again(found, now);
+        }
+    }
+    for plan in plans.iter().filter(|_| passes) {
+        if let Some((after, idle_at)) = &plan.after {
+            let half_used = plan.group.target.limit.is_half_used(after);
+            states.set(plan.id, after, *idle_at, half_used, now);
+        }
+    }
+    Some(passes)
 }
 
 /// Takes tokens for all groups, or for none.
@@ -286,14 +360,15 @@ pub fn check(function: pg_sys::Oid, requests: &[Request]) -> Result<Vec<Outcome>
 /// Groups the requests by (name, key), in the order in which rows are locked.
 ///
 /// # Errors
-/// [`Error::InRequest`]: as [`Request::resolve`], [`Target::refuse_leases`] or [`check_count`]; 22023 also for two configs of
-/// one limit.
+/// [`Error::InRequest`]: as [`Request::resolve`], [`Target::refuse_leases`] or [`check_count`];
+/// 22023 also for two configs of one limit, and for more requests of limits in memory than [`MAX_IN_MEMORY`].
 fn group<'a>(
     function: &'static str,
     catalog: &Catalog,
     requests: &'a [Request],
 ) -> Result<Vec<Group<'a>>> {
     let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
+    let mut in_memory = 0;
     for (n, request) in requests.iter().enumerate() {
         let in_request = |error| Error::InRequest { n: n + 1, error: Box::new(error) };
         let defined = request.config.is_none();
@@ -310,6 +385,7 @@ fn group<'a>(
         target.refuse_leases(function).map_err(in_request)?;
         check_count(&target.limit, request.count).map_err(in_request)?;
         let take = (n, request.count, request.reserve);
+        in_memory += usize::from(target.is_in_memory());
         match earlier {
             Some(group) if group.target.limit != target.limit => {
                 return Err(in_request(Error::InvalidArgument {
@@ -324,10 +400,9 @@ fn group<'a>(
             }
             None => {
                 let takes = vec![take];
-                let in_memory = match target.limit.store {
-                    Kept::Table => None,
-                    Kept::Memory if target.limit.kind() == Kind::Unlimited => None,
-                    Kept::Memory => {
+                let in_memory = match target.is_in_memory() {
+                    false => None,
+                    true => {
                         let memory = Memory::get()?;
                         let id = in_memory::id(memory, catalog, &target);
                         Some(InMemory { memory, id })
@@ -338,6 +413,13 @@ fn group<'a>(
                 groups.insert((request.name, request.key), group);
             }
         }
+    }
+    if in_memory > MAX_IN_MEMORY {
+        return Err(Error::InvalidArgument {
+            argument: "requests",
+            value: format!("a list with {in_memory} requests for limits in memory"),
+            allowed: format!("at most {MAX_IN_MEMORY} of them in one call"),
+        });
     }
     Ok(groups.into_values().collect())
 }
@@ -359,7 +441,7 @@ fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<Vec<Verdic
                 }
                 (None, Some(store)) => Ok(shards::peek(store, target)?.1.shards),
                 (Some(InMemory { memory, id }), _) => {
-                    let found = memory.states.read(*id);
+                    let found = memory.states.call(*id);
                     let state = in_memory::state(target, found, clock::now(), group.phase);
                     Ok(Shards::new(&target.limit, vec![state]))
                 }
@@ -460,6 +542,11 @@ impl Group<'_> {
             }
         }
         Verdict { now, shards, enforced: self.target.limit.enforce, decisions, change }
+    }
+
+    /// A state of its limit in memory, with when it is idle; `None`: never.
+    fn idle_at(&self, state: &State, now: Micros) -> (State, Option<Micros>) {
+        (state.clone(), self.target.limit.idle_at(state, now, self.phase))
     }
 
     /// Whether the takes pass at `now`, and the state after those that do; `None`: the same. As

@@ -100,7 +100,9 @@ pub enum Error {
     #[error("rl_trigger() {problem}")]
     TriggerMisuse { problem: &'static str, firing: String },
     /// rl_trigger fired before the row is written, for a limit in memory (39P01); `firing` as above.
-    #[error("rl_trigger() cannot take from rate limit \"{name}\", which is in memory, BEFORE the event")]
+    #[error(
+        "rl_trigger() cannot take from rate limit \"{name}\", which is in memory, BEFORE the event"
+    )]
     TriggerTooEarly { name: String, firing: String },
     /// An option of rl_trigger names a column that the table doesn't have (42703).
     #[error("column \"{column}\" of table \"{table}\" does not exist")]

@@ -171,6 +171,11 @@ impl States {
         self.partition(number).find(id.key).map(Entry::state)
     }
 
+    /// Reads a state for a call, which may deny it.
+    pub fn call(&self, id: Id) -> Option<State> {
+        self.locked(id, |locked| locked.state())
+    }
+
     /// Locks a state, which may not be there, and changes or keeps it: what `work` does is short,
     /// and calls nothing of Postgres but the clock.
     #[inline]

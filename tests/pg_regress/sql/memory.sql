@@ -98,6 +98,18 @@ SELECT n, ok, allows, retry_after FROM rl_limit_all('[{"name": "mem", "key": "c"
 SELECT rl_limit_all('[{"name": "mem", "key": "c"}, {"name": "mem/undefined"}]');
 SELECT remaining FROM rl_check('mem', 'c');
 
+-- So many in one call; those in the table don't count.
+SELECT rl_define('mem/rows', rl_token_bucket(1, '1 day'));
+CREATE FUNCTION requests(name text, length int) RETURNS jsonb LANGUAGE sql STABLE AS $$
+    SELECT jsonb_agg(jsonb_build_object('name', name, 'key', 'r' || n % 600, 'count', 0)) FROM generate_series(1, length) n
+$$;
+SELECT call, error_of(format('SELECT count(*) FROM %s', call)) FROM unnest(ARRAY[
+    'rl_limit_all(requests(''mem'', 1000) || requests(''mem/rows'', 10))', 'rl_limit_all(requests(''mem'', 1001))',
+    'rl_check_all(requests(''mem'', 600) || requests(''mem/sliding'', 401))',
+    'rl_limit_all(requests(''mem'', 1001) || requests(''mem/rows'', 1))']) call;
+DROP FUNCTION requests;
+SELECT rl_undefine('mem/rows');
+
 -- In a trigger, with throws, as headers, and with a config in the call.
 CREATE TABLE mem (who text);
 CREATE TRIGGER limited AFTER INSERT ON mem REFERENCING NEW TABLE AS rows FOR EACH STATEMENT EXECUTE FUNCTION rl_trigger('mem', 'key=who');
