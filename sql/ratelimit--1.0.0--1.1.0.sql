@@ -16,11 +16,11 @@ ALTER FUNCTION @extschema@.rl_prune COST 200;
 ALTER FUNCTION @extschema@.rl_headers COST 200;
 
 -- Numbers about all limits.
-CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz)
+CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint, OUT dropped_calls bigint)
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
-COMMENT ON FUNCTION @extschema@.rl_memory IS $$how many keys the rate limits in memory have and have room for, and how many made room for others$$;
+COMMENT ON FUNCTION @extschema@.rl_memory IS $$how many keys the rate limits in memory have and have room for, how many made room for others, and ratelimit.memory_keys as it was and is$$;
 CREATE FUNCTION @extschema@.rl_stats()
 RETURNS TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200

@@ -5,6 +5,7 @@ use crate::limiter::stats;
 use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
 use crate::pg::declaration::{One, sql_function};
+use crate::pg::settings;
 
 sql_row! {
     /// The counters of a name.
@@ -98,6 +99,8 @@ sql_row! {
         dropped_idle: i64,
         dropped_live: i64,
         since: Option<Timestamptz>,
+        configured: i64,
+        dropped_calls: i64,
     }
 }
 
@@ -105,7 +108,7 @@ sql_function! {
     /// 53100 or 53200 as `rl_stats`.
     #[sql(
         READS,
-        comment = "how many keys the rate limits in memory have and have room for, and how many made room for others"
+        comment = "how many keys the rate limits in memory have and have room for, how many made room for others, and ratelimit.memory_keys as it was and is"
     )]
     fn rl_memory(call: &Call) -> One<MemoryRow> {
         let memory = stats::memory()?;
@@ -119,6 +122,8 @@ sql_function! {
             dropped_idle: usage.dropped_idle as i64,
             dropped_live: usage.dropped_live as i64,
             since: Timestamptz::new(memory.since()),
+            configured: settings::memory_keys() as i64,
+            dropped_calls: memory.tallies.dropped_calls() as i64,
         }))
     }
 }

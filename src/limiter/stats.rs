@@ -14,12 +14,23 @@ fn scope(function: pg_sys::Oid) -> Result<Scope> {
     Ok(Scope::new(catalog::current(function, TableLock::Read)?.extension))
 }
 
+/// Returns the memory, without what is counted of dropped databases and extensions, and whose names these are.
+///
+/// # Errors
+/// As [`totals`].
+fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
+    let (memory, scope) = (Memory::get()?, scope(function)?);
+    memory.forget_dropped(scope);
+    Ok((memory, scope))
+}
+
 /// Returns the counters of all names, in their order.
 ///
 /// # Errors
 /// Those of the catalog; raises 53100 or 53200 where there is no memory.
 pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
-    let mut totals = Memory::get()?.tallies.totals(scope(function)?);
+    let (memory, scope) = counted(function)?;
+    let mut totals = memory.tallies.totals(scope);
     totals.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(totals)
 }
@@ -30,7 +41,7 @@ pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
 /// # Errors
 /// As [`totals`].
 pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
-    let (memory, scope) = (Memory::get()?, scope(function)?);
+    let (memory, scope) = counted(function)?;
     memory.rankings.forget(scope, name);
     Ok(memory.tallies.reset(scope, name) as i64)
 }
@@ -44,7 +55,8 @@ pub fn most_denied(
     name: Option<&[u8]>,
     max_rows: i64,
 ) -> Result<Vec<Denied>> {
-    Ok(Memory::get()?.rankings.most_denied(scope(function)?, name, max_rows as usize))
+    let (memory, scope) = counted(function)?;
+    Ok(memory.rankings.most_denied(scope, name, max_rows as usize))
 }
 
 /// Returns the memory, which tells how much of it is in use.

@@ -302,6 +302,22 @@ pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
     }
 }
 
+/// Whether there is a database of this number.
+pub fn has_database(database: pg_sys::Oid) -> bool {
+    let key = pg_sys::Datum::from(database);
+    let none = pg_sys::Datum::from(0);
+    // SAFETY: a look-up in the system catalogs, inside a transaction.
+    unsafe {
+        pg_sys::SearchSysCacheExists(
+            pg_sys::SysCacheIdentifier::DATABASEOID as c_int,
+            key,
+            none,
+            none,
+            none,
+        )
+    }
+}
+
 /// Finds the function `rl_define(text, jsonb, text)`; `InvalidOid` if there is none.
 ///
 /// # Safety

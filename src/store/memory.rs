@@ -52,6 +52,7 @@ pub struct Memory {
     /// The keys that are denied most.
     pub rankings: Rankings,
     identifier: Identifier,
+    keys: u64,
     since: Micros,
     size: usize,
 }
@@ -109,6 +110,23 @@ impl Memory {
         self.identifier.id(scope, name, key)
     }
 
+    /// Frees what is counted of dropped databases and extensions; see [`Scope::is_dropped`].
+    pub fn forget_dropped(&self, own: Scope) {
+        let mut scopes = self.tallies.scopes();
+        scopes.extend(self.rankings.scopes());
+        scopes.sort_unstable();
+        scopes.dedup();
+        for dropped in scopes.into_iter().filter(|scope| scope.is_dropped(own)) {
+            self.tallies.free(dropped);
+            self.rankings.forget(dropped, None);
+        }
+    }
+
+    /// For how many keys it was made: `ratelimit.memory_keys` as it was then.
+    pub fn keys(&self) -> u64 {
+        self.keys
+    }
+
     /// The segment's size in bytes.
     pub fn size(&self) -> u64 {
         self.size as u64
@@ -151,6 +169,7 @@ fn view(address: *mut u8, header: &Header) -> Memory {
             tallies: Tallies::new(address.add(tallies)),
             rankings: Rankings::new(address.add(rankings)),
             identifier: Identifier::new(header.seed),
+            keys: header.keys,
             since: Micros(header.since),
             size,
         }

@@ -6,6 +6,8 @@ use std::hash::Hasher;
 use pgrx::pg_sys;
 use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 
+use crate::pg::catalog;
+
 /// A limit's name, and a name and key, of an extension in a database.
 #[derive(Clone, Copy)]
 pub struct Id {
@@ -61,7 +63,7 @@ struct Named {
 }
 
 /// Where a name is from.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub struct Scope {
     database: u32,
@@ -73,6 +75,15 @@ impl Scope {
     pub fn new(extension: pg_sys::Oid) -> Scope {
         // SAFETY: constant in a session.
         Scope { database: unsafe { pg_sys::MyDatabaseId }.into(), extension: extension.into() }
+    }
+
+    /// Whether its database is dropped, or its extension, as far as this session can see: of its own database. Asks
+    /// Postgres, so not under a lock.
+    pub fn is_dropped(self, own: Scope) -> bool {
+        if self.database == own.database {
+            return self.extension != own.extension;
+        }
+        !catalog::has_database(self.database.into())
     }
 }
 

@@ -149,6 +149,24 @@ impl Rankings {
         all
     }
 
+    /// Whose the keys are, in no order and some several times.
+    pub fn scopes(&self) -> Vec<Scope> {
+        let mut scopes = Vec::new();
+        for number in 0..RANKINGS {
+            let ranking = self.ranking(number);
+            // SAFETY: as in `most_denied`.
+            unsafe {
+                let _held = (*ranking).lock.shared();
+                let (floor, counters) = (&mut (*ranking).floor, &mut (*ranking).counters);
+                let keys = &(*ranking).keys;
+                scopes.extend(
+                    Sketch::new(floor, counters).iter().map(|(number, _)| keys[number].scope),
+                );
+            }
+        }
+        scopes
+    }
+
     /// Forgets which keys of a name, or of all, were denied.
     pub fn forget(&self, scope: Scope, name: Option<&[u8]>) {
         for number in 0..RANKINGS {

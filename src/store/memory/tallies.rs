@@ -14,7 +14,8 @@ use crate::pg::shared_memory::Lock;
 
 /// How many names are counted at once.
 const TALLIES: usize = 1024;
-/// In how many of them a name may be. Where all are taken, the one with the fewest calls makes room.
+/// In how many of them a name may be. Where all are taken, what was dropped is freed, or the one with the fewest calls
+/// makes room.
 const WINDOW: usize = 16;
 /// Into how many each counter is divided, for sessions on several processors.
 const STRIPES: usize = 8;
@@ -112,6 +113,8 @@ pub struct Tallies(*mut Shared);
 #[repr(C, align(128))]
 struct Shared {
     lock: Lock,
+    /// The calls of names that made room for others.
+    dropped: AtomicU64,
     tallies: [Tally; TALLIES],
 }
 
@@ -145,6 +148,7 @@ impl Tallies {
     /// Counts the first call of a name.
     #[cold]
     fn enter(&self, id: Id, scope: Scope, name: &[u8], count: Count) {
+        self.make_room(id, scope);
         let _held = self.lock().exclusive();
         if let Some(tally) = self.window(id).find(|tally| tally.is(id)) {
             return tally.add(count); // another session's was the first
@@ -153,6 +157,9 @@ impl Tallies {
             .window(id)
             .min_by_key(|tally| if tally.is_free() { 0 } else { tally.calls().max(1) });
         let Some(tally) = fewest else { return };
+        if !tally.is_free() {
+            self.dropped().fetch_add(tally.calls(), Relaxed);
+        }
         tally.id[0].store(0, Relaxed);
         tally.begin();
         // SAFETY: under the lock nobody else reads or writes these.
@@ -166,6 +173,38 @@ impl Tallies {
         tally.id[1].store(id.name[1], Relaxed);
         tally.id[0].store(id.name[0], Release);
         tally.add(count);
+    }
+
+    /// Frees the names of dropped databases and extensions where a name has no room.
+    fn make_room(&self, id: Id, own: Scope) {
+        let held = self.lock().shared();
+        let is_full = !self.window(id).any(|tally| tally.is_free() || tally.is(id));
+        let mut others: Vec<Scope> =
+            self.window(id).filter(|_| is_full).map(|tally| tally.scope).collect();
+        drop(held);
+        others.sort_unstable();
+        others.dedup();
+        for dropped in others.into_iter().filter(|other| other.is_dropped(own)) {
+            self.free(dropped);
+        }
+    }
+
+    /// Frees all names of an extension.
+    pub fn free(&self, scope: Scope) {
+        let _held = self.lock().exclusive();
+        let free = |tally: &Tally| tally.id[0].store(0, Relaxed);
+        self.tallies().filter(|tally| tally.is_of(scope)).for_each(free);
+    }
+
+    /// Whose the names are, in no order and some several times.
+    pub fn scopes(&self) -> Vec<Scope> {
+        let _held = self.lock().shared();
+        self.tallies().filter(|tally| !tally.is_free()).map(|tally| tally.scope).collect()
+    }
+
+    /// How many calls of the server are counted no more, since their names made room for others.
+    pub fn dropped_calls(&self) -> u64 {
+        self.dropped().load(Relaxed)
     }
 
     /// Returns the counters of all names of an extension in this database, in no order.
@@ -199,6 +238,11 @@ impl Tallies {
     fn lock(&self) -> &Lock {
         // SAFETY: a lock is made to be shared.
         unsafe { &(*self.0).lock }
+    }
+
+    fn dropped(&self) -> &AtomicU64 {
+        // SAFETY: it is atomic.
+        unsafe { &(*self.0).dropped }
     }
 
     /// What is not atomic in them is read under the lock only.
