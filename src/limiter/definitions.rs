@@ -186,6 +186,19 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
     Ok(known(catalog, name, key)?.limit)
 }
 
+/// Looks up the limit that has a key's state: where the key alone is exempt, that of the name, which holds again
+/// afterwards. `None` where there is none.
+///
+/// # Errors
+/// As [`defined`].
+pub fn of_state(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
+    let own = defined(catalog, name, key)?;
+    match &own {
+        Some(limit) if limit.kind() == Kind::Unlimited => Ok(defined(catalog, name, b"")?.or(own)),
+        _ => Ok(own),
+    }
+}
+
 /// Looks up the definition as [`defined`], and the block.
 ///
 /// # Errors
@@ -296,14 +309,15 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
 }
 
 /// Whether states of a name may be in the table: unless every definition of it says that they are in
-/// memory.
+/// memory, or exempts a key.
 ///
 /// # Errors
 /// Those of Postgres.
 pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     const STORES: Statement = Statement {
         sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
-              (config OPERATOR(pg_catalog.->>) 'store') OPERATOR(pg_catalog.=) 'memory' IS NOT TRUE",
+              (config OPERATOR(pg_catalog.->>) 'store') OPERATOR(pg_catalog.=) 'memory' IS NOT TRUE AND \
+              (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited' IS NOT TRUE",
         parameters: &[TEXTOID],
         results: &[],
         lock: TableLock::Read,

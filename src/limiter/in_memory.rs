@@ -43,7 +43,7 @@ pub fn take_slots(slots: &Slots, memory: &Memory, target: &Target, take: Take) -
 pub fn tell_losses(memory: &Memory) {
     if let Some(lost) = memory.states.losses_to_tell() {
         server_log::line(&format!(
-            "rate limits in memory: {lost} keys in use made room for others, and are full again; \
+            "rate limits in memory: keys in use that made room for others, and are full again: {lost}; \
              ratelimit.memory_keys should be greater"
         ));
     }

@@ -308,7 +308,7 @@ pub fn state(function: pg_sys::Oid, request: &Request) -> Result<Option<State>> 
 pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
     catalog::with(function, lock_to_change(), |catalog| {
         // What is defined nowhere, or not rightly, may have been taken by a config in the call.
-        let limit = match definitions::defined(catalog, name, key) {
+        let limit = match definitions::of_state(catalog, name, key) {
             Err(Error::StoredConfig { .. }) => None,
             defined => defined?,
         };

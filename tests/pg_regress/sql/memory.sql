@@ -84,6 +84,26 @@ SELECT ok FROM rl_check_all('[{"name": "mem", "key": "b"}, {"name": "mem", "key"
 SELECT rl_reset('mem/undefined');
 ROLLBACK;
 
+-- A key that is exempt has no state of its own in the table: what is reset is what holds again afterwards.
+SELECT rl_define('mem/ex', in_memory(rl_token_bucket(3, '1 day'))), rl_define('mem/slots', in_memory(rl_concurrency(2, '1 hour')));
+SELECT remaining FROM rl_limit('mem/ex', 'vip', 2);
+SELECT ok, remaining FROM rl_acquire('mem/slots', 'vip', 2);
+SELECT rl_define('mem/ex', rl_unlimited(), 'vip'), rl_define('mem/slots', rl_unlimited(), 'vip');
+BEGIN READ ONLY;
+SELECT ok, remaining FROM rl_limit('mem/ex', 'vip', 5);
+SELECT rl_reset('mem/ex', 'vip'), rl_reset('mem/ex', 'vip'), rl_reset('mem/slots', 'vip'), rl_reset('mem/slots', 'vip');
+SELECT ok FROM rl_limit('mem/ex', 'other');
+SELECT rl_reset_all('mem/ex'), rl_reset_all('mem/slots');
+COMMIT;
+SELECT rl_undefine('mem/ex', 'vip'), rl_undefine('mem/slots', 'vip');
+SELECT name, remaining FROM unnest(ARRAY['mem/ex', 'mem/slots']) name, rl_check(name, 'vip');
+-- Where the name is exempt, what it was before is not known.
+SELECT rl_define('mem/ex', rl_unlimited()) \g /dev/null
+BEGIN READ ONLY;
+SELECT rl_reset('mem/ex', 'vip');
+ROLLBACK;
+SELECT rl_undefine('mem/ex'), rl_undefine('mem/slots');
+
 -- Both kinds in one call: all or nothing, and the rows with the transaction.
 SELECT rl_reset('mem', 'c'), ok FROM rl_limit('mem', 'paying', 2);
 BEGIN;
