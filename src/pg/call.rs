@@ -22,7 +22,7 @@ use pgrx::{PgTryBuilder, pg_sys};
 use crate::pg::error::{Error, Report, Result};
 use crate::pg::memory;
 use crate::pg::settings::{self, ErrorStyle};
-use crate::pg::values::utf8;
+use crate::pg::values::{server_text, utf8};
 
 use sql_types::{Argument, SqlRow};
 use trigger_data::Trigger;
@@ -313,13 +313,9 @@ fn palloc_str(text: &str) -> *const c_char {
     // SAFETY: reads a setting.
     let utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as c_int;
     let text = if utf8 { text.to_owned() } else { text.replace('\u{fffd}', "?") };
-    let text = CString::new(text.replace('\0', "")).unwrap_or_default();
-    let length = text.as_bytes().len() as c_int;
-    // SAFETY: pstrdup copies a valid C string; the conversion returns it, or a palloc'd other one.
-    unsafe {
-        let copy = pg_sys::pstrdup(text.as_ptr());
-        pg_sys::pg_any_to_server(copy, length, pg_sys::pg_enc::PG_UTF8 as c_int)
-    }
+    let text = CString::new(server_text(&text.replace('\0', ""))).unwrap_or_default();
+    // SAFETY: it copies a valid C string.
+    unsafe { pg_sys::pstrdup(text.as_ptr()) }
 }
 
 /// # Safety

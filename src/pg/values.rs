@@ -30,12 +30,12 @@ impl Jsonb<'_> {
     /// Converts it as [`to_json`](Jsonb::to_json), with no byte replaced, for names and keys.
     ///
     /// # Errors
-    /// 22023: more bytes; in an SQL_ASCII database, text that is not UTF-8.
+    /// 22023: more bytes; text that is not UTF-8, in a database whose encoding has no conversion to it.
     pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<Cow<'static, str>> {
         let invalid = |value, allowed| Err(Error::InvalidArgument { argument, value, allowed });
         match self.to_json(most) {
             Err(bytes) => invalid(format!("{bytes} bytes long"), format!("at most {most} bytes")),
-            Ok(Cow::Owned(_)) if is_sql_ascii() => {
+            Ok(Cow::Owned(_)) if is_unconvertible() => {
                 invalid("text of another encoding".into(), "text in UTF-8".into())
             }
             Ok(json) => Ok(json),
@@ -141,14 +141,23 @@ pub unsafe fn is_plain(varlena: *const pg_sys::varlena) -> bool {
     unsafe { !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena) }
 }
 
-/// Whether the database's encoding is SQL_ASCII: unknown.
-fn is_sql_ascii() -> bool {
+/// Whether Postgres has no conversion between the database's encoding and UTF-8: it is SQL_ASCII, which is unknown, or
+/// MULE_INTERNAL.
+fn is_unconvertible() -> bool {
     // SAFETY: reads a setting.
-    unsafe { pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int }
+    let encoding = unsafe { pg_sys::GetDatabaseEncoding() };
+    [pg_sys::pg_enc::PG_SQL_ASCII, pg_sys::pg_enc::PG_MULE_INTERNAL]
+        .iter()
+        .any(|&known| known as c_int == encoding)
 }
 
-/// Converts UTF-8 to the server's encoding. Postgres raises 22P05 where that has no such character.
+/// Converts UTF-8 to the server's encoding. Postgres raises 22P05 where that has no such character; where Postgres can
+/// convert nothing, it stays as it is.
 pub fn server_text(text: &str) -> Vec<u8> {
+    // ASCII is the same in all encodings that a server can have.
+    if text.is_ascii() || is_unconvertible() {
+        return text.as_bytes().to_vec();
+    }
     // SAFETY: the conversion reads the text's bytes, and returns them or a C string.
     unsafe {
         let source = text.as_ptr().cast::<c_char>();
@@ -167,10 +176,10 @@ pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(utf8_bytes(bytes))
 }
 
-/// Converts bytes from the server's encoding to UTF-8; unchanged in an SQL_ASCII database.
+/// Converts bytes from the server's encoding to UTF-8; unchanged where Postgres can't convert.
 pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
-    if is_sql_ascii() {
-        return bytes; // of unknown encoding, which a conversion would refuse
+    if bytes.is_ascii() || is_unconvertible() {
+        return bytes;
     }
     // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string,
     // which lives as long as the current memory context.

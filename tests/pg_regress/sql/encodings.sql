@@ -3,6 +3,7 @@
 SELECT current_database() AS home \gset
 CREATE DATABASE regress_rl_latin1 ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0;
 CREATE DATABASE regress_rl_ascii ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0;
+CREATE DATABASE regress_rl_mule ENCODING 'MULE_INTERNAL' LOCALE 'C' TEMPLATE template0;
 \c regress_rl_latin1
 SET client_min_messages = warning;
 DO $$ BEGIN EXECUTE format('CREATE SCHEMA %I', 'gr' || chr(246) || chr(223) || 'e'); END $$;
@@ -72,6 +73,39 @@ EXCEPTION WHEN undefined_object THEN
 END $$;
 -- Bytes of no known encoding stay the bytes that they are.
 SELECT rl_headers(E'caf\351', r) FROM rl_check(E'caf\351') r;
+-- Nor has this one a conversion to UTF-8: here é is two bytes, the first of which tells that the second is Latin 1.
+\c regress_rl_mule
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
+SET client_min_messages = warning;
+CREATE EXTENSION ratelimit;
+SELECT rl_define('cafe', rl_token_bucket(3, '1 minute')), rl_define(E'caf\201\351', rl_fixed_window(3, '1 day', timezone => 'Europe/Berlin')),
+       rl_define('slots', rl_concurrency(2, '1 minute')), rl_define('mem', rl_sliding_window(2, '1 minute') || '{"store": "memory"}');
+SELECT ok, remaining FROM rl_limit('cafe', 'k');
+SELECT ok, remaining FROM rl_limit(E'caf\201\351', E'\201\374', 2), rl_block(E'caf\201\351', 'x', '1 hour');
+SELECT count(*), min(remaining) FROM rl_status(E'caf\201\351', E'\201\374');
+SELECT ok, remaining FROM rl_limit('mem', E'\201\374'), rl_release((rl_acquire('slots', E'\201\374')).lease);
+SELECT n, ok, remaining FROM rl_limit_all('[{"name": "cafe", "key": "k"}, {"name": "mem", "key": "k"}]');
+DO $$
+DECLARE
+    call text;
+    detail text;
+    hint text;
+BEGIN
+    FOREACH call IN ARRAY ARRAY[
+        E'rl_limit(''caf\201\351'', '''', 4, throws => true)', E'rl_limit(''th\201\351'')', 'rl_define(''cafe'', ''{"kind": "caf"}'')',
+        E'rl_define(''cafe'', jsonb_build_object(''kind'', ''caf\201\351''))',
+        E'rl_limit_all(jsonb_build_array(jsonb_build_object(''name'', ''cafe'', ''key'', ''\201\351'')))'] LOOP
+        BEGIN
+            EXECUTE 'SELECT ' || call;
+            RAISE WARNING 'no error';
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+            RAISE WARNING '% % / % / %', sqlstate, sqlerrm, detail, hint;
+        END;
+    END LOOP;
+END $$;
+SELECT rl_headers(name, rl_check(name)) FROM unnest(ARRAY['cafe', E'caf\201\351']) name;
 \c :home
 DROP DATABASE regress_rl_latin1;
 DROP DATABASE regress_rl_ascii;
+DROP DATABASE regress_rl_mule;
