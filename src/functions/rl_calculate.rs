@@ -10,6 +10,7 @@ use crate::pg::call::Call;
 use crate::pg::call::sql_types::{Json, Timestamptz, sql_row};
 use crate::pg::declaration::{One, sql_function};
 use crate::pg::error::Error;
+use crate::pg::interrupts::larger_reserve;
 use crate::pg::values::Jsonb;
 
 sql_row! {
@@ -44,7 +45,10 @@ sql_function! {
             Some(state) => state
                 .to_json(state::MAX_BYTES)
                 .map_err(StateError::too_long)
-                .and_then(|json| state::parse(&json, &limit))
+                .and_then(|json| {
+                    let _larger = larger_reserve(json.len());
+                    state::parse(&json, &limit)
+                })
                 .map_err(Error::State)?,
             // A fixed window without a start of its own begins at the time given.
             None => limit.initial_state(at, at),

@@ -12,6 +12,7 @@ use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
 use crate::pg::declaration::sql_function;
 use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::larger_reserve;
 use crate::pg::values::{Jsonb, jsonb_from_json, server_text};
 
 sql_row! {
@@ -72,7 +73,8 @@ fn answer_all(
         });
     }
     let json = given.to_exact_json("requests", requests::MAX_BYTES)?;
-    let written = requests::parse(&json)?;
+    let _larger = larger_reserve(json.len());
+    let written = requests::parse(json)?;
     let names: Vec<(Vec<u8>, Vec<u8>)> = written
         .iter()
         .map(|request| (server_text(&request.name), server_text(&request.key)))

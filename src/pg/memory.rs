@@ -13,17 +13,34 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// The size of the reserve in bytes: several times the longest list of requests. It is never written
-/// to, so it takes address space only.
-pub const RESERVE: usize = 8 << 20;
+/// The reserve of a session in bytes: for the state of a sliding log with 10,000 entries in all its forms, which is the
+/// most that a call allocates between two checks. It is never written to, so it takes no memory; but where the system
+/// does not overcommit it is taken from all others.
+pub const RESERVE: usize = 2 << 20;
+
+/// What is added while a long argument is read, in bytes: several times the longest list of requests.
+const FOR_LONG: usize = 6 << 20;
+
+/// The length from which on an argument is long, in bytes.
+const LONG: usize = 64 << 10;
 
 /// The detail of the error where it can't be allocated.
 pub const NO_RESERVE: &CStr = c"The rate limiter could not allocate its reserve.";
 
-/// The reserve; null while it is in use.
-static BLOCK: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// A block that is held for an allocation that fails.
+struct Block {
+    /// Null while it is in use.
+    address: AtomicPtr<u8>,
+    layout: Layout,
+}
+
+static ALWAYS: Block = Block::new(RESERVE);
+static WHILE_LONG: Block = Block::new(FOR_LONG);
+
+/// How many calls, one in another, read a long argument.
+static READING_LONG: AtomicUsize = AtomicUsize::new(0);
 
 /// Ends the session; not set outside a server.
 static EXHAUSTED: OnceLock<fn()> = OnceLock::new();
@@ -34,11 +51,42 @@ static ALLOCATOR: Allocator = Allocator;
 /// The system's allocator, with the reserve.
 struct Allocator;
 
-/// The layout of the reserve.
-const fn layout() -> Layout {
-    match Layout::from_size_align(RESERVE, 16) {
-        Ok(layout) => layout,
-        Err(_) => Layout::new::<u8>(),
+impl Block {
+    const fn new(size: usize) -> Block {
+        let layout = match Layout::from_size_align(size, 16) {
+            Ok(layout) => layout,
+            Err(_) => Layout::new::<u8>(),
+        };
+        Block { address: AtomicPtr::new(null_mut()), layout }
+    }
+
+    /// Frees it for the next allocation; false if it is in use.
+    fn release(&self) -> bool {
+        let block = self.address.swap(null_mut(), Ordering::AcqRel);
+        if block.is_null() {
+            return false;
+        }
+        // SAFETY: swapped out once only; allocated with this layout.
+        unsafe { System.dealloc(block, self.layout) };
+        true
+    }
+
+    /// Allocates it unless it is held; false if that fails.
+    fn hold(&self) -> bool {
+        if !self.address.load(Ordering::Relaxed).is_null() {
+            return true;
+        }
+        // SAFETY: the size is not 0.
+        let block = unsafe { System.alloc(self.layout) };
+        if block.is_null() {
+            return false;
+        }
+        let (done, seen) = (Ordering::AcqRel, Ordering::Relaxed);
+        if self.address.compare_exchange(null_mut(), block, done, seen).is_err() {
+            // SAFETY: another thread was first; this block is unused.
+            unsafe { System.dealloc(block, self.layout) };
+        }
+        true
     }
 }
 
@@ -96,31 +144,34 @@ pub fn init(end_session: fn()) {
 
 /// Frees the reserve for the next allocation; false if it is in use.
 pub fn release() -> bool {
-    let block = BLOCK.swap(null_mut(), Ordering::AcqRel);
-    if block.is_null() {
-        return false;
-    }
-    // SAFETY: swapped out once only; allocated with this layout.
-    unsafe { System.dealloc(block, layout()) };
-    true
+    let long = WHILE_LONG.release();
+    ALWAYS.release() || long
 }
 
 /// Allocates the reserve unless it is held; false if that fails.
 pub fn hold() -> bool {
-    if !BLOCK.load(Ordering::Relaxed).is_null() {
-        return true;
+    ALWAYS.hold() && (READING_LONG.load(Ordering::Relaxed) == 0 || WHILE_LONG.hold())
+}
+
+/// The larger reserve of a call that reads a long argument, until this is dropped.
+pub struct Larger(());
+
+impl Larger {
+    /// Makes the reserve larger for an argument of so many bytes, if that is long: at the next [`hold`].
+    pub fn for_argument(bytes: usize) -> Option<Larger> {
+        (bytes > LONG).then(|| {
+            READING_LONG.fetch_add(1, Ordering::Relaxed);
+            Larger(())
+        })
     }
-    // SAFETY: the size is not 0.
-    let block = unsafe { System.alloc(layout()) };
-    if block.is_null() {
-        return false;
+}
+
+impl Drop for Larger {
+    fn drop(&mut self) {
+        if READING_LONG.fetch_sub(1, Ordering::Relaxed) == 1 {
+            WHILE_LONG.release();
+        }
     }
-    let held = BLOCK.compare_exchange(null_mut(), block, Ordering::AcqRel, Ordering::Relaxed);
-    if held.is_err() {
-        // SAFETY: another thread was first; this block is unused.
-        unsafe { System.dealloc(block, layout()) };
-    }
-    true
 }
 
 #[cfg(test)]
@@ -141,5 +192,14 @@ mod tests {
         assert_eq!(tries.get(), 3);
         assert!(!release());
         assert!(hold() && release() && !release());
+        // While a long argument is read, in a call in a call.
+        assert!(Larger::for_argument(LONG).is_none());
+        let (outer, inner) = (Larger::for_argument(LONG + 1), Larger::for_argument(2_000_000));
+        let is_held = || !WHILE_LONG.address.load(Ordering::Relaxed).is_null();
+        assert!(hold() && is_held());
+        drop(inner);
+        assert!(is_held() && release() && !is_held() && hold() && is_held());
+        drop(outer);
+        assert!(!is_held() && hold() && !is_held());
     }
 }

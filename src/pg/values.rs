@@ -31,14 +31,12 @@ impl Jsonb<'_> {
     ///
     /// # Errors
     /// 22023: more bytes; text that is not UTF-8, in a database whose encoding has no conversion to it.
-    pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<Cow<'static, str>> {
+    pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<&'static str> {
         let invalid = |value, allowed| Err(Error::InvalidArgument { argument, value, allowed });
-        match self.to_json(most) {
+        match self.to_server_json(most).map(utf8_bytes).map(str::from_utf8) {
             Err(bytes) => invalid(format!("{bytes} bytes long"), format!("at most {most} bytes")),
-            Ok(Cow::Owned(_)) if is_unconvertible() => {
-                invalid("text of another encoding".into(), "text in UTF-8".into())
-            }
-            Ok(json) => Ok(json),
+            Ok(Err(_)) => invalid("text of another encoding".into(), "text in UTF-8".into()),
+            Ok(Ok(json)) => Ok(json),
         }
     }
 

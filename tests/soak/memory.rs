@@ -120,6 +120,29 @@ fn too_large(megabytes: u64) {
     assert_eq!(outcome(&mut witness, &mut backend, &logs), None);
 }
 
+/// Where the system doesn't overcommit, what a session keeps in reserve is taken from all others.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_session_keeps_little_in_reserve() {
+    let server = Server::start();
+    let mut backend = server.client();
+    let pid: i32 = backend.query_one("SELECT pg_backend_pid()", &[]).unwrap().get(0);
+    let data = || -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmData:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let before = data();
+    backend.batch_execute("LOAD 'ratelimit'").unwrap();
+    let loaded = data() - before;
+    // A list of 10,000 with long keys has more of it while it is read.
+    let list = "SELECT count(*) FROM rl_check_all((SELECT jsonb_agg(jsonb_build_object('name', 'n', 'key', repeat('k', 100) || n, 'config',
+                '{\"kind\": \"unlimited\"}'::jsonb)) FROM generate_series(1, 10000) n))";
+    backend.batch_execute(list).unwrap();
+    println!("{loaded} kB when it is loaded, {} kB after a list", data() - before);
+    assert!(loaded < 4_000, "{loaded} kB");
+}
+
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_statement_of_many_keys_is_added_up_in_little_memory() {
@@ -187,6 +210,8 @@ fn where_memory_is_short_a_call_passes_or_is_out_of_memory() {
         "SELECT rl_limit('log', '1')",
         "SELECT count(*) FROM rl_check_all((SELECT jsonb_agg(jsonb_build_object('name', 'log', 'key', n::text)) FROM generate_series(1, 50) n))",
         "SELECT count(*) FROM rl_limit_all((SELECT jsonb_agg(jsonb_build_object('name', 'bucket', 'key', n::text, 'count', 0.001)) FROM generate_series(1, 200) n))",
+        "SELECT count(*) FROM rl_check_all((SELECT jsonb_agg(jsonb_build_object('name', 'bucket', 'key', repeat('k', 300) || n)) FROM generate_series(1, 4000) n))",
+        "SELECT rl_calculate(rl_sliding_log(10000, '1000 days'), (SELECT jsonb_build_object('value', 9000, 'ts', 1.8e12, 'log', jsonb_agg(1.8e12 + n)) FROM generate_series(1, 9000) n), '2027-02-01 00:00:00+00')",
         "SELECT count(*) FROM rl_status()",
         "SELECT rl_define('other', rl_token_bucket(1, '1 s'))",
         "INSERT INTO used SELECT n FROM generate_series(1, 1000) n",
