@@ -28,7 +28,8 @@ use crate::pg::transaction::{is_read_only, refuse_read_only_call};
 use crate::store::memory::{Id, Memory};
 use crate::store::{self, Store, TRIES};
 
-/// How many requests of one call may be of limits in memory: what they take is written under locks that others wait for.
+/// How many requests of one call may be for limits in memory: what they take is written under locks that others wait
+/// for.
 pub const MAX_IN_MEMORY: usize = 1_000;
 
 /// The outcome of one request.

@@ -202,7 +202,8 @@ impl Error {
                 .to_string()
             }
             Error::TriggerTooEarly { .. } => {
-                "What row security or a constraint refuses afterwards would stay taken, of whatever key the row names."
+                "What row security or a constraint refuses afterwards would stay taken, \
+                 of whatever key the row names."
                     .into()
             }
             Error::NotForKind { function: "rl_credit", .. } => {
