@@ -359,7 +359,8 @@ fn long_lists_take_from_every_limit_or_from_none() {
         .unwrap();
     for (name, length, calls) in [("m", 10, 300), ("d", 100, 60), ("m", KEYS, 20)] {
         client.batch_execute("SELECT rl_reset_all('m'), rl_reset_all('d')").unwrap();
-        let taken = at_once(&database, "", |client, session| {
+        // Uncounted: its denials would crowd out those that the documents' examples show.
+        let taken = at_once(&database, "SET ratelimit.track = off", |client, session| {
             let mut random = Rng::with_seed(session as u64);
             let mut taken = 0;
             for _ in 0..calls {
