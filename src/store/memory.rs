@@ -52,7 +52,6 @@ pub struct Memory {
     /// The keys that are denied most.
     pub rankings: Rankings,
     identifier: Identifier,
-    keys: u64,
     since: Micros,
     size: usize,
 }
@@ -122,11 +121,6 @@ impl Memory {
         }
     }
 
-    /// For how many keys it was made: `ratelimit.memory_keys` as it was then.
-    pub fn keys(&self) -> u64 {
-        self.keys
-    }
-
     /// The segment's size in bytes.
     pub fn size(&self) -> u64 {
         self.size as u64
@@ -169,7 +163,6 @@ fn view(address: *mut u8, header: &Header) -> Memory {
             tallies: Tallies::new(address.add(tallies)),
             rankings: Rankings::new(address.add(rankings)),
             identifier: Identifier::new(header.seed),
-            keys: header.keys,
             since: Micros(header.since),
             size,
         }

@@ -79,7 +79,7 @@ impl Layout {
         let (defined, inline) = (places(self.defined), places(self.inline));
         match partition {
             ..DEFINED => (partition * defined, defined),
-            ..PARTITIONS => (DEFINED * defined + (partition - DEFINED) * inline, inline),
+            DEFINED..PARTITIONS => (DEFINED * defined + (partition - DEFINED) * inline, inline),
             _ => (DEFINED * defined + INLINE * inline, places(FIXED_CLOCK_KEYS)),
         }
     }
