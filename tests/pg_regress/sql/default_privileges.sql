@@ -22,19 +22,19 @@ BEGIN
     END LOOP;
 END
 $$;
--- What everybody but the owners has.
+-- What some have but the owners, of what is not everybody's, and no trigger function of our tables.
 CREATE VIEW given AS
 SELECT extowner::regrole AS installer, object.catalog, acl.grantee::regrole, acl.is_grantable, acl.privileges, count(*),
        count(init.initprivs) AS initial
 FROM pg_extension
 JOIN pg_depend member ON refclassid = 'pg_extension'::regclass AND refobjid = pg_extension.oid AND deptype = 'e'
-CROSS JOIN LATERAL (SELECT 'function', proowner, proacl FROM pg_proc WHERE oid = objid AND classid = 'pg_proc'::regclass
+CROSS JOIN LATERAL (SELECT 'function', proowner, proacl FROM pg_proc WHERE oid = objid AND classid = 'pg_proc'::regclass AND proname NOT LIKE '%\_changed'
                     UNION ALL SELECT 'table', relowner, relacl FROM pg_class WHERE oid = objid AND classid = 'pg_class'::regclass
                     UNION ALL SELECT 'type', typowner, typacl FROM pg_type WHERE oid = objid AND classid = 'pg_type'::regclass) AS object(catalog, owner, acl)
-CROSS JOIN LATERAL (SELECT grantee, is_grantable, string_agg(privilege_type, ', ' ORDER BY privilege_type) AS privileges
-                    FROM aclexplode(object.acl) GROUP BY grantee, is_grantable) AS acl
+CROSS JOIN LATERAL (SELECT grantee, bool_or(is_grantable) AS is_grantable, string_agg(DISTINCT privilege_type, ', ') AS privileges
+                    FROM aclexplode(object.acl) GROUP BY grantee) AS acl
 LEFT JOIN pg_init_privs init ON init.objoid = member.objid AND init.classoid = member.classid
-WHERE extname = 'ratelimit' AND acl.grantee <> object.owner
+WHERE extname = 'ratelimit' AND acl.grantee <> object.owner AND 0 <> ALL (SELECT grantee FROM aclexplode(object.acl))
 GROUP BY 1, 2, 3, 4, 5;
 GRANT SELECT ON given TO PUBLIC;
 SELECT current_user::regrole AS superuser \gset
