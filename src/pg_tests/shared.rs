@@ -65,7 +65,7 @@ mod tests {
             prior: None,
             log: None,
         };
-        all.set(id, &state, None, ratelimit_core::Micros(0));
+        all.set(id, &state, None, true, ratelimit_core::Micros(0));
         drop(all);
         assert_eq!(memory.states.read(id), Some(state));
         assert!(memory.states.forget(id));
