@@ -65,6 +65,25 @@ test('stores of one name count together, those of others apart', async () => {
     assert.equal((await apart.increment('k')).totalHits, 1);
 });
 
+for (const store of ['table', 'memory']) {
+    test(`a limit that is raised or lowered in a window keeps what was used, in the ${store}`, async () => {
+        const name = `raised ${store}`;
+        const [first, raised] = [3, 5].map((limit) => open({ store, name }, { limit }));
+        const increments = async (of, times) => {
+            const all = [];
+            for (let n = 0; n < times; n++) all.push((await of.increment('k')).totalHits);
+            return all;
+        };
+        assert.deepEqual(await increments(first, 4), [1, 2, 3, 4]);
+        const { resetTime } = await first.get('k');
+        assert.deepEqual(await raised.get('k'), { totalHits: 3, resetTime });
+        assert.deepEqual(await increments(raised, 4), [4, 5, 6, 6], 'two more pass, and the third is denied');
+        assert.deepEqual(await increments(first, 1), [4], 'lowered again it is used up');
+        assert.deepEqual(await increments(raised, 1), [6], 'and raised again it has given nothing twice');
+        assert.deepEqual(await raised.get('k'), { totalHits: 5, resetTime });
+    });
+}
+
 test('a window ends', async () => {
     const store = open({}, { limit: 1, windowMs: 2000 });
     assert.equal((await store.increment('k')).totalHits, 1);
