@@ -18,7 +18,7 @@ SELECT rl_define('failedLogins', rl_token_bucket(rate => 3, period => '1 hour'))
 SELECT ok, remaining FROM rl_limit('failedLogins', 'alice@example.com');
 \echo 'The password was right: forget the failures.'
 SELECT rl_reset('failedLogins', 'alice@example.com');
-\echo 'Somebody guesses. The fourth attempt is denied, and told how many seconds to wait.'
+\echo 'Somebody guesses. The fourth attempt is denied; retry_after is how many seconds to wait.'
 SELECT attempt, (rl_limit('failedLogins', 'bob@example.com')).ok FROM generate_series(1, 3) AS attempt;
 SELECT ok, retry_after, retry_at FROM rl_limit('failedLogins', 'bob@example.com');
 \echo 'Each key is a limit of its own: Alice still has all her attempts.'
