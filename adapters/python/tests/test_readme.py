@@ -1,6 +1,7 @@
 """What `python -m build` makes, installed into an empty environment by the README's line; and its example, word by word."""
 
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def package(tmp_path):
 
 def test_the_package_is_installed_and_the_readme_is_right(database, package, tmp_path, monkeypatch):
     assert not re.search(r"\]\((?!https://)", README), "a link that is dead outside of the repository"
-    pip, install, ours, *others = block("sh").split()
+    pip, install, ours, *others = shlex.split(block("sh"))
     name, extra = re.fullmatch(r"([\w-]+)(\[\w+\])", ours).groups()
     assert (pip, install, name) == ("pip", "install", "ratelimit-storage")
     venv.create(tmp_path / "venv", with_pip=True)
