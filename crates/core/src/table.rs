@@ -323,7 +323,7 @@ impl<'a> Partition<'a> {
     /// random places.
     fn drop_one(&mut self, holder: usize, now: Micros) -> Dropped {
         let hand = (self.head.hand % self.entries.len() as u64) as usize;
-        let mut first = (0, hand);
+        let mut first = None;
         let mut seen = 0;
         for at in self.from(hand) {
             let entry = &self.entries[at];
@@ -337,16 +337,21 @@ impl<'a> Partition<'a> {
             if usize::from(entry.holder) != holder {
                 continue;
             }
+            // Of equally old ones any: all may have been called since the last new key.
             let age = u64::from(self.head.born.wrapping_sub(entry.called));
             let less = u64::from(entry.again == 0) + u64::from(entry.used == 0);
-            first = first.max((age << less, at));
+            first = first.max(Some((age << less, at)));
             seen += 1;
             if seen == SAMPLE {
                 self.head.hand = at as u64 + 1;
                 break;
             }
         }
-        self.release(first.1);
+        // Only a content that no partition has made has none of him.
+        let any = || self.from(hand).find(|&at| self.entries[at].taken != 0);
+        if let Some(at) = first.map(|(_, at)| at).or_else(any) {
+            self.release(at);
+        }
         Dropped::Live
     }
 

@@ -146,6 +146,23 @@ fn call(memory: &mut Memory, n: u64, whose: Whose) -> bool {
     true
 }
 
+/// Where every key was called since the last new one came, all are equally old, wherever the hand stands.
+#[test]
+fn one_is_dropped_where_all_were_just_called() {
+    for room in [40, 60, 90, 120] {
+        let mut memory = Memory::new(room);
+        for n in 0..3000u64 {
+            for old in n.saturating_sub(500)..n {
+                memory.partition().call(hash(old));
+            }
+            call(&mut memory, n, whose(n as u32 % 7, 0));
+            let partition = memory.partition();
+            let there = partition.iter().count();
+            assert_eq!((partition.len(), there), (there as u64, room.min(n as usize + 1)), "{n}");
+        }
+    }
+}
+
 #[test]
 fn a_key_that_is_called_again_and_again_stays_however_often_new_ones_are() {
     const ROOM: u64 = 1_000;
