@@ -69,6 +69,15 @@ SELECT rl_define('ra/shards', rl_fixed_window(6000, '1 hour', start => '2027-01-
 SELECT ok, remaining FROM rl_limit('ra/shards', count => 100);
 SELECT rl_define('ra/shards', rl_fixed_window(1000, '1 hour', shards => 2, start => '2027-01-01 00:00:00+00'));
 SELECT ok, remaining FROM rl_check('ra/shards');
+-- Where more was used than the smaller plan has, also by a number of shards that is another by then.
+SELECT rl_define('ra/fewer', rl_fixed_window(1000, '1 hour', shards => 4, start => '2027-01-01 00:00:00+00'));
+SELECT ok, remaining FROM rl_limit('ra/fewer', count => 1000);
+SELECT rl_define('ra/fewer', rl_fixed_window(500, '1 hour', shards => 2, start => '2027-01-01 00:00:00+00'));
+SELECT ok, remaining FROM rl_limit('ra/fewer', count => 1, reserve => true);
+SELECT rl_define('ra/fewer', rl_fixed_window(500, '1 hour', start => '2027-01-01 00:00:00+00'));
+SELECT ok, remaining FROM rl_limit('ra/fewer', count => 1, reserve => true);
+SELECT rl_define('ra/fewer', rl_fixed_window(1010, '1 hour', start => '2027-01-01 00:00:00+00'));
+SELECT ok, remaining FROM rl_check('ra/fewer');
 -- Of a state that does not tell what was used, as rl_calculate's and those of 1.0.0, the tokens stay.
 SELECT rl_define('ra/old', rl_fixed_window(100000, '1 month', timezone => 'UTC'));
 INSERT INTO rateLimits (name, key, value, ts) VALUES ('ra/old', '', 10, '2027-02-01 00:00:00+00');

@@ -133,7 +133,7 @@ impl FixedWindow {
     }
 
     /// What a window brings where none is left.
-    fn brings(&self) -> f64 {
+    pub(super) fn brings(&self) -> f64 {
         self.rate.min(self.capacity)
     }
 

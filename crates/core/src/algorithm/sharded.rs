@@ -174,13 +174,32 @@ impl<'a> Shards<'a> {
             return self.limit.current(state, now).into_owned();
         }
         let mut total = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
+        let mut overused = 0.0;
         for shard in 0..self.states.len() {
-            let (ts, tokens) = self.tokens(shard, now);
-            total.value += tokens;
-            total.ts = total.ts.max(ts);
+            let state = self.refilled(shard, now);
+            overused += state.brought().map_or(0.0, |brought| brought - self.brings(shard));
+            total.value += state.value;
+            total.ts = total.ts.max(state.ts);
         }
         total.value = total.value.min(self.limit.capacity());
-        total
+        self.less_overused(total, overused)
+    }
+
+    /// What a window brings to a shard.
+    fn brings(&self, shard: usize) -> f64 {
+        match self.limit_of(shard) {
+            Limit::FixedWindow(limit) => limit.brings(),
+            _ => 0.0,
+        }
+    }
+
+    /// The total where more was used of some shards than their windows bring now. It is known as long as nothing is
+    /// left, and taken from what is left of shards that are not equal any more: equal ones still give theirs.
+    fn less_overused(&self, total: State, overused: f64) -> State {
+        let Limit::FixedWindow(limit) = self.limit else { return total };
+        let total = State { prior: Some(-(limit.brings() + overused)), ..total };
+        let value = if self.are_equal() { total.value } else { limit.value_of(&total) };
+        limit.state(value, total.ts, &total)
     }
 
     /// The [total](Shards::total) as a state that refills no later than any of the shards: as long as
@@ -205,9 +224,10 @@ impl<'a> Shards<'a> {
         if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
         }
-        let total = self.total(now);
-        let value = total.value / f64::from(shards.max(1));
-        let state = Self::state(&self.limit.shard_limit(shards), value, total.ts, &total);
+        let State { value, ts, prior, .. } = self.total(now);
+        let share = |tokens: f64| tokens / f64::from(shards.max(1));
+        let share = State { value: share(value), ts, prior: prior.map(share), log: None };
+        let state = Self::state(&self.limit.shard_limit(shards), share.value, ts, &share);
         vec![state; shards as usize]
     }
 

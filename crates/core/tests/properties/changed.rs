@@ -1,6 +1,8 @@
 //! What of a fixed window was used stays used while its config changes: no sequence of plans admits more in a window
 //! than the largest of them, and none makes a debt.
 
+use std::rc::Rc;
+
 use proptest::prelude::*;
 use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide};
 
@@ -72,6 +74,39 @@ proptest! {
                 states = Some(all.states().to_vec());
             }
             prop_assert!(used <= 2000.0 + 1e-6);
+        }
+    }
+
+    #[test]
+    fn what_was_used_stays_used_by_another_number_of_shards(
+        steps in steps(),
+        numbers in prop::collection::vec(1..5u32, 40),
+        free in any::<u64>(),
+    ) {
+        let (now, mut used, mut largest) = (Micros(HOUR / 2), 0.0, 0);
+        let mut states: Option<Vec<State>> = None;
+        for ((plan, count), shards) in steps.into_iter().zip(numbers) {
+            largest = largest.max(plan);
+            let limit = window(plan, plan, shards, false);
+            let fresh = || vec![limit.shard_limit(shards).initial_state(now, now); shards as usize];
+            let found = states.take().unwrap_or_else(fresh);
+            let old = Rc::new(limit.shard_limit(found.len() as u32));
+            let unequal = || found.iter().map(|state| (old.clone(), state.clone())).collect();
+            let mut all = match found.len() == shards as usize {
+                true => Shards::new(&limit, found),
+                false => {
+                    let before = Shards::unequal(&limit, unequal());
+                    holds(before.level(now).remaining, plan, used)?;
+                    let all = Shards::new(&limit, before.resharded(shards, now));
+                    holds(all.level(now).remaining, plan, used)?;
+                    all
+                }
+            };
+            if take(&mut all, free, now, count.into(), false).is_some() {
+                used += f64::from(count);
+            }
+            states = Some(all.states().to_vec());
+            prop_assert!(used <= f64::from(largest) + 1e-6, "{used} of {largest}");
         }
     }
 
