@@ -129,7 +129,14 @@ impl FixedWindow {
     pub(super) fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
         let (ts, tokens) = self.refilled(state, now);
         let in_phase = self.awaits_request(tokens) || ts == self.initial_state(now, phase).ts;
-        ts <= now && tokens >= self.capacity && in_phase
+        ts <= now && tokens >= self.capacity && in_phase && !self.is_overused(state, ts)
+    }
+
+    /// Whether more was used of the window that begins at `ts` than it brings. Nothing is left of it, which is all
+    /// that a capacity of 0 holds.
+    fn is_overused(&self, state: &State, ts: Micros) -> bool {
+        let used = state.brought().map_or(0.0, |brought| brought - state.value.max(0.0));
+        ts == state.ts && used > self.brings()
     }
 
     /// What a window brings where none is left.
@@ -142,7 +149,8 @@ impl FixedWindow {
         let at = self.due(state.ts, self.capacity - self.next_tokens(self.stored_tokens(state)))?;
         let (ts, tokens) = self.refilled(state, at);
         // It may leave half a tolerance open.
-        if tokens < self.capacity { self.windows.after(ts, 1.0) } else { Some(at) }
+        let is_full = tokens >= self.capacity && !self.is_overused(state, ts);
+        if is_full { Some(at) } else { self.windows.after(ts, 1.0) }
     }
 
     /// What is left of these tokens when the window turns: of an overage nothing.

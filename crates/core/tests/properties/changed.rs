@@ -189,3 +189,19 @@ fn a_state_of_two_numbers_keeps_its_tokens() {
         assert!(!sliding.accepts(&state) && bucket.accepts(&state), "{state:?}");
     }
 }
+
+/// A plan of nothing holds all that it can, but a row of it that tells what was used is not idle until its window has
+/// turned: without it a plan that is raised again would be full.
+#[test]
+fn a_plan_of_nothing_keeps_what_was_used() {
+    let now = Micros(HOUR / 2);
+    let (plan, none) = (window(100, 100, 1, false), window(100, 0, 1, false));
+    let spent = |count| decide(&plan, &plan.initial_state(now, now), now, count, false).state;
+    let state = spent(70.0).unwrap();
+    assert!(!none.is_idle(&state, now, Micros(0)));
+    assert_eq!(none.idle_at(&state, now, Micros(0)), Some(Micros(HOUR)));
+    assert_eq!(plan.level(&state, now).remaining, 30.0);
+    assert_eq!(none.level(&state, now).remaining, 0.0);
+    // Of a plan of nothing alone nothing was used.
+    assert!(none.is_idle(&none.initial_state(now, now), now, Micros(0)));
+}
