@@ -215,8 +215,8 @@ impl<'a> Shards<'a> {
         // the whole: of them nothing is known but that they hold no more than it can.
         let rate: f64 = self.unequal.iter().map(|limit| limit.policy().0).sum();
         let more = rate > self.limit.policy().0 * (1.0 + 1e-12);
-        let value = if more { self.limit.capacity() } else { total.value };
-        State { value, ts: ts.unwrap_or(total.ts), ..total }
+        let known = State { ts: ts.unwrap_or(total.ts), ..total };
+        if more { State { value: self.limit.capacity(), prior: None, ..known } } else { known }
     }
 
     /// The states of so many equal shards that together hold what these hold at `now`.

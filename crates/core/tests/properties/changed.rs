@@ -205,3 +205,15 @@ fn a_plan_of_nothing_keeps_what_was_used() {
     // Of a plan of nothing alone nothing was used.
     assert!(none.is_idle(&none.initial_state(now, now), now, Micros(0)));
 }
+
+/// Of states that somebody has written himself, and that refill faster than the whole, it is not known how few they
+/// hold, whatever they tell.
+#[test]
+fn what_was_overused_makes_no_upper_bound_of_states_that_are_too_fast() {
+    let (limit, now) = (window(100, 100, 1, false), Micros(HOUR / 2));
+    let spent = State { value: 0.0, ts: Micros(0), prior: Some(-500.0), log: None };
+    let whole = Rc::new(limit.clone());
+    let shards = Shards::unequal(&limit, vec![(whole.clone(), spent.clone()), (whole, spent)]);
+    assert_eq!(limit.level(&shards.total(now), now).remaining, 0.0);
+    assert_eq!(limit.level(&shards.upper_bound(now), now).remaining, 100.0);
+}
