@@ -324,13 +324,14 @@ pub fn reset(function: pg_sys::Oid, name: &[u8], key: &[u8]) -> Result<bool> {
         let memory = memory_to_forget(in_memory_only)?;
         let was_in_memory = memory.is_some_and(|memory| {
             let id = memory.id(Scope::new(catalog.extension), name, key);
-            let forget = |id: Id| {
+            let forget = |id: Id, has_slots: bool| {
                 let slots = || Slots::of(MAX_SLOTS_IN_MEMORY, memory, id).forget();
                 let of_slots = has_slots && slots();
                 memory.states.forget(id) || of_slots
             };
-            let was_inline = forget(id.inline());
-            forget(id) || was_inline
+            // Of which kind a config in a call was no definition tells.
+            let was_inline = forget(id.inline(), true);
+            forget(id, has_slots) || was_inline
         });
         if in_memory_only {
             return Ok(was_in_memory);

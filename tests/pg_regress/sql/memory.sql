@@ -206,4 +206,11 @@ RESET ratelimit.clock;
 SELECT ok, remaining FROM rl_limit('mem', 'h', 2);
 SET ratelimit.clock = '2027-01-03 12:00:00+00';
 SELECT ok, remaining FROM rl_check('mem', 'h');
+-- A reset forgets the leases of configs in calls, too, whatever was defined since.
+RESET ratelimit.clock;
+SELECT ok FROM rl_acquire('mem/lease', 'k', config => rl_concurrency(2, '1 hour') || '{"store": "memory"}');
+SELECT rl_define('mem/lease', rl_fixed_window(2, '1 hour') || '{"store": "memory"}');
+SELECT rl_reset('mem/lease', 'k'), rl_reset('mem/lease', 'k');
+SELECT rl_undefine('mem/lease');
+SELECT remaining FROM rl_check('mem/lease', 'k', config => rl_concurrency(2, '1 hour') || '{"store": "memory"}');
 DROP FUNCTION in_memory, wal_records;
