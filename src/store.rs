@@ -33,8 +33,10 @@ pub fn with_store<T>(
     lock: TableLock,
     work: impl FnOnce(&dyn Store) -> Result<T>,
 ) -> Result<T> {
+    let is_of_1_0 = catalog.rl_blocks.is_none();
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
-        return heap::with_heap(catalog, index, lock, |heap| work(&Remembering(heap)));
+        let work = |heap: &_| work(&Remembering { store: heap, is_of_1_0 });
+        return heap::with_heap(catalog, index, lock, work);
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
     with_lasting_locks(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
@@ -43,6 +45,8 @@ pub fn with_store<T>(
     }
     match (settings::access(), catalog.index) {
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
-        _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| work(&Remembering(sql))),
+        _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
+            work(&Remembering { store: sql, is_of_1_0 })
+        }),
     }
 }

@@ -58,7 +58,8 @@ fn an_update_leads_from_every_version_to_what_a_new_installation_has() {
         client
             .batch_execute(&format!(
                 "DROP EXTENSION ratelimit; CREATE EXTENSION ratelimit VERSION '{version}';
-                 SELECT rl_define('api', rl_token_bucket(5, '365 days', shards => 2)), rl_define('api', rl_sliding_log(9, '1 day'), 'vip')"
+                 SELECT rl_define('api', rl_token_bucket(5, '365 days', shards => 2)), rl_define('api', rl_sliding_log(9, '1 day'), 'vip'),
+                        rl_define('api', rl_fixed_window(5, '365 days'), 'window')"
             ))
             .unwrap();
         // A session of long standing, which knows the objects as they were.
@@ -71,9 +72,19 @@ fn an_update_leads_from_every_version_to_what_a_new_installation_has() {
         // The library serves the objects of the older version.
         assert_eq!(take(&mut client, "ada"), (true, 4.0));
         assert_eq!(take(&mut other, "vip"), (true, 8.0));
+        // And leaves what it reads: until then sessions with the older library may write beside.
+        let brought = |client: &mut Client| -> Option<f64> {
+            let sql = "SELECT prior FROM rateLimits WHERE key = 'window'";
+            client.query_one(sql, &[]).unwrap().get(0)
+        };
+        for left in [4.0, 3.0] {
+            assert_eq!((take(&mut client, "window"), brought(&mut client)), ((true, left), None));
+        }
         client.batch_execute("ALTER EXTENSION ratelimit UPDATE").unwrap();
         assert_eq!(take(&mut other, "ada"), (true, 3.0));
         assert_eq!(take(&mut client, "vip"), (true, 7.0));
+        assert_eq!(take(&mut other, "window"), (true, 2.0));
+        assert_eq!(brought(&mut client), Some(-5.0));
         for (updated, fresh) in members(&mut client).iter().zip(&fresh) {
             assert_eq!(updated, fresh);
         }

@@ -23,8 +23,8 @@ use crate::pg::values::utf8;
 
 sql_function! {
     /// Its options are the trigger's arguments: name, 'key=column', 'count=column'. PT429; 39P01 where it
-    /// can't work, or comes too early for a limit in memory, 42703, 22004, 22023; 25006 in a read-only transaction, which may write to temporary
-    /// tables.
+    /// can't work, or comes too early for a limit in memory, 42703, 22004, 22023; 25006 in a read-only transaction,
+    /// which may write to temporary tables.
     #[sql(
         TRIGGER,
         comment = "trigger: takes tokens from the rate limit of its first argument, for the rows of the event; options key=<column>, count=<column>"

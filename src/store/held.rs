@@ -1,6 +1,7 @@
 //! The rows that the current transaction holds: it has locked or written them. A transaction that holds a
 //! row of a key waits for no other row of that key, since that could be a deadlock.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 
 use lru::LruCache;
@@ -90,19 +91,34 @@ pub fn forget(rolled_back: pg_sys::SubTransactionId) {
 }
 
 /// A store, and the memory of the rows that are held through it.
-pub struct Remembering<'a, S>(pub &'a S);
+pub struct Remembering<'a, S> {
+    pub store: &'a S,
+    /// Whether the extension's SQL is of 1.0.0, whose library may still write in other sessions: it takes a fixed
+    /// window that tells what it brought for none.
+    pub is_of_1_0: bool,
+}
+
+impl<S> Remembering<'_, S> {
+    /// The state as it is written.
+    fn written<'s>(&self, state: &'s State) -> Cow<'s, State> {
+        match state.brought() {
+            Some(_) if self.is_of_1_0 => Cow::Owned(State { prior: None, ..state.clone() }),
+            _ => Cow::Borrowed(state),
+        }
+    }
+}
 
 impl<S: Store> Store for Remembering<'_, S> {
     fn lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.0.lock(id)?.inspect(|_| hold(id)))
+        Ok(self.store.lock(id)?.inspect(|_| hold(id)))
     }
 
     fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.0.try_lock(id)?.inspect(|_| hold(id)))
+        Ok(self.store.try_lock(id)?.inspect(|_| hold(id)))
     }
 
     fn insert(&self, id: RowId, state: &State) -> Result<bool> {
-        let inserted = self.0.insert(id, state)?;
+        let inserted = self.store.insert(id, &self.written(state))?;
         if inserted {
             hold(id);
         }
@@ -110,11 +126,11 @@ impl<S: Store> Store for Remembering<'_, S> {
     }
 
     fn replaces(&self) -> bool {
-        self.0.replaces()
+        self.store.replaces()
     }
 
     fn replace(&self, id: RowId, seen: &Row, state: &State, wait: bool) -> Result<bool> {
-        let replaced = self.0.replace(id, seen, state, wait)?;
+        let replaced = self.store.replace(id, seen, &self.written(state), wait)?;
         if replaced {
             hold(id);
         }
@@ -122,7 +138,7 @@ impl<S: Store> Store for Remembering<'_, S> {
     }
 
     fn remove(&self, id: RowId, seen: &Row) -> Result<bool> {
-        let removed = self.0.remove(id, seen)?;
+        let removed = self.store.remove(id, seen)?;
         if removed {
             hold(id);
         }
@@ -130,23 +146,23 @@ impl<S: Store> Store for Remembering<'_, S> {
     }
 
     fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()> {
-        self.0.update(id, locked, state)
+        self.store.update(id, locked, &self.written(state))
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {
-        self.0.delete(id, locked)
+        self.store.delete(id, locked)
     }
 
     fn read(&self, id: RowId) -> Result<Option<Row>> {
-        self.0.read(id)
+        self.store.read(id)
     }
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
-        self.0.read_shards(name, key, shards)
+        self.store.read_shards(name, key, shards)
     }
 
     fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        self.0.read_key(name, key)
+        self.store.read_key(name, key)
     }
 
     fn read_after(
@@ -155,10 +171,10 @@ impl<S: Store> Store for Remembering<'_, S> {
         same_name: bool,
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
-        self.0.read_after(after, same_name, rows)
+        self.store.read_after(after, same_name, rows)
     }
 
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.0.random_key()
+        self.store.random_key()
     }
 }
