@@ -162,14 +162,25 @@ impl Head {
     /// Finds the number under which entries are held: that of the owner and name, or a free one; where the owner has
     /// half of all numbers, or none is free, one of his, or else the last, which strangers share.
     fn holder(&self, whose: Whose) -> usize {
-        let numbers = || self.holders.iter().zip(0..HOLDERS);
         let name = whose.share();
-        let his = |holder: &Holder| holder.entries > 0 && holder.owner == whose.owner;
-        let same = numbers().find(|(holder, _)| his(holder) && holder.name == name);
-        let count = self.holders.iter().filter(|holder| his(holder)).count();
-        let free = || numbers().find(|(holder, _)| count < HOLDERS / 2 && holder.entries == 0);
-        let any = || numbers().filter(|(holder, _)| his(holder)).nth(name as usize % count.max(1));
-        same.or_else(free).or_else(any).map_or(HOLDERS - 1, |(_, number)| number)
+        let (mut count, mut free) = (0, None);
+        for (number, holder) in self.holders.iter().enumerate() {
+            if holder.entries == 0 {
+                free = free.or(Some(number));
+            } else if holder.owner == whose.owner {
+                if holder.name == name {
+                    return number;
+                }
+                count += 1;
+            }
+        }
+        if let Some(free) = free.filter(|_| count < HOLDERS / 2) {
+            return free;
+        }
+        let his =
+            |&(_, holder): &(usize, &Holder)| holder.entries > 0 && holder.owner == whose.owner;
+        let mut his = self.holders.iter().enumerate().filter(his);
+        his.nth(name as usize % count.max(1)).map_or(HOLDERS - 1, |(number, _)| number)
     }
 
     /// Counts a new entry.
@@ -183,16 +194,19 @@ impl Head {
 
     /// Finds who loses an entry: who has most, of the owner who has most; the newcomer, if nobody has more.
     fn loser(&self, newcomer: usize, whose: Whose) -> usize {
-        let held = || (0..HOLDERS).zip(&self.holders).filter(|(_, holder)| holder.entries > 0);
-        let of_owner = |owner: u32| held().filter(move |(_, holder)| holder.owner == owner);
-        let entries = |owner: u32| -> u64 {
-            of_owner(owner).map(|(_, holder)| u64::from(holder.entries)).sum()
-        };
-        let owners = held().map(|(_, holder)| holder.owner);
-        let most = owners.max_by_key(|&owner| (entries(owner), owner == whose.owner));
-        let names = of_owner(most.unwrap_or(whose.owner));
-        let most = names.max_by_key(|&(number, holder)| (holder.entries, number == newcomer));
-        most.map_or(newcomer, |(number, _)| number)
+        let held = || self.holders.iter().zip(0..).filter(|(holder, _)| holder.entries > 0);
+        let (mut owners, mut count) = ([(0, 0); HOLDERS], 0);
+        for (holder, _) in held() {
+            let known = owners[..count].iter().position(|&(owner, _)| owner == holder.owner);
+            let at = known.unwrap_or(count);
+            count = count.max(at + 1);
+            owners[at] = (holder.owner, owners[at].1 + u64::from(holder.entries));
+        }
+        let most = owners[..count].iter().max_by_key(|(owner, has)| (has, *owner == whose.owner));
+        let owner = most.map_or(whose.owner, |(owner, _)| *owner);
+        let names = held().filter(|(holder, _)| holder.owner == owner);
+        let most = names.max_by_key(|(holder, number)| (holder.entries, *number == newcomer));
+        most.map_or(newcomer, |(_, number)| number)
     }
 }
 
@@ -307,7 +321,9 @@ impl<'a> Partition<'a> {
         let mut dropped = Dropped::None;
         if self.head.taken >= room {
             dropped = self.drop_one(self.head.loser(holder, whose), now);
-            holder = self.head.holder(whose); // it may have had the last entry of its name
+            if self.head.holders[holder].entries == 0 {
+                holder = self.head.holder(whose); // it had the last entry of its name
+            }
         }
         let at = self.search(key).unwrap_or_else(|| place(key, self.entries.len()));
         self.head.taken = self.head.taken.saturating_add(1);
