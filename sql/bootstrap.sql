@@ -42,7 +42,7 @@ COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'which part of a sharded limit
 COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, as if the row were not there';
 COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'when value was counted; window kinds: the start of the window';
 COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens that the window before used; fixed window: minus those that the window brought; concurrency: 0';
-COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: when each token was taken, oldest first; concurrency: of each slot when its lease was given, and when that lapses';
+COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: when each token was taken, oldest first; concurrency: of each slot when its lease was given, and when that expires';
 
 CREATE TABLE @extschema@.rl_config (
     name    text COLLATE "C" NOT NULL,

@@ -87,13 +87,13 @@ CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_concurrency';
-COMMENT ON FUNCTION @extschema@.rl_concurrency IS $$config of a concurrency limit: at most slots leases at once, each of which lapses after ttl$$;
+COMMENT ON FUNCTION @extschema@.rl_concurrency IS $$config of a concurrency limit: at most slots leases at once, each of which expires after ttl$$;
 CREATE FUNCTION @extschema@.rl_unlimited()
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_unlimited';
 COMMENT ON FUNCTION @extschema@.rl_unlimited IS $$config of no limit, for keys and names that are exempt$$;
-CREATE FUNCTION @extschema@.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text, OUT lapses_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
+CREATE FUNCTION @extschema@.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text, OUT expires_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_acquire';
@@ -102,12 +102,12 @@ CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_extend';
-COMMENT ON FUNCTION @extschema@.rl_extend IS $$extends a lease, to lapse its ttl from now; returns when that is, NULL if it has lapsed or was released$$;
+COMMENT ON FUNCTION @extschema@.rl_extend IS $$extends a lease, to expire its ttl from now; returns when that is, NULL if it has expired or was released$$;
 CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_release';
-COMMENT ON FUNCTION @extschema@.rl_release IS $$gives back the slots of a lease; false if it had lapsed or was released$$;
+COMMENT ON FUNCTION @extschema@.rl_release IS $$gives back the slots of a lease; false if it had expired or was released$$;
 CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
@@ -123,7 +123,7 @@ COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens in the limit after 
 COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most that the limit holds; NULL without a limit';
 COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, as if the row were not there';
 COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens that the window before used; fixed window: minus those that the window brought; concurrency: 0';
-COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: when each token was taken, oldest first; concurrency: of each slot when its lease was given, and when that lapses';
+COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: when each token was taken, oldest first; concurrency: of each slot when its lease was given, and when that expires';
 
 -- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
 -- What is named here exists where Citus is installed, and is looked up at the call.

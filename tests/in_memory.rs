@@ -187,7 +187,7 @@ fn a_lease_in_memory_is_as_its_twin_in_the_table() {
             match random.u8(..12) {
                 0..5 => {
                     let [table, memory] = twins.each(&format!(
-                        "SELECT lease, concat_ws(' ', ok, lapses_at, retry_after, retry_at, remaining, lease IS NULL) FROM rl_acquire('NAME', 'k', {count}, config => CONFIG)"
+                        "SELECT lease, concat_ws(' ', ok, expires_at, retry_after, retry_at, remaining, lease IS NULL) FROM rl_acquire('NAME', 'k', {count}, config => CONFIG)"
                     ));
                     assert_eq!(table[1], memory[1], "{count} of {config}");
                     if let [Some(table), Some(memory)] = [&table[0], &memory[0]] {
@@ -199,7 +199,7 @@ fn a_lease_in_memory_is_as_its_twin_in_the_table() {
                     }
                 }
                 what @ 5..10 if !leases.is_empty() => {
-                    // Of any age: most have lapsed, or were released.
+                    // Of any age: most have expired, or were released.
                     let recent = random.usize(..leases.len().min(4));
                     let mine = leases[if what == 5 {
                         random.usize(..leases.len())

@@ -111,7 +111,7 @@ fn as_many_leases_are_given_as_there_are_slots() {
     }
 }
 
-/// A holder that dies: its slot is free when its lease lapses, and not before.
+/// A holder that dies: its slot is free when its lease expires, and not before.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_slot_of_a_session_that_died_is_free_after_its_ttl() {

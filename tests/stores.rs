@@ -138,7 +138,7 @@ impl Things {
                 format!("SELECT r.* FROM {keys}, rl_limit({name}, key) AS r")
             }
             40 => format!(
-                "SELECT ok, lease IS NOT NULL, lapses_at, retry_after, remaining FROM rl_acquire({name}, {key}, {count}, config => {SLOTS})"
+                "SELECT ok, lease IS NOT NULL, expires_at, retry_after, remaining FROM rl_acquire({name}, {key}, {count}, config => {SLOTS})"
             ),
             41 => format!(
                 "SELECT rl_extend(lease, {SLOTS}) FROM rl_acquire({name}, {key}, config => {SLOTS}) WHERE ok"

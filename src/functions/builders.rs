@@ -83,7 +83,7 @@ sql_function! {
     /// 22004, 22023.
     #[sql(
         NONE,
-        comment = "config of a concurrency limit: at most slots leases at once, each of which lapses after ttl"
+        comment = "config of a concurrency limit: at most slots leases at once, each of which expires after ttl"
     )]
     fn rl_concurrency(call: &Call, slots: i32, ttl: Interval) -> Json {
         build(Kind::Concurrency, Given { slots, period: ttl, ..Given::default() })

@@ -19,7 +19,7 @@ sql_row! {
     pub struct Acquired {
         ok: bool,
         lease: Option<Text>,
-        lapses_at: Option<Timestamptz>,
+        expires_at: Option<Timestamptz>,
         retry_after: Option<f64>,
         retry_at: Option<Timestamptz>,
         remaining: Option<f64>,
@@ -70,14 +70,14 @@ sql_function! {
         config: Option<Jsonb> = "NULL",
     ) -> One<Acquired> {
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
-        let (answer, lapses_at) = leases::acquire(call.function(), &request)?;
+        let (answer, expires_at) = leases::acquire(call.function(), &request)?;
         if throws && !answer.ok {
             return Err(request.denied(&answer));
         }
         let lease = answer.lease.map(|id| Text::new(lease::to_text(name.0, key.0, id).as_bytes()));
         let RlResult { ok, retry_after, retry_at, remaining, capacity, .. } = RlResult::from(&answer);
-        let lapses_at = lapses_at.and_then(Timestamptz::new);
-        Ok(One(Acquired { ok, lease, lapses_at, retry_after, retry_at, remaining, capacity }))
+        let expires_at = expires_at.and_then(Timestamptz::new);
+        Ok(One(Acquired { ok, lease, expires_at, retry_after, retry_at, remaining, capacity }))
     }
 }
 
@@ -85,7 +85,7 @@ sql_function! {
     /// As `rl_acquire`, but for PT429.
     #[sql(
         TAKES,
-        comment = "extends a lease, to lapse its ttl from now; returns when that is, NULL if it has lapsed or was released"
+        comment = "extends a lease, to expire its ttl from now; returns when that is, NULL if it has expired or was released"
     )]
     fn rl_extend(
         call: &Call,
@@ -93,8 +93,8 @@ sql_function! {
         config: Option<Jsonb> = "NULL",
     ) -> Option<Timestamptz> {
         let Some(lease) = lease else { return Ok(None) };
-        let lapses_at = lease.settle(call, config, Fate::Extended)?;
-        Ok(lapses_at.and_then(|at| match at {
+        let expires_at = lease.settle(call, config, Fate::Extended)?;
+        Ok(expires_at.and_then(|at| match at {
             FOR_GOOD => Some(Timestamptz::infinity()),
             at => Timestamptz::new(at),
         }))
@@ -105,7 +105,7 @@ sql_function! {
     /// As `rl_acquire`, but for PT429.
     #[sql(
         TAKES,
-        comment = "gives back the slots of a lease; false if it had lapsed or was released"
+        comment = "gives back the slots of a lease; false if it had expired or was released"
     )]
     fn rl_release(call: &Call, lease: Option<Lease>, config: Option<Jsonb> = "NULL") -> bool {
         let Some(lease) = lease else { return Ok(false) };

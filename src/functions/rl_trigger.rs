@@ -1,5 +1,5 @@
 //! `rl_trigger`: takes tokens for the rows that a statement writes. Reads the trigger's options, adds
-//! up a count for each key, and calls the limiter; how a row is read is for `call::trigger`. However
+//! up a count for each key, and calls the limiter; how a row is read is for `call::trigger_data`. However
 //! many keys a statement has, a part of their counts is in memory only.
 
 use std::collections::BTreeMap;

@@ -34,7 +34,7 @@ fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Con
     }
 }
 
-/// Takes slots; the answer has the id of their lease, and when it lapses.
+/// Takes slots; the answer has the id of their lease, and when it expires.
 ///
 /// # Errors
 /// As [`single::limit`]; 0A000: the limit is of another kind.
@@ -57,8 +57,8 @@ pub fn acquire(function: pg_sys::Oid, request: &Request) -> Result<(Answer, Opti
         if !answer.enforced && !answer.ok {
             answer.let_pass();
         }
-        let lapses_at = answer.lease.map(|_| answer.now.plus(ttl));
-        Ok((answer, lapses_at))
+        let expires_at = answer.lease.map(|_| answer.now.plus(ttl));
+        Ok((answer, expires_at))
     })
 }
 
@@ -79,14 +79,14 @@ fn draw_id() -> Result<Micros> {
 /// What becomes of a lease.
 #[derive(Clone, Copy)]
 pub enum Fate {
-    /// It lapses `ttl` from now on.
+    /// It expires `ttl` from now on.
     Extended,
     /// Its slots are free.
     Released,
 }
 
 impl Fate {
-    /// Returns the state after it; `None` where the lease has lapsed.
+    /// Returns the state after it; `None` where the lease has expired.
     fn apply(self, limit: &Concurrency, state: &State, now: Micros, id: Micros) -> Option<State> {
         match self {
             Fate::Extended => limit.extend(state, now, id),
@@ -102,8 +102,8 @@ impl Fate {
     }
 }
 
-/// Extends or releases a lease; `None` where it has lapsed or was released, otherwise when it lapses now. Where the
-/// key is exempt meanwhile its holder may go on for good, and its slots are left to lapse.
+/// Extends or releases a lease; `None` where it has expired or was released, otherwise when it expires now. Where the
+/// key is exempt meanwhile its holder may go on for good, and its slots are left to expire.
 ///
 /// # Errors
 /// As [`acquire`], but for the count.
@@ -124,7 +124,7 @@ pub fn settle(
             let slots = Slots::of(limit.slots, memory, in_memory::id(memory, catalog, &target));
             return Ok(slots.change(|state, now| {
                 let after = fate.apply(limit, state, now, id);
-                (after.as_ref().map(|after| lapse(after, id).unwrap_or(now)), after)
+                (after.as_ref().map(|after| expiry(after, id).unwrap_or(now)), after)
             }));
         }
         refuse_read_only_call(function)?;
@@ -157,9 +157,9 @@ fn settle_row(
     let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
     // Not after waiting: then it is decided again, at that time.
     if store.replace(row, &seen, &after, false)? {
-        return Ok(lapse(&after, id).or(Some(now)));
+        return Ok(expiry(&after, id).or(Some(now)));
     }
-    // Of a lease that has lapsed meanwhile the row is released.
+    // Of a lease that has expired meanwhile the row is released.
     with_locked(store, row, |locked| {
         if is_marker(Some(&locked.state)) {
             return Ok(None);
@@ -168,11 +168,11 @@ fn settle_row(
         let state = target.state(&target.limit, Some(locked.state), now)?;
         let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
         store.update(row, locked.tuple, &after)?;
-        Ok(Some(lapse(&after, id).unwrap_or(now)))
+        Ok(Some(expiry(&after, id).unwrap_or(now)))
     })
 }
 
-/// Returns when a lease of a state lapses.
-fn lapse(state: &State, id: Micros) -> Option<Micros> {
-    Lease::of(state).find(|lease| lease.id == id).map(|lease| lease.lapses_at)
+/// Returns when a lease of a state expires.
+fn expiry(state: &State, id: Micros) -> Option<Micros> {
+    Lease::of(state).find(|lease| lease.id == id).map(|lease| lease.expires_at)
 }

@@ -156,7 +156,7 @@ fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>) -> bool {
     })
 }
 
-/// Whether it is the state of a concurrency limit, with a lease that has not lapsed: it may have been extended
+/// Whether it is the state of a concurrency limit, with a lease that has not expired: it may have been extended
 /// since it was given.
 fn holds_lease(state: &State, now: Micros) -> bool {
     state.prior.is_some() && Lease::of(state).any(|lease| lease.is_live(now))

@@ -22,7 +22,7 @@ pub struct Slots {
 
 /// What the slots of a key held.
 struct Found {
-    /// In the order of their numbers; some have lapsed.
+    /// In the order of their numbers; some have expired.
     leases: Vec<Lease>,
     /// The latest instant at which they were changed.
     ts: Micros,
@@ -34,12 +34,12 @@ struct Found {
 /// that a key can be counted once; an instant is one until the year 2255.
 fn of_slot(number: u32, lease: Lease, ts: Micros) -> State {
     let id = if number == 0 { lease.id.0 } else { -lease.id.0 };
-    State { value: id as f64, ts: lease.lapses_at, prior: Some(ts.0 as f64), log: None }
+    State { value: id as f64, ts: lease.expires_at, prior: Some(ts.0 as f64), log: None }
 }
 
 /// The lease of a slot, and when the slots of the key were changed last.
 fn of_state(slot: &State) -> Option<(Lease, Micros)> {
-    let lease = Lease { id: Micros(slot.value.abs() as i64), lapses_at: slot.ts };
+    let lease = Lease { id: Micros(slot.value.abs() as i64), expires_at: slot.ts };
     Some((lease, Micros(slot.prior? as i64)))
 }
 
@@ -52,7 +52,7 @@ impl Found {
     /// The leases as the state of a row.
     fn as_row(&self) -> State {
         let log: Vec<Micros> =
-            self.leases.iter().flat_map(|lease| [lease.id, lease.lapses_at]).collect();
+            self.leases.iter().flat_map(|lease| [lease.id, lease.expires_at]).collect();
         let value = self.leases.len() as f64;
         State { value, ts: self.ts, prior: Some(0.0), log: Some(log) }
     }
@@ -113,14 +113,14 @@ impl Slots {
         found
     }
 
-    /// Writes the leases of a state, which are all that there are: what has lapsed or was released is gone, so that
+    /// Writes the leases of a state, which are all that there are: what has expired or was released is gone, so that
     /// it lives again at no time to which the clock steps back.
     fn write(&self, states: &mut LockedStates, after: &State, end: u32, now: Micros) {
         let half_used = 2.0 * after.value >= self.slots.into();
         let mut number = 0;
         for lease in Lease::of(after) {
             let state = of_slot(number, lease, after.ts);
-            states.set(self.id.slot(number), &state, Some(lease.lapses_at), half_used, now);
+            states.set(self.id.slot(number), &state, Some(lease.expires_at), half_used, now);
             number += 1;
         }
         for number in number..end {

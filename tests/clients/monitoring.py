@@ -75,11 +75,11 @@ def main():
     for samples in listed, discovered:
         found = {database: [] for database in expected}
         for name in ("allowed", "denied", "tokens"):
-            for labels, value in samples["ratelimit_calls_" + name]:
+            for labels, value in samples[f"ratelimit_calls_{name}_total"]:
                 if labels["limit"] == "sendMessage":
                     found[labels["database"]].append(value)
         assert {database: tuple(values) for database, values in found.items()} == expected, (found, expected)
-        assert all(value == 0 for _, value in samples["ratelimit_calls_denied_in_dry_run"])
+        assert all(value == 0 for _, value in samples["ratelimit_calls_denied_in_dry_run_total"])
         (_, keys), (_, room) = samples["ratelimit_memory_keys"][0], samples["ratelimit_memory_room"][0]
         assert room >= keys >= 0
     # The memory is the server's: once, where the exporter knows that they are databases of one server.

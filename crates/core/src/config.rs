@@ -14,7 +14,7 @@
 //! | `timezone` | fixed window | an IANA name: windows turn on local dates of that zone. `period` is then a whole number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for days and weeks, 1970-01-01 for months and years |
 //! | `overage` | fixed window | `true`: calls pass beyond what is there, into a debt that ends with the window; left out: `false`. Not with `maxReserved` or `shards` |
 //! | `slots` | concurrency | how many leases at once, a whole number, 1 to 1,000; in memory to 100 |
-//! | `ttl` | concurrency | after which time a lease lapses: as `period` |
+//! | `ttl` | concurrency | after which time a lease expires: as `period` |
 //! | `store` | all | `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out: `"table"` |
 //! | `enforce` | all | `false`: a dry run, in which what would be denied passes; left out: `true` |
 //! | `keyed` | all | `true`: the empty key, which is everybody's, is refused; left out: `false` |

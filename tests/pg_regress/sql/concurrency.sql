@@ -1,4 +1,4 @@
--- How many at once: leases that are taken, extended, released, or lapse; in the table and in memory alike.
+-- How many at once: leases that are taken, extended, released, or expire; in the table and in memory alike.
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT rl_stats_reset() \g /dev/null
 SELECT rl_concurrency(3, '5 minutes');
@@ -7,9 +7,9 @@ CREATE VIEW co AS SELECT unnest(ARRAY['co', 'co-memory']) AS name;
 -- Ids are random: a lease is remembered by a word, and shown without its id.
 CREATE TABLE co_leases (name text, word text, lease text, PRIMARY KEY (name, word));
 CREATE FUNCTION without_id(lease text) RETURNS text IMMUTABLE RETURN regexp_replace(lease, '/[1-9][0-9]{0,15}$', '/ID');
-CREATE FUNCTION acquire(word text, name text, key text, count float8 DEFAULT 1, OUT ok boolean, OUT lease text, OUT lapses_at timestamptz, OUT retry_after float8, OUT retry_at timestamptz, OUT remaining float8, OUT capacity float8) LANGUAGE plpgsql AS $$
+CREATE FUNCTION acquire(word text, name text, key text, count float8 DEFAULT 1, OUT ok boolean, OUT lease text, OUT expires_at timestamptz, OUT retry_after float8, OUT retry_at timestamptz, OUT remaining float8, OUT capacity float8) LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT taken.* INTO ok, lease, lapses_at, retry_after, retry_at, remaining, capacity FROM rl_acquire(name, key, count) taken;
+    SELECT taken.* INTO ok, lease, expires_at, retry_after, retry_at, remaining, capacity FROM rl_acquire(name, key, count) taken;
     INSERT INTO co_leases VALUES (name, word, lease);
     lease := without_id(lease);
 END $$;
@@ -68,7 +68,7 @@ ROLLBACK TO s;
 SELECT ok, remaining FROM co, rl_check(name, 'd');
 ROLLBACK;
 SELECT name, ok, remaining FROM co, rl_check(name, 'd');
--- The clock steps back: nothing is given twice, and what lies ahead lapses there.
+-- The clock steps back: nothing is given twice, and what lies ahead expires there.
 SELECT name, ok FROM co, acquire('e', name, 'e', 3);
 SET ratelimit.clock = '2027-01-01 11:00:00+00';
 SELECT name, ok, retry_at FROM co, rl_acquire(name, 'e');
@@ -76,7 +76,7 @@ SELECT name, rl_extend(lease('e', name)) FROM co;
 SELECT name, rl_release(lease('e', name)) FROM co;
 SELECT name, ok, lease FROM co, acquire('e again', name, 'e', 3);
 SET ratelimit.clock = '2027-01-01 12:06:00+00';
--- What was released, or has lapsed and made room, does not live again before.
+-- What was released, or has expired and made room, does not live again before.
 SELECT name, ok FROM co, acquire('e1', name, 'e1', 2);
 SELECT name, rl_release(lease('e1', name)) FROM co;
 SET ratelimit.clock = '2027-01-01 12:05:59+00';

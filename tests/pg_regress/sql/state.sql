@@ -17,7 +17,7 @@ SELECT name, rl_reset(name, 'a'), rl_state(name, 'a') FROM st;
 -- By a config in the call.
 SELECT ok FROM rl_limit('state/inline', 'a', config => rl_sliding_log(2, '1 minute'));
 SELECT rl_state('state/inline', 'a', rl_sliding_log(2, '1 minute')), rl_state('state/inline', 'a', rl_token_bucket(2, '1 minute')), rl_state('state/inline', 'b', rl_sliding_log(2, '1 minute'));
--- What another kind left is none, as what has lapsed in memory is.
+-- What another kind left is none, as what has expired in memory is.
 SELECT ok FROM rl_limit('state/bucket', 'left');
 SELECT rl_define('state/bucket', rl_sliding_log(3, '1 minute'));
 SELECT rl_state('state/bucket', 'left');

@@ -1,8 +1,8 @@
 //! Concurrency: how many at once, not how often.
 //!
-//! A slot is taken by a lease, until that is released or lapses `ttl` after it was given or last extended: a
-//! holder that dies gives its slot back. Free are the `slots` less those of the leases that have not lapsed: a
-//! counting semaphore whose permits lapse, all by one clock.
+//! A slot is taken by a lease, until that is released or expires `ttl` after it was given or last extended: a
+//! holder that dies gives its slot back. Free are the `slots` less those of the leases that have not expired: a
+//! counting semaphore whose permits expire, all by one clock.
 //!
 //! A lease is told from others by its id. [`Concurrency::acquire`] is given one that was drawn at random, so that
 //! none is given twice, whatever becomes of the state or the clock: with an id made from these, a holder from before
@@ -16,7 +16,7 @@ use crate::Micros;
 pub struct Concurrency {
     /// 1 to 1,000.
     pub slots: u32,
-    /// After which time a lease lapses, from a millisecond to 1e15 of them.
+    /// After which time a lease expires, from a millisecond to 1e15 of them.
     pub ttl: Micros,
 }
 
@@ -25,8 +25,8 @@ pub struct Concurrency {
 pub struct Lease {
     /// Tells it from others of the same key: a number, which is stored and shown where a time is.
     pub id: Micros,
-    /// When it lapses.
-    pub lapses_at: Micros,
+    /// When it expires.
+    pub expires_at: Micros,
 }
 
 impl Lease {
@@ -39,7 +39,7 @@ impl Lease {
     /// Reads the leases of a state, in no order.
     pub fn of(state: &State) -> impl Iterator<Item = Lease> {
         let pairs = state.log.as_deref().unwrap_or_default().chunks_exact(2);
-        pairs.map(|pair| Lease { id: pair[0], lapses_at: pair[1] })
+        pairs.map(|pair| Lease { id: pair[0], expires_at: pair[1] })
     }
 
     /// The lease that the call gave which left this state.
@@ -49,7 +49,7 @@ impl Lease {
 
     /// Whether it takes its slot at `now`.
     pub fn is_live(&self, now: Micros) -> bool {
-        self.lapses_at > now
+        self.expires_at > now
     }
 }
 
@@ -60,7 +60,7 @@ impl Concurrency {
 
     /// The state with these leases. `ts` is the latest instant at which they were changed.
     fn state(&self, ts: Micros, leases: &[Lease]) -> State {
-        let log = leases.iter().flat_map(|lease| [lease.id, lease.lapses_at]).collect();
+        let log = leases.iter().flat_map(|lease| [lease.id, lease.expires_at]).collect();
         State { value: leases.len() as f64, ts, prior: Some(0.0), log: Some(log) }
     }
 
@@ -68,21 +68,21 @@ impl Concurrency {
         Lease::of(state).filter(|lease| lease.is_live(now)).collect()
     }
 
-    /// No lease that has not lapsed, and a time that is not ahead of the clock, since the state keeps that.
+    /// No lease that has not expired, and a time that is not ahead of the clock, since the state keeps that.
     pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
         state.ts <= now && self.live(state, now).is_empty()
     }
 
-    /// When the last lease has lapsed.
+    /// When the last lease has expired.
     pub(super) fn unused_at(&self, state: &State) -> Micros {
-        let last = Lease::of(state).map(|lease| lease.lapses_at).max();
+        let last = Lease::of(state).map(|lease| lease.expires_at).max();
         last.unwrap_or(state.ts).max(state.ts)
     }
 
     fn level_of(&self, live: &[Lease], now: Micros) -> Level {
         Level {
             remaining: (f64::from(self.slots) - live.len() as f64).max(0.0),
-            reset_at: Some(live.iter().map(|lease| lease.lapses_at).max().unwrap_or(now)),
+            reset_at: Some(live.iter().map(|lease| lease.expires_at).max().unwrap_or(now)),
         }
     }
 
@@ -96,13 +96,13 @@ impl Concurrency {
     }
 
     /// Gives a lease of `count` slots, a whole number; [`Lease::given`] tells which. Its id is `id`, or the next one
-    /// that no lease of the state has. A denial tells when enough leases lapse, if none is released or extended before.
+    /// that no lease of the state has. A denial tells when enough leases expire, if none is released or extended before.
     pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
         let mut live = self.live(state, now);
         let level = self.level_of(&live, now);
         let taken = live.len() as f64 + count;
         if count == 0.0 || taken <= f64::from(self.slots) {
-            let mut lease = Lease { id, lapses_at: now.plus(self.ttl) };
+            let mut lease = Lease { id, expires_at: now.plus(self.ttl) };
             while Lease::of(state).any(|other| other.id == lease.id) {
                 lease.id = Micros(lease.id.0.wrapping_add(1));
             }
@@ -114,27 +114,27 @@ impl Concurrency {
         if count > f64::from(self.slots) {
             return Decision::denied(None, level);
         }
-        live.sort_by_key(|lease| lease.lapses_at);
+        live.sort_by_key(|lease| lease.expires_at);
         let excess = (taken - f64::from(self.slots)) as usize;
-        let lapses = live.get(excess.saturating_sub(1)).map(|lease| lease.lapses_at.minus(now));
-        Decision::denied(lapses, level)
+        let expires = live.get(excess.saturating_sub(1)).map(|lease| lease.expires_at.minus(now));
+        Decision::denied(expires, level)
     }
 
-    /// The state after a lease was released; `None` where it has lapsed, or there is none of this id.
+    /// The state after a lease was released; `None` where it has expired, or there is none of this id.
     pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
         let live = self.live(state, now);
         let kept: Vec<Lease> = live.iter().copied().filter(|lease| lease.id != id).collect();
         (kept.len() < live.len()).then(|| self.state(state.ts.max(now), &kept))
     }
 
-    /// The state after a lease was extended, so that it lapses `ttl` from `now` on; `None` where it has lapsed,
+    /// The state after a lease was extended, so that it expires `ttl` from `now` on; `None` where it has expired,
     /// or there is none of this id.
     pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
         let mut live = self.live(state, now);
         let mut found = false;
         for lease in live.iter_mut().filter(|lease| lease.id == id) {
             // Not sooner than before, where the clock stepped back or the ttl was shortened.
-            lease.lapses_at = lease.lapses_at.max(now.plus(self.ttl));
+            lease.expires_at = lease.expires_at.max(now.plus(self.ttl));
             found = true;
         }
         found.then(|| self.state(state.ts.max(now), &live))

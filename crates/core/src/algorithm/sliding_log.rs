@@ -30,7 +30,7 @@ impl SlidingLog {
         &log[gone..]
     }
 
-    /// No entry subtract, and none ahead of the clock.
+    /// No entry in the window, and none ahead of the clock.
     pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
         let log = state.log.as_deref().unwrap_or_default();
         self.live(log, now).is_empty()

@@ -267,7 +267,7 @@ proptest! {
         }
     }
 
-    /// Leases lapse by the clock alone: those that have not lapsed at the greatest instant that was seen never
+    /// Leases expire by the clock alone: those that have not expired at the greatest instant that was seen never
     /// take more than the slots, whatever the clock does.
     #[test]
     fn leases_take_no_more_than_the_slots_at_the_greatest_instant(
@@ -295,7 +295,7 @@ proptest! {
                 }
                 _ => {}
             }
-            let live = given.iter().filter(|&&(lapses_at, _)| lapses_at > greatest);
+            let live = given.iter().filter(|&&(expires_at, _)| expires_at > greatest);
             prop_assert!(live.map(|&(_, count)| count).sum::<u32>() <= slots);
         }
     }

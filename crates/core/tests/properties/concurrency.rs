@@ -41,13 +41,13 @@ fn limit(slots: u32, ttl: i64) -> (Limit, Concurrency) {
 struct Given {
     id: Micros,
     count: u32,
-    lapses_at: i64,
+    expires_at: i64,
     released: bool,
 }
 
 impl Given {
     fn takes(&self, now: i64) -> u32 {
-        if self.released || self.lapses_at <= now { 0 } else { self.count }
+        if self.released || self.expires_at <= now { 0 } else { self.count }
     }
 }
 
@@ -110,7 +110,7 @@ proptest! {
                         given.iter_mut().filter(|lease| lease.id == id).for_each(|lease| lease.id = Micros(-1));
                         let mine = Lease::of(&after).filter(|lease| lease.id == id);
                         prop_assert_eq!(mine.count() as u32, count);
-                        given.push(Given { id, count, lapses_at: now + ttl, released: false });
+                        given.push(Given { id, count, expires_at: now + ttl, released: false });
                         kept = after;
                     }
                 }
@@ -126,12 +126,12 @@ proptest! {
                     if let Some(after) = after {
                         kept = after;
                         given[n].released = release;
-                        given[n].lapses_at = now + ttl;
+                        given[n].expires_at = now + ttl;
                     }
                 }
             }
             let level = limit.level(&kept, at);
-            let last = given.iter().filter(|lease| lease.takes(now) > 0).map(|lease| lease.lapses_at).max();
+            let last = given.iter().filter(|lease| lease.takes(now) > 0).map(|lease| lease.expires_at).max();
             prop_assert_eq!(level.reset_at, Some(Micros(last.unwrap_or(now))));
         }
     }
@@ -209,7 +209,7 @@ proptest! {
 }
 
 #[test]
-fn a_lease_of_the_last_slot_is_given_when_the_one_before_lapses() {
+fn a_lease_of_the_last_slot_is_given_when_the_one_before_expires() {
     let (limit, concurrency) = limit(1, 1_000);
     let at = |micros: i64| Micros(1_798_804_800_000_000 + micros);
     let first =
@@ -217,7 +217,7 @@ fn a_lease_of_the_last_slot_is_given_when_the_one_before_lapses() {
     assert_eq!(Lease::given(&first).unwrap().id, at(0));
     assert!(!decide(&limit, &first, at(999), 1.0, false).ok);
     let second = decide(&limit, &first, at(1_000), 1.0, false).state.unwrap();
-    assert_eq!(concurrency.release(&second, at(1_000), at(0)), None, "it lapsed");
+    assert_eq!(concurrency.release(&second, at(1_000), at(0)), None, "it expired");
     assert_eq!(concurrency.extend(&second, at(1_000), at(0)), None);
     let free = concurrency.release(&second, at(1_000), at(1_000)).unwrap();
     assert!(decide(&limit, &free, at(1_000), 1.0, false).ok);
