@@ -18,8 +18,7 @@ mod rows;
 mod sql;
 
 pub use rows::{
-    KeyedRow, MARKER, Row, RowId, ShardRow, Store, TRIES, TupleId, is_marker, is_reset,
-    reset_state, same_rows, with_locked,
+    KeyedRow, Row, RowId, ShardRow, Store, Stored, TRIES, TupleId, same_rows, with_locked,
 };
 
 /// Runs `work` on the store that `ratelimit.access` and the table allow. `lock` is the strongest lock

@@ -37,7 +37,7 @@ sql_function! {
         call.in_partition(|replay: &mut Replay| {
             let limit = &target.limit;
             let first = *replay.first.get_or_insert(at);
-            let state = replay.state.take().filter(|state| limit.accepts(state));
+            let state = replay.state.take().filter(|state| limit.accepts(state.shape()));
             let state = state.unwrap_or_else(|| limit.initial_state(at, first));
             let decision = decide(limit, &state, at, count, reserve);
             let answer = target.answer(&decision, decision.level, at);

@@ -8,7 +8,7 @@ use crate::pg::catalog::Catalog;
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
-use crate::store::memory::{Id, LockedState, Memory, Scope};
+use crate::store::memory::{Id, Kept, LockedState, Memory, Scope};
 
 /// Makes a call on what is one state.
 ///
@@ -18,7 +18,7 @@ pub fn change(memory: &Memory, id: Id, target: &Target, change: Change) -> Resul
     let phase = phase(target);
     let answer = memory.states.locked(id, |locked| {
         let now = clock::now();
-        let before = state(target, locked.state(), now, phase);
+        let before = state(target, locked.state().and_then(Kept::state), now, phase);
         let decision = change.apply(&target.limit, &before, now)?;
         if let Some(after) = &decision.state {
             set(locked, target, after, now, phase);
@@ -64,7 +64,10 @@ pub fn in_its_room(id: Id, target: &Target) -> Id {
 pub fn find(memory: &'static Memory, id: Id, target: &Target) -> Option<State> {
     match &target.limit.limit {
         Limit::Concurrency(limit) => Slots::of(limit.slots, memory, id).state(),
-        limit => memory.states.read(id).filter(|state| limit.accepts(state)),
+        limit => {
+            let found = memory.states.read(id).and_then(Kept::state);
+            found.filter(|state| limit.accepts(state.shape()))
+        }
     }
 }
 
@@ -87,12 +90,14 @@ pub fn phase(target: &Target) -> Micros {
 /// Interprets what is stored of a limit, whose definition may have changed since.
 pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) -> State {
     found
-        .filter(|state| target.limit.accepts(state))
+        .filter(|state| target.limit.accepts(state.shape()))
         .unwrap_or_else(|| target.limit.initial_state(now, phase))
 }
 
 /// Stores a state.
 pub fn set(locked: &mut LockedState, target: &Target, after: &State, now: Micros, phase: Micros) {
     let limit = &target.limit;
-    locked.set(after, limit.idle_at(after, now, phase), limit.is_half_used(after), now);
+    if let Some(kept) = Kept::of(after) {
+        locked.set(kept, limit.idle_at(after, now, phase), limit.is_half_used(after), now);
+    }
 }

@@ -4,7 +4,7 @@
 //! [slots](crate::limiter::slots).
 
 use pgrx::pg_sys;
-use ratelimit_core::algorithm::{Concurrency, Lease};
+use ratelimit_core::algorithm::{Concurrency, Lease, Leases};
 use ratelimit_core::config::Store as Kept;
 use ratelimit_core::{Kind, Limit, Micros, State};
 
@@ -21,7 +21,7 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::shared_memory;
 use crate::pg::transaction::refuse_read_only_call;
 use crate::store::memory::Memory;
-use crate::store::{self, Store, is_marker, with_locked};
+use crate::store::{self, Store, Stored, with_locked};
 
 /// Returns the concurrency limit of a target.
 ///
@@ -86,11 +86,12 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Returns the state after it; `None` where the lease has expired.
-    fn apply(self, limit: &Concurrency, state: &State, now: Micros, id: Micros) -> Option<State> {
+    /// Returns the leases after it; `None` where this one has expired.
+    fn apply(self, limit: &Concurrency, state: &State, now: Micros, id: Micros) -> Option<Leases> {
+        let State::Leases(leases) = state else { return None };
         match self {
-            Fate::Extended => limit.extend(state, now, id),
-            Fate::Released => limit.release(state, now, id),
+            Fate::Extended => limit.extend(leases, now, id),
+            Fate::Released => limit.release(leases, now, id),
         }
     }
 
@@ -124,7 +125,8 @@ pub fn settle(
             let slots = Slots::of(limit.slots, memory, in_memory::id(memory, catalog, &target));
             return Ok(slots.change(|state, now| {
                 let after = fate.apply(limit, state, now, id);
-                (after.as_ref().map(|after| expiry(after, id).unwrap_or(now)), after)
+                let expires_at = after.as_ref().map(|after| expiry(after, id).unwrap_or(now));
+                (expires_at, after.map(State::Leases))
             }));
         }
         refuse_read_only_call(function)?;
@@ -149,30 +151,32 @@ fn settle_row(
     check_for_interrupts();
     // A lease that is not there is of no use to wait for: who has its id has seen it committed, or took it.
     let Some(seen) = store.read(row)? else { return Ok(None) };
-    if is_marker(Some(&seen.state)) {
+    if matches!(seen.stored, Stored::Marker) {
         return Ok(None);
     }
     let now = clock::now();
-    let state = target.state(&target.limit, Some(seen.state.clone()), now)?;
+    let state = target.state(&target.limit, Some(seen.stored.clone()), now)?;
     let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
+    let expires_at = expiry(&after, id).unwrap_or(now);
     // Not after waiting: then it is decided again, at that time.
-    if store.replace(row, &seen, &after, false)? {
-        return Ok(expiry(&after, id).or(Some(now)));
+    if store.replace(row, &seen, &State::Leases(after).into(), false)? {
+        return Ok(Some(expires_at));
     }
     // Of a lease that has expired meanwhile the row is released.
     with_locked(store, row, |locked| {
-        if is_marker(Some(&locked.state)) {
+        if matches!(locked.stored, Stored::Marker) {
             return Ok(None);
         }
         let now = clock::now();
-        let state = target.state(&target.limit, Some(locked.state), now)?;
+        let state = target.state(&target.limit, Some(locked.stored), now)?;
         let Some(after) = fate.apply(limit, &state, now, id) else { return Ok(None) };
-        store.update(row, locked.tuple, &after)?;
-        Ok(Some(expiry(&after, id).unwrap_or(now)))
+        let expires_at = expiry(&after, id).unwrap_or(now);
+        store.update(row, locked.tuple, &State::Leases(after).into())?;
+        Ok(Some(expires_at))
     })
 }
 
 /// Returns when a lease of a state expires.
-fn expiry(state: &State, id: Micros) -> Option<Micros> {
-    Lease::of(state).find(|lease| lease.id == id).map(|lease| lease.expires_at)
+fn expiry(state: &Leases, id: Micros) -> Option<Micros> {
+    state.leases.iter().find(|lease| lease.id == id).map(|lease| lease.expires_at)
 }

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
-use ratelimit_core::algorithm::Lease;
+use ratelimit_core::algorithm::Shape;
 use ratelimit_core::{Kind, Limit, Micros, State};
 
 use crate::limiter::keys::{Key, each_key};
@@ -19,7 +19,7 @@ use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::subtransaction::attempt;
-use crate::store::{self, RowId, ShardRow, Store, is_marker, is_reset, same_rows};
+use crate::store::{self, RowId, ShardRow, Store, Stored, same_rows};
 
 /// The end of a batch: the last (name, key) that it scanned.
 struct Position {
@@ -133,7 +133,8 @@ fn prune_key(
 fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
     let now = clock::now();
     let mut shard_limit: Option<(u32, Limit)> = None;
-    rows.iter().filter(|(_, found)| !is_marker(Some(&found.state))).all(|(number, found)| {
+    let mut states = rows.iter().filter(|(_, found)| !matches!(found.stored, Stored::Marker));
+    states.all(|(number, found)| {
         let of = shards::shards_of(*number);
         let (_, limit) = match shard_limit.take().filter(|&(shard_count, _)| shard_count == of) {
             Some(same) => shard_limit.insert(same),
@@ -141,23 +142,25 @@ fn is_idle(target: &Target, rows: &[ShardRow]) -> bool {
         };
         // An invalid row is kept for inspection, and one that is ahead of the clock, which may be wrong now.
         target
-            .state(limit, Some(found.state.clone()), now)
-            .is_ok_and(|state| state.ts <= now && limit.is_idle(&state, now, target.phase()))
+            .state(limit, Some(found.stored.clone()), now)
+            .is_ok_and(|state| state.ts() <= now && limit.is_idle(&state, now, target.phase()))
     })
 }
 
 /// Whether the rows of an undefined name are reset, or unused for longer than `undefined_idle`, and hold no lease.
 fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>) -> bool {
     let now = clock::now();
-    rows.iter().all(|(_, found)| {
-        is_reset(&found.state)
-            || undefined_idle.is_some_and(|idle| found.state.ts < now.minus(idle))
-                && !holds_lease(&found.state, now)
+    let is_old = |ts: Micros| undefined_idle.is_some_and(|idle| ts < now.minus(idle));
+    rows.iter().all(|(_, found)| match &found.stored {
+        Stored::Reset { .. } | Stored::Marker => true,
+        Stored::State(state) => is_old(state.ts()) && !holds_lease(state, now),
+        // Of leases that can't be read nobody knows whether they have expired.
+        Stored::Invalid { shape, ts, .. } => is_old(*ts) && *shape != Shape::Leases,
     })
 }
 
 /// Whether it is the state of a concurrency limit, with a lease that has not expired: it may have been extended
 /// since it was given.
 fn holds_lease(state: &State, now: Micros) -> bool {
-    state.prior.is_some() && Lease::of(state).any(|lease| lease.is_live(now))
+    matches!(state, State::Leases(leases) if leases.leases.iter().any(|lease| lease.is_live(now)))
 }

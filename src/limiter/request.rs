@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 
-use ratelimit_core::algorithm::Lease;
 use ratelimit_core::config::{Definition, MAX_TOKENS, Store as Kept};
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State, algorithm, decide};
@@ -10,10 +9,9 @@ use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State, algori
 use crate::limiter::blocks::FOR_GOOD;
 use crate::limiter::definitions::{self, Resolved};
 use crate::pg::catalog::Catalog;
-use crate::pg::clock::INFINITE;
 use crate::pg::error::{Error, Result};
 use crate::pg::values::{Jsonb, utf8};
-use crate::store::{RowId, is_reset};
+use crate::store::{RowId, Stored};
 
 /// The arguments of a call.
 pub struct Request<'a> {
@@ -63,8 +61,10 @@ pub struct Take {
 impl Take {
     /// Decides it on a state.
     pub fn decide(self, limit: &Limit, state: &State, now: Micros) -> Decision {
-        match (limit, self.lease) {
-            (Limit::Concurrency(limit), Some(id)) => limit.acquire(state, now, self.count, id),
+        match (limit, state, self.lease) {
+            (Limit::Concurrency(limit), State::Leases(leases), Some(id)) => {
+                limit.acquire(leases, now, self.count, id)
+            }
             _ => decide(limit, state, now, self.count, self.reserve),
         }
     }
@@ -184,15 +184,13 @@ impl Target<'_> {
     ///
     /// # Errors
     /// [`Error::BadState`] (55000): a value that no call writes.
-    pub fn state(&self, limit: &Limit, row: Option<State>, now: Micros) -> Result<State> {
+    pub fn state(&self, limit: &Limit, row: Option<Stored>, now: Micros) -> Result<State> {
         match row {
+            Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(state),
+            Some(Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
+                Err(Error::BadState { name: utf8(self.name).into_owned(), column, value })
+            }
             // A row that was reset, or of a kind with nothing to carry over, counts as none.
-            Some(row) if !is_reset(&row) && limit.accepts(&row) => match invalid_column(&row) {
-                Some((column, value)) => {
-                    Err(Error::BadState { name: utf8(self.name).into_owned(), column, value })
-                }
-                None => Ok(row),
-            },
             _ => Ok(limit.initial_state(now, self.phase())),
         }
     }
@@ -204,7 +202,10 @@ impl Target<'_> {
 
     /// Returns the answer of a call decided at `now`.
     pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
-        let given = decision.state.as_ref().filter(|_| self.limit.kind() == Kind::Concurrency);
+        let given = match &decision.state {
+            Some(State::Leases(leases)) => leases.given(),
+            _ => None,
+        };
         Answer {
             ok: decision.ok,
             retry_after: decision.retry_after,
@@ -213,7 +214,7 @@ impl Target<'_> {
             now,
             enforced: self.limit.enforce,
             blocked: None,
-            lease: given.and_then(Lease::given).map(|lease| lease.id),
+            lease: given.map(|lease| lease.id),
         }
     }
 
@@ -282,27 +283,6 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
         return Err(bad_count(count, &format!("a whole number, for {kind}")));
     }
     Ok(())
-}
-
-/// Returns the first column with a value that no call writes, and that value, for a time ±infinity.
-fn invalid_column(row: &State) -> Option<(&'static str, f64)> {
-    let infinite = |at: Option<&Micros>| {
-        at.filter(|at| INFINITE.contains(at)).map(|at| f64::INFINITY.copysign(at.0 as f64))
-    };
-    let log = row.log.as_deref().unwrap_or_default();
-    // Leases are in no order.
-    let leases = row.prior.and_then(|_| log.iter().find(|at| INFINITE.contains(at)));
-    let columns = [
-        ("value", Some(row.value)),
-        ("prior", row.prior),
-        ("ts", infinite(Some(&row.ts))),
-        ("log", infinite(log.first())),
-        ("log", infinite(log.last())),
-        ("log", infinite(leases)),
-    ];
-    columns.into_iter().find_map(|(column, value)| {
-        value.filter(|value| !value.is_finite()).map(|value| (column, value))
-    })
 }
 
 /// Checks the count of a take, in tokens.

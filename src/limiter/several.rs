@@ -25,7 +25,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
 use crate::pg::transaction::{is_read_only, refuse_read_only_call};
-use crate::store::memory::{Id, Memory};
+use crate::store::memory::{Id, Kept, Memory};
 use crate::store::{self, Store, TRIES};
 
 /// How many requests of one call may be for limits in memory: what they take is written under locks that others wait
@@ -199,7 +199,7 @@ struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// Reads the state and decides the takes.
     fn new(group: &'a Group<'a>, &InMemory { memory, id }: &InMemory) -> Plan<'a> {
-        let found = memory.states.call(id);
+        let found = memory.states.call(id).and_then(Kept::state);
         // Of this state no take is later.
         let now = clock::now();
         let before = in_memory::state(&group.target, found.clone(), now, group.phase);
@@ -240,7 +240,7 @@ fn take_as_planned(memory: &Memory, plans: &mut [Plan], most: usize) -> Option<b
     let now = clock::now();
     let (mut passes, mut decided) = (true, 0);
     for plan in plans.iter_mut() {
-        let found = states.state(plan.id);
+        let found = states.state(plan.id).and_then(Kept::state);
         if found != plan.found {
             decided += plan.group.takes.len();
             if decided > most {
@@ -250,9 +250,11 @@ fn take_as_planned(memory: &Memory, plans: &mut [Plan], most: usize) -> Option<b
         }
     }
     for plan in plans.iter().filter(|_| passes) {
-        if let Some((after, idle_at)) = &plan.after {
+        if let Some((after, idle_at)) = &plan.after
+            && let Some(kept) = Kept::of(after)
+        {
             let half_used = plan.group.target.limit.is_half_used(after);
-            states.set(plan.id, after, *idle_at, half_used, now);
+            states.set(plan.id, kept, *idle_at, half_used, now);
         }
     }
     Some(passes)
@@ -442,7 +444,7 @@ fn peek<'a>(store: Option<&dyn Store>, groups: &'a [Group]) -> Result<Vec<Verdic
                 }
                 (None, Some(store)) => Ok(shards::peek(store, target)?.1.shards),
                 (Some(InMemory { memory, id }), _) => {
-                    let found = memory.states.call(*id);
+                    let found = memory.states.call(*id).and_then(Kept::state);
                     let state = in_memory::state(target, found, clock::now(), group.phase);
                     Ok(Shards::new(&target.limit, vec![state]))
                 }
@@ -481,7 +483,7 @@ fn lock<'a>(
             locked.push((without_rows(verdict.shards), Held::Here));
             continue;
         };
-        let amount = after.value - before.value;
+        let amount = after.value() - before.value();
         let seen = (!verdict.enforced).then(|| verdict.shards.clone());
         match (shards::lock(store, &group.target, verdict.shards, amount, single_row), seen) {
             (Err(Error::Busy), Some(seen)) => locked.push((without_rows(seen), Held::Elsewhere)),
@@ -596,7 +598,7 @@ impl Verdict<'_> {
     fn fits(&self, locked: &[LockedShard]) -> bool {
         let Some((before, after)) = &self.change else { return true };
         locked.len() == self.shards.states().len()
-            || !locked.is_empty() && self.available(locked) + after.value - before.value >= 0.0
+            || !locked.is_empty() && self.available(locked) + after.value() - before.value() >= 0.0
     }
 
     /// Takes nothing, as if the tokens were not there: the rows are locked by others, and can't be waited
@@ -621,13 +623,13 @@ impl Verdict<'_> {
         let Some((before, after)) = &self.change else { return Ok(()) };
         if self.shards.states().len() == 1 {
             self.shards.states_mut()[0] = after.clone();
-            return store.update(target.row(0), locked[0].1, after);
+            return store.update(target.row(0), locked[0].1, &after.clone().into());
         }
         let tokens = match locked.len() == self.shards.states().len() {
-            true => after.value,
-            false => self.available(locked) + after.value - before.value,
+            true => after.value(),
+            false => self.available(locked) + after.value() - before.value(),
         };
-        let (now, ts) = (self.now, after.ts);
+        let (now, ts) = (self.now, after.ts());
         shards::write(store, target, &mut self.shards, locked, now, tokens, ts)
     }
 }

@@ -17,7 +17,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::subtransaction::attempt;
 use crate::store::held::{held_rows, holds_row};
-use crate::store::{Row, Store, TRIES, TupleId, is_marker, reset_state};
+use crate::store::{Row, Store, Stored, TRIES, TupleId};
 
 use holding::{lock_all, shard_number};
 
@@ -56,10 +56,10 @@ pub fn change(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         let Some(after) = &decision.state else {
             return Ok(target.answer(&decision, shards.level(now), now));
         };
-        let amount = after.value - shards.total(now).value;
+        let amount = after.value() - shards.total(now).value();
         // A debt is shared by all rows, and paid back first.
         let in_debt = (0..shards.states().len()).any(|shard| shards.available(shard, now) < 0.0);
-        if matches_limit && after.value >= 0.0 && !in_debt {
+        if matches_limit && after.value() >= 0.0 && !in_debt {
             if let Some(answer) = change_any_row(store, target, change, &shards, now, amount)? {
                 return Ok(answer);
             }
@@ -131,19 +131,19 @@ fn answer_while_locked(
     };
     for number in held_rows(target.name, target.key) {
         let id = target.row(number);
-        let Some(Row { state, tuple }) = store.lock(id)? else { continue };
-        if is_marker(Some(&state)) {
+        let Some(Row { stored, tuple }) = store.lock(id)? else { continue };
+        if matches!(stored, Stored::Marker) {
             continue;
         }
         let limit = shard_limit_of(&target.limit, shards_of(number));
-        let state = target.state(&limit, Some(state), now)?;
+        let state = target.state(&limit, Some(stored), now)?;
         let tokens = Shards::new(&limit, vec![state.clone()]).available(0, now);
         if tokens + count > limit.capacity() {
             continue;
         }
         let decision = change.apply(&limit, &state, now)?;
         if let Some(after) = &decision.state {
-            store.update(id, tuple, after)?;
+            store.update(id, tuple, &after.clone().into())?;
         }
         let (now, Holding { shards, .. }) = peek(store, target)?;
         return Ok(target.answer(&decision, shards.level(now), now));
@@ -188,7 +188,7 @@ fn change_better_of_two(
     for wanted in numbers {
         let row = rows.iter().find(|&&(number, _)| number == wanted);
         let Some((_, row)) = row else { return Ok(None) };
-        states.push(target.state(&shard_limit, Some(row.state.clone()), now)?);
+        states.push(target.state(&shard_limit, Some(row.stored.clone()), now)?);
     }
     // The other rows are assumed to be like the second.
     let mut estimate = vec![states[1].clone(); shard_count as usize];
@@ -204,7 +204,7 @@ fn change_better_of_two(
     let decision = change.apply(estimate.shard_limit(), &estimate.states()[better], now)?;
     let seen = rows.iter().find(|&&(number, _)| number == row.shard).map(|(_, found)| found);
     if let (Some(after), Some(seen)) = (&decision.state, seen)
-        && store.replace(row, seen, after, false)?
+        && store.replace(row, seen, &after.clone().into(), false)?
     {
         let mut shards = estimate;
         shards.states_mut()[better] = after.clone();
@@ -272,16 +272,17 @@ fn change_row(
     locked: Option<Row>,
     amount: f64,
 ) -> Result<Option<Answer>> {
-    let Some(Row { state, tuple }) = locked else { return Ok(None) };
+    let Some(Row { stored, tuple }) = locked else { return Ok(None) };
     let now = clock::now();
-    shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(state), now)?;
+    shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(stored), now)?;
     if room(&shards, shard, now, amount) < amount.abs() {
         return Ok(None);
     }
     let decision = change.apply(shards.shard_limit(), &shards.states()[shard], now)?;
-    let Some(state) = &decision.state else { return Ok(None) };
-    store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
-    shards.states_mut()[shard] = state.clone();
+    let Some(after) = &decision.state else { return Ok(None) };
+    shards.states_mut()[shard] = after.clone();
+    let row = target.row(shard_number(target.limit.shards(), shard));
+    store.update(row, tuple, &after.clone().into())?;
     Ok(Some(target.answer(&decision, shards.level(now), now)))
 }
 
@@ -304,7 +305,7 @@ fn change_several_rows(
             };
             let now = clock::now();
             let held: f64 = locked.iter().map(|&(shard, _)| shards.available(shard, now)).sum();
-            let ts = shards.total(now).ts;
+            let ts = shards.total(now).ts();
             write(store, target, &mut shards, &locked, now, held + amount, ts)?;
             Ok(Some(target.answer(decision, shards.level(now), now)))
         })?;
@@ -352,7 +353,7 @@ fn lock_free(
             Some(found) => {
                 let now = clock::now();
                 shards.states_mut()[shard] =
-                    target.state(shards.shard_limit(), Some(found.state), now)?;
+                    target.state(shards.shard_limit(), Some(found.stored), now)?;
                 sum += room(shards, shard, now, amount).max(0.0);
                 locked.push((shard, found.tuple));
             }
@@ -390,11 +391,11 @@ fn change_all_rows(
             return Ok(None);
         };
         if let [tuple] = tuples[..] {
-            store.update(target.row(0), tuple, after)?;
+            store.update(target.row(0), tuple, &after.clone().into())?;
             return Ok(Some(target.answer(&decision, decision.level, now)));
         }
         let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
-        write(store, target, &mut shards, &locked, now, after.value, after.ts)?;
+        write(store, target, &mut shards, &locked, now, after.value(), after.ts())?;
         Ok(Some(target.answer(&decision, shards.level(now), now)))
     })?;
     Ok(answer.or(unchanged))
@@ -430,39 +431,39 @@ pub fn lock<'a>(
         let found = match store.lock_or_busy(id, wait)? {
             None => {
                 // A row that was reset counts as none until it is written.
-                if !store.insert(id, &reset_state(clock::now()))? {
+                if !store.insert(id, &Stored::Reset { ts: clock::now() })? {
                     return Ok(None);
                 }
                 store.lock(id)?
             }
-            Some(found) if is_marker(Some(&found.state)) => {
+            Some(Row { stored: Stored::Marker, .. }) => {
                 return Ok(lock_all(store, target, wait)?.map(Locked::all));
             }
             found => found,
         };
-        let Some(Row { state, tuple }) = found else { return Ok(None) };
-        let state = target.state(&target.limit, Some(state), clock::now())?;
+        let Some(Row { stored, tuple }) = found else { return Ok(None) };
+        let state = target.state(&target.limit, Some(stored), clock::now())?;
         let shards = Shards::new(&target.limit, vec![state]);
         return Ok(Some(Locked { shards, locked: vec![(0, tuple)] }));
     }
     let now = clock::now();
     // Rows of another number of shards are resharded below.
     let equal = shards.are_equal();
-    if single_row && equal && shards.total(now).value + amount >= 0.0 {
+    if single_row && equal && shards.total(now).value() + amount >= 0.0 {
         if let Some(shard) =
             held_shard(target).filter(|&shard| room(&shards, shard, now, amount) >= amount.abs())
-            && let Some(Row { state, tuple }) =
+            && let Some(Row { stored, tuple }) =
                 store.try_lock(target.row(shard_number(shard_count, shard)))?
         {
-            shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(state), now)?;
+            shards.states_mut()[shard] = target.state(shards.shard_limit(), Some(stored), now)?;
             return Ok(Some(Locked { shards, locked: vec![(shard, tuple)] }));
         }
         for shard in rows_with_room(&shards, now, amount) {
-            if let Some(Row { state, tuple }) =
+            if let Some(Row { stored, tuple }) =
                 store.try_lock(target.row(shard_number(shard_count, shard)))?
             {
                 shards.states_mut()[shard] =
-                    target.state(shards.shard_limit(), Some(state), now)?;
+                    target.state(shards.shard_limit(), Some(stored), now)?;
                 return Ok(Some(Locked { shards, locked: vec![(shard, tuple)] }));
             }
         }
@@ -474,10 +475,10 @@ pub fn lock<'a>(
         let mut tuples = Vec::new();
         for other in 0..shard_count as usize {
             let id = target.row(shard_number(shard_count, other));
-            let Some(Row { state, tuple }) = store.lock_or_busy(id, wait)? else {
+            let Some(Row { stored, tuple }) = store.lock_or_busy(id, wait)? else {
                 return Ok(None);
             };
-            shards.states_mut()[other] = target.state(shards.shard_limit(), Some(state), now)?;
+            shards.states_mut()[other] = target.state(shards.shard_limit(), Some(stored), now)?;
             tuples.push((other, tuple));
         }
         return Ok(Some(Locked { shards, locked: tuples }));
@@ -511,7 +512,8 @@ pub fn write(
     for &(shard, tuple) in locked {
         let state = &shards.states()[shard];
         if *state != before[shard] {
-            store.update(target.row(shard_number(target.limit.shards(), shard)), tuple, state)?;
+            let row = target.row(shard_number(target.limit.shards(), shard));
+            store.update(row, tuple, &state.clone().into())?;
         }
     }
     Ok(())

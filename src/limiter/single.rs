@@ -17,7 +17,7 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::transaction::{is_read_only, refuse_read_only_call};
 use crate::store::memory::{Id, Memory, Scope};
-use crate::store::{self, Row, Store, TRIES, is_marker, is_reset, with_locked};
+use crate::store::{self, Row, Store, Stored, TRIES, with_locked};
 
 /// Takes tokens.
 ///
@@ -158,20 +158,21 @@ fn change_row(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         return shards::change(store, target, change);
     }
     let id = target.row(0);
-    let decide = |stored: Option<State>| -> Result<(Answer, Option<State>)> {
+    let decide = |stored: Option<Stored>| -> Result<(Answer, Option<Stored>)> {
         let now = clock::now();
         let state = target.state(&target.limit, stored, now)?;
         let decision = change.apply(&target.limit, &state, now)?;
-        Ok((target.answer(&decision, decision.level, now), decision.state))
+        let answer = target.answer(&decision, decision.level, now);
+        Ok((answer, decision.state.map(Stored::State)))
     };
     let mut tries = TRIES;
     while tries > 0 {
         check_for_interrupts();
         tries -= 1;
         let Some(seen) = store.read(id)? else {
-            let (answer, state) = decide(None)?;
-            let Some(state) = state else { return Ok(answer) };
-            if !store.insert(id, &state)? {
+            let (answer, after) = decide(None)?;
+            let Some(after) = after else { return Ok(answer) };
+            if !store.insert(id, &after)? {
                 continue;
             }
             if clock::now().minus(answer.now) < Micros::MILLISECOND {
@@ -180,30 +181,30 @@ fn change_row(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
             // It waited for another session's insert, which rolled back. The key was full all the
             // time, so the call still passes, but at this instant.
             let Some(own) = store.lock(id)? else { continue };
-            let (answer, state) = decide(None)?;
-            if let Some(state) = state {
-                store.update(id, own.tuple, &state)?;
+            let (answer, after) = decide(None)?;
+            if let Some(after) = after {
+                store.update(id, own.tuple, &after)?;
             }
             return Ok(answer);
         };
-        if is_marker(Some(&seen.state)) {
+        if matches!(seen.stored, Stored::Marker) {
             // The rows are still those of a limit with shards.
             match shards::change_to_one(store, target, change)? {
                 Some(answer) => return Ok(answer),
                 None => continue,
             }
         }
-        let (answer, state) = decide(Some(seen.state.clone()))?;
-        let Some(state) = state else { return Ok(answer) };
-        if store.replace(id, &seen, &state, true)? {
+        let (answer, after) = decide(Some(seen.stored.clone()))?;
+        let Some(after) = after else { return Ok(answer) };
+        if store.replace(id, &seen, &after, true)? {
             if clock::now().minus(answer.now) < Micros::MILLISECOND {
                 return Ok(answer);
             }
             // It waited for a transaction that changed nothing in the end: decide again, at the time
             // of the lock.
             let Some(own) = store.lock(id)? else { continue };
-            let (answer, state) = decide(Some(seen.state.clone()))?;
-            store.update(id, own.tuple, &state.unwrap_or(seen.state))?;
+            let (answer, after) = decide(Some(seen.stored.clone()))?;
+            store.update(id, own.tuple, &after.unwrap_or(seen.stored))?;
             return Ok(answer);
         }
         if store.replaces() {
@@ -213,15 +214,15 @@ fn change_row(store: &dyn Store, target: &Target, change: Change) -> Result<Answ
         }
         let mut denied = None;
         let changed = with_locked(store, id, |locked| {
-            if is_marker(Some(&locked.state)) {
+            if matches!(locked.stored, Stored::Marker) {
                 return Ok(None);
             }
-            let (answer, state) = decide(Some(locked.state))?;
-            let Some(state) = state else {
+            let (answer, after) = decide(Some(locked.stored))?;
+            let Some(after) = after else {
                 denied = Some(answer);
                 return Ok(None);
             };
-            store.update(id, locked.tuple, &state)?;
+            store.update(id, locked.tuple, &after)?;
             Ok(Some(answer))
         })?;
         if let Some(answer) = changed.or(denied) {
@@ -287,11 +288,8 @@ pub fn state(function: pg_sys::Oid, request: &Request) -> Result<Option<State>> 
             return Ok(in_memory::find(memory, in_memory::id(memory, catalog, &target), &target));
         }
         store::with_store(catalog, TableLock::Read, |store| {
-            let stored = |row: &Row| {
-                !is_marker(Some(&row.state))
-                    && !is_reset(&row.state)
-                    && target.limit.accepts(&row.state)
-            };
+            let stored =
+                |row: &Row| row.stored.shape().is_some_and(|shape| target.limit.accepts(shape));
             if !store.read_key(name, key)?.iter().any(|(_, row)| stored(row)) {
                 return Ok(None);
             }
@@ -370,7 +368,7 @@ pub fn reset_all(function: pg_sys::Oid, name: &[u8]) -> Result<i64> {
         }
         if let Some(memory) = memory_to_forget(!in_table)? {
             let id = memory.id(Scope::new(catalog.extension), name, b"");
-            count += memory.states.forget_name(id, |state| !is_further_slot(state)) as i64;
+            count += memory.states.forget_name(id, |kept| !is_further_slot(kept)) as i64;
         }
         if !in_table {
             return Ok(count);

@@ -4,12 +4,12 @@
 
 use std::iter;
 
-use ratelimit_core::algorithm::Lease;
+use ratelimit_core::algorithm::{Lease, Leases};
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::{Micros, State};
 
 use crate::pg::clock;
-use crate::store::memory::{Id, LockedStates, Memory};
+use crate::store::memory::{Id, Kept, LockedStates, Memory};
 
 /// The slots of a key in memory.
 pub struct Slots {
@@ -30,31 +30,15 @@ struct Found {
     end: u32,
 }
 
-/// A lease in the memory of its slot. Its id is a float that is whole and exact, negated but for the first slot, so
-/// that a key can be counted once; an instant is one until the year 2255.
-fn of_slot(number: u32, lease: Lease, ts: Micros) -> State {
-    let id = if number == 0 { lease.id.0 } else { -lease.id.0 };
-    State { value: id as f64, ts: lease.expires_at, prior: Some(ts.0 as f64), log: None }
-}
-
-/// The lease of a slot, and when the slots of the key were changed last.
-fn of_state(slot: &State) -> Option<(Lease, Micros)> {
-    let lease = Lease { id: Micros(slot.value.abs() as i64), expires_at: slot.ts };
-    Some((lease, Micros(slot.prior? as i64)))
-}
-
-/// Whether an entry is a slot of a key that has another, its first.
-pub fn is_further_slot(state: &State) -> bool {
-    state.prior.is_some() && state.brought().is_none() && state.value < 0.0
+/// Whether it is a slot of a key that has another, its first.
+pub fn is_further_slot(kept: Kept) -> bool {
+    matches!(kept, Kept::Slot { is_first: false, .. })
 }
 
 impl Found {
     /// The leases as the state of a row.
-    fn as_row(&self) -> State {
-        let log: Vec<Micros> =
-            self.leases.iter().flat_map(|lease| [lease.id, lease.expires_at]).collect();
-        let value = self.leases.len() as f64;
-        State { value, ts: self.ts, prior: Some(0.0), log: Some(log) }
+    fn into_state(self) -> State {
+        State::Leases(Leases { leases: self.leases, ts: self.ts })
     }
 }
 
@@ -69,9 +53,10 @@ impl Slots {
         let mut states = self.lock();
         let now = clock::now();
         let found = self.find(&mut states);
-        let (result, after) = work(&found.as_row(), now);
-        if let Some(after) = after {
-            self.write(&mut states, &after, found.end, now);
+        let end = found.end;
+        let (result, after) = work(&found.into_state(), now);
+        if let Some(State::Leases(after)) = after {
+            self.write(&mut states, &after, end, now);
         }
         result
     }
@@ -81,7 +66,7 @@ impl Slots {
         let mut found = self.find(&mut self.lock());
         let now = clock::now();
         found.leases.retain(|lease| lease.is_live(now));
-        (!found.leases.is_empty()).then(|| found.as_row())
+        (!found.leases.is_empty()).then(|| found.into_state())
     }
 
     /// Forgets the leases; false if there was none.
@@ -99,15 +84,14 @@ impl Slots {
     fn find(&self, states: &mut LockedStates) -> Found {
         let mut found = Found { leases: Vec::new(), ts: Micros(i64::MIN), end: 0 };
         for number in 0..MAX_SLOTS_IN_MEMORY {
-            let slot = states.state(self.id.slot(number));
-            match slot.as_ref().and_then(of_state) {
-                Some((lease, ts)) => {
+            match states.state(self.id.slot(number)) {
+                Some(Kept::Slot { lease, ts, .. }) => {
                     found.leases.push(lease);
                     found.ts = found.ts.max(ts);
                     found.end = number + 1;
                 }
-                None if number < self.slots => {}
-                None => break,
+                _ if number < self.slots => {}
+                _ => break,
             }
         }
         found
@@ -115,12 +99,12 @@ impl Slots {
 
     /// Writes the leases of a state, which are all that there are: what has expired or was released is gone, so that
     /// it lives again at no time to which the clock steps back.
-    fn write(&self, states: &mut LockedStates, after: &State, end: u32, now: Micros) {
-        let half_used = 2.0 * after.value >= self.slots.into();
+    fn write(&self, states: &mut LockedStates, after: &Leases, end: u32, now: Micros) {
+        let half_used = 2 * after.leases.len() >= self.slots as usize;
         let mut number = 0;
-        for lease in Lease::of(after) {
-            let state = of_slot(number, lease, after.ts);
-            states.set(self.id.slot(number), &state, Some(lease.expires_at), half_used, now);
+        for &lease in &after.leases {
+            let kept = Kept::Slot { lease, ts: after.ts, is_first: number == 0 };
+            states.set(self.id.slot(number), kept, Some(lease.expires_at), half_used, now);
             number += 1;
         }
         for number in number..end {

@@ -17,7 +17,7 @@ use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::store::memory::Memory;
-use crate::store::{self, is_marker};
+use crate::store::{self, Stored};
 
 /// The status of a key.
 pub struct Status<'a> {
@@ -205,7 +205,8 @@ fn status<'a>(
     let Key { name, key, rows } = found;
     Ok(match definitions::defined(catalog, name, key)? {
         None => {
-            let present = rows.iter().filter(|(_, row)| !is_marker(Some(&row.state))).count();
+            let present =
+                rows.iter().filter(|(_, row)| !matches!(row.stored, Stored::Marker)).count();
             Some(undefined(name, key, present as u32, blocked_until))
         }
         Some(limit) if limit.store == Kept::Memory => None,

@@ -6,11 +6,10 @@ mod tests {
     use std::cell::Cell;
 
     use pgrx::prelude::*;
-    use ratelimit_core::State;
 
     use super::super::{get, run, with_rows};
     use crate::pg::error::Result;
-    use crate::store::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
+    use crate::store::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
 
     /// A store in which others call before the first list of a key's rows and after it.
     struct Between<'a> {
@@ -63,12 +62,12 @@ mod tests {
             self.rows.try_lock(id)
         }
 
-        fn insert(&self, id: RowId, state: &State) -> Result<bool> {
-            self.rows.insert(id, state)
+        fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+            self.rows.insert(id, stored)
         }
 
-        fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()> {
-            self.rows.update(id, locked, state)
+        fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
+            self.rows.update(id, locked, stored)
         }
 
         fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

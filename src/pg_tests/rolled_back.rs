@@ -5,18 +5,26 @@
 mod tests {
     use pgrx::pg_sys;
     use pgrx::prelude::*;
+    use ratelimit_core::algorithm::Tokens;
     use ratelimit_core::{Micros, State};
 
     use super::super::{and_rolled_back, get, run, with_rows};
     use crate::pg::error::Error;
     use crate::pg::subtransaction::attempt;
-    use crate::store::RowId;
     use crate::store::held;
+    use crate::store::{Row, RowId, Stored};
 
     const ID: RowId = RowId { name: b"rolled back", key: b"k", shard: 0 };
 
-    fn state(value: f64) -> State {
-        State { value, ts: Micros(1_000_000), prior: None, log: None }
+    fn tokens(value: f64) -> Stored {
+        State::Tokens(Tokens { value, ts: Micros(1_000_000), brought: None }).into()
+    }
+
+    fn value_of(row: Row) -> f64 {
+        match row.stored {
+            Stored::State(state) => state.value(),
+            of_none => panic!("{of_none:?}"),
+        }
     }
 
     fn holds(lock: &str) -> bool {
@@ -78,21 +86,21 @@ mod tests {
     fn what_was_written_is_gone_and_the_row_is_found_as_it_was() {
         for access in ["heap", "sql"] {
             run(&format!("SET LOCAL ratelimit.access = {access}"));
-            let value = || with_rows(|rows| Ok(rows.read(ID)?.map(|row| row.state.value))).unwrap();
+            let value = || with_rows(|rows| Ok(rows.read(ID)?.map(value_of))).unwrap();
             let write = |value| {
                 with_rows(|rows| {
                     let locked = rows.lock(ID)?.unwrap();
-                    rows.update(ID, locked.tuple, &state(value))
+                    rows.update(ID, locked.tuple, &tokens(value))
                 })
                 .unwrap()
             };
             assert_eq!(value(), None);
             and_rolled_back(|| {
-                assert!(with_rows(|rows| rows.insert(ID, &state(1.0))).unwrap());
+                assert!(with_rows(|rows| rows.insert(ID, &tokens(1.0))).unwrap());
                 assert_eq!(value(), Some(1.0));
             });
             assert_eq!(value(), None, "{access}");
-            assert!(with_rows(|rows| rows.insert(ID, &state(2.0))).unwrap());
+            assert!(with_rows(|rows| rows.insert(ID, &tokens(2.0))).unwrap());
             write(3.0);
             and_rolled_back(|| {
                 write(4.0);

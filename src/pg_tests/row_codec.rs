@@ -3,12 +3,13 @@
 #[pgrx::pg_schema]
 mod tests {
     use pgrx::prelude::*;
+    use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Shape, Tokens};
     use ratelimit_core::{Micros, State};
 
     use super::super::{get, run, with_rows};
     use crate::pg::clock::INFINITE;
     use crate::pg::error::Error;
-    use crate::store::{MARKER, RowId};
+    use crate::store::{RowId, Stored};
 
     const STORES: [&str; 2] = ["heap", "sql"];
 
@@ -20,52 +21,60 @@ mod tests {
     const TIMES: [i64; 6] =
         [-210_866_803_200_000_000, -1, 0, 1, 1_798_761_600_123_456, i64::MAX - 1];
 
-    /// States that differ in every column, and in whether a column is NULL.
-    fn states() -> Vec<State> {
-        let values = [0.0, -0.0, 1.5, -1e15, f64::MAX, f64::MIN_POSITIVE, 5e-324, 0.1 + 0.2];
-        let logs = [
-            None,
-            Some(vec![]),
-            Some(vec![Micros(TIMES[0]), Micros(TIMES[5])]),
-            // More than fits on a page.
-            Some((0..5000).map(|n| Micros(n * 1_000_003)).collect()),
-        ];
-        let mut states = Vec::new();
-        for (n, &value) in values.iter().enumerate() {
-            states.push(State {
-                value,
-                ts: Micros(TIMES[n % TIMES.len()]),
-                prior: (n % 3 > 0).then_some(-value),
-                log: logs[n % logs.len()].clone(),
-            });
-        }
-        states
+    fn tokens(value: f64) -> Stored {
+        State::Tokens(Tokens { value, ts: Micros(0), brought: None }).into()
     }
 
-    fn same(a: &State, b: &State) -> bool {
-        a.value.to_bits() == b.value.to_bits()
-            && a.ts == b.ts
-            && a.prior.map(f64::to_bits) == b.prior.map(f64::to_bits)
-            && a.log == b.log
+    /// Rows that differ in every column, and in whether a column is NULL.
+    fn rows() -> Vec<Stored> {
+        let values = [0.0, -0.0, 1.5, -1e15, f64::MAX, f64::MIN_POSITIVE, 5e-324, 0.1 + 0.2];
+        let logs = [
+            vec![],
+            vec![Micros(TIMES[0]), Micros(TIMES[5])],
+            // More than fits on a page.
+            (0..5000).map(|n| Micros(n * 1_000_003)).collect(),
+        ];
+        let mut rows = vec![Stored::Marker, Stored::Reset { ts: Micros(TIMES[4]) }];
+        for (n, &value) in values.iter().enumerate() {
+            let (ts, prior) = (Micros(TIMES[n % TIMES.len()]), value.abs());
+            rows.push(State::Tokens(Tokens { value, ts, brought: None }).into());
+            rows.push(State::Tokens(Tokens { value, ts, brought: Some(prior) }).into());
+            rows.push(State::Counters(Counters { value, prior, ts }).into());
+        }
+        for (entries, ts) in logs.into_iter().zip(TIMES.map(Micros)) {
+            let lease = |&id: &Micros| Lease { id, expires_at: Micros(TIMES[4] - id.0 % 1000) };
+            let leases = entries.iter().rev().map(lease).collect();
+            rows.push(State::Leases(Leases { leases, ts }).into());
+            rows.push(State::Log(Log { entries, ts }).into());
+        }
+        rows
+    }
+
+    /// To the bit, of floats too.
+    fn same(a: &Stored, b: &Stored) -> bool {
+        a == b && format!("{a:?}") == format!("{b:?}")
     }
 
     #[pg_test]
     fn a_row_is_read_by_either_store_as_either_wrote_it() {
-        for (n, state) in states().iter().enumerate() {
+        let (all, mut written) = (rows(), 0);
+        for (n, stored) in all.iter().enumerate() {
             for writer in STORES {
                 let key = format!("{writer} {n}");
+                // The marker is a row 0.
                 let id =
                     RowId { name: "codec ä".as_bytes(), key: key.as_bytes(), shard: n as i32 };
+                written += 1;
                 by(writer);
-                assert!(with_rows(|rows| rows.insert(id, state)).unwrap());
-                assert!(!with_rows(|rows| rows.insert(id, state)).unwrap(), "twice");
-                let of_next = &states()[(n + 1) % states().len()];
-                for (write, expected) in [(false, state), (true, of_next)] {
+                assert!(with_rows(|rows| rows.insert(id, stored)).unwrap());
+                assert!(!with_rows(|rows| rows.insert(id, stored)).unwrap(), "twice");
+                let of_next = all.get(n + 1).unwrap_or(&all[1]);
+                for (write, expected) in [(false, stored), (true, of_next)] {
                     by(writer);
                     if write {
                         with_rows(|rows| {
                             let locked = rows.lock(id)?.unwrap();
-                            assert!(same(&locked.state, state));
+                            assert!(same(&locked.stored, stored));
                             rows.update(id, locked.tuple, of_next)
                         })
                         .unwrap();
@@ -73,83 +82,112 @@ mod tests {
                     for reader in STORES {
                         by(reader);
                         let what = format!("{key} by {reader}: {expected:?}");
-                        let read = with_rows(|rows| rows.read(id)).unwrap().unwrap().state;
+                        let read = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
                         assert!(same(&read, expected), "{what} {read:?}");
                         let shards =
                             with_rows(|rows| rows.read_shards(id.name, id.key, &[99, id.shard]))
                                 .unwrap();
                         assert_eq!(shards.len(), 1, "{what}");
                         assert!(
-                            shards[0].0 == id.shard && same(&shards[0].1.state, expected),
+                            shards[0].0 == id.shard && same(&shards[0].1.stored, expected),
                             "{what}"
                         );
                         let of_key = with_rows(|rows| rows.read_key(id.name, id.key)).unwrap();
-                        assert!(of_key.len() == 1 && same(&of_key[0].1.state, expected), "{what}");
+                        assert!(of_key.len() == 1 && same(&of_key[0].1.stored, expected), "{what}");
                         let after =
                             with_rows(|rows| rows.read_after((id.name, b""), true, 1000)).unwrap();
                         let found =
                             after.iter().filter(|row| row.key == id.key).collect::<Vec<_>>();
                         assert_eq!(found.len(), 1, "{what}");
                         assert!(
-                            found[0].name == id.name && same(&found[0].row.1.state, expected),
+                            found[0].name == id.name && same(&found[0].row.1.stored, expected),
                             "{what}"
                         );
                     }
                 }
             }
         }
-        assert_eq!(get::<i64>("SELECT count(*) FROM ratelimits"), 16);
+        assert_eq!(get::<i64>("SELECT count(*) FROM ratelimits"), written);
     }
 
     #[pg_test]
     fn what_is_written_is_what_sql_reads() {
+        let ts = Micros(1_798_761_600_000_001);
+        let at = r#""2027-01-01 00:00:00.000001+00""#;
+        let lease = Lease { id: Micros(-1), expires_at: Micros(1) };
+        let times = r#""{""1969-12-31 23:59:59.999999+00"",""1970-01-01 00:00:00.000001+00""}""#;
+        let of_states = [
+            (State::Tokens(Tokens { value: -2.5, ts, brought: None }), format!("-2.5,{at},,")),
+            (State::Tokens(Tokens { value: 1.0, ts, brought: Some(4.0) }), format!("1,{at},-4,")),
+            (State::Tokens(Tokens { value: 0.0, ts, brought: Some(0.0) }), format!("0,{at},-0,")),
+            (State::Counters(Counters { value: 2.0, prior: 0.25, ts }), format!("2,{at},0.25,")),
+            (State::Counters(Counters { value: 2.0, prior: 0.0, ts }), format!("2,{at},0,")),
+            (
+                State::Log(Log { entries: vec![Micros(-1), Micros(1)], ts }),
+                format!("2,{at},,{times}"),
+            ),
+            (State::Leases(Leases { leases: vec![lease], ts }), format!("1,{at},0,{times}")),
+        ];
+        let mut all: Vec<(Stored, String)> =
+            of_states.into_iter().map(|(state, columns)| (state.into(), columns)).collect();
+        all.push((Stored::Reset { ts }, format!("Infinity,{at},,")));
+        all.push((Stored::Marker, "0,-infinity,,".into()));
+        run("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'");
         for writer in STORES {
             by(writer);
-            let id = RowId { name: b"codec", key: writer.as_bytes(), shard: 3 };
-            let state = State {
-                value: -2.5,
-                ts: Micros(1_798_761_600_000_001),
-                prior: Some(0.25),
-                log: Some(vec![Micros(-1), Micros(1)]),
-            };
-            assert!(with_rows(|rows| rows.insert(id, &state)).unwrap());
-            run("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'");
-            assert_eq!(
-                get::<String>(&format!("SELECT r::text FROM ratelimits r WHERE key = '{writer}'")),
-                format!(
-                    "(codec,{writer},3,-2.5,\"2027-01-01 00:00:00.000001+00\",0.25,\"{{\"\"1969-12-31 23:59:59.999999+00\"\",\"\"1970-01-01 00:00:00.000001+00\"\"}}\")"
-                )
-            );
+            for (n, (stored, columns)) in all.iter().enumerate() {
+                let id = RowId { name: b"codec", key: writer.as_bytes(), shard: n as i32 };
+                assert!(with_rows(|rows| rows.insert(id, stored)).unwrap());
+                let row = format!(
+                    "SELECT r::text FROM ratelimits r WHERE key = '{writer}' AND shard = {n}"
+                );
+                assert_eq!(get::<String>(&row), format!("(codec,{writer},{n},{columns})"));
+            }
         }
     }
 
     #[pg_test]
-    fn infinities_are_read_as_such_and_a_marker_is_a_row_0_only() {
+    fn what_no_call_writes_is_told_by_its_first_column() {
         run("INSERT INTO ratelimits (name, key, shard, value, ts, prior, log) VALUES
             ('codec', 'marker', 0, 0, '-infinity', NULL, NULL),
+            ('codec', 'reset marker', 0, 'Infinity', '-infinity', NULL, NULL),
+            ('codec', 'reset', 0, 'Infinity', 'infinity', '-Infinity', '{infinity,-infinity}'),
             ('codec', 'tokens', 0, 1, '-infinity', NULL, NULL),
             ('codec', 'shard', 1, 0, '-infinity', NULL, NULL),
-            ('codec', 'all', 0, 'Infinity', 'infinity', '-Infinity', '{infinity,-infinity}'),
+            ('codec', 'value', 0, '-Infinity', 'infinity', 'NaN', '{infinity}'),
+            ('codec', 'prior', 0, 1, 'infinity', '-Infinity', NULL),
+            ('codec', 'ts', 0, 1, 'infinity', -1, NULL),
+            ('codec', 'first', 0, 1, 'epoch', NULL, '{epoch,infinity,-infinity}'),
+            ('codec', 'last', 0, 1, 'epoch', NULL, '{infinity,epoch}'),
+            ('codec', 'leases', 0, 1, 'epoch', 0, '{epoch,epoch,epoch,infinity,epoch,epoch}'),
             ('codec', 'nan', 0, 'NaN', 'epoch', 'NaN', '{}')");
+        let epoch = Micros(0);
+        let [past, future] = INFINITE;
+        let invalid = |shape, ts, column, value: f64| {
+            format!("{:?}", Stored::Invalid { shape, ts, column, value })
+        };
+        let inf = f64::INFINITY;
+        let expected = [
+            ("marker", 0, "Marker".into()),
+            ("reset marker", 0, "Marker".into()),
+            ("reset", 0, format!("{:?}", Stored::Reset { ts: future })),
+            ("tokens", 0, invalid(Shape::Tokens, past, "ts", -inf)),
+            ("shard", 1, invalid(Shape::Tokens, past, "ts", -inf)),
+            ("value", 0, invalid(Shape::Leases, future, "value", -inf)),
+            ("prior", 0, invalid(Shape::Counters, future, "prior", -inf)),
+            ("ts", 0, invalid(Shape::Tokens, future, "ts", inf)),
+            ("first", 0, invalid(Shape::Log, epoch, "log", -inf)),
+            ("last", 0, invalid(Shape::Log, epoch, "log", inf)),
+            ("leases", 0, invalid(Shape::Leases, epoch, "log", inf)),
+            ("nan", 0, invalid(Shape::Leases, epoch, "value", f64::NAN)),
+        ];
         for access in STORES {
             by(access);
-            let read = |key: &str, shard| {
-                let id = RowId { name: b"codec", key: key.as_bytes(), shard };
-                with_rows(|rows| rows.read(id)).unwrap().unwrap().state
-            };
-            assert_eq!(read("marker", 0).ts, MARKER);
-            assert_eq!(read("tokens", 0).ts, INFINITE[0]);
-            assert_eq!(read("shard", 1).ts, INFINITE[0]);
-            let all = read("all", 0);
-            assert_eq!(
-                (all.value, all.ts, all.prior),
-                (f64::INFINITY, INFINITE[1], Some(f64::NEG_INFINITY))
-            );
-            assert_eq!(all.log.unwrap(), [INFINITE[1], INFINITE[0]]);
-            let nan = read("nan", 0);
-            assert!(
-                nan.value.is_nan() && nan.prior.unwrap().is_nan() && nan.log.unwrap().is_empty()
-            );
+            for (key, shard, expected) in &expected {
+                let id = RowId { name: b"codec", key: key.as_bytes(), shard: *shard };
+                let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+                assert_eq!(&format!("{stored:?}"), expected, "{key} by {access}");
+            }
         }
     }
 
@@ -160,23 +198,32 @@ mod tests {
         for access in STORES {
             by(access);
             let id = RowId { name: b"codec", key: b"log", shard: 0 };
-            let log = with_rows(|rows| rows.read(id)).unwrap().unwrap().state.log.unwrap();
-            assert_eq!(log.len(), 3);
-            assert!(log.is_sorted() && log[2].0 - log[0].0 == 2 * 86_400_000_000, "{log:?}");
+            let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+            let Stored::State(State::Log(Log { entries, .. })) = stored else {
+                panic!("{stored:?}")
+            };
+            assert_eq!(entries.len(), 3);
+            assert!(entries.is_sorted() && entries[2].0 - entries[0].0 == 2 * 86_400_000_000);
         }
     }
 
-    /// They are pairs, in the order in which they were given.
+    /// They are pairs, in the order in which they were given; what is left over is none.
     #[pg_test]
     fn leases_are_read_as_they_stand() {
         run("INSERT INTO ratelimits VALUES ('codec', 'leases', 0, 2, 'epoch', 0,
-             ARRAY['2000-01-01', '2000-01-09', '2000-01-02', '2000-01-03']::timestamptz[])");
+             ARRAY['2000-01-01', '2000-01-09', '2000-01-02', '2000-01-03', '2000-01-04']::timestamptz[])");
         for access in STORES {
             by(access);
             let id = RowId { name: b"codec", key: b"leases", shard: 0 };
-            let log = with_rows(|rows| rows.read(id)).unwrap().unwrap().state.log.unwrap();
-            let days: Vec<i64> = log.iter().map(|at| (at.0 - log[0].0) / 86_400_000_000).collect();
-            assert_eq!(days, [0, 8, 1, 2]);
+            let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+            let Stored::State(State::Leases(Leases { leases, .. })) = stored else {
+                panic!("{stored:?}")
+            };
+            let first = leases[0].id.0;
+            let day = |at: Micros| (at.0 - first) / 86_400_000_000;
+            let days: Vec<_> =
+                leases.iter().map(|lease| (day(lease.id), day(lease.expires_at))).collect();
+            assert_eq!(days, [(0, 8), (1, 2)]);
         }
     }
 
@@ -191,7 +238,7 @@ mod tests {
                 let (name, key) = ("n".repeat(length), "k".repeat(length));
                 let id = RowId { name: name.as_bytes(), key: key.as_bytes(), shard: 0 };
                 let row = with_rows(|rows| rows.read(id)).unwrap();
-                assert_eq!(row.unwrap().state.value, length as f64, "{access}");
+                assert_eq!(row.unwrap().stored, tokens(length as f64), "{access}");
                 let id = RowId { key: &id.key[1..], ..id };
                 assert!(with_rows(|rows| rows.read(id)).unwrap().is_none(), "{access}");
             }
@@ -206,7 +253,7 @@ mod tests {
         );
         for column in ["value", "ts"] {
             let id = RowId { name: b"codec", key: column.as_bytes(), shard: 0 };
-            match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.state)) {
+            match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
                 Err(Error::NullState { column: named }) => assert_eq!(named, column),
                 other => panic!("{column}: {other:?}"),
             }
@@ -218,7 +265,7 @@ mod tests {
         run("ALTER TABLE ratelimits ALTER prior TYPE real");
         run("INSERT INTO ratelimits VALUES ('codec', 'prior', 0, 1, 'epoch', 1)");
         let id = RowId { name: b"codec", key: b"prior", shard: 0 };
-        match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.state)) {
+        match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
             Err(Error::AlteredColumn { column }) => assert_eq!(column, "prior"),
             other => panic!("{other:?}"),
         }
@@ -228,18 +275,17 @@ mod tests {
     fn a_row_that_was_only_read_is_replaced_unless_it_has_changed() {
         by("heap");
         let id = RowId { name: b"codec", key: b"replace", shard: 0 };
-        let state = |value| State { value, ts: Micros(0), prior: None, log: None };
         with_rows(|rows| {
-            assert!(rows.insert(id, &state(1.0))?);
+            assert!(rows.insert(id, &tokens(1.0))?);
             let seen = rows.read(id)?.unwrap();
-            assert!(rows.replace(id, &seen, &state(2.0), true)?);
+            assert!(rows.replace(id, &seen, &tokens(2.0), true)?);
             let seen = rows.read(id)?.unwrap();
-            assert_eq!(seen.state.value, 2.0);
+            assert_eq!(seen.stored, tokens(2.0));
             let locked = rows.lock(id)?.unwrap();
             rows.delete(id, locked.tuple)?;
             assert!(rows.read(id)?.is_none());
-            assert!(rows.insert(id, &state(3.0))?);
-            assert_eq!(rows.read(id)?.unwrap().state.value, 3.0);
+            assert!(rows.insert(id, &tokens(3.0))?);
+            assert_eq!(rows.read(id)?.unwrap().stored, tokens(3.0));
             Ok(())
         })
         .unwrap();

@@ -5,10 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
+use ratelimit_core::Micros;
+use ratelimit_core::algorithm::Tokens;
 
 use super::{and_rolled_back, with_catalog};
 use crate::pg::shared_memory::{Need, segment};
-use crate::store::memory::{Memory, Scope};
+use crate::store::memory::{Kept, Memory, Scope};
 
 #[pg_schema]
 mod tests {
@@ -59,15 +61,10 @@ mod tests {
         assert_eq!(memory.states.locked(id, |locked| locked.state()), None);
         let mut all = memory.states.lock_all([id, id].into_iter());
         assert_eq!(all.state(id), None);
-        let state = ratelimit_core::State {
-            value: 1.0,
-            ts: ratelimit_core::Micros(0),
-            prior: None,
-            log: None,
-        };
-        all.set(id, &state, None, true, ratelimit_core::Micros(0));
+        let kept = Kept::Tokens(Tokens { value: 1.0, ts: Micros(0), brought: None });
+        all.set(id, kept, None, true, Micros(0));
         drop(all);
-        assert_eq!(memory.states.read(id), Some(state));
+        assert_eq!(memory.states.read(id), Some(kept));
         assert!(memory.states.forget(id));
         assert!(!memory.states.forget(id));
     }

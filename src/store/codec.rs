@@ -1,43 +1,120 @@
-//! The codec of a row's columns, for both stores.
+//! The codec of a row's columns, for both stores: what may stand in them is parsed here and nowhere else.
+//!
+//! | | value | ts | prior | log |
+//! |---|---|---|---|---|
+//! | token bucket | tokens | | NULL | NULL |
+//! | fixed window | tokens | the window's start | what it brought, negated: -0 or less | NULL |
+//! | sliding window | used | the window's start | used of the one before: 0 or more | NULL |
+//! | sliding log | entries | | NULL | entries |
+//! | concurrency | slots taken | | 0 | pairs: the id of a lease, which is no time, and when it expires |
+//! | reset | infinity | | | |
+//! | marker, in row 0 | 0, or infinity | -infinity | | |
 
 use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::TIMESTAMPTZOID;
+use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Shape, Tokens};
 use ratelimit_core::{Micros, State};
 
-use crate::pg::clock::{from_timestamptz, to_nearest_timestamptz};
-use crate::store::rows::MARKER;
+use crate::pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
+use crate::pg::values::float_datum;
+use crate::store::rows::Stored;
 
 /// Decodes a row, whose times are timestamptz values.
-pub fn decode_state(
+pub fn decode(
     shard: i32,
     value: f64,
     ts: i64,
     prior: Option<f64>,
     mut log: Option<Vec<i64>>,
-) -> State {
-    // In order, since the table's owner may write another; beside `prior` they are pairs, in no order.
+) -> Stored {
+    if shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY) {
+        return Stored::Marker;
+    }
+    let ts = from_timestamptz(ts);
+    if value == f64::INFINITY {
+        return Stored::Reset { ts };
+    }
+    // In order, since the table's owner may write another; of leases they are pairs, in no order.
     if let (None, Some(log)) = (prior, &mut log) {
         log.sort_unstable();
     }
-    let marker = shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY);
-    State {
-        value,
-        ts: if marker { MARKER } else { from_timestamptz(ts) },
-        prior,
-        log: log.map(|log| log.into_iter().map(from_timestamptz).collect()),
+    let log: Option<Vec<Micros>> = log.map(|log| log.into_iter().map(from_timestamptz).collect());
+    let brought = prior.filter(|prior| prior.is_sign_negative() && prior.is_finite());
+    let shape = match (prior, &log) {
+        (None, None) => Shape::Tokens,
+        (Some(_), None) if brought.is_some() => Shape::Tokens,
+        (Some(_), None) => Shape::Counters,
+        (None, Some(_)) => Shape::Log,
+        (Some(_), Some(_)) => Shape::Leases,
+    };
+    if let Some((column, value)) = invalid_column(value, ts, prior, log.as_deref()) {
+        return Stored::Invalid { shape, ts, column, value };
+    }
+    Stored::State(match (prior, log) {
+        (None, Some(entries)) => State::Log(Log { entries, ts }),
+        (Some(_), Some(log)) => {
+            let lease = |pair: &[Micros; 2]| Lease { id: pair[0], expires_at: pair[1] };
+            State::Leases(Leases { leases: log.as_chunks().0.iter().map(lease).collect(), ts })
+        }
+        (Some(prior), None) if brought.is_none() => State::Counters(Counters { value, prior, ts }),
+        (_, None) => State::Tokens(Tokens { value, ts, brought: brought.map(|prior| -prior) }),
+    })
+}
+
+/// Returns the first column with a value that no call writes, and that value, for a time ±infinity.
+fn invalid_column(
+    value: f64,
+    ts: Micros,
+    prior: Option<f64>,
+    log: Option<&[Micros]>,
+) -> Option<(&'static str, f64)> {
+    let infinite = |at: &Micros| INFINITE.contains(at).then(|| f64::INFINITY.copysign(at.0 as f64));
+    let number = |value: f64| (!value.is_finite()).then_some(value);
+    let log = log.unwrap_or_default();
+    let in_log = || {
+        let ends = || log.first().and_then(infinite).or(log.last().and_then(infinite));
+        // Leases are in no order.
+        ends().or_else(|| prior.and_then(|_| log.iter().find_map(infinite)))
+    };
+    let of = |column, value: Option<f64>| value.map(|value| (column, value));
+    of("value", number(value))
+        .or(of("prior", prior.and_then(number)))
+        .or(of("ts", infinite(&ts)))
+        .or_else(|| of("log", in_log()))
+}
+
+/// The columns `value`, `ts`, `prior` and `log`; `None` for a NULL.
+pub type Columns = [Option<pg_sys::Datum>; 4];
+
+/// Encodes a row; one that is invalid, which nobody writes, as if it were reset.
+pub fn encode(stored: &Stored) -> Columns {
+    let at = |ts: Micros| Some(pg_sys::Datum::from(to_nearest_timestamptz(ts)));
+    let float = |value: f64| Some(float_datum(value));
+    match stored {
+        Stored::State(state) => {
+            let (prior, log) = match state {
+                State::Tokens(tokens) => (tokens.brought.map(|brought| -brought), None),
+                State::Counters(counters) => (Some(counters.prior), None),
+                State::Log(log) => (None, Some(log_datum(log.entries.iter().copied()))),
+                State::Leases(Leases { leases, .. }) => {
+                    let log = leases.iter().flat_map(|lease| [lease.id, lease.expires_at]);
+                    (Some(0.0), Some(log_datum(log)))
+                }
+            };
+            [float(state.value()), at(state.ts()), prior.and_then(float), log]
+        }
+        Stored::Reset { ts } | Stored::Invalid { ts, .. } => {
+            [float(f64::INFINITY), at(*ts), None, None]
+        }
+        Stored::Marker => [float(0.0), Some(pg_sys::Datum::from(i64::MIN)), None, None],
     }
 }
 
-/// Encodes the `ts` column.
-pub fn ts_datum(at: Micros) -> pg_sys::Datum {
-    pg_sys::Datum::from(if at == MARKER { i64::MIN } else { to_nearest_timestamptz(at) })
-}
-
 /// Encodes the `log` column: a timestamptz\[] in Postgres memory.
-pub fn log_datum(log: &[Micros]) -> pg_sys::Datum {
-    let log = log.iter().map(|&at| to_nearest_timestamptz(at).into()).collect();
+fn log_datum(log: impl Iterator<Item = Micros>) -> pg_sys::Datum {
+    let log = log.map(|at| to_nearest_timestamptz(at).into()).collect();
     array_datum(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
 }
 

@@ -69,10 +69,8 @@
 //! | table_tuple_complete_speculative, and the lock released | [`Heap::insert_row`] |
 //! | 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible) | not wanted: the latest state |
 
-use ratelimit_core::State;
-
 use crate::pg::error::Result;
-use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
+use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
 
 use open::Heap;
 use read::decode;
@@ -105,8 +103,8 @@ impl Store for Heap {
         true
     }
 
-    fn replace(&self, id: RowId, seen: &Row, state: &State, wait: bool) -> Result<bool> {
-        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, state))
+    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
+        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored))
     }
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
@@ -118,12 +116,12 @@ impl Store for Heap {
         self.rows_of(name, key)
     }
 
-    fn insert(&self, id: RowId, state: &State) -> Result<bool> {
-        Ok(self.insert_row(id, state))
+    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        Ok(self.insert_row(id, stored))
     }
 
-    fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()> {
-        if self.update_version(id, locked, state) { Ok(()) } else { Err(self.not_written()) }
+    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
+        if self.update_version(id, locked, stored) { Ok(()) } else { Err(self.not_written()) }
     }
 
     fn delete(&self, _: RowId, locked: TupleId) -> Result<()> {

@@ -7,11 +7,12 @@ use std::cell::RefCell;
 use lru::LruCache;
 use pgrx::pg_sys;
 use ratelimit_core::State;
+use ratelimit_core::algorithm::Tokens;
 use xxhash_rust::xxh64::xxh64;
 
 use crate::pg::error::Result;
 use crate::pg::transaction::{local_transaction, subtransaction};
-use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
+use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
 
 /// The keys that are remembered, those last used.
 const KEYS: usize = 1000;
@@ -99,11 +100,13 @@ pub struct Remembering<'a, S> {
 }
 
 impl<S> Remembering<'_, S> {
-    /// The state as it is written.
-    fn written<'s>(&self, state: &'s State) -> Cow<'s, State> {
-        match state.brought() {
-            Some(_) if self.is_of_1_0 => Cow::Owned(State { prior: None, ..state.clone() }),
-            _ => Cow::Borrowed(state),
+    /// A row as it is written.
+    fn written<'s>(&self, stored: &'s Stored) -> Cow<'s, Stored> {
+        match stored {
+            Stored::State(State::Tokens(tokens)) if self.is_of_1_0 => {
+                Cow::Owned(State::Tokens(Tokens { brought: None, ..*tokens }).into())
+            }
+            _ => Cow::Borrowed(stored),
         }
     }
 }
@@ -117,8 +120,8 @@ impl<S: Store> Store for Remembering<'_, S> {
         Ok(self.store.try_lock(id)?.inspect(|_| hold(id)))
     }
 
-    fn insert(&self, id: RowId, state: &State) -> Result<bool> {
-        let inserted = self.store.insert(id, &self.written(state))?;
+    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        let inserted = self.store.insert(id, &self.written(stored))?;
         if inserted {
             hold(id);
         }
@@ -129,8 +132,8 @@ impl<S: Store> Store for Remembering<'_, S> {
         self.store.replaces()
     }
 
-    fn replace(&self, id: RowId, seen: &Row, state: &State, wait: bool) -> Result<bool> {
-        let replaced = self.store.replace(id, seen, &self.written(state), wait)?;
+    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
+        let replaced = self.store.replace(id, seen, &self.written(stored), wait)?;
         if replaced {
             hold(id);
         }
@@ -145,8 +148,8 @@ impl<S: Store> Store for Remembering<'_, S> {
         Ok(removed)
     }
 
-    fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()> {
-        self.store.update(id, locked, &self.written(state))
+    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
+        self.store.update(id, locked, &self.written(stored))
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

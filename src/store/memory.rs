@@ -26,11 +26,12 @@ mod tallies;
 
 pub use id::{Id, Scope};
 pub use rankings::Denied;
+pub use ratelimit_core::table::Kept;
 pub use states::{LockedState, LockedStates};
 pub use tallies::{Count, Totals};
 
 /// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not.
-const LAYOUT: u32 = 3;
+const LAYOUT: u32 = 4;
 
 /// The beginning of the segment. After it come the states, the tallies and the rankings.
 #[repr(C, align(128))]

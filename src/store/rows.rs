@@ -1,6 +1,7 @@
 //! The rows of `rateLimits`, and the interface of a store.
 
 use pgrx::pg_sys;
+use ratelimit_core::algorithm::Shape;
 use ratelimit_core::{Micros, State};
 
 use crate::pg::error::{Error, Result};
@@ -22,24 +23,58 @@ pub struct RowId<'a> {
     pub shard: i32,
 }
 
-/// The `ts` (-infinity) of the marker: where a limit has shards, row 0 holds no tokens and marks that
-/// there are others. It is locked first to change the number of shards.
-pub const MARKER: Micros = Micros(i64::MIN);
-
-/// Whether a row is the marker of a limit with shards.
-pub fn is_marker(state: Option<&State>) -> bool {
-    state.is_some_and(|state| state.ts == MARKER)
+/// What the columns of a row hold, as the [codec](super::codec) reads and writes them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stored {
+    /// The state of a key, or of one of its shards.
+    State(State),
+    /// A row that was reset, which counts as no state. It is kept for its index entry, so that frequent resets don't
+    /// churn the index.
+    Reset {
+        /// When its state was counted.
+        ts: Micros,
+    },
+    /// Row 0 of a limit with shards: it holds no tokens and marks that there are others. It is locked first to change
+    /// the number of shards.
+    Marker,
+    /// A value that no call writes. Where the limit takes a state of this shape it is an error
+    /// ([`Error::BadState`], 55000), and otherwise no state.
+    Invalid {
+        /// That of the other columns.
+        shape: Shape,
+        /// When it was counted; infinite where that is the value.
+        ts: Micros,
+        /// The first such column.
+        column: &'static str,
+        /// Its value; of a time ±infinity.
+        value: f64,
+    },
 }
 
-/// Returns the state of a reset row: a value of infinity, which counts as no state. The row is kept for
-/// its index entry, so that frequent resets don't churn the index.
-pub fn reset_state(ts: Micros) -> State {
-    State { value: f64::INFINITY, ts, prior: None, log: None }
+impl From<State> for Stored {
+    fn from(state: State) -> Stored {
+        Stored::State(state)
+    }
 }
 
-/// Whether a state is that of a reset row.
-pub fn is_reset(state: &State) -> bool {
-    state.value == f64::INFINITY
+impl Stored {
+    /// Returns what becomes of it in a reset; `None` where it has no state.
+    pub fn reset(&self) -> Option<Stored> {
+        match self {
+            Stored::State(state) => Some(Stored::Reset { ts: state.ts() }),
+            Stored::Invalid { ts, .. } => Some(Stored::Reset { ts: *ts }),
+            Stored::Reset { .. } | Stored::Marker => None,
+        }
+    }
+
+    /// Returns the shape of its state, also of one that is invalid; `None` where it has none.
+    pub fn shape(&self) -> Option<Shape> {
+        match self {
+            Stored::State(state) => Some(state.shape()),
+            Stored::Invalid { shape, .. } => Some(*shape),
+            Stored::Reset { .. } | Stored::Marker => None,
+        }
+    }
 }
 
 /// The tuple id of a row's version, for direct access. Valid to the end of the statement that found it:
@@ -62,8 +97,8 @@ impl TupleId {
 /// A row, without its primary key.
 #[derive(Clone)]
 pub struct Row {
-    /// The state in its columns.
-    pub state: State,
+    /// What is in its columns.
+    pub stored: Stored,
     /// The version that was read.
     pub tuple: TupleId,
 }
@@ -164,13 +199,13 @@ pub trait Store {
     ///
     /// # Errors
     /// Those of a [`Store`].
-    fn insert(&self, id: RowId, state: &State) -> Result<bool>;
+    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool>;
 
     /// Updates a row that this transaction has locked.
     ///
     /// # Errors
     /// Those of a [`Store`]; [`Error::NotWritten`] (55000).
-    fn update(&self, id: RowId, locked: TupleId, state: &State) -> Result<()>;
+    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
     ///
@@ -189,7 +224,7 @@ pub trait Store {
     ///
     /// # Errors
     /// Those of a [`Store`].
-    fn replace(&self, _: RowId, _seen: &Row, _: &State, _wait: bool) -> Result<bool> {
+    fn replace(&self, _: RowId, _seen: &Row, _: &Stored, _wait: bool) -> Result<bool> {
         Ok(false)
     }
 
@@ -243,17 +278,17 @@ pub trait Store {
     fn reset(&self, name: &[u8], key: &[u8]) -> Result<bool> {
         let id = RowId { name, key, shard: 0 };
         if let Some(seen) = self.read(id)?
-            && !is_marker(Some(&seen.state))
-            && (is_reset(&seen.state)
-                || self.replace(id, &seen, &reset_state(seen.state.ts), true)?)
+            && !matches!(seen.stored, Stored::Marker)
         {
-            return Ok(!is_reset(&seen.state));
+            let Some(reset) = seen.stored.reset() else { return Ok(false) };
+            if self.replace(id, &seen, &reset, true)? {
+                return Ok(true);
+            }
         }
         let mut was = false;
         for (shard, row) in self.lock_key(name, key, true)? {
-            if !is_reset(&row.state) {
-                let id = RowId { name, key, shard };
-                self.update(id, row.tuple, &reset_state(row.state.ts))?;
+            if let Some(reset) = row.stored.reset() {
+                self.update(RowId { name, key, shard }, row.tuple, &reset)?;
                 was = true;
             }
         }
@@ -269,7 +304,7 @@ pub trait Store {
         for &(shard, ref row) in &rows {
             self.delete(RowId { name, key, shard }, row.tuple)?;
         }
-        Ok(rows.iter().any(|(_, row)| !is_reset(&row.state)))
+        Ok(rows.iter().any(|(_, row)| row.stored.reset().is_some()))
     }
 
     /// Returns the error for a row that could not be written although no statement failed (55000).

@@ -7,15 +7,14 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
-use ratelimit_core::State;
 
 use crate::pg::catalog::TableLock;
 use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::spi::{Connection, Statement};
-use crate::pg::values::{float_datum, text_datum, varlena_bytes};
-use crate::store::codec::{array_datum, decode_log, decode_state, log_datum, ts_datum};
-use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, TupleId};
+use crate::pg::values::{text_datum, varlena_bytes};
+use crate::store::codec::{array_datum, decode, decode_log, encode};
+use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
 
 impl Store for Connection<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
@@ -87,7 +86,7 @@ impl Store for Connection<'_> {
         self.rows(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])
     }
 
-    fn insert(&self, id: RowId, row: &State) -> Result<bool> {
+    fn insert(&self, id: RowId, row: &Stored) -> Result<bool> {
         // Without columns, which would name the valid index alone: the one that REINDEX CONCURRENTLY
         // builds beside it would raise 23505.
         const INSERT: Statement = Statement {
@@ -107,7 +106,7 @@ impl Store for Connection<'_> {
         Ok(self.execute(insert, &row_parameters(id, row))? > 0)
     }
 
-    fn update(&self, id: RowId, _: TupleId, row: &State) -> Result<()> {
+    fn update(&self, id: RowId, _: TupleId, row: &Stored) -> Result<()> {
         const UPDATE: Statement = Statement {
             sql: "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -266,8 +265,8 @@ impl Connection<'_> {
         // SAFETY: the column is the timestamptz[] that the statement says it is.
         let log = field(4).map(|log| unsafe { decode_log(log) });
         let prior = field(3).map(float);
-        let state = decode_state(shard, float(value), ts.value() as i64, prior, log);
-        Ok((shard, Row { state, tuple: TupleId::NONE }))
+        let stored = decode(shard, float(value), ts.value() as i64, prior, log);
+        Ok((shard, Row { stored, tuple: TupleId::NONE }))
     }
 }
 
@@ -277,15 +276,8 @@ fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 }
 
 /// Encodes a row as [`ROW_PARAMETERS`].
-fn row_parameters(id: RowId, row: &State) -> [Option<pg_sys::Datum>; 7] {
+fn row_parameters(id: RowId, row: &Stored) -> [Option<pg_sys::Datum>; 7] {
     let [name, key, shard] = key_parameters(id);
-    [
-        name,
-        key,
-        shard,
-        Some(float_datum(row.value)),
-        Some(ts_datum(row.ts)),
-        row.prior.map(float_datum),
-        row.log.as_deref().map(log_datum),
-    ]
+    let [value, ts, prior, log] = encode(row);
+    [name, key, shard, value, ts, prior, log]
 }

@@ -40,6 +40,7 @@ mod refill;
 mod sharded;
 mod sliding_log;
 mod sliding_window;
+mod state;
 mod token_bucket;
 
 pub use calendar::{Calendar, Unit, local_date, zone};
@@ -48,6 +49,7 @@ pub use fixed_window::{FixedWindow, Start, Windows};
 pub use sharded::{Shards, first_pass};
 pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
+pub use state::{Counters, Leases, Log, Shape, State, Tokens};
 pub use token_bucket::TokenBucket;
 
 use std::borrow::Cow;
@@ -137,34 +139,6 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a limit remembers between two calls. The caller stores it, as JSON by
-/// [`state`](crate::state) or in columns of its own; what nobody has stored is
-/// [`Limit::initial_state`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct State {
-    /// Token bucket and fixed window: tokens at `ts`, negative in debt. Sliding window: what the
-    /// window that began at `ts` used. Sliding log: how many tokens the log holds. Concurrency: how many
-    /// slots are taken.
-    pub value: f64,
-    /// When `value` was counted; for the window kinds, the window's start.
-    pub ts: Micros,
-    /// Sliding window: what the window before used. Fixed window: see [`State::brought`]. Concurrency: 0, which
-    /// tells its log from the other.
-    pub prior: Option<f64>,
-    /// Sliding log: one entry a token, oldest first. Concurrency: of each slot that is taken id and time of its
-    /// [`Lease`].
-    pub log: Option<Vec<Micros>>,
-}
-
-impl State {
-    /// Of a fixed window the tokens that its window brought, of which `value` is left, beside what rolled over. It
-    /// is kept as a negative `prior`, -0 included, which no sliding window has.
-    pub fn brought(&self) -> Option<f64> {
-        let is_own = |prior: &f64| prior.is_sign_negative() && prior.is_finite();
-        self.prior.filter(is_own).filter(|_| self.log.is_none()).map(|prior| -prior)
-    }
-}
-
 /// What is in a limit at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
@@ -247,11 +221,14 @@ impl Limit {
 
     /// Whether half of the limit or more is used, by a state that has just been changed.
     pub fn is_half_used(&self, state: &State) -> bool {
-        match self {
-            Limit::TokenBucket(_) | Limit::FixedWindow(_) => 2.0 * state.value <= self.capacity(),
-            // As a log or leases: what was used; of a window the one before counts in part.
-            _ => 2.0 * (state.value + state.prior.unwrap_or(0.0)) >= self.capacity(),
-        }
+        let used = match state {
+            _ if *self == Limit::Unlimited => return false,
+            State::Tokens(tokens) => return 2.0 * tokens.value <= self.capacity(),
+            // The window before counts in part.
+            State::Counters(counters) => counters.value + counters.prior,
+            State::Log(_) | State::Leases(_) => state.value(),
+        };
+        2.0 * used >= self.capacity()
     }
 
     /// The kind of the limit.
@@ -277,28 +254,24 @@ impl Limit {
     /// don't look at it.
     pub fn initial_state(&self, now: Micros, phase: Micros) -> State {
         match self {
-            Limit::TokenBucket(limit) => limit.initial_state(now),
-            Limit::FixedWindow(limit) => limit.initial_state(now, phase),
-            Limit::SlidingWindow(limit) => limit.initial_state(now),
-            Limit::SlidingLog(limit) => limit.initial_state(now),
-            Limit::Concurrency(limit) => limit.initial_state(now),
-            Limit::Unlimited => State { value: 0.0, ts: now, prior: None, log: None },
+            Limit::TokenBucket(limit) => State::Tokens(limit.initial_state(now)),
+            Limit::FixedWindow(limit) => State::Tokens(limit.initial_state(now, phase)),
+            Limit::SlidingWindow(limit) => State::Counters(limit.initial_state(now)),
+            Limit::SlidingLog(_) => State::Log(SlidingLog::initial_state(now)),
+            Limit::Concurrency(_) => State::Leases(Concurrency::initial_state(now)),
+            Limit::Unlimited => State::Tokens(Tokens { value: 0.0, ts: now, brought: None }),
         }
     }
 
-    /// Whether a stored state means something to this kind, whose config may have changed since:
-    /// token bucket and fixed window accept each other's, with tokens and time. A state that isn't
-    /// accepted is replaced by the [initial one](Limit::initial_state).
-    pub fn accepts(&self, state: &State) -> bool {
+    /// Whether a stored state of this shape means something to this kind, whose config may have changed since: token
+    /// bucket and fixed window accept each other's, with tokens and time. A state that isn't accepted counts as none,
+    /// and is replaced by the [initial one](Limit::initial_state).
+    pub fn accepts(&self, shape: Shape) -> bool {
         match self {
-            Limit::TokenBucket(_) | Limit::FixedWindow(_) => {
-                (state.prior.is_none() || state.brought().is_some()) && state.log.is_none()
-            }
-            Limit::SlidingWindow(_) => {
-                state.prior.is_some() && state.brought().is_none() && state.log.is_none()
-            }
-            Limit::SlidingLog(_) => state.prior.is_none() && state.log.is_some(),
-            Limit::Concurrency(_) => state.prior.is_some() && state.log.is_some(),
+            Limit::TokenBucket(_) | Limit::FixedWindow(_) => shape == Shape::Tokens,
+            Limit::SlidingWindow(_) => shape == Shape::Counters,
+            Limit::SlidingLog(_) => shape == Shape::Log,
+            Limit::Concurrency(_) => shape == Shape::Leases,
             Limit::Unlimited => false,
         }
     }
@@ -306,88 +279,142 @@ impl Limit {
     /// Whether the limit is idle: from `now` on every call is answered as from the initial state,
     /// so the stored one can be deleted. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
-        let state = &*self.current(state, now);
-        match self {
-            Limit::TokenBucket(limit) => limit.is_idle(state, now),
-            Limit::FixedWindow(limit) => limit.is_idle(state, now, phase),
-            Limit::SlidingWindow(limit) => limit.is_idle(state, now),
-            Limit::SlidingLog(limit) => limit.is_idle(state, now),
-            Limit::Concurrency(limit) => limit.is_idle(state, now),
-            Limit::Unlimited => true,
-        }
+        self.current(state, now).is_idle(now, phase)
     }
 
     /// When the limit becomes [idle](Limit::is_idle) if nobody consumes: the earliest instant from `now`
     /// on, but for the last bits of a long span. `None`: never, as a window that turns in another phase,
     /// or not within what an instant can hold. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn idle_at(&self, state: &State, now: Micros, phase: Micros) -> Option<Micros> {
-        let state = &*self.current(state, now);
-        let at = match self {
-            Limit::TokenBucket(limit) => limit.full_at(state),
-            Limit::FixedWindow(limit) => limit.full_at(state),
-            Limit::SlidingWindow(limit) => Some(limit.unused_at(state)),
-            Limit::SlidingLog(limit) => Some(limit.unused_at(state)),
-            Limit::Concurrency(limit) => Some(limit.unused_at(state)),
-            Limit::Unlimited => Some(now),
+        let current = self.current(state, now);
+        let at = match &current {
+            Current::TokenBucket(limit, tokens) => limit.full_at(tokens),
+            Current::FixedWindow(limit, tokens) => limit.full_at(tokens),
+            Current::SlidingWindow(limit, counters) => Some(limit.unused_at(counters)),
+            Current::SlidingLog(limit, log) => Some(limit.unused_at(log)),
+            Current::Concurrency(_, leases) => Some(Concurrency::unused_at(leases)),
+            Current::Unlimited => Some(now),
         };
         let wait = at?.max(now).minus(now);
-        let idle = |wait| self.is_idle(state, now.plus(wait), phase);
+        // What counts now counts ever after.
+        let idle = |wait| current.is_idle(now.plus(wait), phase);
         confirmed(Some(wait), idle).map(|wait| now.plus(wait))
     }
 
     /// What the limit holds at `now`.
     pub fn level(&self, state: &State, now: Micros) -> Level {
-        let state = &*self.current(state, now);
-        match self {
-            Limit::TokenBucket(limit) => limit.level(state, now),
-            Limit::FixedWindow(limit) => limit.level(state, now),
-            Limit::SlidingWindow(limit) => limit.level(state, now),
-            Limit::SlidingLog(limit) => limit.level(state, now),
-            Limit::Concurrency(limit) => limit.level(state, now),
-            Limit::Unlimited => NO_LIMIT,
+        match &self.current(state, now) {
+            Current::TokenBucket(limit, tokens) => limit.level(tokens, now),
+            Current::FixedWindow(limit, tokens) => limit.level(tokens, now),
+            Current::SlidingWindow(limit, counters) => limit.level(counters, now),
+            Current::SlidingLog(limit, log) => limit.level(log, now),
+            Current::Concurrency(limit, leases) => limit.level(leases, now),
+            Current::Unlimited => NO_LIMIT,
         }
     }
 
-    /// The instant that a call at `now` is decided at: that, or the later one that the state has seen.
+    /// The instant that a call at `now` is decided at: that, or the later one that the state has seen, as far as it
+    /// tells; of windows, the start of the last one.
     pub fn present(&self, state: &State, now: Micros) -> Micros {
-        self.seen(&self.current(state, now)).map_or(now, |seen| seen.max(now))
+        let seen = match &self.current(state, now) {
+            Current::TokenBucket(_, tokens) | Current::FixedWindow(_, tokens) => Some(tokens.ts),
+            Current::SlidingWindow(_, counters) => Some(counters.ts),
+            Current::SlidingLog(_, log) => log.entries.last().copied(),
+            // It has no time of its own.
+            Current::Concurrency(..) | Current::Unlimited => None,
+        };
+        seen.map_or(now, |seen| seen.max(now))
     }
 
-    /// The latest instant that a state has seen, as far as it tells; of windows, the start of the last one.
-    /// `None` where it has no time of its own.
-    fn seen(&self, state: &State) -> Option<Micros> {
-        match self {
-            Limit::TokenBucket(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) => {
-                Some(state.ts)
+    /// The state that counts at `now`: the stored one, or a full one in the same windows where that is of no shape
+    /// that the limit [accepts](Limit::accepts), or beyond the horizon: later than it can be if the clock was only set.
+    ///
+    /// The horizon is an hour from now, and no less than a whole refill, the time in which this state is full, its
+    /// debt included, or the whole windows that the kind looks back on.
+    fn current<'a>(&'a self, state: &'a State, now: Micros) -> Current<'a> {
+        // `None`: later than an instant can be.
+        let counts = |seen: Micros, horizon: &dyn Fn() -> Option<Micros>| {
+            seen <= now.plus(HOUR) || horizon().is_none_or(|horizon| seen <= horizon)
+        };
+        match (self, state) {
+            (Limit::TokenBucket(limit), State::Tokens(tokens))
+                if counts(tokens.ts, &|| limit.whole_refill(tokens, now)) =>
+            {
+                Current::TokenBucket(limit, *tokens)
             }
-            Limit::SlidingLog(_) => state.log.as_deref()?.last().copied(),
-            Limit::Concurrency(_) | Limit::Unlimited => None,
+            (Limit::FixedWindow(limit), State::Tokens(tokens))
+                if counts(tokens.ts, &|| limit.whole_refill(tokens, now)) =>
+            {
+                Current::FixedWindow(limit, *tokens)
+            }
+            (Limit::SlidingWindow(limit), State::Counters(counters))
+                if counts(counters.ts, &|| Some(now.plus(limit.period).plus(limit.period))) =>
+            {
+                Current::SlidingWindow(limit, *counters)
+            }
+            (Limit::SlidingLog(limit), State::Log(log))
+                if log
+                    .entries
+                    .last()
+                    .is_none_or(|&newest| counts(newest, &|| Some(now.plus(limit.period)))) =>
+            {
+                Current::SlidingLog(limit, Cow::Borrowed(log))
+            }
+            // A lease has a holder, and stays.
+            (Limit::Concurrency(limit), State::Leases(leases)) => {
+                Current::Concurrency(limit, Cow::Borrowed(leases))
+            }
+            (Limit::TokenBucket(limit), _) => Current::TokenBucket(limit, limit.initial_state(now)),
+            (Limit::FixedWindow(limit), _) => {
+                Current::FixedWindow(limit, limit.initial_state(now, state.ts()))
+            }
+            (Limit::SlidingWindow(limit), _) => {
+                Current::SlidingWindow(limit, limit.initial_state(now))
+            }
+            (Limit::SlidingLog(limit), _) => {
+                Current::SlidingLog(limit, Cow::Owned(SlidingLog::initial_state(now)))
+            }
+            (Limit::Concurrency(limit), _) => {
+                Current::Concurrency(limit, Cow::Owned(Concurrency::initial_state(now)))
+            }
+            (Limit::Unlimited, _) => Current::Unlimited,
+        }
+    }
+}
+
+/// A kind beside the state of its shape that counts at an instant.
+enum Current<'a> {
+    TokenBucket(&'a TokenBucket, Tokens),
+    FixedWindow(&'a FixedWindow, Tokens),
+    SlidingWindow(&'a SlidingWindow, Counters),
+    SlidingLog(&'a SlidingLog, Cow<'a, Log>),
+    Concurrency(&'a Concurrency, Cow<'a, Leases>),
+    Unlimited,
+}
+
+impl Current<'_> {
+    /// See [`Limit::is_idle`].
+    fn is_idle(&self, now: Micros, phase: Micros) -> bool {
+        match self {
+            Current::TokenBucket(limit, tokens) => limit.is_idle(tokens, now),
+            Current::FixedWindow(limit, tokens) => limit.is_idle(tokens, now, phase),
+            Current::SlidingWindow(limit, counters) => limit.is_idle(counters, now),
+            Current::SlidingLog(limit, log) => limit.is_idle(log, now),
+            Current::Concurrency(_, leases) => Concurrency::is_idle(leases, now),
+            Current::Unlimited => true,
         }
     }
 
-    /// The latest time that a state can have seen if the clock, which shows `now`, was only set: an hour from
-    /// now, and no less than a whole refill, the time in which this state is full, its debt included, or the
-    /// whole windows that the kind looks back on. `None`: later than an instant can be.
-    fn horizon(&self, state: &State, now: Micros) -> Option<Micros> {
-        let looks_back = match self {
-            Limit::TokenBucket(limit) => limit.whole_refill(state, now),
-            Limit::FixedWindow(limit) => limit.whole_refill(state, now),
-            Limit::SlidingWindow(limit) => Some(now.plus(limit.period).plus(limit.period)),
-            Limit::SlidingLog(limit) => Some(now.plus(limit.period)),
-            Limit::Concurrency(_) | Limit::Unlimited => None,
-        };
-        looks_back.map(|at| at.max(now.plus(HOUR)))
-    }
-
-    /// The state that counts at `now`: the stored one, or, where that is beyond the [horizon](Limit::horizon), a
-    /// full one in the same windows.
-    fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, State> {
-        let is_beyond = |seen: Micros| {
-            seen > now.plus(HOUR) && self.horizon(state, now).is_some_and(|horizon| seen > horizon)
-        };
-        match self.seen(state) {
-            Some(seen) if is_beyond(seen) => Cow::Owned(self.initial_state(now, state.ts)),
-            _ => Cow::Borrowed(state),
+    /// The state alone; without a limit, as it is at `now`.
+    fn into_state(self, now: Micros) -> State {
+        match self {
+            Current::TokenBucket(_, tokens) | Current::FixedWindow(_, tokens) => {
+                State::Tokens(tokens)
+            }
+            Current::SlidingWindow(_, counters) => State::Counters(counters),
+            Current::SlidingLog(_, log) => State::Log(log.into_owned()),
+            Current::Concurrency(_, leases) => State::Leases(leases.into_owned()),
+            Current::Unlimited => Limit::Unlimited.initial_state(now, now),
         }
     }
 }
@@ -405,16 +432,15 @@ fn unlimited() -> Decision {
 /// `count` is from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole where
 /// [`Limit::whole_counts`] says so; 0 passes unless the limit is in debt. With `reserve`, token
 /// bucket and fixed window may go into debt, down to `max_reserved`, if it is paid back within ten
-/// years; the other kinds ignore it. `state` is one that the limit [accepts](Limit::accepts).
+/// years; the other kinds ignore it. A `state` that the limit doesn't [accept](Limit::accepts) counts as none.
 pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
-    let state = &*limit.current(state, now);
-    match limit {
-        Limit::TokenBucket(limit) => limit.decide(state, now, count, reserve),
-        Limit::FixedWindow(limit) => limit.decide(state, now, count, reserve),
-        Limit::SlidingWindow(limit) => limit.decide(state, now, count),
-        Limit::SlidingLog(limit) => limit.decide(state, now, count),
-        Limit::Concurrency(limit) => limit.decide(state, now, count),
-        Limit::Unlimited => unlimited(),
+    match &limit.current(state, now) {
+        Current::TokenBucket(limit, tokens) => limit.decide(tokens, now, count, reserve),
+        Current::FixedWindow(limit, tokens) => limit.decide(tokens, now, count, reserve),
+        Current::SlidingWindow(limit, counters) => limit.decide(counters, now, count),
+        Current::SlidingLog(limit, log) => limit.decide(log, now, count),
+        Current::Concurrency(limit, leases) => limit.decide(leases, now, count),
+        Current::Unlimited => unlimited(),
     }
 }
 
@@ -432,12 +458,11 @@ pub fn credit(
     count: f64,
     taken_at: Option<Micros>,
 ) -> Option<Decision> {
-    let state = &*limit.current(state, now);
-    match limit {
-        Limit::TokenBucket(limit) => Some(limit.credit(state, now, count, taken_at)),
-        Limit::FixedWindow(limit) => Some(limit.credit(state, now, count, taken_at)),
-        Limit::SlidingWindow(_) | Limit::SlidingLog(_) | Limit::Concurrency(_) => None,
-        Limit::Unlimited => Some(unlimited()),
+    match &limit.current(state, now) {
+        Current::TokenBucket(limit, tokens) => Some(limit.credit(tokens, now, count, taken_at)),
+        Current::FixedWindow(limit, tokens) => Some(limit.credit(tokens, now, count, taken_at)),
+        Current::SlidingWindow(..) | Current::SlidingLog(..) | Current::Concurrency(..) => None,
+        Current::Unlimited => Some(unlimited()),
     }
 }
 

@@ -8,6 +8,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::algorithm::{self, Counters, Lease, Tokens};
 use crate::fields::{FieldError, Fields};
 use crate::numbers::{Amount, EpochMillis, MAX_LOG, MAX_SLOTS};
 use crate::text::{quoted, shortened};
@@ -198,7 +199,7 @@ impl<'de> Deserialize<'de> for Log {
 /// let limit = config::parse(r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#)?;
 /// let json = r#"{"ts":1798804800000,"value":3}"#;
 /// let read = state::parse(json, &limit)?;
-/// assert_eq!(read.value, 3.0);
+/// assert_eq!(read.value(), 3.0);
 /// assert_eq!(state::to_json(&read).to_string(), json);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -216,21 +217,25 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
     Ok(match limit.kind() {
         Kind::TokenBucket | Kind::FixedWindow => {
             let RefillState { value, ts } = fields.read()?;
-            State { value: value.0, ts: ts.into(), prior: None, log: None }
+            State::Tokens(Tokens { value: value.0, ts: ts.into(), brought: None })
         }
         Kind::SlidingWindow => {
             let SlidingWindowState { value, ts, prior } = fields.read()?;
-            State { value: value.0, ts: ts.into(), prior: Some(prior.0), log: None }
+            State::Counters(Counters { value: value.0, prior: prior.0, ts: ts.into() })
         }
         Kind::SlidingLog => {
-            let SlidingLogState { value, ts, log: Log(log) } = fields.read()?;
-            let log = log.into_iter().map(Micros::from).collect();
-            State { value: value.0, ts: ts.into(), prior: None, log: Some(log) }
+            let SlidingLogState { value: _, ts, log: Log(log) } = fields.read()?;
+            let entries = log.into_iter().map(Micros::from).collect();
+            State::Log(algorithm::Log { entries, ts: ts.into() })
         }
         Kind::Concurrency => {
-            let ConcurrencyState { value, ts, leases: Leases(leases) } = fields.read()?;
-            let log = leases.into_iter().flatten().map(Micros::from).collect();
-            State { value: value.0, ts: ts.into(), prior: Some(0.0), log: Some(log) }
+            let ConcurrencyState { value: _, ts, leases: Leases(leases) } = fields.read()?;
+            let lease = |[id, expires_at]: [EpochMillis; 2]| Lease {
+                id: id.into(),
+                expires_at: expires_at.into(),
+            };
+            let leases = leases.into_iter().map(lease).collect();
+            State::Leases(algorithm::Leases { leases, ts: ts.into() })
         }
         Kind::Unlimited => {
             fields.read().map(|NoState {}| limit.initial_state(Micros(0), Micros(0)))?
@@ -238,24 +243,24 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
     })
 }
 
-/// Writes a state as JSON, as [`parse`] reads it.
+/// Writes a state as JSON, as [`parse`] reads it. What a fixed window brought is not in it: its state is that of the
+/// Convex component.
 pub fn to_json(state: &State) -> Value {
-    let (value, ts) = (Amount(state.value), EpochMillis::from(state.ts));
-    // What a fixed window brought is not among it: its state is that of the Convex component.
-    let prior = state.prior.filter(|_| state.brought().is_none());
-    let json = match (prior, &state.log) {
-        (None, None) => serde_json::to_value(RefillState { value, ts }),
-        (Some(_), Some(log)) => {
-            let pairs = log.chunks_exact(2).map(|pair| [pair[0].into(), pair[1].into()]);
-            let leases = Leases(pairs.collect());
-            serde_json::to_value(ConcurrencyState { value, ts, leases })
+    let (value, ts) = (Amount(state.value()), EpochMillis::from(state.ts()));
+    let json = match state {
+        State::Tokens(_) => serde_json::to_value(RefillState { value, ts }),
+        State::Counters(counters) => {
+            let prior = Amount(counters.prior);
+            serde_json::to_value(SlidingWindowState { value, ts, prior })
         }
-        (Some(prior), None) => {
-            serde_json::to_value(SlidingWindowState { value, ts, prior: Amount(prior) })
-        }
-        (None, Some(log)) => {
-            let log = Log(log.iter().copied().map(EpochMillis::from).collect());
+        State::Log(log) => {
+            let log = Log(log.entries.iter().copied().map(EpochMillis::from).collect());
             serde_json::to_value(SlidingLogState { value, ts, log })
+        }
+        State::Leases(leases) => {
+            let pair = |lease: &Lease| [lease.id.into(), lease.expires_at.into()];
+            let leases = Leases(leases.leases.iter().map(pair).collect());
+            serde_json::to_value(ConcurrencyState { value, ts, leases })
         }
     };
     json.unwrap_or_default()
@@ -289,7 +294,7 @@ mod tests {
     fn numbers_are_what_their_digits_say() {
         let value = |digits: &str| {
             let json = format!(r#"{{"value": {digits}, "ts": 0}}"#);
-            parse(&json, &limit("token bucket")).map(|state| state.value)
+            parse(&json, &limit("token bucket")).map(|state| state.value())
         };
         // Half a unit in the last place above 1, and a digit more, thousands of digits later.
         let half = "1.00000000000000011102230246251565404236316680908203125";

@@ -19,7 +19,7 @@
 //! names of an owner share a count with others of his.
 //!
 //! ```
-//! use ratelimit_core::table::{Entry, Head, Partition, Whose, places};
+//! use ratelimit_core::table::{Entry, Head, Kept, Partition, Whose, places};
 //! use ratelimit_core::{Micros, config, decide};
 //!
 //! let limit = config::parse(r#"{"kind": "token bucket", "rate": 5, "period": "1 minute"}"#)?;
@@ -27,19 +27,27 @@
 //! let mut partition = Partition::new(&mut head, &mut entries);
 //!
 //! let (key, now, phase) = ([0x1f83, 0xd9ab], Micros(0), Micros(0)); // a hash that nobody can foresee
-//! let state = partition.find(key).map_or_else(|| limit.initial_state(now, phase), |entry| entry.state());
-//! if let Some(state) = decide(&limit, &state, now, 2.0, false).state {
+//! let found = partition.find(key).and_then(|entry| entry.state().state());
+//! let state = found.unwrap_or_else(|| limit.initial_state(now, phase));
+//! if let Some(state) = decide(&limit, &state, now, 2.0, false).state
+//!     && let Some(kept) = Kept::of(&state)
+//! {
 //!     let idle_at = limit.idle_at(&state, now, phase);
 //!     let whose = Whose { owner: 1, name: 0x77, fair_by_name: true };
-//!     partition.entry(key, whose, now).0.set(&state, idle_at, limit.is_half_used(&state));
+//!     partition.entry(key, whose, now).0.set(kept, idle_at, limit.is_half_used(&state));
 //! }
-//! assert_eq!(partition.find(key).map(|entry| entry.state().value), Some(3.0));
+//! let found = partition.find(key).and_then(|entry| entry.state().state());
+//! assert_eq!(found.map(|state| state.value()), Some(3.0));
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
 //!
 //! [Knuth, The Art of Computer Programming 3, 6.4]: https://www-cs-faculty.stanford.edu/~knuth/taocp.html
 
-use crate::{Micros, State};
+use crate::Micros;
+
+mod kept;
+
+pub use kept::Kept;
 
 /// Of how many entries one is dropped.
 pub const SAMPLE: usize = 16;
@@ -51,10 +59,8 @@ pub const HOLDERS: usize = 64;
 #[repr(C, align(64))]
 pub struct Entry {
     key: [u64; 2],
-    value: f64,
-    ts: i64,
-    /// NaN: none.
-    prior: f64,
+    /// See [`Kept`].
+    words: [u64; 3],
     idle_at: i64,
     /// [`Whose::name`].
     name: u64,
@@ -66,7 +72,7 @@ pub struct Entry {
     again: u8,
     /// Whether dropping it gives its key much back: 0 or 1.
     used: u8,
-    /// 0: the place is free.
+    /// 0: the place is free; otherwise the tag of what is kept.
     taken: u8,
 }
 
@@ -141,19 +147,16 @@ impl Entry {
         self.name == name
     }
 
-    /// The state.
-    pub fn state(&self) -> State {
-        let prior = Some(self.prior).filter(|prior| !prior.is_nan());
-        State { value: self.value, ts: Micros(self.ts), prior, log: None }
+    /// What it keeps.
+    pub fn state(&self) -> Kept {
+        Kept::decode(self.taken, self.words)
     }
 
-    /// Puts a state in, with when it is idle (`None`: never), and whether half of the limit or more [is
-    /// used](crate::Limit::is_half_used). A log is not kept: a sliding log has no place here.
-    pub fn set(&mut self, state: &State, idle_at: Option<Micros>, half_used: bool) {
+    /// Puts a state in, or a slot, with when it is idle (`None`: never), and whether half of the limit or more [is
+    /// used](crate::Limit::is_half_used).
+    pub fn set(&mut self, kept: Kept, idle_at: Option<Micros>, half_used: bool) {
+        (self.taken, self.words) = kept.encode();
         self.used = half_used.into();
-        self.value = state.value;
-        self.ts = state.ts.0;
-        self.prior = state.prior.unwrap_or(f64::NAN);
         self.idle_at = idle_at.map_or(i64::MAX, |at| at.0);
     }
 }
@@ -330,8 +333,14 @@ impl<'a> Partition<'a> {
         self.head.born = self.head.born.wrapping_add(1);
         self.head.hold(holder, whose);
         let (name, called) = (whose.name, self.head.born);
-        self.entries[at] =
-            Entry { key, name, called, holder: holder as u8, taken: 1, ..Entry::default() };
+        self.entries[at] = Entry {
+            key,
+            name,
+            called,
+            holder: holder as u8,
+            taken: kept::TOKENS,
+            ..Entry::default()
+        };
         (at, dropped)
     }
 

@@ -28,6 +28,7 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 use jiff::{Span, Timestamp, ToSpan};
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed};
+use ratelimit_core::algorithm::{Counters, Log, Tokens};
 use ratelimit_core::algorithm::{Start, Windows};
 use ratelimit_core::config;
 use ratelimit_core::{Decision, Limit, Micros, State, credit, decide};
@@ -342,6 +343,11 @@ const ALL: &[Kind] =
     &[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar, Kind::SlidingWindow, Kind::SlidingLog];
 const WINDOWS: &[Kind] = &[Kind::FixedWindow, Kind::Calendar];
 
+/// A state of so many tokens at an instant, which does not tell what a window brought.
+fn tokens_at(value: f64, ts: i64) -> State {
+    State::Tokens(Tokens { value, ts: Micros(ts), brought: None })
+}
+
 /// One call of a sequence, with the state before it.
 struct Seen {
     step: Step,
@@ -495,7 +501,7 @@ proptest! {
             if call.decision.ok && call.step.count > 0.0 {
                 tokens -= call.step.count;
                 let start = config.begins(window, phase);
-                prop_assert_eq!(call.decision.state.unwrap().ts, Micros(start));
+                prop_assert_eq!(call.decision.state.unwrap().ts(), Micros(start));
             }
         }
     }
@@ -527,7 +533,7 @@ proptest! {
                 prop_assert_eq!(decision.ok, left > 0.0, "{} left of {:?}", left, step);
             }
             if let Some(after) = decision.state {
-                prop_assert_eq!(after.ts, Micros(start));
+                prop_assert_eq!(after.ts(), Micros(start));
                 tokens -= step.count;
                 row = Some(after);
             }
@@ -600,7 +606,7 @@ proptest! {
             if let Some(bound) = bound {
                 // A debt that an earlier reservation left may stand, but not grow.
                 let slack = 2.0 * config.tolerance() + 1e-12 * bound;
-                prop_assert!(after.value >= -bound - slack, "{after:?}");
+                prop_assert!(after.value() >= -bound - slack, "{after:?}");
             }
             if let Some(wait) = call.decision.retry_after {
                 prop_assert!(call.step.reserve);
@@ -635,7 +641,7 @@ proptest! {
                 continue;
             };
             let at = |span: i64| limit.level(after, Micros(call.now + span)).remaining;
-            let last_bits = 1e-14 * after.value.abs();
+            let last_bits = 1e-14 * after.value().abs();
             prop_assert!(at(wait.0) >= -config.tolerance() - last_bits, "{} at the end", at(wait.0));
             let early = wait.0 - 1_000;
             if early >= 0 {
@@ -654,7 +660,7 @@ fn owing() -> impl Strategy<Value = (Config, State, i64)> {
             // Dates end with the year 9999.
             let ts = if config.dates.is_some() { ts % 5_000_000_000_000_000 } else { ts };
             let value = -10f64.powf(exponent);
-            let state = State { value, ts: Micros(ts), prior: None, log: None };
+            let state = tokens_at(value, ts);
             let now = ts + (periods * config.period as f64) as i64;
             (config, state, now)
         },
@@ -671,7 +677,7 @@ proptest! {
             // So many windows as turn within ten years of the end of that in which it was left.
             let (Some(wait), Some(turn)) = (
                 decide(&limit, &state, Micros(now), 0.0, false).retry_after,
-                limit.level(&state, state.ts).reset_at,
+                limit.level(&state, state.ts()).reset_at,
             ) else {
                 prop_assert!(decide(&limit, &state, Micros(now), 0.0, false).ok);
                 return Ok(());
@@ -682,10 +688,10 @@ proptest! {
         };
         let looked = decide(&limit, &state, Micros(now), 0.0, false);
         let free = now + looked.retry_after.unwrap_or_default().0;
-        prop_assert!(looked.ok || free <= state.ts.0 + TEN_YEARS + 1, "{state:?} until {free}");
+        prop_assert!(looked.ok || free <= state.ts().0 + TEN_YEARS + 1, "{state:?} until {free}");
         prop_assert!(decide(&limit, &state, Micros(free), 0.0, false).ok);
         // The same, whenever one asks: it is no later for having asked.
-        let late = state.ts.0 + TEN_YEARS + 1;
+        let late = state.ts().0 + TEN_YEARS + 1;
         prop_assert!(decide(&limit, &state, Micros(late), 0.0, false).ok);
     }
 
@@ -718,7 +724,7 @@ proptest! {
                 let decision = decide(&limit, &state, Micros(now), count, true);
                 if let Some(after) = decision.state {
                     let found = limit.level(&after, Micros(now)).remaining;
-                    let last_bits = 2e-15 * after.value.abs();
+                    let last_bits = 2e-15 * after.value().abs();
                     prop_assert!((found - decision.level.remaining).abs() <= last_bits);
                     state = after;
                 }
@@ -738,8 +744,9 @@ fn tolerated(config: &Config, before: &State, at: i64) -> Option<f64> {
         Kind::SlidingLog => Some(0.0),
         Kind::SlidingWindow => {
             // What is fading just before.
-            let turns = config.window(at - 1, 0) - config.window(before.ts.0, 0);
-            let fading = [before.prior.unwrap(), before.value];
+            let turns = config.window(at - 1, 0) - config.window(before.ts().0, 0);
+            let State::Counters(counters) = before else { unreachable!() };
+            let fading = [counters.prior, counters.value];
             let fading = fading.get(turns as usize).copied().unwrap_or(0.0);
             (fading > 0.0).then(|| tolerance / fading * period)
         }
@@ -836,7 +843,7 @@ proptest! {
             let there = limit.level(&call.before, now).remaining;
             // A debt far above the capacity has last bits above the tolerance.
             let slack = 2.0 * sequence.config.tolerance()
-                + 1e-14 * (after.value.abs() + call.before.value.abs() + call.step.count);
+                + 1e-14 * (after.value().abs() + call.before.value().abs() + call.step.count);
             let back = credit(after, call.step.count);
             prop_assert!(back.ok);
             prop_assert!((back.level.remaining - there).abs() <= slack);
@@ -879,7 +886,7 @@ proptest! {
             prop_assert!(reset_at >= Micros(call.now));
             let state = call.decision.state.unwrap_or(call.before);
             let missing = |at| config.capacity - limit.level(&state, at).remaining;
-            let last_bits = 1e-14 * state.value.abs();
+            let last_bits = 1e-14 * state.value().abs();
             prop_assert!(missing(reset_at) <= config.tolerance() + last_bits);
             let tolerated = tolerated(config, &state, reset_at.0).unwrap();
             let early = reset_at.0 - 1_000 - tolerated.min(1e18) as i64;
@@ -921,32 +928,31 @@ proptest! {
 
         // The state as it would be stored in the middle, if something were stored there.
         let period = config.period;
-        let refilled = match config.kind {
-            Kind::TokenBucket => State {
-                value: limit.level(&state, Micros(middle)).remaining,
-                ts: Micros(middle),
-                ..state.clone()
-            },
-            Kind::FixedWindow | Kind::Calendar => State {
-                value: limit.level(&state, Micros(middle)).remaining,
-                ts: Micros(config.begins(config.window(middle, state.ts.0), state.ts.0)),
-                ..state.clone()
-            },
-            Kind::SlidingWindow => {
-                let turns = config.window(middle, 0) - config.window(state.ts.0, 0);
-                let values = [state.prior.unwrap(), state.value, 0.0, 0.0, 0.0];
+        let refilled = match &state {
+            State::Tokens(tokens) => {
+                let value = limit.level(&state, Micros(middle)).remaining;
+                let ts = match config.kind {
+                    Kind::TokenBucket => middle,
+                    _ => config.begins(config.window(middle, tokens.ts.0), tokens.ts.0),
+                };
+                State::Tokens(Tokens { value, ts: Micros(ts), ..*tokens })
+            }
+            State::Counters(counters) => {
+                let turns = config.window(middle, 0) - config.window(counters.ts.0, 0);
+                let values = [counters.prior, counters.value, 0.0, 0.0, 0.0];
                 let turn = turns.min(3) as usize;
                 let ts = Micros(middle - middle.rem_euclid(period));
-                State { value: values[turn + 1], prior: Some(values[turn]), ts, log: None }
+                State::Counters(Counters { value: values[turn + 1], prior: values[turn], ts })
             }
-            Kind::SlidingLog => {
+            State::Log(log) => {
                 let live = |taken: &Micros| taken.0 > middle - period;
-                let log: Vec<_> = state.log.iter().flatten().copied().filter(live).collect();
-                State { value: log.len() as f64, log: Some(log), ..state.clone() }
+                let entries = log.entries.iter().copied().filter(live).collect();
+                State::Log(Log { entries, ts: log.ts })
             }
+            State::Leases(_) => unreachable!(),
         };
         let (whole, split) = (limit.level(&state, end), limit.level(&refilled, end));
-        let slack = 2.0 * config.tolerance() + 1e-14 * state.value.abs();
+        let slack = 2.0 * config.tolerance() + 1e-14 * state.value().abs();
         prop_assert!((whole.remaining - split.remaining).abs() <= slack, "{whole:?}, {split:?}");
         for count in [config.capacity, config.rate, 1.0] {
             let (whole, split) =
@@ -971,22 +977,26 @@ proptest! {
         let limit = config.limit();
         for call in run(&sequence) {
             let Some(stored) = call.decision.state else { continue };
-            let now = Micros(stored.ts.0 - (back * clock::bound(config) as f64) as i64);
+            let now = Micros(stored.ts().0 - (back * clock::bound(config) as f64) as i64);
             let count = (count * config.capacity).ceil();
 
             // As if the clock stood still.
-            let (then, still) = (limit.level(&stored, now), limit.level(&stored, stored.ts));
+            let (then, still) = (limit.level(&stored, now), limit.level(&stored, stored.ts()));
             prop_assert_eq!(then.remaining, still.remaining);
             let decision = decide(&limit, &stored, now, count, false);
-            prop_assert_eq!(decision.ok, decide(&limit, &stored, stored.ts, count, false).ok);
+            prop_assert_eq!(decision.ok, decide(&limit, &stored, stored.ts(), count, false).ok);
             let Some(after) = decision.state else { continue };
-            prop_assert_eq!(after.ts, stored.ts);
+            prop_assert_eq!(after.ts(), stored.ts());
             // The tokens are what they were, less the count.
             let counts_up = matches!(config.kind, Kind::SlidingWindow | Kind::SlidingLog);
-            let expected = stored.value + if counts_up { count } else { -count };
-            prop_assert_eq!(after.value, expected);
-            prop_assert_eq!(after.prior, stored.prior);
-            prop_assert!(after.log.is_none_or(|log| log.is_sorted() && log.len() as f64 == expected));
+            let expected = stored.value() + if counts_up { count } else { -count };
+            prop_assert_eq!(after.value(), expected);
+            match (after, stored) {
+                (State::Tokens(after), State::Tokens(stored)) => prop_assert_eq!(after.brought, stored.brought),
+                (State::Counters(after), State::Counters(stored)) => prop_assert_eq!(after.prior, stored.prior),
+                (State::Log(after), State::Log(_)) => prop_assert!(after.entries.is_sorted()),
+                (after, stored) => prop_assert!(false, "{stored:?} became {after:?}"),
+            }
         }
     }
 
@@ -1001,16 +1011,15 @@ proptest! {
     ) {
         let limit = config.limit();
         let (ts, now) = (Micros(ts / 2), Micros(now / 2));
-        let state = State {
-            value,
-            ts,
-            prior: (config.kind == Kind::SlidingWindow).then_some(value / 2.0),
-            log: (config.kind == Kind::SlidingLog).then(|| vec![ts; 3]),
+        let state = match config.kind {
+            Kind::SlidingWindow => State::Counters(Counters { value, prior: value / 2.0, ts }),
+            Kind::SlidingLog => State::Log(Log { entries: vec![ts; 3], ts }),
+            _ => tokens_at(value, ts.0),
         };
         let count = if config.kind == Kind::SlidingLog { count.ceil() } else { count };
         let decision = decide(&limit, &state, now, count, reserve);
         prop_assert!(decision.level.remaining.is_finite());
-        prop_assert!(decision.state.is_none_or(|state| state.value.is_finite()));
+        prop_assert!(decision.state.is_none_or(|state| state.value().is_finite()));
         prop_assert!(decision.retry_after.is_none_or(|wait| wait >= Micros(0)));
     }
 }
@@ -1018,7 +1027,7 @@ proptest! {
 /// The start and the end of the window in which nobody has used the limit at `now`.
 fn window_of(limit: &Limit, now: i64) -> (i64, i64) {
     let fresh = limit.initial_state(Micros(now), Micros(0));
-    (fresh.ts.0, limit.level(&fresh, Micros(now)).reset_at.unwrap().0)
+    (fresh.ts().0, limit.level(&fresh, Micros(now)).reset_at.unwrap().0)
 }
 
 fn calendar(dates: Dates) -> Limit {
@@ -1103,7 +1112,7 @@ proptest! {
         prop_assert_eq!(window_of(&limit, end).0, end);
         // Each turn brings one rate, however far away.
         let later = dates.begins(window + turns);
-        let used = State { value: 0.0, ts: Micros(begin), prior: None, log: None };
+        let used = tokens_at(0.0, begin);
         let tokens = |now: i64| limit.level(&used, Micros(now)).remaining;
         prop_assert_eq!(tokens(later), (dates.window(later) - window) as f64);
         prop_assert_eq!(tokens(later - 1), (dates.window(later - 1) - window) as f64);
@@ -1130,7 +1139,7 @@ proptest! {
         }
         let (begin, end) = window_of(&calendar(was.clone()), now);
         let limit = calendar(is.clone());
-        let used = State { value: 0.0, ts: Micros(begin), prior: None, log: None };
+        let used = tokens_at(0.0, begin);
         let turn = limit.level(&used, Micros(begin)).reset_at.unwrap().0;
         prop_assert_eq!(window_of(&limit, turn).0, turn);
         let at = |micros: i64| Timestamp::from_microsecond(micros).unwrap();
@@ -1384,7 +1393,7 @@ fn a_fixed_window_that_misses_by_the_tolerance_alone_still_has_a_retry_time() {
         for windows in 1..40 {
             let count = f64::from(windows) * rate + config.tolerance();
             for count in [count.next_down(), count, count.next_up()] {
-                let empty = State { value: 0.0, ts: Micros(0), prior: None, log: None };
+                let empty = tokens_at(0.0, 0);
                 let decision = decide(&limit, &empty, Micros(0), count, false);
                 if count <= capacity {
                     let wait = decision.retry_after.unwrap();
@@ -1408,7 +1417,7 @@ fn a_count_above_the_rate_by_float_error_alone_waits_for_no_window_more() {
         start: None,
         dates: None,
     };
-    let used = State { value: 0.3, ts: Micros(0), prior: Some(0.0), log: None };
+    let used = State::Counters(Counters { value: 0.3, prior: 0.0, ts: Micros(0) });
     // 0.30000000000000004
     let decision = decide(&config.limit(), &used, Micros(day), 0.1 + 0.2, false);
     let wait = decision.retry_after.unwrap();
@@ -1429,7 +1438,7 @@ fn what_the_tolerance_lets_pass_is_not_forgiven_where_it_is_more_than_ten_years_
             dates: None,
         };
         let limit = config.limit();
-        let mut state = State { value: 0.0, ts: Micros(0), prior: None, log: None };
+        let mut state = tokens_at(0.0, 0);
         let mut taken = 0.0;
         for _ in 0..10 {
             if let Some(after) = decide(&limit, &state, Micros(0), 4e5, false).state {
@@ -1444,11 +1453,8 @@ fn what_the_tolerance_lets_pass_is_not_forgiven_where_it_is_more_than_ten_years_
 #[test]
 fn a_sliding_limit_whose_rate_was_lowered_is_not_in_debt() {
     let used = [
-        (Kind::SlidingWindow, State { value: 9.0, ts: Micros(0), prior: Some(9.0), log: None }),
-        (
-            Kind::SlidingLog,
-            State { value: 9.0, ts: Micros(0), prior: None, log: Some(vec![Micros(0); 9]) },
-        ),
+        (Kind::SlidingWindow, State::Counters(Counters { value: 9.0, prior: 9.0, ts: Micros(0) })),
+        (Kind::SlidingLog, State::Log(Log { entries: vec![Micros(0); 9], ts: Micros(0) })),
     ];
     for (kind, state) in used {
         let config = Config {
@@ -1482,7 +1488,7 @@ fn a_reservation_behind_a_clock_that_was_ahead_waits_no_more_than_ten_years() {
             dates: None,
         };
         let limit = config.limit();
-        let ahead = State { value: 0.0, ts: Micros(5 * year), prior: None, log: None };
+        let ahead = tokens_at(0.0, 5 * year);
         let decision = decide(&limit, &ahead, Micros(0), 5.0, true);
         assert_eq!(decision.retry_after, Some(Micros::TEN_YEARS), "{decision:?}");
         let decision = decide(&limit, &ahead, Micros(0), 9.0, true);
@@ -1505,7 +1511,7 @@ fn a_reservation_counts_its_ten_years_without_the_refill_that_is_lost() {
         dates: None,
     };
     let limit = config.limit();
-    let owing = State { value: -0.2, ts: Micros(0), prior: None, log: None };
+    let owing = tokens_at(-0.2, 0);
     let retry = |state: &State, years: i64| {
         let decision = decide(&limit, state, Micros(years * year), 0.2, true);
         (decision.ok, decision.retry_after.map(|wait| wait.0 / year))

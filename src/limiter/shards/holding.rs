@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use ratelimit_core::algorithm::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 
 use crate::limiter::request::Target;
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
-use crate::store::{MARKER, ShardRow, Store, TupleId, is_marker};
+use crate::store::{Row, ShardRow, Store, Stored, TupleId};
 
 /// Returns the number in the row's `shard` column of a shard, counted from 0, of a limit with so many
 /// shards.
@@ -49,17 +50,19 @@ pub fn holding<'a>(
 ) -> Result<Holding<'a>> {
     let limit = &*target.limit;
     let shard_count = limit.shards();
-    rows.retain(|(_, found)| !is_marker(Some(&found.state)));
+    rows.retain(|(_, found)| !matches!(found.stored, Stored::Marker));
     let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
     let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
 
-    let fresh = !rows.iter().any(|(_, found)| limit.accepts(&found.state));
+    // One that was reset is a full shard.
+    let accepts = |found: &Row| limit.accepts(found.stored.shape().unwrap_or(Shape::Tokens));
+    let fresh = !rows.iter().any(|(_, found)| accepts(found));
     let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
     let shards = if matches_limit || fresh {
         let shard_limit = shard_limit_of(limit, shard_count);
         let mut rows = if matches_limit { rows } else { Vec::new() }.into_iter();
         let states = (0..shard_count)
-            .map(|_| target.state(&shard_limit, rows.next().map(|(_, found)| found.state), now))
+            .map(|_| target.state(&shard_limit, rows.next().map(|(_, found)| found.stored), now))
             .collect::<Result<Vec<State>>>()?;
         Shards::new(limit, states)
     } else {
@@ -69,7 +72,7 @@ pub fn holding<'a>(
             let of = shards_of(number);
             let shard_limit =
                 limits.entry(of).or_insert_with(|| Rc::new(shard_limit_of(limit, of)));
-            Ok((shard_limit.clone(), target.state(shard_limit, Some(found.state), now)?))
+            Ok((shard_limit.clone(), target.state(shard_limit, Some(found.stored), now)?))
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
@@ -85,7 +88,9 @@ pub fn peek<'a>(store: &dyn Store, target: &'a Target) -> Result<(Micros, Holdin
     if target.limit.shards() == 1 {
         rows.extend(store.read(target.row(0))?.map(|found| (0, found)));
     }
-    if target.limit.shards() > 1 || is_marker(rows.first().map(|(_, found)| &found.state)) {
+    if target.limit.shards() > 1
+        || matches!(rows.first(), Some((_, Row { stored: Stored::Marker, .. })))
+    {
         rows = store.read_key(target.name, target.key)?;
     }
     let now = clock::now();
@@ -107,7 +112,7 @@ pub fn lock_all<'a>(
 ) -> Result<Option<Holding<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
     // Locked first by every change of their number, so that there is no other until this transaction ends.
-    if store.lock_or_busy(root, wait)?.is_none() && !store.insert(root, &MARKED)? {
+    if store.lock_or_busy(root, wait)?.is_none() && !store.insert(root, &Stored::Marker)? {
         return Ok(None);
     }
     let rows = store.lock_key(name, key, wait)?;
@@ -121,9 +126,6 @@ pub fn lock_all<'a>(
     let held = holding(target, store.lock_key(name, key, wait)?, now)?;
     if held.matches_limit { Ok(Some(held)) } else { Err(store.not_written()) }
 }
-
-/// Row 0 of a limit with shards.
-const MARKED: State = State { value: 0.0, ts: MARKER, prior: None, log: None };
 
 /// Replaces a key's rows, which are locked and hold `shards`, by one for each shard of the limit.
 ///
@@ -148,14 +150,14 @@ fn reshard(
     let Some(root) = root else { return Err(store.not_written()) };
     let states = shards.resharded(shard_count, now);
     if shard_count == 1 {
-        return store.update(target.row(0), root.tuple, &states[0]);
+        return store.update(target.row(0), root.tuple, &states[0].clone().into());
     }
-    if !is_marker(Some(&root.state)) {
-        store.update(target.row(0), root.tuple, &MARKED)?;
+    if !matches!(root.stored, Stored::Marker) {
+        store.update(target.row(0), root.tuple, &Stored::Marker)?;
     }
-    for (shard, state) in states.iter().enumerate() {
+    for (shard, state) in states.into_iter().enumerate() {
         check_for_interrupts();
-        store.insert(target.row(shard_number(shard_count, shard)), state)?;
+        store.insert(target.row(shard_number(shard_count, shard)), &state.into())?;
     }
     Ok(())
 }

@@ -3,15 +3,14 @@
 use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
-use ratelimit_core::State;
 use ratelimit_core::requests::MAX_KEY;
 
 use super::raw;
 use crate::pg::error::{Error, Result};
 use crate::pg::usual_table::COLUMNS;
-use crate::pg::values::{float_datum, is_plain, text_datum};
-use crate::store::codec::{decode_log, decode_state, log_datum, ts_datum};
-use crate::store::rows::{Row, RowId, ShardRow, TupleId};
+use crate::pg::values::{is_plain, text_datum};
+use crate::store::codec::{decode, decode_log, encode};
+use crate::store::rows::{Row, RowId, ShardRow, Stored, TupleId};
 
 /// A fetched version, its log in Postgres memory: plain data, for a guard.
 #[derive(Clone, Copy)]
@@ -65,11 +64,9 @@ impl RawRow {
         let ts = self.ts.ok_or(Error::NullState { column: "ts" })?;
         // SAFETY: a detoasted timestamptz[], as the column is declared.
         let log = (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) });
-        let state = decode_state(self.shard, value, ts, self.prior, log);
-        Ok((
-            self.shard,
-            Row { state, tuple: TupleId { tid: Some(self.tid), unlocked: self.unlocked } },
-        ))
+        let stored = decode(self.shard, value, ts, self.prior, log);
+        let tuple = TupleId { tid: Some(self.tid), unlocked: self.unlocked };
+        Ok((self.shard, Row { stored, tuple }))
     }
 }
 
@@ -163,18 +160,11 @@ pub fn row_values(
     name: &Text,
     key: &Text,
     shard: i32,
-    row: &State,
+    row: &Stored,
 ) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {
+    let [value, ts, prior, log] = encode(row);
+    let columns =
+        [Some(name.datum()), Some(key.datum()), Some(shard.into()), value, ts, prior, log];
     let null = pg_sys::Datum::from(0);
-    let log = row.log.as_ref().map(|log| log_datum(log));
-    let values = [
-        name.datum(),
-        key.datum(),
-        shard.into(),
-        float_datum(row.value),
-        ts_datum(row.ts),
-        row.prior.map_or(null, float_datum),
-        log.unwrap_or(null),
-    ];
-    (values, [false, false, false, false, false, row.prior.is_none(), row.log.is_none()])
+    (columns.map(|column| column.unwrap_or(null)), columns.map(|column| column.is_none()))
 }

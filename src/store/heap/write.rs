@@ -3,7 +3,6 @@
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
-use ratelimit_core::State;
 
 use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
@@ -11,7 +10,7 @@ use super::row::{RawRow, Text, has_id, row_values};
 use super::{own, raw, roots};
 use crate::pg::error::Result;
 use crate::pg::usual_table::COLUMNS;
-use crate::store::rows::{Row, RowId, TupleId};
+use crate::store::rows::{Row, RowId, Stored, TupleId};
 
 impl Heap {
     /// Locks the newest version of a row, `found` being one of its versions; `None` if it is gone, has
@@ -76,10 +75,10 @@ impl Heap {
     }
 
     /// Updates a version of a row, after waiting for locks on it; false if it was replaced.
-    pub fn update_version(&self, id: RowId, version: TupleId, state: &State) -> bool {
+    pub fn update_version(&self, id: RowId, version: TupleId, stored: &Stored) -> bool {
         let Some(mut old) = version.tid else { return false };
         let (name, key) = (Text::new(id.name), Text::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, state);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId). The
         // tuple is formed of the table's columns; an index entry is inserted unless the update is HOT.
@@ -186,9 +185,9 @@ impl Heap {
     }
 
     /// Inserts a row; see [`Store::insert`](crate::store::rows::Store::insert).
-    pub fn insert_row(&self, id: RowId, state: &State) -> bool {
+    pub fn insert_row(&self, id: RowId, stored: &Stored) -> bool {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, state);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: as INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry
         // has no conflict, and is deleted at once if it has.

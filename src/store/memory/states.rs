@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
+use ratelimit_core::Micros;
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
-use ratelimit_core::table::{Dropped, Entry, Head, Partition, Whose, place, places};
-use ratelimit_core::{Micros, State};
+use ratelimit_core::table::{Dropped, Entry, Head, Kept, Partition, Whose, place, places};
 
 use super::id::{Id, Room};
 use crate::pg::clock;
@@ -165,14 +165,14 @@ impl States {
     }
 
     /// Reads a state.
-    pub fn read(&self, id: Id) -> Option<State> {
+    pub fn read(&self, id: Id) -> Option<Kept> {
         let number = partition_of(id);
         let _held = self.shared(number).lock.shared();
         self.partition(number).find(id.key).map(Entry::state)
     }
 
     /// Reads a state for a call, which may deny it.
-    pub fn call(&self, id: Id) -> Option<State> {
+    pub fn call(&self, id: Id) -> Option<Kept> {
         self.locked(id, |locked| locked.state())
     }
 
@@ -206,7 +206,7 @@ impl States {
     }
 
     /// Forgets the states of a name's keys, partition by partition, and counts those that `counts` picks.
-    pub fn forget_name(&self, id: Id, counts: impl Fn(&State) -> bool) -> u64 {
+    pub fn forget_name(&self, id: Id, counts: impl Fn(Kept) -> bool) -> u64 {
         let numbers = if clock::is_fixed() { FIXED_CLOCK..FIXED_CLOCK + 1 } else { 0..PARTITIONS };
         let mut counted = 0;
         for number in numbers {
@@ -214,7 +214,7 @@ impl States {
             let _held = self.shared(number).lock.exclusive();
             self.partition(number).remove_if(|entry| {
                 let is_of_it = entry.is_of(id.name[0]);
-                counted += u64::from(is_of_it && counts(&entry.state()));
+                counted += u64::from(is_of_it && counts(entry.state()));
                 is_of_it
             });
         }
@@ -297,16 +297,16 @@ pub struct LockedState<'a> {
 
 impl LockedState<'_> {
     /// The state, if there is one, for a call.
-    pub fn state(&mut self) -> Option<State> {
+    pub fn state(&mut self) -> Option<Kept> {
         self.partition.call(self.id.key).map(Entry::state)
     }
 
     /// Stores a state, from when on nobody misses it, and whether half of its limit or more is used.
-    pub fn set(&mut self, state: &State, idle_at: Option<Micros>, half_used: bool, now: Micros) {
+    pub fn set(&mut self, kept: Kept, idle_at: Option<Micros>, half_used: bool, now: Micros) {
         let Id { name, key, room, owner } = self.id;
         let whose = Whose { owner, name: name[0], fair_by_name: room == Room::Defined };
         let (entry, dropped) = self.partition.entry(key, whose, now);
-        entry.set(state, idle_at, half_used);
+        entry.set(kept, idle_at, half_used);
         self.dropped = dropped;
     }
 }
@@ -319,7 +319,7 @@ pub struct LockedStates<'a> {
 
 impl LockedStates<'_> {
     /// One of the states that were locked, for a call.
-    pub fn state(&mut self, id: Id) -> Option<State> {
+    pub fn state(&mut self, id: Id) -> Option<Kept> {
         self.states.partition(partition_of(id)).call(id.key).map(Entry::state)
     }
 
@@ -332,7 +332,7 @@ impl LockedStates<'_> {
     pub fn set(
         &mut self,
         id: Id,
-        state: &State,
+        kept: Kept,
         idle_at: Option<Micros>,
         half_used: bool,
         now: Micros,
@@ -340,7 +340,7 @@ impl LockedStates<'_> {
         let number = partition_of(id);
         let partition = self.states.partition(number);
         let mut locked = LockedState { partition, id, dropped: Dropped::None };
-        locked.set(state, idle_at, half_used, now);
+        locked.set(kept, idle_at, half_used, now);
         self.states.count(number, locked.dropped);
     }
 }

@@ -8,7 +8,7 @@
 //! none is given twice, whatever becomes of the state or the clock: with an id made from these, a holder from before
 //! a reset could release the slot of another. [`decide`](super::decide()), which is pure, takes the instant.
 
-use super::{Decision, Level, State};
+use super::{Decision, Leases, Level, State};
 use crate::Micros;
 
 /// At most `slots` leases at once.
@@ -36,17 +36,6 @@ impl Lease {
         Micros((random >> 12).max(1) as i64)
     }
 
-    /// Reads the leases of a state, in no order.
-    pub fn of(state: &State) -> impl Iterator<Item = Lease> {
-        let pairs = state.log.as_deref().unwrap_or_default().chunks_exact(2);
-        pairs.map(|pair| Lease { id: pair[0], expires_at: pair[1] })
-    }
-
-    /// The lease that the call gave which left this state.
-    pub fn given(state: &State) -> Option<Lease> {
-        Lease::of(state).last()
-    }
-
     /// Whether it takes its slot at `now`.
     pub fn is_live(&self, now: Micros) -> bool {
         self.expires_at > now
@@ -54,28 +43,22 @@ impl Lease {
 }
 
 impl Concurrency {
-    pub(super) fn initial_state(&self, now: Micros) -> State {
-        self.state(now, &[])
+    pub(super) fn initial_state(now: Micros) -> Leases {
+        Leases { leases: Vec::new(), ts: now }
     }
 
-    /// The state with these leases. `ts` is the latest instant at which they were changed.
-    fn state(&self, ts: Micros, leases: &[Lease]) -> State {
-        let log = leases.iter().flat_map(|lease| [lease.id, lease.expires_at]).collect();
-        State { value: leases.len() as f64, ts, prior: Some(0.0), log: Some(log) }
-    }
-
-    fn live(&self, state: &State, now: Micros) -> Vec<Lease> {
-        Lease::of(state).filter(|lease| lease.is_live(now)).collect()
+    fn live(state: &Leases, now: Micros) -> Vec<Lease> {
+        state.leases.iter().copied().filter(|lease| lease.is_live(now)).collect()
     }
 
     /// No lease that has not expired, and a time that is not ahead of the clock, since the state keeps that.
-    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
-        state.ts <= now && self.live(state, now).is_empty()
+    pub(super) fn is_idle(state: &Leases, now: Micros) -> bool {
+        state.ts <= now && !state.leases.iter().any(|lease| lease.is_live(now))
     }
 
     /// When the last lease has expired.
-    pub(super) fn unused_at(&self, state: &State) -> Micros {
-        let last = Lease::of(state).map(|lease| lease.expires_at).max();
+    pub(super) fn unused_at(state: &Leases) -> Micros {
+        let last = state.leases.iter().map(|lease| lease.expires_at).max();
         last.unwrap_or(state.ts).max(state.ts)
     }
 
@@ -86,29 +69,30 @@ impl Concurrency {
         }
     }
 
-    pub(super) fn level(&self, state: &State, now: Micros) -> Level {
-        self.level_of(&self.live(state, now), now)
+    pub(super) fn level(&self, state: &Leases, now: Micros) -> Level {
+        self.level_of(&Concurrency::live(state, now), now)
     }
 
     /// [`acquire`](Concurrency::acquire) with the instant as the id: pure, for what is never released.
-    pub(super) fn decide(&self, state: &State, now: Micros, count: f64) -> Decision {
+    pub(super) fn decide(&self, state: &Leases, now: Micros, count: f64) -> Decision {
         self.acquire(state, now, count, now)
     }
 
-    /// Gives a lease of `count` slots, a whole number; [`Lease::given`] tells which. Its id is `id`, or the next one
+    /// Gives a lease of `count` slots, a whole number; [`Leases::given`] tells which. Its id is `id`, or the next one
     /// that no lease of the state has. A denial tells when enough leases expire, if none is released or extended before.
-    pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
-        let mut live = self.live(state, now);
+    pub fn acquire(&self, state: &Leases, now: Micros, count: f64, id: Micros) -> Decision {
+        let mut live = Concurrency::live(state, now);
         let level = self.level_of(&live, now);
         let taken = live.len() as f64 + count;
         if count == 0.0 || taken <= f64::from(self.slots) {
             let mut lease = Lease { id, expires_at: now.plus(self.ttl) };
-            while Lease::of(state).any(|other| other.id == lease.id) {
+            while state.leases.iter().any(|other| other.id == lease.id) {
                 lease.id = Micros(lease.id.0.wrapping_add(1));
             }
             live.resize(taken as usize, lease);
             let level = self.level_of(&live, now);
-            let after = (count > 0.0).then(|| self.state(state.ts.max(now), &live));
+            let after = (count > 0.0)
+                .then(|| State::Leases(Leases { leases: live, ts: state.ts.max(now) }));
             return Decision { ok: true, retry_after: None, level, state: after };
         }
         if count > f64::from(self.slots) {
@@ -121,22 +105,23 @@ impl Concurrency {
     }
 
     /// The state after a lease was released; `None` where it has expired, or there is none of this id.
-    pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
-        let live = self.live(state, now);
-        let kept: Vec<Lease> = live.iter().copied().filter(|lease| lease.id != id).collect();
-        (kept.len() < live.len()).then(|| self.state(state.ts.max(now), &kept))
+    pub fn release(&self, state: &Leases, now: Micros, id: Micros) -> Option<Leases> {
+        let mut leases = Concurrency::live(state, now);
+        let live = leases.len();
+        leases.retain(|lease| lease.id != id);
+        (leases.len() < live).then(|| Leases { leases, ts: state.ts.max(now) })
     }
 
     /// The state after a lease was extended, so that it expires `ttl` from `now` on; `None` where it has expired,
     /// or there is none of this id.
-    pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
-        let mut live = self.live(state, now);
+    pub fn extend(&self, state: &Leases, now: Micros, id: Micros) -> Option<Leases> {
+        let mut live = Concurrency::live(state, now);
         let mut found = false;
         for lease in live.iter_mut().filter(|lease| lease.id == id) {
             // Not sooner than before, where the clock stepped back or the ttl was shortened.
             lease.expires_at = lease.expires_at.max(now.plus(self.ttl));
             found = true;
         }
-        found.then(|| self.state(state.ts.max(now), &live))
+        found.then(|| Leases { leases: live, ts: state.ts.max(now) })
     }
 }

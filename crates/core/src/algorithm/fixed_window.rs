@@ -5,7 +5,7 @@
 //! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
 //!
 //! What was used of a window stays used when the config changes. The state tells it: beside `value` it has what
-//! the window brought ([`State::brought`]), which is this config's `min(rate, capacity)` unless it has changed. A
+//! the window brought ([`Tokens::brought`]), which is this config's `min(rate, capacity)` unless it has changed. A
 //! config that brings more gives the difference at once, one that brings less takes it from what is left, and
 //! makes no debt. A state without it, as that of the component has none, keeps its value.
 //!
@@ -16,7 +16,7 @@
 
 use super::calendar::Calendar;
 use super::refill::Refill;
-use super::{Level, State, rounded, tolerance};
+use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
 
 /// `rate` tokens a window, of which at most `capacity` accumulate.
@@ -116,27 +116,27 @@ impl Windows {
 }
 
 impl FixedWindow {
-    pub(super) fn initial_state(&self, now: Micros, phase: Micros) -> State {
+    pub(super) fn initial_state(&self, now: Micros, phase: Micros) -> Tokens {
         let ts = match self.windows {
             Windows::Every { start: Start::FirstRequest, .. } => now,
             Windows::Every { start: Start::At(start), .. } => self.windows.window_start(start, now),
             _ => self.windows.window_start(phase, now),
         };
-        State { value: self.capacity, ts, prior: Some(-self.brings()), log: None }
+        Tokens { value: self.capacity, ts, brought: Some(self.brings()) }
     }
 
     /// Full, not ahead of the clock, and in the phase that a new state would have.
-    pub(super) fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
-        let (ts, tokens) = self.refilled(state, now);
+    pub(super) fn is_idle(&self, stored: &Tokens, now: Micros, phase: Micros) -> bool {
+        let (ts, tokens) = self.refilled(stored, now);
         let in_phase = self.awaits_request(tokens) || ts == self.initial_state(now, phase).ts;
-        ts <= now && tokens >= self.capacity && in_phase && !self.is_overused(state, ts)
+        ts <= now && tokens >= self.capacity && in_phase && !self.is_overused(stored, ts)
     }
 
     /// Whether more was used of the window that begins at `ts` than it brings. Nothing is left of it, which is all
     /// that a capacity of 0 holds.
-    fn is_overused(&self, state: &State, ts: Micros) -> bool {
-        let used = state.brought().map_or(0.0, |brought| brought - state.value.max(0.0));
-        ts == state.ts && used > self.brings()
+    fn is_overused(&self, stored: &Tokens, ts: Micros) -> bool {
+        let used = stored.brought.map_or(0.0, |brought| brought - stored.value.max(0.0));
+        ts == stored.ts && used > self.brings()
     }
 
     /// What a window brings where none is left.
@@ -145,11 +145,12 @@ impl FixedWindow {
     }
 
     /// When the window with the last token begins.
-    pub(super) fn full_at(&self, state: &State) -> Option<Micros> {
-        let at = self.due(state.ts, self.capacity - self.next_tokens(self.stored_tokens(state)))?;
-        let (ts, tokens) = self.refilled(state, at);
+    pub(super) fn full_at(&self, stored: &Tokens) -> Option<Micros> {
+        let at =
+            self.due(stored.ts, self.capacity - self.next_tokens(self.stored_tokens(stored)))?;
+        let (ts, tokens) = self.refilled(stored, at);
         // It may leave half a tolerance open.
-        let is_full = tokens >= self.capacity && !self.is_overused(state, ts);
+        let is_full = tokens >= self.capacity && !self.is_overused(stored, ts);
         if is_full { Some(at) } else { self.windows.after(ts, 1.0) }
     }
 
@@ -179,25 +180,25 @@ impl Refill for FixedWindow {
         self.overage
     }
 
-    fn value_of(&self, state: &State) -> f64 {
-        let Some(brought) = state.brought() else { return state.value };
+    fn value_of(&self, stored: &Tokens) -> f64 {
+        let Some(brought) = stored.brought else { return stored.value };
         let more = self.brings() - brought;
         // What more was used than this config brings is no debt.
-        if more >= -state.value.max(0.0) { state.value + more } else { state.value.min(0.0) }
+        if more >= -stored.value.max(0.0) { stored.value + more } else { stored.value.min(0.0) }
     }
 
-    fn state(&self, value: f64, ts: Micros, before: &State) -> State {
+    fn stored(&self, value: f64, ts: Micros, before: &Tokens) -> Tokens {
         // In the same window what was used stays, also where it is more than this config brings, while nothing is
         // left of it.
         let used = |brought| brought - before.value.max(0.0);
         let same = ts == before.ts && value <= 0.0;
-        let at_least = before.brought().filter(|_| same).map_or(0.0, used);
-        State { value, ts, prior: Some(-self.brings().max(at_least)), log: None }
+        let at_least = before.brought.filter(|_| same).map_or(0.0, used);
+        Tokens { value, ts, brought: Some(self.brings().max(at_least)) }
     }
 
-    fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
-        let (windows, ts) = self.windows.turns(state.ts, now);
-        let tokens = self.stored_tokens(state);
+    fn refilled(&self, stored: &Tokens, now: Micros) -> (Micros, f64) {
+        let (windows, ts) = self.windows.turns(stored.ts, now);
+        let tokens = self.stored_tokens(stored);
         let tokens = if windows > 0 { self.next_tokens(tokens) } else { tokens };
         (ts, (tokens + windows as f64 * self.rate).min(self.capacity))
     }
@@ -215,8 +216,8 @@ impl Refill for FixedWindow {
         self.windows.after(ts, windows.max(0.0))
     }
 
-    fn whole_refill(&self, state: &State, now: Micros) -> Option<Micros> {
-        let missing = self.capacity - self.next_tokens(self.stored_tokens(state));
+    fn whole_refill(&self, stored: &Tokens, now: Micros) -> Option<Micros> {
+        let missing = self.capacity - self.next_tokens(self.stored_tokens(stored));
         // Of the window that it is in at least, also where nothing accumulates.
         self.due(now, missing.max(self.capacity).max(self.rate))
     }

@@ -1,7 +1,7 @@
 //! What token bucket and fixed window share: tokens that come back up to a capacity, takes and
 //! reservations from them, and when a denied call can pass.
 
-use super::{Decision, Level, State, confirmed, subtract, tolerance};
+use super::{Decision, Level, State, Tokens, confirmed, subtract, tolerance};
 use crate::Micros;
 
 /// A kind whose state is a number of tokens and the time at which they were counted.
@@ -13,7 +13,7 @@ pub(super) trait Refill {
 
     /// The tokens at `now`, and the time that they count from: the latest at which tokens came in,
     /// never before the stored one. A clock that stepped back refills nothing.
-    fn refilled(&self, state: &State, now: Micros) -> (Micros, f64);
+    fn refilled(&self, tokens: &Tokens, now: Micros) -> (Micros, f64);
 
     /// The largest debt in tokens that a take or a reservation can leave in a state of this `ts`: what
     /// comes in within ten years. A larger one is another config's, or a credit's, and counts as this.
@@ -24,29 +24,29 @@ pub(super) trait Refill {
         false
     }
 
-    /// The value of a state under this config, which may have changed since.
-    fn value_of(&self, state: &State) -> f64 {
-        state.value
+    /// What a stored value is under this config, which may have changed since.
+    fn value_of(&self, tokens: &Tokens) -> f64 {
+        tokens.value
     }
 
-    /// The tokens that a state holds at its `ts`.
-    fn stored_tokens(&self, state: &State) -> f64 {
-        let value = self.value_of(state);
+    /// What is there at the `ts` of stored tokens.
+    fn stored_tokens(&self, tokens: &Tokens) -> f64 {
+        let value = self.value_of(tokens);
         // Only a debt needs the bound, which can take some computing; an overage ends with its window.
-        if value < 0.0 && !self.overage() { value.max(-self.max_debt(state.ts)) } else { value }
+        if value < 0.0 && !self.overage() { value.max(-self.max_debt(tokens.ts)) } else { value }
     }
 
-    /// The state of so many tokens, which count from `ts`, after `before`.
-    fn state(&self, value: f64, ts: Micros, _before: &State) -> State {
-        State { value, ts, prior: None, log: None }
+    /// What is stored of so many tokens, which count from `ts`, after `before`.
+    fn stored(&self, value: f64, ts: Micros, _before: &Tokens) -> Tokens {
+        Tokens { value, ts, brought: None }
     }
 
     /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
 
-    /// When a limit that is empty now, or as deep in debt as this state, is full again.
-    fn whole_refill(&self, state: &State, now: Micros) -> Option<Micros> {
-        let missing = self.capacity() - self.stored_tokens(state);
+    /// When a limit that is empty now, or as deep in debt as it is stored, is full again.
+    fn whole_refill(&self, tokens: &Tokens, now: Micros) -> Option<Micros> {
+        let missing = self.capacity() - self.stored_tokens(tokens);
         self.due(now, missing.max(self.capacity()))
     }
 
@@ -61,8 +61,8 @@ pub(super) trait Refill {
     /// Whether what was taken at that time can still be given back to tokens that count from `ts`.
     fn can_return(&self, taken_at: Micros, ts: Micros) -> bool;
 
-    fn level(&self, state: &State, now: Micros) -> Level {
-        let (ts, available) = self.refilled(state, now);
+    fn level(&self, tokens: &Tokens, now: Micros) -> Level {
+        let (ts, available) = self.refilled(tokens, now);
         self.level_of(ts, available, now)
     }
 
@@ -87,13 +87,19 @@ pub(super) trait Refill {
     }
 
     /// After which span a call that is denied at `now` can first pass.
-    fn retry_after(&self, state: &State, now: Micros, count: f64, reserve: bool) -> Option<Micros> {
+    fn retry_after(
+        &self,
+        tokens: &Tokens,
+        now: Micros,
+        count: f64,
+        reserve: bool,
+    ) -> Option<Micros> {
         let unbounded = self.max_reserved().unwrap_or(f64::INFINITY);
         let max_debt = if reserve { unbounded } else { 0.0 };
         if count > self.capacity() + max_debt + tolerance(self.capacity()) {
             return None;
         }
-        let (ts, available) = self.refilled(state, now);
+        let (ts, available) = self.refilled(tokens, now);
         let missing = count - available;
         let mut at = now;
         if missing > max_debt {
@@ -102,24 +108,24 @@ pub(super) trait Refill {
         if reserve {
             // And the reserved tokens must come within ten years, counted from what is there then:
             // refill above the capacity is lost.
-            let (ts, available) = self.refilled(state, at);
+            let (ts, available) = self.refilled(tokens, at);
             at = at.max(self.due(ts, count - available)?.minus(Micros::TEN_YEARS));
         }
         confirmed(Some(at.minus(now).max(Micros(0))), |wait| {
             let then = now.plus(wait);
-            let (ts, available) = self.refilled(state, then);
+            let (ts, available) = self.refilled(tokens, then);
             let ts = self.stored_ts(ts, available, then);
             self.passes((ts, available), then, count, reserve).is_some()
         })
     }
 
-    fn decide(&self, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
-        let (ts, available) = self.refilled(state, now);
+    fn decide(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
+        let (ts, available) = self.refilled(tokens, now);
         let ts = self.stored_ts(ts, available, now);
         let Some(wait) = self.passes((ts, available), now, count, reserve) else {
             return Decision::denied(
-                self.retry_after(state, now, count, reserve),
-                self.level(state, now),
+                self.retry_after(tokens, now, count, reserve),
+                self.level(tokens, now),
             );
         };
         let value = subtract(available, count);
@@ -127,17 +133,23 @@ pub(super) trait Refill {
             ok: true,
             retry_after: (wait > Micros(0)).then_some(wait),
             level: self.level_of(ts, value, now),
-            state: (count > 0.0).then(|| self.state(value, ts, state)),
+            state: (count > 0.0).then(|| State::Tokens(self.stored(value, ts, tokens))),
         }
     }
 
     /// See [`super::credit`].
-    fn credit(&self, state: &State, now: Micros, count: f64, taken_at: Option<Micros>) -> Decision {
-        let (ts, available) = self.refilled(state, now);
+    fn credit(
+        &self,
+        tokens: &Tokens,
+        now: Micros,
+        count: f64,
+        taken_at: Option<Micros>,
+    ) -> Decision {
+        let (ts, available) = self.refilled(tokens, now);
         let (ts, value) = if count < 0.0 {
             let ts = self.stored_ts(ts, available, now);
             let value = subtract(available, -count);
-            (ts, self.stored_tokens(&State { value, ts, prior: None, log: None }))
+            (ts, self.stored_tokens(&Tokens { value, ts, brought: None }))
         } else if taken_at.is_none_or(|taken_at| self.can_return(taken_at, ts)) {
             (ts, (available + count).min(self.capacity()))
         } else {
@@ -151,7 +163,7 @@ pub(super) trait Refill {
                 .filter(|_| in_debt && !self.overage())
                 .map(|due| due.minus(now)),
             level: self.level_of(ts, value, now),
-            state: (value != available).then(|| self.state(value, ts, state)),
+            state: (value != available).then(|| State::Tokens(self.stored(value, ts, tokens))),
         }
     }
 }

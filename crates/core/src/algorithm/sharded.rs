@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use super::refill::Refill;
-use super::{Decision, Level, Limit, State, decide, subtract};
+use super::{Current, Decision, Level, Limit, State, Tokens, decide, subtract};
 use crate::Micros;
 
 impl Limit {
@@ -68,7 +68,7 @@ impl Limit {
 /// // Eight tokens are more than one shard holds, and less than both.
 /// let decision = shards.decide(now, 8.0, false);
 /// let after = decision.state.expect("it passes");
-/// shards.distribute(&[0, 1], now, after.value, after.ts);
+/// shards.distribute(&[0, 1], now, after.value(), after.ts());
 /// assert_eq!(shards.level(now).remaining, 2.0);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
@@ -135,12 +135,13 @@ impl<'a> Shards<'a> {
 
     /// The tokens in a shard at `now`, and the time that they count from.
     fn tokens(&self, shard: usize, now: Micros) -> (Micros, f64) {
-        let limit = self.limit_of(shard);
-        let state = &*limit.current(&self.states[shard], now);
-        match limit {
-            Limit::TokenBucket(limit) => limit.refilled(state, now),
-            Limit::FixedWindow(limit) => limit.refilled(state, now),
-            _ => (state.ts, state.value),
+        match self.limit_of(shard).current(&self.states[shard], now) {
+            Current::TokenBucket(limit, tokens) => limit.refilled(&tokens, now),
+            Current::FixedWindow(limit, tokens) => limit.refilled(&tokens, now),
+            of_others => {
+                let Tokens { value, ts, .. } = tokens_of(&of_others.into_state(now));
+                (ts, value)
+            }
         }
     }
 
@@ -150,12 +151,11 @@ impl<'a> Shards<'a> {
         (0..self.states.len()).map(present).max().unwrap_or(now)
     }
 
-    /// The state of one of equal shards with so many tokens, which count from `ts`, after `before`.
-    fn state(shard: &Limit, value: f64, ts: Micros, before: &State) -> State {
+    /// One of equal shards with so many tokens, which count from `ts`, after `before`.
+    fn stored(shard: &Limit, value: f64, ts: Micros, before: &Tokens) -> Tokens {
         match shard {
-            Limit::TokenBucket(limit) => limit.state(value, ts, before),
-            Limit::FixedWindow(limit) => limit.state(value, ts, before),
-            _ => State { value, ts, prior: None, log: None },
+            Limit::FixedWindow(limit) => limit.stored(value, ts, before),
+            _ => Tokens { value, ts, brought: None },
         }
     }
 
@@ -170,16 +170,21 @@ impl<'a> Shards<'a> {
     /// What the shards hold together at `now`, as one state. It counts from the latest time that any
     /// of them counts from: nothing refills earlier than it would in its shard.
     pub fn total(&self, now: Micros) -> State {
-        if let Some(state) = self.undivided() {
-            return self.limit.current(state, now).into_owned();
+        match self.undivided() {
+            Some(state) => self.limit.current(state, now).into_state(now),
+            None => State::Tokens(self.total_tokens(now)),
         }
-        let mut total = State { value: 0.0, ts: Micros(i64::MIN), prior: None, log: None };
+    }
+
+    /// The total of a divided limit.
+    fn total_tokens(&self, now: Micros) -> Tokens {
+        let mut total = Tokens { value: 0.0, ts: Micros(i64::MIN), brought: None };
         let mut overused = 0.0;
         for shard in 0..self.states.len() {
-            let state = self.refilled(shard, now);
-            overused += state.brought().map_or(0.0, |brought| brought - self.brings(shard));
-            total.value += state.value;
-            total.ts = total.ts.max(state.ts);
+            let tokens = self.refilled_tokens(shard, now);
+            overused += tokens.brought.map_or(0.0, |brought| brought - self.brings(shard));
+            total.value += tokens.value;
+            total.ts = total.ts.max(tokens.ts);
         }
         total.value = total.value.min(self.limit.capacity());
         self.less_overused(total, overused)
@@ -195,28 +200,29 @@ impl<'a> Shards<'a> {
 
     /// The total where more was used of some shards than their windows bring now. It is known as long as nothing is
     /// left, and taken from what is left of shards that are not equal any more: equal ones still give theirs.
-    fn less_overused(&self, total: State, overused: f64) -> State {
+    fn less_overused(&self, total: Tokens, overused: f64) -> Tokens {
         let Limit::FixedWindow(limit) = self.limit else { return total };
-        let total = State { prior: Some(-(limit.brings() + overused)), ..total };
+        let total = Tokens { brought: Some(limit.brings() + overused), ..total };
         let value = if self.are_equal() { total.value } else { limit.value_of(&total) };
-        limit.state(value, total.ts, &total)
+        limit.stored(value, total.ts, &total)
     }
 
     /// The [total](Shards::total) as a state that refills no later than any of the shards: as long as
     /// it doesn't let a call pass, the shards don't. They count from different times where the clock
     /// stepped back, or where a token bucket has become a fixed window.
     pub fn upper_bound(&self, now: Micros) -> State {
-        let total = self.total(now);
         if self.undivided().is_some() {
-            return total;
+            return self.total(now);
         }
+        let total = self.total_tokens(now);
         let ts = (0..self.states.len()).map(|shard| self.tokens(shard, now).0).min();
         // States that no change of shards leaves, but somebody's own INSERT, may refill faster than
         // the whole: of them nothing is known but that they hold no more than it can.
         let rate: f64 = self.unequal.iter().map(|limit| limit.policy().0).sum();
         let more = rate > self.limit.policy().0 * (1.0 + 1e-12);
-        let known = State { ts: ts.unwrap_or(total.ts), ..total };
-        if more { State { value: self.limit.capacity(), prior: None, ..known } } else { known }
+        let known = Tokens { ts: ts.unwrap_or(total.ts), ..total };
+        let unknown = Tokens { value: self.limit.capacity(), brought: None, ..known };
+        State::Tokens(if more { unknown } else { known })
     }
 
     /// The states of so many equal shards that together hold what these hold at `now`.
@@ -224,11 +230,11 @@ impl<'a> Shards<'a> {
         if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
         }
-        let State { value, ts, prior, .. } = self.total(now);
+        let Tokens { value, ts, brought } = tokens_of(&self.total(now));
         let share = |tokens: f64| tokens / f64::from(shards.max(1));
-        let share = State { value: share(value), ts, prior: prior.map(share), log: None };
-        let state = Self::state(&self.limit.shard_limit(shards), share.value, ts, &share);
-        vec![state; shards as usize]
+        let share = Tokens { value: share(value), ts, brought: brought.map(share) };
+        let tokens = Self::stored(&self.limit.shard_limit(shards), share.value, ts, &share);
+        vec![State::Tokens(tokens); shards as usize]
     }
 
     /// The state of a shard, counted from 0, with the tokens that came in by `now`.
@@ -236,8 +242,12 @@ impl<'a> Shards<'a> {
     /// # Panics
     /// Where there is no such shard.
     pub fn refilled(&self, shard: usize, now: Micros) -> State {
+        State::Tokens(self.refilled_tokens(shard, now))
+    }
+
+    fn refilled_tokens(&self, shard: usize, now: Micros) -> Tokens {
         let (ts, value) = self.tokens(shard, now);
-        Self::state(self.limit_of(shard), value, ts, &self.states[shard])
+        Self::stored(self.limit_of(shard), value, ts, &tokens_of(&self.states[shard]))
     }
 
     /// What the limit holds at `now`; it is full when its last shard is.
@@ -302,9 +312,18 @@ impl<'a> Shards<'a> {
         }
         for ((&shard, value), held) in among.iter().zip(values).zip(held) {
             if value != held {
-                self.states[shard] = Self::state(&self.shard, value, ts, &self.states[shard]);
+                let before = tokens_of(&self.states[shard]);
+                self.states[shard] = State::Tokens(Self::stored(&self.shard, value, ts, &before));
             }
         }
+    }
+}
+
+/// The tokens of a state; of a kind that has no shards its value, since of that there is one.
+fn tokens_of(state: &State) -> Tokens {
+    match state {
+        State::Tokens(tokens) => *tokens,
+        of_others => Tokens { value: of_others.value(), ts: of_others.ts(), brought: None },
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! [Figma]: https://www.figma.com/blog/an-alternative-approach-to-rate-limiting/
 
-use super::{Decision, Level, State};
+use super::{Decision, Level, Log, State};
 use crate::Micros;
 
 /// At most `rate` tokens in any `period`, exactly.
@@ -18,27 +18,26 @@ pub struct SlidingLog {
 }
 
 impl SlidingLog {
-    pub(super) fn initial_state(&self, now: Micros) -> State {
-        State { value: 0.0, ts: now, prior: None, log: Some(Vec::new()) }
+    pub(super) fn initial_state(now: Micros) -> Log {
+        Log { entries: Vec::new(), ts: now }
     }
 
     /// The entries still in the window at `now`. The log is sorted; a clock that stepped back
     /// behind the newest entry stands still until it has caught up.
-    fn live<'a>(&self, log: &'a [Micros], now: Micros) -> &'a [Micros] {
-        let now = log.last().map_or(now, |&newest| newest.max(now));
-        let gone = log.partition_point(|&taken| now.minus(taken) >= self.period);
-        &log[gone..]
+    fn live<'a>(&self, log: &'a Log, now: Micros) -> &'a [Micros] {
+        let now = log.entries.last().map_or(now, |&newest| newest.max(now));
+        let gone = log.entries.partition_point(|&taken| now.minus(taken) >= self.period);
+        &log.entries[gone..]
     }
 
     /// No entry in the window, and none ahead of the clock.
-    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
-        let log = state.log.as_deref().unwrap_or_default();
+    pub(super) fn is_idle(&self, log: &Log, now: Micros) -> bool {
         self.live(log, now).is_empty()
     }
 
     /// When the newest entry is a period old; of an empty log, at any time.
-    pub(super) fn unused_at(&self, state: &State) -> Micros {
-        let newest = state.log.as_deref().and_then(<[Micros]>::last);
+    pub(super) fn unused_at(&self, log: &Log) -> Micros {
+        let newest = log.entries.last();
         newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period))
     }
 
@@ -49,13 +48,13 @@ impl SlidingLog {
         }
     }
 
-    pub(super) fn level(&self, state: &State, now: Micros) -> Level {
-        self.level_of(self.live(state.log.as_deref().unwrap_or_default(), now), now)
+    pub(super) fn level(&self, log: &Log, now: Micros) -> Level {
+        self.level_of(self.live(log, now), now)
     }
 
     /// `count` is a whole number.
-    pub(super) fn decide(&self, state: &State, now: Micros, count: f64) -> Decision {
-        let live = self.live(state.log.as_deref().unwrap_or_default(), now);
+    pub(super) fn decide(&self, log: &Log, now: Micros, count: f64) -> Decision {
+        let live = self.live(log, now);
         let level = self.level_of(live, now);
         if count == 0.0 {
             // There is no debt to be in: a rate that was lowered below what is used is none.
@@ -73,13 +72,13 @@ impl SlidingLog {
             return Decision::denied(retry_after, level);
         }
         let taken = live.last().map_or(now, |&newest| newest.max(now));
-        let mut log = live.to_vec();
-        log.resize(live.len() + count as usize, taken);
+        let mut entries = live.to_vec();
+        entries.resize(live.len() + count as usize, taken);
         Decision {
             ok: true,
             retry_after: None,
-            level: self.level_of(&log, now),
-            state: Some(State { value: log.len() as f64, ts: taken, prior: None, log: Some(log) }),
+            level: self.level_of(&entries, now),
+            state: Some(State::Log(Log { entries, ts: taken })),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! [Cloudflare]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 //! [Upstash]: https://upstash.com/docs/redis/sdks/ratelimit-ts/algorithms
 
-use super::{Decision, Level, State, confirmed, rounded, subtract, tolerance};
+use super::{Counters, Decision, Level, State, confirmed, rounded, subtract, tolerance};
 use crate::Micros;
 
 /// At most about `rate` tokens in any `period`.
@@ -19,28 +19,20 @@ pub struct SlidingWindow {
     pub period: Micros,
 }
 
-/// The two counters, moved on to the window of an instant.
-#[derive(Clone, Copy)]
-struct Counters {
-    ts: Micros,
-    value: f64,
-    prior: f64,
-}
-
 impl SlidingWindow {
-    pub(super) fn initial_state(&self, now: Micros) -> State {
-        State { value: 0.0, ts: now.floor_to(self.period), prior: Some(0.0), log: None }
+    pub(super) fn initial_state(&self, now: Micros) -> Counters {
+        Counters { value: 0.0, prior: 0.0, ts: now.floor_to(self.period) }
     }
 
     /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
-    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
-        let Counters { ts, value, prior } = self.counters(state, now);
+    pub(super) fn is_idle(&self, stored: &Counters, now: Micros) -> bool {
+        let Counters { ts, value, prior } = self.counters(stored, now);
         ts <= now && value == 0.0 && prior == 0.0
     }
 
     /// When neither the window of then nor the one before it was used.
-    pub(super) fn unused_at(&self, state: &State) -> Micros {
-        let Counters { ts, value, prior } = self.counters(state, state.ts);
+    pub(super) fn unused_at(&self, stored: &Counters) -> Micros {
+        let Counters { ts, value, prior } = self.counters(stored, stored.ts);
         match (value == 0.0, prior == 0.0) {
             (false, _) => ts.plus(self.period).plus(self.period),
             (true, false) => ts.plus(self.period),
@@ -48,12 +40,9 @@ impl SlidingWindow {
         }
     }
 
-    fn counters(&self, state: &State, now: Micros) -> Counters {
-        let stored = Counters {
-            ts: state.ts.floor_to(self.period),
-            value: state.value,
-            prior: state.prior.unwrap_or(0.0),
-        };
+    /// The counters, moved on to the window of `now`.
+    fn counters(&self, stored: &Counters, now: Micros) -> Counters {
+        let stored = Counters { ts: stored.ts.floor_to(self.period), ..*stored };
         let ts = now.floor_to(self.period);
         match ts.minus(stored.ts) {
             passed if passed <= Micros(0) => stored,
@@ -67,8 +56,8 @@ impl SlidingWindow {
         counters.prior * (1.0 - into).max(0.0) + counters.value
     }
 
-    fn passes(&self, state: &State, now: Micros, count: f64) -> bool {
-        self.used(self.counters(state, now), now) + count <= self.rate + tolerance(self.rate)
+    fn passes(&self, stored: &Counters, now: Micros, count: f64) -> bool {
+        self.used(self.counters(stored, now), now) + count <= self.rate + tolerance(self.rate)
     }
 
     fn level_of(&self, counters: Counters, now: Micros) -> Level {
@@ -79,14 +68,14 @@ impl SlidingWindow {
         }
     }
 
-    pub(super) fn level(&self, state: &State, now: Micros) -> Level {
-        self.level_of(self.counters(state, now), now)
+    pub(super) fn level(&self, stored: &Counters, now: Micros) -> Level {
+        self.level_of(self.counters(stored, now), now)
     }
 
     /// When a call that is denied now can first pass.
     fn retry_after(
         &self,
-        state: &State,
+        stored: &Counters,
         counters: Counters,
         now: Micros,
         count: f64,
@@ -106,30 +95,29 @@ impl SlidingWindow {
                 into(counters.value, 0.0).map(|span| counters.ts.plus(self.period).plus(span))
             };
         confirmed(at.map(|at| at.minus(now).max(Micros(0))), |wait| {
-            self.passes(state, now.plus(wait), count)
+            self.passes(stored, now.plus(wait), count)
         })
     }
 
-    pub(super) fn decide(&self, state: &State, now: Micros, count: f64) -> Decision {
-        let mut counters = self.counters(state, now);
+    pub(super) fn decide(&self, stored: &Counters, now: Micros, count: f64) -> Decision {
+        let mut counters = self.counters(stored, now);
         if count == 0.0 {
             // There is no debt to be in: a rate that was lowered below what is used is none.
             let level = self.level_of(counters, now);
             return Decision { ok: true, retry_after: None, level, state: None };
         }
-        if !self.passes(state, now, count) {
+        if !self.passes(stored, now, count) {
             return Decision::denied(
-                self.retry_after(state, counters, now, count),
+                self.retry_after(stored, counters, now, count),
                 self.level_of(counters, now),
             );
         }
         counters.value = -subtract(-counters.value, count);
-        let Counters { ts, value, prior } = counters;
         Decision {
             ok: true,
             retry_after: None,
             level: self.level_of(counters, now),
-            state: Some(State { value, ts, prior: Some(prior), log: None }),
+            state: Some(State::Counters(counters)),
         }
     }
 }

@@ -9,7 +9,7 @@
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
 use super::refill::Refill;
-use super::{Level, State, rounded, tolerance};
+use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
 
 /// A bucket of `capacity` tokens that refills by `rate` tokens a `period`.
@@ -28,18 +28,18 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    pub(super) fn initial_state(&self, now: Micros) -> State {
-        State { value: self.capacity, ts: now, prior: None, log: None }
+    pub(super) fn initial_state(&self, now: Micros) -> Tokens {
+        Tokens { value: self.capacity, ts: now, brought: None }
     }
 
     /// Full, and not ahead of the clock.
-    pub(super) fn is_idle(&self, state: &State, now: Micros) -> bool {
-        state.ts <= now && self.refilled(state, now).1 >= self.capacity
+    pub(super) fn is_idle(&self, tokens: &Tokens, now: Micros) -> bool {
+        tokens.ts <= now && self.refilled(tokens, now).1 >= self.capacity
     }
 
     /// When the last token comes in.
-    pub(super) fn full_at(&self, state: &State) -> Option<Micros> {
-        self.due(state.ts, self.capacity - self.stored_tokens(state))
+    pub(super) fn full_at(&self, tokens: &Tokens) -> Option<Micros> {
+        self.due(tokens.ts, self.capacity - self.stored_tokens(tokens))
     }
 }
 
@@ -52,10 +52,10 @@ impl Refill for TokenBucket {
         self.max_reserved
     }
 
-    fn refilled(&self, state: &State, now: Micros) -> (Micros, f64) {
-        let elapsed = now.minus(state.ts).0.max(0) as f64;
+    fn refilled(&self, tokens: &Tokens, now: Micros) -> (Micros, f64) {
+        let elapsed = now.minus(tokens.ts).0.max(0) as f64;
         let refill = elapsed * self.rate / self.period.0 as f64;
-        (state.ts.max(now), (self.stored_tokens(state) + refill).min(self.capacity))
+        (tokens.ts.max(now), (self.stored_tokens(tokens) + refill).min(self.capacity))
     }
 
     fn max_debt(&self, _: Micros) -> f64 {

@@ -4,10 +4,11 @@
 use std::rc::Rc;
 
 use proptest::prelude::*;
+use ratelimit_core::algorithm::Tokens;
 use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide};
 
-use crate::cases;
 use crate::sharding::take;
+use crate::{cases, tokens_at};
 
 const HOUR: i64 = 3_600_000_000;
 
@@ -42,7 +43,7 @@ proptest! {
         for (plan, count) in steps {
             let limit = window(plan, plan, 1, false);
             let before = state.clone().unwrap_or_else(|| limit.initial_state(now, now));
-            prop_assert!(limit.accepts(&before));
+            prop_assert!(limit.accepts(before.shape()));
             holds(limit.level(&before, now).remaining, plan, used)?;
             let decision = decide(&limit, &before, now, count.into(), false);
             prop_assert_eq!(decision.ok, f64::from(count) <= (f64::from(plan) - used).max(0.0));
@@ -143,6 +144,14 @@ proptest! {
     }
 }
 
+/// What a state tells that its window brought.
+fn brought(state: &State) -> Option<f64> {
+    match state {
+        State::Tokens(tokens) => tokens.brought,
+        of_others => panic!("{of_others:?}"),
+    }
+}
+
 /// What rolled over stays too, and a capacity alone gives nothing at once: it is about windows to come.
 #[test]
 fn what_rolled_over_stays() {
@@ -166,27 +175,33 @@ fn what_rolled_over_stays() {
 /// stay.
 #[test]
 fn a_state_of_two_numbers_keeps_its_tokens() {
-    let state = State { value: 4.0, ts: Micros(0), prior: None, log: None };
+    let state = tokens_at(4.0, 0);
     let now = Micros(HOUR / 2);
     assert_eq!(window(1000, 1000, 1, false).level(&state, now).remaining, 4.0);
     assert_eq!(window(3, 3, 1, false).level(&state, now).remaining, 3.0);
     // The next take tells.
     let state = decide(&window(10, 10, 1, false), &state, now, 1.0, false).state.unwrap();
-    assert_eq!(state.brought(), Some(10.0));
+    assert_eq!(brought(&state), Some(10.0));
     assert_eq!(window(1000, 1000, 1, false).level(&state, now).remaining, 993.0);
     // A bucket takes the tokens alone.
     let bucket =
         config::parse(r#"{"kind": "token bucket", "rate": 1, "period": "1 day", "capacity": 50}"#)
             .unwrap();
-    assert!(bucket.accepts(&state));
+    assert!(bucket.accepts(state.shape()));
     assert_eq!(bucket.level(&state, Micros(0)).remaining, 3.0);
     // Of a capacity of 0 too it is not taken for a sliding window's.
     let none = decide(&window(1, 0, 1, true), &state, now, 1.0, false).state.unwrap();
-    assert_eq!(none.brought().map(f64::to_bits), Some(7f64.to_bits()));
+    assert_eq!(brought(&none).map(f64::to_bits), Some(7f64.to_bits()));
     let sliding =
         config::parse(r#"{"kind": "sliding window", "rate": 1, "period": "1 hour"}"#).unwrap();
-    for state in [state, none, State { value: 0.0, ts: now, prior: Some(-0.0), log: None }] {
-        assert!(!sliding.accepts(&state) && bucket.accepts(&state), "{state:?}");
+    for state in [state, none] {
+        let shape = state.shape();
+        assert!(!sliding.accepts(shape) && bucket.accepts(shape), "{state:?}");
+        // What it doesn't accept counts as none.
+        let fresh = sliding.initial_state(now, now);
+        assert_eq!(sliding.level(&state, now), sliding.level(&fresh, now));
+        let decided = |state| decide(&sliding, state, now, 1.0, false);
+        assert_eq!(decided(&state), decided(&fresh));
     }
 }
 
@@ -211,7 +226,7 @@ fn a_plan_of_nothing_keeps_what_was_used() {
 #[test]
 fn what_was_overused_makes_no_upper_bound_of_states_that_are_too_fast() {
     let (limit, now) = (window(100, 100, 1, false), Micros(HOUR / 2));
-    let spent = State { value: 0.0, ts: Micros(0), prior: Some(-500.0), log: None };
+    let spent = State::Tokens(Tokens { value: 0.0, ts: Micros(0), brought: Some(500.0) });
     let whole = Rc::new(limit.clone());
     let shards = Shards::unequal(&limit, vec![(whole.clone(), spent.clone()), (whole, spent)]);
     assert_eq!(limit.level(&shards.total(now), now).remaining, 0.0);

@@ -133,7 +133,7 @@ fn run(
             prop_assert!(retried.ok, "{count} of {before:?} denied at {:?}", at.plus(wait));
         }
         if let Some(after) = decision.state {
-            prop_assert!(after.ts >= before.ts, "{before:?} went back to {after:?}");
+            prop_assert!(after.ts() >= before.ts(), "{before:?} went back to {after:?}");
             row = Some(after);
         }
         see(now, if decision.ok { count } else { 0.0 })?;
@@ -259,9 +259,9 @@ proptest! {
             if let (false, Some(wait)) = (denied.ok, denied.retry_after) {
                 prop_assert!(parts.decide(at.plus(wait), step.count, reserve).ok, "{parts:?}");
             }
-            let times: Vec<Micros> = parts.states().iter().map(|state| state.ts).collect();
+            let times: Vec<Micros> = parts.states().iter().map(|state| state.ts()).collect();
             let ok = take(&mut parts, free, at, step.count, reserve).is_some();
-            prop_assert!(parts.states().iter().zip(times).all(|(state, before)| state.ts >= before));
+            prop_assert!(parts.states().iter().zip(times).all(|(state, before)| state.ts() >= before));
             taken.call(now, if ok { step.count } else { 0.0 });
             taken.keeps_to(config, debt, inflow(config, &taken, phase))?;
         }
@@ -319,7 +319,7 @@ proptest! {
                 None => decide(&limit, &before, at, step.count, false),
             };
             let Some(after) = decision.state else { continue };
-            prop_assert!(after.ts >= before.ts, "{before:?} went back to {after:?}");
+            prop_assert!(after.ts() >= before.ts(), "{before:?} went back to {after:?}");
             taken.call(now, match share {
                 Some(share) => (-share * step.count).max(0.0),
                 None => step.count,
@@ -346,18 +346,18 @@ proptest! {
             let decision = decide(&limit, &state, Micros(now), step.count, step.reserve);
             state = decision.state.unwrap_or(state);
         }
-        let owed = (-state.value).max(0.0) + config.capacity;
+        let owed = (-state.value()).max(0.0) + config.capacity;
         let full = (owed / config.rate).ceil() * config.period as f64;
         // A month has 31 days at most, and the last days of a window may stand for any.
         let most = 1.3 * full.max(2.0 * config.period as f64).max(HOUR as f64) + 2.0 * config.period as f64;
-        prop_assume!(state.value < config.capacity && most * further < 1e17);
-        let now = Micros(state.ts.0 - (most * further) as i64);
+        prop_assume!(state.value() < config.capacity && most * further < 1e17);
+        let now = Micros(state.ts().0 - (most * further) as i64);
         let in_dates = |at: Micros| config.dates.is_none() || at.0 > -1_000_000_000_000_000;
         prop_assume!(in_dates(now));
-        let fresh = limit.initial_state(now, state.ts);
+        let fresh = limit.initial_state(now, state.ts());
         prop_assert_eq!(limit.level(&state, now), limit.level(&fresh, now));
-        prop_assert_eq!(limit.present(&state, now), fresh.ts.max(now));
-        prop_assert!(limit.is_idle(&state, now, state.ts), "{state:?}");
+        prop_assert_eq!(limit.present(&state, now), fresh.ts().max(now));
+        prop_assert!(limit.is_idle(&state, now, state.ts()), "{state:?}");
         for count in [0.0, 1.0, config.capacity.ceil()] {
             let (found, wanted) = (
                 decide(&limit, &state, now, count, false),
@@ -366,9 +366,9 @@ proptest! {
             prop_assert_eq!(found, wanted);
         }
         // Just within it, it counts.
-        let within = Micros(state.ts.0 - bound(config) + 1 + (bound(config) >> 48));
-        if in_dates(within) && within < state.ts {
-            prop_assert_eq!(limit.present(&state, within), state.ts);
+        let within = Micros(state.ts().0 - bound(config) + 1 + (bound(config) >> 48));
+        if in_dates(within) && within < state.ts() {
+            prop_assert_eq!(limit.present(&state, within), state.ts());
         }
     }
 }

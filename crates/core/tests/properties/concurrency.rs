@@ -1,7 +1,7 @@
 //! Concurrency limits beside a list of all leases that were ever given.
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Concurrency, Lease};
+use ratelimit_core::algorithm::{Concurrency, Lease, Leases};
 use ratelimit_core::{Limit, Micros, State, config, decide, state};
 
 use crate::cases;
@@ -33,6 +33,14 @@ fn limit(slots: u32, ttl: i64) -> (Limit, Concurrency) {
     match config::parse(&json).unwrap() {
         Limit::Concurrency(limit) => (Limit::Concurrency(limit.clone()), limit),
         other => panic!("{other:?}"),
+    }
+}
+
+/// The leases of a state.
+fn leases(state: &State) -> &Leases {
+    match state {
+        State::Leases(leases) => leases,
+        of_others => panic!("{of_others:?}"),
     }
 }
 
@@ -88,7 +96,7 @@ proptest! {
             prop_assert_eq!(&state::parse(&json, &limit).unwrap(), &kept, "{}", json);
             match call {
                 Call::Acquire(count, id) => {
-                    let decision = concurrency.acquire(&kept, at, count.into(), Micros(id));
+                    let decision = concurrency.acquire(leases(&kept), at, count.into(), Micros(id));
                     let pure = decide(&limit, &kept, at, count.into(), false);
                     prop_assert_eq!((pure.ok, pure.retry_after, pure.level), (decision.ok, decision.retry_after, decision.level));
                     prop_assert_eq!(decision.ok, before + count <= slots || count == 0);
@@ -103,12 +111,12 @@ proptest! {
                         }
                     }
                     if let Some(after) = decision.state {
-                        let id = Lease::given(&after).unwrap().id;
-                        prop_assert!(Lease::of(&kept).all(|lease| lease.id != id), "{id:?} is another's");
-                        prop_assert_eq!(after.ts, at);
+                        let id = leases(&after).given().unwrap().id;
+                        prop_assert!(leases(&kept).leases.iter().all(|lease| lease.id != id), "{id:?} is another's");
+                        prop_assert_eq!(after.ts(), at);
                         // What has that id by chance has been given back: of it nothing is asked any more.
                         given.iter_mut().filter(|lease| lease.id == id).for_each(|lease| lease.id = Micros(-1));
-                        let mine = Lease::of(&after).filter(|lease| lease.id == id);
+                        let mine = leases(&after).leases.iter().filter(|lease| lease.id == id);
                         prop_assert_eq!(mine.count() as u32, count);
                         given.push(Given { id, count, expires_at: now + ttl, released: false });
                         kept = after;
@@ -119,12 +127,12 @@ proptest! {
                     let live = given.get(n).is_some_and(|lease| lease.takes(now) > 0);
                     let release = matches!(call, Call::Release(_));
                     let after = match release {
-                        true => concurrency.release(&kept, at, id),
-                        false => concurrency.extend(&kept, at, id),
+                        true => concurrency.release(leases(&kept), at, id),
+                        false => concurrency.extend(leases(&kept), at, id),
                     };
                     prop_assert_eq!(after.is_some(), live);
                     if let Some(after) = after {
-                        kept = after;
+                        kept = State::Leases(after);
                         given[n].released = release;
                         given[n].expires_at = now + ttl;
                     }
@@ -147,12 +155,12 @@ proptest! {
         for (gap, call) in calls {
             now += gap;
             let at = Micros(now);
-            let before = kept.ts;
+            let before = kept.ts();
             kept = match call {
                 Call::Acquire(count, _) => match decide(&limit, &kept, at, count.into(), false).state {
                     Some(after) => {
-                        let id = Lease::given(&after).unwrap().id;
-                        prop_assert!(Lease::of(&kept).all(|lease| lease.id != id));
+                        let id = leases(&after).given().unwrap().id;
+                        prop_assert!(leases(&kept).leases.iter().all(|lease| lease.id != id));
                         ids.push(id);
                         after
                     }
@@ -160,15 +168,15 @@ proptest! {
                 },
                 Call::Release(n) => {
                     let id = ids.get(n).copied().unwrap_or(Micros(7));
-                    concurrency.release(&kept, at, id).unwrap_or(kept)
+                    concurrency.release(leases(&kept), at, id).map_or(kept, State::Leases)
                 }
                 Call::Extend(n) => {
                     let id = ids.get(n).copied().unwrap_or(Micros(7));
-                    concurrency.extend(&kept, at, id).unwrap_or(kept)
+                    concurrency.extend(leases(&kept), at, id).map_or(kept, State::Leases)
                 }
             };
-            prop_assert!(kept.ts == before || kept.ts == before.max(at));
-            let live = Lease::of(&kept).filter(|lease| lease.is_live(at)).count() as u32;
+            prop_assert!(kept.ts() == before || kept.ts() == before.max(at));
+            let live = leases(&kept).leases.iter().filter(|lease| lease.is_live(at)).count() as u32;
             prop_assert!(live <= slots);
         }
     }
@@ -181,9 +189,10 @@ proptest! {
         prop_assert_eq!(id.0 as f64 as i64, id.0);
         prop_assert_eq!(Micros::from_millis(id.as_millis()), id);
         let (limit, concurrency) = limit(1, 1_000);
-        let after = concurrency.acquire(&limit.initial_state(Micros(0), Micros(0)), Micros(0), 1.0, id).state.unwrap();
+        let free = limit.initial_state(Micros(0), Micros(0));
+        let after = concurrency.acquire(leases(&free), Micros(0), 1.0, id).state.unwrap();
         let read = state::parse(&state::to_json(&after).to_string(), &limit).unwrap();
-        prop_assert_eq!(Lease::given(&read).unwrap().id, id);
+        prop_assert_eq!(leases(&read).given().unwrap().id, id);
     }
 
     /// An idle state can be deleted, from `idle_at` on and not before.
@@ -214,11 +223,11 @@ fn a_lease_of_the_last_slot_is_given_when_the_one_before_expires() {
     let at = |micros: i64| Micros(1_798_804_800_000_000 + micros);
     let first =
         decide(&limit, &limit.initial_state(at(0), at(0)), at(0), 1.0, false).state.unwrap();
-    assert_eq!(Lease::given(&first).unwrap().id, at(0));
+    assert_eq!(leases(&first).given().unwrap().id, at(0));
     assert!(!decide(&limit, &first, at(999), 1.0, false).ok);
     let second = decide(&limit, &first, at(1_000), 1.0, false).state.unwrap();
-    assert_eq!(concurrency.release(&second, at(1_000), at(0)), None, "it expired");
-    assert_eq!(concurrency.extend(&second, at(1_000), at(0)), None);
-    let free = concurrency.release(&second, at(1_000), at(1_000)).unwrap();
-    assert!(decide(&limit, &free, at(1_000), 1.0, false).ok);
+    assert_eq!(concurrency.release(leases(&second), at(1_000), at(0)), None, "it expired");
+    assert_eq!(concurrency.extend(leases(&second), at(1_000), at(0)), None);
+    let free = concurrency.release(leases(&second), at(1_000), at(1_000)).unwrap();
+    assert!(decide(&limit, &State::Leases(free), at(1_000), 1.0, false).ok);
 }

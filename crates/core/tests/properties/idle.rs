@@ -1,7 +1,7 @@
 //! Idle limits: without the state every call is answered the same, so that it can be deleted.
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Start, Windows};
+use ratelimit_core::algorithm::{Start, Tokens, Windows};
 use ratelimit_core::{Limit, Micros, State, decide};
 
 use crate::{ALL, Config, Kind, Sequence, cases, sequence};
@@ -119,8 +119,8 @@ proptest! {
             Some(at) => {
                 prop_assert!(at >= now && idle(at), "not idle at {at:?}: {state:?}");
                 // The last bits of a span, and of tokens in it.
-                let refill = config.capacity.max(state.value.abs()) / config.rate * config.period as f64;
-                let before = at.minus(Micros(1 + (at.minus(state.ts).0.max(refill as i64) >> 48)));
+                let refill = config.capacity.max(state.value().abs()) / config.rate * config.period as f64;
+                let before = at.minus(Micros(1 + (at.minus(state.ts()).0.max(refill as i64) >> 48)));
                 prop_assert!(before < now || !idle(before), "idle before {at:?}: {state:?}");
             }
             None => {
@@ -140,9 +140,9 @@ proptest! {
         let limit = limit(config, first_request);
         let (now, state) = left(&limit, &sequence);
         let period = config.period as f64;
-        let windows = ((config.capacity - state.value) / config.rate).ceil();
+        let windows = ((config.capacity - state.value()) / config.rate).ceil();
         let full = match config.kind {
-            Kind::TokenBucket => (config.capacity - state.value) / config.rate * period,
+            Kind::TokenBucket => (config.capacity - state.value()) / config.rate * period,
             // A month has 31 days at most, and a config changed over a row makes a window longer.
             Kind::Calendar => (windows + 2.0) * 1.2 * period,
             Kind::FixedWindow => (windows + 1.0) * period,
@@ -150,7 +150,7 @@ proptest! {
             Kind::SlidingLog => period,
         };
         // The last bits of a span, and of what comes in meanwhile.
-        let at = state.ts.0.max(now) + (full * (1.0 + 1e-12)) as i64 + 2;
+        let at = state.ts().0.max(now) + (full * (1.0 + 1e-12)) as i64 + 2;
         let phase = Micros(sequence.begin);
         prop_assert!(limit.is_idle(&state, Micros(at), phase), "{state:?} at {at}");
         as_if_there_were_none(config, &limit, &state, at, phase, &later)?;
@@ -173,12 +173,13 @@ proptest! {
             prop_assert!(!idle(&used, now, phase), "{used:?} at {now}");
         }
         // Before its own time: a sliding log that is empty has none.
-        if config.kind != Kind::SlidingLog || state.value > 0.0 {
-            let before = state.ts.0 - 1;
+        if config.kind != Kind::SlidingLog || state.value() > 0.0 {
+            let before = state.ts().0 - 1;
             prop_assert!(!idle(&state, before, phase), "{state:?} at {before}");
         }
         if config.kind == Kind::FixedWindow && config.start.is_none() {
-            let full = State { value: config.capacity, ..state };
+            let State::Tokens(tokens) = state else { unreachable!() };
+            let full = State::Tokens(Tokens { value: config.capacity, ..tokens });
             prop_assert!(idle(&full, now, phase));
             prop_assert!(!idle(&full, now, Micros(phase.0 + 1)));
         }

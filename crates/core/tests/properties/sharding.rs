@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use ratelimit_core::{Micros, Shards, State, decide};
 
 use crate::{
-    Config, Kind, Sequence, TEN_YEARS, cases, config, instant, keeps_to, sequence, within,
+    Config, Kind, Sequence, TEN_YEARS, cases, config, instant, keeps_to, sequence, tokens_at,
+    within,
 };
 
 /// The kinds that have shards.
@@ -37,7 +38,7 @@ impl Divided {
 
     /// By how much a sum over the shards may miss.
     fn slack(&self) -> f64 {
-        let largest = self.states.iter().map(|state| state.value.abs()).fold(0.0, f64::max);
+        let largest = self.states.iter().map(|state| state.value().abs()).fold(0.0, f64::max);
         2.0 * self.config.tolerance() + 1e-13 * largest * self.states.len() as f64
     }
 }
@@ -75,12 +76,7 @@ fn divided(ages: Ages) -> impl Strategy<Value = Divided> {
                 };
                 let whole = if full < 0.0 { config.rate } else { config.capacity };
                 let tokens = debt.map_or(full * whole, |debt| -debt * config.rate);
-                State {
-                    value: tokens / number,
-                    ts: Micros(now - (age * period) as i64),
-                    prior: None,
-                    log: None,
-                }
+                tokens_at(tokens / number, now - (age * period) as i64)
             });
             Divided { states: states.collect(), config, now }
         },
@@ -104,7 +100,7 @@ proptest! {
         for n in divided.number() {
             let available = parts.available(n, at);
             prop_assert!(available <= divided.share(capacity), "part {n} holds {available}");
-            prop_assert_eq!(parts.refilled(n, at).value, available);
+            prop_assert_eq!(parts.refilled(n, at).value(), available);
             sum += available;
         }
         prop_assert!((parts.level(at).remaining - sum).abs() <= divided.slack());
@@ -131,7 +127,7 @@ proptest! {
         let limit = divided.config.limit();
         let state = divided.states[0].clone();
         divided.states.fill(state.clone());
-        let row = State { value: state.value * divided.states.len() as f64, ..state };
+        let row = tokens_at(state.value() * divided.states.len() as f64, state.ts().0);
         let parts = Shards::new(&limit, divided.states.clone());
         for at in [0.0, periods] {
             let at = Micros(divided.now + (at * divided.config.period as f64) as i64);
@@ -157,8 +153,8 @@ proptest! {
         } else {
             // When the last of the windows that are open now has turned.
             let ends = divided.states.iter().map(|state| {
-                let turns = divided.config.window(divided.now, state.ts.0).max(0) + 1;
-                state.ts.0 + turns * divided.config.period
+                let turns = divided.config.window(divided.now, state.ts().0).max(0) + 1;
+                state.ts().0 + turns * divided.config.period
             });
             prop_assert_eq!(reset_at.0, ends.max().unwrap());
         }
@@ -182,7 +178,7 @@ proptest! {
         let room = divided.share(divided.config.capacity) * among.len() as f64;
         let debt = (debt * divided.config.rate).min(divided.config.refill(TEN_YEARS));
         let target = share * room - debt;
-        let ts = divided.number().iter().map(|&n| parts.refilled(n, now).ts).max().unwrap();
+        let ts = divided.number().iter().map(|&n| parts.refilled(n, now).ts()).max().unwrap();
         let before: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
         parts.distribute(&among, now, target, ts);
 
@@ -195,11 +191,11 @@ proptest! {
         for n in divided.number() {
             let (before, after) = (before[n], after[n]);
             let state = &parts.states()[n];
-            prop_assert!(state.value <= divided.share(divided.config.capacity) * (1.0 + 1e-15));
+            prop_assert!(state.value() <= divided.share(divided.config.capacity) * (1.0 + 1e-15));
             // A shard that is left out, or that is as it was, is not to be stored.
             let unchanged = *state == divided.states[n];
-            prop_assert!(unchanged || (among.contains(&n) && state.value != before));
-            prop_assert!(unchanged || state.ts == ts);
+            prop_assert!(unchanged || (among.contains(&n) && state.value() != before));
+            prop_assert!(unchanged || state.ts() == ts);
             if target >= 0.0 && taken {
                 prop_assert!(after <= before, "part {n} got some: {before}, now {after}");
                 prop_assert!(after >= before.min(-slack), "part {n} has {after}");
@@ -229,7 +225,7 @@ proptest! {
         let decision = parts.decide(now, count, false);
         prop_assert_eq!(decision.ok, held >= -divided.config.tolerance());
         if let Some(after) = decision.state {
-            parts.distribute(&divided.number(), now, after.value, after.ts);
+            parts.distribute(&divided.number(), now, after.value(), after.ts());
             let left = parts.level(now).remaining;
             prop_assert!((held - count - left).abs() <= divided.slack(), "{held}, then {left}");
         }
@@ -388,7 +384,7 @@ pub fn take(
         _ if in_debt || held < count => {
             let decision = parts.decide(now, count, reserve);
             if let Some(after) = &decision.state {
-                parts.distribute(&all, now, after.value, after.ts);
+                parts.distribute(&all, now, after.value(), after.ts());
             }
             decision
         }
@@ -401,7 +397,7 @@ pub fn take(
         }
         _ => {
             let decision = parts.decide(now, count, reserve);
-            let ts = parts.total(now).ts;
+            let ts = parts.total(now).ts();
             parts.distribute(&among, now, held - count, ts);
             decision
         }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ratelimit_core::table::{Dropped, Entry, Head, Partition, Whose, places};
-use ratelimit_core::{Micros, State};
+use ratelimit_core::Micros;
+use ratelimit_core::algorithm::{Counters, Lease, Tokens};
+use ratelimit_core::table::{Dropped, Entry, Head, Kept, Partition, Whose, places};
 
 use crate::cases;
 
@@ -37,21 +38,36 @@ const fn whose(owner: u32, name: u64) -> Whose {
     Whose { owner, name, fair_by_name: true }
 }
 
-fn state(value: f64, prior: Option<f64>) -> State {
-    State { value, ts: Micros(-5), prior, log: None }
+/// No tokens.
+const EMPTY: Kept = Kept::Tokens(Tokens { value: 0.0, ts: Micros(-5), brought: None });
+
+/// Whatever an entry can keep.
+fn kept() -> impl Strategy<Value = Kept> {
+    let (number, ts) = (|| prop_oneof![Just(0.0), -1e9..1e15], || any::<i64>().prop_map(Micros));
+    prop_oneof![
+        (number(), ts(), prop::option::of(number()))
+            .prop_map(|(value, ts, brought)| Kept::Tokens(Tokens { value, ts, brought })),
+        (number(), number(), ts()).prop_map(|(value, prior, ts)| Kept::Counters(Counters {
+            value,
+            prior,
+            ts
+        })),
+        (ts(), ts(), ts(), any::<bool>()).prop_map(|(id, expires_at, ts, is_first)| {
+            Kept::Slot { lease: Lease { id, expires_at }, ts, is_first }
+        }),
+    ]
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Put(u8, f64, Option<f64>, i64),
+    Put(u8, Kept, i64),
     Remove(u8),
     RemoveEven,
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let prior = prop::option::of(0.0..9.0);
     prop_oneof![
-        8 => (0..40u8, -1e9..1e15, prior, 0..100i64).prop_map(|(n, v, p, at)| Step::Put(n, v, p, at)),
+        8 => (0..40u8, kept(), 0..100i64).prop_map(|(n, kept, at)| Step::Put(n, kept, at)),
         3 => (0..40u8).prop_map(Step::Remove),
         1 => Just(Step::RemoveEven),
     ]
@@ -67,17 +83,16 @@ proptest! {
         now in 0..100i64,
     ) {
         let mut memory = Memory::new(room);
-        let mut map: BTreeMap<u8, (State, i64)> = BTreeMap::new();
+        let mut map: BTreeMap<u8, (Kept, i64)> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Put(n, value, prior, idle_at) => {
+                Step::Put(n, kept, idle_at) => {
                     let was_full = map.len() == room && !map.contains_key(&n);
-                    let state = state(value, prior);
                     let mut partition = memory.partition();
                     let (entry, dropped) = partition.entry(key(n), whose(1, u64::from(n % 2)), Micros(now));
-                    entry.set(&state, Some(Micros(idle_at)), n % 3 == 0);
+                    entry.set(kept, Some(Micros(idle_at)), n % 3 == 0);
                     prop_assert_eq!(dropped == Dropped::None, !was_full);
-                    map.insert(n, (state, idle_at));
+                    map.insert(n, (kept, idle_at));
                     let gone: Vec<u8> =
                         map.keys().copied().filter(|&n| partition.find(key(n)).is_none()).collect();
                     prop_assert_eq!(gone.len(), usize::from(was_full));
@@ -99,8 +114,8 @@ proptest! {
             let partition = memory.partition();
             prop_assert_eq!(partition.iter().count(), map.len());
             prop_assert_eq!(partition.len(), map.len() as u64);
-            for (&n, (state, _)) in &map {
-                prop_assert_eq!(partition.find(key(n)).map(Entry::state), Some(state.clone()));
+            for (&n, (kept, _)) in &map {
+                prop_assert_eq!(partition.find(key(n)).map(Entry::state), Some(*kept));
             }
         }
     }
@@ -142,7 +157,7 @@ fn call(memory: &mut Memory, n: u64, whose: Whose) -> bool {
     if partition.call(hash(n)).is_some() {
         return false;
     }
-    partition.entry(hash(n), whose, Micros(0)).0.set(&state(0.0, None), None, true);
+    partition.entry(hash(n), whose, Micros(0)).0.set(EMPTY, None, true);
     true
 }
 
@@ -191,7 +206,7 @@ fn an_empty_limit_outlives_many_keys_that_come_once_and_take_little() {
     (0..100).for_each(|n| (0..2).for_each(|_| _ = call(&mut memory, n, OF_ONE)));
     for n in 1_000..3_000 {
         let mut partition = memory.partition();
-        partition.entry(hash(n), OF_ONE, Micros(0)).0.set(&state(0.0, None), None, false);
+        partition.entry(hash(n), OF_ONE, Micros(0)).0.set(EMPTY, None, false);
     }
     assert!((0..100).all(|n| memory.partition().find(hash(n)).is_some()));
 }
@@ -229,11 +244,7 @@ fn an_idle_entry_goes_before_one_that_is_not() {
     let mut memory = Memory::new(8);
     for n in 0..8 {
         let idle_at = if n == 3 { Micros(0) } else { Micros(1_000) };
-        memory.partition().entry(key(n), OF_ONE, Micros(0)).0.set(
-            &state(1.0, None),
-            Some(idle_at),
-            true,
-        );
+        memory.partition().entry(key(n), OF_ONE, Micros(0)).0.set(EMPTY, Some(idle_at), true);
     }
     let dropped = memory.partition().entry(key(9), OF_ONE, Micros(5)).1;
     assert_eq!(dropped, Dropped::Idle);
