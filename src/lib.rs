@@ -25,7 +25,7 @@ pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
 /// Called by Postgres when it loads the library.
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
-    pg::memory::init(pg::call::end_session);
+    pg::oom_reserve::init(pg::call::end_session);
     pg::settings::init();
     pg::invalidation::init();
     pg::subtransaction::init(&[store::heap::forget, store::held::forget]);

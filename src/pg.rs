@@ -8,8 +8,8 @@ pub mod declaration;
 pub mod error;
 pub mod interrupts;
 pub mod invalidation;
-pub mod memory;
 pub mod memory_context;
+pub mod oom_reserve;
 pub mod server_log;
 pub mod settings;
 pub mod shared_memory;
@@ -17,5 +17,7 @@ pub mod sort;
 pub mod spi;
 pub mod subtransaction;
 pub mod transaction;
-pub mod usual_table;
+pub mod unaltered_table;
 pub mod values;
+
+pub use unaltered_table as usual_table; // until store/heap.rs says so, too

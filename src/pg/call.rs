@@ -20,7 +20,7 @@ use pgrx::prelude::*;
 use pgrx::{PgTryBuilder, pg_sys};
 
 use crate::pg::error::{Error, Report, Result};
-use crate::pg::memory;
+use crate::pg::oom_reserve;
 use crate::pg::settings::{self, ErrorStyle};
 use crate::pg::values::{server_text, utf8};
 
@@ -74,7 +74,7 @@ struct PlainReport {
 const OUT_OF_MEMORY: PlainReport = PlainReport {
     sqlstate: PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int,
     message: c"out of memory".as_ptr(),
-    detail: memory::NO_RESERVE.as_ptr(),
+    detail: oom_reserve::NO_RESERVE.as_ptr(),
     hint: std::ptr::null(),
 };
 
@@ -109,7 +109,7 @@ pub unsafe fn enter(
     // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
     // what it points to; both are reached through raw pointers only.
     unsafe {
-        if !memory::hold() {
+        if !oom_reserve::hold() {
             raise(PgLogLevel::ERROR, OUT_OF_MEMORY);
         }
         let mut below = Below {
@@ -265,7 +265,7 @@ unsafe extern "C-unwind" fn remember(below: *mut c_void) {
         // Nothing is allocated where there is no memory, or where that would be a crash by itself.
         // What pgrx allocates, while it can't bear an error, is had from the reserve.
         if is_of(b"53", sqlstate) {
-            memory::release();
+            oom_reserve::release();
         }
         if is_of(b"53", sqlstate) || pg_sys::CritSectionCount > 0 {
             return;

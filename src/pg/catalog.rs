@@ -11,7 +11,7 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use crate::pg::error::{Error, Result};
 use crate::pg::invalidation::Tables;
 use crate::pg::transaction::with_snapshot;
-use crate::pg::{citus, invalidation, usual_table};
+use crate::pg::{citus, invalidation, unaltered_table};
 
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +30,7 @@ pub struct Catalog {
     pub rl_blocks: Option<Table>,
     /// The primary key's index, for direct access to rateLimits, or the reason why it needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
-    /// Whether the primary key of rateLimits is the usual one, which rules out two rows of one key.
+    /// Whether the primary key of rateLimits is unaltered, which rules out two rows of one key.
     pub usual_key: bool,
     /// The function `rl_define`, whose EXECUTE privilege a config in a call requires.
     pub rl_define: pg_sys::Oid,
@@ -235,8 +235,8 @@ unsafe fn read(namespace: pg_sys::Oid, lock: TableLock) -> Result<Catalog> {
         if relation.is_null() {
             return Err(Error::NoTable { table: "rateLimits" }); // dropped while this waited
         }
-        let index = usual_table::index_of(relation);
-        let usual_key = usual_table::usual_key(relation).is_some();
+        let index = unaltered_table::index_of(relation);
+        let usual_key = unaltered_table::unaltered_key(relation).is_some();
         pg_sys::table_close(relation, pg_sys::NoLock as _);
         Ok(Catalog {
             extension,

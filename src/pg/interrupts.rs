@@ -2,13 +2,13 @@
 
 use pgrx::prelude::*;
 
-use crate::pg::memory::{self, Larger};
+use crate::pg::oom_reserve::{self, Larger};
 
 /// Processes a cancel or a shutdown, and raises 53200 where memory is short.
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
-    if !memory::hold() {
-        let detail = memory::NO_RESERVE.to_str().unwrap_or_default();
+    if !oom_reserve::hold() {
+        let detail = oom_reserve::NO_RESERVE.to_str().unwrap_or_default();
         ereport!(ERROR, PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY, "out of memory", detail);
     }
 }

@@ -10,15 +10,15 @@ use pgrx::pg_sys;
 use crate::pg::error::Result;
 
 /// A callback at the rollback of the subtransaction of this number.
-pub type Forget = fn(pg_sys::SubTransactionId);
+pub type RollbackHook = fn(pg_sys::SubTransactionId);
 
 thread_local! {
-    static MEMORIES: Cell<&'static [Forget]> = const { Cell::new(&[]) };
+    static HOOKS: Cell<&'static [RollbackHook]> = const { Cell::new(&[]) };
 }
 
 /// Registers callbacks; called once, when the library is loaded.
-pub fn init(memories: &'static [Forget]) {
-    MEMORIES.set(memories);
+pub fn init(hooks: &'static [RollbackHook]) {
+    HOOKS.set(hooks);
     // SAFETY: the callback is a C function that lives as long as the library.
     unsafe { pg_sys::RegisterSubXactCallback(Some(ended), std::ptr::null_mut()) };
 }
@@ -34,7 +34,7 @@ unsafe extern "C-unwind" fn ended(
     _: *mut c_void,
 ) {
     if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        MEMORIES.get().iter().for_each(|forget| forget(number));
+        HOOKS.get().iter().for_each(|hook| hook(number));
     }
 }
 

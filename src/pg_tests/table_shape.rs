@@ -1,4 +1,4 @@
-//! Which table is the usual one: each way of making it another, and what is said of it then.
+//! Which table is unaltered: each way of altering it, and what is said of it then.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn the_table_of_create_extension_is_the_usual_one() {
+    fn the_table_of_create_extension_is_unaltered() {
         assert_eq!(refusal(), None);
         let index = with_catalog(|catalog| catalog.index).unwrap();
         assert_eq!(index, get("SELECT 'ratelimits_pkey'::regclass::oid"));

@@ -1,4 +1,4 @@
-//! The usual table: as the extension created it, with its own primary key, and without any addition
+//! The unaltered table: as the extension created it, with its own primary key, and without any addition
 //! that the executor would have to process. Every property that matters to a write must have an
 //! allowed value, so that unforeseen ones are refused.
 
@@ -32,7 +32,7 @@ const fn text(name: &'static CStr) -> Column {
 /// The number of columns of the table.
 pub const COLUMNS: usize = 7;
 
-const USUAL: [Column; COLUMNS] = [
+const CREATED: [Column; COLUMNS] = [
     text(c"name"),
     Column { has_default: true, ..text(c"key") },
     Column { has_default: true, ..column(c"shard", INT4OID) },
@@ -42,10 +42,10 @@ const USUAL: [Column; COLUMNS] = [
     Column { not_null: false, extended: true, ..column(c"log", TIMESTAMPTZARRAYOID) },
 ];
 
-/// Returns the primary key's index of the usual table.
+/// Returns the primary key's index of the unaltered table.
 ///
 /// # Errors
-/// The reason why the table is not the usual one, such as a trigger.
+/// The reason why the table is not unaltered, such as a trigger.
 ///
 /// # Safety
 /// The table is open.
@@ -75,7 +75,7 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (!class.relispartition && !class.relhassubclass, "is part of an inheritance"),
             (class.relreplident == b'd' as c_char, "has another replica identity"),
             (has_columns(table, is_same_column), "has other columns"),
-            (has_columns(table, is_usual_column), "has an altered column"),
+            (has_columns(table, is_unaltered_column), "has an altered column"),
             (!has_checks(table), "has a check constraint"),
             ((*table).rd_pkindex != pg_sys::InvalidOid, "has no primary key"),
             (!indexes.is_null() && (*indexes).length == 1, "has a further index"),
@@ -86,14 +86,14 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (!is_distributed((*table).rd_id), "is distributed by citus"),
             (snapshots_never_expire(), "can lose what a snapshot sees, by old_snapshot_threshold"),
         ];
-        if let Some(&(_, why)) = allowed.iter().find(|(is_usual, _)| !is_usual) {
+        if let Some(&(_, why)) = allowed.iter().find(|(is_unaltered, _)| !is_unaltered) {
             return Err(why);
         }
-        usual_key(table).ok_or("has another primary key")
+        unaltered_key(table).ok_or("has another primary key")
     }
 }
 
-/// Whether the table has as many columns as the usual one, and each matches.
+/// Whether the table has as many columns as the unaltered one, and each matches.
 ///
 /// # Safety
 /// The table is open.
@@ -105,7 +105,7 @@ unsafe fn has_columns(
     unsafe {
         let description = (*table).rd_att;
         (*description).natts as usize == COLUMNS
-            && USUAL.iter().enumerate().all(|(n, usual)| {
+            && CREATED.iter().enumerate().all(|(n, created)| {
                 let tuple = pg_sys::SearchSysCache2(
                     pg_sys::SysCacheIdentifier::ATTNUM as c_int,
                     (*table).rd_id.into(),
@@ -115,22 +115,22 @@ unsafe fn has_columns(
                     return false;
                 }
                 let column = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_attribute>(tuple);
-                let matches = matches(description, &*column, usual);
+                let matches = matches(description, &*column, created);
                 pg_sys::ReleaseSysCache(tuple);
                 matches
             })
     }
 }
 
-/// Whether a column has the usual name and type.
+/// Whether a column has the name and type that it was created with.
 fn is_same_column(
     _: pg_sys::TupleDesc,
     column: &pg_sys::FormData_pg_attribute,
-    usual: &Column,
+    created: &Column,
 ) -> bool {
     // SAFETY: the name is a C string.
     let name = unsafe { CStr::from_ptr(column.attname.data.as_ptr()) };
-    !column.attisdropped && name == usual.name && column.atttypid == usual.data_type.value()
+    !column.attisdropped && name == created.name && column.atttypid == created.data_type.value()
 }
 
 /// Whether a column is as CREATE EXTENSION made it, in every property by which the executor forms or
@@ -138,19 +138,19 @@ fn is_same_column(
 ///
 /// # Safety
 /// The column is one of the description's.
-unsafe fn is_usual_column(
+unsafe fn is_unaltered_column(
     description: pg_sys::TupleDesc,
     column: &pg_sys::FormData_pg_attribute,
-    usual: &Column,
+    created: &Column,
 ) -> bool {
-    let storage = if usual.extended { b'x' } else { b'p' };
+    let storage = if created.extended { b'x' } else { b'p' };
     column.atttypmod == -1
-        && column.attcollation == usual.collation
-        && column.attnotnull == usual.not_null
+        && column.attcollation == created.collation
+        && column.attnotnull == created.not_null
         // SAFETY: as the caller says.
-        && (!usual.not_null || unsafe { is_never_null(description, column.attnum) })
+        && (!created.not_null || unsafe { is_never_null(description, column.attnum) })
         && column.attstorage == storage as c_char
-        && column.atthasdef == usual.has_default
+        && column.atthasdef == created.has_default
         && column.attidentity == 0
         && column.attgenerated == 0
         && column.attinhcount == 0
@@ -213,11 +213,11 @@ fn snapshots_never_expire() -> bool {
     true
 }
 
-/// Returns the primary key's index, if it is the usual one.
+/// Returns the primary key's index, if it is unaltered.
 ///
 /// # Safety
 /// The table is open.
-pub unsafe fn usual_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
+pub unsafe fn unaltered_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
     // SAFETY: reads the open relation's descriptions; the list of its indexes finds the primary key.
     unsafe {
         pg_sys::list_free(pg_sys::RelationGetIndexList(table));
@@ -226,9 +226,9 @@ pub unsafe fn usual_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
             return None;
         }
         let relation = pg_sys::index_open(index, pg_sys::AccessShareLock as _);
-        let usual = is_usual_index(relation);
+        let unaltered = is_unaltered_index(relation);
         pg_sys::index_close(relation, pg_sys::AccessShareLock as _);
-        usual.then_some(index)
+        unaltered.then_some(index)
     }
 }
 
@@ -237,7 +237,7 @@ pub unsafe fn usual_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
 ///
 /// # Safety
 /// The index is open.
-unsafe fn is_usual_index(index: pg_sys::Relation) -> bool {
+unsafe fn is_unaltered_index(index: pg_sys::Relation) -> bool {
     const FAMILIES: [pg_sys::Oid; 3] =
         [pg_sys::TEXT_BTREE_FAM_OID, pg_sys::TEXT_BTREE_FAM_OID, pg_sys::INTEGER_BTREE_FAM_OID];
     const COLLATIONS: [pg_sys::Oid; 3] =
