@@ -22,13 +22,17 @@ pgrx::extension_sql_file!("../sql/bootstrap.sql", name = "bootstrap", bootstrap)
 pgrx::extension_sql_file!("../sql/citus.sql", name = "citus");
 pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
 
+#[global_allocator]
+static ALLOCATOR: ratelimit_pg::oom_reserve::Allocator = ratelimit_pg::oom_reserve::Allocator;
+
 /// Called by Postgres when it loads the library.
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
-    pg::oom_reserve::init(pg::call::end_session);
+    ratelimit_pg::oom_reserve::init(ratelimit_pg::raise::end_session);
+    ratelimit_pg::relcache::init(&[pg::invalidation::relation_changed]);
+    ratelimit_pg::subtransaction::init(&[store::heap::forget, store::held::forget]);
     pg::settings::init();
     pg::invalidation::init();
-    pg::subtransaction::init(&[store::heap::forget, store::held::forget]);
 }
 
 /// What `#[pg_test]` asks for, of the program that calls the tests in the server.

@@ -1,23 +1,28 @@
-//! The parts of Postgres that the extension uses. Independent of limits.
+//! What the floors above use of Postgres and of the extension's own objects in it.
 
-pub mod call;
 pub mod catalog;
 pub mod citus;
-pub mod clock;
 pub mod declaration;
 pub mod error;
-pub mod interrupts;
 pub mod invalidation;
-pub mod memory_context;
-pub mod oom_reserve;
-pub mod server_log;
 pub mod settings;
-pub mod shared_memory;
-pub mod sort;
 pub mod spi;
-pub mod subtransaction;
-pub mod transaction;
 pub mod unaltered_table;
-pub mod values;
 
+pub use ratelimit_pg::{
+    call, clock, interrupts, memory_context, server_log, shared_memory, sort, transaction, values,
+};
 pub use unaltered_table as usual_table; // until store/heap.rs says so, too
+
+/// Subtransactions.
+pub mod subtransaction {
+    use super::error::Result;
+
+    /// [`attempt`](ratelimit_pg::subtransaction::attempt), of work that fails as calls do.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn attempt<T>(work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+        ratelimit_pg::subtransaction::attempt(work)
+    }
+}

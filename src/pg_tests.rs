@@ -12,6 +12,7 @@ use crate::store::{Store, with_store};
 
 mod announced;
 mod declared;
+mod kept_in_partition;
 mod raised;
 mod resharded_between;
 mod rolled_back;

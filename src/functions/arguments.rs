@@ -6,9 +6,9 @@ use ratelimit_core::config::{self, Interval};
 use ratelimit_core::headers::Style;
 use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, NAME_LENGTH};
 use ratelimit_core::text::shortened;
+use ratelimit_pg::error::{PgError as Error, Result};
 
-use crate::pg::call::sql_types::{Checked, Timestamptz};
-use crate::pg::error::{Error, Result};
+use crate::pg::call::sql_types::Checked;
 use crate::pg::values::utf8;
 
 /// The name of a limit.
@@ -32,15 +32,6 @@ impl<'a> Checked<'a> for Key<'a> {
 
     fn check(key: &'a [u8], _: &'static str) -> Result<Key<'a>> {
         valid_key(key).map(Key)
-    }
-}
-
-/// A finite time.
-impl Checked<'_> for Micros {
-    type Base = Timestamptz;
-
-    fn check(at: Timestamptz, argument: &'static str) -> Result<Micros> {
-        finite(at.instant(), argument)
     }
 }
 
@@ -109,12 +100,15 @@ impl<'a> Checked<'a> for Timezone {
     }
 }
 
-impl<'a> Checked<'a> for Style {
+/// A style of headers.
+pub struct HeaderStyle(pub Style);
+
+impl<'a> Checked<'a> for HeaderStyle {
     type Base = &'a [u8];
 
-    fn check(text: &'a [u8], argument: &'static str) -> Result<Style> {
+    fn check(text: &'a [u8], argument: &'static str) -> Result<HeaderStyle> {
         let text = utf8(text);
-        Style::parse(&text).ok_or_else(|| Error::InvalidArgument {
+        Style::parse(&text).map(HeaderStyle).ok_or_else(|| Error::InvalidArgument {
             argument,
             value: format!("'{}'", shortened(&text)),
             allowed: Style::ALLOWED.into(),
@@ -128,18 +122,6 @@ impl<'a> Checked<'a> for Style {
 /// 22004.
 pub fn required<T>(argument: Option<T>, name: &'static str) -> Result<T> {
     argument.ok_or(Error::NullArgument(name))
-}
-
-/// Refuses an infinite time.
-///
-/// # Errors
-/// 22023.
-pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
-    at.ok_or_else(|| Error::InvalidArgument {
-        argument,
-        value: "infinite".into(),
-        allowed: "a finite time".into(),
-    })
 }
 
 /// Refuses a name that is empty or too long.

@@ -2,6 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_core::lease::{self, LeaseName};
+use ratelimit_pg::error::PgError;
 
 use super::answers::RlResult;
 use super::arguments::{Key, Name};
@@ -11,7 +12,7 @@ use crate::limiter::request::Request;
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use crate::pg::declaration::{One, sql_function};
-use crate::pg::error::{Error, Result};
+use crate::pg::error::Result;
 use crate::pg::values::Jsonb;
 
 sql_row! {
@@ -33,9 +34,9 @@ pub struct Lease(LeaseName);
 impl<'a> Checked<'a> for Lease {
     type Base = &'a [u8];
 
-    fn check(text: &'a [u8], argument: &'static str) -> Result<Lease> {
+    fn check(text: &'a [u8], argument: &'static str) -> Result<Lease, PgError> {
         // Not shown, since there is a key in it.
-        lease::parse(text).map(Lease).ok_or_else(|| Error::InvalidArgument {
+        lease::parse(text).map(Lease).ok_or_else(|| PgError::InvalidArgument {
             argument,
             value: "malformed".into(),
             allowed: "a lease as rl_acquire() returned it".into(),

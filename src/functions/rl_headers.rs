@@ -4,15 +4,15 @@ use std::ops::RangeInclusive;
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::headers::{self, Style};
+use ratelimit_core::headers;
 use ratelimit_core::text::float_text;
 
 use super::answers::RlResult;
-use super::arguments::{Name, finite, required};
+use super::arguments::{HeaderStyle, Name, required};
 use crate::limiter::definitions;
 use crate::pg::call::Call;
 use crate::pg::call::composite::Composite;
-use crate::pg::call::sql_types::Json;
+use crate::pg::call::sql_types::{Json, finite};
 use crate::pg::catalog::{self, TableLock};
 use crate::pg::clock;
 use crate::pg::declaration::sql_function;
@@ -27,7 +27,7 @@ sql_function! {
         call: &Call,
         name: Name,
         result: Composite<RlResult>,
-        style: Style = "'ietf'",
+        style: HeaderStyle = "'ietf'",
         config: Option<Jsonb> = "NULL",
     ) -> Json {
         let (outcome, now) = outcome(&result)?;
@@ -39,7 +39,7 @@ sql_function! {
         };
         // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.
         let now = now.unwrap_or_else(|| clock::now().ceil_to_millis());
-        Ok(Json::new(headers::headers(style, utf8_bytes(name.0), &limit, &outcome, now)))
+        Ok(Json::new(headers::headers(style.0, utf8_bytes(name.0), &limit, &outcome, now)))
     }
 }
 

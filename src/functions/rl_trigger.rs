@@ -170,7 +170,7 @@ impl<'a> Options<'a> {
                     None => 1.0,
                 };
                 counts.add(key, count);
-                Ok(())
+                Ok::<_, Error>(())
             })
         })?;
         Ok(counts)

@@ -10,8 +10,8 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::pg::error::{Error, Result};
 use crate::pg::invalidation::Tables;
-use crate::pg::transaction::with_snapshot;
 use crate::pg::{citus, invalidation, unaltered_table};
+use ratelimit_pg::transaction::with_snapshot;
 
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]

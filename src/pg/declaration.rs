@@ -10,10 +10,10 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 use pgrx::pgrx_sql_entity_graph::section;
+use ratelimit_pg::error::Result;
 
-use crate::pg::call::sql_types::{ResultColumn, SqlRow, SqlValue};
+use crate::pg::call::sql_types::{self, Json, ResultColumn, SqlRow, SqlValue, Timestamptz};
 use crate::pg::call::{Call, Rows};
-use crate::pg::error::Result;
 use crate::pg::transaction::{refuse_parallel, refuse_read_only};
 
 /// What CREATE FUNCTION is told of a function.
@@ -185,7 +185,7 @@ pub trait SqlResult: Sized {
     /// Runs before the arguments are read.
     ///
     /// # Errors
-    /// [`Error::Declaration`](crate::pg::error::Error::Declaration) where the function is declared to return something else.
+    /// [`PgError::Declaration`](ratelimit_pg::error::PgError::Declaration) where the function is declared to return something else.
     fn begin(_: &Call) -> Result<()> {
         Ok(())
     }
@@ -197,7 +197,20 @@ pub trait SqlResult: Sized {
     fn end(self, call: &Call) -> Result<pg_sys::Datum>;
 }
 
-impl<T: SqlValue> SqlResult for T {
+macro_rules! value {
+    ($($type:ty),*) => {$(
+        impl SqlResult for $type {
+            const DECLARED: Returned = Returned::Value(<$type as SqlValue>::SQL);
+
+            fn end(self, call: &Call) -> Result<pg_sys::Datum> {
+                Some(self).end(call)
+            }
+        }
+    )*};
+}
+value!(bool, i32, i64, f64, sql_types::Text, Json, Timestamptz);
+
+impl<T: SqlValue> SqlResult for Option<T> {
     const DECLARED: Returned = Returned::Value(T::SQL);
 
     fn end(self, call: &Call) -> Result<pg_sys::Datum> {
@@ -376,7 +389,7 @@ macro_rules! sql_function {
                 let mut arguments = $call.arguments();
                 $(let $parameter: $type = arguments.next(stringify!($parameter))?;)*
                 let result: $crate::pg::error::Result<$result> = (|| $body)();
-                result?.end($call)
+                Ok(result?.end($call)?)
             }
 
             const LENGTH: usize = $name.sql_length();

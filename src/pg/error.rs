@@ -1,5 +1,5 @@
 //! Every error that a user can meet, and the one place that gives it SQLSTATE, message, detail and
-//! hint. Raising is done elsewhere (`call`); nothing here touches Postgres.
+//! hint.
 
 #![forbid(unsafe_code)]
 
@@ -10,12 +10,12 @@ use ratelimit_core::requests::{Fault, RequestError};
 use ratelimit_core::state::StateError;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Kind, Micros};
+use ratelimit_pg::error::{PgError, Qualifier, Raised, Report, SqlState};
 use serde_json::json;
 
-/// An SQLSTATE, its five characters.
-pub type SqlState = [u8; 5];
+use crate::pg::settings::{self, ErrorStyle};
 
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong. What it displays is the message, without a detail or a hint.
 #[derive(Debug, thiserror::Error)]
@@ -112,18 +112,6 @@ pub enum Error {
     NullColumn { option: &'static str, column: String, table: String },
 }
 
-/// An error as Postgres reports it.
-pub struct Report {
-    pub sqlstate: SqlState,
-    pub message: String,
-    pub detail: Option<String>,
-    pub hint: Option<String>,
-}
-
-/// What qualifies the names of the extension's functions and tables in a hint: their schema and a dot
-/// where they are not found without it, or nothing. Asked only where a hint has such a name.
-pub type Qualifier<'a> = &'a dyn Fn() -> String;
-
 const NULL_KEY: &str =
     "A missing user id must not become everybody's limit; for that, leave the key out.";
 
@@ -133,16 +121,6 @@ impl Error {
         match self {
             Error::Undefined { name, .. } => Error::Undefined { name, kind: Kind::Concurrency },
             other => other,
-        }
-    }
-
-    /// The report of this error.
-    pub fn report(&self, qualifier: Qualifier) -> Report {
-        Report {
-            sqlstate: *self.sqlstate(),
-            message: self.to_string(),
-            detail: self.detail(),
-            hint: self.hint(qualifier),
         }
     }
 
@@ -306,28 +284,42 @@ impl Error {
             _ => return None,
         })
     }
+}
 
-    /// The report of this error where PostgREST is to answer it: a denial in the form that PostgREST
-    /// takes status, headers and body from, any other error as it is.
-    pub fn report_for_postgrest(&self, qualifier: Qualifier) -> Report {
-        let report = self.report(qualifier);
-        let Error::RateLimited { retry_after, .. } = self else { return report };
-        let headers = match retry_after {
-            Some(wait) => json!({ "Retry-After": wait.ceil_to_secs().to_string() }),
-            None => json!({}),
+impl Raised for Error {
+    fn report(&self, qualifier: Qualifier) -> Report {
+        let report = Report {
+            sqlstate: *self.sqlstate(),
+            message: self.to_string(),
+            detail: self.detail(),
+            hint: self.hint(qualifier),
         };
-        let body = json!({
-            "code": "PT429",
-            "message": report.message,
-            "details": report.detail,
-            "hint": report.hint,
-        });
-        Report {
-            sqlstate: *b"PGRST",
-            message: body.to_string(),
-            detail: Some(json!({ "status": 429, "headers": headers }).to_string()),
-            hint: None,
+        match (settings::error_style(), self) {
+            (ErrorStyle::Pgrst, Error::RateLimited { retry_after, .. }) => {
+                for_postgrest(report, *retry_after)
+            }
+            _ => report,
         }
+    }
+}
+
+/// A denial in the form that PostgREST takes status, headers and body of its answer from.
+fn for_postgrest(report: Report, retry_after: Option<Micros>) -> Report {
+    let headers = match retry_after {
+        Some(wait) => json!({ "Retry-After": wait.ceil_to_secs().to_string() }),
+        None => json!({}),
+    };
+    let body = json!({
+        "code": "PT429",
+        "message": report.message,
+        "details": report.detail,
+        "hint": report.hint,
+    });
+    Report {
+        sqlstate: *b"PGRST",
+        message: body.to_string(),
+        detail: Some(json!({ "status": 429, "headers": headers }).to_string()),
+        hint: None,
     }
 }
 
@@ -359,5 +351,21 @@ impl From<RequestError> for Error {
             }
         };
         if n == 0 { error } else { Error::InRequest { n, error: Box::new(error) } }
+    }
+}
+
+impl From<PgError> for Error {
+    fn from(error: PgError) -> Error {
+        match error {
+            PgError::NullArgument(argument) => Error::NullArgument(argument),
+            PgError::InvalidArgument { argument, value, allowed } => {
+                Error::InvalidArgument { argument, value, allowed }
+            }
+            PgError::AlteredColumn { column } => Error::AlteredColumn { column },
+            PgError::Declaration => Error::Declaration,
+            PgError::NotMapped => Error::NotMapped,
+            PgError::Parallel { function } => Error::Parallel { function },
+            PgError::ReadOnly { call } => Error::ReadOnly { call },
+        }
     }
 }

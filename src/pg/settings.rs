@@ -6,7 +6,9 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sy
 use ratelimit_core::Micros;
 use ratelimit_core::config::parse_instant;
 
-use crate::pg::clock;
+use ratelimit_pg::clock;
+
+pub use ratelimit_pg::settings::locally;
 
 /// The form of a denial's error, with `throws`.
 #[derive(Clone, Copy, PostgresGucEnum)]
@@ -63,33 +65,6 @@ pub fn memory_keys() -> usize {
 /// Returns `ratelimit.track`.
 pub fn track() -> bool {
     TRACK.get()
-}
-
-/// Runs `work` under these settings; after an error the abort of the (sub)transaction restores the
-/// session's, as everywhere in Postgres.
-pub fn locally<T>(settings: &[(&CStr, &CStr)], work: impl FnOnce() -> T) -> T {
-    if settings.is_empty() {
-        return work();
-    }
-    // SAFETY: every nest level is closed again, and the strings are valid.
-    unsafe {
-        let nest_level = pg_sys::NewGUCNestLevel();
-        for (name, value) in settings {
-            pg_sys::set_config_option(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_USERSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
-        }
-        let result = work();
-        pg_sys::AtEOXact_GUC(false, nest_level);
-        result
-    }
 }
 
 /// Declares the settings; called once, when the library is loaded.

@@ -15,8 +15,8 @@ use pgrx::pg_sys;
 use crate::pg::catalog::{self, Catalog, Table, TableLock};
 use crate::pg::error::{Error, Result};
 use crate::pg::settings;
-use crate::pg::transaction::{with_lasting_locks, with_snapshot};
-use crate::pg::values::{Jsonb, jsonb};
+use ratelimit_pg::transaction::{with_lasting_locks, with_snapshot};
+use ratelimit_pg::values::{Jsonb, jsonb};
 
 /// A statement on the extension's tables. Constants only: names and keys are parameters.
 pub struct Statement {

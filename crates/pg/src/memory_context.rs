@@ -7,6 +7,7 @@ pub struct Scratch(PgMemoryContexts);
 
 impl Scratch {
     /// Creates one in the current memory context.
+    #[allow(clippy::new_without_default, reason = "it depends on where it is created")]
     pub fn new() -> Scratch {
         Scratch(PgMemoryContexts::new("ratelimit scratch"))
     }

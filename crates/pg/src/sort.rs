@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 
 use pgrx::pg_sys;
 
-use crate::pg::values::{float_datum, text_datum, varlena_bytes};
+use crate::values::{float_datum, text_datum, varlena_bytes};
 
 /// The columns of a row: its key, its number, which keeps the order of the rows of a key, and its count.
 const COLUMNS: [pg_sys::BuiltinOid; 3] =
@@ -26,6 +26,7 @@ pub struct Sort {
 
 impl Sort {
     /// Creates an empty sort in the current memory context.
+    #[allow(clippy::new_without_default, reason = "it depends on where it is created")]
     pub fn new() -> Sort {
         Sort {
             // SAFETY: reads a variable of this backend.
@@ -102,7 +103,8 @@ impl Sort {
         self.rows += 1;
     }
 
-    /// Returns the next row's key and count; `None` after the last.
+    /// Returns the next row's key and count, until the one after; `None` after the last.
+    #[allow(clippy::should_implement_trait, reason = "an iterator can't lend what it returns")]
     pub fn next(&mut self) -> Option<(&[u8], f64)> {
         if self.state.is_null() {
             return None;

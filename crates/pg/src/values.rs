@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use pgrx::prelude::*;
 use pgrx::{direct_function_call_as_datum, pg_sys};
 
-use crate::pg::error::{Error, Result};
+use crate::error::{PgError, Result};
 
 /// A jsonb value.
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ impl Jsonb<'_> {
     /// # Errors
     /// 22023: more bytes; text that is not UTF-8, in a database whose encoding has no conversion to it.
     pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<&'static str> {
-        let invalid = |value, allowed| Err(Error::InvalidArgument { argument, value, allowed });
+        let invalid = |value, allowed| Err(PgError::InvalidArgument { argument, value, allowed });
         match self.to_server_json(most).map(utf8_bytes).map(str::from_utf8) {
             Err(bytes) => invalid(format!("{bytes} bytes long"), format!("at most {most} bytes")),
             Ok(Err(_)) => invalid("text of another encoding".into(), "text in UTF-8".into()),

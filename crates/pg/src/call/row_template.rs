@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use pgrx::pg_sys;
 
-use crate::pg::transaction::unguarded;
+use crate::unguarded;
 
 /// A row of a description and pattern of NULLs, in which every value is 0.
 struct Template {

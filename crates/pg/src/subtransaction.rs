@@ -7,8 +7,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use pgrx::pg_sys;
 
-use crate::pg::error::Result;
-
 /// A callback at the rollback of the subtransaction of this number.
 pub type RollbackHook = fn(pg_sys::SubTransactionId);
 
@@ -43,7 +41,7 @@ unsafe extern "C-unwind" fn ended(
 ///
 /// # Errors
 /// Those of the work.
-pub fn attempt<T>(work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+pub fn attempt<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
     // SAFETY: as PL/pgSQL runs a block with an EXCEPTION clause: the memory context and the resource
     // owner are restored after the subtransaction's end, whichever way it ends.
     unsafe {

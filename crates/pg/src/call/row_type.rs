@@ -1,23 +1,46 @@
 //! The descriptions of the rows that the SQL functions return: looked up once by a backend, since
 //! that costs as much as a good part of a call.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
 
-use crate::pg::error::{Error, Result};
-use crate::pg::invalidation;
+use crate::error::{PgError, Result};
 
 struct Known {
     function: pg_sys::Oid,
-    /// What [`invalidation::type_changes`] was before the look-up.
+    /// What CHANGES was before the look-up.
     changes: u64,
     description: pg_sys::TupleDesc,
 }
 
 thread_local! {
     static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
+    /// The composite types among them, as relations.
+    static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
+    /// Counts the invalidations that may have changed one of these.
+    static CHANGES: Cell<u64> = const { Cell::new(1) };
+}
+
+/// Counts the invalidation of a relation, or of all.
+pub fn changed(relation: pg_sys::Oid) {
+    let types = TYPES.try_with(|types| match types.try_borrow() {
+        Ok(types) => types.contains(&relation),
+        Err(_) => true,
+    });
+    if types.unwrap_or(true) || relation == pg_sys::InvalidOid {
+        CHANGES.set(CHANGES.get() + 1);
+    }
+}
+
+/// Has a composite type, given by its relation, counted.
+fn watch(relation: pg_sys::Oid) {
+    TYPES.with_borrow_mut(|types| {
+        if !types.contains(&relation) {
+            types.push(relation);
+        }
+    });
 }
 
 /// The description of the rows that the function is declared to return, which must be `columns`. It
@@ -26,7 +49,7 @@ thread_local! {
 /// again doesn't grow.
 ///
 /// # Errors
-/// [`Error::Declaration`] where it is declared to return something else.
+/// [`PgError::Declaration`] where it is declared to return something else.
 ///
 /// # Safety
 /// `fcinfo` is that of the call.
@@ -36,7 +59,7 @@ pub unsafe fn row_type(
 ) -> Result<pg_sys::TupleDesc> {
     // SAFETY: flinfo is set for every call through the function manager.
     let function = unsafe { (*(*fcinfo).flinfo).fn_oid };
-    let changes = invalidation::type_changes();
+    let changes = CHANGES.get();
     let known = KNOWN.with_borrow(|known| {
         let known = known.iter().find(|known| known.function == function);
         known.map(|known| (known.description, known.changes))
@@ -57,9 +80,9 @@ pub unsafe fn row_type(
             || (*declared).natts as usize != columns.len()
             || !columns.iter().enumerate().all(fits)
         {
-            return Err(Error::Declaration);
+            return Err(PgError::Declaration);
         }
-        invalidation::watch_type(pg_sys::get_typ_typrelid((*declared).tdtypeid));
+        watch(pg_sys::get_typ_typrelid((*declared).tdtypeid));
         match known.filter(|&known| pg_sys::equalTupleDescs(known, declared)) {
             Some(same) => same,
             None => {

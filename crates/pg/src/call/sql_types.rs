@@ -6,9 +6,9 @@ use pgrx::pg_sys::BuiltinOid;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
 
-use crate::pg::clock::{instant, to_nearest_timestamptz, to_timestamptz};
-use crate::pg::error::{Error, Result};
-use crate::pg::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_bytes};
+use crate::clock::{instant, to_nearest_timestamptz, to_timestamptz};
+use crate::error::{PgError, Result};
+use crate::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_bytes};
 
 /// What an SQL function can be given.
 pub trait Argument<'call>: Sized {
@@ -28,9 +28,9 @@ pub trait Argument<'call>: Sized {
     /// What NULL is.
     ///
     /// # Errors
-    /// [`Error::NullArgument`]: it is refused.
+    /// [`PgError::NullArgument`]: it is refused.
     fn null(name: &'static str) -> Result<Self> {
-        Err(Error::NullArgument(name))
+        Err(PgError::NullArgument(name))
     }
 }
 
@@ -41,7 +41,7 @@ pub trait Checked<'call>: Sized {
     /// Checks a value of the argument `name`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], mostly.
+    /// [`PgError::InvalidArgument`], mostly.
     fn check(value: Self::Base, name: &'static str) -> Result<Self>;
 }
 
@@ -128,6 +128,27 @@ impl Argument<'_> for Timestamptz {
     unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Timestamptz> {
         Ok(Timestamptz(datum))
     }
+}
+
+/// A finite time.
+impl Checked<'_> for Micros {
+    type Base = Timestamptz;
+
+    fn check(at: Timestamptz, argument: &'static str) -> Result<Micros> {
+        finite(at.instant(), argument)
+    }
+}
+
+/// Refuses an infinite time.
+///
+/// # Errors
+/// [`PgError::InvalidArgument`] (22023).
+pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
+    at.ok_or_else(|| PgError::InvalidArgument {
+        argument,
+        value: "infinite".into(),
+        allowed: "a finite time".into(),
+    })
 }
 
 /// A timestamptz.
@@ -244,6 +265,7 @@ pub struct ResultColumn {
 
 /// Declares a row that SQL functions return: its columns in their order, and after `as` the composite
 /// type that it is of.
+#[macro_export]
 macro_rules! sql_row {
     (
         $(#[$attribute:meta])*
@@ -256,23 +278,23 @@ macro_rules! sql_row {
             $($(#[$about])* pub $column: $of),*
         }
 
-        impl $crate::pg::call::sql_types::SqlRow for $name {
+        impl $crate::call::sql_types::SqlRow for $name {
             const TYPE: Option<&'static str> =
-                $crate::pg::call::sql_types::optional!($($type)?);
-            const COLUMNS: &'static [$crate::pg::call::sql_types::ResultColumn] = &[
-                $($crate::pg::call::sql_types::ResultColumn {
+                $crate::call::sql_types::optional!($($type)?);
+            const COLUMNS: &'static [$crate::call::sql_types::ResultColumn] = &[
+                $($crate::call::sql_types::ResultColumn {
                     name: stringify!($column),
-                    sql: <$of as $crate::pg::call::sql_types::SqlValue>::SQL,
+                    sql: <$of as $crate::call::sql_types::SqlValue>::SQL,
                 }),*
             ];
             const OIDS: &'static [pgrx::pg_sys::BuiltinOid] =
-                &[$(<$of as $crate::pg::call::sql_types::SqlValue>::OID),*];
+                &[$(<$of as $crate::call::sql_types::SqlValue>::OID),*];
 
             fn with_columns<T>(
                 self,
                 work: impl FnOnce(&mut [pgrx::pg_sys::Datum], &mut [bool]) -> T,
             ) -> T {
-                let columns = [$($crate::pg::call::sql_types::SqlValue::datum(self.$column)),*];
+                let columns = [$($crate::call::sql_types::SqlValue::datum(self.$column)),*];
                 let mut values = columns.map(|value| value.unwrap_or(pgrx::pg_sys::Datum::from(0)));
                 let mut nulls = columns.map(|value| value.is_none());
                 work(&mut values, &mut nulls)
@@ -280,9 +302,10 @@ macro_rules! sql_row {
         }
     };
 }
-pub(crate) use sql_row;
+pub use sql_row;
 
 /// `Some` of what may be left out.
+#[macro_export]
 macro_rules! optional {
     () => {
         None
@@ -291,4 +314,4 @@ macro_rules! optional {
         Some($given)
     };
 }
-pub(crate) use optional;
+pub use optional;

@@ -7,10 +7,10 @@ use std::marker::PhantomData;
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{self, *};
 
-use crate::pg::error::{Error, Result};
-use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::memory_context::Scratch;
-use crate::pg::values::{Jsonb, jsonb, utf8, varlena_bytes};
+use crate::error::{PgError, Result};
+use crate::interrupts::check_for_interrupts;
+use crate::memory_context::Scratch;
+use crate::values::{Jsonb, jsonb, utf8, varlena_bytes};
 
 /// The firing of a trigger.
 pub struct Trigger<'a>(&'a pg_sys::TriggerData);
@@ -113,7 +113,7 @@ impl<'a> Trigger<'a> {
     }
 
     /// FOR EACH ROW: the row that an INSERT or UPDATE writes, or that a DELETE deletes.
-    fn row(&self) -> Option<Row<'_>> {
+    fn row(&self) -> Option<TriggerRow<'_>> {
         if self.0.tg_event & pg_sys::TRIGGER_EVENT_ROW == 0 {
             return None;
         }
@@ -121,7 +121,7 @@ impl<'a> Trigger<'a> {
             Event::Update => self.0.tg_newslot,
             _ => self.0.tg_trigslot,
         };
-        Some(Row { slot, trigger: PhantomData })
+        Some(TriggerRow { slot, trigger: PhantomData })
     }
 
     /// FOR EACH STATEMENT: the transition table of the new rows, for DELETE of the old ones; or null.
@@ -141,7 +141,10 @@ impl<'a> Trigger<'a> {
     ///
     /// # Errors
     /// Those of `visit`.
-    pub fn each_row(&self, mut visit: impl FnMut(&Row) -> Result<()>) -> Result<()> {
+    pub fn each_row<E: 'static>(
+        &self,
+        mut visit: impl FnMut(&TriggerRow) -> Result<(), E>,
+    ) -> Result<(), E> {
         if let Some(row) = self.row() {
             return visit(&row);
         }
@@ -162,7 +165,7 @@ impl<'a> Trigger<'a> {
             let mut visited = Ok(());
             while visited.is_ok() && pg_sys::tuplestore_gettupleslot(table, true, false, slot) {
                 check_for_interrupts();
-                visited = scratch.run(|| visit(&Row { slot, trigger: PhantomData }));
+                visited = scratch.run(|| visit(&TriggerRow { slot, trigger: PhantomData }));
             }
             pg_sys::ExecDropSingleTupleTableSlot(slot);
             visited
@@ -182,7 +185,7 @@ impl<'a> Trigger<'a> {
     /// trigger elsewhere.
     ///
     /// # Errors
-    /// [`Error::AlteredColumn`] (42804).
+    /// [`PgError::AlteredColumn`] (42804).
     fn field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         let Some(row) = self.row().filter(|_| self.event() != Event::Delete) else {
             return Ok(None);
@@ -190,14 +193,14 @@ impl<'a> Trigger<'a> {
         let column = self
             .column(column)
             .filter(|column| column.declared == of.value())
-            .ok_or_else(|| Error::AlteredColumn { column: column.to_string_lossy().into() })?;
+            .ok_or_else(|| PgError::AlteredColumn { column: column.to_string_lossy().into() })?;
         Ok(row.value(&column))
     }
 
     /// A text column of the new row.
     ///
     /// # Errors
-    /// [`Error::AlteredColumn`] (42804).
+    /// [`PgError::AlteredColumn`] (42804).
     pub fn text(&self, column: &CStr) -> Result<Option<&[u8]>> {
         let datum = self.field(column, TEXTOID)?;
         // SAFETY: the type was checked.
@@ -207,7 +210,7 @@ impl<'a> Trigger<'a> {
     /// A jsonb column of the new row.
     ///
     /// # Errors
-    /// [`Error::AlteredColumn`] (42804).
+    /// [`PgError::AlteredColumn`] (42804).
     pub fn jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
         let datum = self.field(column, JSONBOID)?;
         // SAFETY: the type was checked.
@@ -238,7 +241,7 @@ const TEXT_SETTINGS: [(&CStr, &CStr); 8] = [
 ];
 
 impl Column {
-    /// Whether its values are numbers that [`Row::number`] can read.
+    /// Whether its values are numbers that [`TriggerRow::number`] can read.
     pub fn is_number(&self) -> bool {
         matches!(
             BuiltinOid::from_u32(self.base.to_u32()),
@@ -254,7 +257,7 @@ impl Column {
         }
     }
 
-    /// The settings under which [`Row::text`] gives the same text whatever the session's are.
+    /// The settings under which [`TriggerRow::text`] gives the same text whatever the session's are.
     pub fn text_settings(&self) -> &'static [(&'static CStr, &'static CStr)] {
         // SAFETY: a look-up in the system catalogs.
         let is_enum = unsafe { pg_sys::type_is_enum(self.base) };
@@ -270,12 +273,12 @@ impl Column {
 }
 
 /// A row of the event. What is read from it lives in the row or in the current memory context.
-pub struct Row<'a> {
+pub struct TriggerRow<'a> {
     slot: *mut pg_sys::TupleTableSlot,
     trigger: PhantomData<&'a ()>,
 }
 
-impl Row<'_> {
+impl TriggerRow<'_> {
     /// A value; `None` if it is NULL.
     fn value(&self, column: &Column) -> Option<pg_sys::Datum> {
         // SAFETY: the slot holds a row of the relation that the column is of.

@@ -4,25 +4,10 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use crate::pg::error::{Error, Result};
-use crate::pg::values::utf8;
+use crate::error::{PgError, Result};
+use crate::values::utf8;
 
-/// Functions of Postgres that raise no error, and so need no guard of pgrx's.
-pub mod unguarded {
-    use std::ffi::{c_int, c_void};
-
-    use pgrx::pg_sys::{SubTransactionId, TimestampTz, TransactionId};
-
-    unsafe extern "C-unwind" {
-        pub fn ActiveSnapshotSet() -> bool;
-        pub fn GetCurrentSubTransactionId() -> SubTransactionId;
-        pub fn GetCurrentTimestamp() -> TimestampTz;
-        pub fn GetTopTransactionIdIfAny() -> TransactionId;
-        pub fn IsInParallelMode() -> bool;
-        /// For a size that can be, and with MCXT_ALLOC_NO_OOM.
-        pub fn palloc_extended(size: usize, flags: c_int) -> *mut c_void;
-    }
-}
+pub use crate::unguarded;
 
 /// Returns the number of the current subtransaction, greater than those of earlier ones.
 pub fn subtransaction() -> pg_sys::SubTransactionId {
@@ -77,11 +62,11 @@ pub fn with_lasting_locks(locks: impl FnOnce()) {
 /// Refuses a call of `function`, such as `rl_check()`, in a parallel query.
 ///
 /// # Errors
-/// [`Error::Parallel`] (25000).
+/// [`PgError::Parallel`] (25000).
 pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     // SAFETY: reads a flag.
     if unsafe { unguarded::IsInParallelMode() } {
-        Err(Error::Parallel { function })
+        Err(PgError::Parallel { function })
     } else {
         Ok(())
     }
@@ -97,7 +82,7 @@ pub fn is_read_only() -> bool {
 /// recovery.
 ///
 /// # Errors
-/// [`Error::ReadOnly`] (25006).
+/// [`PgError::ReadOnly`] (25006).
 pub fn refuse_read_only_call(function: pg_sys::Oid) -> Result<()> {
     if !is_read_only() {
         return Ok(());
@@ -107,14 +92,14 @@ pub fn refuse_read_only_call(function: pg_sys::Oid) -> Result<()> {
         let name = pg_sys::get_func_name(function);
         if name.is_null() { c"a function" } else { CStr::from_ptr(name) }
     };
-    Err(Error::ReadOnly { call: format!("{}()", utf8(name.to_bytes())) })
+    Err(PgError::ReadOnly { call: format!("{}()", utf8(name.to_bytes())) })
 }
 
 /// Refuses a call that writes in a read-only transaction, in recovery, or in a parallel query. Raises
 /// 25006 for the former two.
 ///
 /// # Errors
-/// [`Error::Parallel`] (25000).
+/// [`PgError::Parallel`] (25000).
 pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
     refuse_parallel(function)?;
     if is_read_only() {

@@ -1,21 +1,13 @@
 //! The server's log.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::elog::PgLogLevel;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
-use crate::pg::values::{server_text, utf8};
-
-// Declared here because pgrx hides them: they are called inside a guard of its own.
-unsafe extern "C-unwind" {
-    fn errstart(elevel: c_int, domain: *const c_char) -> bool;
-    fn errmsg(fmt: *const c_char, ...) -> c_int;
-    fn errhidestmt(hide: bool) -> c_int;
-    fn errhidecontext(hide: bool) -> c_int;
-    fn errfinish(filename: *const c_char, lineno: c_int, funcname: *const c_char);
-}
+use crate::unguarded::{errfinish, errhidecontext, errhidestmt, errmsg, errstart};
+use crate::values::{server_text, utf8};
 
 /// Writes one line at level LOG, without the statement and its context, which hold what users passed.
 pub fn line(text: &str) {

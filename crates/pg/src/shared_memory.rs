@@ -12,23 +12,16 @@
 //! lock: until then there is no segment for anybody, and what was made is freed if its maker fails.
 
 use std::cell::{Cell, UnsafeCell};
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use pgrx::pg_sys;
 
-use crate::pg::error::{Error, Result};
-use crate::pg::interrupts::check_for_interrupts;
-
-// Functions of Postgres that raise no error: an LWLock that this session holds is released, and it holds
-// fewer than the 200 that it may.
-unsafe extern "C-unwind" {
-    fn LWLockAcquire(lock: *mut pg_sys::LWLock, mode: pg_sys::LWLockMode::Type) -> bool;
-    fn LWLockRelease(lock: *mut pg_sys::LWLock);
-    fn pg_strong_random(buffer: *mut c_void, bytes: usize) -> bool;
-}
+use crate::error::{PgError, Result};
+use crate::interrupts::check_for_interrupts;
+use crate::unguarded::{LWLockAcquire, LWLockRelease, pg_strong_random};
 
 /// The number of AddinShmemInitLock, under which extensions set up what they share: 15 to 18.
 const ADDIN_SHMEM_INIT_LOCK: usize = 21;
@@ -70,7 +63,7 @@ pub enum Need {
 /// `need` says: of so many bytes, zeroed, and filled. Another `name` is another segment.
 ///
 /// # Errors
-/// [`Error::NotMapped`] (53200); raises 53100 or 53200 where the segment has no room, and what else
+/// [`PgError::NotMapped`] (53200); raises 53100 or 53200 where the segment has no room, and what else
 /// Postgres has to say of it, as of a cancel.
 pub fn segment(
     name: &'static CStr,
@@ -135,7 +128,7 @@ unsafe fn make(rendezvous: &Rendezvous, size: usize, fill: &impl Fn(*mut u8)) ->
 /// Maps a segment into this session.
 ///
 /// # Errors
-/// [`Error::NotMapped`] (53200).
+/// [`PgError::NotMapped`] (53200).
 ///
 /// # Safety
 /// In [`contained`]; the handle is that of a segment that is there.
@@ -147,7 +140,7 @@ unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
             segment = pg_sys::dsm_attach(handle);
         }
         if segment.is_null() {
-            return Err(Error::NotMapped);
+            return Err(PgError::NotMapped);
         }
         pg_sys::dsm_pin_mapping(segment);
         Ok(pg_sys::dsm_segment_address(segment).cast())

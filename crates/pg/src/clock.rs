@@ -1,4 +1,4 @@
-//! The clock, and the conversion between timestamptz and instants.
+//! The clock, which tests can fix, and the conversion between timestamptz and instants.
 
 use std::cell::Cell;
 
@@ -6,19 +6,19 @@ use pgrx::{direct_function_call, pg_sys};
 use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
 
-use crate::pg::transaction::unguarded;
+use crate::unguarded;
 
 thread_local! {
-    /// The time of `ratelimit.clock`.
+    /// The time that it is fixed to.
     static FIXED: Cell<Option<Micros>> = const { Cell::new(None) };
 }
 
-/// Returns the time of `ratelimit.clock`, or else of the server's clock.
+/// Returns the time that the clock is fixed to, or else the server's.
 pub fn now() -> Micros {
     FIXED.get().unwrap_or_else(system_time)
 }
 
-/// Whether that is a time of `ratelimit.clock`.
+/// Whether it is fixed.
 pub fn is_fixed() -> bool {
     FIXED.get().is_some()
 }

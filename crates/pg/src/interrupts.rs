@@ -2,7 +2,7 @@
 
 use pgrx::prelude::*;
 
-use crate::pg::oom_reserve::{self, Larger};
+use crate::oom_reserve::{self, Larger};
 
 /// Processes a cancel or a shutdown, and raises 53200 where memory is short.
 pub fn check_for_interrupts() {

@@ -8,14 +8,14 @@ use pgrx::pg_sys;
 use ratelimit_core::Micros;
 
 use super::sql_types::{Argument, SqlRow};
-use crate::pg::clock::instant;
-use crate::pg::error::{Error, Result};
+use crate::clock::instant;
+use crate::error::{PgError, Result};
 
 /// A column of a row by its name; `None` where it is NULL. The type is checked: who owns a table or
 /// a type can alter its columns.
 ///
 /// # Errors
-/// [`Error::AlteredColumn`] (42804).
+/// [`PgError::AlteredColumn`] (42804).
 ///
 /// # Safety
 /// The row is one of the descriptor's.
@@ -29,7 +29,7 @@ unsafe fn column(
     unsafe {
         let number = pg_sys::SPI_fnumber(descriptor, column.as_ptr());
         if number <= 0 || pg_sys::SPI_gettypeid(descriptor, number) != of.value() {
-            return Err(Error::AlteredColumn { column: column.to_string_lossy().into() });
+            return Err(PgError::AlteredColumn { column: column.to_string_lossy().into() });
         }
         let mut is_null = false;
         let datum = pg_sys::heap_getattr(row, number, descriptor, &mut is_null);
@@ -38,7 +38,7 @@ unsafe fn column(
 }
 
 /// A value of the composite type of R. Its columns are `None` where they are NULL, and
-/// [`Error::AlteredColumn`] where the type has no such column of that type.
+/// [`PgError::AlteredColumn`] where the type has no such column of that type.
 pub struct Composite<R> {
     row: pg_sys::HeapTupleData,
     descriptor: pg_sys::TupleDesc,
@@ -79,7 +79,7 @@ impl<R> Composite<R> {
     /// A column of this type.
     ///
     /// # Errors
-    /// [`Error::AlteredColumn`] (42804).
+    /// [`PgError::AlteredColumn`] (42804).
     fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         // SAFETY: the description is that of the row's type, and the row is only read.
         unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }
@@ -88,7 +88,7 @@ impl<R> Composite<R> {
     /// A boolean column.
     ///
     /// # Errors
-    /// [`Error::AlteredColumn`] (42804).
+    /// [`PgError::AlteredColumn`] (42804).
     pub fn bool(&self, name: &CStr) -> Result<Option<bool>> {
         let datum = self.field(name, pg_sys::BuiltinOid::BOOLOID)?;
         Ok(datum.map(|datum| datum.value() as u8 != 0))
@@ -97,7 +97,7 @@ impl<R> Composite<R> {
     /// A double precision column.
     ///
     /// # Errors
-    /// [`Error::AlteredColumn`] (42804).
+    /// [`PgError::AlteredColumn`] (42804).
     pub fn float(&self, name: &CStr) -> Result<Option<f64>> {
         let datum = self.field(name, pg_sys::BuiltinOid::FLOAT8OID)?;
         Ok(datum.map(|datum| f64::from_bits(datum.value() as u64)))
@@ -106,7 +106,7 @@ impl<R> Composite<R> {
     /// A timestamptz column; `None` within for an infinite one.
     ///
     /// # Errors
-    /// [`Error::AlteredColumn`] (42804).
+    /// [`PgError::AlteredColumn`] (42804).
     pub fn timestamptz(&self, name: &CStr) -> Result<Option<Option<Micros>>> {
         Ok(self.field(name, pg_sys::BuiltinOid::TIMESTAMPTZOID)?.map(instant))
     }

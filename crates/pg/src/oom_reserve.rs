@@ -7,7 +7,7 @@
 //! No single allocation exceeds the reserve: memory that grows with a caller's input is bounded, read
 //! by pages, or Postgres's. Where the reserve does not suffice, the session ends (FATAL), and no other.
 //!
-//! [`check_for_interrupts`]: crate::pg::interrupts::check_for_interrupts
+//! [`check_for_interrupts`]: crate::interrupts::check_for_interrupts
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::CStr;
@@ -45,11 +45,8 @@ static READING_LONG: AtomicUsize = AtomicUsize::new(0);
 /// Ends the session; not set outside a server.
 static EXHAUSTED: OnceLock<fn()> = OnceLock::new();
 
-#[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
-
-/// The system's allocator, with the reserve.
-struct Allocator;
+/// The system's allocator, with the reserve: to be the `#[global_allocator]` of the library that is loaded.
+pub struct Allocator;
 
 impl Block {
     const fn new(size: usize) -> Block {

@@ -1,0 +1,47 @@
+//! What is refused here, and what an error has to say of itself to be raised. How it is worded is for who raises it.
+
+#![forbid(unsafe_code)]
+
+use std::ffi::CStr;
+
+/// An SQLSTATE, its five characters.
+pub type SqlState = [u8; 5];
+
+pub type Result<T, E = PgError> = std::result::Result<T, E>;
+
+/// What went wrong, with the SQLSTATE that it is meant to be raised with.
+#[derive(Debug)]
+pub enum PgError {
+    /// An argument that may not be NULL is (22004).
+    NullArgument(&'static str),
+    /// An argument has a value that is not allowed (22023).
+    InvalidArgument { argument: &'static str, value: String, allowed: String },
+    /// A column no longer has the type that it is read as (42804).
+    AlteredColumn { column: String },
+    /// The SQL declaration of the function is not the one that its code was made for (42P13).
+    Declaration,
+    /// Shared memory could not be mapped into the session (53200).
+    NotMapped,
+    /// Called while the query runs in parallel (25000).
+    Parallel { function: &'static CStr },
+    /// A call that writes, where nothing can be written (25006).
+    ReadOnly { call: String },
+}
+
+/// An error as Postgres reports it.
+pub struct Report {
+    pub sqlstate: SqlState,
+    pub message: String,
+    pub detail: Option<String>,
+    pub hint: Option<String>,
+}
+
+/// What qualifies the names of functions and tables in a hint: the schema of the function that is called and a dot
+/// where `search_path` does not find it, or nothing. Asked only where a hint has such a name.
+pub type Qualifier<'a> = &'a dyn Fn() -> String;
+
+/// An error that an SQL function ends with; see [`enter`](crate::call::enter).
+pub trait Raised: From<PgError> {
+    /// What is raised.
+    fn report(&self, qualifier: Qualifier) -> Report;
+}

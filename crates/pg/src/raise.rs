@@ -1,0 +1,270 @@
+//! Errors on their way out. pgrx rebuilds an error that passes through its guard from a closed list of SQLSTATEs,
+//! and turns one that it doesn't know, such as PT429, into XX000; and it drops what an error says of where it comes
+//! from. So an error of ours leaves the guard as plain data and is raised from the outermost frame; and one from below
+//! us, of a trigger on our tables say, is copied before pgrx sees it.
+
+use std::any::Any;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::ptr::{null, null_mut};
+
+use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
+use pgrx::prelude::*;
+use pgrx::{PgTryBuilder, pg_sys};
+
+use crate::error::Report;
+use crate::oom_reserve;
+use crate::unguarded::{
+    AllocSetContextCreateInternal, CopyErrorData, MemoryContextReset, MemoryContextStrdup,
+    ThrowErrorData, errcode, errdetail, errfinish, errhint, errmsg, errstart, geterrcode,
+};
+use crate::values::server_text;
+
+/// A [`Report`] whose strings live in Postgres memory: plain data that a long jump may drop.
+#[derive(Clone, Copy)]
+pub(crate) struct PlainReport {
+    sqlstate: c_int,
+    message: *const c_char,
+    detail: *const c_char,
+    hint: *const c_char,
+}
+
+/// 53200, made of what is there already.
+const OUT_OF_MEMORY: PlainReport = PlainReport {
+    sqlstate: PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int,
+    message: c"out of memory".as_ptr(),
+    detail: oom_reserve::NO_RESERVE.as_ptr(),
+    hint: null(),
+};
+
+/// What a call ends with instead of a value.
+#[derive(Clone, Copy)]
+pub(crate) enum Raising {
+    /// An error of its own.
+    Report(PlainReport),
+    /// An error from below it, as it was.
+    Below(*mut pg_sys::ErrorData),
+}
+
+impl Raising {
+    /// Raises it.
+    ///
+    /// # Safety
+    /// No frame between this one and Postgres has anything to drop.
+    pub(crate) unsafe fn raise(self) -> ! {
+        // SAFETY: as the caller says.
+        unsafe {
+            match self {
+                Raising::Report(report) => raise(PgLogLevel::ERROR, report),
+                Raising::Below(error) => throw(error),
+            }
+        }
+    }
+}
+
+/// The last error that was raised below a call, whether it reaches us or somebody there catches it.
+pub(crate) struct Below {
+    /// The memory context of the call.
+    context: pg_sys::MemoryContext,
+    sqlstate: c_int,
+    /// A context below that one, for the copy alone; null until there is an error.
+    pub(crate) copies: pg_sys::MemoryContext,
+    /// With the error contexts that are below us; null if there is no copy.
+    error: *mut pg_sys::ErrorData,
+}
+
+impl Below {
+    /// None yet, below a call in this memory context.
+    pub(crate) fn new(context: pg_sys::MemoryContext) -> Below {
+        Below { context, sqlstate: 0, copies: null_mut(), error: null_mut() }
+    }
+}
+
+/// Returns what is to be raised for an error that came from below a call.
+#[cold]
+pub(crate) fn caught_below(caught: Box<dyn Any + Send>, below: *mut Below) -> Raising {
+    PgTryBuilder::new(AssertUnwindSafe(|| resume_unwind(caught)))
+        .catch_others(|caught| match caught {
+            // Raised by Postgres or by user code below us, a trigger say.
+            // SAFETY: it is that of the call, whose frame is there.
+            CaughtError::PostgresError(error) => as_it_was(&error, unsafe { &*below }),
+            caught => caught.rethrow(),
+        })
+        .execute()
+}
+
+/// Finds the copy of an error that pgrx caught; without one, as where memory was short, it is made of what pgrx says.
+fn as_it_was(error: &ErrorReportWithLevel, below: &Below) -> Raising {
+    let known = error.sql_error_code();
+    // XX000 is also what pgrx makes of an SQLSTATE that it doesn't know.
+    let is_unknown = known == PgSqlErrorCode::ERRCODE_INTERNAL_ERROR;
+    let is_same = |copy: &pg_sys::ErrorData| {
+        // SAFETY: a copy has a message, or null; it is there until the call ends.
+        (is_unknown || known as c_int == copy.sqlerrcode)
+            && unsafe {
+                !copy.message.is_null()
+                    && CStr::from_ptr(copy.message).to_string_lossy() == error.message()
+            }
+    };
+    // SAFETY: as above; nothing else refers to it.
+    if let Some(copy) = unsafe { below.error.as_mut() }.filter(|copy| is_same(copy)) {
+        if shows_a_row(copy.sqlerrcode, !copy.table_name.is_null()) {
+            copy.detail = null_mut();
+            copy.detail_log = null_mut();
+        }
+        return Raising::Below(copy);
+    }
+    let sqlstate = if is_unknown && below.sqlstate != 0 { below.sqlstate } else { known as c_int };
+    let detail = error.detail().filter(|_| !shows_a_row(sqlstate, true));
+    Raising::Report(PlainReport {
+        sqlstate,
+        message: palloc_str(error.message()),
+        detail: detail.map_or(null(), palloc_str),
+        hint: error.hint().map_or(null(), palloc_str),
+    })
+}
+
+/// Whether an SQLSTATE is of a class, given by its two characters: as Postgres packs it, six bits a
+/// character, the first one lowest.
+fn is_of(class: &[u8; 2], sqlstate: c_int) -> bool {
+    let [first, second] = class.map(|c| c_int::from(c - b'0'));
+    sqlstate & 0xfff == first | second << 6
+}
+
+/// Whether PostgreSQL words the detail of such an error as a row that was to be written, and so with
+/// its key: that of a constraint, which names its table, or of a view WITH CHECK OPTION. What a
+/// trigger raises by itself is left alone, unless it says the same.
+fn shows_a_row(sqlstate: c_int, names_table: bool) -> bool {
+    is_of(b"23", sqlstate) && names_table || is_of(b"44", sqlstate)
+}
+
+/// An error context callback that adds no context: it is the one place from which an error can be
+/// seen before pgrx rebuilds it. It is called for the innermost call first, when the contexts below
+/// that have been added and those above have not.
+///
+/// # Safety
+/// Called by Postgres; `below` is that of the innermost call.
+pub(crate) unsafe extern "C-unwind" fn remember(below: *mut c_void) {
+    // SAFETY: Postgres calls this while it builds a message, which is when geterrcode may be asked;
+    // `below` is that of the call that it is linked in for.
+    unsafe {
+        let below = below.cast::<Below>();
+        let sqlstate = geterrcode();
+        // No errors, but notices and warnings.
+        if [b"00", b"01", b"02"].iter().any(|class| is_of(class, sqlstate)) {
+            return;
+        }
+        (*below).sqlstate = sqlstate;
+        (*below).error = null_mut();
+        // Nothing is allocated where there is no memory, or where that would be a crash by itself.
+        // What pgrx allocates, while it can't bear an error, is had from the reserve.
+        if is_of(b"53", sqlstate) {
+            oom_reserve::release();
+        }
+        if is_of(b"53", sqlstate) || pg_sys::CritSectionCount > 0 {
+            return;
+        }
+        if (*below).copies.is_null() {
+            (*below).copies = AllocSetContextCreateInternal(
+                (*below).context,
+                c"ratelimit error".as_ptr(),
+                pg_sys::ALLOCSET_SMALL_MINSIZE as pg_sys::Size,
+                pg_sys::ALLOCSET_SMALL_INITSIZE as pg_sys::Size,
+                pg_sys::ALLOCSET_SMALL_MAXSIZE as pg_sys::Size,
+            );
+        } else {
+            MemoryContextReset((*below).copies);
+        }
+        let context = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = (*below).copies;
+        let error = CopyErrorData();
+        pg_sys::CurrentMemoryContext = context;
+        if (*error).elevel == PgLogLevel::ERROR as c_int {
+            (*below).error = error;
+        }
+    }
+}
+
+/// Copies a report into Postgres memory.
+pub(crate) fn plain(report: &Report) -> PlainReport {
+    // MAKE_SQLSTATE of Postgres: six bits a character, the first one lowest.
+    let sqlstate = report
+        .sqlstate
+        .iter()
+        .rev()
+        .fold(0, |packed, &c| (packed << 6) | c_int::from((c.wrapping_sub(b'0')) & 0x3f));
+    PlainReport {
+        sqlstate,
+        message: palloc_str(&report.message),
+        detail: report.detail.as_deref().map_or(null(), palloc_str),
+        hint: report.hint.as_deref().map_or(null(), palloc_str),
+    }
+}
+
+/// A copy in Postgres memory, in the server's encoding.
+fn palloc_str(text: &str) -> *const c_char {
+    // pgrx reads a message of another encoding as UTF-8, and what it can't read can't be converted
+    // back: an error on the way would hide the one that is being reported.
+    // SAFETY: reads a setting.
+    let utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as c_int;
+    let text = if utf8 { text.to_owned() } else { text.replace('\u{fffd}', "?") };
+    let text = CString::new(server_text(&text.replace('\0', ""))).unwrap_or_default();
+    // SAFETY: it copies a valid C string.
+    unsafe { pg_sys::pstrdup(text.as_ptr()) }
+}
+
+/// # Safety
+/// No frame between this one and Postgres has anything to drop.
+unsafe fn raise(level: PgLogLevel, report: PlainReport) -> ! {
+    const TEXT: *const c_char = c"%s".as_ptr();
+    // SAFETY: the pointers are null or valid C strings; errfinish jumps away at level ERROR, and ends
+    // the process at level FATAL.
+    unsafe {
+        pg_sys::submodules::thread_check::active_thread::clear();
+        errstart(level as c_int, null());
+        errcode(report.sqlstate);
+        errmsg(TEXT, report.message);
+        if !report.detail.is_null() {
+            errdetail(TEXT, report.detail);
+        }
+        if !report.hint.is_null() {
+            errhint(TEXT, report.hint);
+        }
+        errfinish(c"raise.rs".as_ptr(), line!() as c_int, c"raise".as_ptr());
+    }
+    unreachable!("errfinish returned from an error")
+}
+
+/// The error where the reserve can't be allocated (53200).
+pub(crate) fn out_of_memory() -> Raising {
+    Raising::Report(OUT_OF_MEMORY)
+}
+
+/// Ends the session, and no other: for where memory is so short that no error can be raised.
+pub fn end_session() {
+    // SAFETY: FATAL leaves the process by its exit, past all frames.
+    unsafe { raise(PgLogLevel::FATAL, OUT_OF_MEMORY) }
+}
+
+/// Raises an error from below us as it was: the contexts that it has are kept, and those above us are
+/// added to them.
+///
+/// # Safety
+/// No frame between this one and Postgres has anything to drop.
+unsafe fn throw(error: *mut pg_sys::ErrorData) -> ! {
+    // SAFETY: the copy is there until its context goes, with that of the call. Of what is kept by
+    // address and not copied again, the names of its place in the source are put where errors are;
+    // the domain is for messages that are yet to be translated.
+    unsafe {
+        pg_sys::submodules::thread_check::active_thread::clear();
+        let kept = |text: *const c_char| match text.is_null() {
+            true => text,
+            false => MemoryContextStrdup(pg_sys::ErrorContext, text).cast_const(),
+        };
+        (*error).filename = kept((*error).filename);
+        (*error).funcname = kept((*error).funcname);
+        (*error).domain = null();
+        ThrowErrorData(error);
+    }
+    unreachable!("ThrowErrorData returned from an error")
+}

@@ -1,0 +1,50 @@
+//! Functions of Postgres as they are, without the guard that pgrx puts around each.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use pgrx::pg_sys::{
+    ErrorData, LWLock, LWLockMode, MemoryContext, Size, SubTransactionId, TimestampTz,
+    TransactionId,
+};
+
+// They raise no error. An LWLock that is released is held by this session, which holds fewer than the 200 that it may.
+unsafe extern "C-unwind" {
+    pub fn ActiveSnapshotSet() -> bool;
+    pub fn GetCurrentSubTransactionId() -> SubTransactionId;
+    pub fn GetCurrentTimestamp() -> TimestampTz;
+    pub fn GetTopTransactionIdIfAny() -> TransactionId;
+    pub fn IsInParallelMode() -> bool;
+    pub(crate) fn LWLockAcquire(lock: *mut LWLock, mode: LWLockMode::Type) -> bool;
+    pub(crate) fn LWLockRelease(lock: *mut LWLock);
+    /// For a size that can be, and with MCXT_ALLOC_NO_OOM.
+    pub fn palloc_extended(size: usize, flags: c_int) -> *mut c_void;
+    pub(crate) fn pg_strong_random(buffer: *mut c_void, bytes: usize) -> bool;
+}
+
+// They raise errors, or are there to: called from a frame with nothing to drop only.
+unsafe extern "C-unwind" {
+    pub(crate) fn errstart(elevel: c_int, domain: *const c_char) -> bool;
+    pub(crate) fn errcode(sqlerrcode: c_int) -> c_int;
+    pub(crate) fn errmsg(fmt: *const c_char, ...) -> c_int;
+    pub(crate) fn errdetail(fmt: *const c_char, ...) -> c_int;
+    pub(crate) fn errhint(fmt: *const c_char, ...) -> c_int;
+    pub(crate) fn errhidestmt(hide: bool) -> c_int;
+    pub(crate) fn errhidecontext(hide: bool) -> c_int;
+    pub(crate) fn errfinish(filename: *const c_char, lineno: c_int, funcname: *const c_char);
+    pub(crate) fn MemoryContextStrdup(context: MemoryContext, text: *const c_char) -> *mut c_char;
+    pub(crate) fn ThrowErrorData(error: *mut ErrorData);
+}
+
+// For an error context callback, in which a guard has no place: an error there goes on to where the first was going.
+unsafe extern "C-unwind" {
+    pub(crate) fn geterrcode() -> c_int;
+    pub(crate) fn AllocSetContextCreateInternal(
+        parent: MemoryContext,
+        name: *const c_char,
+        min: Size,
+        init: Size,
+        max: Size,
+    ) -> MemoryContext;
+    pub(crate) fn MemoryContextReset(context: MemoryContext);
+    pub(crate) fn CopyErrorData() -> *mut ErrorData;
+}

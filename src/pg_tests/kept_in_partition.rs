@@ -1,0 +1,57 @@
+//! What a window function keeps of a partition, whatever it makes of `in_partition`.
+
+#[pgrx::pg_schema]
+mod tests {
+    use pgrx::prelude::*;
+
+    use super::super::get;
+    use crate::pg::call::Call;
+    use crate::pg::call::sql_types::sql_row;
+    use crate::pg::declaration::{OneInWindow, sql_function};
+    use crate::pg::error::{Error, Result};
+
+    sql_row! {
+        /// What was kept before a row.
+        pub struct TestKept {
+            sum: f64,
+            text: i32,
+            inner: f64,
+        }
+    }
+
+    sql_function! {
+        /// Keeps values of two types, of one of which it also asks while it works on it.
+        #[sql(WINDOW, comment = "what it kept before, where n is added")]
+        fn test_kept(call: &Call, n: f64) -> OneInWindow<TestKept> {
+            call.in_partition(|sum: &mut f64| -> Result<_, Error> {
+                let inner = call.in_partition(|sum: &mut f64| -> Result<_, Error> {
+                    *sum += 1000.0;
+                    Ok(*sum)
+                })?;
+                let text = call.in_partition(|text: &mut String| -> Result<_, Error> {
+                    text.push('.');
+                    Ok(text.len() as i32 - 1)
+                })?;
+                let before = *sum;
+                *sum += n;
+                Ok(OneInWindow(TestKept { sum: before, text, inner }))
+            })
+        }
+    }
+
+    #[pg_test]
+    fn each_partition_keeps_a_value_of_each_type() {
+        let kept: Vec<String> =
+            get("SELECT array_agg(format('%s %s: %s', p, n, kept) ORDER BY p, n) FROM (
+                SELECT p, n, test_kept(n) OVER (PARTITION BY p ORDER BY n) AS kept
+                FROM (VALUES ('a', 1), ('a', 2), ('b', 5), ('a', 4), ('b', 6)) rows (p, n)) every");
+        let expected = [
+            "a 1: (0,0,1000)",
+            "a 2: (1,1,1000)",
+            "a 4: (3,2,1000)",
+            "b 5: (0,0,1000)",
+            "b 6: (5,1,1000)",
+        ];
+        assert_eq!(kept, expected);
+    }
+}
