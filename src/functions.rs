@@ -3,19 +3,19 @@
 
 mod answers;
 mod arguments;
+mod blocks;
 mod builders;
-mod rl_acquire;
-mod rl_block;
-mod rl_calculate;
-mod rl_define;
-mod rl_headers;
-mod rl_limit;
-mod rl_limit_all;
-mod rl_replay;
-mod rl_reset;
-mod rl_stats;
-mod rl_status;
-mod rl_trigger;
+mod calculate;
+mod definitions;
+mod headers;
+mod leases;
+mod limits;
+mod replay;
+mod reset;
+mod several;
+mod stats;
+mod status;
+mod triggers;
 
 /// Every one of them.
 #[cfg(feature = "pg_test")]
@@ -26,31 +26,31 @@ pub const DECLARED: &[crate::pg::declaration::Declaration] = &[
     builders::rl_sliding_window,
     builders::rl_token_bucket,
     builders::rl_unlimited,
-    rl_acquire::rl_acquire,
-    rl_acquire::rl_extend,
-    rl_acquire::rl_release,
-    rl_block::rl_block,
-    rl_block::rl_blocks_changed,
-    rl_block::rl_unblock,
-    rl_calculate::rl_calculate,
-    rl_define::rl_config_changed,
-    rl_define::rl_define,
-    rl_define::rl_undefine,
-    rl_headers::rl_headers,
-    rl_limit::rl_check,
-    rl_limit::rl_credit,
-    rl_limit::rl_limit,
-    rl_limit_all::rl_check_all,
-    rl_limit_all::rl_limit_all,
-    rl_replay::rl_replay,
-    rl_reset::rl_prune,
-    rl_reset::rl_reset,
-    rl_reset::rl_reset_all,
-    rl_stats::rl_memory,
-    rl_stats::rl_stats,
-    rl_stats::rl_stats_reset,
-    rl_stats::rl_top_denied,
-    rl_status::rl_state,
-    rl_status::rl_status,
-    rl_trigger::rl_trigger,
+    leases::rl_acquire,
+    leases::rl_extend,
+    leases::rl_release,
+    blocks::rl_block,
+    blocks::rl_blocks_changed,
+    blocks::rl_unblock,
+    calculate::rl_calculate,
+    definitions::rl_config_changed,
+    definitions::rl_define,
+    definitions::rl_undefine,
+    headers::rl_headers,
+    limits::rl_check,
+    limits::rl_credit,
+    limits::rl_limit,
+    several::rl_check_all,
+    several::rl_limit_all,
+    replay::rl_replay,
+    reset::rl_prune,
+    reset::rl_reset,
+    reset::rl_reset_all,
+    stats::rl_memory,
+    stats::rl_stats,
+    stats::rl_stats_reset,
+    stats::rl_top_denied,
+    status::rl_state,
+    status::rl_status,
+    triggers::rl_trigger,
 ];
