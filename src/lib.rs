@@ -10,11 +10,13 @@
 )]
 
 mod functions;
-mod limiter;
+mod host;
+mod keyed;
 mod pg;
 #[cfg(feature = "pg_test")]
 mod pg_tests;
 mod store;
+mod tally;
 
 pgrx::pg_module_magic!(name, version);
 

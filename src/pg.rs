@@ -13,16 +13,3 @@ pub use ratelimit_pg::{
     call, clock, interrupts, memory_context, server_log, shared_memory, sort, transaction, values,
 };
 pub use unaltered_table as usual_table; // until store/heap.rs says so, too
-
-/// Subtransactions.
-pub mod subtransaction {
-    use super::error::Result;
-
-    /// [`attempt`](ratelimit_pg::subtransaction::attempt), of work that fails as calls do.
-    ///
-    /// # Errors
-    /// Those of the work.
-    pub fn attempt<T>(work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
-        ratelimit_pg::subtransaction::attempt(work)
-    }
-}

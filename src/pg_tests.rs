@@ -4,11 +4,12 @@
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
+use ratelimit_limiter::error::Result as PortResult;
+use ratelimit_limiter::ports::{Access, Host, Rows};
 
+use crate::host::{self, Session};
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::error::Result;
-use crate::pg::subtransaction::attempt;
-use crate::store::{Store, with_store};
 
 mod announced;
 mod declared;
@@ -43,10 +44,18 @@ fn with_catalog<T>(mut work: impl FnMut(&Catalog) -> T) -> T {
 }
 
 /// Runs work on the rows, reached as `ratelimit.access` says.
-fn with_rows<T>(mut work: impl FnMut(&dyn Store) -> Result<T>) -> Result<T> {
-    catalog::with(function(), TableLock::Write, |catalog| {
-        with_store(catalog, TableLock::Write, |store| work(store))
-    })
+fn with_rows<T>(mut work: impl FnMut(&dyn Rows) -> PortResult<T>) -> Result<T> {
+    with_session(|_, rows| work(rows))
+}
+
+/// Runs work of a session on the rows.
+fn with_session<T>(mut work: impl FnMut(&Session, &dyn Rows) -> PortResult<T>) -> Result<T> {
+    host::write(function(), |session| session.with_rows(Access::Write, |rows| work(session, rows)))
+}
+
+/// Runs work in a subtransaction; see [`attempt`](ratelimit_pg::subtransaction::attempt).
+fn attempt<T>(work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+    ratelimit_pg::subtransaction::attempt(work)
 }
 
 /// Runs work in a subtransaction, which is rolled back.

@@ -1,6 +1,7 @@
 //! The rows of `rateLimits`, in one of two stores: through SQL or through direct access to the heap.
 
 use pgrx::pg_sys;
+use ratelimit_limiter::ports::Rows;
 
 use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::error::{Error, Result};
@@ -14,12 +15,7 @@ mod codec;
 pub mod heap;
 pub mod held;
 pub mod memory;
-mod rows;
 mod sql;
-
-pub use rows::{
-    KeyedRow, Row, RowId, ShardRow, Store, Stored, TRIES, TupleId, same_rows, with_locked,
-};
 
 /// Runs `work` on the store that `ratelimit.access` and the table allow. `lock` is the strongest lock
 /// that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
@@ -30,11 +26,11 @@ pub use rows::{
 pub fn with_store<T>(
     catalog: &Catalog,
     lock: TableLock,
-    work: impl FnOnce(&dyn Store) -> Result<T>,
+    work: impl FnOnce(&dyn Rows) -> Result<T>,
 ) -> Result<T> {
-    let is_of_1_0 = catalog.rl_blocks.is_none();
+    let (table, is_of_1_0) = (catalog.rate_limits.oid.into(), catalog.rl_blocks.is_none());
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
-        let work = |heap: &_| work(&Remembering { store: heap, is_of_1_0 });
+        let work = |heap: &_| work(&Remembering { store: heap, table, is_of_1_0 });
         return heap::with_heap(catalog, index, lock, work);
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
@@ -45,7 +41,7 @@ pub fn with_store<T>(
     match (settings::access(), catalog.index) {
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
         _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
-            work(&Remembering { store: sql, is_of_1_0 })
+            work(&Remembering { store: sql, table, is_of_1_0 })
         }),
     }
 }

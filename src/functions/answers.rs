@@ -1,9 +1,12 @@
 //! What calls are answered, as the columns of their rows: times and waits are rounded up.
 
 use ratelimit_core::Micros;
+use ratelimit_limiter::request::{Answer, Request};
+use ratelimit_limiter::target::FOR_GOOD;
 
-use crate::limiter::request::Answer;
 use crate::pg::call::sql_types::{Timestamptz, sql_row};
+use crate::pg::error::Error;
+use crate::pg::values::utf8;
 
 sql_row! {
     /// The outcome of a call.
@@ -28,6 +31,16 @@ impl From<&Answer> for RlResult {
             capacity: finite(answer.capacity),
             reset_at: answer.level.reset_at.and_then(|at| Timestamptz::new(at.ceil_to_millis())),
         }
+    }
+}
+
+/// The error for a denial, with `throws` and in a trigger (PT429).
+pub fn denied(request: &Request, answer: &Answer) -> Error {
+    Error::RateLimited {
+        name: utf8(request.name).into_owned(),
+        retry_after: answer.retry_after,
+        capacity: answer.capacity,
+        for_good: answer.blocked == Some(FOR_GOOD),
     }
 }
 

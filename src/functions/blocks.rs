@@ -2,10 +2,12 @@
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
+use ratelimit_limiter::target::{FOR_GOOD, check_key};
 
 use super::arguments::{Key, Name, valid_key, valid_name};
-use crate::limiter::blocks::{self, FOR_GOOD};
-use crate::limiter::definitions;
+use crate::host::Session;
+use crate::keyed::blocks;
+use crate::keyed::definitions;
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::Timestamptz;
 use crate::pg::catalog::{self, Catalog, TableLock};
@@ -74,7 +76,7 @@ sql_function! {
 /// 22004: the limit is keyed, and the key is empty.
 fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     match definitions::defined(catalog, name, key) {
-        Ok(Some(limit)) => definitions::check_key(name, key, limit.keyed, &limit),
+        Ok(Some(limit)) => Ok(check_key::<Session>(name, key, limit.keyed, &limit)?),
         Ok(None) => {
             server_log::notice(&format!(
                 "rate limit \"{}\" is not defined: the block holds for calls that bring a config, and once it is",

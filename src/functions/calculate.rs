@@ -2,10 +2,10 @@
 
 use ratelimit_core::state::{self, StateError};
 use ratelimit_core::{Micros, decide};
+use ratelimit_limiter::request::check_count;
 
 use super::answers::{finite, retry};
-use crate::limiter::definitions;
-use crate::limiter::request::check_count;
+use crate::keyed::definitions;
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::{Json, Timestamptz, sql_row};
 use crate::pg::declaration::{One, sql_function};

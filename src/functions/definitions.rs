@@ -1,7 +1,7 @@
 //! Named limits: defined, undefined, and what `rl_config` does when it is written to.
 
 use super::arguments::{Key, Name, valid_key, valid_name};
-use crate::limiter::definitions;
+use crate::keyed::definitions;
 use crate::pg::call::Call;
 use crate::pg::catalog::{self, TableLock};
 use crate::pg::declaration::{Proceed, sql_function};

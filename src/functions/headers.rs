@@ -9,7 +9,7 @@ use ratelimit_core::text::float_text;
 
 use super::answers::RlResult;
 use super::arguments::{HeaderStyle, Name, required};
-use crate::limiter::definitions;
+use crate::keyed::definitions;
 use crate::pg::call::Call;
 use crate::pg::call::composite::Composite;
 use crate::pg::call::sql_types::{Json, finite};

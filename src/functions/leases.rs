@@ -1,14 +1,16 @@
 //! Leases of concurrency limits.
 
 use ratelimit_core::Micros;
+use ratelimit_core::algorithm::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
+use ratelimit_limiter::leases::{self, Fate};
+use ratelimit_limiter::request::Request;
+use ratelimit_limiter::target::FOR_GOOD;
 use ratelimit_pg::error::PgError;
 
-use super::answers::RlResult;
+use super::answers::{RlResult, denied};
 use super::arguments::{Key, Name};
-use crate::limiter::blocks::FOR_GOOD;
-use crate::limiter::leases::{self, Fate};
-use crate::limiter::request::Request;
+use crate::host::{self, Config, inline};
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use crate::pg::declaration::{One, sql_function};
@@ -51,8 +53,9 @@ impl Lease {
     /// As [`leases::settle`].
     fn settle(&self, call: &Call, config: Option<Jsonb>, fate: Fate) -> Result<Option<Micros>> {
         let LeaseName { name, key, id } = &self.0;
-        let request = Request { name, key, count: 0.0, reserve: false, config };
-        leases::settle(call.function(), &request, *id, fate)
+        let config = config.map(Config);
+        let request = Request { name, key, count: 0.0, reserve: false, config: inline(&config) };
+        host::take(call.function(), |host| leases::settle(host, &request, *id, fate))
     }
 }
 
@@ -70,14 +73,17 @@ sql_function! {
         throws: bool = "false",
         config: Option<Jsonb> = "NULL",
     ) -> One<Acquired> {
+        let config = config.map(Config);
+        let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
-        let (answer, expires_at) = leases::acquire(call.function(), &request)?;
+        let answer = host::take(call.function(), |host| leases::acquire(host, &request))?;
         if throws && !answer.ok {
-            return Err(request.denied(&answer));
+            return Err(denied(&request, &answer));
         }
-        let lease = answer.lease.map(|id| Text::new(lease::to_text(name.0, key.0, id).as_bytes()));
+        let text = |given: Given| lease::to_text(name.0, key.0, given.id);
+        let lease = answer.lease.map(|given| Text::new(text(given).as_bytes()));
         let RlResult { ok, retry_after, retry_at, remaining, capacity, .. } = RlResult::from(&answer);
-        let expires_at = expires_at.and_then(Timestamptz::new);
+        let expires_at = answer.lease.and_then(|given| Timestamptz::new(given.expires_at));
         Ok(One(Acquired { ok, lease, expires_at, retry_after, retry_at, remaining, capacity }))
     }
 }

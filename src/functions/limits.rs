@@ -1,12 +1,12 @@
 //! The calls of one limit.
 
-use pgrx::pg_sys;
 use ratelimit_core::Micros;
+use ratelimit_limiter::one;
+use ratelimit_limiter::request::{Answer, Request};
 
-use super::answers::RlResult;
+use super::answers::{RlResult, denied};
 use super::arguments::{Key, Name};
-use crate::limiter::request::{Answer, Request};
-use crate::limiter::single;
+use crate::host::{self, Config, inline};
 use crate::pg::call::Call;
 use crate::pg::declaration::{One, sql_function};
 use crate::pg::error::Result;
@@ -25,8 +25,10 @@ sql_function! {
         throws: bool = "false",
         config: Option<Jsonb> = "NULL",
     ) -> One<RlResult> {
-        let request = Request { name: name.0, key: key.0, count, reserve, config };
-        answer(call, single::limit, &request, throws)
+        let config = config.map(Config);
+        let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
+        let answer = host::take(call.function(), |host| one::limit(host, &request))?;
+        answered(&request, &answer, throws)
     }
 }
 
@@ -42,8 +44,10 @@ sql_function! {
         throws: bool = "false",
         config: Option<Jsonb> = "NULL",
     ) -> One<RlResult> {
-        let request = Request { name: name.0, key: key.0, count, reserve, config };
-        answer(call, single::check, &request, throws)
+        let config = config.map(Config);
+        let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
+        let answer = host::read(call.function(), |host| one::check(host, &request))?;
+        answered(&request, &answer, throws)
     }
 }
 
@@ -61,25 +65,21 @@ sql_function! {
         taken_at: Option<Micros> = "NULL",
         config: Option<Jsonb> = "NULL",
     ) -> One<RlResult> {
+        let config = config.map(Config);
+        let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
-        let answer = single::credit(call.function(), &request, taken_at)?;
+        let answer = host::take(call.function(), |host| one::credit(host, &request, taken_at))?;
         Ok(One(RlResult::from(&answer)))
     }
 }
 
-/// Makes a call, and shapes its answer.
+/// Shapes the answer of a call.
 ///
 /// # Errors
-/// Those of the call; PT429 with `throws`: it is denied.
-fn answer(
-    call: &Call,
-    make: fn(pg_sys::Oid, &Request) -> Result<Answer>,
-    request: &Request,
-    throws: bool,
-) -> Result<One<RlResult>> {
-    let answer = make(call.function(), request)?;
+/// PT429 with `throws`: it is denied.
+fn answered(request: &Request, answer: &Answer, throws: bool) -> Result<One<RlResult>> {
     if throws && !answer.ok && answer.enforced {
-        return Err(request.denied(&answer));
+        return Err(denied(request, answer));
     }
-    Ok(One(RlResult::from(&answer)))
+    Ok(One(RlResult::from(answer)))
 }

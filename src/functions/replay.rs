@@ -1,10 +1,10 @@
 //! A limit over the requests of a log.
 
 use ratelimit_core::{Micros, State, decide};
+use ratelimit_limiter::request::{Answer, check_count};
 
 use super::answers::RlResult;
-use crate::limiter::definitions;
-use crate::limiter::request::{Target, check_count};
+use crate::keyed::definitions;
 use crate::pg::call::Call;
 use crate::pg::declaration::{OneInWindow, sql_function};
 use crate::pg::values::Jsonb;
@@ -32,15 +32,12 @@ sql_function! {
     ) -> OneInWindow<RlResult> {
         let limit = definitions::inline(config)?;
         check_count(&limit, count)?;
-        let (name, key): (&[u8], &[u8]) = (b"", b"");
-        let target = Target { name, key, limit, is_defined: false, blocked_until: None };
         call.in_partition(|replay: &mut Replay| {
-            let limit = &target.limit;
             let first = *replay.first.get_or_insert(at);
             let state = replay.state.take().filter(|state| limit.accepts(state.shape()));
             let state = state.unwrap_or_else(|| limit.initial_state(at, first));
-            let decision = decide(limit, &state, at, count, reserve);
-            let answer = target.answer(&decision, decision.level, at);
+            let decision = decide(&limit, &state, at, count, reserve);
+            let answer = Answer::of(&limit, &decision, decision.level, at);
             replay.state = Some(decision.state.unwrap_or(state));
             Ok(OneInWindow(RlResult::from(&answer)))
         })

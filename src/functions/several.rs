@@ -1,13 +1,13 @@
 //! The calls of several limits at once: all or nothing.
 
-use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_core::requests::{self, MAX_REQUESTS};
+use ratelimit_limiter::all::{self, RequestOutcome};
+use ratelimit_limiter::request::Request;
 
-use super::answers::RlResult;
+use super::answers::{self, RlResult};
 use super::arguments::{valid_key, valid_name};
-use crate::limiter::request::Request;
-use crate::limiter::several::{self, Outcome};
+use crate::host::{self, Config, inline};
 use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
 use crate::pg::declaration::sql_function;
@@ -39,7 +39,8 @@ sql_function! {
         comment = "takes tokens from several rate limits, from all or from none; a row a request"
     )]
     fn rl_limit_all(call: &Call, requests: Jsonb, throws: bool = "false") -> Rows<RequestRow> {
-        answer_all(call, several::limit, requests, throws)
+        let make = |list: &[Request]| host::take(call.function(), |host| all::limit(host, list));
+        answer_all(call, make, requests, throws)
     }
 }
 
@@ -51,7 +52,8 @@ sql_function! {
         comment = "tells whether rl_limit_all would pass: consumes, locks and writes nothing"
     )]
     fn rl_check_all(call: &Call, requests: Jsonb, throws: bool = "false") -> Rows<RequestRow> {
-        answer_all(call, several::check, requests, throws)
+        let make = |list: &[Request]| host::read(call.function(), |host| all::check(host, list));
+        answer_all(call, make, requests, throws)
     }
 }
 
@@ -61,7 +63,7 @@ sql_function! {
 /// Those of the call; 22023: an invalid list; PT429 with `throws`: it is denied.
 fn answer_all(
     call: &Call,
-    make: fn(pg_sys::Oid, &[Request]) -> Result<Vec<Outcome>>,
+    make: impl FnOnce(&[Request]) -> Result<Vec<RequestOutcome>>,
     given: Jsonb,
     throws: bool,
 ) -> Result<Rows<RequestRow>> {
@@ -79,22 +81,27 @@ fn answer_all(
         .iter()
         .map(|request| (server_text(&request.name), server_text(&request.key)))
         .collect();
+    let config = |json: &str| Config(jsonb_from_json(json));
+    let configs: Vec<Option<Config>> =
+        written.iter().map(|request| request.config.as_deref().map(config)).collect();
     let mut list = Vec::new();
-    for (n, (request, (name, key))) in written.iter().zip(&names).enumerate() {
-        let checked = || {
+    for (n, ((request, config), (name, key))) in
+        written.iter().zip(&configs).zip(&names).enumerate()
+    {
+        let checked = || -> Result<Request> {
             Ok(Request {
                 name: valid_name(name)?,
                 key: valid_key(key)?,
                 count: request.count,
                 reserve: request.reserve,
-                config: request.config.as_deref().map(jsonb_from_json),
+                config: inline(config),
             })
         };
         list.push(
             checked().map_err(|error| Error::InRequest { n: n + 1, error: Box::new(error) })?,
         );
     }
-    let outcomes = make(call.function(), &list)?;
+    let outcomes = make(&list)?;
     if throws && outcomes.iter().any(|outcome| !outcome.answer.ok) {
         // The one to wait for longest, of those that refuse; the one that never passes before those that wait for it.
         let longest = list.iter().zip(&outcomes).max_by_key(|(_, outcome)| {
@@ -102,8 +109,8 @@ fn answer_all(
             let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
             (refuses, wait, outcome.never)
         });
-        if let Some((request, Outcome { answer, .. })) = longest {
-            return Err(request.denied(answer));
+        if let Some((request, RequestOutcome { answer, .. })) = longest {
+            return Err(answers::denied(request, answer));
         }
     }
     let rows = call.rows()?;

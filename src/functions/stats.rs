@@ -1,11 +1,11 @@
 //! Numbers about all limits, whatever their store: counted in shared memory since the server started.
 
 use super::arguments::{MaxRows, Name};
-use crate::limiter::stats;
 use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
 use crate::pg::declaration::{One, sql_function};
 use crate::pg::settings;
+use crate::tally;
 
 sql_row! {
     /// The counters of a name.
@@ -27,7 +27,7 @@ sql_function! {
     )]
     fn rl_stats(call: &Call) -> Rows<StatsRow> {
         let rows = call.rows()?;
-        for totals in stats::totals(call.function())? {
+        for totals in tally::totals(call.function())? {
             rows.put(StatsRow {
                 name: Text::new(&totals.name),
                 allowed: totals.allowed as i64,
@@ -48,7 +48,7 @@ sql_function! {
         comment = "sets the counters of a rate limit to zero, or those of all; returns of how many"
     )]
     fn rl_stats_reset(call: &Call, name: Option<Name> = "NULL") -> i64 {
-        stats::reset(call.function(), name.map(|name| name.0))
+        tally::reset(call.function(), name.map(|name| name.0))
     }
 }
 
@@ -76,7 +76,7 @@ sql_function! {
     ) -> Rows<DeniedRow> {
         let rows = call.rows()?;
         let name = name.map(|name| name.0);
-        for denied in stats::most_denied(call.function(), name, max_rows.0)? {
+        for denied in tally::most_denied(call.function(), name, max_rows.0)? {
             rows.put(DeniedRow {
                 name: Text::new(&denied.name),
                 key: Text::new(&denied.key),
@@ -111,7 +111,7 @@ sql_function! {
         comment = "how many keys the rate limits in memory have and have room for, how many made room for others, and ratelimit.memory_keys as it was and is"
     )]
     fn rl_memory(call: &Call) -> One<MemoryRow> {
-        let memory = stats::memory()?;
+        let memory = tally::memory()?;
         let usage = memory.states.usage();
         Ok(One(MemoryRow {
             keys: usage.keys as i64,

@@ -1,11 +1,13 @@
 //! What every limit in use holds now.
 
 use ratelimit_core::{Micros, state};
+use ratelimit_limiter::one;
+use ratelimit_limiter::request::Request;
+use ratelimit_limiter::status::{self, Status};
 
 use super::answers::{finite, retry};
 use super::arguments::{Key, Name};
-use crate::limiter::request::Request;
-use crate::limiter::{single, status};
+use crate::host::{self, Config, inline};
 use crate::pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
 use crate::pg::declaration::sql_function;
@@ -39,7 +41,7 @@ sql_function! {
     ) -> Rows<StatusRow> {
         let rows = call.rows()?;
         let (name, key) = (name.map(|name| name.0), key.map(|key| key.0));
-        status::each(call.function(), name, key, |status| {
+        let mut put = |status: Status| {
             let standing = status.limit.as_ref();
             let (_, retry_at) = retry(status.now, status.retry_after, Micros::ceil_to_millis);
             rows.put(StatusRow {
@@ -53,7 +55,8 @@ sql_function! {
                 shards: status.shards as i32,
                 limited: status.limited,
             });
-        })?;
+        };
+        host::read(call.function(), |host| status::each(host, name, key, &mut put))?;
         Ok(rows)
     }
 }
@@ -70,8 +73,10 @@ sql_function! {
         key: Key = "''",
         config: Option<Jsonb> = "NULL",
     ) -> Option<Json> {
+        let config = config.map(Config);
+        let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config };
-        let found = single::state(call.function(), &request)?;
+        let found = host::read(call.function(), |host| one::state(host, &request))?;
         Ok(found.map(|found| Json::new(state::to_json(&found))))
     }
 }

@@ -6,10 +6,13 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 
 use ratelimit_core::text::shortened;
+use ratelimit_limiter::one;
+use ratelimit_limiter::request::{Request, valid_count};
+use ratelimit_limiter::target::Target;
 
+use super::answers::denied;
 use super::arguments::{valid_key, valid_name};
-use crate::limiter::request::{Request, valid_count};
-use crate::limiter::single;
+use crate::host;
 use crate::pg::call::Call;
 use crate::pg::call::trigger_data::{Column, Event, Timing, Trigger};
 use crate::pg::declaration::{Proceed, sql_function};
@@ -42,10 +45,12 @@ sql_function! {
             scratch.run(|| {
                 let request =
                     Request { name: options.name, key, count, reserve: false, config: None };
-                let answer = single::limit_if(function, &request, |target| {
-                    if target.is_in_memory() { comes_last(&trigger, options.name) } else { Ok(()) }
-                })?;
-                if answer.ok { Ok(()) } else { Err(request.denied(&answer)) }
+                let allowed = |target: &Target| match target.home.is_in_memory() {
+                    true => Ok(comes_last(&trigger, options.name)?),
+                    false => Ok(()),
+                };
+                let answer = host::take(function, |host| one::limit_if(host, &request, allowed))?;
+                if answer.ok { Ok(()) } else { Err(denied(&request, &answer)) }
             })
         })?;
         Ok(Proceed(trigger.proceed()))

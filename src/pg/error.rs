@@ -10,6 +10,7 @@ use ratelimit_core::requests::{Fault, RequestError};
 use ratelimit_core::state::StateError;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Kind, Micros};
+use ratelimit_limiter::error as limiter;
 use ratelimit_pg::error::{PgError, Qualifier, Raised, Report, SqlState};
 use serde_json::json;
 
@@ -104,6 +105,9 @@ pub enum Error {
         "rl_trigger() cannot take from rate limit \"{name}\", which is in memory, BEFORE the event"
     )]
     TriggerTooEarly { name: String, firing: String },
+    /// What is said below a port of the limiter, and is none of these (XX000).
+    #[error("{0}")]
+    Host(Box<dyn std::error::Error>),
     /// An option of rl_trigger names a column that the table doesn't have (42703).
     #[error("column \"{column}\" of table \"{table}\" does not exist")]
     NoColumn { column: String, table: String },
@@ -116,14 +120,6 @@ const NULL_KEY: &str =
     "A missing user id must not become everybody's limit; for that, leave the key out.";
 
 impl Error {
-    /// Where leases are taken, the hint to define a limit shows one that gives them.
-    pub fn for_leases(self) -> Error {
-        match self {
-            Error::Undefined { name, .. } => Error::Undefined { name, kind: Kind::Concurrency },
-            other => other,
-        }
-    }
-
     fn sqlstate(&self) -> &SqlState {
         match self {
             Error::InRequest { error, .. } => error.sqlstate(),
@@ -133,6 +129,7 @@ impl Error {
             | Error::State(_)
             | Error::StoredConfig { .. } => b"22023",
             Error::Parallel { .. } => b"25000",
+            Error::Host(_) => b"XX000",
             Error::ReadOnly { .. } => b"25006",
             Error::NotATrigger { .. }
             | Error::TriggerMisuse { .. }
@@ -366,6 +363,46 @@ impl From<PgError> for Error {
             PgError::NotMapped => Error::NotMapped,
             PgError::Parallel { function } => Error::Parallel { function },
             PgError::ReadOnly { call } => Error::ReadOnly { call },
+        }
+    }
+}
+
+impl From<limiter::Error> for Error {
+    fn from(error: limiter::Error) -> Error {
+        match error {
+            limiter::Error::InvalidArgument { argument, value, allowed } => {
+                Error::InvalidArgument { argument, value, allowed }
+            }
+            limiter::Error::Config(error) => Error::Config(error),
+            limiter::Error::StoredConfig { name, error } => Error::StoredConfig { name, error },
+            limiter::Error::Undefined { name, kind } => Error::Undefined { name, kind },
+            limiter::Error::Keyed { name, kind } => Error::Keyed { name, kind },
+            limiter::Error::InlineConfig { name } => Error::InlineConfig { name },
+            limiter::Error::InRequest { n, error } => {
+                Error::InRequest { n, error: Box::new(Error::from(*error)) }
+            }
+            limiter::Error::NotForKind { function, kind } => Error::NotForKind { function, kind },
+            limiter::Error::BadState { name, column, value } => {
+                Error::BadState { name, column, value }
+            }
+            limiter::Error::NotWritten { table } => Error::NotWritten { table },
+            limiter::Error::Busy => Error::Busy,
+            limiter::Error::Host(error) => {
+                error.downcast().map_or_else(Error::Host, |error: Box<Error>| *error)
+            }
+        }
+    }
+}
+
+/// What a port of the limiter says. Those that it understands itself are its own.
+impl From<Error> for limiter::Error {
+    fn from(error: Error) -> limiter::Error {
+        match error {
+            Error::Config(error) => limiter::Error::Config(error),
+            Error::StoredConfig { name, error } => limiter::Error::StoredConfig { name, error },
+            Error::NotWritten { table } => limiter::Error::NotWritten { table },
+            Error::Busy => limiter::Error::Busy,
+            other => limiter::Error::Host(Box::new(other)),
         }
     }
 }

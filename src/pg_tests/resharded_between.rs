@@ -6,18 +6,20 @@ mod tests {
     use std::cell::Cell;
 
     use pgrx::prelude::*;
+    use ratelimit_limiter::error::Result;
+    use ratelimit_limiter::homes::{delete_key, reset_key};
+    use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 
-    use super::super::{get, run, with_rows};
-    use crate::pg::error::Result;
-    use crate::store::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
+    use super::super::{get, run, with_session};
+    use crate::host::Session;
 
     /// A store in which others call before the first list of a key's rows and after it.
     struct Between<'a> {
-        rows: &'a dyn Store,
+        rows: &'a dyn Rows,
         lists: Cell<usize>,
     }
 
-    impl Store for Between<'_> {
+    impl Rows for Between<'_> {
         fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
             let first = self.lists.replace(self.lists.get() + 1) == 0;
             if first {
@@ -76,10 +78,11 @@ mod tests {
     }
 
     /// Runs work on such a store in either mode, and returns what is left of the 4 tokens then.
-    fn left_after(work: fn(&dyn Store) -> Result<bool>) -> Vec<f64> {
+    fn left_after(work: fn(&Session, &dyn Rows) -> Result<bool>) -> Vec<f64> {
         let left = |access| {
             run(&format!("SET LOCAL ratelimit.access = {access}"));
-            let was = with_rows(|rows| work(&Between { rows, lists: Cell::new(0) })).unwrap();
+            let was = with_session(|host, rows| work(host, &Between { rows, lists: Cell::new(0) }))
+                .unwrap();
             assert!(was, "{access}");
             let sharded = "public.rl_token_bucket(4, '1 day', shards => 2)";
             let left = get(&format!(
@@ -94,7 +97,7 @@ mod tests {
     #[pg_test]
     fn a_reset_finds_the_rows_that_others_have_made_meanwhile() {
         run("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'");
-        assert_eq!(left_after(|rows| rows.reset(b"between", b"")), [4.0, 4.0]);
-        assert_eq!(left_after(|rows| rows.delete_key(b"between", b"")), [4.0, 4.0]);
+        assert_eq!(left_after(|host, rows| reset_key(host, rows, b"between", b"")), [4.0, 4.0]);
+        assert_eq!(left_after(|host, rows| delete_key(host, rows, b"between", b"")), [4.0, 4.0]);
     }
 }

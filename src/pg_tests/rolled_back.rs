@@ -8,11 +8,10 @@ mod tests {
     use ratelimit_core::algorithm::Tokens;
     use ratelimit_core::{Micros, State};
 
-    use super::super::{and_rolled_back, get, run, with_rows};
+    use super::super::{and_rolled_back, attempt, get, run, with_rows};
     use crate::pg::error::Error;
-    use crate::pg::subtransaction::attempt;
     use crate::store::held;
-    use crate::store::{Row, RowId, Stored};
+    use ratelimit_limiter::ports::{Row, RowId, Stored};
 
     const ID: RowId = RowId { name: b"rolled back", key: b"k", shard: 0 };
 

@@ -9,7 +9,7 @@ mod tests {
     use super::super::{get, run, with_rows};
     use crate::pg::clock::INFINITE;
     use crate::pg::error::Error;
-    use crate::store::{RowId, Stored};
+    use ratelimit_limiter::ports::{RowId, Stored};
 
     const STORES: [&str; 2] = ["heap", "sql"];
 
@@ -34,7 +34,8 @@ mod tests {
             // More than fits on a page.
             (0..5000).map(|n| Micros(n * 1_000_003)).collect(),
         ];
-        let mut rows = vec![Stored::Marker, Stored::Reset { ts: Micros(TIMES[4]) }];
+        let mut rows =
+            vec![Stored::Marker { reset: false }, Stored::Reset { ts: Micros(TIMES[4]) }];
         for (n, &value) in values.iter().enumerate() {
             let (ts, prior) = (Micros(TIMES[n % TIMES.len()]), value.abs());
             rows.push(State::Tokens(Tokens { value, ts, brought: None }).into());
@@ -131,7 +132,8 @@ mod tests {
         let mut all: Vec<(Stored, String)> =
             of_states.into_iter().map(|(state, columns)| (state.into(), columns)).collect();
         all.push((Stored::Reset { ts }, format!("Infinity,{at},,")));
-        all.push((Stored::Marker, "0,-infinity,,".into()));
+        all.push((Stored::Marker { reset: false }, "0,-infinity,,".into()));
+        all.push((Stored::Marker { reset: true }, "Infinity,-infinity,,".into()));
         run("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'");
         for writer in STORES {
             by(writer);
@@ -168,8 +170,8 @@ mod tests {
         };
         let inf = f64::INFINITY;
         let expected = [
-            ("marker", 0, "Marker".into()),
-            ("reset marker", 0, "Marker".into()),
+            ("marker", 0, "Marker { reset: false }".into()),
+            ("reset marker", 0, "Marker { reset: true }".into()),
             ("reset", 0, format!("{:?}", Stored::Reset { ts: future })),
             ("tokens", 0, invalid(Shape::Tokens, past, "ts", -inf)),
             ("shard", 1, invalid(Shape::Tokens, past, "ts", -inf)),

@@ -5,11 +5,10 @@ mod tests {
     use pgrx::pg_sys;
     use pgrx::prelude::*;
 
-    use super::super::{error_of, get, run, with_catalog};
+    use super::super::{attempt, error_of, get, run, with_catalog};
     use crate::pg::catalog::TableLock;
     use crate::pg::error::Error;
     use crate::pg::spi::{Statement, with_owner};
-    use crate::pg::subtransaction::attempt;
 
     /// The user, and settings that the owner's SQL has its own of.
     fn who() -> [String; 4] {

@@ -5,10 +5,9 @@ mod tests {
     use pgrx::prelude::*;
     use ratelimit_core::Micros;
 
-    use super::super::{and_rolled_back, error_of, get, run};
+    use super::super::{and_rolled_back, attempt, error_of, get, run};
     use crate::pg::clock;
     use crate::pg::settings;
-    use crate::pg::subtransaction::attempt;
     use crate::pg::transaction;
 
     const FIXED: Micros = Micros(1_798_804_800_000_001);

@@ -10,7 +10,9 @@ use ratelimit_core::algorithm::Tokens;
 
 use super::{and_rolled_back, with_catalog};
 use crate::pg::shared_memory::{Need, segment};
-use crate::store::memory::{Kept, Memory, Scope};
+use ratelimit_core::table::Kept;
+
+use crate::store::memory::{Memory, Scope};
 
 #[pg_schema]
 mod tests {

@@ -16,10 +16,10 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::TIMESTAMPTZOID;
 use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Shape, Tokens};
 use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::Stored;
 
 use crate::pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
 use crate::pg::values::float_datum;
-use crate::store::rows::Stored;
 
 /// Decodes a row, whose times are timestamptz values.
 pub fn decode(
@@ -30,7 +30,7 @@ pub fn decode(
     mut log: Option<Vec<i64>>,
 ) -> Stored {
     if shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY) {
-        return Stored::Marker;
+        return Stored::Marker { reset: value != 0.0 };
     }
     let ts = from_timestamptz(ts);
     if value == f64::INFINITY {
@@ -108,7 +108,10 @@ pub fn encode(stored: &Stored) -> Columns {
         Stored::Reset { ts } | Stored::Invalid { ts, .. } => {
             [float(f64::INFINITY), at(*ts), None, None]
         }
-        Stored::Marker => [float(0.0), Some(pg_sys::Datum::from(i64::MIN)), None, None],
+        Stored::Marker { reset } => {
+            let value = if *reset { f64::INFINITY } else { 0.0 };
+            [float(value), Some(pg_sys::Datum::from(i64::MIN)), None, None]
+        }
     }
 }
 

@@ -69,11 +69,12 @@
 //! | table_tuple_complete_speculative, and the lock released | [`Heap::insert_row`] |
 //! | 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible) | not wanted: the latest state |
 
-use crate::pg::error::Result;
-use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
+use ratelimit_limiter::error::Result;
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 
 use open::Heap;
 use read::decode;
+use row::RawRow;
 
 mod open;
 mod own;
@@ -86,17 +87,17 @@ mod write;
 pub use open::with_heap;
 pub use own::forget;
 
-impl Store for Heap {
+impl Rows for Heap {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
-        self.find(id).map(|row| Ok(row.decode()?.1)).transpose()
+        Ok(self.find(id).map(RawRow::decode).transpose()?.map(|(_, row)| row))
     }
 
     fn lock(&self, id: RowId) -> Result<Option<Row>> {
-        self.lock_newest(id, true)
+        Ok(self.lock_newest(id, true)?)
     }
 
     fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
-        self.lock_newest(id, false)
+        Ok(self.lock_newest(id, false)?)
     }
 
     fn replaces(&self) -> bool {
@@ -109,11 +110,11 @@ impl Store for Heap {
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
         let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
-        rows.map(decode).collect()
+        rows.map(|row| Ok(decode(row)?)).collect()
     }
 
     fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        self.rows_of(name, key)
+        Ok(self.rows_of(name, key)?)
     }
 
     fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
@@ -138,7 +139,7 @@ impl Store for Heap {
         same_name: bool,
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
-        self.rows_after(after, same_name, rows)
+        Ok(self.rows_after(after, same_name, rows)?)
     }
 
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {

@@ -8,11 +8,11 @@ use lru::LruCache;
 use pgrx::pg_sys;
 use ratelimit_core::State;
 use ratelimit_core::algorithm::Tokens;
+use ratelimit_limiter::error::Result;
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 use xxhash_rust::xxh64::xxh64;
 
-use crate::pg::error::Result;
 use crate::pg::transaction::{local_transaction, subtransaction};
-use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
 
 /// The keys that are remembered, those last used.
 const KEYS: usize = 1000;
@@ -46,11 +46,6 @@ pub fn held_rows(name: &[u8], key: &[u8]) -> Vec<i32> {
         let rows = held.and_then(|held| held.rows.get(&hash(name, key)));
         rows.map_or(Vec::new(), |rows| rows.iter().rev().map(|row| row.number).collect())
     })
-}
-
-/// Whether this transaction holds a row of a key.
-pub fn holds_row(name: &[u8], key: &[u8]) -> bool {
-    !held_rows(name, key).is_empty()
 }
 
 /// Remembers that this transaction holds a row.
@@ -94,6 +89,8 @@ pub fn forget(rolled_back: pg_sys::SubTransactionId) {
 /// A store, and the memory of the rows that are held through it.
 pub struct Remembering<'a, S> {
     pub store: &'a S,
+    /// The OID of the table.
+    pub table: u32,
     /// Whether the extension's SQL is of 1.0.0, whose library may still write in other sessions: it takes a fixed
     /// window that tells what it brought for none.
     pub is_of_1_0: bool,
@@ -104,14 +101,14 @@ impl<S> Remembering<'_, S> {
     fn written<'s>(&self, stored: &'s Stored) -> Cow<'s, Stored> {
         match stored {
             Stored::State(State::Tokens(tokens)) if self.is_of_1_0 => {
-                Cow::Owned(State::Tokens(Tokens { brought: None, ..*tokens }).into())
+                Cow::Owned(Stored::State(State::Tokens(Tokens { brought: None, ..*tokens })))
             }
             _ => Cow::Borrowed(stored),
         }
     }
 }
 
-impl<S: Store> Store for Remembering<'_, S> {
+impl<S: Rows> Rows for Remembering<'_, S> {
     fn lock(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.store.lock(id)?.inspect(|_| hold(id)))
     }
@@ -175,6 +172,14 @@ impl<S: Store> Store for Remembering<'_, S> {
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
         self.store.read_after(after, same_name, rows)
+    }
+
+    fn held(&self, name: &[u8], key: &[u8]) -> Vec<i32> {
+        held_rows(name, key)
+    }
+
+    fn table(&self) -> u32 {
+        self.table
     }
 
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {

@@ -8,6 +8,7 @@ use std::cell::{Cell, LazyCell};
 use std::ffi::{CStr, CString};
 
 use ratelimit_core::Micros;
+use ratelimit_limiter::ports::Id;
 
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
@@ -19,15 +20,15 @@ use rankings::Rankings;
 use states::States;
 use tallies::Tallies;
 
+mod entries;
 mod id;
 mod rankings;
 mod states;
 mod tallies;
 
-pub use id::{Id, Scope};
+pub use entries::SharedEntries;
+pub use id::Scope;
 pub use rankings::Denied;
-pub use ratelimit_core::table::Kept;
-pub use states::{LockedState, LockedStates};
 pub use tallies::{Count, Totals};
 
 /// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not.

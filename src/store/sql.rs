@@ -7,6 +7,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
+use ratelimit_limiter::error::Result as PortResult;
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 
 use crate::pg::catalog::TableLock;
 use crate::pg::error::{Error, Result};
@@ -14,10 +16,9 @@ use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::spi::{Connection, Statement};
 use crate::pg::values::{text_datum, varlena_bytes};
 use crate::store::codec::{array_datum, decode, decode_log, encode};
-use crate::store::rows::{KeyedRow, Row, RowId, ShardRow, Store, Stored, TupleId};
 
-impl Store for Connection<'_> {
-    fn read(&self, id: RowId) -> Result<Option<Row>> {
+impl Rows for Connection<'_> {
+    fn read(&self, id: RowId) -> PortResult<Option<Row>> {
         const READ: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -26,10 +27,10 @@ impl Store for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::Read,
         };
-        self.row(&READ, id)
+        Ok(self.row(&READ, id)?)
     }
 
-    fn lock(&self, id: RowId) -> Result<Option<Row>> {
+    fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const LOCK: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -39,12 +40,12 @@ impl Store for Connection<'_> {
             lock: TableLock::LockRows,
         };
         if self.catalog.rate_limits.distributed {
-            return self.lock_in_place(id);
+            return Ok(self.lock_in_place(id)?);
         }
-        self.row(&LOCK, id)
+        Ok(self.row(&LOCK, id)?)
     }
 
-    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
+    fn try_lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const TRY_LOCK: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -55,12 +56,12 @@ impl Store for Connection<'_> {
         };
         let found = self.row(&TRY_LOCK, id)?;
         if self.catalog.rate_limits.distributed && found.is_some() {
-            return self.lock_in_place(id);
+            return Ok(self.lock_in_place(id)?);
         }
         Ok(found)
     }
 
-    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
+    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> PortResult<Vec<ShardRow>> {
         const READ_SHARDS: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -71,10 +72,11 @@ impl Store for Connection<'_> {
         };
         let shards: Vec<pg_sys::Datum> = shards.iter().map(|&shard| shard.into()).collect();
         let shards = array_datum(shards, INT4OID, size_of::<i32>(), b'i');
-        self.rows(&READ_SHARDS, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])
+        Ok(self
+            .rows(&READ_SHARDS, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])?)
     }
 
-    fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
+    fn read_key(&self, name: &[u8], key: &[u8]) -> PortResult<Vec<ShardRow>> {
         const READ_KEY: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -83,10 +85,10 @@ impl Store for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::Read,
         };
-        self.rows(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])
+        Ok(self.rows(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])?)
     }
 
-    fn insert(&self, id: RowId, row: &Stored) -> Result<bool> {
+    fn insert(&self, id: RowId, row: &Stored) -> PortResult<bool> {
         // Without columns, which would name the valid index alone: the one that REINDEX CONCURRENTLY
         // builds beside it would raise 23505.
         const INSERT: Statement = Statement {
@@ -106,7 +108,7 @@ impl Store for Connection<'_> {
         Ok(self.execute(insert, &row_parameters(id, row))? > 0)
     }
 
-    fn update(&self, id: RowId, _: TupleId, row: &Stored) -> Result<()> {
+    fn update(&self, id: RowId, _: TupleId, row: &Stored) -> PortResult<()> {
         const UPDATE: Statement = Statement {
             sql: "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -116,7 +118,7 @@ impl Store for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&UPDATE, &row_parameters(id, row))? {
-            0 => Err(Connection::not_written(self)),
+            0 => Err(Connection::not_written(self).into()),
             _ => Ok(()),
         }
     }
@@ -126,7 +128,7 @@ impl Store for Connection<'_> {
         after: (&[u8], &[u8]),
         same_name: bool,
         rows: i64,
-    ) -> Result<Vec<KeyedRow>> {
+    ) -> PortResult<Vec<KeyedRow>> {
         const READ_AFTER: Statement = Statement {
             sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
                   WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
@@ -153,16 +155,14 @@ impl Store for Connection<'_> {
             let bytes = self.field(row, column).map(|datum| unsafe { varlena_bytes(datum) });
             bytes.map(<[u8]>::to_vec).ok_or_else(|| Connection::not_written(self))
         };
-        (0..count)
-            .map(|row| {
-                let (name, key) = (text(row, 1)?, text(row, 2)?);
-                let row = self.decode_row(row, 3)?;
-                Ok(KeyedRow { name, key, row })
-            })
-            .collect()
+        let row = |row| {
+            let (name, key) = (text(row, 1)?, text(row, 2)?);
+            Ok(KeyedRow { name, key, row: self.decode_row(row, 3)? })
+        };
+        (0..count).map(row).collect()
     }
 
-    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
         const RANDOM_KEY: Statement = Statement {
             sql: "SELECT name, key FROM @schema@.ratelimits \
                   WHERE ctid OPERATOR(pg_catalog.>=) $1 LIMIT 1",
@@ -180,7 +180,7 @@ impl Store for Connection<'_> {
         Ok(text(1).zip(text(2)))
     }
 
-    fn delete(&self, id: RowId, _: TupleId) -> Result<()> {
+    fn delete(&self, id: RowId, _: TupleId) -> PortResult<()> {
         const DELETE: Statement = Statement {
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   AND key OPERATOR(pg_catalog.=) $2 AND shard OPERATOR(pg_catalog.=) $3",
@@ -189,7 +189,7 @@ impl Store for Connection<'_> {
             lock: TableLock::Write,
         };
         match self.execute(&DELETE, &key_parameters(id))? {
-            0 => Err(Connection::not_written(self)),
+            0 => Err(Connection::not_written(self).into()),
             _ => Ok(()),
         }
     }

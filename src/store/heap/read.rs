@@ -3,15 +3,15 @@
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
+use ratelimit_limiter::ports::{KeyedRow, RowId, ShardRow};
 use xxhash_rust::xxh64::xxh64;
 
 use super::open::{Heap, guarded};
-use super::row::{RawRow, Text, copy_texts, has_id};
+use super::row::{RawRow, Text, block, copy_texts, has_id, tuple_id};
 use super::{own, raw, roots};
 use crate::pg::error::Result;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::usual_table::COLUMNS;
-use crate::store::rows::{KeyedRow, RowId, ShardRow};
 
 /// Returns the scan keys for a name, a key and a shard number, or for the first one or two of them:
 /// with equality, or with `above` for values greater than the last argument. Not inside a guard.
@@ -73,11 +73,6 @@ pub fn is_serializable() -> bool {
 /// Hashes a primary key, for [`own`] and [`roots`].
 pub fn hash(id: RowId) -> u64 {
     xxh64(id.key, xxh64(id.name, id.shard as u64))
-}
-
-/// Returns the block number of a tuple id.
-fn block(tid: &pg_sys::ItemPointerData) -> pg_sys::BlockNumber {
-    u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo)
 }
 
 /// Decodes one of several rows; checks for interrupts, since each can be large.
@@ -329,7 +324,7 @@ impl Heap {
         rows
     }
 
-    /// Reads all rows of a key; see [`Store::read_key`](crate::store::rows::Store::read_key).
+    /// Reads all rows of a key; see [`Store::read_key`](ratelimit_limiter::ports::Rows::read_key).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
@@ -341,7 +336,7 @@ impl Heap {
         rows.into_iter().map(decode).collect()
     }
 
-    /// Reads rows after a key; see [`Store::read_after`](crate::store::rows::Store::read_after).
+    /// Reads rows after a key; see [`Store::read_after`](ratelimit_limiter::ports::Rows::read_after).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
@@ -376,7 +371,7 @@ impl Heap {
     }
 
     /// Returns the first key on a random page; see
-    /// [`Store::random_key`](crate::store::rows::Store::random_key).
+    /// [`Store::random_key`](ratelimit_limiter::ports::Rows::random_key).
     pub fn key_on_random_page(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         let found = &mut None;
         // SAFETY: guarded; the row is pinned while it is copied.
@@ -389,10 +384,7 @@ impl Heap {
                 }
                 let page = fastrand::u32(0..pages);
                 for n in 1..=pg_sys::MaxOffsetNumber {
-                    let mut tid = pg_sys::ItemPointerData::default();
-                    tid.ip_blkid.bi_hi = (page >> 16) as u16;
-                    tid.ip_blkid.bi_lo = page as u16;
-                    tid.ip_posid = n;
+                    let mut tid = tuple_id((page, n));
                     let any = &raw mut pg_sys::SnapshotSelfData;
                     let table = self.table;
                     if raw::table_tuple_fetch_row_version(table, &mut tid, any, self.fetched) {

@@ -4,13 +4,13 @@ use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
 use ratelimit_core::requests::MAX_KEY;
+use ratelimit_limiter::ports::{Row, RowId, ShardRow, Stored, TupleId};
 
 use super::raw;
 use crate::pg::error::{Error, Result};
 use crate::pg::usual_table::COLUMNS;
 use crate::pg::values::{is_plain, text_datum};
 use crate::store::codec::{decode, decode_log, encode};
-use crate::store::rows::{Row, RowId, ShardRow, Stored, TupleId};
 
 /// A fetched version, its log in Postgres memory: plain data, for a guard.
 #[derive(Clone, Copy)]
@@ -65,9 +65,21 @@ impl RawRow {
         // SAFETY: a detoasted timestamptz[], as the column is declared.
         let log = (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) });
         let stored = decode(self.shard, value, ts, self.prior, log);
-        let tuple = TupleId { tid: Some(self.tid), unlocked: self.unlocked };
+        let tid = (block(&self.tid), self.tid.ip_posid);
+        let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked };
         Ok((self.shard, Row { stored, tuple }))
     }
+}
+
+/// The block number of a tuple id.
+pub fn block(tid: &pg_sys::ItemPointerData) -> pg_sys::BlockNumber {
+    u32::from(tid.ip_blkid.bi_hi) << 16 | u32::from(tid.ip_blkid.bi_lo)
+}
+
+/// The tuple id of a block number and an offset.
+pub fn tuple_id((block, offset): (pg_sys::BlockNumber, u16)) -> pg_sys::ItemPointerData {
+    let ip_blkid = pg_sys::BlockIdData { bi_hi: (block >> 16) as u16, bi_lo: block as u16 };
+    pg_sys::ItemPointerData { ip_blkid, ip_posid: offset }
 }
 
 /// A text as a datum: up to [`MAX_KEY`] bytes, the most of a call, on the stack; a longer one, which the

@@ -3,14 +3,14 @@
 use std::ffi::c_int;
 
 use pgrx::pg_sys;
+use ratelimit_limiter::ports::{Row, RowId, Stored, TupleId};
 
 use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
-use super::row::{RawRow, Text, has_id, row_values};
+use super::row::{RawRow, Text, has_id, row_values, tuple_id};
 use super::{own, raw, roots};
 use crate::pg::error::Result;
 use crate::pg::usual_table::COLUMNS;
-use crate::store::rows::{Row, RowId, Stored, TupleId};
 
 impl Heap {
     /// Locks the newest version of a row, `found` being one of its versions; `None` if it is gone, has
@@ -61,8 +61,8 @@ impl Heap {
     /// Locks a version that was read without a lock, without waiting; false if another transaction has
     /// locked or replaced it.
     pub fn lock_seen(&self, seen: &Row) -> bool {
-        let TupleId { tid: Some(mut tid), unlocked: true } = seen.tuple else { return false };
-        let tid = &mut tid;
+        let TupleId { tid: Some(tid), unlocked: true } = seen.tuple else { return false };
+        let tid = &mut tuple_id(tid);
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId).
         unsafe {
             guarded(|| {
@@ -76,7 +76,7 @@ impl Heap {
 
     /// Updates a version of a row, after waiting for locks on it; false if it was replaced.
     pub fn update_version(&self, id: RowId, version: TupleId, stored: &Stored) -> bool {
-        let Some(mut old) = version.tid else { return false };
+        let Some(mut old) = version.tid.map(tuple_id) else { return false };
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
@@ -109,7 +109,7 @@ impl Heap {
 
     /// Deletes a version of a row, after waiting for locks on it; false if it was replaced.
     pub fn delete_version(&self, version: TupleId) -> bool {
-        let Some(mut tid) = version.tid else { return false };
+        let Some(mut tid) = version.tid.map(tuple_id) else { return false };
         let tid = &mut tid;
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId).
         let result = unsafe {
@@ -184,7 +184,7 @@ impl Heap {
         }
     }
 
-    /// Inserts a row; see [`Store::insert`](crate::store::rows::Store::insert).
+    /// Inserts a row; see [`Store::insert`](ratelimit_limiter::ports::Rows::insert).
     pub fn insert_row(&self, id: RowId, stored: &Stored) -> bool {
         let (name, key) = (Text::new(id.name), Text::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);

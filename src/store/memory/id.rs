@@ -4,46 +4,17 @@ use std::cell::RefCell;
 use std::hash::Hasher;
 
 use pgrx::pg_sys;
+use ratelimit_limiter::ports::{Id, Room};
 use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 
 use crate::pg::catalog;
 
-/// A limit's name, and a name and key, of an extension in a database.
-#[derive(Clone, Copy)]
-pub struct Id {
-    pub name: [u64; 2],
-    /// That of the name and key.
-    pub key: [u64; 2],
-    pub room: Room,
-    /// Who fills the room with it: the database, and of configs in calls its role.
-    pub owner: u32,
-}
-
-/// The rooms of the memory, where keys make room for those of the same room only.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Room {
-    /// Of limits that are defined.
-    Defined,
-    /// Of limits whose config is in the call, where whoever may call brings any name.
-    Inline,
-}
-
-impl Id {
-    /// The same in the room of configs in calls, where it is the current role's.
-    pub fn inline(self) -> Id {
-        // SAFETY: reads a variable of the session.
-        let role: u32 = unsafe { pg_sys::GetUserId() }.into();
-        // Most often that of one database and role; a collision shares a share.
-        Id { room: Room::Inline, owner: self.owner.rotate_left(16) ^ role, ..self }
-    }
-
-    /// What identifies one of the slots of a key, in the key's partition: found at a place of its own there, and told
-    /// from the key and its other slots.
-    pub fn slot(self, number: u32) -> Id {
-        // An odd number whose multiples are far from each other: 2^64 divided by the golden ratio.
-        let apart = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number) + 1);
-        Id { key: [self.key[0], self.key[1].wrapping_add(apart)], ..self }
-    }
+/// The same in the room of configs in calls, where it is the current role's.
+pub fn inline(id: Id) -> Id {
+    // SAFETY: reads a variable of the session.
+    let role: u32 = unsafe { pg_sys::GetUserId() }.into();
+    // Most often that of one database and role; a collision shares a share.
+    Id { room: Room::Inline, owner: id.owner.rotate_left(16) ^ role, ..id }
 }
 
 /// Makes [`Id`]s that nobody can foresee who does not know the seed.

@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ratelimit_core::sketch::{Counter, Sketch};
+use ratelimit_limiter::ports::Id;
 
-use super::id::{Id, Scope};
+use super::id::Scope;
 use crate::pg::shared_memory::Lock;
 use crate::pg::values::clipped;
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 use ratelimit_core::Micros;
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::table::{Dropped, Entry, Head, Kept, Partition, Whose, place, places};
+use ratelimit_limiter::ports::{Id, Room};
 
-use super::id::{Id, Room};
 use crate::pg::clock;
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::shared_memory::{Held, Lock};
@@ -171,38 +171,18 @@ impl States {
         self.partition(number).find(id.key).map(Entry::state)
     }
 
-    /// Reads a state for a call, which may deny it.
-    pub fn call(&self, id: Id) -> Option<Kept> {
-        self.locked(id, |locked| locked.state())
-    }
-
-    /// Locks a state, which may not be there, and changes or keeps it: what `work` does is short,
-    /// and calls nothing of Postgres but the clock.
+    /// Locks a state, which may not be there, and the slots of its key.
     #[inline]
-    pub fn locked<T>(&self, id: Id, work: impl FnOnce(&mut LockedState) -> T) -> T {
-        let number = partition_of(id);
-        let held = self.shared(number).lock.exclusive();
-        let partition = self.partition(number);
-        let mut state = LockedState { partition, id, dropped: Dropped::None };
-        let result = work(&mut state);
-        let dropped = state.dropped;
-        drop(held);
-        self.count(number, dropped);
-        result
+    pub fn lock(&self, id: Id) -> LockedStates<'_> {
+        let held = Guards::One(self.shared(partition_of(id)).lock.exclusive());
+        LockedStates { states: self, _held: held }
     }
 
     /// Locks several states at once.
     pub fn lock_all(&self, ids: impl Iterator<Item = Id>) -> LockedStates<'_> {
         let numbers = numbers(ids);
         let lock = |number| self.shared(number).lock.exclusive();
-        LockedStates { states: self, _held: numbers.into_iter().map(lock).collect() }
-    }
-
-    /// Forgets a state; false if there was none.
-    pub fn forget(&self, id: Id) -> bool {
-        let number = partition_of(id);
-        let _held = self.shared(number).lock.exclusive();
-        self.partition(number).remove(id.key)
+        LockedStates { states: self, _held: Guards::Many(numbers.into_iter().map(lock).collect()) }
     }
 
     /// Forgets the states of a name's keys, partition by partition, and counts those that `counts` picks.
@@ -288,33 +268,16 @@ impl States {
     }
 }
 
-/// A state whose partition is locked.
-pub struct LockedState<'a> {
-    partition: Partition<'a>,
-    id: Id,
-    dropped: Dropped,
+/// The locks of one partition, or of several.
+enum Guards<'a> {
+    One(#[expect(dead_code, reason = "held")] Held<'a>),
+    Many(#[expect(dead_code, reason = "held")] Vec<Held<'a>>),
 }
 
-impl LockedState<'_> {
-    /// The state, if there is one, for a call.
-    pub fn state(&mut self) -> Option<Kept> {
-        self.partition.call(self.id.key).map(Entry::state)
-    }
-
-    /// Stores a state, from when on nobody misses it, and whether half of its limit or more is used.
-    pub fn set(&mut self, kept: Kept, idle_at: Option<Micros>, half_used: bool, now: Micros) {
-        let Id { name, key, room, owner } = self.id;
-        let whose = Whose { owner, name: name[0], fair_by_name: room == Room::Defined };
-        let (entry, dropped) = self.partition.entry(key, whose, now);
-        entry.set(kept, idle_at, half_used);
-        self.dropped = dropped;
-    }
-}
-
-/// The states of some keys, whose partitions are locked.
+/// The states of some keys, whose partitions are locked. While they are, nothing of Postgres is called but the clock.
 pub struct LockedStates<'a> {
     states: &'a States,
-    _held: Vec<Held<'a>>,
+    _held: Guards<'a>,
 }
 
 impl LockedStates<'_> {
@@ -328,7 +291,7 @@ impl LockedStates<'_> {
         self.states.partition(partition_of(id)).remove(id.key)
     }
 
-    /// Stores one of them, as [`LockedState::set`].
+    /// Stores one of them, from when on nobody misses it, and whether half of its limit or more is used.
     pub fn set(
         &mut self,
         id: Id,
@@ -338,9 +301,11 @@ impl LockedStates<'_> {
         now: Micros,
     ) {
         let number = partition_of(id);
-        let partition = self.states.partition(number);
-        let mut locked = LockedState { partition, id, dropped: Dropped::None };
-        locked.set(kept, idle_at, half_used, now);
-        self.states.count(number, locked.dropped);
+        let Id { name, key, room, owner } = id;
+        let whose = Whose { owner, name: name[0], fair_by_name: room == Room::Defined };
+        let mut partition = self.states.partition(number);
+        let (entry, dropped) = partition.entry(key, whose, now);
+        entry.set(kept, idle_at, half_used);
+        self.states.count(number, dropped);
     }
 }

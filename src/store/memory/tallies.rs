@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_core::requests::MAX_NAME;
+use ratelimit_limiter::ports::Id;
 
-use super::id::{Id, Scope};
+use super::id::Scope;
 use crate::pg::clock;
 use crate::pg::shared_memory::Lock;
 

@@ -2,10 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use crate::pg::error::Result;
-use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::memory_context::Scratch;
-use crate::store::{KeyedRow, ShardRow, Store};
+use crate::error::Result;
+use crate::ports::{Host, KeyedRow, Rows, ShardRow};
 
 /// The rows of a page: few, since one with a log is large.
 const PAGE: usize = 128;
@@ -13,7 +11,7 @@ const PAGE: usize = 128;
 const LARGE_PAGE: usize = 2048;
 
 /// A key and its rows.
-pub struct Key {
+pub struct KeyRows {
     /// The limit's name, in the server's encoding.
     pub name: Vec<u8>,
     /// The key, likewise.
@@ -26,22 +24,22 @@ pub struct Key {
 /// name only. Each page is read under the latest state, and has all rows of its keys.
 ///
 /// # Errors
-/// Those of the store and of `visit`.
+/// Those of the rows and of `visit`.
 pub fn each_key(
-    store: &dyn Store,
+    host: &impl Host,
+    rows: &dyn Rows,
     (name, key): (&[u8], &[u8]),
     same_name: bool,
-    mut visit: impl FnMut(Key) -> Result<ControlFlow<()>>,
+    mut visit: impl FnMut(KeyRows) -> Result<ControlFlow<()>>,
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
-    let mut scratch = Scratch::new();
     let mut page = PAGE;
     loop {
-        check_for_interrupts();
-        let outcome = scratch.run(|| -> Result<Option<ControlFlow<()>>> {
-            let rows = store.read_after((&after.0, &after.1), same_name, page as i64)?;
-            let more = rows.len() == page;
-            let mut keys = by_key(rows);
+        host.check_for_interrupts();
+        let outcome = host.in_scratch(|| -> Result<Option<ControlFlow<()>>> {
+            let found = rows.read_after((&after.0, &after.1), same_name, page as i64)?;
+            let more = found.len() == page;
+            let mut keys = by_key(found);
             if more {
                 if keys.len() > 1 || page < LARGE_PAGE {
                     keys.pop(); // some of its rows may be on the next page
@@ -63,12 +61,12 @@ pub fn each_key(
 }
 
 /// Groups rows, which are in order, by key.
-fn by_key(rows: Vec<KeyedRow>) -> Vec<Key> {
-    let mut keys: Vec<Key> = Vec::new();
+fn by_key(rows: Vec<KeyedRow>) -> Vec<KeyRows> {
+    let mut keys: Vec<KeyRows> = Vec::new();
     for KeyedRow { name, key, row } in rows {
         match keys.last_mut() {
             Some(last) if last.name == name && last.key == key => last.rows.push(row),
-            _ => keys.push(Key { name, key, rows: vec![row] }),
+            _ => keys.push(KeyRows { name, key, rows: vec![row] }),
         }
     }
     keys

@@ -1,33 +1,25 @@
-//! What calls are answered, counted for `rl_stats` and `rl_top_denied`, and told in the server's log.
+//! What calls are answered: counted in shared memory, for `rl_stats`, `rl_top_denied` and `rl_memory`, which read it
+//! here, and told in the server's log.
 
 use std::cell::Cell;
 
-use pgrx::PgTryBuilder;
 use pgrx::pg_sys::panic::CaughtError;
+use pgrx::{PgTryBuilder, pg_sys};
 use ratelimit_core::Micros;
+use ratelimit_limiter::ports::{Counted, Id, Verdict};
 
-use crate::limiter::request::{Answer, Request};
-use crate::pg::catalog::Catalog;
+use crate::pg::catalog::{self, Catalog, TableLock};
 use crate::pg::clock;
 use crate::pg::error::Result;
 use crate::pg::server_log;
 use crate::pg::settings;
 use crate::pg::shared_memory::Need;
 use crate::pg::values::utf8;
-use crate::store::memory::{Count, Id, Memory, Scope};
+use crate::store::memory::{Count, Denied, Memory, Scope, Totals};
 
 thread_local! {
     /// When this session last found no memory to count in.
     static FAILED: Cell<Option<Micros>> = const { Cell::new(None) };
-}
-
-/// How a request was answered.
-#[derive(Clone, Copy)]
-pub enum Verdict {
-    /// It passed.
-    Allowed,
-    /// It was denied; `false`: in a dry run, so it passed.
-    Denied { enforced: bool },
 }
 
 /// Where a name and key are in the memory that sessions share.
@@ -37,45 +29,35 @@ pub struct Place {
     pub id: Id,
 }
 
-impl Place {
-    pub fn of(memory: &'static Memory, catalog: &Catalog, name: &[u8], key: &[u8]) -> Place {
-        Place { memory, id: memory.id(Scope::new(catalog.extension), name, key) }
-    }
-}
-
 /// Returns where a request is counted; `None`: nowhere.
 ///
 /// # Errors
 /// A cancel. Where there is no memory calls go on, uncounted.
-pub fn place(catalog: &Catalog, request: &Request) -> Result<Option<Place>> {
+pub fn place(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Place>> {
     if !settings::track() {
         return Ok(None);
     }
+    let scope = Scope::new(catalog.extension);
     let memory = memory_if_any(true)?;
-    Ok(memory.map(|memory| Place::of(memory, catalog, request.name, request.key)))
+    Ok(memory.map(|memory| Place { memory, id: memory.id(scope, name, key) }))
 }
 
 /// Counts a request, and writes a share of the denials to the server's log.
-pub fn count(
-    catalog: &Catalog,
-    place: Option<Place>,
-    request: &Request,
-    answer: &Answer,
-    verdict: Verdict,
-) {
+pub fn count(catalog: &Catalog, place: Option<Place>, counted: Counted) {
+    let Counted { name, key, count, verdict, retry_after } = counted;
     if let Verdict::Denied { enforced: true } = verdict {
-        log(request, answer);
+        log(name, retry_after);
     }
     let Some(Place { memory, id }) = place else { return };
     let scope = Scope::new(catalog.extension);
     let count = match verdict {
-        Verdict::Allowed => Count::Allowed(request.count),
+        Verdict::Allowed => Count::Allowed(count),
         Verdict::Denied { enforced: true } => Count::Denied,
         Verdict::Denied { enforced: false } => Count::DeniedInDryRun,
     };
-    memory.tallies.count(id, scope, request.name, count);
+    memory.tallies.count(id, scope, name, count);
     if let Verdict::Denied { .. } = verdict {
-        memory.rankings.count(id, scope, request.name, request.key);
+        memory.rankings.count(id, scope, name, key);
     }
 }
 
@@ -130,16 +112,77 @@ fn is_end(sqlstate: i32) -> bool {
 }
 
 /// Writes a line for a denied call, or for a share of such calls: name, wait and role, never the key.
-fn log(request: &Request, answer: &Answer) {
+fn log(name: &[u8], retry_after: Option<Micros>) {
     let share = settings::log_denials();
     if share == 0.0 || fastrand::f64() >= share {
         return; // what is drawn is less than 1
     }
-    let name = utf8(request.name);
+    let name = utf8(name);
     let role = server_log::current_role();
-    let when = match answer.retry_after {
+    let when = match retry_after {
         Some(wait) => format!("retry after {} s", wait.ceil_to_millis().as_secs()),
         None => "this call can never pass".into(),
     };
     server_log::line(&format!("rate limit \"{name}\" exceeded by role \"{role}\": {when}"));
+}
+
+/// Returns where the names of a function's limits are from.
+///
+/// # Errors
+/// Those of the catalog.
+fn scope(function: pg_sys::Oid) -> Result<Scope> {
+    Ok(Scope::new(catalog::current(function, TableLock::Read)?.extension))
+}
+
+/// Returns the memory, without what is counted of dropped databases and extensions, and whose names these are.
+///
+/// # Errors
+/// As [`totals`].
+fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
+    let (memory, scope) = (Memory::get()?, scope(function)?);
+    memory.forget_dropped(scope);
+    Ok((memory, scope))
+}
+
+/// Returns the counters of all names, in their order.
+///
+/// # Errors
+/// Those of the catalog; raises 53100 or 53200 where there is no memory.
+pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
+    let (memory, scope) = counted(function)?;
+    let mut totals = memory.tallies.totals(scope);
+    totals.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(totals)
+}
+
+/// Sets the counters of a name to zero, or those of all names, and forgets which of their keys were
+/// denied; returns of how many names.
+///
+/// # Errors
+/// As [`totals`].
+pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
+    let (memory, scope) = counted(function)?;
+    memory.rankings.forget(scope, name);
+    Ok(memory.tallies.reset(scope, name) as i64)
+}
+
+/// Returns the keys that are denied most, of a name or of all.
+///
+/// # Errors
+/// As [`totals`].
+pub fn most_denied(
+    function: pg_sys::Oid,
+    name: Option<&[u8]>,
+    max_rows: i64,
+) -> Result<Vec<Denied>> {
+    let (memory, scope) = counted(function)?;
+    Ok(memory.rankings.most_denied(scope, name, max_rows as usize))
+}
+
+/// Returns the memory, which tells how much of it is in use.
+///
+/// # Errors
+/// Raises 53100 or 53200 where there is no memory.
+pub fn memory() -> Result<&'static Memory> {
+    Memory::get()
 }

@@ -10,10 +10,12 @@ use std::rc::Rc;
 
 use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
-use ratelimit_core::config::{self, ConfigError, Definition, Store};
-use ratelimit_core::{Kind, Micros};
+use ratelimit_core::config::{self, ConfigError, Definition};
+use ratelimit_limiter::ports::Known;
+use ratelimit_limiter::target::{Home, undefined};
 
-use crate::limiter::blocks;
+use super::blocks;
+use crate::host::Session;
 use crate::pg::catalog::{Catalog, TableLock};
 use crate::pg::error::{Error, Result};
 use crate::pg::invalidation;
@@ -25,27 +27,6 @@ use crate::pg::values::{Jsonb, text_datum, utf8};
 const CACHE_ENTRIES: usize = 10_000;
 /// The largest cached inline config, in bytes; a sensible one has some 200.
 const CACHED_CONFIG_BYTES: usize = 2_000;
-
-/// What is known of a name and key.
-#[derive(Clone, Default)]
-pub struct Known {
-    /// The definition.
-    pub limit: Option<Rc<Definition>>,
-    /// Until when it is blocked, if it ever was.
-    pub blocked_until: Option<Micros>,
-}
-
-/// The limit of a call.
-pub struct Resolved {
-    /// The config of the call, or the definition.
-    pub limit: Rc<Definition>,
-    /// Whether there is a definition.
-    pub is_defined: bool,
-    /// Until when its key is blocked, if it ever was.
-    pub blocked_until: Option<Micros>,
-    /// Whether one of the two wants a key.
-    pub keyed: bool,
-}
 
 /// The rows of a name in rl_config.
 struct Rows {
@@ -98,58 +79,12 @@ fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
     [name, &[0], key].concat()
 }
 
-/// Resolves the limit of a call: its config, or else the definition of (name, key), or else that of the
-/// name; and until when it is blocked.
-///
-/// # Errors
-/// 42704: neither config nor definition; 42501: a config for a defined name without the right to
-/// define; 22023: an invalid config.
-pub fn resolve(
-    catalog: &Catalog,
-    name: &[u8],
-    key: &[u8],
-    config: Option<Jsonb>,
-) -> Result<Resolved> {
-    let Known { limit, blocked_until } = known(catalog, name, key)?;
-    let is_defined = limit.is_some();
-    let keyed = limit.as_ref().is_some_and(|limit| limit.keyed);
-    let limit = match (config, limit) {
-        (Some(_), Some(_)) if !catalog.may_define() => {
-            return Err(Error::InlineConfig { name: utf8(name).into_owned() });
-        }
-        (Some(config), Some(_)) => inline(config)?,
-        (Some(config), None) => {
-            let limit = inline(config)?;
-            limit.check_in_call()?;
-            limit
-        }
-        (None, Some(limit)) => limit,
-        (None, None) => return Err(undefined(name)),
-    };
-    Ok(Resolved { keyed: keyed || limit.keyed, limit, is_defined, blocked_until })
-}
-
 /// Returns the definition of a name for every key without a row of its own.
 ///
 /// # Errors
 /// 42704: there is none; 22023: an invalid stored config.
 pub fn of_name(catalog: &Catalog, name: &[u8]) -> Result<Rc<Definition>> {
-    defined(catalog, name, b"")?.ok_or_else(|| undefined(name))
-}
-
-fn undefined(name: &[u8]) -> Error {
-    Error::Undefined { name: utf8(name).into_owned(), kind: Kind::TokenBucket }
-}
-
-/// Refuses the empty key where a limit is `keyed`.
-///
-/// # Errors
-/// [`Error::Keyed`] (22004).
-pub fn check_key(name: &[u8], key: &[u8], keyed: bool, limit: &Definition) -> Result<()> {
-    if keyed && key.is_empty() {
-        return Err(Error::Keyed { name: utf8(name).into_owned(), kind: limit.kind() });
-    }
-    Ok(())
+    Ok(defined(catalog, name, b"")?.ok_or_else(|| undefined::<Session>(name))?)
 }
 
 /// Parses a config; cached by its binary form.
@@ -184,19 +119,6 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
         }
     }
     Ok(known(catalog, name, key)?.limit)
-}
-
-/// Looks up the limit that has a key's state: where the key alone is exempt, that of the name, which holds again
-/// afterwards. `None` where there is none.
-///
-/// # Errors
-/// As [`defined`].
-pub fn of_state(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
-    let own = defined(catalog, name, key)?;
-    match &own {
-        Some(limit) if limit.kind() == Kind::Unlimited => Ok(defined(catalog, name, b"")?.or(own)),
-        _ => Ok(own),
-    }
 }
 
 /// Looks up the definition as [`defined`], and the block.
@@ -322,7 +244,7 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Read,
     };
-    let in_memory = |definition: &Rc<Definition>| definition.store == Store::Memory;
+    let in_memory = |definition: &Rc<Definition>| Home::of(definition).is_in_memory();
     if !defined(catalog, name, b"")?.as_ref().is_some_and(in_memory) {
         return Ok(true);
     }

@@ -2,10 +2,10 @@
 //! no change of a limit or of its state touches, and are cached with the definitions: a trigger on the table
 //! tells every session.
 
-use std::collections::BTreeMap;
-
 use pgrx::pg_sys::BuiltinOid::{INT8OID, TEXTOID, TIMESTAMPTZOID};
 use ratelimit_core::Micros;
+use ratelimit_limiter::ports::BlockInForce;
+use ratelimit_limiter::target::FOR_GOOD;
 
 use crate::pg::catalog::{Catalog, Table, TableLock};
 use crate::pg::clock;
@@ -13,9 +13,6 @@ use crate::pg::error::{Error, Result};
 use crate::pg::interrupts::check_for_interrupts;
 use crate::pg::spi::{self, Statement};
 use crate::pg::values::{text_datum, varlena_bytes};
-
-/// The end of a block without one: the instant of the timestamptz infinity.
-pub const FOR_GOOD: Micros = Micros(i64::MAX);
 
 /// What is blocked of a name.
 #[derive(Default)]
@@ -147,14 +144,15 @@ pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
     })
 }
 
-/// The blocks that are not over, of one name or one key where they are given: until when, by name and key.
-pub type InForce = BTreeMap<(Vec<u8>, Vec<u8>), Micros>;
-
 /// Reads the blocks that are not over.
 ///
 /// # Errors
 /// Those of Postgres.
-pub fn in_force(catalog: &Catalog, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<InForce> {
+pub fn in_force(
+    catalog: &Catalog,
+    name: Option<&[u8]>,
+    key: Option<&[u8]>,
+) -> Result<Vec<BlockInForce>> {
     const IN_FORCE: Statement = Statement {
         sql: "SELECT name, key, until FROM @schema@.rl_blocks \
               WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.>) $1 \
@@ -164,7 +162,7 @@ pub fn in_force(catalog: &Catalog, name: Option<&[u8]>, key: Option<&[u8]>) -> R
         results: &[TEXTOID, TEXTOID, TIMESTAMPTZOID],
         lock: TableLock::Read,
     };
-    let Some(table) = catalog.rl_blocks else { return Ok(InForce::new()) };
+    let Some(table) = catalog.rl_blocks else { return Ok(Vec::new()) };
     let now = clock::to_nearest_timestamptz(clock::now());
     spi::with_owner(catalog, table, TableLock::Read, |spi| {
         let count =
@@ -176,7 +174,7 @@ pub fn in_force(catalog: &Catalog, name: Option<&[u8]>, key: Option<&[u8]>) -> R
         let block = |row| {
             check_for_interrupts();
             let until = clock::from_timestamptz(spi.field(row, 3)?.value() as i64);
-            Some(((text(row, 1)?, text(row, 2)?), until))
+            Some(BlockInForce { name: text(row, 1)?, key: text(row, 2)?, until })
         };
         Ok((0..count).filter_map(block).collect())
     })

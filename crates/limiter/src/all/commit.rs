@@ -1,0 +1,194 @@
+//! All or none: locks, decides again at one instant, and writes.
+
+use ratelimit_core::Shards;
+
+use super::decide::{Group, GroupVerdict};
+use super::{RequestOutcome, at_once, outcomes, peek, plan};
+use crate::error::{Error, Result};
+use crate::homes::shards::{self, Locked};
+use crate::ports::{Host, Rows, TRIES};
+
+/// Who has the rows that a group is to change.
+enum Holder {
+    /// This transaction, or as first seen there is nothing to change.
+    Here,
+    /// Others, and of a dry run; it takes nothing then.
+    Elsewhere,
+    /// Nobody: it is in memory.
+    Memory,
+}
+
+/// The groups' contents, of which what is to be changed is locked.
+type LockedGroups<'a> = Vec<(Locked<'a>, Holder)>;
+
+/// What came of a try.
+enum Tried {
+    /// It took, or was refused by what is locked.
+    Done(Vec<RequestOutcome>),
+    /// The rows must be read again.
+    Again,
+}
+
+/// Takes tokens for all groups, of which none is in the table, or for none.
+///
+/// # Errors
+/// Those of the ports.
+pub(super) fn take_without_rows<H: Host>(
+    host: &H,
+    groups: &[Group],
+) -> Result<Vec<RequestOutcome>> {
+    let mut verdicts = Vec::new();
+    if groups.iter().any(|group| group.entry.is_none()) {
+        verdicts = peek(host, None, groups)?;
+        if !verdicts.iter().all(GroupVerdict::allows) {
+            return Ok(outcomes(groups, &verdicts, false));
+        }
+    }
+    let (in_memory, ok) = plan::take(host, groups)?;
+    if verdicts.is_empty() {
+        return Ok(outcomes(groups, &in_memory, ok));
+    }
+    put(groups, &mut verdicts, in_memory);
+    Ok(outcomes(groups, &verdicts, ok))
+}
+
+/// Takes tokens for all groups, or for none.
+///
+/// # Errors
+/// Those of the ports; [`Error::NotWritten`] (55000) when rows keep vanishing.
+pub(super) fn take<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    groups: &[Group],
+) -> Result<Vec<RequestOutcome>> {
+    for tried in 0..TRIES {
+        host.check_for_interrupts();
+        let peeked = peek(host, Some(rows), groups)?;
+        let ok = peeked.iter().all(GroupVerdict::allows);
+        if !ok || peeked.iter().all(|verdict| verdict.change.is_none()) {
+            return Ok(outcomes(groups, &peeked, ok));
+        }
+        let refusal = outcomes(groups, &peeked, false);
+        // One row of each limit with shards on the first try, then as many as needed.
+        match take_locked(host, rows, groups, peeked, tried == 0) {
+            Err(Error::Busy) => return Ok(at_once(refusal)),
+            Ok(Tried::Done(outcomes)) => return Ok(outcomes),
+            Ok(Tried::Again) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(rows.not_written())
+}
+
+/// Locks the rows that were peeked at, decides, and writes.
+///
+/// # Errors
+/// As [`take`]; [`Error::Busy`]: rows are locked that can't be waited for.
+fn take_locked<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    groups: &'a [Group],
+    peeked: Vec<GroupVerdict<'a>>,
+    single_row: bool,
+) -> Result<Tried> {
+    let mut refused = None;
+    let taken = host.attempt(|| {
+        let Some(locked) = lock(host, rows, groups, peeked, single_row)? else {
+            return Ok(None);
+        };
+        let (mut verdicts, sufficient) = decide(host, groups, &locked);
+        if !verdicts.iter().all(GroupVerdict::allows) {
+            // A limit of which only some rows are locked may have enough in the others.
+            if locked.iter().all(|(locked, _)| locked.is_whole()) {
+                refused = Some(outcomes(groups, &verdicts, false));
+            }
+            return Ok(None);
+        }
+        if !sufficient {
+            return Ok(None);
+        }
+        let (in_memory, ok) = plan::take(host, groups)?;
+        if !ok {
+            put(groups, &mut verdicts, in_memory);
+            refused = Some(outcomes(groups, &verdicts, false));
+            return Ok(None);
+        }
+        for ((group, verdict), (locked, _)) in groups.iter().zip(&mut verdicts).zip(&locked) {
+            if let (None, Some((before, after))) = (group.entry, &verdict.change) {
+                let shards = &mut verdict.shards;
+                locked.write(rows, &group.target, shards, verdict.now, (before, after))?;
+            }
+        }
+        put(groups, &mut verdicts, in_memory);
+        Ok(Some(outcomes(groups, &verdicts, true)))
+    })?;
+    Ok(taken.or(refused).map_or(Tried::Again, Tried::Done))
+}
+
+/// Locks the rows to be changed, limit by limit; of a limit with shards only one where `single_row`.
+/// `None` if they must be read again.
+///
+/// # Errors
+/// Those of the ports; [`Error::Busy`].
+fn lock<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    groups: &'a [Group],
+    peeked: Vec<GroupVerdict<'a>>,
+    single_row: bool,
+) -> Result<Option<LockedGroups<'a>>> {
+    let mut locked = Vec::with_capacity(groups.len());
+    for (group, verdict) in groups.iter().zip(peeked) {
+        host.check_for_interrupts();
+        if group.entry.is_some() {
+            locked.push((Locked::none(verdict.shards), Holder::Memory));
+            continue;
+        }
+        let Some((before, after)) = &verdict.change else {
+            locked.push((Locked::none(verdict.shards), Holder::Here));
+            continue;
+        };
+        let amount = after.value() - before.value();
+        let seen = (!verdict.enforced).then(|| verdict.shards.clone());
+        match (shards::lock(host, rows, &group.target, verdict.shards, amount, single_row), seen) {
+            (Err(Error::Busy), Some(seen)) => locked.push((Locked::none(seen), Holder::Elsewhere)),
+            (rows, _) => match rows? {
+                Some(rows) => locked.push((rows, Holder::Here)),
+                None => return Ok(None),
+            },
+        }
+    }
+    Ok(Some(locked))
+}
+
+/// Decides all groups at one instant; whether the locked rows suffice for the changes.
+fn decide<'a, H: Host>(
+    host: &H,
+    groups: &'a [Group],
+    locked: &LockedGroups<'a>,
+) -> (Vec<GroupVerdict<'a>>, bool) {
+    let now = host.now();
+    let (mut verdicts, mut sufficient) = (Vec::with_capacity(groups.len()), true);
+    for (group, (locked, holder)) in groups.iter().zip(locked) {
+        host.check_for_interrupts();
+        let shards: Shards<'a> = locked.shards.clone();
+        let mut verdict = group.decide(host, shards, now);
+        match holder {
+            Holder::Memory => {}
+            Holder::Elsewhere => verdict.give_up(),
+            Holder::Here => {
+                if let Some((before, after)) = &verdict.change {
+                    sufficient &= locked.suffices(&verdict.shards, now, before, after);
+                }
+            }
+        }
+        verdicts.push(verdict);
+    }
+    (verdicts, sufficient)
+}
+
+/// Puts the verdicts of the groups that are in memory into their places among all.
+fn put<'a>(groups: &[Group], verdicts: &mut [GroupVerdict<'a>], in_memory: Vec<GroupVerdict<'a>>) {
+    let places = groups.iter().zip(verdicts).filter(|(group, _)| group.entry.is_some());
+    places.zip(in_memory).for_each(|((_, place), verdict)| *place = verdict);
+}

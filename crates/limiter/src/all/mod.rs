@@ -1,0 +1,195 @@
+//! Several limits in one call, all or nothing.
+//!
+//! First a read without locks: if a limit refuses, that is the answer. Otherwise the rows are locked
+//! in the order of name, key and shard, whatever the order of the requests, so that two such calls
+//! never deadlock; then all limits are decided again, at one instant. If one refuses now, the locks
+//! are released.
+//!
+//! Limits in memory come last, when no row is waited for any more: they are decided, and their entries locked and
+//! written together, all or none, if they are still the same. Only then rows are written; where that fails,
+//! what was taken from memory stays taken.
+
+mod commit;
+mod decide;
+mod plan;
+
+use std::collections::BTreeMap;
+
+use ratelimit_core::Micros;
+
+use crate::error::{Error, Result};
+use crate::homes;
+use crate::ports::{Access, Host, Rows, Verdict};
+use crate::request::{Answer, Request, check_count};
+use crate::target::Target;
+
+use decide::{Group, GroupVerdict, Taken};
+
+/// How many requests of one call may be for limits in memory: what they take is written under locks that others wait
+/// for.
+pub const MAX_IN_MEMORY: usize = 1_000;
+
+/// The outcome of one request.
+pub struct RequestOutcome {
+    /// Whether this limit alone would allow it, after the earlier requests for the same limit.
+    pub allows: bool,
+    /// Whether it refuses for ever, and so never lets the whole call pass.
+    pub never: bool,
+    /// The answer; its `ok` is that of the whole call.
+    pub answer: Answer,
+}
+
+/// Takes tokens from all the limits, or from none.
+///
+/// # Errors
+/// Those of [`one::limit`](crate::one::limit), each with the number of its request.
+pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
+    let groups = group("rl_limit_all", host, requests)?;
+    let outcomes = if groups.iter().any(|group| group.target.home.is_in_table()) {
+        host.refuse_read_only()?;
+        host.with_rows(Access::Write, |rows| commit::take(host, rows, &groups))?
+    } else {
+        // No row is read, and no table locked.
+        commit::take_without_rows(host, &groups)?
+    };
+    for (request, outcome) in requests.iter().zip(&outcomes) {
+        let verdict = match (outcome.allows, outcome.answer.ok) {
+            (true, true) => Verdict::Allowed,
+            (true, false) => continue, // it took nothing, because of another
+            _ => Verdict::Denied { enforced: outcome.answer.enforced },
+        };
+        let place = host.place(request.name, request.key)?;
+        host.count(place, request.counted(verdict, &outcome.answer));
+    }
+    Ok(outcomes)
+}
+
+/// Answers as [`limit`] would, without locking or writing anything.
+///
+/// # Errors
+/// As [`limit`].
+pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
+    let groups = group("rl_check_all", host, requests)?;
+    let check = |rows: Option<&dyn Rows>| {
+        let peeked = peek(host, rows, &groups)?;
+        let ok = peeked.iter().all(GroupVerdict::allows);
+        Ok(outcomes(&groups, &peeked, ok))
+    };
+    if groups.iter().any(|group| group.target.home.is_in_table()) {
+        host.with_rows(Access::Read, |rows| check(Some(rows)))
+    } else {
+        check(None)
+    }
+}
+
+/// Groups the requests by (name, key), in the order in which rows are locked.
+///
+/// # Errors
+/// [`Error::InRequest`]: as [`Target::resolve`], [`Target::refuse_leases`] or [`check_count`];
+/// 22023 also for two configs of one limit, and for more requests of limits in memory than [`MAX_IN_MEMORY`].
+fn group<'a, H: Host>(
+    function: &'static str,
+    host: &H,
+    requests: &'a [Request],
+) -> Result<Vec<Group<'a>>> {
+    let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
+    let mut in_memory = 0;
+    for (n, request) in requests.iter().enumerate() {
+        let in_request = |error| Error::InRequest { n: n + 1, error: Box::new(error) };
+        let defined = request.config.is_none();
+        let earlier = groups.get_mut(&(request.name, request.key));
+        let target = match &earlier {
+            // Not resolved again, since the definition may have changed meanwhile.
+            Some(group) if defined && group.defined => group.target.clone(),
+            _ => Target::resolve(host, request).map_err(in_request)?,
+        };
+        target.refuse_leases(function).map_err(in_request)?;
+        check_count(&target.limit, request.count).map_err(in_request)?;
+        let taken = Taken { n, count: request.count, reserve: request.reserve };
+        in_memory += usize::from(target.home.is_in_memory());
+        match earlier {
+            Some(group) if group.target.limit != target.limit => {
+                return Err(in_request(Error::InvalidArgument {
+                    argument: "config",
+                    value: "not that of an earlier request for the same name and key".into(),
+                    allowed: "one config for a limit".into(),
+                }));
+            }
+            Some(group) => {
+                group.defined |= defined;
+                group.takes.push(taken);
+            }
+            None => {
+                let entry = match target.home.is_in_memory() {
+                    false => None,
+                    true => Some(homes::memory::id(host.entries()?, &target, None)),
+                };
+                let phase = target.phase();
+                let group = Group { target, defined, takes: vec![taken], phase, entry };
+                groups.insert((request.name, request.key), group);
+            }
+        }
+    }
+    if in_memory > MAX_IN_MEMORY {
+        return Err(Error::InvalidArgument {
+            argument: "requests",
+            value: format!("a list with {in_memory} requests for limits in memory"),
+            allowed: format!("at most {MAX_IN_MEMORY} of them in one call"),
+        });
+    }
+    Ok(groups.into_values().collect())
+}
+
+/// Decides every group under the latest state, without locks. Where none is in the table there are no rows.
+///
+/// # Errors
+/// Those of the ports.
+fn peek<'a, H: Host>(
+    host: &H,
+    rows: Option<&dyn Rows>,
+    groups: &'a [Group],
+) -> Result<Vec<GroupVerdict<'a>>> {
+    let mut contents = Vec::with_capacity(groups.len());
+    for group in groups {
+        host.check_for_interrupts();
+        contents.push(homes::peek_with(host, rows, &group.target, group.entry)?.1);
+    }
+    let now = host.now();
+    let decide = |(group, shards): (&'a Group, _)| {
+        host.check_for_interrupts();
+        group.decide(host, shards, now)
+    };
+    Ok(groups.iter().zip(contents).map(decide).collect())
+}
+
+/// The outcomes in the order of the requests.
+fn outcomes(groups: &[Group], verdicts: &[GroupVerdict], ok: bool) -> Vec<RequestOutcome> {
+    let mut outcomes: Vec<(usize, RequestOutcome)> = Vec::new();
+    let never = !ok && verdicts.iter().any(GroupVerdict::is_never);
+    for (group, verdict) in groups.iter().zip(verdicts) {
+        let level = verdict.shards.level(verdict.now);
+        for (taken, decision) in group.takes.iter().zip(&verdict.decisions) {
+            let mut answer = group.target.answer(decision, level, verdict.now);
+            answer.ok = ok;
+            answer.enforced = verdict.enforced;
+            answer.blocked = group.target.block(verdict.now);
+            // In a refused call a request that its limit allows has nothing to wait for; and a call
+            // with a request that never passes never passes.
+            let waits = if ok { decision.ok } else { !(verdict.passes(decision) || never) };
+            answer.retry_after = answer.retry_after.filter(|_| waits);
+            let never = !verdict.passes(decision) && decision.retry_after.is_none();
+            outcomes.push((taken.n, RequestOutcome { allows: decision.ok, never, answer }));
+        }
+    }
+    outcomes.sort_by_key(|&(n, _)| n);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
+}
+
+/// The outcomes where rows are locked that can't be waited for: to be retried at once.
+fn at_once(outcomes: Vec<RequestOutcome>) -> Vec<RequestOutcome> {
+    let at_once = |mut outcome: RequestOutcome| {
+        outcome.answer.retry_after = Some(Micros(0));
+        outcome
+    };
+    outcomes.into_iter().map(at_once).collect()
+}

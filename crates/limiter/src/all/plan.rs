@@ -1,0 +1,138 @@
+//! The groups that are in memory: decided before anything is locked, and written together under locks that others wait
+//! for, on which no more is done than to see that the states are the same.
+
+use ratelimit_core::{Micros, Shards, State};
+
+use super::decide::{Group, GroupVerdict};
+use crate::error::Result;
+use crate::homes::memory;
+use crate::ports::{Entries, Host, Id, Worth};
+
+/// How often the groups in memory are decided before they are locked. The last time, what has changed since is
+/// decided under the locks however much it is.
+const PLANS: usize = 4;
+
+/// How many takes, of states that have changed since, are decided under the locks before that: some microseconds each.
+const DECIDED_UNDER_LOCKS: usize = 16;
+
+/// What is to become of a group in memory.
+struct Plan<'a> {
+    group: &'a Group<'a>,
+    id: Id,
+    /// The state that is stored; `None`: none is.
+    found: Option<State>,
+    /// The takes, decided on it.
+    verdict: GroupVerdict<'a>,
+    /// The state after them, and what it is worth; `None`: they change nothing.
+    after: Option<(State, Worth)>,
+    /// Where it had changed: the state before the takes as they were decided under the locks, and at what instant.
+    again: Option<(State, Micros)>,
+}
+
+/// Decides the groups that are in memory, and takes their tokens if all of them allow it; whether it did. Windows of a
+/// calendar and debts take their time, so all is decided before anything is locked. Where others have changed many of
+/// them meanwhile it begins anew.
+///
+/// # Errors
+/// As [`Host::entries`].
+pub(super) fn take<'a, H: Host>(
+    host: &H,
+    groups: &'a [Group],
+) -> Result<(Vec<GroupVerdict<'a>>, bool)> {
+    let in_memory: Vec<(&Group, Id)> =
+        groups.iter().filter_map(|group| Some((group, group.entry?))).collect();
+    if in_memory.is_empty() {
+        return Ok((Vec::new(), true));
+    }
+    let entries = host.entries()?;
+    let (mut plans, mut ok) = (Vec::with_capacity(in_memory.len()), false);
+    for tried in 1..=PLANS {
+        plans.clear();
+        for &(group, id) in &in_memory {
+            host.check_for_interrupts();
+            plans.push(Plan::new(host, entries, group, id));
+        }
+        if !plans.iter().all(|plan| plan.verdict.allows()) {
+            break;
+        }
+        let most = if tried < PLANS { DECIDED_UNDER_LOCKS } else { usize::MAX };
+        if let Some(passed) = take_as_planned(host, entries, &mut plans, most) {
+            ok = passed;
+            break;
+        }
+    }
+    entries.tell_losses();
+    Ok((plans.into_iter().map(|plan| plan.verdict(host, ok)).collect(), ok))
+}
+
+impl<'a> Plan<'a> {
+    /// Reads the state and decides the takes.
+    fn new<H: Host>(host: &H, entries: &H::Entries, group: &'a Group<'a>, id: Id) -> Plan<'a> {
+        let found = memory::call(entries, id);
+        // Of this state no take is later.
+        let now = host.now();
+        let before = memory::state(&group.target, found.clone(), now, group.phase);
+        let verdict = group.decide(host, Shards::new(&group.target.limit, vec![before]), now);
+        let worth = |after: &State| memory::worth(&group.target, after, now, group.phase);
+        let after = verdict.change.as_ref().map(|(_, after)| (after.clone(), worth(after)));
+        Plan { group, id, found, verdict, after, again: None }
+    }
+
+    /// Decides the takes anew, under the locks: no more than that; whether they pass.
+    fn decide_again(&mut self, found: Option<State>, now: Micros) -> bool {
+        let Group { target, phase, .. } = self.group;
+        let before = memory::state(target, found, now, *phase);
+        let (passes, after) = self.group.pass(&before, now);
+        self.after = after.map(|after| {
+            let worth = memory::worth(target, &after, now, *phase);
+            (after, worth)
+        });
+        self.again = Some((before, now));
+        passes
+    }
+
+    /// The verdict on the takes, with the state that they left where they were taken.
+    fn verdict<H: Host>(self, host: &H, taken: bool) -> GroupVerdict<'a> {
+        let mut verdict = match self.again {
+            None => self.verdict,
+            Some((before, now)) => {
+                let shards = Shards::new(&self.group.target.limit, vec![before]);
+                self.group.decide(host, shards, now)
+            }
+        };
+        if let (true, Some((after, _))) = (taken, self.after) {
+            verdict.shards.states_mut()[0] = after;
+        }
+        verdict
+    }
+}
+
+/// Takes what was planned, unless a state that has changed since refuses it; whether it was taken. `None` where more
+/// than `most` takes are of states that have changed since: nothing was decided. Under the locks nothing of the host
+/// is called but the clock.
+fn take_as_planned<H: Host>(
+    host: &H,
+    entries: &H::Entries,
+    plans: &mut [Plan],
+    most: usize,
+) -> Option<bool> {
+    let mut locked = entries.lock_all(plans.iter().map(|plan| plan.id));
+    let now = host.now();
+    let (mut passes, mut decided) = (true, 0);
+    for plan in plans.iter_mut() {
+        let found = memory::read_locked(&mut locked, plan.id);
+        if found != plan.found {
+            decided += plan.group.takes.len();
+            if decided > most {
+                return None;
+            }
+            passes &= plan.decide_again(found, now);
+        }
+    }
+    for plan in plans.iter().filter(|_| passes) {
+        if let Some((after, worth)) = &plan.after {
+            memory::write(&mut locked, plan.id, after, Worth { now, ..*worth });
+        }
+    }
+    Some(passes)
+}

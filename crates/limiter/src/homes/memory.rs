@@ -1,0 +1,90 @@
+//! A limit in an entry of memory: decided and changed under its lock, at once for all sessions.
+
+use ratelimit_core::{Micros, State};
+
+use super::{Decide, slots};
+use crate::error::Result;
+use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Worth};
+use crate::request::Contents;
+use crate::target::Target;
+
+/// Changes a limit in an entry; `known` is its id in the room of defined limits.
+///
+/// # Errors
+/// As [`change`](super::change).
+pub(super) fn change<H: Host, T>(
+    host: &H,
+    target: &Target,
+    known: Option<Id>,
+    decide: impl Decide<T>,
+) -> Result<T> {
+    let entries = host.entries()?;
+    let id = id(entries, target, known);
+    let phase = target.phase();
+    let result = entries.locked(id, |locked| {
+        let now = host.now();
+        let before = state(target, read_locked(locked, id), now, phase);
+        let (result, after) = decide(Contents::One(&before), now)?;
+        if let Some(after) = after {
+            write(locked, id, &after, worth(target, &after, now, phase));
+        }
+        Ok(result)
+    });
+    entries.tell_losses();
+    result
+}
+
+/// Identifies the entry of a target: there is a room for limits that are defined, and one for those whose config is
+/// in the call.
+pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
+    let id = known.unwrap_or_else(|| entries.id(target.name, target.key));
+    if target.is_defined { id } else { entries.inline(id) }
+}
+
+/// Reads what is stored of a target that means something to its limit; `None`: nothing, so that it is full.
+///
+/// # Errors
+/// As [`Host::entries`].
+pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
+    let entries = host.entries()?;
+    let found = entries.read(id(entries, target, None)).and_then(Kept::state);
+    Ok(found.filter(|state| target.limit.accepts(state.shape())))
+}
+
+/// Reads what is stored, for a call, which may deny it.
+pub fn call(entries: &impl Entries, id: Id) -> Option<State> {
+    entries.locked(id, |locked| read_locked(locked, id))
+}
+
+/// Reads one of the entries that are locked.
+pub fn read_locked(locked: &mut impl LockedEntries, id: Id) -> Option<State> {
+    locked.read(id).and_then(Kept::state)
+}
+
+/// Writes one of the entries that are locked.
+pub fn write(locked: &mut impl LockedEntries, id: Id, state: &State, worth: Worth) {
+    // A log or leases: no limit in memory has such a state.
+    if let Some(kept) = Kept::of(state) {
+        locked.write(id, kept, worth);
+    }
+}
+
+/// What a state is worth that is stored at `now`; `phase` is the target's.
+pub fn worth(target: &Target, state: &State, now: Micros, phase: Micros) -> Worth {
+    let limit = &target.limit;
+    Worth { idle_at: limit.idle_at(state, now, phase), half_used: limit.is_half_used(state), now }
+}
+
+/// Interprets what is stored of a target, whose definition may have changed since; `phase` is the target's.
+pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) -> State {
+    found
+        .filter(|state| target.limit.accepts(state.shape()))
+        .unwrap_or_else(|| target.limit.initial_state(now, phase))
+}
+
+/// Forgets the entry of a key, with `has_slots` also those of its slots; false if there was none.
+pub(super) fn forget(entries: &impl Entries, id: Id, has_slots: bool) -> bool {
+    let was = entries.locked(id, |locked| locked.remove(id));
+    let slots = has_slots && slots::forget(entries, id);
+    was || slots
+}

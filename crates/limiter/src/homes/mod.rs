@@ -1,0 +1,223 @@
+//! Where states live, and what is done to them there.
+//!
+//! A home has one primitive: [`change`] locks, decides and writes, and [`peek`] reads without that. What is decided is
+//! a closure, which is called again where what it was decided on has changed meanwhile. Reset rows, the row that marks
+//! that there are others, the numbers of shards and slots, and whom to wait for are known here and to nobody else.
+
+mod row;
+mod slots;
+mod table;
+
+pub mod memory;
+pub mod shards;
+
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use ratelimit_core::config::Definition;
+use ratelimit_core::{Kind, Level, Micros, Shards, State};
+
+use crate::error::Result;
+use crate::keys::{KeyRows, each_key};
+use crate::ports::{Access, Entries, Host, Id, Rows, ShardRow};
+use crate::request::Contents;
+use crate::target::{Home, Target};
+
+pub(crate) use table::shards_present;
+pub use table::{delete_key, prune_key, reset_key};
+
+/// What was decided, with the level after it where that is not the decision's own: of a limit with shards.
+pub type Changed<T> = (T, Option<Level>);
+
+/// Decides a change of what it is given at an instant, and the state after it; `None`: nothing changes.
+///
+/// # Errors
+/// Those of the change.
+pub trait Decide<T>: Fn(Contents, Micros) -> Result<(T, Option<State>)> {}
+
+impl<T, F: Fn(Contents, Micros) -> Result<(T, Option<State>)>> Decide<T> for F {}
+
+/// Locks what a target holds, decides, and writes the state after it. What changes nothing is answered from the
+/// latest committed state: it takes no lock, writes nothing and never waits. `amount` is what the change is asked to
+/// add in tokens, which chooses among shards; `entry` is the target's entry in the room of defined limits, if that is
+/// known.
+///
+/// # Errors
+/// Those of `decide` and of the ports; [`Error::BadState`](crate::error::Error::BadState) (55000); those of
+/// [`Host::refuse_read_only`].
+pub fn change<H: Host, T>(
+    host: &H,
+    target: &Target,
+    entry: Option<Id>,
+    amount: f64,
+    decide: impl Decide<T>,
+) -> Result<Changed<T>> {
+    match target.home {
+        Home::Nowhere => {
+            let now = host.now();
+            let state = target.limit.initial_state(now, now);
+            Ok((decide(Contents::One(&state), now)?.0, None))
+        }
+        Home::Row => in_table(host, |rows| row::change(host, rows, target, amount, &decide)),
+        Home::Shards(_) => {
+            in_table(host, |rows| shards::change(host, rows, target, amount, &decide))
+        }
+        Home::Memory => Ok((memory::change(host, target, entry, decide)?, None)),
+        Home::Slots(slots) => Ok((slots::change(host, target, slots, decide)?, None)),
+    }
+}
+
+/// Runs `work` on rows that it writes.
+///
+/// # Errors
+/// Those of the work; those of [`Host::refuse_read_only`].
+fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
+    host.refuse_read_only()?;
+    host.with_rows(Access::Write, work)
+}
+
+/// Reads what a target holds, without locking, writing or waiting; with the instant after the read.
+///
+/// # Errors
+/// Those of the ports; [`Error::BadState`](crate::error::Error::BadState) (55000).
+pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
+    match target.home {
+        Home::Row | Home::Shards(_) => {
+            host.with_rows(Access::Read, |rows| shards::peek(host, rows, target))
+        }
+        _ => without_rows(host, target),
+    }
+}
+
+/// Reads what a target holds, for a call, through rows that are in hand, if it has any, or in its entry.
+///
+/// # Errors
+/// As [`peek`].
+pub fn peek_with<'t, H: Host>(
+    host: &H,
+    rows: Option<&dyn Rows>,
+    target: &'t Target,
+    entry: Option<Id>,
+) -> Result<(Micros, Shards<'t>)> {
+    match (rows, entry) {
+        (_, Some(id)) => {
+            let found = memory::call(host.entries()?, id);
+            let now = host.now();
+            let state = memory::state(target, found, now, target.phase());
+            Ok((now, Shards::new(&target.limit, vec![state])))
+        }
+        (Some(rows), None) if target.home.is_in_table() => shards::peek(host, rows, target),
+        _ => without_rows(host, target),
+    }
+}
+
+/// What a target holds in these rows, which were read before `now`.
+///
+/// # Errors
+/// As [`Target::state`].
+pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Shards<'t>> {
+    Ok(shards::contents::holding(target, rows, now)?.shards)
+}
+
+/// Reads what a target holds that has no row: in memory, or full.
+///
+/// # Errors
+/// Those of the ports.
+pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
+    let found = match target.home {
+        Home::Memory => memory::read(host, target)?,
+        Home::Slots(slots) => slots::read(host, target, slots)?,
+        _ => None,
+    };
+    let now = host.now();
+    let state = found.unwrap_or_else(|| target.limit.initial_state(now, target.phase()));
+    Ok((now, Shards::new(&target.limit, vec![state])))
+}
+
+/// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full.
+///
+/// # Errors
+/// As [`peek`].
+pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
+    match target.home {
+        Home::Nowhere => Ok(None),
+        Home::Memory => memory::read(host, target),
+        Home::Slots(slots) => slots::read(host, target, slots),
+        Home::Row | Home::Shards(_) => host.with_rows(Access::Read, |rows| {
+            let found = rows.read_key(target.name, target.key)?;
+            if !table::has_state(&target.limit, &found) {
+                return Ok(None);
+            }
+            let (now, shards) = shards::peek(host, rows, target)?;
+            Ok(Some(shards.total(now)))
+        }),
+    }
+}
+
+/// Forgets what is held of a name and key, under its definition or a config in a call; false if there was nothing.
+///
+/// # Errors
+/// Those of the ports.
+pub fn forget<H: Host>(
+    host: &H,
+    name: &[u8],
+    key: &[u8],
+    limit: Option<&Rc<Definition>>,
+) -> Result<bool> {
+    let in_memory_only = limit.is_some_and(|limit| Home::of(limit).is_in_memory());
+    if !in_memory_only {
+        host.refuse_read_only()?;
+    }
+    // Of what is not defined, they may be as many as any limit has.
+    let has_slots = limit.is_none_or(|limit| limit.kind() == Kind::Concurrency);
+    let entries = if in_memory_only { Some(host.entries()?) } else { host.entries_if_any()? };
+    let was_in_memory = entries.is_some_and(|entries| {
+        let id = entries.id(name, key);
+        // Of which kind a config in a call was no definition tells.
+        let was_inline = memory::forget(entries, entries.inline(id), true);
+        memory::forget(entries, id, has_slots) || was_inline
+    });
+    if in_memory_only {
+        return Ok(was_in_memory);
+    }
+    let was_in_table =
+        host.with_rows(Access::Write, |rows| table::reset_key(host, rows, name, key))?;
+    Ok(was_in_memory || was_in_table)
+}
+
+/// Forgets what is held of every key of a name, and adds how many there were to `count`. Rows are locked and
+/// deleted key by key, in the order in which every call locks rows: a key that appears behind the
+/// current one counts as created after the call.
+///
+/// # Errors
+/// Those of the ports.
+pub fn forget_name<H: Host>(
+    host: &H,
+    name: &[u8],
+    may_be_in_table: bool,
+    count: &mut i64,
+) -> Result<()> {
+    if may_be_in_table {
+        host.refuse_read_only()?;
+    }
+    let entries = if may_be_in_table { host.entries_if_any()? } else { Some(host.entries()?) };
+    if let Some(entries) = entries {
+        *count += entries.forget_name(name) as i64;
+    }
+    if !may_be_in_table {
+        return Ok(());
+    }
+    host.with_rows(Access::Write, |rows| {
+        let mut delete = |key: &[u8]| -> Result<()> {
+            host.check_for_interrupts();
+            *count += i64::from(table::delete_key(host, rows, name, key)?);
+            Ok(())
+        };
+        delete(b"")?; // the first key, which comes after no other
+        let visit = |found: KeyRows| {
+            delete(&found.key)?;
+            Ok(ControlFlow::Continue(()))
+        };
+        each_key(host, rows, (name, b""), true, visit).map(|_| ())
+    })
+}

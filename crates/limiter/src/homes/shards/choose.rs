@@ -1,0 +1,274 @@
+//! The choice of the rows that a change goes to, while not all of them are needed.
+
+use ratelimit_core::{Micros, Shards, State};
+
+use super::super::{Changed, Decide};
+use super::contents::shard_number;
+use super::locked::{LockedShard, write};
+use super::{Sharded, may_wait, room};
+use crate::error::Result;
+use crate::ports::{Host, Random, Row, Rows, Stored};
+use crate::request::Contents;
+use crate::target::Target;
+
+/// The shard whose row this transaction last locked, counted from 0: it takes from it again.
+pub(super) fn held_shard(rows: &dyn Rows, target: &Target) -> Option<usize> {
+    let count = target.limit.shards() as usize;
+    let first = shard_number(count as u32, 0);
+    let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
+    rows.held(target.name, target.key).into_iter().find_map(shard)
+}
+
+/// Puts a list into random order.
+fn shuffle(random: &impl Random, list: &mut [usize]) {
+    for end in (2..=list.len()).rev() {
+        list.swap(random.below(end), end - 1);
+    }
+}
+
+/// The shards with room for the whole change, in random order, so that calls spread.
+pub(super) fn rows_with_room(
+    random: &impl Random,
+    shards: &Shards,
+    now: Micros,
+    amount: f64,
+) -> Vec<usize> {
+    let mut rows: Vec<usize> = (0..shards.states().len())
+        .filter(|&shard| room(shards, shard, now, amount) >= amount.abs())
+        .collect();
+    shuffle(random, &mut rows);
+    rows
+}
+
+/// Two shards of a limit, read without a lock, and what it holds if all others are like the second.
+struct Estimate<'a> {
+    shards: Shards<'a>,
+    /// The one with more room, or the one that this transaction holds.
+    better: usize,
+    /// The row of that.
+    seen: Row,
+    /// Whether this transaction holds it.
+    is_held: bool,
+    now: Micros,
+}
+
+impl<H: Host> Sharded<'_, H> {
+    /// Makes the whole change in the row that this transaction holds already, or else in the better of two
+    /// random rows; `None` if it is locked or has no room.
+    ///
+    /// # Errors
+    /// As [`change`](super::change).
+    pub(super) fn change_better_of_two<T>(
+        &self,
+        amount: f64,
+        decide: &impl Decide<T>,
+    ) -> Result<Option<Changed<T>>> {
+        let Sharded { rows, target, .. } = self;
+        if amount == 0.0 {
+            return Ok(None);
+        }
+        let Some(Estimate { mut shards, better, seen, is_held, now }) = self.estimate(amount)?
+        else {
+            return Ok(None);
+        };
+        let row = target.row(shard_number(target.limit.shards(), better));
+        let (result, after) = decide(Contents::OneOf(&shards, better), now)?;
+        if let Some(after) = after {
+            let after = Stored::State(after);
+            if rows.replace(row, &seen, &after, false)? {
+                if let Stored::State(after) = after {
+                    shards.states_mut()[better] = after;
+                }
+                return Ok(Some((result, Some(shards.level(now)))));
+            }
+        }
+        let take = || {
+            let found = rows.try_lock(row)?;
+            self.change_locked(decide, &shards, better, found, amount)
+        };
+        // Another call may change the row before it is locked here: then the lock is released, unless it
+        // was held before.
+        if is_held { take() } else { self.host.attempt(take) }
+    }
+
+    /// Reads two rows; `None` where the better one has no room for the whole change.
+    ///
+    /// # Errors
+    /// As [`change`](super::change).
+    fn estimate(&self, amount: f64) -> Result<Option<Estimate<'_>>> {
+        let Sharded { host, rows, target } = self;
+        let count = target.limit.shards() as usize;
+        let own = held_shard(*rows, target);
+        let first = own.unwrap_or_else(|| host.below(count));
+        let second = (first + 1 + host.below(count - 1)) % count;
+        let number = |shard| shard_number(count as u32, shard);
+        let numbers = [number(first), number(second)];
+        let mut found = rows.read_shards(target.name, target.key, &numbers)?;
+        let now = host.now();
+        let shard_limit = target.limit.shard_limit(count as u32);
+        let mut states = Vec::with_capacity(2);
+        for wanted in numbers {
+            let row = found.iter().find(|&&(number, _)| number == wanted);
+            let Some((_, row)) = row else { return Ok(None) };
+            states.push(target.state(&shard_limit, Some(&row.stored), now)?.into_owned());
+        }
+        // The other rows are assumed to be like the second.
+        let mut all = vec![states[1].clone(); count];
+        all[first] = states.swap_remove(0);
+        let shards = Shards::new(&target.limit, all);
+        let room = |shard| room(&shards, shard, now, amount);
+        let better = if own.is_some() || room(first) >= room(second) { first } else { second };
+        let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
+        if room(better) < amount.abs() || in_debt {
+            return Ok(None);
+        }
+        let Some(at) = found.iter().position(|&(n, _)| n == number(better)) else {
+            return Ok(None);
+        };
+        let (_, seen) = found.swap_remove(at);
+        Ok(Some(Estimate { shards, better, seen, is_held: own.is_some(), now }))
+    }
+
+    /// Makes the whole change in a single row: one that is not locked, or else one after a wait.
+    ///
+    /// # Errors
+    /// As [`change`](super::change).
+    pub(super) fn change_any_row<T>(
+        &self,
+        decide: &impl Decide<T>,
+        shards: &Shards,
+        now: Micros,
+        amount: f64,
+    ) -> Result<Option<Changed<T>>> {
+        let Sharded { host, rows, target } = self;
+        let mut candidates = rows_with_room(*host, shards, now, amount);
+        // The first once more, to be waited for, unless a row is held.
+        let once = candidates.len();
+        candidates.extend(candidates.first().copied().filter(|_| may_wait(*rows, target)));
+        for (tried, &shard) in candidates.iter().enumerate() {
+            let row = target.row(shard_number(target.limit.shards(), shard));
+            let changed = host.attempt(|| {
+                let row = if tried == once { rows.lock(row)? } else { rows.try_lock(row)? };
+                self.change_locked(decide, shards, shard, row, amount)
+            })?;
+            if changed.is_some() {
+                return Ok(changed);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes the whole change in the locked row of a shard; `None` if it is gone or has no room.
+    ///
+    /// # Errors
+    /// As [`change`](super::change).
+    fn change_locked<T>(
+        &self,
+        decide: &impl Decide<T>,
+        shards: &Shards,
+        shard: usize,
+        locked: Option<Row>,
+        amount: f64,
+    ) -> Result<Option<Changed<T>>> {
+        let Sharded { host, rows, target } = self;
+        let Some(Row { stored, tuple }) = locked else { return Ok(None) };
+        let (now, mut shards) = (host.now(), shards.clone());
+        shards.states_mut()[shard] =
+            target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+        if room(&shards, shard, now, amount) < amount.abs() {
+            return Ok(None);
+        }
+        let (result, after) = decide(Contents::OneOf(&shards, shard), now)?;
+        let Some(after) = after else { return Ok(None) };
+        let row = target.row(shard_number(target.limit.shards(), shard));
+        rows.update(row, tuple, &Stored::State(after.clone()))?;
+        shards.states_mut()[shard] = after;
+        Ok(Some((result, Some(shards.level(now)))))
+    }
+
+    /// Makes the change in the fewest unlocked rows with room for it together.
+    ///
+    /// # Errors
+    /// As [`change`](super::change).
+    pub(super) fn change_several_rows<T>(
+        &self,
+        decide: &impl Decide<T>,
+        shards: &Shards,
+        now: Micros,
+        amount: f64,
+    ) -> Result<Option<Changed<T>>> {
+        let Sharded { host, rows, target } = self;
+        for fewest in [true, false] {
+            let mut shards = shards.clone();
+            let changed = host.attempt(|| {
+                let Some(locked) = self.lock_free(&mut shards, now, amount, fewest)? else {
+                    return Ok(None);
+                };
+                let now = host.now();
+                let (result, Some(_)) = decide(Contents::All(&shards), now)? else {
+                    return Ok(None);
+                };
+                let held: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
+                let ts = shards.total(now).ts();
+                write(*rows, target, &mut shards, &locked, (now, held + amount, ts))?;
+                Ok(Some((result, Some(shards.level(now)))))
+            })?;
+            if changed.is_some() {
+                return Ok(changed);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Locks unlocked rows until they have room for the change together, and updates the shards: the
+    /// `fewest` that seem to suffice, or any. `None` if they don't suffice; the caller then releases them.
+    /// In ascending order, since even SKIP LOCKED can wait in PostgreSQL, where a row is updated twice
+    /// while it is being locked.
+    ///
+    /// # Errors
+    /// As [`change`](super::change).
+    pub(super) fn lock_free(
+        &self,
+        shards: &mut Shards,
+        now: Micros,
+        amount: f64,
+        fewest: bool,
+    ) -> Result<Option<Vec<LockedShard>>> {
+        let Sharded { host, rows, target } = self;
+        let rooms: Vec<f64> =
+            (0..shards.states().len()).map(|shard| room(shards, shard, now, amount)).collect();
+        let mut wanted: Vec<usize> = (0..rooms.len()).filter(|&n| rooms[n] > 0.0).collect();
+        if fewest {
+            // Calls spread over equal rows.
+            shuffle(*host, &mut wanted);
+            wanted.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
+            let mut sum = 0.0;
+            let last = wanted.iter().position(|&shard| {
+                sum += rooms[shard];
+                sum >= amount.abs()
+            });
+            wanted.truncate(last.map_or(wanted.len(), |last| last + 1));
+            wanted.sort_unstable();
+        }
+        let (mut locked, mut sum) = (Vec::new(), 0.0);
+        for shard in wanted {
+            let row = target.row(shard_number(target.limit.shards(), shard));
+            match rows.try_lock(row)? {
+                Some(Row { stored, tuple }) => {
+                    let now = host.now();
+                    let state: State =
+                        target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+                    shards.states_mut()[shard] = state;
+                    sum += room(shards, shard, now, amount).max(0.0);
+                    locked.push((shard, tuple));
+                }
+                None if fewest => return Ok(None),
+                None => {}
+            }
+            if sum >= amount.abs() {
+                return Ok(Some(locked));
+            }
+        }
+        Ok(None)
+    }
+}

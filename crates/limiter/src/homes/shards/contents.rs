@@ -1,0 +1,178 @@
+//! The rows of a key: their shard numbers, their contents, and resharding.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ratelimit_core::algorithm::Shape;
+use ratelimit_core::{Limit, Micros, Shards, State};
+
+use super::super::table::lock_key;
+use crate::error::Result;
+use crate::ports::{Host, Rows, ShardRow, Stored, TupleId};
+use crate::target::Target;
+
+/// The number in the row's `shard` column of a shard, counted from 0, of a limit with so many
+/// shards.
+pub(super) fn shard_number(shard_count: u32, shard: usize) -> i32 {
+    if shard_count == 1 { 0 } else { shard_count as i32 * 10_000 + 1 + shard as i32 }
+}
+
+/// The number of shards of the limit that a row with this shard number belongs to.
+pub(crate) fn shards_of(number: i32) -> u32 {
+    (number / 10_000).max(1) as u32
+}
+
+/// The limit of each row where a limit has so many shards.
+pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
+    if shard_count == 1 { limit.clone() } else { limit.shard_limit(shard_count) }
+}
+
+/// The contents of a key's rows.
+pub(crate) struct Holding<'a> {
+    /// A shard for each row.
+    pub(crate) shards: Shards<'a>,
+    /// Whether the rows are one for each shard of the limit. If not, the shards are those of the present
+    /// rows, or new ones where the limit can't carry over any of their states.
+    pub(super) matches_limit: bool,
+    /// The versions of the rows, for a limit that they match.
+    pub(super) tuples: Vec<TupleId>,
+}
+
+/// Interprets all rows of a key at `now`, which is read after them.
+///
+/// # Errors
+/// As [`Target::state`].
+pub(crate) fn holding<'a>(
+    target: &'a Target,
+    mut rows: Vec<ShardRow>,
+    now: Micros,
+) -> Result<Holding<'a>> {
+    let limit = &*target.limit;
+    let shard_count = limit.shards();
+    rows.retain(|(_, found)| !found.stored.is_marker());
+    let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
+    let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
+
+    let is_fresh = !rows.iter().any(|(_, found)| is_accepted(limit, &found.stored));
+    let tuples = rows.iter().map(|(_, found)| found.tuple).collect();
+    let state = |limit: &Limit, stored: Option<&Stored>| -> Result<State> {
+        Ok(target.state(limit, stored, now)?.into_owned())
+    };
+    let shards = if matches_limit || is_fresh {
+        let shard_limit = shard_limit_of(limit, shard_count);
+        let mut rows = if matches_limit { rows } else { Vec::new() }.into_iter();
+        let next = |_| state(&shard_limit, rows.next().map(|(_, found)| found.stored).as_ref());
+        Shards::new(limit, (0..shard_count).map(next).collect::<Result<Vec<State>>>()?)
+    } else {
+        // Rows of another number of shards, which only a take reshards.
+        let mut limits: BTreeMap<u32, Rc<Limit>> = BTreeMap::new();
+        let rows = rows.into_iter().map(|(number, found)| {
+            let of = shards_of(number);
+            let shard_limit =
+                limits.entry(of).or_insert_with(|| Rc::new(shard_limit_of(limit, of)));
+            Ok((shard_limit.clone(), state(shard_limit, Some(&found.stored))?))
+        });
+        Shards::unequal(limit, rows.collect::<Result<_>>()?)
+    };
+    Ok(Holding { shards, matches_limit, tuples })
+}
+
+/// Whether a row means something to a limit, or would if its value were one.
+fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
+    match stored {
+        // As if it had been tokens, and is full.
+        Stored::Reset { .. } => limit.accepts(Shape::Tokens),
+        stored => stored.shape().is_some_and(|shape| limit.accepts(shape)),
+    }
+}
+
+/// Reads the key's rows under the latest state, without locks; with the instant after the read.
+///
+/// # Errors
+/// As [`holding`]; those of the rows.
+pub(crate) fn peek<'a>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &'a Target,
+) -> Result<(Micros, Holding<'a>)> {
+    let mut found = Vec::new();
+    if target.limit.shards() == 1 {
+        found.extend(rows.read(target.row(0))?.map(|row| (0, row)));
+    }
+    let is_marked = found.first().is_some_and(|(_, row)| row.stored.is_marker());
+    if target.limit.shards() > 1 || is_marked {
+        found = rows.read_key(target.name, target.key)?;
+    }
+    let now = host.now();
+    Ok((now, holding(target, found, now)?))
+}
+
+/// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without
+/// changing their total. `None` if another session has just made the first: the rows must be read again.
+///
+/// # Errors
+/// As [`holding`]; those of the rows; [`Error::Busy`]: without `wait`, and a row is locked; 55000: a
+/// trigger undoes it.
+///
+/// [`Error::Busy`]: crate::error::Error::Busy
+pub(super) fn lock_all<'a>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &'a Target,
+    wait: bool,
+) -> Result<Option<Holding<'a>>> {
+    let (name, key, root) = (target.name, target.key, target.row(0));
+    // Locked first by every change of their number, so that there is no other until this transaction ends.
+    if rows.lock_or_busy(root, wait)?.is_none() && !rows.insert(root, &MARKER)? {
+        return Ok(None);
+    }
+    let locked = lock_key(host, rows, name, key, wait)?;
+    let now = host.now();
+    let held = holding(target, locked.clone(), now)?;
+    if held.matches_limit {
+        return Ok(Some(held));
+    }
+    reshard(host, rows, target, locked, &held.shards, now)?;
+    // Only a trigger of the owner's can have changed them again.
+    let held = holding(target, lock_key(host, rows, name, key, wait)?, now)?;
+    if held.matches_limit { Ok(Some(held)) } else { Err(rows.not_written()) }
+}
+
+/// Row 0 of a limit with shards.
+const MARKER: Stored = Stored::Marker { reset: false };
+
+/// Replaces a key's rows, which are locked and hold `shards`, by one for each shard of the limit.
+///
+/// # Errors
+/// Those of the rows.
+fn reshard(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &Target,
+    locked: Vec<ShardRow>,
+    shards: &Shards,
+    now: Micros,
+) -> Result<()> {
+    let shard_count = target.limit.shards();
+    let mut root = None;
+    for (number, found) in locked {
+        if number == 0 {
+            root = Some(found);
+        } else {
+            rows.delete(target.row(number), found.tuple)?;
+        }
+    }
+    let Some(root) = root else { return Err(rows.not_written()) };
+    let states = shards.resharded(shard_count, now);
+    if let [state] = &states[..] {
+        return rows.update(target.row(0), root.tuple, &Stored::State(state.clone()));
+    }
+    if !root.stored.is_marker() {
+        rows.update(target.row(0), root.tuple, &MARKER)?;
+    }
+    for (shard, state) in states.into_iter().enumerate() {
+        host.check_for_interrupts();
+        rows.insert(target.row(shard_number(shard_count, shard)), &Stored::State(state))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! Rows of a key that are locked, to be written together with those of other limits.
+
+use ratelimit_core::{Micros, Shards, State};
+
+use super::Sharded;
+use super::choose::{held_shard, rows_with_room};
+use super::contents::{Holding, lock_all, shard_number};
+use super::{may_wait, room};
+use crate::error::Result;
+use crate::ports::{Host, Row, Rows, Stored, TupleId};
+use crate::target::Target;
+
+/// The index of a shard, and the version of its row that is locked.
+pub type LockedShard = (usize, TupleId);
+
+/// The contents of a key, some of whose rows are locked.
+pub struct Locked<'a> {
+    /// A shard for each row, up to date for the locked ones.
+    pub shards: Shards<'a>,
+    /// The locked rows; none where nothing is to be changed.
+    pub locked: Vec<LockedShard>,
+}
+
+impl<'a> Locked<'a> {
+    /// All rows of a key, locked.
+    fn all(held: Holding<'a>) -> Locked<'a> {
+        Locked { shards: held.shards, locked: held.tuples.into_iter().enumerate().collect() }
+    }
+
+    /// A key of which no row is locked, as nothing of it is to be changed here.
+    pub fn none(shards: Shards<'a>) -> Locked<'a> {
+        Locked { shards, locked: Vec::new() }
+    }
+
+    /// Whether all of its rows are locked, or none.
+    pub fn is_whole(&self) -> bool {
+        self.locked.is_empty() || self.locked.len() == self.shards.states().len()
+    }
+
+    /// Whether the locked rows suffice for a change of the total. None do where none were locked, because as they
+    /// were seen first nothing would have changed.
+    pub fn suffices(&self, shards: &Shards, now: Micros, before: &State, after: &State) -> bool {
+        let amount = after.value() - before.value();
+        self.locked.len() == shards.states().len()
+            || !self.locked.is_empty() && self.available(shards, now) + amount >= 0.0
+    }
+
+    /// The tokens in the locked rows.
+    fn available(&self, shards: &Shards, now: Micros) -> f64 {
+        self.locked.iter().map(|&(shard, _)| shards.available(shard, now)).sum()
+    }
+
+    /// Writes a change of the total, from the shards as they were decided at `now`, to the locked rows.
+    ///
+    /// # Errors
+    /// Those of the rows.
+    pub fn write(
+        &self,
+        rows: &dyn Rows,
+        target: &Target,
+        shards: &mut Shards,
+        now: Micros,
+        (before, after): (&State, &State),
+    ) -> Result<()> {
+        if let ([_], [(_, tuple)]) = (shards.states(), &self.locked[..]) {
+            shards.states_mut()[0] = after.clone();
+            return rows.update(target.row(0), *tuple, &Stored::State(after.clone()));
+        }
+        let tokens = match self.locked.len() == shards.states().len() {
+            true => after.value(),
+            false => self.available(shards, now) + after.value() - before.value(),
+        };
+        write(rows, target, shards, &self.locked, (now, tokens, after.ts()))
+    }
+
+    /// One of the rows.
+    ///
+    /// # Errors
+    /// As [`Target::state`].
+    fn one(
+        mut shards: Shards<'a>,
+        target: &Target,
+        shard: usize,
+        row: Row,
+        now: Micros,
+    ) -> Result<Locked<'a>> {
+        shards.states_mut()[shard] =
+            target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
+        Ok(Locked { shards, locked: vec![(shard, row.tuple)] })
+    }
+}
+
+/// Locks rows of a key with room for a change of `amount` tokens: with `single_row` one that seems to
+/// have it, or a few unlocked ones, otherwise all. `shards` are those read before. `None` where the
+/// rows must be read again, or don't suffice.
+///
+/// # Errors
+/// Those of the rows; [`Error::Busy`](crate::error::Error::Busy): others are locked while this transaction holds one.
+pub fn lock<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &'a Target<'a>,
+    shards: Shards<'a>,
+    amount: f64,
+    single_row: bool,
+) -> Result<Option<Locked<'a>>> {
+    let (shard_count, wait) = (target.limit.shards(), may_wait(rows, target));
+    if shard_count == 1 {
+        return lock_one(host, rows, target, wait);
+    }
+    let now = host.now();
+    // Rows of another number of shards are resharded below.
+    let equal = shards.are_equal();
+    if single_row && equal && shards.total(now).value() + amount >= 0.0 {
+        return lock_some(host, rows, target, shards, now, amount);
+    }
+    if equal && !wait {
+        let (mut shards, mut locked) = (shards, Vec::new());
+        for other in 0..shard_count as usize {
+            let id = target.row(shard_number(shard_count, other));
+            let Some(Row { stored, tuple }) = rows.lock_or_busy(id, wait)? else {
+                return Ok(None);
+            };
+            shards.states_mut()[other] =
+                target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+            locked.push((other, tuple));
+        }
+        return Ok(Some(Locked { shards, locked }));
+    }
+    Ok(lock_all(host, rows, target, wait)?.map(Locked::all))
+}
+
+/// Locks the row of a limit without shards.
+///
+/// # Errors
+/// As [`lock`].
+fn lock_one<'a>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &'a Target,
+    wait: bool,
+) -> Result<Option<Locked<'a>>> {
+    let id = target.row(0);
+    let found = match rows.lock_or_busy(id, wait)? {
+        None => {
+            // A row that was reset counts as none until it is written.
+            if !rows.insert(id, &Stored::Reset { ts: host.now() })? {
+                return Ok(None);
+            }
+            rows.lock(id)?
+        }
+        Some(Row { stored: Stored::Marker { .. }, .. }) => {
+            return Ok(lock_all(host, rows, target, wait)?.map(Locked::all));
+        }
+        found => found,
+    };
+    let Some(Row { stored, tuple }) = found else { return Ok(None) };
+    let state = target.state(&target.limit, Some(&stored), host.now())?.into_owned();
+    let shards = Shards::new(&target.limit, vec![state]);
+    Ok(Some(Locked { shards, locked: vec![(0, tuple)] }))
+}
+
+/// Locks one row with room for the whole change, or a few unlocked ones.
+///
+/// # Errors
+/// As [`lock`].
+fn lock_some<'a, H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &'a Target<'a>,
+    mut shards: Shards<'a>,
+    now: Micros,
+    amount: f64,
+) -> Result<Option<Locked<'a>>> {
+    let number = |shard| shard_number(target.limit.shards(), shard);
+    let held = held_shard(rows, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
+    let with_room = rows_with_room(host, &shards, now, amount);
+    for shard in held.into_iter().chain(with_room) {
+        if let Some(row) = rows.try_lock(target.row(number(shard)))? {
+            return Locked::one(shards, target, shard, row, now).map(Some);
+        }
+    }
+    // `None`: the caller releases them, and then locks all rows.
+    let sharded = Sharded { host, rows, target };
+    let locked = sharded.lock_free(&mut shards, now, amount, false)?;
+    Ok(locked.map(|locked| Locked { shards, locked }))
+}
+
+/// Spreads tokens over the locked rows, and writes those that change. `to` is the instant, how many they are to hold
+/// together, and what these count from.
+///
+/// # Errors
+/// Those of the rows.
+pub(super) fn write(
+    rows: &dyn Rows,
+    target: &Target,
+    shards: &mut Shards,
+    locked: &[LockedShard],
+    (now, tokens, ts): (Micros, f64, Micros),
+) -> Result<()> {
+    let before = shards.states().to_vec();
+    let among: Vec<usize> = locked.iter().map(|&(shard, _)| shard).collect();
+    shards.distribute(&among, now, tokens, ts);
+    for &(shard, tuple) in locked {
+        let state = &shards.states()[shard];
+        if *state != before[shard] {
+            let row = target.row(shard_number(target.limit.shards(), shard));
+            rows.update(row, tuple, &Stored::State(state.clone()))?;
+        }
+    }
+    Ok(())
+}

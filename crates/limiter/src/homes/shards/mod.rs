@@ -1,0 +1,224 @@
+//! A limit spread over several rows, so that as many transactions can hold it at once.
+//!
+//! A limit of n shards has rows n * 10000 + 1 to n * 10000 + n, all inserted at once, and row 0, which
+//! holds no tokens. So a call with another number of shards finds none of its rows, and must lock row
+//! 0, then all others, to reshard them: no token is counted twice.
+//!
+//! Rows are waited for in ascending order, or singly while no other is held; locks that turn out
+//! useless are released first. A transaction that holds a row from an earlier call, also under another
+//! number of shards, waits for no other row of that limit: it reshards if it gets all rows at once.
+
+mod choose;
+pub(crate) mod contents;
+mod locked;
+
+use ratelimit_core::{Micros, Shards};
+
+use super::{Changed, Decide};
+use crate::error::{Error, Result};
+use crate::ports::{Host, Row, Rows, Stored, TRIES};
+use crate::request::Contents;
+use crate::target::Target;
+
+use contents::{Holding, holding, lock_all, shard_limit_of, shards_of};
+pub use locked::{Locked, LockedShard, lock};
+
+/// The rows of a target, and where they are.
+pub(super) struct Sharded<'a, H> {
+    host: &'a H,
+    rows: &'a dyn Rows,
+    target: &'a Target<'a>,
+}
+
+/// Reads what a target holds in its rows, with the instant after the read.
+///
+/// # Errors
+/// As [`Target::state`]; those of the rows.
+pub(super) fn peek<'t>(
+    host: &impl Host,
+    rows: &dyn Rows,
+    target: &'t Target,
+) -> Result<(Micros, Shards<'t>)> {
+    let (now, holding) = contents::peek(host, rows, target)?;
+    Ok((now, holding.shards))
+}
+
+/// Changes a limit with shards. What changes nothing is answered from a plain read of all rows.
+///
+/// # Errors
+/// As [`change`](super::change).
+pub(super) fn change<H: Host, T>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    amount: f64,
+    decide: &impl Decide<T>,
+) -> Result<Changed<T>> {
+    Sharded { host, rows, target }.change(amount, decide)
+}
+
+/// Changes a limit of one row, where the rows are still those of a limit with shards; `None` if
+/// they must be read again.
+///
+/// # Errors
+/// As [`change`](super::change).
+pub(super) fn change_to_one<H: Host, T>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    amount: f64,
+    decide: &impl Decide<T>,
+) -> Result<Option<Changed<T>>> {
+    let (now, shards) = peek(host, rows, target)?;
+    let (result, after) = decide(Contents::All(&shards), now)?;
+    if after.is_none() {
+        return Ok(Some((result, Some(shards.level(now)))));
+    }
+    Sharded { host, rows, target }.change_all_or_answer(decide, &shards, now, amount)
+}
+
+/// Whether this transaction may wait for rows of a key: it holds none, under whichever number of shards.
+fn may_wait(rows: &dyn Rows, target: &Target) -> bool {
+    rows.held(target.name, target.key).is_empty()
+}
+
+/// The tokens by which a shard can change in the direction of `amount`: those available, or
+/// the room up to its capacity.
+fn room(shards: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
+    let available = shards.available(shard, now);
+    if amount < 0.0 { available } else { shards.shard_limit().capacity() - available }
+}
+
+impl<H: Host> Sharded<'_, H> {
+    /// As the function [`change`].
+    ///
+    /// # Errors
+    /// Those of that.
+    fn change<T>(&self, asked: f64, decide: &impl Decide<T>) -> Result<Changed<T>> {
+        let Sharded { host, rows, target } = self;
+        for _ in 0..TRIES {
+            host.check_for_interrupts();
+            if let Some(changed) = self.change_better_of_two(asked, decide)? {
+                return Ok(changed);
+            }
+            let found = rows.read_key(target.name, target.key)?;
+            let now = host.now();
+            let Holding { shards, matches_limit, .. } = holding(target, found, now)?;
+            let (result, after) = decide(Contents::All(&shards), now)?;
+            let Some(after) = after else { return Ok((result, Some(shards.level(now)))) };
+            let amount = after.value() - shards.total(now).value();
+            // A debt is shared by all rows, and paid back first.
+            let in_debt = (0..shards.states().len()).any(|n| shards.available(n, now) < 0.0);
+            if matches_limit && after.value() >= 0.0 && !in_debt {
+                if let Some(changed) = self.change_any_row(decide, &shards, now, amount)? {
+                    return Ok(changed);
+                }
+                if let Some(changed) = self.change_several_rows(decide, &shards, now, amount)? {
+                    return Ok(changed);
+                }
+            }
+            if matches_limit && !may_wait(*rows, target) {
+                return self.answer_while_locked(decide, &shards, now, asked);
+            }
+            if let Some(changed) = self.change_all_or_answer(decide, &shards, now, asked)? {
+                return Ok(changed);
+            }
+        }
+        Err(rows.not_written())
+    }
+
+    /// Makes the change in all rows, as [`change_all_rows`](Self::change_all_rows), or answers as
+    /// [`answer_while_locked`](Self::answer_while_locked) if they are not to be had at once by a transaction that may
+    /// not wait.
+    ///
+    /// # Errors
+    /// As [`change`].
+    fn change_all_or_answer<T>(
+        &self,
+        decide: &impl Decide<T>,
+        shards: &Shards,
+        now: Micros,
+        amount: f64,
+    ) -> Result<Option<Changed<T>>> {
+        match self.change_all_rows(decide, may_wait(self.rows, self.target)) {
+            Err(Error::Busy) => self.answer_while_locked(decide, shards, now, amount).map(Some),
+            changed => changed,
+        }
+    }
+
+    /// Answers a transaction that holds rows of the limit already, where the others that it needs are
+    /// locked: waiting for them could be a deadlock. What can't be answered so goes to a held row, as that of the
+    /// number of shards that it has.
+    ///
+    /// # Errors
+    /// As [`change`].
+    fn answer_while_locked<T>(
+        &self,
+        decide: &impl Decide<T>,
+        shards: &Shards,
+        now: Micros,
+        amount: f64,
+    ) -> Result<Changed<T>> {
+        let Sharded { host, rows, target } = self;
+        match decide(Contents::Busy(shards), now) {
+            Err(Error::Busy) => {}
+            answer => return Ok((answer?.0, Some(shards.level(now)))),
+        }
+        for number in rows.held(target.name, target.key) {
+            let id = target.row(number);
+            let Some(Row { stored, tuple }) = rows.lock(id)? else { continue };
+            if stored.is_marker() {
+                continue;
+            }
+            let limit = shard_limit_of(&target.limit, shards_of(number));
+            let state = target.state(&limit, Some(&stored), now)?.into_owned();
+            let held = Shards::new(&limit, vec![state]);
+            if held.available(0, now) + amount > limit.capacity() {
+                continue;
+            }
+            let (result, after) = decide(Contents::OneOf(&held, 0), now)?;
+            if let Some(after) = after {
+                rows.update(id, tuple, &Stored::State(after))?;
+            }
+            let (now, shards) = peek(*host, *rows, target)?;
+            return Ok((result, Some(shards.level(now))));
+        }
+        // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
+        self.change_all_rows(decide, true)?.ok_or_else(|| rows.not_written())
+    }
+
+    /// Makes the change after locking all rows, in ascending order, and resharding them if they are those of
+    /// another number of shards. What changes nothing then gives all of that back. `None` if the rows must be
+    /// read again.
+    ///
+    /// # Errors
+    /// As [`change`]; [`Error::Busy`]: without `wait`, and a row is locked.
+    fn change_all_rows<T>(
+        &self,
+        decide: &impl Decide<T>,
+        wait: bool,
+    ) -> Result<Option<Changed<T>>> {
+        let Sharded { host, rows, target } = self;
+        let mut unchanged = None;
+        let changed = host.attempt(|| {
+            let Some(Holding { mut shards, tuples, .. }) = lock_all(*host, *rows, target, wait)?
+            else {
+                return Ok(None);
+            };
+            let now = host.now();
+            let (result, after) = decide(Contents::All(&shards), now)?;
+            let Some(after) = after else {
+                unchanged = Some((result, Some(shards.level(now))));
+                return Ok(None);
+            };
+            if let [tuple] = tuples[..] {
+                rows.update(target.row(0), tuple, &Stored::State(after))?;
+                return Ok(Some((result, None)));
+            }
+            let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
+            locked::write(*rows, target, &mut shards, &locked, (now, after.value(), after.ts()))?;
+            Ok(Some((result, Some(shards.level(now)))))
+        })?;
+        Ok(changed.or(unchanged))
+    }
+}

@@ -1,0 +1,175 @@
+//! What rows are forgotten as a whole: those of a key that is reset, and those that are idle.
+
+use std::rc::Rc;
+
+use ratelimit_core::config::Definition;
+use ratelimit_core::{Limit, Micros, State};
+
+use super::row::change_row;
+use super::shards::contents::{shard_limit_of, shards_of};
+use crate::error::Result;
+use crate::keys::KeyRows;
+use crate::ports::{Host, RowId, Rows, ShardRow, Stored, TRIES};
+use crate::target::Target;
+
+/// Whether rows of a key hold a state that means something to a limit.
+pub(super) fn has_state(limit: &Limit, rows: &[ShardRow]) -> bool {
+    rows.iter().any(|(_, row)| row.stored.shape().is_some_and(|shape| limit.accepts(shape)))
+}
+
+/// How many shards a key has rows of.
+pub(crate) fn shards_present(rows: &[ShardRow]) -> u32 {
+    rows.iter().filter(|(_, row)| !row.stored.is_marker()).count() as u32
+}
+
+/// Whether two lists have rows of the same shard numbers.
+fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
+    one.iter().map(|(shard, _)| shard).eq(other.iter().map(|(shard, _)| shard))
+}
+
+/// Locks all rows of a key, in ascending order. The number of shards may change between the list of
+/// the rows and the locks: they are listed again until all of them are locked. A change locks row 0
+/// first, so that there is none once it is locked here.
+///
+/// # Errors
+/// As [`Rows::lock_or_busy`]; [`Error::NotWritten`](crate::error::Error::NotWritten) (55000): they keep changing.
+pub(super) fn lock_key(
+    host: &impl Host,
+    rows: &dyn Rows,
+    name: &[u8],
+    key: &[u8],
+    wait: bool,
+) -> Result<Vec<ShardRow>> {
+    let mut listed = rows.read_key(name, key)?;
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let mut locked = Vec::new();
+        for (shard, _) in listed {
+            let row = rows.lock_or_busy(RowId { name, key, shard }, wait)?;
+            locked.extend(row.map(|row| (shard, row)));
+        }
+        listed = rows.read_key(name, key)?;
+        if same_rows(&listed, &locked) {
+            return Ok(locked);
+        }
+    }
+    Err(rows.not_written())
+}
+
+/// Resets the rows of a key; false if none had a state.
+///
+/// # Errors
+/// Those of the rows; [`Error::NotWritten`](crate::error::Error::NotWritten) (55000).
+pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
+    let was = change_row(host, rows, RowId { name, key, shard: 0 }, &|stored, _| {
+        let Some(stored) = stored else { return Ok((None, None)) };
+        let reset = stored.reset();
+        Ok((Some(reset.is_some()), reset))
+    })?;
+    if let Some(Some(was)) = was {
+        return Ok(was);
+    }
+    let mut was = false;
+    for (shard, row) in lock_key(host, rows, name, key, true)? {
+        if let Some(reset) = row.stored.reset() {
+            rows.update(RowId { name, key, shard }, row.tuple, &reset)?;
+            was = true;
+        }
+    }
+    Ok(was)
+}
+
+/// Deletes the rows of a key; false if none had a state.
+///
+/// # Errors
+/// Those of the rows; [`Error::NotWritten`](crate::error::Error::NotWritten) (55000).
+pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
+    let locked = lock_key(host, rows, name, key, true)?;
+    for &(shard, ref row) in &locked {
+        rows.delete(RowId { name, key, shard }, row.tuple)?;
+    }
+    Ok(locked.iter().any(|(_, row)| row.stored.reset().is_some()))
+}
+
+/// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle
+/// then; returns their number. Without a limit, they are idle where they are reset, or unused for longer than
+/// `undefined_idle`, and hold no lease.
+///
+/// # Errors
+/// Those of the rows.
+pub fn prune_key<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    found: &KeyRows,
+    limit: Option<&Rc<Definition>>,
+    undefined_idle: Option<Micros>,
+) -> Result<i64> {
+    let KeyRows { name, key, rows: seen } = found;
+    let idle = |rows: &[ShardRow]| match limit {
+        Some(limit) => {
+            let target = Target::defined::<H>(name, key, limit.clone(), None);
+            is_idle(&target, rows, host.now())
+        }
+        None => is_expired(rows, undefined_idle, host.now()),
+    };
+    if !idle(seen) {
+        return Ok(0);
+    }
+    // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
+    // them in one transaction slow down all other snapshots.
+    if let [(shard, seen)] = &seen[..]
+        && rows.remove(RowId { name, key, shard: *shard }, seen)?
+    {
+        return Ok(1);
+    }
+    let deleted = host.attempt(|| {
+        let mut locked = Vec::new();
+        for &(shard, _) in seen {
+            match rows.try_lock(RowId { name, key, shard })? {
+                Some(found) => locked.push((shard, found)),
+                None => return Ok(None),
+            }
+        }
+        // The number of shards may have changed since they were read: row 0 marks others then.
+        if !idle(&locked) || !same_rows(&locked, &rows.read_key(name, key)?) {
+            return Ok(None);
+        }
+        for &(shard, ref found) in &locked {
+            rows.delete(RowId { name, key, shard }, found.tuple)?;
+        }
+        Ok(Some(locked.len() as i64))
+    })?;
+    Ok(deleted.unwrap_or(0))
+}
+
+/// Whether the rows of a key are idle: every call would be answered the same without them.
+fn is_idle(target: &Target, rows: &[ShardRow], now: Micros) -> bool {
+    let mut shard_limit: Option<(u32, Limit)> = None;
+    rows.iter().filter(|(_, found)| !found.stored.is_marker()).all(|(number, found)| {
+        let of = shards_of(*number);
+        let (_, limit) = match shard_limit.take().filter(|&(shard_count, _)| shard_count == of) {
+            Some(same) => shard_limit.insert(same),
+            None => shard_limit.insert((of, shard_limit_of(&target.limit, of))),
+        };
+        // An invalid row is kept for inspection, and one that is ahead of the clock, which may be wrong now.
+        target
+            .state(limit, Some(&found.stored), now)
+            .is_ok_and(|state| state.ts() <= now && limit.is_idle(&state, now, target.phase()))
+    })
+}
+
+/// Whether the rows of an undefined name are reset, or unused for longer than `undefined_idle`, and hold no lease.
+fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>, now: Micros) -> bool {
+    let unused = |ts: Micros| undefined_idle.is_some_and(|idle| ts < now.minus(idle));
+    rows.iter().all(|(_, found)| match &found.stored {
+        Stored::Reset { .. } => true,
+        // The others of its key tell.
+        Stored::Marker { reset } => *reset || undefined_idle.is_some(),
+        &Stored::Invalid { ts, .. } => unused(ts),
+        // A lease may have been extended since it was given.
+        Stored::State(State::Leases(held)) => {
+            unused(held.ts) && !held.leases.iter().any(|lease| lease.is_live(now))
+        }
+        Stored::State(state) => unused(state.ts()),
+    })
+}

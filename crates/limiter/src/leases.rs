@@ -1,0 +1,91 @@
+//! Leases of concurrency limits: taken as tokens are, and extended and released by their ids.
+
+use ratelimit_core::algorithm::{Concurrency, Lease};
+use ratelimit_core::{Limit, Micros, State};
+
+use crate::error::{Error, Result};
+use crate::homes;
+use crate::one;
+use crate::ports::Host;
+use crate::request::{Answer, Contents, Request, Take, check_count};
+use crate::target::{FOR_GOOD, Home, Target};
+
+/// Returns the concurrency limit of a target.
+///
+/// # Errors
+/// [`Error::NotForKind`] (0A000): it is another kind.
+fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Concurrency> {
+    match &target.limit.limit {
+        Limit::Concurrency(limit) => Ok(limit),
+        limit => Err(Error::NotForKind { function, kind: limit.kind() }),
+    }
+}
+
+/// Takes slots; the answer has their lease.
+///
+/// # Errors
+/// As [`one::limit`]; 0A000: the limit is of another kind.
+pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
+    let place = host.place(request.name, request.key)?;
+    let target = Target::resolve(host, request).map_err(Error::for_leases)?;
+    // Where it has no limit there is no lease, and none is needed.
+    if target.home != Home::Nowhere {
+        concurrency(&target, "rl_acquire")?;
+    }
+    check_count(&target.limit, request.count)?;
+    // Not made of the clock, which may stand or step back, nor of what is stored, which may be reset, pruned, rolled
+    // back or lost: a holder from before could then release another's lease.
+    let id = Lease::random_id(host.unguessable()?);
+    let answer = one::take(host, &target, Take { lease: Some(id), ..request.take() }, None)?;
+    host.count(place, request.counted(answer.verdict(), &answer));
+    Ok(answer.or_let_pass())
+}
+
+/// What becomes of a lease.
+#[derive(Clone, Copy, Debug)]
+pub enum Fate {
+    /// It expires `ttl` from now on.
+    Extended,
+    /// Its slots are free.
+    Released,
+}
+
+impl Fate {
+    fn function(self) -> &'static str {
+        match self {
+            Fate::Extended => "rl_extend",
+            Fate::Released => "rl_release",
+        }
+    }
+}
+
+/// Extends or releases a lease; `None` where it has expired or was released, otherwise when it expires now. Where the
+/// key is exempt meanwhile its holder may go on for good, and its slots are left to expire.
+///
+/// # Errors
+/// As [`acquire`], but for the count.
+pub fn settle<H: Host>(
+    host: &H,
+    request: &Request,
+    id: Micros,
+    fate: Fate,
+) -> Result<Option<Micros>> {
+    let target = Target::resolve_lease(host, request).map_err(Error::for_leases)?;
+    if target.home == Home::Nowhere {
+        return Ok(matches!(fate, Fate::Extended).then_some(FOR_GOOD));
+    }
+    let limit = concurrency(&target, fate.function())?;
+    let decide = |contents: Contents, now: Micros| {
+        let Contents::One(State::Leases(held)) = contents else { return Ok((None, None)) };
+        let after = match fate {
+            Fate::Extended => limit.extend(held, now, id),
+            Fate::Released => limit.release(held, now, id),
+        };
+        let settled = after.as_ref().map(|after| {
+            let lease = after.leases.iter().find(|lease| lease.id == id);
+            lease.map_or(now, |lease| lease.expires_at)
+        });
+        Ok((settled, after.map(State::Leases)))
+    };
+    Ok(homes::change(host, &target, None, 0.0, decide)?.0)
+}

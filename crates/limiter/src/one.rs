@@ -1,0 +1,154 @@
+//! One limit: takes, checks, credits and resets.
+
+use ratelimit_core::config::MAX_TOKENS;
+use ratelimit_core::{Micros, Shards, State};
+
+use crate::error::{Error, Result};
+use crate::homes::{self, Changed};
+use crate::ports::{Definitions, Entries, Host, Id};
+use crate::request::{Answer, Change, Contents, Request, Take, bad_count, check_count};
+use crate::target::{Target, check_key, of_state};
+
+/// Takes tokens.
+///
+/// # Errors
+/// As [`Target::resolve`] and [`check_count`]; those of the ports; [`Error::BadState`] (55000): a value that no call
+/// writes.
+pub fn limit<H: Host>(host: &H, request: &Request) -> Result<Answer> {
+    limit_if(host, request, |_| Ok(()))
+}
+
+/// Takes tokens, where a look at the target refuses nothing.
+///
+/// # Errors
+/// As [`limit`], and those of `allowed`.
+pub fn limit_if<H: Host>(
+    host: &H,
+    request: &Request,
+    allowed: impl Fn(&Target) -> Result<()>,
+) -> Result<Answer> {
+    let place = host.place(request.name, request.key)?;
+    let entry = place.map(|place| host.entry_of(place));
+    if let Some(id) = entry {
+        host.entries_if_any()?.inspect(|entries| entries.prefetch(id));
+    }
+    let target = Target::resolve(host, request)?;
+    target.refuse_leases("rl_limit")?;
+    check_count(&target.limit, request.count)?;
+    allowed(&target)?;
+    let answer = take(host, &target, request.take(), entry)?;
+    host.count(place, request.counted(answer.verdict(), &answer));
+    Ok(answer.or_let_pass())
+}
+
+/// Takes tokens from a limit, or slots, unless the key is blocked.
+///
+/// # Errors
+/// As [`limit`], but for the arguments.
+pub(crate) fn take<H: Host>(
+    host: &H,
+    target: &Target,
+    take: Take,
+    entry: Option<Id>,
+) -> Result<Answer> {
+    // Not asked for the time where there is none to compare it with.
+    if target.blocked_until.is_some() && target.block(host.now()).is_some() {
+        let answer = look(host, target, take, true)?;
+        // Otherwise it has just ended, and nothing was taken.
+        if answer.blocked.is_some() {
+            return Ok(answer);
+        }
+    }
+    change(host, target, Change::Take(take), entry)
+}
+
+/// Gives tokens back, or with a negative count takes them unconditionally.
+///
+/// # Errors
+/// As [`limit`]; 22023: no count from -1e15 to 1e15; 0A000: a sliding kind.
+pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) -> Result<Answer> {
+    let target = Target::resolve(host, request)?;
+    if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
+        return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
+    }
+    change(host, &target, Change::Credit { count: request.count, taken_at }, None)
+}
+
+/// Makes a change where the limit is kept.
+///
+/// # Errors
+/// As [`limit`] and [`credit`], but for the arguments.
+fn change<H: Host>(host: &H, target: &Target, change: Change, entry: Option<Id>) -> Result<Answer> {
+    let decide = |contents: Contents, now: Micros| {
+        let decision = change.decide(&target.limit, contents, now)?;
+        let answer = target.answer(&decision, decision.level, now);
+        Ok((answer, decision.state))
+    };
+    let (answer, level): Changed<Answer> =
+        homes::change(host, target, entry, change.amount(), decide)?;
+    Ok(Answer { level: level.unwrap_or(answer.level), ..answer })
+}
+
+/// Answers as [`limit`] would, without locking or writing anything.
+///
+/// # Errors
+/// As [`limit`].
+pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
+    let target = Target::resolve(host, request)?;
+    check_count(&target.limit, request.count)?;
+    look(host, &target, request.take(), false)
+}
+
+/// Tells what a call would be answered, without locking or writing anything; `dry_run_passes` as in
+/// [`Target::blocked`].
+///
+/// # Errors
+/// As [`check`].
+fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) -> Result<Answer> {
+    let (now, shards): (Micros, Shards) = homes::peek(host, target)?;
+    Ok(match target.block(now) {
+        Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
+        None => {
+            let decision = shards.decide(now, take.count, take.reserve);
+            target.answer(&decision, shards.level(now), now)
+        }
+    })
+}
+
+/// Reads the state of a key: of a limit with shards their total; `None` where there is none, so that the
+/// limit is full.
+///
+/// # Errors
+/// As [`check`], but for the count.
+pub fn state<H: Host>(host: &H, request: &Request) -> Result<Option<State>> {
+    homes::stored(host, &Target::resolve(host, request)?)
+}
+
+/// Resets a key; false if it had no state.
+///
+/// # Errors
+/// Those of the ports; 22004: the limit is keyed, and the key is empty.
+pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
+    // What is defined nowhere, or not rightly, may have been taken by a config in the call.
+    let limit = match of_state(host, name, key) {
+        Err(Error::StoredConfig { .. }) => None,
+        defined => defined?,
+    };
+    if let Some(limit) = &limit {
+        check_key::<H>(name, key, limit.keyed, limit)?;
+    }
+    homes::forget(host, name, key, limit.as_ref())
+}
+
+/// Resets every key of a name, and adds the number of keys that had a state to `count`: also where it ends with an
+/// error, so that it can go on.
+///
+/// # Errors
+/// Those of the ports.
+pub fn reset_all<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> {
+    let may_be_in_table = match Definitions::may_be_in_table(host, name) {
+        Err(Error::StoredConfig { .. }) => true,
+        in_table => in_table?,
+    };
+    homes::forget_name(host, name, may_be_in_table, count)
+}

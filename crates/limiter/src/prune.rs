@@ -1,0 +1,87 @@
+//! Deletes blocks that are over, and idle rows, those without which every call would be answered the same.
+//!
+//! A batch continues where the session's last one ended, and a session's first begins at a random key,
+//! so that busy rows are not scanned again by every batch. Locked rows are skipped; a row is checked
+//! again once it is locked here.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+
+use ratelimit_core::Micros;
+
+use crate::error::{Error, Result};
+use crate::homes;
+use crate::keys::{KeyRows, each_key};
+use crate::ports::{Access, Host, Rows};
+use crate::target::Home;
+
+/// The end of a batch: the last (name, key) that it scanned.
+struct Position {
+    table: u32,
+    name: Vec<u8>,
+    key: Vec<u8>,
+}
+
+thread_local! {
+    static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
+}
+
+/// Deletes blocks that are over, then idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows
+/// beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means that no
+/// unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are deleted when
+/// their last call is longer than `undefined_idle` ago.
+///
+/// # Errors
+/// Those of the ports.
+pub fn prune<H: Host>(
+    host: &H,
+    max_rows: i64,
+    undefined_idle: Option<Micros>,
+    deleted: &mut i64,
+) -> Result<()> {
+    *deleted += host.prune_blocks(max_rows - *deleted)?;
+    if *deleted >= max_rows {
+        return Ok(());
+    }
+    host.with_rows(Access::Write, |rows| {
+        let table = rows.table();
+        let start = match POSITION.take().filter(|last| last.table == table) {
+            Some(last) => (last.name, last.key),
+            None => rows.random_key()?.unwrap_or_default(),
+        };
+        let mut reached = start.clone();
+        let mut visit = |key: KeyRows| {
+            *deleted += prune_key(host, rows, &key, undefined_idle)?;
+            reached = (key.name, key.key);
+            let more = *deleted < max_rows;
+            Ok(if more { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        };
+        if each_key(host, rows, (&start.0, &start.1), false, &mut visit)?.is_continue() {
+            // Wraps around, up to the start.
+            let _ = each_key(host, rows, (b"", b""), false, |key| {
+                let past = (&key.name, &key.key) > (&start.0, &start.1);
+                if past { Ok(ControlFlow::Break(())) } else { visit(key) }
+            })?;
+        }
+        let (name, key) = reached;
+        POSITION.set(Some(Position { table, name, key }));
+        Ok(())
+    })
+}
+
+/// Deletes the rows of a key if they are idle; returns their number.
+///
+/// # Errors
+/// Those of the ports.
+fn prune_key<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    found: &KeyRows,
+    undefined_idle: Option<Micros>,
+) -> Result<i64> {
+    let limit = match host.defined(&found.name, &found.key) {
+        Err(Error::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
+        limit => limit?.filter(|limit| Home::of(limit) != Home::Nowhere),
+    };
+    homes::prune_key(host, rows, found, limit.as_ref(), undefined_idle)
+}

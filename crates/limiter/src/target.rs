@@ -1,0 +1,274 @@
+//! What a request is for: its limit, its block, and where its state lives, resolved once.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use ratelimit_core::config::{Definition, Store};
+use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State};
+
+use crate::error::{Error, Result};
+use crate::ports::{Definitions, Encoding, Known, RowId, Stored};
+use crate::request::{Answer, Request, Take};
+
+/// The end of a block without one: the instant of the timestamptz infinity.
+pub const FOR_GOOD: Micros = Micros(i64::MAX);
+
+/// Where the state of a limit lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// Nowhere: it has no limit, and nothing is remembered.
+    Nowhere,
+    /// In a row of the table.
+    Row,
+    /// In several rows, one for each of so many shards.
+    Shards(u32),
+    /// In an entry of memory.
+    Memory,
+    /// In an entry of memory for each of so many slots.
+    Slots(u32),
+}
+
+impl Home {
+    /// The home of a limit.
+    pub fn of(limit: &Definition) -> Home {
+        match (limit.kind(), limit.store, &limit.limit) {
+            (Kind::Unlimited, ..) => Home::Nowhere,
+            (_, Store::Table, limit) if limit.shards() > 1 => Home::Shards(limit.shards()),
+            (_, Store::Table, _) => Home::Row,
+            (_, Store::Memory, Limit::Concurrency(limit)) => Home::Slots(limit.slots),
+            (_, Store::Memory, _) => Home::Memory,
+        }
+    }
+
+    /// Whether it is in rows of the table.
+    pub fn is_in_table(self) -> bool {
+        matches!(self, Home::Row | Home::Shards(_))
+    }
+
+    /// Whether it is in memory.
+    pub fn is_in_memory(self) -> bool {
+        matches!(self, Home::Memory | Home::Slots(_))
+    }
+}
+
+/// The key that a call is for, its limit, its block and its home.
+#[derive(Clone)]
+pub struct Target<'a> {
+    /// The limit's name, in the server's encoding.
+    pub name: &'a [u8],
+    /// The key, likewise.
+    pub key: &'a [u8],
+    /// The config of the call, or the definition.
+    pub limit: Rc<Definition>,
+    /// Where its state is.
+    pub home: Home,
+    /// Whether the name is defined for the key; otherwise it is the config of the call alone that says so.
+    pub is_defined: bool,
+    /// Until when it is blocked, if it ever was, or [`FOR_GOOD`].
+    pub blocked_until: Option<Micros>,
+    /// Converts name and key to UTF-8.
+    utf8: fn(&[u8]) -> Cow<'_, str>,
+}
+
+impl<'a> Target<'a> {
+    /// The target of a definition.
+    pub fn defined<E: Encoding>(
+        name: &'a [u8],
+        key: &'a [u8],
+        limit: Rc<Definition>,
+        blocked_until: Option<Micros>,
+    ) -> Target<'a> {
+        let home = Home::of(&limit);
+        Target { name, key, limit, home, is_defined: true, blocked_until, utf8: E::utf8 }
+    }
+
+    /// Resolves a request: its config, or else the definition of its name and key, or else that of the name; and until
+    /// when it is blocked.
+    ///
+    /// # Errors
+    /// 42704: neither config nor definition; 42501: a config for a defined name without the right to
+    /// define; 22023: an invalid config; 22004: it is keyed, and the key is empty.
+    pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
+        let Resolved { target, keyed } = Resolved::of(definitions, request)?;
+        check_key::<D>(target.name, target.key, keyed, &target.limit)?;
+        Ok(target)
+    }
+
+    /// Resolves a lease, whose key is that with which it was taken.
+    ///
+    /// # Errors
+    /// As [`resolve`](Target::resolve), but for 22004.
+    pub fn resolve_lease<D: Definitions>(
+        definitions: &D,
+        request: &Request<'a>,
+    ) -> Result<Target<'a>> {
+        Ok(Resolved::of(definitions, request)?.target)
+    }
+
+    /// The primary key of a row by its shard number.
+    pub fn row(&self, shard: i32) -> RowId<'a> {
+        RowId { name: self.name, key: self.key, shard }
+    }
+
+    /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
+    /// that of a shard.
+    ///
+    /// # Errors
+    /// [`Error::BadState`] (55000): a value that no call writes.
+    pub fn state<'s>(
+        &self,
+        limit: &Limit,
+        stored: Option<&'s Stored>,
+        now: Micros,
+    ) -> Result<Cow<'s, State>> {
+        match stored {
+            Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
+            Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
+                let name = (self.utf8)(self.name).into_owned();
+                Err(Error::BadState { name, column, value })
+            }
+            // A row that was reset, or of a kind with nothing to carry over, counts as none.
+            _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),
+        }
+    }
+
+    /// Where the key's windows begin; see [`ratelimit_core::phase`]. Only windows ask for it.
+    pub fn phase(&self) -> Micros {
+        if self.limit.kind() != Kind::FixedWindow {
+            return Micros(0);
+        }
+        let text = self.utf8;
+        ratelimit_core::phase(text(self.name).as_bytes(), text(self.key).as_bytes())
+    }
+
+    /// The answer of a call decided at `now`.
+    pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
+        Answer::of(&self.limit, decision, level, now)
+    }
+
+    /// The block that is in force: until when.
+    pub fn block(&self, now: Micros) -> Option<Micros> {
+        self.blocked_until.filter(|&until| until > now)
+    }
+
+    /// The answer at `now` to a call that is denied by a block: after it the call passes as far as the
+    /// limit lets it then. A dry run is no way around it; with `dry_run_passes` it lets every call pass after it, as
+    /// a take does, while a check goes on telling what would be denied.
+    pub fn blocked(
+        &self,
+        until: Micros,
+        shards: &Shards,
+        now: Micros,
+        take: Take,
+        dry_run_passes: bool,
+    ) -> Answer {
+        let retry_after = after_block(until, now, |then| {
+            let decision = shards.decide(then, take.count, take.reserve);
+            let passes = decision.ok || dry_run_passes && !self.limit.enforce;
+            if passes { Some(Micros(0)) } else { decision.retry_after }
+        });
+        let denied = Decision { ok: false, retry_after, level: shards.level(now), state: None };
+        let level = denied.level;
+        Answer { enforced: true, blocked: Some(until), ..self.answer(&denied, level, now) }
+    }
+
+    /// Refuses what is not for limits whose slots are taken by leases.
+    ///
+    /// # Errors
+    /// [`Error::NotForKind`] (0A000).
+    pub fn refuse_leases(&self, function: &'static str) -> Result<()> {
+        match self.limit.kind() {
+            Kind::Concurrency => Err(Error::NotForKind { function, kind: Kind::Concurrency }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The target of a request, and whether its definition or its config wants a key.
+struct Resolved<'a> {
+    target: Target<'a>,
+    keyed: bool,
+}
+
+impl<'a> Resolved<'a> {
+    /// Resolves a request.
+    ///
+    /// # Errors
+    /// As [`Target::resolve_lease`].
+    fn of<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
+        let (name, key) = (request.name, request.key);
+        let Known { limit, blocked_until } = definitions.known(name, key)?;
+        let is_defined = limit.is_some();
+        let keyed = limit.as_ref().is_some_and(|limit| limit.keyed);
+        let limit = match (request.config, limit) {
+            (Some(_), Some(_)) if !definitions.may_define() => {
+                return Err(Error::InlineConfig { name: D::utf8(name).into_owned() });
+            }
+            (Some(config), Some(_)) => config.definition()?,
+            (Some(config), None) => {
+                let limit = config.definition()?;
+                limit.check_in_call()?;
+                limit
+            }
+            (None, Some(limit)) => limit,
+            (None, None) => return Err(undefined::<D>(name)),
+        };
+        let keyed = keyed || limit.keyed;
+        let (home, utf8) = (Home::of(&limit), D::utf8);
+        Ok(Resolved {
+            target: Target { name, key, limit, home, is_defined, blocked_until, utf8 },
+            keyed,
+        })
+    }
+}
+
+/// The error for a name without definition and config (42704).
+pub fn undefined<E: Encoding>(name: &[u8]) -> Error {
+    Error::Undefined { name: E::utf8(name).into_owned(), kind: Kind::TokenBucket }
+}
+
+/// Refuses the empty key where a limit is `keyed`.
+///
+/// # Errors
+/// [`Error::Keyed`] (22004).
+pub fn check_key<E: Encoding>(
+    name: &[u8],
+    key: &[u8],
+    keyed: bool,
+    limit: &Definition,
+) -> Result<()> {
+    if keyed && key.is_empty() {
+        let name = E::utf8(name).into_owned();
+        return Err(Error::Keyed { name, kind: limit.kind() });
+    }
+    Ok(())
+}
+
+/// Looks up the limit that has a key's state: where the key alone is exempt, that of the name, which holds again
+/// afterwards. `None` where there is none.
+///
+/// # Errors
+/// As [`Definitions::defined`].
+pub fn of_state(
+    definitions: &impl Definitions,
+    name: &[u8],
+    key: &[u8],
+) -> Result<Option<Rc<Definition>>> {
+    let own = definitions.defined(name, key)?;
+    match &own {
+        Some(limit) if Home::of(limit) == Home::Nowhere => {
+            Ok(definitions.defined(name, b"")?.or(own))
+        }
+        _ => Ok(own),
+    }
+}
+
+/// The wait from `now` on of a call that is blocked until an instant and has `rest` to wait for then;
+/// `None`: it never passes.
+pub fn after_block(
+    until: Micros,
+    now: Micros,
+    rest: impl FnOnce(Micros) -> Option<Micros>,
+) -> Option<Micros> {
+    if until == FOR_GOOD { None } else { rest(until).map(|rest| until.minus(now).plus(rest)) }
+}

@@ -1,0 +1,431 @@
+//! A session on ordinary memory.
+
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use ratelimit_core::Micros;
+use ratelimit_core::config::{self, Definition};
+
+use crate::error::Result;
+use crate::ports::*;
+use crate::request::Request;
+
+/// The primary key of a row.
+type Key = (Vec<u8>, Vec<u8>, i32);
+
+fn key_of(id: RowId) -> Key {
+    (id.name.to_vec(), id.key.to_vec(), id.shard)
+}
+
+fn key((name, key, shard): (&str, &str, i32)) -> Key {
+    (name.into(), key.into(), shard)
+}
+
+/// The request of a name and key.
+pub fn request<'a>(name: &'a str, key: &'a str, count: f64) -> Request<'a> {
+    let (name, key) = (name.as_bytes(), key.as_bytes());
+    Request { name, key, count, reserve: false, config: None }
+}
+
+/// A config in a call.
+pub struct Config(pub &'static str);
+
+impl InlineConfig for Config {
+    fn definition(&self) -> Result<Rc<Definition>> {
+        Ok(Rc::new(config::definition(self.0)?))
+    }
+}
+
+/// What the transaction has locked, and the rows as it sees them.
+#[derive(Clone, Default)]
+struct Transaction {
+    rows: BTreeMap<Key, Stored>,
+    locked: Vec<Key>,
+}
+
+type Hook = Box<dyn FnOnce(&Session)>;
+
+/// A session.
+#[derive(Default)]
+pub struct Session {
+    now: Cell<i64>,
+    drawn: Cell<u64>,
+    transaction: RefCell<Transaction>,
+    /// The rows that other transactions hold.
+    others: RefCell<BTreeSet<Key>>,
+    /// The locks that would have waited for others.
+    waits: RefCell<Vec<Key>>,
+    definitions: RefCell<BTreeMap<Vec<u8>, Rc<Definition>>>,
+    blocks: RefCell<BTreeMap<(Vec<u8>, Vec<u8>), Micros>>,
+    may_not_define: Cell<bool>,
+    counted: RefCell<Vec<Verdict>>,
+    before_insert: RefCell<Option<Hook>>,
+    entries: Shared,
+}
+
+impl Session {
+    pub fn with(name: &str, config: &str) -> Session {
+        let session = Session { now: Cell::new(1_798_804_800_000_000), ..Session::default() };
+        session.define(name, config);
+        session
+    }
+
+    pub fn define(&self, name: &str, config: &str) {
+        let limit = Rc::new(config::definition(config).unwrap());
+        self.definitions.borrow_mut().insert(name.into(), limit);
+    }
+
+    pub fn block(&self, name: &str, key: &str, until: Micros) {
+        self.blocks.borrow_mut().insert((name.into(), key.into()), until);
+    }
+
+    pub fn may_define(&self, may: bool) {
+        self.may_not_define.set(!may);
+    }
+
+    pub fn pass(&self, span: Micros) {
+        self.now.set(self.now.get() + span.0);
+    }
+
+    pub fn commit(&self) {
+        self.transaction.borrow_mut().locked.clear();
+    }
+
+    pub fn rows(&self) -> Vec<(Key, Stored)> {
+        self.transaction.borrow().rows.clone().into_iter().collect()
+    }
+
+    pub fn locked(&self) -> Vec<Key> {
+        self.transaction.borrow().locked.clone()
+    }
+
+    pub fn lock_for_others(&self, rows: &[(&str, &str, i32)]) {
+        *self.others.borrow_mut() = rows.iter().map(|&row| key(row)).collect();
+    }
+
+    pub fn waits(&self) -> Vec<Key> {
+        self.waits.borrow().clone()
+    }
+
+    pub fn put(&self, row: (&str, &str, i32), stored: Stored) {
+        self.transaction.borrow_mut().rows.insert(key(row), stored);
+    }
+
+    pub fn overwrite(&self, row: (&str, &str, i32), with: impl FnOnce(&Stored) -> Stored) {
+        let mut transaction = self.transaction.borrow_mut();
+        let stored = transaction.rows.get_mut(&key(row)).unwrap();
+        *stored = with(stored);
+    }
+
+    pub fn before_insert(&self, hook: impl FnOnce(&Session) + 'static) {
+        *self.before_insert.borrow_mut() = Some(Box::new(hook));
+    }
+
+    pub fn counted(&self) -> Vec<Verdict> {
+        self.counted.borrow().clone()
+    }
+
+    pub fn entries_len(&self) -> usize {
+        self.entries.0.borrow().len()
+    }
+}
+
+impl Clock for Session {
+    fn now(&self) -> Micros {
+        Micros(self.now.get())
+    }
+}
+
+impl Interrupts for Session {
+    fn check_for_interrupts(&self) {}
+
+    fn in_scratch<T: 'static>(&self, work: impl FnOnce() -> T) -> T {
+        work()
+    }
+}
+
+impl Random for Session {
+    fn unguessable(&self) -> Result<u64> {
+        Ok(self.draw() << 20)
+    }
+
+    fn below(&self, end: usize) -> usize {
+        self.draw() as usize % end
+    }
+}
+
+impl Session {
+    fn draw(&self) -> u64 {
+        self.drawn.set(self.drawn.get() + 1);
+        self.drawn.get()
+    }
+}
+
+impl Subtransaction for Session {
+    fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+        let before = self.transaction.borrow().clone();
+        let result = work();
+        if !matches!(result, Ok(Some(_))) {
+            *self.transaction.borrow_mut() = before;
+        }
+        result
+    }
+}
+
+impl Encoding for Session {
+    fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+        String::from_utf8_lossy(bytes)
+    }
+}
+
+impl Definitions for Session {
+    fn known(&self, name: &[u8], key: &[u8]) -> Result<Known> {
+        let blocked_until = self.blocks.borrow().get(&(name.to_vec(), key.to_vec())).copied();
+        Ok(Known { limit: self.defined(name, key)?, blocked_until })
+    }
+
+    fn defined(&self, name: &[u8], _: &[u8]) -> Result<Option<Rc<Definition>>> {
+        Ok(self.definitions.borrow().get(name).cloned())
+    }
+
+    fn may_be_in_table(&self, name: &[u8]) -> Result<bool> {
+        let defined = self.defined(name, b"")?;
+        Ok(!defined.is_some_and(|limit| crate::target::Home::of(&limit).is_in_memory()))
+    }
+
+    fn may_define(&self) -> bool {
+        !self.may_not_define.get()
+    }
+
+    fn blocks_in_force(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<BlockInForce>> {
+        let block = |((name, key), until): (&(Vec<u8>, Vec<u8>), &Micros)| BlockInForce {
+            name: name.clone(),
+            key: key.clone(),
+            until: *until,
+        };
+        Ok(self.blocks.borrow().iter().map(block).collect())
+    }
+
+    fn prune_blocks(&self, _: i64) -> Result<i64> {
+        Ok(0)
+    }
+}
+
+impl Tally for Session {
+    type Place = ();
+
+    fn place(&self, _: &[u8], _: &[u8]) -> Result<Option<()>> {
+        Ok(None)
+    }
+
+    fn count(&self, _: Option<()>, counted: Counted) {
+        self.counted.borrow_mut().push(counted.verdict);
+    }
+}
+
+impl Host for Session {
+    type Entries = Shared;
+
+    fn with_rows<T>(&self, _: Access, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
+        work(&Table(self))
+    }
+
+    fn entries(&self) -> Result<&Shared> {
+        Ok(&self.entries)
+    }
+
+    fn entries_if_any(&self) -> Result<Option<&Shared>> {
+        Ok(Some(&self.entries))
+    }
+
+    fn entry_of(&self, (): ()) -> Id {
+        self.entries.id(b"", b"")
+    }
+
+    fn refuse_read_only(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The rows of a session.
+struct Table<'a>(&'a Session);
+
+impl Table<'_> {
+    fn found(&self, key: &Key) -> Option<Row> {
+        let stored = self.0.transaction.borrow().rows.get(key)?.clone();
+        Some(Row { stored, tuple: TupleId::NONE })
+    }
+
+    fn is_others(&self, key: &Key) -> bool {
+        self.0.others.borrow().contains(key)
+    }
+
+    fn locked(&self, key: Key) -> Option<Row> {
+        let found = self.found(&key)?;
+        let locked = &mut self.0.transaction.borrow_mut().locked;
+        locked.retain(|held| *held != key);
+        locked.push(key);
+        Some(found)
+    }
+}
+
+impl Rows for Table<'_> {
+    fn read(&self, id: RowId) -> Result<Option<Row>> {
+        Ok(self.found(&key_of(id)))
+    }
+
+    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
+        let mut found = self.read_key(name, key)?;
+        found.retain(|(shard, _)| shards.contains(shard));
+        Ok(found)
+    }
+
+    fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
+        let rows = self.0.rows().into_iter().filter(|((n, k, _), _)| n == name && k == key);
+        let row = |((_, _, shard), stored)| (shard, Row { stored, tuple: TupleId::NONE });
+        Ok(rows.map(row).collect())
+    }
+
+    fn read_after(
+        &self,
+        after: (&[u8], &[u8]),
+        same_name: bool,
+        rows: i64,
+    ) -> Result<Vec<KeyedRow>> {
+        let after = (after.0.to_vec(), after.1.to_vec());
+        let row = |((name, key, shard), stored): (Key, Stored)| KeyedRow {
+            name,
+            key,
+            row: (shard, Row { stored, tuple: TupleId::NONE }),
+        };
+        let wanted = |((name, key, _), _): &(Key, Stored)| {
+            (name.clone(), key.clone()) > after && (!same_name || *name == after.0)
+        };
+        Ok(self.0.rows().into_iter().filter(wanted).take(rows as usize).map(row).collect())
+    }
+
+    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        Ok(self.0.rows().into_iter().next().map(|((name, key, _), _)| (name, key)))
+    }
+
+    fn lock(&self, id: RowId) -> Result<Option<Row>> {
+        let key = key_of(id);
+        if self.is_others(&key) {
+            // They commit meanwhile, and change nothing.
+            self.0.waits.borrow_mut().push(key.clone());
+            self.0.others.borrow_mut().remove(&key);
+        }
+        Ok(self.locked(key))
+    }
+
+    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
+        let key = key_of(id);
+        Ok(if self.is_others(&key) { None } else { self.locked(key) })
+    }
+
+    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        let hook = self.0.before_insert.take();
+        hook.into_iter().for_each(|hook| hook(self.0));
+        let key = key_of(id);
+        if self.found(&key).is_some() {
+            return Ok(false);
+        }
+        self.0.transaction.borrow_mut().rows.insert(key.clone(), stored.clone());
+        self.locked(key);
+        Ok(true)
+    }
+
+    fn update(&self, id: RowId, _: TupleId, stored: &Stored) -> Result<()> {
+        let key = key_of(id);
+        let mut transaction = self.0.transaction.borrow_mut();
+        assert!(transaction.locked.contains(&key), "{key:?} is updated without a lock");
+        match transaction.rows.get_mut(&key) {
+            Some(row) => *row = stored.clone(),
+            None => return Err(self.not_written()),
+        }
+        Ok(())
+    }
+
+    fn delete(&self, id: RowId, _: TupleId) -> Result<()> {
+        let key = key_of(id);
+        let mut transaction = self.0.transaction.borrow_mut();
+        assert!(transaction.locked.contains(&key), "{key:?} is deleted without a lock");
+        transaction.rows.remove(&key).map(|_| ()).ok_or_else(|| self.not_written())
+    }
+
+    fn held(&self, name: &[u8], key: &[u8]) -> Vec<i32> {
+        let held = self.0.locked().into_iter().rev();
+        held.filter(|(n, k, _)| n == name && k == key).map(|(_, _, shard)| shard).collect()
+    }
+
+    fn table(&self) -> u32 {
+        1
+    }
+}
+
+/// The entries of memory.
+#[derive(Default)]
+pub struct Shared(RefCell<HashMap<[u64; 2], ([u64; 2], Kept)>>);
+
+/// All of them, locked.
+pub struct Locked<'a>(&'a Shared);
+
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(14_695_981_039_346_656_037, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211)
+    })
+}
+
+impl Entries for Shared {
+    type Locked<'e> = Locked<'e>;
+
+    fn id(&self, name: &[u8], key: &[u8]) -> Id {
+        let (name, key) = ([hash(name), 0], [hash(name), hash(key)]);
+        Id { name, key, room: Room::Defined, owner: 0 }
+    }
+
+    fn inline(&self, id: Id) -> Id {
+        Id { key: [id.key[0] + 1, id.key[1]], room: Room::Inline, ..id }
+    }
+
+    fn read(&self, id: Id) -> Option<Kept> {
+        self.0.borrow().get(&id.key).map(|&(_, kept)| kept)
+    }
+
+    fn locked<T>(&self, _: Id, work: impl FnOnce(&mut Locked<'_>) -> T) -> T {
+        work(&mut Locked(self))
+    }
+
+    fn lock_all(&self, _: impl Iterator<Item = Id>) -> Locked<'_> {
+        Locked(self)
+    }
+
+    fn forget_name(&self, name: &[u8]) -> u64 {
+        let of = self.id(name, b"").name;
+        let mut counted = 0;
+        self.0.borrow_mut().retain(|_, &mut (name, kept)| {
+            let is_further = matches!(kept, Kept::Slot { is_first: false, .. });
+            counted += u64::from(name == of && !is_further);
+            name != of
+        });
+        counted
+    }
+
+    fn tell_losses(&self) {}
+}
+
+impl LockedEntries for Locked<'_> {
+    fn read(&mut self, id: Id) -> Option<Kept> {
+        self.0.read(id)
+    }
+
+    fn write(&mut self, id: Id, kept: Kept, _: Worth) {
+        self.0.0.borrow_mut().insert(id.key, (id.name, kept));
+    }
+
+    fn remove(&mut self, id: Id) -> bool {
+        self.0.0.borrow_mut().remove(&id.key).is_some()
+    }
+}

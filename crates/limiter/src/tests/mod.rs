@@ -1,0 +1,297 @@
+//! The use cases on ordinary memory: one session, whose transaction others may hold rows beside.
+
+mod host;
+
+use std::collections::BTreeSet;
+
+use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::{Micros, State};
+
+use self::host::{Config, Session, request};
+use crate::error::{Error, Result};
+use crate::leases::{self, Fate};
+use crate::ports::{Clock, Stored, Verdict};
+use crate::prune::prune;
+use crate::request::Answer;
+use crate::target::FOR_GOOD;
+use crate::{all, one, status};
+
+const BUCKET: &str = r#"{"kind": "token bucket", "rate": 4, "period": "4 seconds"}"#;
+const IN_MEMORY: &str =
+    r#"{"kind": "token bucket", "rate": 4, "period": "4 seconds", "store": "memory"}"#;
+const IN_SHARDS: &str =
+    r#"{"kind": "token bucket", "rate": 4, "period": "4 seconds", "shards": 2}"#;
+const SLOTS: &str = r#"{"kind": "concurrency", "slots": 2, "ttl": "10 seconds"}"#;
+const SLOTS_IN_MEMORY: &str =
+    r#"{"kind": "concurrency", "slots": 2, "ttl": "10 seconds", "store": "memory"}"#;
+const UNLIMITED: &str = r#"{"kind": "unlimited"}"#;
+
+fn seconds(seconds: i64) -> Micros {
+    Micros(seconds * 1_000_000)
+}
+
+fn limit(session: &Session, key: &str, count: f64) -> Answer {
+    one::limit(session, &request("n", key, count)).unwrap()
+}
+
+fn check(session: &Session, key: &str) -> Answer {
+    one::check(session, &request("n", key, 1.0)).unwrap()
+}
+
+#[test]
+fn each_home_of_tokens_gives_the_same_answers() {
+    for config in [BUCKET, IN_MEMORY, IN_SHARDS] {
+        let session = Session::with("n", config);
+        assert_eq!(limit(&session, "k", 2.0).level.remaining, 2.0, "{config}");
+        assert!(limit(&session, "k", 2.0).ok, "{config}");
+        let denied = limit(&session, "k", 1.0);
+        assert!(
+            !denied.ok && denied.retry_after.is_some_and(|wait| wait <= seconds(2)),
+            "{config}"
+        );
+        session.pass(seconds(4));
+        assert_eq!(check(&session, "k").level.remaining, 4.0, "{config}");
+        // A credit finds no room above the capacity.
+        limit(&session, "k", 1.0);
+        let credit = one::credit(&session, &request("n", "k", 9.0), None).unwrap();
+        assert_eq!((credit.ok, credit.level.remaining), (true, 4.0), "{config}");
+        let denied = Verdict::Denied { enforced: true };
+        let (yes, counted) = (Verdict::Allowed, session.counted());
+        assert_eq!(counted, [yes, yes, denied, yes], "{config}");
+    }
+}
+
+#[test]
+fn without_a_limit_nothing_is_stored() {
+    let session = Session::with("n", UNLIMITED);
+    assert!(limit(&session, "k", 1e15).ok);
+    assert_eq!(limit(&session, "k", 1.0).level.remaining, f64::INFINITY);
+    assert!(session.rows().is_empty() && session.entries_len() == 0);
+    assert!(one::state(&session, &request("n", "k", 0.0)).unwrap().is_none());
+}
+
+#[test]
+fn a_denial_writes_nothing_and_takes_no_lock() {
+    for config in [BUCKET, IN_SHARDS] {
+        let session = Session::with("n", config);
+        limit(&session, "k", 4.0);
+        session.commit();
+        let before = session.rows();
+        assert!(!limit(&session, "k", 1.0).ok);
+        assert_eq!(session.rows(), before, "{config}");
+        assert!(session.locked().is_empty(), "{config}");
+    }
+}
+
+#[test]
+fn a_reset_makes_a_limit_full_in_every_home() {
+    for config in [BUCKET, IN_MEMORY, IN_SHARDS, SLOTS, SLOTS_IN_MEMORY] {
+        let session = Session::with("n", config);
+        let take = |count| leases::acquire(&session, &request("n", "k", count));
+        let take = |count| match config.contains("concurrency") {
+            true => take(count).unwrap(),
+            false => limit(&session, "k", count),
+        };
+        assert!(!one::reset(&session, b"n", b"k").unwrap(), "{config}");
+        let capacity = take(1.0).capacity;
+        assert!(!take(capacity).ok, "{config}");
+        assert!(one::reset(&session, b"n", b"k").unwrap(), "{config}");
+        assert!(!one::reset(&session, b"n", b"k").unwrap(), "{config}");
+        assert!(take(capacity).ok, "{config}");
+        let mut count = 0;
+        one::reset_all(&session, b"n", &mut count).unwrap();
+        assert_eq!(count, 1, "{config}");
+        assert!(take(capacity).ok, "{config}");
+    }
+}
+
+#[test]
+fn leases_expire_are_extended_and_released_in_both_homes() {
+    for config in [SLOTS, SLOTS_IN_MEMORY] {
+        let session = Session::with("n", config);
+        let acquire = || leases::acquire(&session, &request("n", "k", 1.0)).unwrap();
+        let settle =
+            |id, fate| leases::settle(&session, &request("n", "k", 0.0), id, fate).unwrap();
+        let [one, two] = [acquire(), acquire()].map(|answer| answer.lease.unwrap());
+        assert_eq!(one.expires_at, session.now().plus(seconds(10)));
+        let denied = acquire();
+        assert_eq!((denied.ok, denied.lease, denied.retry_after), (false, None, Some(seconds(10))));
+        session.pass(seconds(6));
+        assert_eq!(
+            settle(two.id, Fate::Extended),
+            Some(session.now().plus(seconds(10))),
+            "{config}"
+        );
+        assert!(settle(one.id, Fate::Released).is_some(), "{config}");
+        assert_eq!(settle(one.id, Fate::Released), None, "{config}");
+        assert!(acquire().ok && !acquire().ok, "{config}");
+        session.pass(seconds(10));
+        assert_eq!(settle(two.id, Fate::Extended), None, "{config}");
+        assert!(acquire().ok, "{config}");
+    }
+}
+
+#[test]
+fn another_number_of_shards_holds_the_same_tokens() {
+    let session = Session::with("n", BUCKET);
+    limit(&session, "k", 1.0);
+    for (config, rows) in [(IN_SHARDS, 3), (BUCKET, 1), (IN_SHARDS, 3)] {
+        session.define("n", config);
+        let before = check(&session, "k").level.remaining;
+        one::credit(&session, &request("n", "k", -0.5), None).unwrap();
+        assert_eq!(check(&session, "k").level.remaining, before - 0.5);
+        assert_eq!(session.rows().len(), rows);
+    }
+    // What is denied changes no rows to another number.
+    session.define("n", BUCKET);
+    let before = session.rows();
+    assert!(!limit(&session, "k", 3.0).ok);
+    assert_eq!(session.rows(), before);
+}
+
+#[test]
+fn what_others_have_locked_is_passed_over_or_told() {
+    let session = Session::with("n", IN_SHARDS);
+    limit(&session, "k", 1.0);
+    session.commit();
+    session.lock_for_others(&[("n", "k", 20_001)]);
+    // The other shard has two.
+    assert!(limit(&session, "k", 1.0).ok);
+    // This transaction holds a row, so it must not wait for another.
+    let denied = limit(&session, "k", 2.0);
+    assert_eq!((denied.ok, denied.retry_after), (false, Some(Micros(0))));
+    assert!(session.waits().is_empty());
+}
+
+#[test]
+fn all_or_none_in_tables_and_memory() {
+    let session = Session::with("n", BUCKET);
+    session.define("m", IN_MEMORY);
+    session.define("s", IN_SHARDS);
+    session.define("u", UNLIMITED);
+    let requests = |count| {
+        ["m", "n", "s", "u"].map(|name| request(name, "k", if name == "n" { count } else { 1.0 }))
+    };
+    let left = || {
+        ["m", "n", "s"]
+            .map(|name| one::check(&session, &request(name, "k", 1.0)).unwrap().level.remaining)
+    };
+    let answers = |count| -> Vec<bool> {
+        all::limit(&session, &requests(count))
+            .unwrap()
+            .iter()
+            .map(|outcome| outcome.answer.ok)
+            .collect()
+    };
+    assert_eq!(answers(4.0), [true; 4]);
+    assert_eq!(left(), [3.0, 0.0, 3.0]);
+    let outcomes = all::limit(&session, &requests(1.0)).unwrap();
+    assert_eq!(
+        outcomes.iter().map(|outcome| outcome.allows).collect::<Vec<_>>(),
+        [true, false, true, true]
+    );
+    assert!(outcomes.iter().all(|outcome| !outcome.answer.ok && !outcome.never));
+    assert_eq!(left(), [3.0, 0.0, 3.0]);
+    let never = all::check(&session, &requests(5.0)).unwrap();
+    assert!(never[1].never && never[0].answer.retry_after.is_none());
+    // An error names its request.
+    let bad = [request("n", "k", 1.0), request("nowhere", "k", 1.0)];
+    assert!(matches!(all::limit(&session, &bad), Err(Error::InRequest { n: 2, .. })));
+}
+
+#[test]
+fn a_block_denies_whatever_is_in_the_limit() {
+    for config in [BUCKET, IN_MEMORY, IN_SHARDS, UNLIMITED] {
+        let session = Session::with("n", config);
+        session.block("n", "k", session.now().plus(seconds(2)));
+        let denied = limit(&session, "k", 1.0);
+        assert_eq!((denied.ok, denied.retry_after), (false, Some(seconds(2))), "{config}");
+        assert!(session.rows().is_empty());
+        session.block("n", "k", FOR_GOOD);
+        assert_eq!(limit(&session, "k", 1.0).retry_after, None, "{config}");
+        session.pass(seconds(2));
+        session.block("n", "k", session.now());
+        assert!(limit(&session, "k", 1.0).ok, "{config}");
+    }
+}
+
+#[test]
+fn what_no_call_writes_is_an_error_that_names_the_column() {
+    let session = Session::with("n", BUCKET);
+    limit(&session, "k", 1.0);
+    session.overwrite(("n", "k", 0), |stored| {
+        let Stored::State(state) = stored else { panic!("{stored:?}") };
+        Stored::Invalid { shape: state.shape(), ts: state.ts(), column: "value", value: f64::NAN }
+    });
+    for result in [
+        one::limit(&session, &request("n", "k", 1.0)),
+        one::check(&session, &request("n", "k", 1.0)),
+    ] {
+        assert!(matches!(result, Err(Error::BadState { column: "value", .. })), "{result:?}");
+    }
+    assert!(one::reset(&session, b"n", b"k").unwrap());
+    assert!(limit(&session, "k", 4.0).ok);
+}
+
+#[test]
+fn idle_rows_are_deleted_and_others_kept() {
+    let session = Session::with("n", BUCKET);
+    let mut keys = BTreeSet::new();
+    for key in ["a", "b", "c"] {
+        limit(&session, key, 1.0);
+        keys.insert(key);
+    }
+    session.commit();
+    let pruned = |session: &Session| -> Result<i64> {
+        let mut deleted = 0;
+        prune(session, 100, None, &mut deleted)?;
+        Ok(deleted)
+    };
+    assert_eq!(pruned(&session).unwrap(), 0);
+    session.pass(seconds(1));
+    limit(&session, "b", 4.0);
+    session.commit();
+    session.lock_for_others(&[("n", "c", 0)]);
+    assert_eq!(pruned(&session).unwrap(), 1, "a alone: b is used, c is locked");
+    session.lock_for_others(&[]);
+    session.pass(seconds(60));
+    assert_eq!(pruned(&session).unwrap(), 2);
+}
+
+#[test]
+fn the_status_shows_each_key_in_order_and_who_is_blocked() {
+    let session = Session::with("n", BUCKET);
+    limit(&session, "b", 1.0);
+    limit(&session, "d", 4.0);
+    session.block("n", "c", FOR_GOOD);
+    let mut seen = Vec::new();
+    status::each(&session, None, None, |status| {
+        let key = String::from_utf8_lossy(status.key).into_owned();
+        seen.push((key, status.limit.map(|limit| limit.remaining), status.limited));
+    })
+    .unwrap();
+    let row = |key: &str, left, limited| (key.to_owned(), Some(left), Some(limited));
+    assert_eq!(seen, [row("b", 3.0, false), row("c", 4.0, true), row("d", 0.0, true)]);
+}
+
+#[test]
+fn a_config_in_a_call_needs_the_right_to_define() {
+    let session = Session::with("n", BUCKET);
+    let config = Config(IN_MEMORY);
+    let with = |name| crate::request::Request { config: Some(&config), ..request(name, "k", 1.0) };
+    assert!(one::limit(&session, &with("n")).unwrap().ok);
+    session.may_define(false);
+    assert!(matches!(one::limit(&session, &with("n")), Err(Error::InlineConfig { .. })));
+    assert!(one::limit(&session, &with("another")).unwrap().ok);
+}
+
+#[test]
+fn a_row_that_appears_meanwhile_is_read_again() {
+    let session = Session::with("n", BUCKET);
+    // Another session's insert comes first.
+    session.before_insert(|session| {
+        let state = State::Tokens(Tokens { value: 1.0, ts: session.now(), brought: None });
+        session.put(("n", "k", 0), Stored::State(state));
+    });
+    assert_eq!(limit(&session, "k", 1.0).level.remaining, 0.0);
+}

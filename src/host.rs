@@ -1,0 +1,216 @@
+//! A session of PostgreSQL as the limiter's host: the ports of [`ratelimit_limiter`], for the length of a call.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+use ratelimit_core::Micros;
+use ratelimit_core::config::Definition;
+use ratelimit_limiter::error::Result as PortResult;
+use ratelimit_limiter::ports::{
+    Access, BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig,
+    Interrupts, Known, Random, Rows, Subtransaction, Tally,
+};
+
+use crate::keyed::{blocks, definitions};
+use crate::pg::catalog::{self, Catalog, TableLock};
+use crate::pg::clock;
+use crate::pg::error::{Error, Result};
+use crate::pg::interrupts::check_for_interrupts;
+use crate::pg::memory_context::Scratch;
+use crate::pg::shared_memory;
+use crate::pg::transaction::{is_read_only, refuse_read_only_call};
+use crate::pg::values::{Jsonb, utf8};
+use crate::store::memory::{Memory, Scope, SharedEntries};
+use crate::store::with_store;
+use crate::tally;
+
+/// A call of an SQL function, in its transaction.
+pub struct Session<'a> {
+    catalog: &'a Catalog,
+    /// The function's OID.
+    function: pg_sys::Oid,
+    entries: OnceCell<SharedEntries>,
+}
+
+/// Runs a use case that reads.
+///
+/// # Errors
+/// Those of the catalog and of the work.
+pub fn read<T>(function: pg_sys::Oid, work: impl FnMut(&Session) -> PortResult<T>) -> Result<T> {
+    run(function, TableLock::Read, work)
+}
+
+/// Runs a use case that may write: where the table can't be written, only definitions are read, on a standby under no
+/// stronger lock.
+///
+/// # Errors
+/// As [`read`].
+pub fn take<T>(function: pg_sys::Oid, work: impl FnMut(&Session) -> PortResult<T>) -> Result<T> {
+    run(function, if is_read_only() { TableLock::Read } else { TableLock::Write }, work)
+}
+
+/// Runs a use case that writes.
+///
+/// # Errors
+/// As [`read`].
+pub fn write<T>(function: pg_sys::Oid, work: impl FnMut(&Session) -> PortResult<T>) -> Result<T> {
+    run(function, TableLock::Write, work)
+}
+
+/// Runs a use case under a lock on the table, and again if the table changes before it writes.
+///
+/// # Errors
+/// As [`read`].
+fn run<T>(
+    function: pg_sys::Oid,
+    lock: TableLock,
+    mut work: impl FnMut(&Session) -> PortResult<T>,
+) -> Result<T> {
+    catalog::with(function, lock, |catalog| {
+        Ok(work(&Session { catalog, function, entries: OnceCell::new() })?)
+    })
+}
+
+impl Session<'_> {
+    /// The entries of a memory, as this database and extension have them.
+    fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
+        let scope = Scope::new(self.catalog.extension);
+        self.entries.get_or_init(|| SharedEntries { memory, scope })
+    }
+}
+
+impl Clock for Session<'_> {
+    #[inline]
+    fn now(&self) -> Micros {
+        clock::now()
+    }
+}
+
+impl Interrupts for Session<'_> {
+    #[inline]
+    fn check_for_interrupts(&self) {
+        check_for_interrupts();
+    }
+
+    fn in_scratch<T: 'static>(&self, work: impl FnOnce() -> T) -> T {
+        Scratch::new().run(work)
+    }
+}
+
+impl Random for Session<'_> {
+    fn unguessable(&self) -> PortResult<u64> {
+        let mut random = [0];
+        match shared_memory::random(&mut random) {
+            true => Ok(random[0]),
+            false => Err(Error::NoRandom.into()),
+        }
+    }
+
+    fn below(&self, end: usize) -> usize {
+        fastrand::usize(..end)
+    }
+}
+
+impl Subtransaction for Session<'_> {
+    fn attempt<T>(&self, work: impl FnOnce() -> PortResult<Option<T>>) -> PortResult<Option<T>> {
+        ratelimit_pg::subtransaction::attempt(work)
+    }
+}
+
+impl Encoding for Session<'_> {
+    fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+        utf8(bytes)
+    }
+}
+
+impl Definitions for Session<'_> {
+    fn known(&self, name: &[u8], key: &[u8]) -> PortResult<Known> {
+        Ok(definitions::known(self.catalog, name, key)?)
+    }
+
+    fn defined(&self, name: &[u8], key: &[u8]) -> PortResult<Option<Rc<Definition>>> {
+        Ok(definitions::defined(self.catalog, name, key)?)
+    }
+
+    fn may_be_in_table(&self, name: &[u8]) -> PortResult<bool> {
+        Ok(definitions::may_be_in_table(self.catalog, name)?)
+    }
+
+    fn may_define(&self) -> bool {
+        self.catalog.may_define()
+    }
+
+    fn blocks_in_force(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> PortResult<Vec<BlockInForce>> {
+        Ok(blocks::in_force(self.catalog, name, key)?)
+    }
+
+    fn prune_blocks(&self, max_rows: i64) -> PortResult<i64> {
+        Ok(blocks::prune(self.catalog, max_rows)?)
+    }
+}
+
+/// The config of a call.
+pub struct Config<'a>(pub Jsonb<'a>);
+
+impl InlineConfig for Config<'_> {
+    fn definition(&self) -> PortResult<Rc<Definition>> {
+        Ok(definitions::inline(self.0)?)
+    }
+}
+
+/// The config of a call as a request has it.
+pub fn inline<'a>(config: &'a Option<Config>) -> Option<&'a dyn InlineConfig> {
+    config.as_ref().map(|config| config as &dyn InlineConfig)
+}
+
+impl Tally for Session<'_> {
+    type Place = tally::Place;
+
+    fn place(&self, name: &[u8], key: &[u8]) -> PortResult<Option<tally::Place>> {
+        Ok(tally::place(self.catalog, name, key)?)
+    }
+
+    fn count(&self, place: Option<tally::Place>, counted: Counted) {
+        tally::count(self.catalog, place, counted);
+    }
+}
+
+impl Host for Session<'_> {
+    type Entries = SharedEntries;
+
+    fn with_rows<T>(
+        &self,
+        access: Access,
+        work: impl FnOnce(&dyn Rows) -> PortResult<T>,
+    ) -> PortResult<T> {
+        let lock = match access {
+            Access::Read => TableLock::Read,
+            Access::Write => TableLock::Write,
+        };
+        Ok(with_store(self.catalog, lock, |rows| Ok(work(rows)?))?)
+    }
+
+    fn entries(&self) -> PortResult<&SharedEntries> {
+        let memory = Memory::get().map_err(Error::from)?;
+        Ok(self.entries_of(memory))
+    }
+
+    fn entries_if_any(&self) -> PortResult<Option<&SharedEntries>> {
+        let memory = tally::memory_if_any(false)?;
+        Ok(memory.map(|memory| self.entries_of(memory)))
+    }
+
+    fn entry_of(&self, place: tally::Place) -> Id {
+        place.id
+    }
+
+    fn refuse_read_only(&self) -> PortResult<()> {
+        Ok(refuse_read_only_call(self.function).map_err(Error::from)?)
+    }
+}
