@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use postgres::Client;
+use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Tokens};
 use ratelimit_core::config;
 use ratelimit_core::{Micros, Shards, State, decide};
 
@@ -156,13 +157,28 @@ fn no_config_and_no_state_makes_the_algorithm_panic() {
             _ => Micros(1_800_000_000_000_000 + random.i64(0..10_000_000_000)),
         };
         for _ in 0..4 {
-            let state = State {
-                value: float(&mut random),
-                ts: instant(&mut random),
-                prior: random.bool().then(|| float(&mut random)),
-                log: random
-                    .bool()
-                    .then(|| (0..random.usize(..4)).map(|_| instant(&mut random)).collect()),
+            let (value, ts) = (float(&mut random), instant(&mut random));
+            // Also of a shape that the limit does not take.
+            let state = match random.u8(..4) {
+                0 => {
+                    let brought = random.bool().then(|| float(&mut random));
+                    State::Tokens(Tokens { value, ts, brought })
+                }
+                1 => State::Counters(Counters { value, prior: float(&mut random), ts }),
+                2 => {
+                    let mut entries: Vec<_> =
+                        (0..random.usize(..4)).map(|_| instant(&mut random)).collect();
+                    if random.bool() {
+                        entries.sort_unstable();
+                    }
+                    State::Log(Log { entries, ts })
+                }
+                _ => {
+                    let mut lease =
+                        || Lease { id: instant(&mut random), expires_at: instant(&mut random) };
+                    let leases = vec![lease(), lease(), lease()];
+                    State::Leases(Leases { leases, ts })
+                }
             };
             let (now, count) = (instant(&mut random), float(&mut random).abs());
             let decision = decide(&limit, &state, now, count, random.bool());
