@@ -47,7 +47,7 @@ sql_function! {
 ///
 /// # Errors
 /// 22004, 22023; 42804: the type's columns were altered.
-fn outcome(result: &Composite<RlResult>) -> Result<(headers::Outcome, Option<Micros>)> {
+fn outcome(result: &Composite<RlResult>) -> Result<(headers::CallOutcome, Option<Micros>)> {
     let number =
         |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column)? {
             Some(value) if !range.contains(&value) => Err(Error::InvalidArgument {
@@ -72,7 +72,7 @@ fn outcome(result: &Composite<RlResult>) -> Result<(headers::Outcome, Option<Mic
         (None, None) => (f64::INFINITY, f64::INFINITY), // without a limit
         _ => (required(remaining, "result.remaining")?, required(capacity, "result.capacity")?),
     };
-    let outcome = headers::Outcome {
+    let outcome = headers::CallOutcome {
         ok,
         retry_after,
         remaining,

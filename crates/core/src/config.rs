@@ -35,14 +35,14 @@ use crate::algorithm::{
     self, Calendar, Concurrency, FixedWindow, SlidingLog, SlidingWindow, TokenBucket, Unit,
     Windows, local_date, zone,
 };
-use crate::fields::{FieldError, Fields, Flag, Text, Value};
-use crate::numbers::{Rate, ShardCount, SlotCount, Tokens, WholeRate};
+use crate::fields::{FieldError, Fields, Flag, TextField, Value};
+use crate::numbers::{Rate, ShardCount, SlotCount, TokenCount, WholeRate};
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
 pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_SLOTS, MAX_SLOTS_IN_MEMORY, MAX_TOKENS};
 
-use times::{Dates, LocalDate, Period, Start, Timezone, time_with_offset};
+use times::{Dates, LocalDate, Period, WindowStart, ZoneName, time_with_offset};
 
 mod times;
 
@@ -108,7 +108,7 @@ pub struct Definition {
     /// The limit.
     pub limit: Limit,
     /// Where its states are kept.
-    pub store: Store,
+    pub store: StoreKind,
     /// Whether a denial is one; otherwise this is a dry run, which changes nothing and passes.
     pub enforce: bool,
     /// Whether a call without a key is refused, which would be everybody's; that is left to the caller.
@@ -123,7 +123,7 @@ impl Definition {
     /// It is full again later, or a lease is held for longer.
     pub fn check_in_call(&self) -> Result<(), ConfigError> {
         let (kind, time) = (self.kind(), self.time_to_full());
-        if self.store == Store::Table || time <= Micros::YEAR {
+        if self.store == StoreKind::Table || time <= Micros::YEAR {
             return Ok(());
         }
         let days = time.0 / Micros::DAY.0;
@@ -151,7 +151,7 @@ impl Deref for Definition {
 
 /// Where the states of a limit are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Store {
+pub enum StoreKind {
     /// In a table, with the caller's transaction.
     #[default]
     Table,
@@ -159,13 +159,13 @@ pub enum Store {
     Memory,
 }
 
-impl<'de> Deserialize<'de> for Store {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Store, D::Error> {
-        deserializer.deserialize_str(Text {
+impl<'de> Deserialize<'de> for StoreKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<StoreKind, D::Error> {
+        deserializer.deserialize_str(TextField {
             allowed: r#""table" or "memory""#,
             read: |text| match text {
-                "table" => Some(Store::Table),
-                "memory" => Some(Store::Memory),
+                "table" => Some(StoreKind::Table),
+                "memory" => Some(StoreKind::Memory),
                 _ => None,
             },
         })
@@ -193,11 +193,11 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
 /// Reads and checks a whole config, as [`parse`] reads its limit.
 ///
 /// ```
-/// use ratelimit_core::config::{self, Store};
+/// use ratelimit_core::config::{self, StoreKind};
 ///
 /// let json = r#"{"kind": "sliding window", "rate": 5, "period": "1 s", "store": "memory"}"#;
 /// let definition = config::definition(json)?;
-/// assert_eq!((definition.store, definition.enforce), (Store::Memory, true));
+/// assert_eq!((definition.store, definition.enforce), (StoreKind::Memory, true));
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 ///
@@ -217,7 +217,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
 
 fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     let kind = fields.take("kind");
-    let store = fields.take::<Option<Store>>("store");
+    let store = fields.take::<Option<StoreKind>>("store");
     let enforce = fields.take::<Option<Flag>>("enforce");
     let keyed = fields.take::<Option<Flag>>("keyed");
     let kind = kind.map_err(|error| {
@@ -236,17 +236,17 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
         of_field(FieldError::Invalid { field, value, allowed: allowed.into() })
     };
     match store {
-        Store::Memory if kind == Kind::SlidingLog => Err(refused(
+        StoreKind::Memory if kind == Kind::SlidingLog => Err(refused(
             "store",
             r#""memory""#.into(),
             r#""table" for a sliding log, whose state is an entry a token"#,
         )),
-        Store::Memory if limit.shards() > 1 => Err(refused(
+        StoreKind::Memory if limit.shards() > 1 => Err(refused(
             "shards",
             limit.shards().to_string(),
             r#"1 where "store" is "memory", whose calls wait for no transaction"#,
         )),
-        Store::Memory
+        StoreKind::Memory
             if kind == Kind::Concurrency && limit.capacity() > MAX_SLOTS_IN_MEMORY.into() =>
         {
             Err(refused(
@@ -261,7 +261,7 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
 
 impl<'de> Deserialize<'de> for Kind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
-        deserializer.deserialize_str(Text {
+        deserializer.deserialize_str(TextField {
             allowed: r#""token bucket", "fixed window", "sliding window", "sliding log", "concurrency" or "unlimited""#,
             read: |text| Kind::ALL.into_iter().find(|kind| kind.as_str() == text),
         })
@@ -274,7 +274,7 @@ impl<'de> Deserialize<'de> for Kind {
 enum Config {
     TokenBucket(TokenBucketConfig),
     FixedWindow(FixedWindowConfig),
-    CalendarWindow(FixedWindowConfig<Dates, LocalDate, Timezone>),
+    CalendarWindow(FixedWindowConfig<Dates, LocalDate, ZoneName>),
     SlidingWindow(SlidingWindowConfig),
     SlidingLog(SlidingLogConfig),
     Concurrency(ConcurrencyConfig),
@@ -286,19 +286,19 @@ enum Config {
 struct TokenBucketConfig {
     rate: Rate,
     period: Period,
-    capacity: Option<Tokens>,
-    max_reserved: Option<Tokens>,
+    capacity: Option<TokenCount>,
+    max_reserved: Option<TokenCount>,
     shards: Option<ShardCount>,
 }
 
 /// With a `timezone` (`Z`), `period` and `start` are dates.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct FixedWindowConfig<P = Period, S = Start, Z = Option<Timezone>> {
+struct FixedWindowConfig<P = Period, S = WindowStart, Z = Option<ZoneName>> {
     rate: Rate,
     period: P,
-    capacity: Option<Tokens>,
-    max_reserved: Option<Tokens>,
+    capacity: Option<TokenCount>,
+    max_reserved: Option<TokenCount>,
     shards: Option<ShardCount>,
     start: Option<S>,
     timezone: Z,
@@ -357,7 +357,7 @@ impl Config {
             Kind::FixedWindow => fields.read().and_then(|config: FixedWindowConfig| {
                 let config = with_overage(config, fields)?;
                 match (config.start, config.shards, fields.get("shards")) {
-                    (Some(Start::FirstRequest), Some(ShardCount(2.0..)), Some(shards)) => {
+                    (Some(WindowStart::FirstRequest), Some(ShardCount(2.0..)), Some(shards)) => {
                         Err(FieldError::Invalid {
                             field: "shards",
                             value: shards.to_string(),
@@ -843,7 +843,7 @@ mod tests {
         let kinds = [
             Fields::names::<TokenBucketConfig>(),
             Fields::names::<FixedWindowConfig>(),
-            Fields::names::<FixedWindowConfig<Dates, LocalDate, Timezone>>(),
+            Fields::names::<FixedWindowConfig<Dates, LocalDate, ZoneName>>(),
             Fields::names::<SlidingWindowConfig>(),
             Fields::names::<SlidingLogConfig>(),
             Fields::names::<ConcurrencyConfig>(),

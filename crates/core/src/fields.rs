@@ -348,13 +348,13 @@ impl Visitor<'_> for Number {
 }
 
 /// Reads a text that `read` understands.
-pub(crate) struct Text<T> {
+pub(crate) struct TextField<T> {
     /// What that is, in words.
     pub allowed: &'static str,
     pub read: fn(&str) -> Option<T>,
 }
 
-impl<T> Visitor<'_> for Text<T> {
+impl<T> Visitor<'_> for TextField<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,13 +5,13 @@
 //! digits: tokens are rounded down and never negative, waits and times are rounded up.
 //!
 //! ```
-//! use ratelimit_core::headers::{Outcome, Style, headers};
+//! use ratelimit_core::headers::{CallOutcome, Style, headers};
 //! use ratelimit_core::{Micros, config};
 //!
 //! let limit = config::parse(r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#)?;
 //! let now = Micros(1_798_804_800_000_000);
 //! let wait = Micros::from_millis(17_200.0);
-//! let outcome = Outcome {
+//! let outcome = CallOutcome {
 //!     ok: false,
 //!     retry_after: Some(wait),
 //!     remaining: 7.9,
@@ -64,7 +64,7 @@ impl Style {
 
 /// The outcome of a call, as far as headers tell it.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome {
+pub struct CallOutcome {
     /// Whether the tokens were taken.
     pub ok: bool,
     /// Denied: until the same call can succeed, `None` if it never can. Allowed: until the work may
@@ -78,7 +78,7 @@ pub struct Outcome {
     pub reset_at: Option<Micros>,
 }
 
-impl Outcome {
+impl CallOutcome {
     /// Until the same call can succeed. `None` where it did, and where it never can; the wait of a
     /// reservation is for the work, not for another call.
     fn wait(&self) -> Option<Micros> {
@@ -90,7 +90,13 @@ impl Outcome {
 /// visible ASCII in it is percent-encoded.
 ///
 /// Without a limit, where the capacity is infinite, they tell no more than what a block leaves to wait for.
-pub fn headers(style: Style, name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Value {
+pub fn headers(
+    style: Style,
+    name: &[u8],
+    limit: &Limit,
+    outcome: &CallOutcome,
+    now: Micros,
+) -> Value {
     let headers = match style {
         Style::Github if outcome.capacity.is_infinite() => retry("retry-after", outcome).collect(),
         _ if outcome.capacity.is_infinite() => retry("Retry-After", outcome).collect(),
@@ -107,13 +113,16 @@ pub fn headers(style: Style, name: &[u8], limit: &Limit, outcome: &Outcome, now:
 type Headers = Vec<(&'static str, String)>;
 
 /// The header that tells until when a call is denied.
-fn retry(header: &'static str, outcome: &Outcome) -> impl Iterator<Item = (&'static str, String)> {
+fn retry(
+    header: &'static str,
+    outcome: &CallOutcome,
+) -> impl Iterator<Item = (&'static str, String)> {
     outcome.wait().map(|wait| (header, seconds(wait).to_string())).into_iter()
 }
 
 /// The structured fields of draft-ietf-httpapi-ratelimit-headers: `q` of the unit `qu` every `w` seconds, `r`
 /// remaining, more of them in `t` seconds.
-fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
+fn ietf(name: &[u8], limit: &Limit, outcome: &CallOutcome, now: Micros) -> Headers {
     let name = structured_string(name);
     let (quota, window) = match limit.capacity().is_finite() {
         true => policy(limit),
@@ -137,7 +146,7 @@ fn ietf(name: &[u8], limit: &Limit, outcome: &Outcome, now: Micros) -> Headers {
 
 /// From `now` until more tokens are there: to the reset, or the retry of a denial, since the draft wants no
 /// Retry-After that is earlier; of a bucket without a whole token, until it has one. `None`: unknown.
-fn until_more(limit: &Limit, outcome: &Outcome, now: Micros) -> Option<Micros> {
+fn until_more(limit: &Limit, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
     let reset = outcome.reset_at?.minus(now);
     let until = outcome.wait().map_or(reset, |wait| wait.min(reset));
     if limit.kind() != Kind::TokenBucket || outcome.remaining >= 1.0 || outcome.capacity <= 1.0 {
@@ -151,7 +160,7 @@ fn until_more(limit: &Limit, outcome: &Outcome, now: Micros) -> Option<Micros> {
 }
 
 /// The headers of GitHub's API.
-fn github(name: &[u8], outcome: &Outcome) -> Headers {
+fn github(name: &[u8], outcome: &CallOutcome) -> Headers {
     let limit = outcome.capacity.floor();
     let mut headers = vec![
         ("x-ratelimit-limit", tokens(limit).to_string()),
@@ -234,7 +243,7 @@ mod tests {
     }
 
     /// Denied, for 17.2 seconds, with 7.9 of 10 left, full in 17.2 seconds.
-    const DENIED: Outcome = Outcome {
+    const DENIED: CallOutcome = CallOutcome {
         ok: false,
         retry_after: Some(Micros(17_200_000)),
         remaining: 7.9,
@@ -242,7 +251,7 @@ mod tests {
         reset_at: Some(Micros(NOW.0 + 17_200_000)),
     };
 
-    fn ietf(limit: &Limit, outcome: &Outcome) -> Value {
+    fn ietf(limit: &Limit, outcome: &CallOutcome) -> Value {
         headers(Style::Ietf, b"api", limit, outcome, NOW)
     }
 
@@ -283,8 +292,8 @@ mod tests {
 
     #[test]
     fn only_a_denial_that_can_end_says_when_to_retry() {
-        let reserved = Outcome { ok: true, remaining: -5.5, ..DENIED };
-        let never = Outcome { retry_after: None, ..DENIED };
+        let reserved = CallOutcome { ok: true, remaining: -5.5, ..DENIED };
+        let never = CallOutcome { retry_after: None, ..DENIED };
         for outcome in [reserved, never] {
             assert_eq!(ietf(&bucket(), &outcome)["Retry-After"], Value::Null);
             let github = headers(Style::Github, b"api", &bucket(), &outcome, NOW);
@@ -295,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_debt_leaves_nothing_and_uses_more_than_the_limit() {
-        let debt = Outcome { ok: true, remaining: -5.5, ..DENIED };
+        let debt = CallOutcome { ok: true, remaining: -5.5, ..DENIED };
         let github = headers(Style::Github, b"api", &bucket(), &debt, NOW);
         assert_eq!(github["x-ratelimit-remaining"], "0");
         assert_eq!(github["x-ratelimit-used"], "16");
@@ -304,14 +313,14 @@ mod tests {
     #[test]
     fn the_reset_is_never_later_than_the_retry_nor_in_the_past() {
         let t = |retry_after, reset| {
-            let outcome = Outcome { retry_after, reset_at: Some(NOW.plus(reset)), ..DENIED };
+            let outcome = CallOutcome { retry_after, reset_at: Some(NOW.plus(reset)), ..DENIED };
             ietf(&bucket(), &outcome)["RateLimit"].as_str().unwrap()[9..].to_owned()
         };
         assert_eq!(t(Some(seconds(6.0)), seconds(60.0)), ";t=6");
         assert_eq!(t(Some(seconds(90.0)), seconds(60.0)), ";t=60");
         assert_eq!(t(None, seconds(60.0)), ";t=60");
         assert_eq!(t(None, seconds(-1.0)), ";t=0");
-        let unknown = Outcome { reset_at: None, ..DENIED };
+        let unknown = CallOutcome { reset_at: None, ..DENIED };
         assert_eq!(ietf(&bucket(), &unknown)["RateLimit"], r#""api";r=7"#);
     }
 
@@ -320,7 +329,7 @@ mod tests {
         let to_full = seconds((10.0 - remaining) * 6.0);
         let retry_after = (!ok).then(|| seconds((1.0 - remaining) * 6.0));
         let reset_at = Some(NOW.plus(to_full));
-        let outcome = Outcome { ok, retry_after, remaining, capacity: 10.0, reset_at };
+        let outcome = CallOutcome { ok, retry_after, remaining, capacity: 10.0, reset_at };
         ietf(&bucket(), &outcome)["RateLimit"].clone()
     }
 
@@ -334,8 +343,9 @@ mod tests {
         assert_eq!(with_left(1.0, true), r#""api";r=1;t=54"#);
         // It never has one; others get theirs at once, or tell no more than the reset.
         let span = seconds(30.0);
-        let none = Outcome { ok: true, remaining: 0.2, reset_at: Some(NOW.plus(span)), ..DENIED };
-        let small = Outcome { capacity: 0.7, ..none };
+        let none =
+            CallOutcome { ok: true, remaining: 0.2, reset_at: Some(NOW.plus(span)), ..DENIED };
+        let small = CallOutcome { capacity: 0.7, ..none };
         assert_eq!(
             ietf(&limit("token bucket", 0.7, 60_000.0), &small)["RateLimit"],
             r#""api";r=0;t=30"#
@@ -350,14 +360,14 @@ mod tests {
         // The reset is rounded up to a millisecond: of that no second may come.
         let remaining = 1.0 - 2.0 / 6.0;
         let reset_at = Some(NOW.plus(seconds((10.0 - remaining) * 6.0)).plus(Micros(999)));
-        let outcome = Outcome { ok: true, remaining, reset_at, ..DENIED };
+        let outcome = CallOutcome { ok: true, remaining, reset_at, ..DENIED };
         assert_eq!(ietf(&bucket(), &outcome)["RateLimit"], r#""api";r=0;t=2"#);
     }
 
     #[test]
     fn slots_are_concurrent_requests() {
         let slots = parse(r#"{"kind": "concurrency", "slots": 3, "ttl": 60000}"#).unwrap();
-        let outcome = Outcome { ok: true, remaining: 2.0, capacity: 3.0, ..DENIED };
+        let outcome = CallOutcome { ok: true, remaining: 2.0, capacity: 3.0, ..DENIED };
         assert_eq!(
             ietf(&slots, &outcome)["RateLimit-Policy"],
             r#""api";q=3;qu="concurrent-requests""#
@@ -459,7 +469,7 @@ mod tests {
             now in span(),
         ) {
             let limit = limit(kind, rate, period);
-            let outcome = Outcome { ok, retry_after, remaining, capacity, reset_at };
+            let outcome = CallOutcome { ok, retry_after, remaining, capacity, reset_at };
             let retry = !ok && retry_after.is_some();
 
             let ietf = headers(Style::Ietf, &name, &limit, &outcome, now);

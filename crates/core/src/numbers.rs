@@ -53,7 +53,7 @@ number!(
 );
 number!(
     /// A number of tokens, not negative.
-    Tokens,
+    TokenCount,
     "a number from 0 to 1e15",
     |tokens| (0.0..=MAX_TOKENS).contains(&tokens)
 );

@@ -26,7 +26,7 @@ pub const MAX_BYTES: usize = 2_000_000;
 
 /// One of the requests, as it was written; only its types are checked.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
+pub struct RawRequest {
     /// Which limit.
     pub name: String,
     /// Whose; empty where it is left out.
@@ -163,7 +163,7 @@ impl Visitor<'_> for Bounded {
 /// # Errors
 /// [`RequestError`] for what is no list or an empty one, and for the first request that has a field
 /// that is unknown, repeated or of a wrong type, or no name.
-pub fn parse(json: &str) -> Result<Vec<Request>, RequestError> {
+pub fn parse(json: &str) -> Result<Vec<RawRequest>, RequestError> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
     let list = list
         .filter(|list| !list.is_empty())
@@ -176,7 +176,7 @@ pub fn parse(json: &str) -> Result<Vec<Request>, RequestError> {
         .collect()
 }
 
-fn parse_one(json: &str) -> Result<Request, Fault> {
+fn parse_one(json: &str) -> Result<RawRequest, Fault> {
     let fields = Fields::of_json(json).ok_or_else(|| invalid("it", type_of(json), FIELDS))?;
     let request: RequestFields = fields.read()?;
     let config = request.config.map(|config| Box::<str>::from(config).into_string());
@@ -185,7 +185,7 @@ fn parse_one(json: &str) -> Result<Request, Fault> {
         let value = format!("{} bytes long", config.len());
         return Err(invalid("config", value, format!("at most {} bytes", config::MAX_BYTES)));
     }
-    Ok(Request {
+    Ok(RawRequest {
         name: request.name.0,
         key: request.key.map_or_else(String::new, |key| key.0),
         count: request.count.map_or(1.0, |count| count.0),
@@ -221,7 +221,7 @@ mod tests {
         let requests = parse(r#"[{"name": "a"}, {"name": "b", "key": "k", "count": 2.5, "reserve": true, "config": {"rate": 1}}]"#).unwrap();
         assert_eq!(
             requests[0],
-            Request {
+            RawRequest {
                 name: "a".into(),
                 key: String::new(),
                 count: 1.0,

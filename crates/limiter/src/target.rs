@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use ratelimit_core::config::{Definition, Store};
+use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State};
 
 use crate::error::{Error, Result};
@@ -33,10 +33,10 @@ impl Home {
     pub fn of(limit: &Definition) -> Home {
         match (limit.kind(), limit.store, &limit.limit) {
             (Kind::Unlimited, ..) => Home::Nowhere,
-            (_, Store::Table, limit) if limit.shards() > 1 => Home::Shards(limit.shards()),
-            (_, Store::Table, _) => Home::Row,
-            (_, Store::Memory, Limit::Concurrency(limit)) => Home::Slots(limit.slots),
-            (_, Store::Memory, _) => Home::Memory,
+            (_, StoreKind::Table, limit) if limit.shards() > 1 => Home::Shards(limit.shards()),
+            (_, StoreKind::Table, _) => Home::Row,
+            (_, StoreKind::Memory, Limit::Concurrency(limit)) => Home::Slots(limit.slots),
+            (_, StoreKind::Memory, _) => Home::Memory,
         }
     }
 

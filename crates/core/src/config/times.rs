@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use super::MAX_EPOCH;
 use crate::Micros;
 use crate::algorithm::{self, Unit, zone};
-use crate::fields::Text;
+use crate::fields::TextField;
 use crate::text::JsonNumber;
 
 /// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
@@ -78,7 +78,7 @@ pub(super) struct Dates {
 
 impl<'de> Deserialize<'de> for Dates {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Dates, D::Error> {
-        deserializer.deserialize_str(Text {
+        deserializer.deserialize_str(TextField {
             allowed: r#"with "timezone", a whole number of days and weeks, or of months and years, at most 100 years, such as "7 days" or "1 month""#,
             read: duration_in_dates,
         })
@@ -113,35 +113,35 @@ fn duration_in_dates(duration: &str) -> Option<Dates> {
 
 /// Where windows of fixed length begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Start {
+pub(super) enum WindowStart {
     At(Micros),
     FirstRequest,
 }
 
-impl<'de> Deserialize<'de> for Start {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Start, D::Error> {
+impl<'de> Deserialize<'de> for WindowStart {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WindowStart, D::Error> {
         struct Instant;
 
         impl Visitor<'_> for Instant {
-            type Value = Start;
+            type Value = WindowStart;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request""#)
             }
 
-            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<Start, E> {
+            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<WindowStart, E> {
                 if millis.abs() > MAX_EPOCH {
                     return Err(E::invalid_value(Unexpected::Float(millis), &self));
                 }
-                Ok(Start::At(Micros::from_millis(millis)))
+                Ok(WindowStart::At(Micros::from_millis(millis)))
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Start, E> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<WindowStart, E> {
                 if text == FIRST_REQUEST {
-                    return Ok(Start::FirstRequest);
+                    return Ok(WindowStart::FirstRequest);
                 }
                 time_with_offset(text)
-                    .map(Start::At)
+                    .map(WindowStart::At)
                     .ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
             }
         }
@@ -150,20 +150,20 @@ impl<'de> Deserialize<'de> for Start {
     }
 }
 
-impl Serialize for Start {
+impl Serialize for WindowStart {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Start::At(at) => JsonNumber(at.as_millis()).serialize(serializer),
-            Start::FirstRequest => serializer.serialize_str(FIRST_REQUEST),
+            WindowStart::At(at) => JsonNumber(at.as_millis()).serialize(serializer),
+            WindowStart::FirstRequest => serializer.serialize_str(FIRST_REQUEST),
         }
     }
 }
 
-impl From<Start> for algorithm::Start {
-    fn from(start: Start) -> algorithm::Start {
+impl From<WindowStart> for algorithm::Start {
+    fn from(start: WindowStart) -> algorithm::Start {
         match start {
-            Start::At(at) => algorithm::Start::At(at),
-            Start::FirstRequest => algorithm::Start::FirstRequest,
+            WindowStart::At(at) => algorithm::Start::At(at),
+            WindowStart::FirstRequest => algorithm::Start::FirstRequest,
         }
     }
 }
@@ -187,7 +187,7 @@ impl<'de> Deserialize<'de> for LocalDate {
         // As it is written back: jiff would read more, and drop a time of day.
         let exact = |text: &str| text.parse().ok().filter(|date: &Date| date.to_string() == text);
         deserializer
-            .deserialize_str(Text { allowed: LocalDate::ALLOWED, read: exact })
+            .deserialize_str(TextField { allowed: LocalDate::ALLOWED, read: exact })
             .map(LocalDate)
     }
 }
@@ -200,20 +200,20 @@ impl Serialize for LocalDate {
 
 /// The time zone of an IANA name.
 #[derive(Clone, Debug)]
-pub(super) struct Timezone(pub TimeZone);
+pub(super) struct ZoneName(pub TimeZone);
 
-impl<'de> Deserialize<'de> for Timezone {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Timezone, D::Error> {
+impl<'de> Deserialize<'de> for ZoneName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ZoneName, D::Error> {
         deserializer
-            .deserialize_str(Text {
+            .deserialize_str(TextField {
                 allowed: r#"the IANA name of a time zone in its exact spelling, such as "Europe/Berlin""#,
                 read: zone,
             })
-            .map(Timezone)
+            .map(ZoneName)
     }
 }
 
-impl Serialize for Timezone {
+impl Serialize for ZoneName {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.0.iana_name().serialize(serializer)
     }
