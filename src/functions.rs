@@ -1,5 +1,6 @@
-//! The SQL functions, each declared beside what it does: the arguments are read and checked, one call
-//! is made, its answer becomes a row. What a function is for is said in its COMMENT, and in the README.
+//! The SQL functions, in a file a subject: the arguments are read and checked, one call is made, its
+//! answer becomes a row. What a function is for is said in sql/functions.sql, which creates it, and in
+//! the README.
 
 mod answers;
 mod arguments;
@@ -10,6 +11,7 @@ mod definitions;
 mod headers;
 mod leases;
 mod limits;
+mod prune;
 mod replay;
 mod reset;
 mod several;
@@ -19,33 +21,33 @@ mod triggers;
 
 /// Every one of them.
 #[cfg(feature = "pg_test")]
-pub const DECLARED: &[crate::pg::declaration::Declaration] = &[
+pub const DECLARED: &[crate::pg::declaration::declared::Declaration] = &[
+    blocks::rl_block,
+    blocks::rl_blocks_changed,
+    blocks::rl_unblock,
     builders::rl_concurrency,
     builders::rl_fixed_window,
     builders::rl_sliding_log,
     builders::rl_sliding_window,
     builders::rl_token_bucket,
     builders::rl_unlimited,
-    leases::rl_acquire,
-    leases::rl_extend,
-    leases::rl_release,
-    blocks::rl_block,
-    blocks::rl_blocks_changed,
-    blocks::rl_unblock,
     calculate::rl_calculate,
     definitions::rl_config_changed,
     definitions::rl_define,
     definitions::rl_undefine,
     headers::rl_headers,
+    leases::rl_acquire,
+    leases::rl_extend,
+    leases::rl_release,
     limits::rl_check,
     limits::rl_credit,
     limits::rl_limit,
-    several::rl_check_all,
-    several::rl_limit_all,
+    prune::rl_prune,
     replay::rl_replay,
-    reset::rl_prune,
     reset::rl_reset,
     reset::rl_reset_all,
+    several::rl_check_all,
+    several::rl_limit_all,
     stats::rl_memory,
     stats::rl_stats,
     stats::rl_stats_reset,

@@ -20,8 +20,10 @@ mod tally;
 
 pgrx::pg_module_magic!(name, version);
 
+// What CREATE EXTENSION runs, for cargo-pgrx: in the order in which scripts/build puts it together.
 pgrx::extension_sql_file!("../sql/bootstrap.sql", name = "bootstrap", bootstrap);
-pgrx::extension_sql_file!("../sql/citus.sql", name = "citus");
+pgrx::extension_sql_file!("../sql/functions.sql", name = "functions");
+pgrx::extension_sql_file!("../sql/citus.sql", name = "citus", requires = ["functions"]);
 pgrx::extension_sql_file!("../sql/finalize.sql", name = "finalize", finalize);
 
 #[global_allocator]

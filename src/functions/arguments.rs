@@ -13,25 +13,25 @@ use crate::pg::values::utf8;
 
 /// The name of a limit.
 #[derive(Clone, Copy)]
-pub struct Name<'a>(pub &'a [u8]);
+pub struct LimitName<'a>(pub &'a [u8]);
 
-impl<'a> Checked<'a> for Name<'a> {
+impl<'a> Checked<'a> for LimitName<'a> {
     type Base = &'a [u8];
 
-    fn check(name: &'a [u8], _: &'static str) -> Result<Name<'a>> {
-        valid_name(name).map(Name)
+    fn check(name: &'a [u8], _: &'static str) -> Result<LimitName<'a>> {
+        valid_name(name).map(LimitName)
     }
 }
 
 /// Whose limit it is.
 #[derive(Clone, Copy)]
-pub struct Key<'a>(pub &'a [u8]);
+pub struct LimitKey<'a>(pub &'a [u8]);
 
-impl<'a> Checked<'a> for Key<'a> {
+impl<'a> Checked<'a> for LimitKey<'a> {
     type Base = &'a [u8];
 
-    fn check(key: &'a [u8], _: &'static str) -> Result<Key<'a>> {
-        valid_key(key).map(Key)
+    fn check(key: &'a [u8], _: &'static str) -> Result<LimitKey<'a>> {
+        valid_key(key).map(LimitKey)
     }
 }
 
@@ -83,14 +83,14 @@ impl Checked<'_> for Idle {
 }
 
 /// The name of a time zone, of no more bytes than a config can have.
-pub struct Timezone(pub String);
+pub struct ZoneName(pub String);
 
-impl<'a> Checked<'a> for Timezone {
+impl<'a> Checked<'a> for ZoneName {
     type Base = &'a [u8];
 
-    fn check(name: &'a [u8], argument: &'static str) -> Result<Timezone> {
+    fn check(name: &'a [u8], argument: &'static str) -> Result<ZoneName> {
         if name.len() <= config::MAX_BYTES {
-            return Ok(Timezone(utf8(name).into_owned()));
+            return Ok(ZoneName(utf8(name).into_owned()));
         }
         Err(Error::InvalidArgument {
             argument,

@@ -4,7 +4,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
 use ratelimit_limiter::target::{FOR_GOOD, check_key};
 
-use super::arguments::{Key, Name, valid_key, valid_name};
+use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
 use crate::host::Session;
 use crate::keyed::blocks;
 use crate::keyed::definitions;
@@ -20,16 +20,13 @@ use crate::pg::values::utf8;
 sql_function! {
     /// 22023 unless exactly one of duration and until is given, and lies ahead; 22008: beyond the times of
     /// timestamptz; 22004: the limit is keyed, and the key is empty; 25006 in a read-only transaction.
-    #[sql(
-        WRITES,
-        comment = "denies every call of a rate limit's key for a duration, or until a time, which may be infinity; returns until when"
-    )]
+    #[effect(Writes)]
     fn rl_block(
         call: &Call,
-        name: Name,
-        key: Key = "''",
-        duration: Option<Interval> = "NULL",
-        until: Option<Timestamptz> = "NULL",
+        name: LimitName,
+        key: LimitKey,
+        duration: Option<Interval>,
+        until: Option<Timestamptz>,
     ) -> Timestamptz {
         let until = end(duration, until)?;
         catalog::with(call.function(), TableLock::Read, |catalog| {
@@ -46,8 +43,8 @@ sql_function! {
 
 sql_function! {
     /// 25006 in a read-only transaction.
-    #[sql(WRITES, comment = "ends the block of a rate limit's key; false if it was not blocked")]
-    fn rl_unblock(call: &Call, name: Name, key: Key = "''") -> bool {
+    #[effect(Writes)]
+    fn rl_unblock(call: &Call, name: LimitName, key: LimitKey) -> bool {
         catalog::with(call.function(), TableLock::Read, |catalog| {
             blocks::remove(catalog, name.0, key.0)
         })
@@ -57,7 +54,7 @@ sql_function! {
 sql_function! {
     /// The triggers on `rl_blocks`: check what is written there by whatever means, and make every backend forget
     /// what it remembers. 22023; 39P01 when it is no trigger that calls.
-    #[sql(TRIGGER, comment = "rate limiter, internal: checks a block and tells every session")]
+    #[effect(Trigger)]
     fn rl_blocks_changed(call: &Call) -> Proceed {
         let trigger =
             call.trigger().ok_or(Error::NotATrigger { function: "rl_blocks_changed" })?;
@@ -119,20 +116,3 @@ fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros>
         ),
     }
 }
-
-// As on rl_config: for every row, since logical replication and restores write here as well.
-pgrx::extension_sql!(
-    r#"
-CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_blocks
-    FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
-ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
-COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
-
-CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
-    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();
-ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
-COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'tells every session that blocks have ended';
-"#,
-    name = "rl_blocks_triggers",
-    requires = ["rl_blocks_changed"],
-);

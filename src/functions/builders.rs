@@ -3,7 +3,7 @@
 use ratelimit_core::config::{self, Given, Interval};
 use ratelimit_core::{Kind, Micros};
 
-use super::arguments::Timezone;
+use super::arguments::ZoneName;
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::Json;
 use crate::pg::declaration::sql_function;
@@ -11,17 +11,14 @@ use crate::pg::error::Result;
 
 sql_function! {
     /// 22004, 22023.
-    #[sql(
-        NONE,
-        comment = "config of a token bucket: rate tokens a period flow in steadily, up to capacity"
-    )]
+    #[effect(Computes)]
     fn rl_token_bucket(
         call: &Call,
         rate: f64,
         period: Interval,
-        capacity: Option<f64> = "NULL",
-        max_reserved: Option<f64> = "NULL",
-        shards: Option<i32> = "NULL",
+        capacity: Option<f64>,
+        max_reserved: Option<f64>,
+        shards: Option<i32>,
     ) -> Json {
         build(Kind::TokenBucket, Given {
             rate, period, capacity, max_reserved, shards, ..Given::default()
@@ -31,20 +28,17 @@ sql_function! {
 
 sql_function! {
     /// 22004, 22023.
-    #[sql(
-        NONE,
-        comment = "config of a fixed window: rate tokens arrive when each window turns, up to capacity"
-    )]
+    #[effect(Computes)]
     fn rl_fixed_window(
         call: &Call,
         rate: f64,
         period: Interval,
-        capacity: Option<f64> = "NULL",
-        max_reserved: Option<f64> = "NULL",
-        shards: Option<i32> = "NULL",
-        start: Option<Micros> = "NULL",
-        first_request: Option<bool> = "NULL",
-        timezone: Option<Timezone> = "NULL",
+        capacity: Option<f64>,
+        max_reserved: Option<f64>,
+        shards: Option<i32>,
+        start: Option<Micros>,
+        first_request: Option<bool>,
+        timezone: Option<ZoneName>,
     ) -> Json {
         build(Kind::FixedWindow, Given {
             rate,
@@ -62,10 +56,7 @@ sql_function! {
 
 sql_function! {
     /// 22004, 22023.
-    #[sql(
-        NONE,
-        comment = "config of a sliding window: about rate tokens in any period, from two counters"
-    )]
+    #[effect(Computes)]
     fn rl_sliding_window(call: &Call, rate: f64, period: Interval) -> Json {
         build(Kind::SlidingWindow, Given { rate, period, ..Given::default() })
     }
@@ -73,7 +64,7 @@ sql_function! {
 
 sql_function! {
     /// 22004, 22023.
-    #[sql(NONE, comment = "config of a sliding log: at most rate tokens in any period, exactly")]
+    #[effect(Computes)]
     fn rl_sliding_log(call: &Call, rate: f64, period: Interval) -> Json {
         build(Kind::SlidingLog, Given { rate, period, ..Given::default() })
     }
@@ -81,10 +72,7 @@ sql_function! {
 
 sql_function! {
     /// 22004, 22023.
-    #[sql(
-        NONE,
-        comment = "config of a concurrency limit: at most slots leases at once, each of which expires after ttl"
-    )]
+    #[effect(Computes)]
     fn rl_concurrency(call: &Call, slots: i32, ttl: Interval) -> Json {
         build(Kind::Concurrency, Given { slots, period: ttl, ..Given::default() })
     }
@@ -92,7 +80,7 @@ sql_function! {
 
 sql_function! {
     /// No errors.
-    #[sql(NONE, comment = "config of no limit, for keys and names that are exempt")]
+    #[effect(Computes)]
     fn rl_unlimited(call: &Call) -> Json {
         build(Kind::Unlimited, Given::default())
     }

@@ -26,17 +26,14 @@ sql_row! {
 
 sql_function! {
     /// 22004, 22023.
-    #[sql(
-        NONE,
-        comment = "the algorithm alone: what a limit in this state answers at that time, and its state afterwards"
-    )]
+    #[effect(Computes)]
     fn rl_calculate(
         call: &Call,
         config: Jsonb,
         state: Option<Jsonb>,
         at: Micros,
-        count: f64 = "1",
-        reserve: bool = "false",
+        count: f64,
+        reserve: bool,
     ) -> One<Calculation> {
         let limit = definitions::inline(config)?;
         check_count(&limit, count)?;

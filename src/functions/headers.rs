@@ -8,7 +8,7 @@ use ratelimit_core::headers;
 use ratelimit_core::text::float_text;
 
 use super::answers::RlResult;
-use super::arguments::{HeaderStyle, Name, required};
+use super::arguments::{HeaderStyle, LimitName, required};
 use crate::keyed::definitions;
 use crate::pg::call::Call;
 use crate::pg::call::composite::Composite;
@@ -22,13 +22,13 @@ use crate::pg::values::{Jsonb, utf8_bytes};
 sql_function! {
     /// The definition is the name's own, since there is no key to look for an override; 22004, 22023,
     /// 42704.
-    #[sql(READS, comment = "the outcome of a call as HTTP headers: style ietf, github or postgrest")]
+    #[effect(Reads)]
     fn rl_headers(
         call: &Call,
-        name: Name,
+        name: LimitName,
         result: Composite<RlResult>,
-        style: HeaderStyle = "'ietf'",
-        config: Option<Jsonb> = "NULL",
+        style: HeaderStyle,
+        config: Option<Jsonb>,
     ) -> Json {
         let (outcome, now) = outcome(&result)?;
         let limit = match config {

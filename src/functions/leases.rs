@@ -9,7 +9,7 @@ use ratelimit_limiter::target::FOR_GOOD;
 use ratelimit_pg::error::PgError;
 
 use super::answers::{RlResult, denied};
-use super::arguments::{Key, Name};
+use super::arguments::{LimitKey, LimitName};
 use crate::host::{self, Config, inline};
 use crate::pg::call::Call;
 use crate::pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
@@ -31,14 +31,14 @@ sql_row! {
 }
 
 /// A lease as `rl_acquire` returned it, which is NULL for an exempt key and in a dry run.
-pub struct Lease(LeaseName);
+pub struct GivenLease(LeaseName);
 
-impl<'a> Checked<'a> for Lease {
+impl<'a> Checked<'a> for GivenLease {
     type Base = &'a [u8];
 
-    fn check(text: &'a [u8], argument: &'static str) -> Result<Lease, PgError> {
+    fn check(text: &'a [u8], argument: &'static str) -> Result<GivenLease, PgError> {
         // Not shown, since there is a key in it.
-        lease::parse(text).map(Lease).ok_or_else(|| PgError::InvalidArgument {
+        lease::parse(text).map(GivenLease).ok_or_else(|| PgError::InvalidArgument {
             argument,
             value: "malformed".into(),
             allowed: "a lease as rl_acquire() returned it".into(),
@@ -46,7 +46,7 @@ impl<'a> Checked<'a> for Lease {
     }
 }
 
-impl Lease {
+impl GivenLease {
     /// Extends or releases it.
     ///
     /// # Errors
@@ -61,17 +61,14 @@ impl Lease {
 
 sql_function! {
     /// As `rl_limit`; 0A000 for the other kinds.
-    #[sql(
-        TAKES,
-        comment = "takes count slots of a concurrency limit, and returns their lease, or when to ask again"
-    )]
+    #[effect(Takes)]
     fn rl_acquire(
         call: &Call,
-        name: Name,
-        key: Key = "''",
-        count: f64 = "1",
-        throws: bool = "false",
-        config: Option<Jsonb> = "NULL",
+        name: LimitName,
+        key: LimitKey,
+        count: f64,
+        throws: bool,
+        config: Option<Jsonb>,
     ) -> One<Acquired> {
         let config = config.map(Config);
         let config = inline(&config);
@@ -90,14 +87,11 @@ sql_function! {
 
 sql_function! {
     /// As `rl_acquire`, but for PT429.
-    #[sql(
-        TAKES,
-        comment = "extends a lease, to expire its ttl from now; returns when that is, NULL if it has expired or was released"
-    )]
+    #[effect(Takes)]
     fn rl_extend(
         call: &Call,
-        lease: Option<Lease>,
-        config: Option<Jsonb> = "NULL",
+        lease: Option<GivenLease>,
+        config: Option<Jsonb>,
     ) -> Option<Timestamptz> {
         let Some(lease) = lease else { return Ok(None) };
         let expires_at = lease.settle(call, config, Fate::Extended)?;
@@ -110,11 +104,8 @@ sql_function! {
 
 sql_function! {
     /// As `rl_acquire`, but for PT429.
-    #[sql(
-        TAKES,
-        comment = "gives back the slots of a lease; false if it had expired or was released"
-    )]
-    fn rl_release(call: &Call, lease: Option<Lease>, config: Option<Jsonb> = "NULL") -> bool {
+    #[effect(Takes)]
+    fn rl_release(call: &Call, lease: Option<GivenLease>, config: Option<Jsonb>) -> bool {
         let Some(lease) = lease else { return Ok(false) };
         Ok(lease.settle(call, config, Fate::Released)?.is_some())
     }

@@ -5,7 +5,7 @@ use ratelimit_limiter::one;
 use ratelimit_limiter::request::{Answer, Request};
 
 use super::answers::{RlResult, denied};
-use super::arguments::{Key, Name};
+use super::arguments::{LimitKey, LimitName};
 use crate::host::{self, Config, inline};
 use crate::pg::call::Call;
 use crate::pg::declaration::{One, sql_function};
@@ -15,15 +15,15 @@ use crate::pg::values::Jsonb;
 sql_function! {
     /// 25006 in a read-only transaction, PT429 with throws; otherwise as the arguments: 22004, 22023,
     /// 42501, 42704.
-    #[sql(TAKES, comment = "takes count tokens from a rate limit, inside the caller's transaction")]
+    #[effect(Takes)]
     fn rl_limit(
         call: &Call,
-        name: Name,
-        key: Key = "''",
-        count: f64 = "1",
-        reserve: bool = "false",
-        throws: bool = "false",
-        config: Option<Jsonb> = "NULL",
+        name: LimitName,
+        key: LimitKey,
+        count: f64,
+        reserve: bool,
+        throws: bool,
+        config: Option<Jsonb>,
     ) -> One<RlResult> {
         let config = config.map(Config);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
@@ -34,15 +34,15 @@ sql_function! {
 
 sql_function! {
     /// Errors as `rl_limit`, save 25006.
-    #[sql(READS, comment = "tells whether rl_limit would pass: consumes, locks and writes nothing")]
+    #[effect(Reads)]
     fn rl_check(
         call: &Call,
-        name: Name,
-        key: Key = "''",
-        count: f64 = "1",
-        reserve: bool = "false",
-        throws: bool = "false",
-        config: Option<Jsonb> = "NULL",
+        name: LimitName,
+        key: LimitKey,
+        count: f64,
+        reserve: bool,
+        throws: bool,
+        config: Option<Jsonb>,
     ) -> One<RlResult> {
         let config = config.map(Config);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
@@ -53,17 +53,14 @@ sql_function! {
 
 sql_function! {
     /// 0A000 for the sliding kinds, otherwise as `rl_limit`.
-    #[sql(
-        TAKES,
-        comment = "gives back count tokens that were taken and not used; a negative count takes unconditionally"
-    )]
+    #[effect(Takes)]
     fn rl_credit(
         call: &Call,
-        name: Name,
-        key: Key,
+        name: LimitName,
+        key: LimitKey,
         count: f64,
-        taken_at: Option<Micros> = "NULL",
-        config: Option<Jsonb> = "NULL",
+        taken_at: Option<Micros>,
+        config: Option<Jsonb>,
     ) -> One<RlResult> {
         let config = config.map(Config);
         let config = inline(&config);

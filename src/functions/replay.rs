@@ -19,16 +19,13 @@ pub struct Replay {
 
 sql_function! {
     /// 22004, 22023.
-    #[sql(
-        WINDOW,
-        comment = "window function: what a limit answers each request of a log, OVER (PARTITION BY key ORDER BY at)"
-    )]
+    #[effect(Window)]
     fn rl_replay(
         call: &Call,
         config: Jsonb,
         at: Micros,
-        count: f64 = "1",
-        reserve: bool = "false",
+        count: f64,
+        reserve: bool,
     ) -> OneInWindow<RlResult> {
         let limit = definitions::inline(config)?;
         check_count(&limit, count)?;

@@ -33,12 +33,8 @@ sql_row! {
 
 sql_function! {
     /// Errors as `rl_limit`, each naming its request.
-    #[sql(
-        TAKES,
-        rows = "10",
-        comment = "takes tokens from several rate limits, from all or from none; a row a request"
-    )]
-    fn rl_limit_all(call: &Call, requests: Jsonb, throws: bool = "false") -> Rows<RequestRow> {
+    #[effect(Takes)]
+    fn rl_limit_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
         let make = |list: &[Request]| host::take(call.function(), |host| all::limit(host, list));
         answer_all(call, make, requests, throws)
     }
@@ -46,12 +42,8 @@ sql_function! {
 
 sql_function! {
     /// Errors as `rl_limit_all`, save 25006.
-    #[sql(
-        READS,
-        rows = "10",
-        comment = "tells whether rl_limit_all would pass: consumes, locks and writes nothing"
-    )]
-    fn rl_check_all(call: &Call, requests: Jsonb, throws: bool = "false") -> Rows<RequestRow> {
+    #[effect(Reads)]
+    fn rl_check_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
         let make = |list: &[Request]| host::read(call.function(), |host| all::check(host, list));
         answer_all(call, make, requests, throws)
     }
@@ -102,33 +94,44 @@ fn answer_all(
         );
     }
     let outcomes = make(&list)?;
-    if throws && outcomes.iter().any(|outcome| !outcome.answer.ok) {
-        // The one to wait for longest, of those that refuse; the one that never passes before those that wait for it.
-        let longest = list.iter().zip(&outcomes).max_by_key(|(_, outcome)| {
-            let refuses = !outcome.allows && outcome.answer.enforced;
-            let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
-            (refuses, wait, outcome.never)
-        });
-        if let Some((request, RequestOutcome { answer, .. })) = longest {
-            return Err(answers::denied(request, answer));
-        }
+    if throws && let Some(denied) = denied(&list, &outcomes) {
+        return Err(denied);
     }
     let rows = call.rows()?;
     for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {
-        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
-            RlResult::from(&outcome.answer);
-        rows.put(RequestRow {
-            n: n as i32 + 1,
-            name: Text::new(request.name),
-            key: Text::new(request.key),
-            ok,
-            allows: outcome.allows,
-            retry_after,
-            retry_at,
-            remaining,
-            capacity,
-            reset_at,
-        });
+        rows.put(row(n, request, outcome));
     }
     Ok(rows)
+}
+
+/// The error of a call that is denied: of the requests that refuse, the one to wait for longest; and the one
+/// that never passes before those that wait for it.
+fn denied(list: &[Request], outcomes: &[RequestOutcome]) -> Option<Error> {
+    if outcomes.iter().all(|outcome| outcome.answer.ok) {
+        return None;
+    }
+    let (request, outcome) = list.iter().zip(outcomes).max_by_key(|(_, outcome)| {
+        let refuses = !outcome.allows && outcome.answer.enforced;
+        let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
+        (refuses, wait, outcome.never)
+    })?;
+    Some(answers::denied(request, &outcome.answer))
+}
+
+/// The row of a request, the `n`th from 0.
+fn row(n: usize, request: &Request, outcome: &RequestOutcome) -> RequestRow {
+    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
+        RlResult::from(&outcome.answer);
+    RequestRow {
+        n: n as i32 + 1,
+        name: Text::new(request.name),
+        key: Text::new(request.key),
+        ok,
+        allows: outcome.allows,
+        retry_after,
+        retry_at,
+        remaining,
+        capacity,
+        reset_at,
+    }
 }

@@ -1,6 +1,6 @@
 //! Numbers about all limits, whatever their store: counted in shared memory since the server started.
 
-use super::arguments::{MaxRows, Name};
+use super::arguments::{LimitName, MaxRows};
 use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
 use crate::pg::declaration::{One, sql_function};
@@ -21,10 +21,7 @@ sql_row! {
 
 sql_function! {
     /// 53100 or 53200: there is no shared memory for the counters.
-    #[sql(
-        READS,
-        comment = "how many calls each rate limit allowed and denied, and the tokens that it gave"
-    )]
+    #[effect(Reads)]
     fn rl_stats(call: &Call) -> Rows<StatsRow> {
         let rows = call.rows()?;
         for totals in tally::totals(call.function())? {
@@ -43,11 +40,8 @@ sql_function! {
 
 sql_function! {
     /// 22023; 53100 or 53200 as `rl_stats`.
-    #[sql(
-        READS,
-        comment = "sets the counters of a rate limit to zero, or those of all; returns of how many"
-    )]
-    fn rl_stats_reset(call: &Call, name: Option<Name> = "NULL") -> i64 {
+    #[effect(Reads)]
+    fn rl_stats_reset(call: &Call, name: Option<LimitName>) -> i64 {
         tally::reset(call.function(), name.map(|name| name.0))
     }
 }
@@ -64,15 +58,11 @@ sql_row! {
 
 sql_function! {
     /// 22023; 53100 or 53200 as `rl_stats`.
-    #[sql(
-        READS,
-        rows = "10",
-        comment = "the keys that are denied most, of a rate limit or of all: from denied - error to denied times"
-    )]
+    #[effect(Reads)]
     fn rl_top_denied(
         call: &Call,
-        name: Option<Name> = "NULL",
-        max_rows: MaxRows = "10",
+        name: Option<LimitName>,
+        max_rows: MaxRows,
     ) -> Rows<DeniedRow> {
         let rows = call.rows()?;
         let name = name.map(|name| name.0);
@@ -106,10 +96,7 @@ sql_row! {
 
 sql_function! {
     /// 53100 or 53200 as `rl_stats`.
-    #[sql(
-        READS,
-        comment = "how many keys the rate limits in memory have and have room for, how many made room for others, and ratelimit.memory_keys as it was and is"
-    )]
+    #[effect(Reads)]
     fn rl_memory(call: &Call) -> One<MemoryRow> {
         let memory = tally::memory()?;
         let usage = memory.states.usage();

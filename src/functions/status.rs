@@ -6,7 +6,7 @@ use ratelimit_limiter::request::Request;
 use ratelimit_limiter::status::{self, Status};
 
 use super::answers::{finite, retry};
-use super::arguments::{Key, Name};
+use super::arguments::{LimitKey, LimitName};
 use crate::host::{self, Config, inline};
 use crate::pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
 use crate::pg::call::{Call, Rows};
@@ -30,14 +30,11 @@ sql_row! {
 
 sql_function! {
     /// 22023, and for a bad stored config or state what `rl_check` raises.
-    #[sql(
-        READS,
-        comment = "what every rate limit in use holds now, a row a name and key; of one name or key if given"
-    )]
+    #[effect(Reads)]
     fn rl_status(
         call: &Call,
-        name: Option<Name> = "NULL",
-        key: Option<Key> = "NULL",
+        name: Option<LimitName>,
+        key: Option<LimitKey>,
     ) -> Rows<StatusRow> {
         let rows = call.rows()?;
         let (name, key) = (name.map(|name| name.0), key.map(|key| key.0));
@@ -63,15 +60,12 @@ sql_function! {
 
 sql_function! {
     /// Errors as `rl_check`.
-    #[sql(
-        READS,
-        comment = "the state of a rate limit, as rl_calculate takes it; NULL where there is none, so that it is full"
-    )]
+    #[effect(Reads)]
     fn rl_state(
         call: &Call,
-        name: Name,
-        key: Key = "''",
-        config: Option<Jsonb> = "NULL",
+        name: LimitName,
+        key: LimitKey,
+        config: Option<Jsonb>,
     ) -> Option<Json> {
         let config = config.map(Config);
         let config = inline(&config);

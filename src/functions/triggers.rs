@@ -28,10 +28,7 @@ sql_function! {
     /// Its options are the trigger's arguments: name, 'key=column', 'count=column'. PT429; 39P01 where it
     /// can't work, or comes too early for a limit in memory, 42703, 22004, 22023; 25006 in a read-only transaction,
     /// which may write to temporary tables.
-    #[sql(
-        TRIGGER,
-        comment = "trigger: takes tokens from the rate limit of its first argument, for the rows of the event; options key=<column>, count=<column>"
-    )]
+    #[effect(Trigger)]
     fn rl_trigger(call: &Call) -> Proceed {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
         usable(&trigger)?;
@@ -264,7 +261,8 @@ impl<'a> Named<'a> {
         if !trigger.has_computed(&column) {
             return Err(invalid(
                 ", which is generated".into(),
-                "an ordinary column; a stored generated one only AFTER the event FOR EACH STATEMENT, since BEFORE triggers run before it is computed",
+                "an ordinary column; a stored generated one only AFTER the event FOR EACH STATEMENT, \
+                 since BEFORE triggers run before it is computed",
             ));
         }
         Ok(Named { option, name, column })

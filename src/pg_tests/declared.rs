@@ -1,4 +1,5 @@
-//! SQL functions in pg_proc beside what the library reads.
+//! sql/functions.sql beside what the library reads: what pg_proc has of each function, compared with its
+//! `sql_function!`. Defaults, costs and comments stand in the SQL alone: pg_regress shows them (plan.sql).
 
 #[pgrx::pg_schema]
 mod tests {
@@ -9,106 +10,92 @@ mod tests {
     use super::super::{error_of, get, run};
     use crate::functions::DECLARED;
     use crate::pg::call::Call;
-    use crate::pg::call::sql_types::{Json, Text, sql_row};
-    use crate::pg::declaration::{Declaration, One, Returned, sql_function};
+    use crate::pg::call::sql_types::{Json, ResultColumn, Text, sql_row};
+    use crate::pg::declaration::declared::{Declaration, Parameter, Returned};
+    use crate::pg::declaration::{Effect, One, sql_function};
     use crate::pg::values::Jsonb;
 
-    /// A type of a declaration, as SQL can name it here.
-    fn sql_type(of: &str) -> String {
+    /// An SQL type of the library's as PostgreSQL spells it.
+    fn type_of(sql: &str) -> String {
         let schema: String = get(
             "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'ratelimit'",
         );
-        of.replace("@extschema@", &schema)
+        get(&format!("SELECT '{}'::regtype::text", sql.replace("@extschema@", &schema)))
     }
 
-    fn is_true(sql: &str) -> bool {
-        Spi::get_one(sql).unwrap() == Some(true)
+    /// A name and its type, such as `key text`, as PostgreSQL spells them.
+    fn named(name: &str, sql: &str) -> String {
+        get(&format!("SELECT format('%I %s', '{name}', '{}')", type_of(sql)))
+    }
+
+    fn all_named(columns: &[ResultColumn]) -> impl Iterator<Item = String> {
+        columns.iter().map(|column| named(column.name, column.sql))
+    }
+
+    /// What `pg_proc` says otherwise of a function than the library, each beside the other.
+    fn differences(declaration: &Declaration, function: &str) -> Vec<[String; 2]> {
+        let Declaration { name, parameters, returns, effect } = declaration;
+        let of = |what: &str| -> String {
+            let sql =
+                format!("SELECT ({what})::text FROM pg_proc WHERE oid = '{function}'::regproc");
+            Spi::get_one(&sql).unwrap().unwrap_or_default()
+        };
+        let mut arguments: Vec<String> =
+            parameters.iter().map(|parameter| named(parameter.name, parameter.sql)).collect();
+        let result = match *returns {
+            Returned::Value(sql) => type_of(sql),
+            Returned::Row(columns) => {
+                arguments.extend(all_named(columns).map(|column| format!("OUT {column}")));
+                "record".to_owned()
+            }
+            Returned::Table(columns) => {
+                format!("TABLE({})", all_named(columns).collect::<Vec<_>>().join(", "))
+            }
+        };
+        let how = match effect {
+            Effect::Computes => "i s f",
+            Effect::Window => "i s w",
+            Effect::Writes | Effect::Takes | Effect::Reads | Effect::Trigger => "v u f",
+        };
+        let mut pairs = vec![
+            [of("pg_get_function_identity_arguments(oid)"), arguments.join(", ")],
+            [of("pg_get_function_result(oid)"), result],
+            [of("concat_ws(' ', provolatile, proparallel, prokind)"), how.to_owned()],
+            [of("proisstrict OR prosecdef OR proleakproof"), "false".to_owned()],
+            [of("prosrc"), (*name).to_owned()],
+        ];
+        // What is NULL where it is left out may be NULL.
+        for (n, Parameter { name, nullable, .. }) in parameters.iter().enumerate() {
+            let default = of(&format!("pg_get_function_arg_default(oid, {})", n + 1));
+            if default.starts_with("NULL") && !nullable {
+                pairs.push([format!("{name} DEFAULT NULL"), format!("{name} NOT NULL")]);
+            }
+        }
+        pairs.retain(|[stored, read]| stored != read);
+        pairs
     }
 
     #[pg_test]
     fn pg_proc_has_every_function_as_the_library_reads_it() {
-        for Declaration { name, parameters, returns, effect, rows, comment } in DECLARED {
-            let of =
-                |what: &str| format!("SELECT {what} FROM pg_proc p WHERE oid = '{name}'::regproc");
-            let count: i32 = get(&of("p.pronargs::int"));
-            assert_eq!(count as usize, parameters.len(), "{name}");
-            let defaults: i32 = get(&of("p.pronargdefaults::int"));
-            let declared = parameters.iter().filter(|parameter| parameter.default.is_some());
-            assert_eq!(defaults as usize, declared.count(), "{name}");
-            for (n, parameter) in parameters.iter().enumerate() {
-                let what = format!("{name}, {}", parameter.name);
-                let called: String = get(&of(&format!("p.proargnames[{}]", n + 1)));
-                assert_eq!(called, parameter.name, "{what}");
-                let sql = sql_type(parameter.sql);
-                assert!(is_true(&of(&format!("p.proargtypes[{n}] = '{sql}'::regtype"))), "{what}");
-                let default = format!("pg_get_function_arg_default(p.oid, {})", n + 1);
-                let default: Option<String> = Spi::get_one(&of(&default)).unwrap();
-                match (default, parameter.default) {
-                    (None, None) => {}
-                    (Some(stored), Some(declared)) => assert!(
-                        is_true(&format!(
-                            "SELECT ({stored})::text IS NOT DISTINCT FROM ({declared})::{sql}::text"
-                        )),
-                        "{what}: {stored}"
-                    ),
-                    other => panic!("{what}: {other:?}"),
-                }
-            }
-            let result: String = get(&of("pg_get_function_result(p.oid)"));
-            let names: Vec<String> =
-                Spi::get_one(&of("p.proargnames[p.pronargs + 1:]")).unwrap().unwrap_or_default();
-            let types = |columns: &[crate::pg::call::sql_types::ResultColumn]| -> Vec<String> {
-                let types = columns.iter().map(|column| sql_type(column.sql));
-                types.map(|of| get(&format!("SELECT '{of}'::regtype::text"))).collect()
-            };
-            let all: Vec<String> = Spi::get_one(&of(
-                "ARRAY(SELECT t::regtype::text FROM unnest(p.proallargtypes[p.pronargs + 1:]) t)",
-            ))
-            .unwrap()
-            .unwrap_or_default();
-            match returns {
-                Returned::Value(of) => {
-                    let of: String = get(&format!("SELECT '{}'::regtype::text", sql_type(of)));
-                    assert_eq!(result, of, "{name}");
-                }
-                Returned::Row(columns) | Returned::Table(columns) => {
-                    let is_set = matches!(returns, Returned::Table(_));
-                    assert_eq!(result.starts_with("TABLE("), is_set, "{name}: {result}");
-                    let called: Vec<&str> = columns.iter().map(|column| column.name).collect();
-                    assert_eq!(names, called, "{name}");
-                    assert_eq!(all, types(columns), "{name}");
-                }
-            }
-            let immutable = effect.sql.contains("IMMUTABLE PARALLEL SAFE");
-            assert_eq!(
-                is_true(&of("p.provolatile = 'i' AND p.proparallel = 's'")),
-                immutable,
+        for declaration in DECLARED {
+            let name = declaration.name;
+            let found = differences(declaration, name);
+            assert!(found.is_empty(), "{name}: {found:?}");
+            assert!(
+                get::<bool>(&format!("SELECT obj_description('{name}'::regproc, 'pg_proc') > ''")),
                 "{name}"
             );
-            assert_eq!(
-                is_true(&of("p.provolatile = 'v' AND p.proparallel = 'u'")),
-                !immutable,
-                "{name}"
-            );
-            assert_eq!(is_true(&of("p.procost = 200")), effect.sql.contains("COST"), "{name}");
-            if let Some(rows) = rows {
-                assert!(is_true(&of(&format!("p.prorows = {rows}"))), "{name}");
-            }
-            assert!(!is_true(&of("p.proisstrict OR p.prosecdef OR p.proleakproof")), "{name}");
-            let about: String =
-                get(&format!("SELECT obj_description('{name}'::regproc, 'pg_proc')"));
-            assert_eq!(about, *comment, "{name}");
         }
     }
 
     #[pg_test]
-    fn no_function_of_the_extension_is_without_a_declaration() {
+    fn the_library_has_every_function_of_the_extension() {
         let names: Vec<String> = get(
             "SELECT array_agg(proname::text ORDER BY proname) FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid
              WHERE d.classid = 'pg_proc'::regclass AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
                AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit')
                AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'c')
-               AND pronamespace <> 'tests'::regnamespace AND proname NOT LIKE 'test\\_%'",
+               AND pronamespace <> 'tests'::regnamespace",
         );
         let mut declared: Vec<&str> = DECLARED.iter().map(|declared| declared.name).collect();
         declared.sort_unstable();
@@ -125,7 +112,7 @@ mod tests {
 
     sql_function! {
         /// One argument of each type, and one more of each that may be NULL.
-        #[sql(NONE, comment = "tells what it reads")]
+        #[effect(Computes)]
         fn test_arguments(
             call: &Call,
             a: bool,
@@ -134,13 +121,13 @@ mod tests {
             d: &[u8],
             e: Interval,
             f: Micros,
-            a_null: Option<bool> = "true",
-            b_null: Option<i32> = "-7",
-            c_null: Option<f64> = "'-Infinity'",
-            d_null: Option<&[u8]> = "'it''s'",
-            e_null: Option<Interval> = "'-1 day'",
-            f_null: Option<Micros> = "'1999-12-31 23:59:59.999999+00'",
-            config: Option<Jsonb> = "NULL",
+            a_null: Option<bool>,
+            b_null: Option<i32>,
+            c_null: Option<f64>,
+            d_null: Option<&[u8]>,
+            e_null: Option<Interval>,
+            f_null: Option<Micros>,
+            config: Option<Jsonb>,
         ) -> One<Read> {
             let months = |span: Interval| (span.months, span.days, span.micros);
             let text = |text: &[u8]| String::from_utf8_lossy(text).into_owned();
@@ -155,9 +142,49 @@ mod tests {
         }
     }
 
+    const CREATE: &str = "CREATE FUNCTION test_arguments(
+        a boolean, b integer, c double precision, d text, e interval, f timestamptz,
+        a_null boolean DEFAULT true, b_null integer DEFAULT -7, c_null double precision DEFAULT '-Infinity',
+        d_null text DEFAULT 'it''s', e_null interval DEFAULT '-1 day',
+        f_null timestamptz DEFAULT '1999-12-31 23:59:59.999999+00', config jsonb DEFAULT NULL,
+        OUT required text, OUT optional text, OUT config jsonb)
+        LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'ratelimit', 'test_arguments'";
+
+    /// Each is a change of one side alone.
+    #[pg_test]
+    fn a_difference_between_the_sql_and_the_library_is_seen() {
+        let found = |from: &str, to: &str| {
+            assert!(CREATE.contains(from), "{from}");
+            run(&CREATE.replacen(from, to, 1));
+            let found = differences(&test_arguments, "test_arguments");
+            run("DROP FUNCTION test_arguments");
+            found
+        };
+        assert_eq!(found("", "").len(), 0);
+        for (from, to) in [
+            ("b integer", "b bigint"),
+            ("b integer, c double precision", "c double precision, b integer"),
+            ("e interval", "ee interval"),
+            (", f timestamptz", ""),
+            ("f timestamptz,", "f timestamptz DEFAULT NULL,"),
+            ("OUT required text", "OUT required jsonb"),
+            ("OUT optional text", "OUT optionally text"),
+            (", OUT config jsonb", ""),
+            ("IMMUTABLE", "VOLATILE"),
+            ("PARALLEL SAFE", "PARALLEL UNSAFE"),
+            ("LANGUAGE c", "LANGUAGE c WINDOW"),
+            ("LANGUAGE c", "LANGUAGE c STRICT"),
+            ("'test_arguments'", "'rl_unlimited'"),
+        ] {
+            assert_eq!(found(from, to).len(), 1, "{from}: {to}");
+        }
+    }
+
     #[pg_test]
     fn arguments_are_read_in_their_order_and_as_what_they_are() {
-        const REQUIRED: &str = "true, -2147483648, 1e300, 'käse', '1 year 2 mons 3 days 04:05:06.000007', '1970-01-01 00:00:00.000001+00'";
+        run(CREATE);
+        const REQUIRED: &str = "true, -2147483648, 1e300, 'käse', \
+                                '1 year 2 mons 3 days 04:05:06.000007', '1970-01-01 00:00:00.000001+00'";
         let read = |what: &str, more: &str| -> Option<String> {
             Spi::get_one(&format!("SELECT ({what})::text FROM test_arguments({REQUIRED}{more})"))
                 .unwrap()
@@ -184,6 +211,7 @@ mod tests {
 
     #[pg_test]
     fn a_null_is_refused_by_the_name_of_the_argument_that_may_not_be() {
+        run(CREATE);
         let call = |first: &str, sixth: &str| {
             error_of(&format!("SELECT test_arguments({first}, 1, 1, 'd', '1 s', {sixth})"))
         };

@@ -11,15 +11,24 @@ mod tests {
 
     sql_function! {
         /// Runs a statement, and then has an error of its own.
-        #[sql(WRITES, comment = "runs a statement, and then fails")]
-        fn test_statement(call: &Call, statement: &[u8], fails: bool = "false") -> bool {
+        #[effect(Writes)]
+        fn test_statement(call: &Call, statement: &[u8], fails: bool) -> bool {
             Spi::run(&String::from_utf8_lossy(statement)).unwrap();
             if fails { Err(Error::NotWritten { table: "rateLimits" }) } else { Ok(true) }
         }
     }
 
+    fn create_test_statement() {
+        let name = test_statement.name;
+        run(&format!(
+            "CREATE FUNCTION {name}(statement text, fails boolean DEFAULT false) RETURNS boolean
+             LANGUAGE c AS 'ratelimit', '{name}'"
+        ));
+    }
+
     /// A statement that raises an error which pgrx knows no SQLSTATE of.
-    const RAISE: &str = "DO $do$ BEGIN RAISE EXCEPTION 'below' USING ERRCODE = 'AB1CD', DETAIL = 'the detail', HINT = 'the hint'; END $do$";
+    const RAISE: &str = "DO $do$ BEGIN RAISE EXCEPTION 'below' \
+                         USING ERRCODE = 'AB1CD', DETAIL = 'the detail', HINT = 'the hint'; END $do$";
 
     #[pg_test]
     fn a_denial_keeps_its_sqlstate_detail_and_hint() {
@@ -37,6 +46,7 @@ mod tests {
 
     #[pg_test]
     fn an_error_from_below_keeps_all_that_it_says() {
+        create_test_statement();
         let error = error_of(&format!("SELECT test_statement($s${RAISE}$s$)"));
         assert_eq!(
             (&*error.sqlstate, &*error.message, &*error.detail, &*error.hint),
@@ -50,6 +60,7 @@ mod tests {
 
     #[pg_test]
     fn an_error_through_two_calls_has_the_context_of_both() {
+        create_test_statement();
         let error = error_of(&format!(
             "DO $o$ BEGIN PERFORM test_statement($s$SELECT test_statement($t${RAISE}$t$)$s$); END $o$"
         ));
@@ -66,6 +77,7 @@ mod tests {
 
     #[pg_test]
     fn a_denial_of_a_trigger_passes_through_a_call_as_it_is() {
+        create_test_statement();
         run("SELECT rl_define('raised', rl_token_bucket(1, '1 day'))");
         run("CREATE TEMP TABLE written (n int)");
         run(
@@ -79,6 +91,7 @@ mod tests {
     /// The error that was caught below is remembered, and must not come out instead.
     #[pg_test]
     fn an_error_that_was_caught_below_is_not_the_one_that_is_raised() {
+        create_test_statement();
         let caught = RAISE.replace("; END $do$", "; EXCEPTION WHEN OTHERS THEN NULL; END $do$");
         assert!(get::<bool>(&format!("SELECT test_statement($s${caught}$s$)")));
         let error = error_of(&format!("SELECT test_statement($s${caught}$s$, fails => true)"));
@@ -92,6 +105,7 @@ mod tests {
     /// Between a call that failed and the next in the same transaction nothing may be left behind.
     #[pg_test]
     fn after_a_hundred_errors_the_session_works_as_before() {
+        create_test_statement();
         run("SELECT rl_define('raised', rl_token_bucket(1, '1 day'))");
         run("SELECT rl_limit('raised')");
         for _ in 0..100 {

@@ -1,5 +1,5 @@
-//! Rust types as SQL types: by the type that an SQL function has an argument or a column in, it is
-//! declared, read and returned.
+//! Rust types as SQL types: by the type that an SQL function has an argument or a column in, it is read
+//! and returned.
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid;
@@ -13,7 +13,9 @@ use crate::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_
 /// What an SQL function can be given.
 pub trait Argument<'call>: Sized {
     /// Its SQL type.
+    #[allow(dead_code, reason = "compared with pg_proc, in tests")]
     const SQL: &'static str;
+    #[allow(dead_code, reason = "compared with pg_proc, in tests")]
     const NULLABLE: bool = false;
 
     /// Reads an argument that is not NULL.
@@ -248,6 +250,7 @@ impl<T: SqlValue> SqlValue for Option<T> {
 /// A row that SQL functions return; see [`sql_row`].
 pub trait SqlRow: Sized {
     /// The composite type that it is of; `None`: it has columns only.
+    #[allow(dead_code, reason = "compared with pg_proc, in tests")]
     const TYPE: Option<&'static str>;
     const COLUMNS: &'static [ResultColumn];
     const OIDS: &'static [BuiltinOid];
@@ -257,6 +260,7 @@ pub trait SqlRow: Sized {
 }
 
 /// A column of what a function returns.
+#[allow(dead_code, reason = "compared with pg_proc, in tests")]
 pub struct ResultColumn {
     pub name: &'static str,
     /// Its SQL type.

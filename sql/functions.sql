@@ -1,0 +1,286 @@
+-- The SQL functions, by subject; their bodies stand in src/functions/, in a file a subject. Signatures are frozen
+-- within a major version; defaults are constants, so that a distributed planner can delegate a call.
+--
+-- What writes, or reads the latest state, is VOLATILE and PARALLEL UNSAFE; what only computes is IMMUTABLE. The cost
+-- is about what a call takes, and more than that of a function in PL/pgSQL (100), so that a planner evaluates it after
+-- plain conditions. A cost of thousands would turn JIT on where a statement calls for each of some thousand rows.
+
+-- The calls of one limit.
+
+CREATE FUNCTION @extschema@.rl_limit(
+    name text, key text DEFAULT '', count double precision DEFAULT 1, reserve boolean DEFAULT false,
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS @extschema@.rl_result
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_limit';
+COMMENT ON FUNCTION @extschema@.rl_limit IS 'takes count tokens from a rate limit, inside the caller''s transaction';
+
+CREATE FUNCTION @extschema@.rl_check(
+    name text, key text DEFAULT '', count double precision DEFAULT 1, reserve boolean DEFAULT false,
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS @extschema@.rl_result
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_check';
+COMMENT ON FUNCTION @extschema@.rl_check IS 'tells whether rl_limit would pass: consumes, locks and writes nothing';
+
+CREATE FUNCTION @extschema@.rl_credit(
+    name text, key text, count double precision, taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
+RETURNS @extschema@.rl_result
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_credit';
+COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes unconditionally';
+
+-- Several limits at once: all or nothing.
+
+CREATE FUNCTION @extschema@.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
+RETURNS TABLE (
+    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision, retry_at timestamptz,
+    remaining double precision, capacity double precision, reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_limit_all';
+COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, from all or from none; a row a request';
+
+CREATE FUNCTION @extschema@.rl_check_all(requests jsonb, throws boolean DEFAULT false)
+RETURNS TABLE (
+    n integer, name text, key text, ok boolean, allows boolean, retry_after double precision, retry_at timestamptz,
+    remaining double precision, capacity double precision, reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_check_all';
+COMMENT ON FUNCTION @extschema@.rl_check_all IS 'tells whether rl_limit_all would pass: consumes, locks and writes nothing';
+
+-- Leases of concurrency limits.
+
+CREATE FUNCTION @extschema@.rl_acquire(
+    name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false,
+    config jsonb DEFAULT NULL,
+    OUT ok boolean, OUT lease text, OUT expires_at timestamptz, OUT retry_after double precision,
+    OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_acquire';
+COMMENT ON FUNCTION @extschema@.rl_acquire IS 'takes count slots of a concurrency limit, and returns their lease, or when to ask again';
+
+CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_extend';
+COMMENT ON FUNCTION @extschema@.rl_extend IS 'extends a lease, to expire its ttl from now; returns when that is, NULL if it has expired or was released';
+
+CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_release';
+COMMENT ON FUNCTION @extschema@.rl_release IS 'gives back the slots of a lease; false if it had expired or was released';
+
+-- Named limits.
+
+CREATE FUNCTION @extschema@.rl_define(name text, config jsonb, key text DEFAULT '')
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_define';
+COMMENT ON FUNCTION @extschema@.rl_define IS 'creates or replaces a named rate limit, or its override for one key; false if it stood there already';
+
+CREATE FUNCTION @extschema@.rl_undefine(name text, key text DEFAULT '')
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_undefine';
+COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a named rate limit, or its override for one key; false if there was none; state stays until reset';
+
+-- Definitions written by plain SQL are checked before they are stored; after it every session's memory of them is
+-- cleared. Row triggers that fire always: logical replication and restores write here as well. Told only afterwards,
+-- so that nothing remembers the old row in between.
+
+CREATE FUNCTION @extschema@.rl_config_changed()
+RETURNS trigger
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'rl_config_changed';
+COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and tells every session';
+
+CREATE TRIGGER rl_config_check BEFORE INSERT OR UPDATE ON @extschema@.rl_config
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_config_changed();
+ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_check;
+COMMENT ON TRIGGER rl_config_check ON @extschema@.rl_config IS 'checks a definition';
+
+CREATE TRIGGER rl_config_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_config
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_config_changed();
+ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_changed;
+COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'tells every session that definitions changed';
+
+CREATE TRIGGER rl_config_truncated AFTER TRUNCATE ON @extschema@.rl_config
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_config_changed();
+ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_truncated;
+COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'tells every session that definitions changed';
+
+-- Blocks: keys that are denied whatever is in their limits.
+
+CREATE FUNCTION @extschema@.rl_block(
+    name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL)
+RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_block';
+COMMENT ON FUNCTION @extschema@.rl_block IS 'denies every call of a rate limit''s key for a duration, or until a time, which may be infinity; returns until when';
+
+CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_unblock';
+COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a rate limit''s key; false if it was not blocked';
+
+-- As on rl_config: for every row, since logical replication and restores write here as well.
+
+CREATE FUNCTION @extschema@.rl_blocks_changed()
+RETURNS trigger
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'rl_blocks_changed';
+COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS 'rate limiter, internal: checks a block and tells every session';
+
+CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_blocks
+    FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
+COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
+
+CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
+    FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();
+ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
+COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'tells every session that blocks have ended';
+
+-- What forgets state.
+
+CREATE FUNCTION @extschema@.rl_reset(name text, key text DEFAULT '')
+RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_reset';
+COMMENT ON FUNCTION @extschema@.rl_reset IS 'makes a rate limit full again, debt forgotten; false if there was nothing to forget';
+
+CREATE FUNCTION @extschema@.rl_reset_all(name text)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_reset_all';
+COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns for how many there was something to forget';
+
+CREATE FUNCTION @extschema@.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_prune';
+COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of blocks that are over and idle rows; returns how many';
+
+-- What limits hold now.
+
+CREATE FUNCTION @extschema@.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
+RETURNS TABLE (
+    name text, key text, kind text, remaining double precision, capacity double precision, retry_at timestamptz,
+    as_of timestamptz, shards integer, limited boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_status';
+COMMENT ON FUNCTION @extschema@.rl_status IS 'what every rate limit in use holds now, a row a name and key; of one name or key if given';
+
+CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_state';
+COMMENT ON FUNCTION @extschema@.rl_state IS 'the state of a rate limit, as rl_calculate takes it; NULL where there is none, so that it is full';
+
+-- Numbers about all limits.
+
+CREATE FUNCTION @extschema@.rl_stats()
+RETURNS TABLE (
+    name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_stats';
+COMMENT ON FUNCTION @extschema@.rl_stats IS 'how many calls each rate limit allowed and denied, and the tokens that it gave';
+
+CREATE FUNCTION @extschema@.rl_stats_reset(name text DEFAULT NULL)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_stats_reset';
+COMMENT ON FUNCTION @extschema@.rl_stats_reset IS 'sets the counters of a rate limit to zero, or those of all; returns of how many';
+
+CREATE FUNCTION @extschema@.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
+RETURNS TABLE (name text, key text, denied bigint, error bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_top_denied';
+COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'the keys that are denied most, of a rate limit or of all: from denied - error to denied times';
+
+CREATE FUNCTION @extschema@.rl_memory(
+    OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint,
+    OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint,
+    OUT dropped_calls bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_memory';
+COMMENT ON FUNCTION @extschema@.rl_memory IS 'how many keys the rate limits in memory have and have room for, how many made room for others, and ratelimit.memory_keys as it was and is';
+
+-- Outcomes as HTTP headers.
+
+CREATE FUNCTION @extschema@.rl_headers(
+    name text, result @extschema@.rl_result, style text DEFAULT 'ietf', config jsonb DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_headers';
+COMMENT ON FUNCTION @extschema@.rl_headers IS 'the outcome of a call as HTTP headers: style ietf, github or postgrest';
+
+-- Limits on the rows that statements write.
+
+CREATE FUNCTION @extschema@.rl_trigger()
+RETURNS trigger
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'rl_trigger';
+COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit of its first argument, for the rows of the event; options key=<column>, count=<column>';
+
+-- The algorithm alone, for one call and for a log.
+
+CREATE FUNCTION @extschema@.rl_calculate(
+    config jsonb, state jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false,
+    OUT ok boolean, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision,
+    OUT state jsonb)
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_calculate';
+COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: what a limit in this state answers at that time, and its state afterwards';
+
+CREATE FUNCTION @extschema@.rl_replay(
+    config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
+RETURNS @extschema@.rl_result
+LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_replay';
+COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: what a limit answers each request of a log, OVER (PARTITION BY key ORDER BY at)';
+
+-- The builders of configs, a function a kind.
+
+CREATE FUNCTION @extschema@.rl_token_bucket(
+    rate double precision, period interval, capacity double precision DEFAULT NULL,
+    max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_token_bucket';
+COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: rate tokens a period flow in steadily, up to capacity';
+
+CREATE FUNCTION @extschema@.rl_fixed_window(
+    rate double precision, period interval, capacity double precision DEFAULT NULL,
+    max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL, start timestamptz DEFAULT NULL,
+    first_request boolean DEFAULT NULL, timezone text DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_fixed_window';
+COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens arrive when each window turns, up to capacity';
+
+CREATE FUNCTION @extschema@.rl_sliding_window(rate double precision, period interval)
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_sliding_window';
+COMMENT ON FUNCTION @extschema@.rl_sliding_window IS 'config of a sliding window: about rate tokens in any period, from two counters';
+
+CREATE FUNCTION @extschema@.rl_sliding_log(rate double precision, period interval)
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_sliding_log';
+COMMENT ON FUNCTION @extschema@.rl_sliding_log IS 'config of a sliding log: at most rate tokens in any period, exactly';
+
+CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_concurrency';
+COMMENT ON FUNCTION @extschema@.rl_concurrency IS 'config of a concurrency limit: at most slots leases at once, each of which expires after ttl';
+
+CREATE FUNCTION @extschema@.rl_unlimited()
+RETURNS jsonb
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_unlimited';
+COMMENT ON FUNCTION @extschema@.rl_unlimited IS 'config of no limit, for keys and names that are exempt';

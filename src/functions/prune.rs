@@ -1,0 +1,19 @@
+//! Pruning: the deletion of rows that no answer depends on.
+
+use super::arguments::{Idle, MaxRows};
+use crate::host;
+use crate::pg::call::Call;
+use crate::pg::declaration::sql_function;
+use ratelimit_limiter::prune::prune;
+
+sql_function! {
+    /// 22004, 22023; 25006 in a read-only transaction.
+    #[effect(Writes)]
+    fn rl_prune(call: &Call, max_rows: MaxRows, undefined_idle: Option<Idle>) -> i64 {
+        let undefined_idle = undefined_idle.map(|idle| idle.0);
+        // Outside, since the work begins again where the table has changed.
+        let mut deleted = 0;
+        host::write(call.function(), |host| prune(host, max_rows.0, undefined_idle, &mut deleted))?;
+        Ok(deleted)
+    }
+}
