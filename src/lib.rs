@@ -1,8 +1,9 @@
 //! `ratelimit`: rate limits inside PostgreSQL, taken in the caller's transaction.
 //!
-//! Four floors, each of which depends on those below it only: `functions`, the SQL functions;
-//! `limiter`, the use cases; `store`, the rows; `pg`, the parts of Postgres that are used. The
-//! algorithms, configs and states are the crate `ratelimit_core`, which is independent of Postgres.
+//! Floors, each of which depends on those below it only: `functions`, the SQL functions; `limiter`, the use cases;
+//! `store`, the rows; `pg`, how these reach what is below; `schema`, the extension's own objects in a database. Below
+//! them are two crates: `ratelimit_pg`, what is needed of PostgreSQL and knows no table and no limit; and
+//! `ratelimit_core`, the algorithms, configs and states, which is independent of PostgreSQL.
 
 #![cfg_attr(
     not(any(test, feature = "pg_test")), // tests end with a panic, and say what they found
@@ -15,6 +16,7 @@ mod keyed;
 mod pg;
 #[cfg(feature = "pg_test")]
 mod pg_tests;
+mod schema;
 mod store;
 mod tally;
 
@@ -33,10 +35,10 @@ static ALLOCATOR: ratelimit_pg::oom_reserve::Allocator = ratelimit_pg::oom_reser
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     ratelimit_pg::oom_reserve::init(ratelimit_pg::raise::end_session);
-    ratelimit_pg::relcache::init(&[pg::invalidation::relation_changed]);
+    ratelimit_pg::relcache::init(&[schema::invalidation::relation_changed]);
     ratelimit_pg::subtransaction::init(&[store::heap::forget, store::held::forget]);
-    pg::settings::init();
-    pg::invalidation::init();
+    schema::settings::init();
+    schema::invalidation::init();
 }
 
 /// What `#[pg_test]` asks for, of the program that calls the tests in the server.

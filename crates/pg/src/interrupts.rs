@@ -14,7 +14,7 @@ pub fn check_for_interrupts() {
 }
 
 /// Makes the reserve larger until the result is dropped, for an argument of so many bytes, if that is long; otherwise
-/// `None`. Raises as [`check_for_interrupts`].
+/// `None`. Raises as [`check_for_interrupts()`].
 pub fn larger_reserve(bytes: usize) -> Option<Larger> {
     let larger = Larger::for_argument(bytes);
     if larger.is_some() {

@@ -2,6 +2,7 @@
 //! shared memory and its locks, beside pgrx and without its guard. It knows no table of the extension and no limit;
 //! of `ratelimit_core` it has the types of times.
 
+#![warn(missing_docs)]
 #![cfg_attr(
     not(test),
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)

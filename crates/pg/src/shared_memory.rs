@@ -151,8 +151,8 @@ unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
 /// a subtransaction, which other extensions would hear of: Citus tells its connections, which can't be told
 /// while rows are copied over them. Of what an abort does (AbortSubTransaction), taken here: it restores the
 /// memory context and the resource owner, releases the LWLocks (LWLockReleaseAll), ends a wait for a lock
-/// (LockErrorCleanup), and releases what the resource owner has, segment and lock. Not needed: the work writes nothing and pins no buffer, and where
-/// Postgres raises an error in it, no wait event is left (dsm_impl.c).
+/// (LockErrorCleanup), and releases what the resource owner has, segment and lock. Not needed: the work writes
+/// nothing and pins no buffer, and where Postgres raises an error in it, no wait event is left (dsm_impl.c).
 ///
 /// # Errors
 /// Those of the work.

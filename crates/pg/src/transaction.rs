@@ -48,7 +48,8 @@ pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
 /// are released with a cursor that fails in a savepoint (AtSubAbort_Portals), while its earlier writes
 /// stay: VACUUM FULL, which then copies the table beside the writer, loses a row whose writer rolls back
 /// at that moment (rewrite_heap_dead_tuple). So these locks are the (sub)transaction's own, as that on
-/// its number (AssignTransactionId) and those of large objects (open_lo_relation). After an error its abort restores the resource owner.
+/// its number (AssignTransactionId) and those of large objects (open_lo_relation). After an error its
+/// abort restores the resource owner.
 pub fn with_lasting_locks(locks: impl FnOnce()) {
     // SAFETY: a transaction has a resource owner, which outlives its portals.
     unsafe {

@@ -9,14 +9,19 @@ use pgrx::pg_sys::{
 
 // They raise no error. An LWLock that is released is held by this session, which holds fewer than the 200 that it may.
 unsafe extern "C-unwind" {
+    /// Whether there is an active snapshot.
     pub fn ActiveSnapshotSet() -> bool;
+    /// The number of the current subtransaction.
     pub fn GetCurrentSubTransactionId() -> SubTransactionId;
+    /// The server's clock, in microseconds since 2000.
     pub fn GetCurrentTimestamp() -> TimestampTz;
+    /// The number of the transaction, 0 as long as it has written nothing.
     pub fn GetTopTransactionIdIfAny() -> TransactionId;
+    /// Whether the query runs in parallel.
     pub fn IsInParallelMode() -> bool;
     pub(crate) fn LWLockAcquire(lock: *mut LWLock, mode: LWLockMode::Type) -> bool;
     pub(crate) fn LWLockRelease(lock: *mut LWLock);
-    /// For a size that can be, and with MCXT_ALLOC_NO_OOM.
+    /// Allocates: for a size that can be, and with MCXT_ALLOC_NO_OOM.
     pub fn palloc_extended(size: usize, flags: c_int) -> *mut c_void;
     pub(crate) fn pg_strong_random(buffer: *mut c_void, bytes: usize) -> bool;
 }

@@ -13,9 +13,8 @@ use crate::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_
 /// What an SQL function can be given.
 pub trait Argument<'call>: Sized {
     /// Its SQL type.
-    #[allow(dead_code, reason = "compared with pg_proc, in tests")]
     const SQL: &'static str;
-    #[allow(dead_code, reason = "compared with pg_proc, in tests")]
+    /// Whether it takes NULL.
     const NULLABLE: bool = false;
 
     /// Reads an argument that is not NULL.
@@ -38,6 +37,7 @@ pub trait Argument<'call>: Sized {
 
 /// An argument that not every value of its SQL type will do for.
 pub trait Checked<'call>: Sized {
+    /// What is read and then checked.
     type Base: Argument<'call>;
 
     /// Checks a value of the argument `name`.
@@ -158,6 +158,7 @@ pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
 pub struct Timestamptz(pg_sys::Datum);
 
 impl Timestamptz {
+    /// The finite one that is nearest to an instant.
     pub fn nearest(at: Micros) -> Timestamptz {
         Timestamptz(to_nearest_timestamptz(at).into())
     }
@@ -167,6 +168,7 @@ impl Timestamptz {
         Timestamptz(i64::MAX.into())
     }
 
+    /// Whether it is later than all others.
     pub fn is_infinity(self) -> bool {
         self.0.value() as i64 == i64::MAX
     }
@@ -196,6 +198,7 @@ impl Text {
 pub struct Json(pg_sys::Datum);
 
 impl Json {
+    /// A copy of the value.
     pub fn new(value: serde_json::Value) -> Json {
         Json(jsonb_datum(value).unwrap_or(pg_sys::Datum::from(0)))
     }
@@ -209,8 +212,9 @@ impl From<Jsonb<'_>> for Json {
 
 /// What an SQL function can return, by itself or in a column.
 pub trait SqlValue: Sized {
-    /// Its SQL type, and the OID of that.
+    /// Its SQL type.
     const SQL: &'static str;
+    /// The OID of that.
     const OID: BuiltinOid;
 
     /// `None` is NULL.
@@ -250,9 +254,10 @@ impl<T: SqlValue> SqlValue for Option<T> {
 /// A row that SQL functions return; see [`sql_row`].
 pub trait SqlRow: Sized {
     /// The composite type that it is of; `None`: it has columns only.
-    #[allow(dead_code, reason = "compared with pg_proc, in tests")]
     const TYPE: Option<&'static str>;
+    /// Its columns in their order.
     const COLUMNS: &'static [ResultColumn];
+    /// The OIDs of their types.
     const OIDS: &'static [BuiltinOid];
 
     /// Hands over its columns as Postgres takes them: the values, and which of them are NULL.
@@ -260,8 +265,8 @@ pub trait SqlRow: Sized {
 }
 
 /// A column of what a function returns.
-#[allow(dead_code, reason = "compared with pg_proc, in tests")]
 pub struct ResultColumn {
+    /// Its name.
     pub name: &'static str,
     /// Its SQL type.
     pub sql: &'static str,

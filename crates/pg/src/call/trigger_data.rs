@@ -15,20 +15,31 @@ use crate::values::{Jsonb, jsonb, utf8, varlena_bytes};
 /// The firing of a trigger.
 pub struct Trigger<'a>(&'a pg_sys::TriggerData);
 
+/// What fires it.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Event {
+    /// INSERT.
     Insert,
+    /// UPDATE.
     Update,
+    /// DELETE.
     Delete,
+    /// TRUNCATE.
     Truncate,
 }
 
+/// When it fires.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Timing {
+    /// BEFORE the event FOR EACH ROW.
     BeforeRow,
+    /// AFTER the event FOR EACH ROW.
     AfterRow,
+    /// INSTEAD OF the event.
     InsteadOf,
+    /// BEFORE the event FOR EACH STATEMENT.
     BeforeStatement,
+    /// AFTER the event FOR EACH STATEMENT.
     AfterStatement,
 }
 
@@ -37,6 +48,7 @@ impl<'a> Trigger<'a> {
         Trigger(data)
     }
 
+    /// What fires it.
     pub fn event(&self) -> Event {
         match self.0.tg_event & pg_sys::TRIGGER_EVENT_OPMASK {
             pg_sys::TRIGGER_EVENT_INSERT => Event::Insert,
@@ -46,6 +58,7 @@ impl<'a> Trigger<'a> {
         }
     }
 
+    /// When it fires.
     pub fn timing(&self) -> Timing {
         let row = self.0.tg_event & pg_sys::TRIGGER_EVENT_ROW != 0;
         match (self.0.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK, row) {

@@ -42,7 +42,7 @@ impl Call {
     /// as long as the call.
     ///
     /// # Errors
-    /// As [`window`](Call::window).
+    /// [`PgError::Declaration`] where it is not declared as a window function.
     pub fn evaluate_arguments(&self) -> Result<()> {
         let window = self.window()?;
         // SAFETY: fcinfo has room for so many arguments, and nobody else looks at them.
@@ -64,7 +64,7 @@ impl Call {
     /// row, and dropped with the partition. A call inside of `work` would begin with a new one, which is not kept.
     ///
     /// # Errors
-    /// As [`window`](Call::window), and those of the work.
+    /// [`PgError::Declaration`] where it is not declared as a window function, and those of the work.
     pub fn in_partition<T: Default + 'static, R, E: From<PgError>>(
         &self,
         work: impl FnOnce(&mut T) -> Result<R, E>,

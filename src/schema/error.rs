@@ -14,7 +14,7 @@ use ratelimit_limiter::error as limiter;
 use ratelimit_pg::error::{PgError, Qualifier, Raised, Report, SqlState};
 use serde_json::json;
 
-use crate::pg::settings::{self, ErrorStyle};
+use crate::schema::settings::{self, ErrorStyle};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -196,25 +196,43 @@ impl Error {
         })
     }
 
+    /// A hint that is the same for all calls.
+    fn fixed_hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Error::NullArgument("key") | Error::NullColumn { option: "key", .. } => NULL_KEY,
+            Error::NoTable { .. } => {
+                "Move it back, or DROP EXTENSION ratelimit and create it again."
+            }
+            Error::AlteredColumn { .. } => {
+                "Give it its type back, or DROP EXTENSION ratelimit and create it again."
+            }
+            Error::NoHeap { .. } => "SET ratelimit.access = auto;",
+            Error::ReadOnly { .. } => {
+                "A limit in memory can be taken here: one whose config has \"store\": \"memory\"."
+            }
+            Error::Declaration => "ALTER EXTENSION ratelimit UPDATE;",
+            Error::NoColumn { .. } => {
+                "Write the name as the catalog has it, without quotes and blanks around it: 'key=author'."
+            }
+            _ => return None,
+        })
+    }
+
     fn hint(&self, qualifier: Qualifier) -> Option<String> {
+        if let Some(hint) = self.fixed_hint() {
+            return Some(hint.into());
+        }
         Some(match self {
             Error::InRequest { error, .. } => return error.hint(qualifier),
-            Error::NullArgument("key") | Error::NullColumn { option: "key", .. } => NULL_KEY.into(),
             Error::Config(error) | Error::StoredConfig { error, .. } => {
-                let kind = error.kind.unwrap_or(Kind::TokenBucket);
-                let example = if kind == Kind::FixedWindow && error.calendar {
-                    let schema = qualifier();
-                    format!("SELECT {schema}rl_define('sendMessage', {schema}rl_fixed_window(rate => 1000, period => '1 month', timezone => 'Europe/Berlin'));")
-                } else {
-                    definition("sendMessage", kind, &qualifier())
-                };
-                format!("For example: {example}")
+                format!("For example: {}", example(error, &qualifier()))
             }
             Error::Undefined { name, kind } => {
                 format!("Define it: {}", definition(name, *kind, &qualifier()))
             }
             Error::Keyed { name, kind } => format!(
-                "For example: SELECT * FROM {}{}({}, 'user-1'); in a list \"key\": \"user-1\", in a trigger 'key=author'.",
+                "For example: SELECT * FROM {}{}({}, 'user-1'); in a list \"key\": \"user-1\", \
+                 in a trigger 'key=author'.",
                 qualifier(),
                 if *kind == Kind::Concurrency { "rl_acquire" } else { "rl_limit" },
                 literal(name)
@@ -225,16 +243,7 @@ impl Error {
                 literal(name)
             ),
             Error::RateLimited { retry_after, capacity, for_good, .. } => {
-                match retry_after.map(Micros::ceil_to_millis) {
-                    Some(Micros(0)) => "Try again at once: other transactions hold it.".into(),
-                    Some(Micros::SECOND) => "Try again in 1 second.".into(),
-                    Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
-                    None if *for_good => "It is blocked for good.".into(),
-                    None => format!(
-                        "It can never succeed: the count is more than a limit of capacity {} can give.",
-                        float_text(*capacity)
-                    ),
-                }
+                when_to_try(*retry_after, *capacity, *for_good)
             }
             Error::NotForKind { kind: Kind::Concurrency, .. } => format!(
                 "SELECT * FROM {schema}rl_acquire(name, key); takes a slot, {schema}rl_release(lease) gives it back.",
@@ -259,25 +268,11 @@ impl Error {
                 "DELETE FROM {}rateLimits WHERE value IS NULL OR ts IS NULL; makes such limits full again.",
                 qualifier()
             ),
-            Error::NoTable { .. } => {
-                "Move it back, or DROP EXTENSION ratelimit and create it again.".into()
-            }
-            Error::AlteredColumn { .. } => {
-                "Give it its type back, or DROP EXTENSION ratelimit and create it again.".into()
-            }
-            Error::NoHeap { .. } => "SET ratelimit.access = auto;".into(),
-            Error::ReadOnly { .. } => {
-                "A limit in memory can be taken here: one whose config has \"store\": \"memory\".".into()
-            }
-            Error::Declaration => "ALTER EXTENSION ratelimit UPDATE;".into(),
             Error::TriggerMisuse { firing, .. } | Error::TriggerTooEarly { firing, .. } => format!(
-                "For example: CREATE TRIGGER limit_messages {firing} EXECUTE FUNCTION {}rl_trigger('sendMessage', 'key=author');",
+                "For example: CREATE TRIGGER limit_messages {firing} EXECUTE FUNCTION \
+                 {}rl_trigger('sendMessage', 'key=author');",
                 qualifier()
             ),
-            Error::NoColumn { .. } => {
-                "Write the name as the catalog has it, without quotes and blanks around it: 'key=author'."
-                    .into()
-            }
             _ => return None,
         })
     }
@@ -317,6 +312,31 @@ fn for_postgrest(report: Report, retry_after: Option<Micros>) -> Report {
         message: body.to_string(),
         detail: Some(json!({ "status": 429, "headers": headers }).to_string()),
         hint: None,
+    }
+}
+
+/// When a call that was denied can succeed.
+fn when_to_try(retry_after: Option<Micros>, capacity: f64, for_good: bool) -> String {
+    match retry_after.map(Micros::ceil_to_millis) {
+        Some(Micros(0)) => "Try again at once: other transactions hold it.".into(),
+        Some(Micros::SECOND) => "Try again in 1 second.".into(),
+        Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
+        None if for_good => "It is blocked for good.".into(),
+        None => format!(
+            "It can never succeed: the count is more than a limit of capacity {} can give.",
+            float_text(capacity)
+        ),
+    }
+}
+
+/// A definition as the config that has an error may have been meant.
+fn example(error: &ConfigError, schema: &str) -> String {
+    match error.kind.unwrap_or(Kind::TokenBucket) {
+        Kind::FixedWindow if error.calendar => format!(
+            "SELECT {schema}rl_define('sendMessage', {schema}rl_fixed_window(rate => 1000, \
+             period => '1 month', timezone => 'Europe/Berlin'));"
+        ),
+        kind => definition("sendMessage", kind, schema),
     }
 }
 

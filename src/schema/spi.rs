@@ -11,12 +11,12 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::pg_sys;
-
-use crate::pg::catalog::{self, Catalog, Table, TableLock};
-use crate::pg::error::{Error, Result};
-use crate::pg::settings;
 use ratelimit_pg::transaction::{with_lasting_locks, with_snapshot};
 use ratelimit_pg::values::{Jsonb, jsonb};
+
+use crate::schema::catalog::{self, Catalog, Table, TableLock};
+use crate::schema::error::{Error, Result};
+use crate::schema::settings;
 
 /// A statement on the extension's tables. Constants only: names and keys are parameters.
 pub struct Statement {

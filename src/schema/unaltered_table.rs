@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_int};
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::*;
 
-use crate::pg::citus::is_distributed;
+use crate::schema::citus::is_distributed;
 
 /// A column of rateLimits as CREATE EXTENSION made it.
 struct Column {

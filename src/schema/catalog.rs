@@ -7,11 +7,11 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
-
-use crate::pg::error::{Error, Result};
-use crate::pg::invalidation::Tables;
-use crate::pg::{citus, invalidation, unaltered_table};
 use ratelimit_pg::transaction::with_snapshot;
+
+use crate::schema::error::{Error, Result};
+use crate::schema::invalidation::Tables;
+use crate::schema::{citus, invalidation, unaltered_table};
 
 /// The extension's objects.
 #[derive(Clone, Debug, PartialEq)]

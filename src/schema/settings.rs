@@ -5,7 +5,6 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
 use ratelimit_core::Micros;
 use ratelimit_core::config::parse_instant;
-
 use ratelimit_pg::clock;
 
 pub use ratelimit_pg::settings::locally;
@@ -72,7 +71,8 @@ pub fn init() {
     GucRegistry::define_enum_guc(
         c"ratelimit.access",
         c"How the rate limiter reaches its rows.",
-        c"heap: directly; sql: by SQL statements; auto: directly, unless something such as a trigger on the table needs statements.",
+        c"heap: directly; sql: by SQL statements; auto: directly, unless something such as a trigger on the table \
+          needs statements.",
         &ACCESS,
         GucContext::Suset,
         GucFlags::default(),
@@ -97,8 +97,10 @@ pub fn init() {
     );
     GucRegistry::define_int_guc(
         c"ratelimit.memory_keys",
-        c"How many keys the defined limits in memory have room for, of all databases together; those of configs in calls have half as many.",
-        c"Some 180 bytes each, allocated by the first call that needs them: a change takes effect when the server starts.",
+        c"How many keys the defined limits in memory have room for, of all databases together; those of \
+          configs in calls have half as many.",
+        c"Some 180 bytes each, allocated by the first call that needs them: a change takes effect when the server \
+          starts.",
         &MEMORY_KEYS,
         1_000,
         1_000_000_000,
@@ -113,6 +115,13 @@ pub fn init() {
         GucContext::Suset,
         GucFlags::default(),
     );
+    define_clock();
+    // SAFETY: the prefix is a C string.
+    unsafe { pg_sys::MarkGUCPrefixReserved(c"ratelimit".as_ptr()) };
+}
+
+/// Declares `ratelimit.clock`.
+fn define_clock() {
     // SAFETY: the hooks are C functions that live as long as the library.
     unsafe {
         GucRegistry::define_string_guc_with_hooks(
@@ -126,7 +135,6 @@ pub fn init() {
             Some(assign_clock),
             None,
         );
-        pg_sys::MarkGUCPrefixReserved(c"ratelimit".as_ptr());
     }
 }
 
@@ -163,7 +171,8 @@ unsafe extern "C-unwind" fn check_clock(
         let valid = parse_clock(*value).is_ok();
         if !valid {
             pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(
-                c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch milliseconds, or nothing for the server's clock."
+                c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch milliseconds, or nothing \
+                  for the server's clock."
                     .as_ptr(),
             );
         }
