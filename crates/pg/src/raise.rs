@@ -63,6 +63,7 @@ impl Raising {
 }
 
 /// The last error that was raised below a call, whether it reaches us or somebody there catches it.
+#[derive(Clone, Copy)]
 pub(crate) struct Below {
     /// The memory context of the call.
     context: pg_sys::MemoryContext,
@@ -87,14 +88,14 @@ pub(crate) fn caught_below(caught: Box<dyn Any + Send>, below: *mut Below) -> Ra
         .catch_others(|caught| match caught {
             // Raised by Postgres or by user code below us, a trigger say.
             // SAFETY: it is that of the call, whose frame is there.
-            CaughtError::PostgresError(error) => as_it_was(&error, unsafe { &*below }),
+            CaughtError::PostgresError(error) => as_it_was(&error, unsafe { *below }),
             caught => caught.rethrow(),
         })
         .execute()
 }
 
 /// Finds the copy of an error that pgrx caught; without one, as where memory was short, it is made of what pgrx says.
-fn as_it_was(error: &ErrorReportWithLevel, below: &Below) -> Raising {
+fn as_it_was(error: &ErrorReportWithLevel, below: Below) -> Raising {
     let known = error.sql_error_code();
     // XX000 is also what pgrx makes of an SQLSTATE that it doesn't know.
     let is_unknown = known == PgSqlErrorCode::ERRCODE_INTERNAL_ERROR;

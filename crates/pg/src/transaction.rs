@@ -79,8 +79,7 @@ pub fn is_read_only() -> bool {
     unsafe { pg_sys::XactReadOnly }
 }
 
-/// Refuses a call of `function` that turns out to take from a limit in the table, in a read-only transaction or in
-/// recovery.
+/// Refuses a call of `function` that turns out to write, in a read-only transaction or in recovery.
 ///
 /// # Errors
 /// [`PgError::ReadOnly`] (25006).

@@ -1,6 +1,6 @@
 //! Rows made from an earlier one: a copy of it, with other values in their places.
 //!
-//! `heap_form_tuple` takes a fifth of the time of a call of a limit in memory. What it writes besides the values
+//! `heap_form_tuple` takes a fifth of the time of a call that writes no table. What it writes besides the values
 //! depends on the description and on which columns are NULL; minor releases have added to it. So it forms the
 //! first row of each pattern of NULLs, and shows where a value stands: by the bytes that change with the value.
 
