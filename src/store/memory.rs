@@ -9,11 +9,12 @@ use std::ffi::{CStr, CString};
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::ports::Id;
+use ratelimit_memory::ReadWriteLock;
 
 use crate::pg::clock;
 use crate::pg::error::{Error, Result};
 use crate::pg::settings;
-use crate::pg::shared_memory::{self, Need};
+use crate::pg::shared_memory::{self, Held, Lock, Need};
 
 use id::Identifier;
 use rankings::Rankings;
@@ -28,8 +29,7 @@ mod tallies;
 
 pub use entries::SharedEntries;
 pub use id::Scope;
-pub use rankings::Denied;
-pub use tallies::{Count, Totals};
+pub use ratelimit_memory::{Count, Denied, Totals};
 
 /// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not.
 const LAYOUT: u32 = 4;
@@ -43,6 +43,28 @@ struct Header {
     lock_group: i32,
     /// Epoch microseconds.
     since: i64,
+}
+
+/// The lock of what lies in the segment.
+#[repr(transparent)]
+struct SessionLock(Lock);
+
+// SAFETY: an LWLock is one between processes, with the barriers that it takes. A session that asks for one that it
+// holds waits for ever, but shares it with itself where both are shared. `Held` releases it; after an error the end of
+// the (sub)transaction does, which comes when the panic has left all frames that had a guard. No guard is kept in
+// anything that outlives a call.
+unsafe impl ReadWriteLock for SessionLock {
+    type Hold<'a> = Held<'a>;
+
+    #[inline]
+    fn shared(&self) -> Held<'_> {
+        self.0.shared()
+    }
+
+    #[inline]
+    fn exclusive(&self) -> Held<'_> {
+        self.0.exclusive()
+    }
 }
 
 /// The segment as this session sees it.
@@ -91,16 +113,23 @@ impl Memory {
         let keys = settings::memory_keys();
         let fill = |address| fill(address, keys);
         let segment = NAME.with(|name| shared_memory::segment(name, need, parts(keys)[3], fill))?;
-        Ok(segment.map(Memory::at))
+        // SAFETY: a segment of this name is laid out as below, and stays as long as the process.
+        Ok(segment.map(|address| unsafe { Memory::at(address) }))
     }
 
     /// Remembers where the segment is.
-    fn at(address: *mut u8) -> &'static Memory {
+    ///
+    /// # Safety
+    /// The segment is there as long as the process, and was [filled](fill).
+    unsafe fn at(address: *mut u8) -> &'static Memory {
         // SAFETY: the segment begins with a header, which nobody changes any more.
-        let header = unsafe { &*address.cast::<Header>() };
+        let (header, memory) = unsafe {
+            let header = &*address.cast::<Header>();
+            (header, view(address, header))
+        };
         shared_memory::name_lock_group(header.lock_group, c"ratelimit");
         // Once in the life of a session.
-        let memory = &*Box::leak(Box::new(view(address, header)));
+        let memory = &*Box::leak(Box::new(memory));
         MEMORY.set(Some(memory));
         memory
     }
@@ -155,10 +184,14 @@ fn parts(keys: usize) -> [usize; 4] {
 }
 
 /// Looks at a segment with this header.
-fn view(address: *mut u8, header: &Header) -> Memory {
+///
+/// # Safety
+/// The segment is there as long as the process, and as large as its number of keys wants; zeroed, or
+/// [filled](fill). While this session has what is returned, nobody writes to it otherwise, but for the header.
+unsafe fn view(address: *mut u8, header: &Header) -> Memory {
     let keys = header.keys as usize;
     let [states, tallies, rankings, size] = parts(keys);
-    // SAFETY: the segment is laid out so, for as many keys as its header says.
+    // SAFETY: the segment is laid out so, for as many keys as its header says; no part overlaps another, or the header.
     unsafe {
         Memory {
             states: States::new(address.add(states), keys),
@@ -180,10 +213,12 @@ fn fill(address: *mut u8, keys: usize) {
     }
     let since = clock::system_time().0;
     let header = Header { seed, keys: keys as u64, lock_group, since };
-    let memory = view(address, &header);
-    // SAFETY: nobody else sees the segment yet.
-    unsafe { address.cast::<Header>().write(header) };
-    memory.states.init(lock_group);
-    memory.tallies.init(lock_group);
-    memory.rankings.init(lock_group);
+    // SAFETY: nobody else sees the segment yet, which is as large as `open` asked for.
+    unsafe {
+        address.cast::<Header>().write(header);
+        let memory = view(address, &*address.cast());
+        memory.states.init(lock_group);
+        memory.tallies.init(lock_group);
+        memory.rankings.init(lock_group);
+    }
 }

@@ -2,12 +2,13 @@
 //!
 //! Owns the counters of [`Sketch`], the space-saving algorithm of [Metwally, Agrawal and El Abbadi, 2005].
 //! As a [`Partition`](crate::table::Partition), it borrows its memory, empty where that is zero, from a
-//! caller who locks it. What a key is called is the caller's to keep, beside the counter of that number.
+//! caller who locks it. What a key is called is the caller's to keep, beside the counter of that number. Of a key that
+//! has a [`Counter`] several may [add](Counter::add) to it at once, and others read them: that takes no `&mut`.
 //!
 //! ```
-//! use ratelimit_core::sketch::{Counter, Sketch};
+//! use ratelimit_core::sketch::{Counter, Sketch, counted};
 //!
-//! let (mut floor, mut counters, mut names) = (0, [Counter::default(); 2], [' '; 2]);
+//! let (mut floor, mut counters, mut names) = (0, [const { Counter::new() }; 2], [' '; 2]);
 //! for letter in "abacaba".chars() {
 //!     // Any hash will do here.
 //!     let (number, is_new) = Sketch::new(&mut floor, &mut counters).count([letter as u64, 0]);
@@ -15,29 +16,55 @@
 //!         names[number] = letter;
 //!     }
 //! }
-//! let sketch = Sketch::new(&mut floor, &mut counters);
-//! let most = sketch.iter().map(|(number, counter)| (counter.count, names[number])).max();
+//! let most = counted(&counters).map(|(number, counter)| (counter.count(), names[number])).max();
 //! assert_eq!(most, Some((4, 'a')));
 //! ```
 //!
 //! [Metwally, Agrawal and El Abbadi, 2005]: https://doi.org/10.1007/978-3-540-30570-5_27
 
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
 /// A key that is counted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct Counter {
     key: [u64; 2],
-    /// How often it was seen, at most; 0: a counter that is free.
-    pub count: u64,
-    /// By how much that may be too many: it was seen at least `count - error` times.
-    pub error: u64,
+    /// 0: a counter that is free.
+    count: AtomicU64,
+    error: u64,
 }
 
 impl Counter {
-    /// Whether it counts this key: a caller may then raise `count` by himself.
-    pub fn is_of(&self, key: [u64; 2]) -> bool {
-        self.key == key && self.count > 0
+    /// One that is free, as memory of zeros is.
+    pub const fn new() -> Counter {
+        Counter { key: [0; 2], count: AtomicU64::new(0), error: 0 }
     }
+
+    /// Whether it counts this key.
+    pub fn is_of(&self, key: [u64; 2]) -> bool {
+        self.key == key && self.count() > 0
+    }
+
+    /// Counts its key once more.
+    pub fn add(&self) {
+        self.count.fetch_add(1, Relaxed);
+    }
+
+    /// How often its key was seen, at most.
+    pub fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// By how much that may be too many: it was seen at least `count - error` times.
+    pub fn error(&self) -> u64 {
+        self.error
+    }
+}
+
+/// The keys that have a counter, in no order: the counter's number, and the counter.
+pub fn counted(counters: &[Counter]) -> impl Iterator<Item = (usize, &Counter)> {
+    counters.iter().enumerate().filter(|(_, counter)| counter.count() > 0)
 }
 
 /// As many counters as keys are wanted, or some more. A key that was seen more often than once in
@@ -59,26 +86,23 @@ impl<'a> Sketch<'a> {
     /// Counts a key, given by a hash that nobody who chooses keys can foresee. Returns the number of its
     /// counter, and whether that is new: it was free, or that of the key seen least.
     pub fn count(&mut self, key: [u64; 2]) -> (usize, bool) {
-        let mut least = 0;
-        for n in 0..self.counters.len() {
-            let counter = &mut self.counters[n];
-            if counter.is_of(key) {
-                counter.count = counter.count.saturating_add(1);
+        let (mut least, mut fewest) = (0, u64::MAX);
+        for (n, counter) in self.counters.iter_mut().enumerate() {
+            let of_it = counter.is_of(key);
+            let count = counter.count.get_mut();
+            if of_it {
+                *count = count.saturating_add(1);
                 return (n, false);
             }
-            if counter.count < self.counters[least].count {
-                least = n;
+            if *count < fewest {
+                (least, fewest) = (n, *count);
             }
         }
-        let counter = &mut self.counters[least];
-        *self.floor = counter.count.max(*self.floor);
-        *counter = Counter { key, count: self.floor.saturating_add(1), error: *self.floor };
+        let error = fewest.max(*self.floor);
+        *self.floor = error;
+        let count = AtomicU64::new(error.saturating_add(1));
+        self.counters[least] = Counter { key, count, error };
         (least, true)
-    }
-
-    /// The keys that have a counter, in no order: the counter's number, and the counter.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Counter)> {
-        self.counters.iter().enumerate().filter(|(_, counter)| counter.count > 0)
     }
 
     /// Forgets the keys whose counters a test picks by their numbers.

@@ -2,7 +2,8 @@
 //!
 //! Owns how entries are found, made and dropped. A [`Partition`] borrows its memory from the caller, who
 //! may share it between processes: it has no pointers, memory of zeros is an empty one, and every content
-//! is valid. The caller locks a partition for as long as it holds one, and spreads keys over several.
+//! is valid. The caller locks a partition for as long as it holds one, and spreads keys over several. Those who only
+//! read have a [`PartitionView`], as many at once as there are.
 //!
 //! An entry stands at the place that its key gives it, or at the first free one after that (linear
 //! probing, [Knuth, The Art of Computer Programming 3, 6.4]): a look-up is most often one miss of the
@@ -27,7 +28,7 @@
 //! let mut partition = Partition::new(&mut head, &mut entries);
 //!
 //! let (key, now, phase) = ([0x1f83, 0xd9ab], Micros(0), Micros(0)); // a hash that nobody can foresee
-//! let found = partition.find(key).and_then(|entry| entry.state().state());
+//! let found = partition.call(key).and_then(|entry| entry.state().state());
 //! let state = found.unwrap_or_else(|| limit.initial_state(now, phase));
 //! if let Some(state) = decide(&limit, &state, now, 2.0, false).state
 //!     && let Some(kept) = Kept::of(&state)
@@ -36,7 +37,7 @@
 //!     let whose = Whose { owner: 1, name: 0x77, fair_by_name: true };
 //!     partition.entry(key, whose, now).0.set(kept, idle_at, limit.is_half_used(&state));
 //! }
-//! let found = partition.find(key).and_then(|entry| entry.state().state());
+//! let found = partition.view().find(key).and_then(|entry| entry.state().state());
 //! assert_eq!(found.map(|state| state.value()), Some(3.0));
 //! # Ok::<(), ratelimit_core::ConfigError>(())
 //! ```
@@ -220,6 +221,55 @@ impl Whose {
     }
 }
 
+/// A part of a table to read, in memory of the caller's.
+#[derive(Clone, Copy, Debug)]
+pub struct PartitionView<'a> {
+    head: &'a Head,
+    entries: &'a [Entry],
+}
+
+impl<'a> PartitionView<'a> {
+    /// Looks at memory as [`Partition::new`] does, and changes nothing.
+    pub fn new(head: &'a Head, entries: &'a [Entry]) -> PartitionView<'a> {
+        PartitionView { head, entries }
+    }
+
+    /// Finds an entry by its key: 128 bits of a hash that nobody who chooses keys can foresee.
+    #[inline]
+    pub fn find(self, key: [u64; 2]) -> Option<&'a Entry> {
+        search(self.entries, key).map(|at| &self.entries[at]).filter(|entry| entry.taken != 0)
+    }
+
+    /// How many entries there are.
+    pub fn len(self) -> u64 {
+        self.head.taken
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// All entries.
+    pub fn iter(self) -> impl Iterator<Item = &'a Entry> {
+        self.entries.iter().filter(|entry| entry.taken != 0)
+    }
+}
+
+/// The numbers of so many places from one on, each once.
+fn from(at: usize, places: usize) -> impl Iterator<Item = usize> + Clone {
+    (at..places).chain(0..at)
+}
+
+/// Finds the place of a key, or the free one where it would stand; `None` if there is neither.
+#[inline]
+fn search(entries: &[Entry], key: [u64; 2]) -> Option<usize> {
+    from(place(key, entries.len()), entries.len()).find(|&at| {
+        let entry = &entries[at];
+        entry.taken == 0 || entry.key == key
+    })
+}
+
 /// A part of a table, in memory of the caller's.
 #[derive(Debug)]
 pub struct Partition<'a> {
@@ -234,11 +284,10 @@ impl<'a> Partition<'a> {
         Partition { head, entries }
     }
 
-    /// Finds an entry by its key: 128 bits of a hash that nobody who chooses keys can foresee.
+    /// The same to read.
     #[inline]
-    pub fn find(&self, key: [u64; 2]) -> Option<&Entry> {
-        let at = self.search(key)?;
-        Some(&self.entries[at]).filter(|entry| entry.taken != 0)
+    pub fn view(&self) -> PartitionView<'_> {
+        PartitionView { head: self.head, entries: self.entries }
     }
 
     /// Finds the entry of a key that is called.
@@ -287,33 +336,15 @@ impl<'a> Partition<'a> {
         removed
     }
 
-    /// How many entries there are.
-    pub fn len(&self) -> u64 {
-        self.head.taken
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// All entries.
-    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().filter(|entry| entry.taken != 0)
+    /// Finds the place of a key, or the free one where it would stand; `None` if there is neither.
+    #[inline]
+    fn search(&self, key: [u64; 2]) -> Option<usize> {
+        search(self.entries, key)
     }
 
     /// The places from one on, each once.
     fn from(&self, at: usize) -> impl Iterator<Item = usize> + Clone + use<> {
-        (at..self.entries.len()).chain(0..at)
-    }
-
-    /// Finds the place of a key, or the free one where it would stand; `None` if there is neither.
-    #[inline]
-    fn search(&self, key: [u64; 2]) -> Option<usize> {
-        self.from(place(key, self.entries.len())).find(|&at| {
-            let entry = &self.entries[at];
-            entry.taken == 0 || entry.key == key
-        })
+        from(at, self.entries.len())
     }
 
     /// Makes an entry for a key that has none.

@@ -246,15 +246,18 @@ pub struct Lock(UnsafeCell<pg_sys::LWLock>);
 pub struct Held<'a>(&'a Lock);
 
 impl Lock {
-    /// Initializes a lock of a group; nobody else sees it yet.
-    pub fn init(&self, group: i32) {
-        // SAFETY: the memory is the lock's.
+    /// Initializes a lock of a group.
+    ///
+    /// # Safety
+    /// Nobody else sees it yet, and nobody holds it.
+    pub unsafe fn init(&self, group: i32) {
+        // SAFETY: the memory is the lock's, which this session has for itself.
         unsafe { pg_sys::LWLockInitialize(self.0.get(), group) }
     }
 
-    /// Waits until nobody else holds it.
+    /// Waits until nobody holds it: for ever, if this session does.
     pub fn exclusive(&self) -> Held<'_> {
-        // SAFETY: initialized, and not held by this session.
+        // SAFETY: initialized, before anybody else saw it.
         unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_EXCLUSIVE) };
         Held(self)
     }

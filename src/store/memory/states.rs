@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
-use ratelimit_core::table::{Dropped, Entry, Head, Kept, Partition, Whose, place, places};
+use ratelimit_core::table::{Dropped, Entry, Kept, Partition, Whose, places};
 use ratelimit_limiter::ports::{Id, Room};
+use ratelimit_memory::PartitionWriteGuard;
 
+use super::SessionLock;
 use crate::pg::clock;
 use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::shared_memory::{Held, Lock};
 
 /// How many partitions the states of defined limits have.
 const DEFINED: usize = 128;
@@ -26,11 +27,7 @@ const FIXED_CLOCK_KEYS: usize = 4096;
 /// How often at most the loss of states that were not idle is told.
 const TELL_EVERY: Micros = Micros(60_000_000);
 
-#[repr(C, align(128))]
-struct Shared {
-    lock: Lock,
-    head: Head,
-}
+type Partitions = ratelimit_memory::Partitions<'static, SessionLock>;
 
 /// States that made room for others.
 #[repr(C, align(128))]
@@ -43,45 +40,35 @@ struct Losses {
     told_at: AtomicI64,
 }
 
-/// The states, in shared memory: [`Losses`], then the partitions, then the places of all of them.
+/// The states, in shared memory.
 pub struct States {
-    address: *mut u8,
+    losses: &'static Losses,
+    /// Those of defined limits, of configs in calls, and of a fixed clock, numbered through in this order.
+    defined: Partitions,
+    inline: Partitions,
+    fixed: Partitions,
     /// How many keys of defined limits there is room for.
     keys: usize,
-    layout: Layout,
 }
 
-/// Offsets in bytes.
-#[derive(Clone, Copy)]
+/// How they are laid out.
 struct Layout {
-    /// The keys of each partition of defined limits.
-    defined: usize,
-    /// The keys of each of configs in calls.
-    inline: usize,
-    partitions: usize,
-    places: usize,
-    end: usize,
+    /// How many places each partition has of defined limits, of configs in calls and of a fixed clock.
+    places: [usize; 3],
+    /// Where those begin, after [`Losses`], and all ends, in bytes.
+    offsets: [usize; 4],
 }
 
 impl Layout {
     fn new(keys: usize) -> Layout {
-        let (defined, inline) = (each(keys, DEFINED), each(inline_keys(keys), INLINE));
-        let all = places(defined) * DEFINED + places(inline) * INLINE + places(FIXED_CLOCK_KEYS);
-        let after = |end: usize, size: usize| (end + size).next_multiple_of(128);
-        let partitions = after(0, size_of::<Losses>());
-        let places = after(partitions, size_of::<Shared>() * (PARTITIONS + 1));
-        let end = after(places, size_of::<Entry>() * all);
-        Layout { defined, inline, partitions, places, end }
-    }
-
-    /// The first place of a partition, and how many it has.
-    fn places_of(&self, partition: usize) -> (usize, usize) {
-        let (defined, inline) = (places(self.defined), places(self.inline));
-        match partition {
-            ..DEFINED => (partition * defined, defined),
-            DEFINED..PARTITIONS => (DEFINED * defined + (partition - DEFINED) * inline, inline),
-            _ => (DEFINED * defined + INLINE * inline, places(FIXED_CLOCK_KEYS)),
+        let counts = [DEFINED, INLINE, 1];
+        let keys = [each(keys, DEFINED), each(inline_keys(keys), INLINE), FIXED_CLOCK_KEYS];
+        let places = keys.map(places);
+        let mut offsets = [size_of::<Losses>(); 4];
+        for n in 0..3 {
+            offsets[n + 1] = offsets[n] + Partitions::size(counts[n], places[n]);
         }
+        Layout { places, offsets }
     }
 }
 
@@ -133,7 +120,7 @@ pub struct Usage {
 impl States {
     /// How many bytes they take, for so many keys.
     pub fn size(keys: usize) -> usize {
-        Layout::new(keys).end
+        Layout::new(keys).offsets[3]
     }
 
     /// Looks at states.
@@ -142,47 +129,57 @@ impl States {
     /// There are so many bytes at the address, for as long as the process; all zeros, and soon to be
     /// [initialized](States::init), or what other sessions have made of that.
     pub unsafe fn new(address: *mut u8, keys: usize) -> States {
-        States { address, keys, layout: Layout::new(keys) }
+        let Layout { places, offsets } = Layout::new(keys);
+        // SAFETY: they are laid out so, each at a multiple of 128; the losses are atomic.
+        unsafe {
+            let at = |n: usize, count| Partitions::at(address.add(offsets[n]), count, places[n]);
+            let [defined, inline, fixed] = [at(0, DEFINED), at(1, INLINE), at(2, 1)];
+            States { losses: &*address.cast(), defined, inline, fixed, keys }
+        }
     }
 
-    /// Initializes the locks, before anybody else sees them.
-    pub fn init(&self, lock_group: i32) {
-        (0..=FIXED_CLOCK).for_each(|number| self.shared(number).lock.init(lock_group));
+    /// Initializes the locks.
+    ///
+    /// # Safety
+    /// Nobody else sees them yet.
+    pub unsafe fn init(&self, lock_group: i32) {
+        for partitions in [&self.defined, &self.inline, &self.fixed] {
+            // SAFETY: as the caller says.
+            partitions.locks().for_each(|lock| unsafe { lock.0.init(lock_group) });
+        }
     }
 
     /// Asks the processor for what a look-up reads first, while it has other work.
     #[inline]
     pub fn prefetch(&self, id: Id) {
-        let (first, length) = self.layout.places_of(partition_of(id));
-        let place = first + place(id.key, length);
-        // SAFETY: nothing is read: a hint, of an address within the places.
+        let (partitions, number) = self.partition(partition_of(id));
+        let place = partitions.address(number, id.key);
+        // SAFETY: nothing is read: a hint.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let place = self.address.add(self.layout.places).cast::<Entry>().add(place);
             _mm_prefetch::<_MM_HINT_T0>(place.cast());
         }
     }
 
     /// Reads a state.
     pub fn read(&self, id: Id) -> Option<Kept> {
-        let number = partition_of(id);
-        let _held = self.shared(number).lock.shared();
-        self.partition(number).find(id.key).map(Entry::state)
+        let (partitions, number) = self.partition(partition_of(id));
+        partitions.read(number).view().find(id.key).map(Entry::state)
     }
 
     /// Locks a state, which may not be there, and the slots of its key.
     #[inline]
     pub fn lock(&self, id: Id) -> LockedStates<'_> {
-        let held = Guards::One(self.shared(partition_of(id)).lock.exclusive());
-        LockedStates { states: self, _held: held }
+        let number = partition_of(id);
+        LockedStates { states: self, first: Some((number, self.write(number))), others: Vec::new() }
     }
 
     /// Locks several states at once.
     pub fn lock_all(&self, ids: impl Iterator<Item = Id>) -> LockedStates<'_> {
-        let numbers = numbers(ids);
-        let lock = |number| self.shared(number).lock.exclusive();
-        LockedStates { states: self, _held: Guards::Many(numbers.into_iter().map(lock).collect()) }
+        let lock = |number| (number, self.write(number));
+        let mut locked = numbers(ids).into_iter().map(lock);
+        LockedStates { states: self, first: locked.next(), others: locked.collect() }
     }
 
     /// Forgets the states of a name's keys, partition by partition, and counts those that `counts` picks.
@@ -191,8 +188,7 @@ impl States {
         let mut counted = 0;
         for number in numbers {
             check_for_interrupts();
-            let _held = self.shared(number).lock.exclusive();
-            self.partition(number).remove_if(|entry| {
+            self.write(number).partition().remove_if(|entry| {
                 let is_of_it = entry.is_of(id.name[0]);
                 counted += u64::from(is_of_it && counts(entry.state()));
                 is_of_it
@@ -203,24 +199,21 @@ impl States {
 
     /// Returns how much room is in use.
     pub fn usage(&self) -> Usage {
-        let keys = |number| {
-            let _held = self.shared(number).lock.shared();
-            self.partition(number).len()
-        };
+        let count = |partitions: &Partitions, number| partitions.read(number).view().len();
         Usage {
-            keys: (0..DEFINED).map(keys).sum(),
+            keys: (0..DEFINED).map(|number| count(&self.defined, number)).sum(),
             room: self.keys as u64,
-            inline_keys: (DEFINED..PARTITIONS).map(keys).sum(),
+            inline_keys: (0..INLINE).map(|number| count(&self.inline, number)).sum(),
             inline_room: inline_keys(self.keys) as u64,
-            dropped_idle: self.losses().idle.load(Relaxed),
-            dropped_live: self.losses().live.load(Relaxed),
+            dropped_idle: self.losses.idle.load(Relaxed),
+            dropped_live: self.losses.live.load(Relaxed),
         }
     }
 
     /// Returns how many states that were not idle made room for others, and were not told to anybody, if
     /// the last ones were told more than a minute ago.
     pub fn losses_to_tell(&self) -> Option<u64> {
-        let losses = self.losses();
+        let losses = self.losses;
         let (live, told) = (losses.live.load(Relaxed), losses.told.load(Relaxed));
         if live <= told {
             return None;
@@ -239,59 +232,56 @@ impl States {
         let counter = match dropped {
             _ if partition == FIXED_CLOCK => return,
             Dropped::None => return,
-            Dropped::Idle => &self.losses().idle,
-            Dropped::Live => &self.losses().live,
+            Dropped::Idle => &self.losses.idle,
+            Dropped::Live => &self.losses.live,
         };
         counter.fetch_add(1, Relaxed);
     }
 
-    fn losses(&self) -> &Losses {
-        // SAFETY: it is the beginning of the memory, and all of it is atomic.
-        unsafe { &*self.address.cast() }
+    /// Locks a partition, for whoever is to change what is in it.
+    fn write(&self, number: usize) -> PartitionWriteGuard<'_, SessionLock> {
+        let (partitions, number) = self.partition(number);
+        partitions.write(number)
     }
 
-    fn shared(&self, number: usize) -> &Shared {
-        // SAFETY: there are as many and one more; a lock is made to be shared, and nothing else is
-        // looked at through this reference.
-        unsafe { &*self.address.add(self.layout.partitions).cast::<Shared>().add(number) }
-    }
-
-    /// Looks at a partition whose lock is held. Under a shared one it is only read.
-    fn partition(&self, number: usize) -> Partition<'_> {
-        let (first, length) = self.layout.places_of(number);
-        // SAFETY: the lock keeps others from writing, or away; there are so many places.
-        unsafe {
-            let shared = std::ptr::from_ref(self.shared(number)).cast_mut();
-            let places = self.address.add(self.layout.places).cast::<Entry>().add(first);
-            Partition::new(&mut (*shared).head, std::slice::from_raw_parts_mut(places, length))
+    /// Finds a partition: which of which ones it is.
+    #[inline]
+    fn partition(&self, number: usize) -> (&Partitions, usize) {
+        match number {
+            ..DEFINED => (&self.defined, number),
+            DEFINED..PARTITIONS => (&self.inline, number - DEFINED),
+            _ => (&self.fixed, 0),
         }
     }
 }
 
-/// The locks of one partition, or of several.
-enum Guards<'a> {
-    One(#[expect(dead_code, reason = "held")] Held<'a>),
-    Many(#[expect(dead_code, reason = "held")] Vec<Held<'a>>),
-}
+/// A partition by its number, locked.
+type Guard<'a> = (usize, PartitionWriteGuard<'a, SessionLock>);
 
-/// The states of some keys, whose partitions are locked. While they are, nothing of Postgres is called but the clock.
+/// The states of some keys, whose partitions are locked; of others it knows nothing, and keeps nothing. While it is
+/// there, nothing of Postgres is called but the clock.
 pub struct LockedStates<'a> {
     states: &'a States,
-    _held: Guards<'a>,
+    /// In the order of their numbers.
+    first: Option<Guard<'a>>,
+    others: Vec<Guard<'a>>,
 }
 
 impl LockedStates<'_> {
     /// One of the states that were locked, for a call.
+    #[inline]
     pub fn state(&mut self, id: Id) -> Option<Kept> {
-        self.states.partition(partition_of(id)).call(id.key).map(Entry::state)
+        self.partition(partition_of(id))?.call(id.key).map(Entry::state)
     }
 
     /// Forgets one of them; false if there was none.
     pub fn remove(&mut self, id: Id) -> bool {
-        self.states.partition(partition_of(id)).remove(id.key)
+        let partition = self.partition(partition_of(id));
+        partition.is_some_and(|mut partition| partition.remove(id.key))
     }
 
     /// Stores one of them, from when on nobody misses it, and whether half of its limit or more is used.
+    #[inline]
     pub fn set(
         &mut self,
         id: Id,
@@ -301,11 +291,22 @@ impl LockedStates<'_> {
         now: Micros,
     ) {
         let number = partition_of(id);
+        let Some(mut partition) = self.partition(number) else { return };
         let Id { name, key, room, owner } = id;
         let whose = Whose { owner, name: name[0], fair_by_name: room == Room::Defined };
-        let mut partition = self.states.partition(number);
         let (entry, dropped) = partition.entry(key, whose, now);
         entry.set(kept, idle_at, half_used);
         self.states.count(number, dropped);
+    }
+
+    #[inline]
+    fn partition(&mut self, number: usize) -> Option<Partition<'_>> {
+        match &mut self.first {
+            Some((first, guard)) if *first == number => Some(guard.partition()),
+            _ => {
+                let at = self.others.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+                Some(self.others[at].1.partition())
+            }
+        }
     }
 }

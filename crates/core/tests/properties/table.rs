@@ -94,7 +94,7 @@ proptest! {
                     prop_assert_eq!(dropped == Dropped::None, !was_full);
                     map.insert(n, (kept, idle_at));
                     let gone: Vec<u8> =
-                        map.keys().copied().filter(|&n| partition.find(key(n)).is_none()).collect();
+                        map.keys().copied().filter(|&n| partition.view().find(key(n)).is_none()).collect();
                     prop_assert_eq!(gone.len(), usize::from(was_full));
                     for n in gone {
                         let (_, idle_at) = map.remove(&n).unwrap();
@@ -112,10 +112,10 @@ proptest! {
                 }
             }
             let partition = memory.partition();
-            prop_assert_eq!(partition.iter().count(), map.len());
-            prop_assert_eq!(partition.len(), map.len() as u64);
+            prop_assert_eq!(partition.view().iter().count(), map.len());
+            prop_assert_eq!(partition.view().len(), map.len() as u64);
             for (&n, (kept, _)) in &map {
-                prop_assert_eq!(partition.find(key(n)).map(Entry::state), Some(*kept));
+                prop_assert_eq!(partition.view().find(key(n)).map(Entry::state), Some(*kept));
             }
         }
     }
@@ -131,7 +131,7 @@ proptest! {
             memory.partition().entry(key(n), OF_ONE, Micros(0));
         }
         // Entries that are at no place of theirs, or twice there, and a count that is wrong.
-        let filled = memory.partition().iter().next().copied().unwrap();
+        let filled = memory.partition().view().iter().next().copied().unwrap();
         for (entry, kept) in memory.entries.iter_mut().zip(kept) {
             *entry = if kept { filled } else { Entry::default() };
         }
@@ -172,8 +172,12 @@ fn one_is_dropped_where_all_were_just_called() {
             }
             call(&mut memory, n, whose(n as u32 % 7, 0));
             let partition = memory.partition();
-            let there = partition.iter().count();
-            assert_eq!((partition.len(), there), (there as u64, room.min(n as usize + 1)), "{n}");
+            let there = partition.view().iter().count();
+            assert_eq!(
+                (partition.view().len(), there),
+                (there as u64, room.min(n as usize + 1)),
+                "{n}"
+            );
         }
     }
 }
@@ -208,7 +212,7 @@ fn an_empty_limit_outlives_many_keys_that_come_once_and_take_little() {
         let mut partition = memory.partition();
         partition.entry(hash(n), OF_ONE, Micros(0)).0.set(EMPTY, None, false);
     }
-    assert!((0..100).all(|n| memory.partition().find(hash(n)).is_some()));
+    assert!((0..100).all(|n| memory.partition().view().find(hash(n)).is_some()));
 }
 
 /// Those who hold half of the room, and call nothing any more, beside a flood of another's.
@@ -221,7 +225,7 @@ fn who_fills_the_room_drives_out_his_own_first() {
         (0..400).for_each(|n| _ = call(&mut memory, n, mine));
         // Another's, which he brings under one name each, are not told apart.
         (1_000..100_000).for_each(|n| _ = call(&mut memory, n, floods));
-        let kept = (0..400).filter(|&n| memory.partition().find(hash(n)).is_some()).count();
+        let kept = (0..400).filter(|&n| memory.partition().view().find(hash(n)).is_some()).count();
         assert_eq!(kept, 400);
     }
 }
@@ -235,7 +239,7 @@ fn many_names_of_one_owner_have_no_more_than_his_share() {
     for n in 1_000..100_000 {
         call(&mut memory, n, Whose { owner: 2, name: n, fair_by_name: false });
     }
-    let kept = (0..400).filter(|&n| memory.partition().find(hash(n)).is_some()).count();
+    let kept = (0..400).filter(|&n| memory.partition().view().find(hash(n)).is_some()).count();
     assert_eq!(kept, 400);
 }
 
@@ -248,5 +252,5 @@ fn an_idle_entry_goes_before_one_that_is_not() {
     }
     let dropped = memory.partition().entry(key(9), OF_ONE, Micros(5)).1;
     assert_eq!(dropped, Dropped::Idle);
-    assert!(memory.partition().find(key(3)).is_none());
+    assert!(memory.partition().view().find(key(3)).is_none());
 }

@@ -1,0 +1,129 @@
+//! A value and its lock, beside each other in memory that several sessions share.
+//!
+//! `&mut` to the value comes from a [`WriteGuard`] alone, of which there is one at a time, and lives no longer than
+//! the guard is borrowed for it:
+//!
+//! ```compile_fail,E0499
+//! # use ratelimit_memory::{ReadWriteLock, WriteGuard};
+//! fn twice<L: ReadWriteLock>(guard: &mut WriteGuard<'_, L, u64>) {
+//!     let (one, other) = (&mut **guard, &mut **guard);
+//!     std::mem::swap(one, other);
+//! }
+//! ```
+//!
+//! and who holds the lock shared can't write:
+//!
+//! ```compile_fail,E0594
+//! # use ratelimit_memory::{ReadGuard, ReadWriteLock};
+//! fn write<L: ReadWriteLock>(mut guard: ReadGuard<'_, L, u64>) {
+//!     *guard = 1;
+//! }
+//! ```
+
+use std::ops::{Deref, DerefMut};
+
+use crate::sync::{ConstPtr, MutPtr, UnsafeCell};
+
+/// A lock that lies in the memory that it guards.
+///
+/// # Safety
+/// What is returned holds the lock: from when `exclusive` returns until its [`Hold`](ReadWriteLock::Hold) is dropped,
+/// no other call of either function returns, in no session and not in the same one (it waits, for ever if it must);
+/// from when `shared` returns until that is dropped, none of `exclusive` does. What was written under the lock before
+/// is seen by who holds it now. Where a lock also ends otherwise, as PostgreSQL's do with their transaction, the
+/// implementor sees to it that no hold outlives that.
+pub unsafe trait ReadWriteLock {
+    /// Holds the lock until it is dropped, or longer.
+    type Hold<'a>
+    where
+        Self: 'a;
+
+    /// Waits until nobody holds it exclusively.
+    fn shared(&self) -> Self::Hold<'_>;
+
+    /// Waits until nobody else holds it.
+    fn exclusive(&self) -> Self::Hold<'_>;
+}
+
+/// A value with its lock. Memory of zeros is one where that is a lock that is free, and a value.
+#[repr(C, align(128))]
+pub struct Locked<L, T> {
+    lock: L,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `&T` is given to several threads at once, under a shared lock, and `&mut T` to one after another.
+unsafe impl<L: Sync, T: Send + Sync> Sync for Locked<L, T> {}
+
+impl<L: ReadWriteLock, T> Locked<L, T> {
+    /// The lock itself, to be initialized, or to look at it.
+    pub fn lock(&self) -> &L {
+        &self.lock
+    }
+
+    /// Waits until nobody writes.
+    #[inline]
+    pub fn read(&self) -> ReadGuard<'_, L, T> {
+        let hold = self.lock.shared();
+        ReadGuard { value: self.value.get(), _hold: hold }
+    }
+
+    /// Waits until nobody else reads or writes.
+    #[inline]
+    pub fn write(&self) -> WriteGuard<'_, L, T> {
+        let hold = self.lock.exclusive();
+        WriteGuard { value: self.value.get_mut(), _hold: hold }
+    }
+}
+
+#[cfg(test)]
+impl<L, T> Locked<L, T> {
+    pub fn new(lock: L, value: T) -> Locked<L, T> {
+        Locked { lock, value: UnsafeCell::new(value) }
+    }
+}
+
+/// A value that nobody changes as long as this is there.
+///
+/// It has a pointer to it and no reference, which would have to be valid to the end of a function that it is moved
+/// into, beyond the end of the lock. The pointer goes first.
+pub struct ReadGuard<'a, L: ReadWriteLock + 'a, T> {
+    value: ConstPtr<T>,
+    _hold: L::Hold<'a>,
+}
+
+/// A value that nobody else looks at as long as this is there; a pointer, as in a [`ReadGuard`].
+pub struct WriteGuard<'a, L: ReadWriteLock + 'a, T> {
+    value: MutPtr<T>,
+    _hold: L::Hold<'a>,
+}
+
+impl<'a, L: ReadWriteLock + 'a, T> Deref for ReadGuard<'a, L, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the value lies in a `Locked`, which is borrowed for as long as its lock is held, shared, by this.
+        // `&mut` to the value is made of a `WriteGuard` only, of which there is none until this is dropped.
+        unsafe { self.value.deref() }
+    }
+}
+
+impl<'a, L: ReadWriteLock + 'a, T> Deref for WriteGuard<'a, L, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: as in `deref_mut`; made of `&self`, so that there is no `&mut` at the same time.
+        unsafe { self.value.deref() }
+    }
+}
+
+impl<'a, L: ReadWriteLock + 'a, T> DerefMut for WriteGuard<'a, L, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the value lies in a `Locked`, which is borrowed for as long as its lock is held, exclusively, by
+        // this: no session has another guard of it. Of this one the reference borrows all: there is no second one.
+        unsafe { self.value.deref() }
+    }
+}

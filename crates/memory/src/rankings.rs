@@ -1,0 +1,180 @@
+//! The keys that are denied most: how often, and who they are, which is kept of no other key.
+
+use ratelimit_core::sketch::{Counter, Sketch, counted};
+
+use crate::lock::{Locked, ReadWriteLock};
+
+/// Over how many rankings keys are spread, by chance.
+const RANKINGS: usize = if cfg!(test) { 2 } else { 16 };
+/// How many keys each of them has.
+const KEYS: usize = if cfg!(test) { 2 } else { 64 };
+/// How much is kept of a name and key, in bytes.
+pub const TEXT: usize = 320;
+
+/// Under a shared lock counts are read and added to, which are atomic; nothing else changes.
+#[repr(C)]
+struct Ranking<S> {
+    floor: u64,
+    counters: [Counter; KEYS],
+    denied: [DeniedKey<S>; KEYS],
+}
+
+/// Whose a counter is.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DeniedKey<S> {
+    scope: S,
+    name: u32,
+    key: u32,
+    /// A name, and a key that may be cut off.
+    text: [u8; TEXT],
+}
+
+/// A key that was denied, in the caller's encoding.
+#[derive(Debug, PartialEq)]
+pub struct Denied {
+    /// The limit's name.
+    pub name: Vec<u8>,
+    /// Cut off where it is longer than [`TEXT`] less the bytes of the name.
+    pub key: Vec<u8>,
+    /// How often, at most.
+    pub denied: u64,
+    /// By how much that may be too many.
+    pub error: u64,
+}
+
+/// The rankings of keys, each of a scope `S`, as they lie in shared memory.
+#[repr(C)]
+pub struct Rankings<L, S> {
+    rankings: [Locked<L, Ranking<S>>; RANKINGS],
+}
+
+impl<S: Copy + PartialEq> DeniedKey<S> {
+    fn is_of(&self, scope: S, name: Option<&[u8]>) -> bool {
+        self.scope == scope && name.is_none_or(|name| name == self.texts().0)
+    }
+
+    fn texts(&self) -> (&[u8], &[u8]) {
+        let (name, key) = self.text.split_at(TEXT.min(self.name as usize));
+        (name, &key[..key.len().min(self.key as usize)])
+    }
+
+    fn set(&mut self, scope: S, name: &[u8], key: &[u8]) {
+        self.scope = scope;
+        let name = &name[..name.len().min(TEXT)];
+        let key = &key[..key.len().min(TEXT - name.len())];
+        let (name_of, key_of) = self.text.split_at_mut(name.len());
+        name_of.copy_from_slice(name);
+        key_of[..key.len()].copy_from_slice(key);
+        (self.name, self.key) = (name.len() as u32, key.len() as u32);
+    }
+}
+
+impl<S: Copy + PartialEq> Ranking<S> {
+    fn sketch(&mut self) -> Sketch<'_> {
+        Sketch::new(&mut self.floor, &mut self.counters)
+    }
+
+    /// The keys that have a counter, with it.
+    fn denied(&self) -> impl Iterator<Item = (&DeniedKey<S>, &Counter)> {
+        counted(&self.counters).map(|(number, counter)| (&self.denied[number], counter))
+    }
+}
+
+impl<L: ReadWriteLock, S: Copy + PartialEq> Rankings<L, S> {
+    /// Looks at rankings.
+    ///
+    /// # Safety
+    /// At the address, a multiple of 128, there are so many bytes as this type has for as long as `'a`: zeros, which
+    /// are an `S`, and locks that are free or that nobody uses before they are initialized, or what other sessions have
+    /// made of that. Whoever looks at them does so as this type.
+    pub unsafe fn at<'a>(address: *mut u8) -> &'a Rankings<L, S> {
+        // SAFETY: as the caller says. All of it is behind locks in cells.
+        unsafe { &*address.cast() }
+    }
+
+    /// The locks, to be initialized.
+    pub fn locks(&self) -> impl Iterator<Item = &L> {
+        self.rankings.iter().map(Locked::lock)
+    }
+
+    /// Counts a denial of a key, by the hash of name and key; what is beyond [`TEXT`] of both is not kept. Returns the
+    /// number of its counter: where the session gives it the next time, it does not keep others from counting.
+    pub fn count(
+        &self,
+        id: [u64; 2],
+        last: Option<usize>,
+        scope: S,
+        name: &[u8],
+        key: &[u8],
+    ) -> usize {
+        let ranking = &self.rankings[(id[0] >> 32) as usize % RANKINGS];
+        if let Some(number) = last {
+            let ranking = ranking.read();
+            if let Some(counter) = ranking.counters.get(number).filter(|of| of.is_of(id)) {
+                counter.add();
+                return number;
+            }
+        }
+        let mut ranking = ranking.write();
+        let (number, is_new) = ranking.sketch().count(id);
+        if is_new {
+            ranking.denied[number].set(scope, name, key);
+        }
+        number
+    }
+
+    /// Returns the keys of a name, or of all of a scope, that were denied most, the first of them first.
+    pub fn most_denied(&self, scope: S, name: Option<&[u8]>, rows: usize) -> Vec<Denied> {
+        let mut all = Vec::new();
+        for ranking in &self.rankings {
+            let ranking = ranking.read();
+            let of_it = ranking.denied().filter(|(denied, _)| denied.is_of(scope, name));
+            all.extend(of_it.map(|(denied, counter)| {
+                let (name, key) = denied.texts();
+                Denied {
+                    name: name.to_vec(),
+                    key: key.to_vec(),
+                    denied: counter.count(),
+                    error: counter.error(),
+                }
+            }));
+        }
+        all.sort_by(|a, b| {
+            b.denied.cmp(&a.denied).then_with(|| (&a.name, &a.key).cmp(&(&b.name, &b.key)))
+        });
+        all.truncate(rows);
+        all
+    }
+
+    /// Whose the keys are, in no order and some several times.
+    pub fn scopes(&self) -> Vec<S> {
+        let mut scopes = Vec::new();
+        for ranking in &self.rankings {
+            scopes.extend(ranking.read().denied().map(|(denied, _)| denied.scope));
+        }
+        scopes
+    }
+
+    /// Forgets which keys of a name, or of all of a scope, were denied.
+    pub fn forget(&self, scope: S, name: Option<&[u8]>) {
+        for ranking in &self.rankings {
+            let Ranking { floor, counters, denied } = &mut *ranking.write();
+            Sketch::new(floor, counters).remove_if(|number| denied[number].is_of(scope, name));
+        }
+    }
+}
+
+#[cfg(test)]
+impl<L, S: Copy> Rankings<L, S> {
+    /// What zeros are elsewhere.
+    pub fn new(lock: impl Fn() -> L, scope: S) -> Rankings<L, S> {
+        let denied = DeniedKey { scope, name: 0, key: 0, text: [0; TEXT] };
+        let ranking = || Ranking {
+            floor: 0,
+            counters: [const { Counter::new() }; KEYS],
+            denied: [denied; KEYS],
+        };
+        Rankings { rankings: std::array::from_fn(|_| Locked::new(lock(), ranking())) }
+    }
+}

@@ -1,0 +1,304 @@
+//! What calls of each name were answered: counted without a lock, and kept whatever becomes of the caller.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ratelimit_core::Micros;
+use ratelimit_core::requests::MAX_NAME;
+
+use crate::lock::{Locked, ReadWriteLock};
+use crate::sync::{AtomicI64, AtomicU64};
+
+/// How many names are counted at once. Few under loom, which tries all that may happen.
+const TALLIES: usize = if cfg!(test) { 2 } else { 1024 };
+/// In how many of them a name may be. Where all are taken, the one with the fewest calls makes room.
+const WINDOW: usize = if cfg!(test) { 2 } else { 16 };
+/// Into how many each counter is divided, for sessions on several processors.
+const STRIPES: usize = if cfg!(test) { 2 } else { 8 };
+
+/// The counters of a name, all of them atomic. Its identity is changed under the lock of the names, and counters are
+/// added to without: what is added while another name takes the place may count for that.
+#[repr(C, align(128))]
+struct Tally {
+    /// The first is zero: free.
+    id: [AtomicU64; 2],
+    /// Epoch microseconds.
+    since: AtomicI64,
+    stripes: [Stripe; STRIPES],
+}
+
+#[repr(C, align(64))]
+struct Stripe {
+    allowed: AtomicU64,
+    denied: AtomicU64,
+    denied_in_dry_run: AtomicU64,
+    /// The bits of a float.
+    tokens: AtomicU64,
+}
+
+/// Which name a tally is of.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Name<S> {
+    scope: S,
+    length: u32,
+    text: [u8; MAX_NAME],
+}
+
+/// What a call adds.
+#[derive(Clone, Copy)]
+pub enum Count {
+    /// Passed, and took so many tokens.
+    Allowed(f64),
+    /// Did not pass.
+    Denied,
+    /// Passed in a dry run, and would have been denied.
+    DeniedInDryRun,
+}
+
+/// The counters of a name.
+#[derive(Debug, PartialEq)]
+pub struct Totals {
+    /// In the caller's encoding.
+    pub name: Vec<u8>,
+    /// Calls that passed.
+    pub allowed: u64,
+    /// Calls that did not.
+    pub denied: u64,
+    /// Calls that passed in a dry run only.
+    pub denied_in_dry_run: u64,
+    /// Taken by the calls that were allowed.
+    pub tokens: f64,
+    /// From when on they count.
+    pub since: Micros,
+}
+
+/// The tallies of some names, each of a scope `S`, as they lie in shared memory.
+#[repr(C, align(128))]
+pub struct Tallies<L, S> {
+    /// The calls of names that made room for others.
+    dropped: AtomicU64,
+    names: Locked<L, [Name<S>; TALLIES]>,
+    tallies: [Tally; TALLIES],
+}
+
+impl Stripe {
+    /// Sets the counters to zero; returns of how many calls they were.
+    fn clear(&self) -> u64 {
+        self.tokens.store(0, Relaxed);
+        let calls = [&self.allowed, &self.denied, &self.denied_in_dry_run];
+        calls.map(|counter| counter.swap(0, Relaxed)).iter().sum()
+    }
+}
+
+impl Tally {
+    fn is(&self, id: [u64; 2]) -> bool {
+        self.id[0].load(Acquire) == id[0] && self.id[1].load(Relaxed) == id[1]
+    }
+
+    fn is_free(&self) -> bool {
+        self.id[0].load(Relaxed) == 0
+    }
+
+    fn calls(&self) -> u64 {
+        let of = |stripe: &Stripe| {
+            stripe.allowed.load(Relaxed)
+                + stripe.denied.load(Relaxed)
+                + stripe.denied_in_dry_run.load(Relaxed)
+        };
+        self.stripes.iter().map(of).sum()
+    }
+
+    /// Counts from now on; returns how many calls were counted before.
+    fn begin(&self, now: Micros) -> u64 {
+        self.since.store(now.0, Relaxed);
+        self.stripes.iter().map(Stripe::clear).sum()
+    }
+
+    #[inline]
+    fn add(&self, session: usize, count: Count) {
+        let stripe = &self.stripes[session % STRIPES];
+        match count {
+            Count::Denied => {
+                stripe.denied.fetch_add(1, Relaxed);
+            }
+            Count::DeniedInDryRun => {
+                stripe.denied_in_dry_run.fetch_add(1, Relaxed);
+            }
+            Count::Allowed(tokens) => {
+                stripe.allowed.fetch_add(1, Relaxed);
+                let plus = |bits| Some((f64::from_bits(bits) + tokens).to_bits());
+                let _ = stripe.tokens.fetch_update(Relaxed, Relaxed, plus);
+            }
+        }
+    }
+
+    fn totals(&self, name: &[u8]) -> Totals {
+        let sum = |of: fn(&Stripe) -> &AtomicU64| {
+            self.stripes.iter().map(|stripe| of(stripe).load(Relaxed)).sum()
+        };
+        let tokens = |stripe: &Stripe| f64::from_bits(stripe.tokens.load(Relaxed));
+        Totals {
+            name: name.to_vec(),
+            allowed: sum(|stripe| &stripe.allowed),
+            denied: sum(|stripe| &stripe.denied),
+            denied_in_dry_run: sum(|stripe| &stripe.denied_in_dry_run),
+            tokens: self.stripes.iter().map(tokens).sum(),
+            since: Micros(self.since.load(Relaxed)),
+        }
+    }
+}
+
+impl<S: Copy> Name<S> {
+    fn new(scope: S, name: &[u8]) -> Name<S> {
+        let length = name.len().min(MAX_NAME);
+        let mut text = [0; MAX_NAME];
+        text[..length].copy_from_slice(&name[..length]);
+        Name { scope, length: length as u32, text }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.text[..MAX_NAME.min(self.length as usize)]
+    }
+}
+
+impl<L: ReadWriteLock, S: Copy + PartialEq> Tallies<L, S> {
+    /// Looks at tallies.
+    ///
+    /// # Safety
+    /// At the address, a multiple of 128, there are so many bytes as this type has for as long as `'a`: zeros, which
+    /// are an `S`, and a lock that is free or that nobody uses before it is initialized, or what other sessions have
+    /// made of that. Whoever looks at them does so as this type.
+    pub unsafe fn at<'a>(address: *mut u8) -> &'a Tallies<L, S> {
+        // SAFETY: as the caller says. All of it is atomic, or behind a lock in a cell.
+        unsafe { &*address.cast() }
+    }
+
+    /// The lock of the names, to be initialized.
+    pub fn lock(&self) -> &L {
+        self.names.lock()
+    }
+
+    /// Counts the answer of a call of a name, by its hash; false if the name has no tally yet. Each `session` adds to
+    /// counters of its own, or shares them with some.
+    #[inline]
+    pub fn count(&self, id: [u64; 2], session: usize, count: Count) -> bool {
+        let found = self.window(id).map(|number| &self.tallies[number]).find(|tally| tally.is(id));
+        found.inspect(|tally| tally.add(session, count)).is_some()
+    }
+
+    /// Counts the first call of a name, which takes the place of the one with the fewest calls if there is no room.
+    pub fn enter(
+        &self,
+        id: [u64; 2],
+        (scope, name): (S, &[u8]),
+        (session, now): (usize, Micros),
+        count: Count,
+    ) {
+        let mut names = self.names.write();
+        if self.count(id, session, count) {
+            return; // another session's was the first
+        }
+        let calls = |tally: &Tally| if tally.is_free() { 0 } else { tally.calls().max(1) };
+        let Some(number) = self.window(id).min_by_key(|&number| calls(&self.tallies[number]))
+        else {
+            return;
+        };
+        let tally = &self.tallies[number];
+        let was_free = tally.is_free();
+        tally.id[0].store(0, Relaxed);
+        let dropped = tally.begin(now);
+        if !was_free {
+            self.dropped.fetch_add(dropped, Relaxed);
+        }
+        names[number] = Name::new(scope, name);
+        tally.id[1].store(id[1], Relaxed);
+        tally.id[0].store(id[0], Release);
+        tally.add(session, count);
+    }
+
+    /// Whose names leave no room for another one, some several times; none if there is room.
+    pub fn crowd(&self, id: [u64; 2]) -> Vec<S> {
+        let names = self.names.read();
+        let has_room = |number| {
+            let tally: &Tally = &self.tallies[number];
+            tally.is_free() || tally.is(id)
+        };
+        if self.window(id).any(has_room) {
+            return Vec::new();
+        }
+        self.window(id).map(|number| names[number].scope).collect()
+    }
+
+    /// Frees all names of a scope.
+    pub fn free(&self, scope: S) {
+        let names = self.names.write();
+        let free = |(_, tally): (_, &Tally)| tally.id[0].store(0, Relaxed);
+        self.named(&names[..]).filter(|(name, _)| name.scope == scope).for_each(free);
+    }
+
+    /// Whose the names are, in no order and some several times.
+    pub fn scopes(&self) -> Vec<S> {
+        let names = self.names.read();
+        self.named(&names[..]).map(|(name, _)| name.scope).collect()
+    }
+
+    /// How many calls are counted no more, since their names made room for others.
+    pub fn dropped_calls(&self) -> u64 {
+        self.dropped.load(Relaxed)
+    }
+
+    /// Returns the counters of all names of a scope, in no order.
+    pub fn totals(&self, scope: S) -> Vec<Totals> {
+        let names = self.names.read();
+        let of_it = self.named(&names[..]).filter(|(name, _)| name.scope == scope);
+        of_it.map(|(name, tally)| tally.totals(name.text())).collect()
+    }
+
+    /// Sets the counters of a name to zero, or those of all names of a scope; returns of how many.
+    pub fn reset(&self, scope: S, name: Option<&[u8]>, now: Micros) -> u64 {
+        let names = self.names.write();
+        let of_it = self.named(&names[..]).filter(|(of, _)| of.scope == scope);
+        let wanted = of_it.filter(|(of, _)| name.is_none_or(|name| name == of.text()));
+        let mut count = 0;
+        for (_, tally) in wanted {
+            tally.begin(now);
+            count += 1;
+        }
+        count
+    }
+
+    /// The tallies that are not free, with their names.
+    fn named<'a>(&'a self, names: &'a [Name<S>]) -> impl Iterator<Item = (&'a Name<S>, &'a Tally)> {
+        names.iter().zip(&self.tallies).filter(|(_, tally)| !tally.is_free())
+    }
+
+    /// The numbers of the tallies in which a name may be.
+    fn window(&self, id: [u64; 2]) -> impl Iterator<Item = usize> + use<L, S> {
+        let first = (id[1] % TALLIES as u64) as usize;
+        (first..first + WINDOW).map(|number| number % TALLIES)
+    }
+}
+
+#[cfg(test)]
+impl<L, S: Copy> Tallies<L, S> {
+    /// What zeros are elsewhere.
+    pub fn new(lock: L, scope: S) -> Tallies<L, S> {
+        let counter = || AtomicU64::new(0);
+        let stripe = || Stripe {
+            allowed: counter(),
+            denied: counter(),
+            denied_in_dry_run: counter(),
+            tokens: counter(),
+        };
+        let tally = || Tally {
+            id: [counter(), counter()],
+            since: AtomicI64::new(0),
+            stripes: std::array::from_fn(|_| stripe()),
+        };
+        Tallies {
+            dropped: counter(),
+            names: Locked::new(lock, [Name::new(scope, b""); TALLIES]),
+            tallies: std::array::from_fn(|_| tally()),
+        }
+    }
+}

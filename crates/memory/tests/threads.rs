@@ -1,0 +1,217 @@
+//! Threads on ordinary memory of zeros, as sessions on a segment. With fewer calls Miri runs it, too.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::hint::spin_loop;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::thread;
+
+use ratelimit_core::table::{Whose, places};
+use ratelimit_core::{Micros, State};
+use ratelimit_memory::{Count, PartitionReadGuard, Partitions, Rankings, ReadWriteLock, Tallies};
+
+const THREADS: usize = 4;
+/// How many calls a thread makes.
+const CALLS: usize = if cfg!(miri) { 30 } else { 20_000 };
+const NOW: Micros = Micros(5);
+
+/// A lock that is free where its memory is zero: how many share it, or -1.
+struct Lock(AtomicI32);
+
+struct Held<'a>(&'a Lock);
+
+// SAFETY: a number that is not 0 keeps an exclusive hold from coming, and -1 all others; it is 0 again, or one less,
+// when the hold is dropped. Acquire and Release make what was written under it seen.
+unsafe impl ReadWriteLock for Lock {
+    type Hold<'a> = Held<'a>;
+
+    fn shared(&self) -> Held<'_> {
+        self.add(1, |held| held >= 0)
+    }
+
+    fn exclusive(&self) -> Held<'_> {
+        self.add(-1, |held| held == 0)
+    }
+}
+
+impl Lock {
+    fn add(&self, number: i32, allowed: impl Fn(i32) -> bool) -> Held<'_> {
+        loop {
+            let held = self.0.load(Relaxed);
+            let (done, failed) = (Acquire, Relaxed);
+            if allowed(held)
+                && self.0.compare_exchange_weak(held, held + number, done, failed).is_ok()
+            {
+                return Held(self);
+            }
+            spin_loop();
+            thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let lock = &self.0.0;
+        let _ =
+            lock.fetch_update(Release, Relaxed, |held| Some(if held < 0 { 0 } else { held - 1 }));
+    }
+}
+
+/// Memory of zeros, as a new segment is.
+struct Segment {
+    address: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: an address; what is there is shared by the types that look at it.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    fn new(size: usize) -> Segment {
+        let layout = Layout::from_size_align(size, 128).unwrap();
+        // SAFETY: the size is not 0.
+        let address = unsafe { alloc_zeroed(layout) };
+        if address.is_null() {
+            handle_alloc_error(layout);
+        }
+        Segment { address, layout }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: allocated so; each test drops it last.
+        unsafe { dealloc(self.address, self.layout) }
+    }
+}
+
+/// Runs threads with their numbers, and waits for them.
+fn threads(work: impl Fn(usize) + Sync) {
+    thread::scope(|scope| {
+        let work = &work;
+        (0..THREADS).for_each(|number| _ = scope.spawn(move || work(number)));
+    });
+}
+
+fn key(n: usize) -> [u64; 2] {
+    let n = (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    [n, (n ^ (n >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)]
+}
+
+const WHOSE: Whose = Whose { owner: 1, name: 2, fair_by_name: true };
+
+/// Each thread looks at the memory anew, as each process does.
+fn partitions(segment: &Segment, count: usize, each: usize) -> Partitions<'_, Lock> {
+    // SAFETY: there are so many bytes, with locks that are free, and the same numbers each time.
+    unsafe { Partitions::at(segment.address, count, each) }
+}
+
+#[test]
+fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
+    const COUNT: usize = 3;
+    let each = places(8);
+    let segment = Segment::new(Partitions::<Lock>::size(COUNT, each));
+    // The states of partitions 0 and 1 are moved between them, so that their sum stays; 2 is counted in by all.
+    threads(|thread| {
+        let partitions = partitions(&segment, COUNT, each);
+        for n in 0..CALLS {
+            let by = if thread % 2 == 0 { 1.0 } else { -1.0 };
+            let mut both = [partitions.write(0), partitions.write(1)];
+            for (guard, by) in both.iter_mut().zip([by, -by]) {
+                let mut partition = guard.partition();
+                let before = partition.call(key(n % 8)).map_or(0.0, |entry| entry.state().value);
+                let state = State { value: before + by, ts: NOW, prior: None, log: None };
+                partition.entry(key(n % 8), WHOSE, NOW).0.set(&state, None, true);
+            }
+            drop(both);
+            let [first, second] = [partitions.read(0), partitions.read(1)];
+            let sum = |guard: &PartitionReadGuard<'_, Lock>| {
+                guard.view().iter().map(|entry| entry.state().value).sum::<f64>()
+            };
+            assert_eq!(sum(&first) + sum(&second), 0.0);
+            drop((first, second));
+            let mut third = partitions.write(2);
+            third.partition().entry(key(n + thread * CALLS), WHOSE, NOW);
+            if n % 5 == 0 {
+                assert!(third.partition().remove(key(n + thread * CALLS)));
+            }
+        }
+    });
+    let all = partitions(&segment, COUNT, each);
+    let whole: Vec<u64> = (0..COUNT).map(|number| all.read(number).view().len()).collect();
+    assert_eq!(whole[..2], [8, 8]);
+    assert!((1..=8).contains(&whole[2]), "{whole:?}");
+    assert_eq!(all.read(2).view().iter().count() as u64, whole[2]);
+    assert_eq!(all.locks().count(), COUNT);
+}
+
+#[test]
+fn every_call_is_counted_for_its_name_or_as_dropped() {
+    type Counted = Tallies<Lock, u32>;
+    let segment = Segment::new(size_of::<Counted>());
+    // SAFETY: there are so many bytes, with a lock that is free.
+    let tallies = unsafe { Counted::at(segment.address) };
+    // More names than have a place, since all of them begin their search at one.
+    let names: Vec<String> = (0..20).map(|n| format!("name {n}")).collect();
+    threads(|thread| {
+        for n in 0..CALLS {
+            let name = n % names.len();
+            let id = [name as u64 + 1, 3];
+            let count = match n % 3 {
+                0 => Count::Allowed(0.5),
+                1 => Count::Denied,
+                _ => Count::DeniedInDryRun,
+            };
+            if !tallies.count(id, thread, count) {
+                tallies.enter(id, (7, names[name].as_bytes()), (thread, NOW), count);
+            }
+            if n % 100 == 0 {
+                let totals = tallies.totals(7);
+                assert!(
+                    totals.iter().all(|of| names.iter().any(|name| name.as_bytes() == of.name))
+                );
+            }
+        }
+    });
+    let totals = tallies.totals(7);
+    let calls: u64 = totals.iter().map(|of| of.allowed + of.denied + of.denied_in_dry_run).sum();
+    assert_eq!(calls + tallies.dropped_calls(), (THREADS * CALLS) as u64);
+    assert_eq!(
+        (totals.len(), tallies.crowd([99, 3]).len(), tallies.crowd([99, 40]).len()),
+        (16, 16, 0)
+    );
+    assert_eq!((tallies.reset(7, None, NOW), tallies.scopes()), (16, vec![7; 16]));
+    tallies.free(7);
+    assert_eq!(tallies.totals(7), []);
+}
+
+#[test]
+fn denials_are_counted_for_their_keys() {
+    type Ranked = Rankings<Lock, u32>;
+    let segment = Segment::new(size_of::<Ranked>());
+    // SAFETY: there are so many bytes, with locks that are free.
+    let rankings = unsafe { Ranked::at(segment.address) };
+    threads(|thread| {
+        let mut last = None;
+        for n in 0..CALLS {
+            // Half of the time the same key as all others, so that they add under a shared lock.
+            let n = if n % 4 < 2 { 0 } else { thread * CALLS + n };
+            let id = key(n);
+            let hint = last.filter(|&(key, _)| key == id).map(|(_, number)| number);
+            let number = rankings.count(id, hint, 7, b"name", n.to_string().as_bytes());
+            last = Some((id, number));
+            if n % 100 == 1 {
+                let first = &rankings.most_denied(7, None, 1)[0];
+                assert!(first.denied > first.error, "{first:?}");
+            }
+        }
+    });
+    let first = &rankings.most_denied(7, Some(b"name"), 1)[0];
+    let (seen, most) = ((THREADS * CALLS / 2) as u64, first.denied);
+    assert_eq!(first.key, b"0");
+    assert!(most - first.error <= seen && seen <= most, "{first:?}");
+    assert!(rankings.scopes().iter().all(|&scope| scope == 7));
+    rankings.forget(7, None);
+    assert_eq!((rankings.most_denied(7, None, 9), rankings.scopes()), (vec![], vec![]));
+}
