@@ -3,7 +3,7 @@
 //! it is are the caller's.
 //!
 //! All of it is valid as memory of zeros, and has no pointers: a segment that processes map at different addresses
-//! will do. What sessions change is behind a lock ([`Locked`], [`Partitions`]), which gives `&mut` to who holds it
+//! will do. What sessions change is behind a lock ([`Guarded`], [`Partitions`]), which gives `&mut` to who holds it
 //! exclusively and `&` to the others, or is atomic. So nothing is ever written behind a `&`, and the compiler says so:
 //! unsafe code stands in the lock, in the partitions and where memory is looked at for the first time.
 //!
@@ -17,10 +17,10 @@ mod rankings;
 mod sync;
 mod tallies;
 
-pub use lock::{Locked, ReadGuard, ReadWriteLock, WriteGuard};
+pub use lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
 pub use partitions::{PartitionReadGuard, PartitionWriteGuard, Partitions};
-pub use rankings::{Denied, Rankings, TEXT};
-pub use tallies::{Count, Tallies, Totals};
+pub use rankings::{Denied, SharedRankings, TEXT};
+pub use tallies::{Count, SharedTallies, Totals};
 
 #[cfg(test)]
 mod model;

@@ -47,15 +47,15 @@ pub unsafe trait ReadWriteLock {
 
 /// A value with its lock. Memory of zeros is one where that is a lock that is free, and a value.
 #[repr(C, align(128))]
-pub struct Locked<L, T> {
+pub struct Guarded<L, T> {
     lock: L,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: `&T` is given to several threads at once, under a shared lock, and `&mut T` to one after another.
-unsafe impl<L: Sync, T: Send + Sync> Sync for Locked<L, T> {}
+unsafe impl<L: Sync, T: Send + Sync> Sync for Guarded<L, T> {}
 
-impl<L: ReadWriteLock, T> Locked<L, T> {
+impl<L: ReadWriteLock, T> Guarded<L, T> {
     /// The lock itself, to be initialized, or to look at it.
     pub fn lock(&self) -> &L {
         &self.lock
@@ -77,9 +77,9 @@ impl<L: ReadWriteLock, T> Locked<L, T> {
 }
 
 #[cfg(test)]
-impl<L, T> Locked<L, T> {
-    pub fn new(lock: L, value: T) -> Locked<L, T> {
-        Locked { lock, value: UnsafeCell::new(value) }
+impl<L, T> Guarded<L, T> {
+    pub fn new(lock: L, value: T) -> Guarded<L, T> {
+        Guarded { lock, value: UnsafeCell::new(value) }
     }
 }
 
@@ -103,7 +103,7 @@ impl<'a, L: ReadWriteLock + 'a, T> Deref for ReadGuard<'a, L, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the value lies in a `Locked`, which is borrowed for as long as its lock is held, shared, by this.
+        // SAFETY: the value lies in a `Guarded`, which is borrowed for as long as its lock is held, shared, by this.
         // `&mut` to the value is made of a `WriteGuard` only, of which there is none until this is dropped.
         unsafe { self.value.deref() }
     }
@@ -122,7 +122,7 @@ impl<'a, L: ReadWriteLock + 'a, T> Deref for WriteGuard<'a, L, T> {
 impl<'a, L: ReadWriteLock + 'a, T> DerefMut for WriteGuard<'a, L, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the value lies in a `Locked`, which is borrowed for as long as its lock is held, exclusively, by
+        // SAFETY: the value lies in a `Guarded`, which is borrowed for as long as its lock is held, exclusively, by
         // this: no session has another guard of it. Of this one the reference borrows all: there is no second one.
         unsafe { self.value.deref() }
     }

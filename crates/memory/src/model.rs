@@ -9,7 +9,7 @@ use loom::thread::{self, JoinHandle};
 use ratelimit_core::Micros;
 
 use crate::sync::AtomicU64;
-use crate::{Count, Locked, Rankings, ReadWriteLock, Tallies, Totals};
+use crate::{Count, Guarded, ReadWriteLock, SharedRankings, SharedTallies, Totals};
 
 /// A lock of loom's.
 struct Lock(RwLock<()>);
@@ -48,7 +48,7 @@ fn session<T: Send + Sync + 'static>(
 }
 
 /// Counts a call as a session does, with the hash of a name that is one letter.
-fn count(tallies: &Tallies<Lock, u32>, session: usize, name: u8, count: Count) {
+fn count(tallies: &SharedTallies<Lock, u32>, session: usize, name: u8, count: Count) {
     let id = [name.into(), 0];
     if !tallies.count(id, session, count) {
         tallies.enter(id, (7, &[name]), (session, Micros(5)), count);
@@ -63,8 +63,8 @@ fn calls(totals: &[Totals]) -> u64 {
 fn a_guard_keeps_others_from_what_it_gives() {
     model(|| {
         // Beside the lock there is a number that all of them change, so that loom tries each order of it, too.
-        let shared = Arc::new((Locked::new(lock(), [0, 0]), AtomicU64::new(0)));
-        let add = |(value, beside): &(Locked<Lock, [u64; 2]>, AtomicU64)| {
+        let shared = Arc::new((Guarded::new(lock(), [0, 0]), AtomicU64::new(0)));
+        let add = |(value, beside): &(Guarded<Lock, [u64; 2]>, AtomicU64)| {
             let mut value = value.write();
             value[0] += 1;
             beside.fetch_add(1, Relaxed);
@@ -83,7 +83,7 @@ fn a_guard_keeps_others_from_what_it_gives() {
 #[test]
 fn two_sessions_whose_first_calls_meet_share_one_tally() {
     model(|| {
-        let tallies = Arc::new(Tallies::new(lock(), 0));
+        let tallies = Arc::new(SharedTallies::new(lock(), 0));
         let other = session(&tallies, |tallies| count(tallies, 1, b'a', Count::Allowed(0.5)));
         count(&tallies, 0, b'a', Count::Denied);
         other.join().unwrap();
@@ -102,7 +102,7 @@ fn two_sessions_whose_first_calls_meet_share_one_tally() {
 #[test]
 fn no_call_is_lost_or_counted_twice_while_a_name_makes_room_for_another() {
     model(|| {
-        let tallies = Arc::new(Tallies::new(lock(), 0));
+        let tallies = Arc::new(SharedTallies::new(lock(), 0));
         count(&tallies, 0, b'a', Count::Denied);
         for _ in 0..3 {
             count(&tallies, 0, b'b', Count::Denied);
@@ -123,7 +123,7 @@ fn no_call_is_lost_or_counted_twice_while_a_name_makes_room_for_another() {
 #[test]
 fn a_call_counts_before_a_reset_or_after_it() {
     model(|| {
-        let tallies = Arc::new(Tallies::new(lock(), 0));
+        let tallies = Arc::new(SharedTallies::new(lock(), 0));
         count(&tallies, 0, b'a', Count::Allowed(1.0));
         let other = session(&tallies, |tallies| count(tallies, 1, b'a', Count::Denied));
         assert_eq!(tallies.reset(7, Some(b"a"), Micros(9)), 1);
@@ -137,7 +137,7 @@ fn a_call_counts_before_a_reset_or_after_it() {
 #[test]
 fn a_name_that_is_freed_while_it_is_called_has_no_tally_or_a_new_one() {
     model(|| {
-        let tallies = Arc::new(Tallies::new(lock(), 0));
+        let tallies = Arc::new(SharedTallies::new(lock(), 0));
         count(&tallies, 0, b'a', Count::Denied);
         let other = session(&tallies, |tallies| tallies.free(7));
         count(&tallies, 0, b'a', Count::Denied);
@@ -150,16 +150,17 @@ fn a_name_that_is_freed_while_it_is_called_has_no_tally_or_a_new_one() {
 }
 
 /// Counts a denial of a key that is one letter.
-fn deny(rankings: &Rankings<Lock, u32>, key: u8, last: Option<usize>) -> usize {
+fn deny(rankings: &SharedRankings<Lock, u32>, key: u8, last: Option<usize>) -> usize {
     rankings.count([0, key.into()], last, 7, b"name", &[key])
 }
 
 #[test]
 fn denials_that_are_added_beside_each_other_are_all_counted() {
     model(|| {
-        let rankings = Arc::new(Rankings::new(lock, 0));
+        let rankings = Arc::new(SharedRankings::new(lock, 0));
         let last = deny(&rankings, b'a', None);
-        let again = move |rankings: &Rankings<Lock, u32>| _ = deny(rankings, b'a', Some(last));
+        let again =
+            move |rankings: &SharedRankings<Lock, u32>| _ = deny(rankings, b'a', Some(last));
         let others = [session(&rankings, again), session(&rankings, again)];
         let seen = rankings.most_denied(7, None, 9);
         assert!(seen.len() == 1 && (1..=3).contains(&seen[0].denied), "{seen:?}");
@@ -171,7 +172,7 @@ fn denials_that_are_added_beside_each_other_are_all_counted() {
 #[test]
 fn a_counter_that_becomes_another_keys_is_not_added_to_for_the_first() {
     model(|| {
-        let rankings = Arc::new(Rankings::new(lock, 0));
+        let rankings = Arc::new(SharedRankings::new(lock, 0));
         let last = deny(&rankings, b'a', None);
         (0..3).for_each(|_| _ = deny(&rankings, b'b', None));
         // `c` takes the counter of `a`, which adds to it at the same time, and may then take one itself.

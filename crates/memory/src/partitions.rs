@@ -29,19 +29,19 @@ use std::slice;
 
 use ratelimit_core::table::{Entry, Head, Partition, PartitionView, place};
 
-use crate::lock::{Locked, ReadGuard, ReadWriteLock, WriteGuard};
+use crate::lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
 
 /// Some partitions with as many places each: what they know of themselves, with their locks, and then the places of
 /// all.
 pub struct Partitions<'a, L> {
-    heads: &'a [Locked<L, Head>],
+    heads: &'a [Guarded<L, Head>],
     /// Those of a partition are looked at by who has a guard of its head, and as that guard allows.
     places: &'a [UnsafeCell<Entry>],
     /// How many places a partition has.
     each: usize,
 }
 
-// SAFETY: as `Locked`, whose guards guard the places, too.
+// SAFETY: as `Guarded`, whose guards guard the places, too.
 unsafe impl<L: Sync> Sync for Partitions<'_, L> {}
 
 /// A partition that nobody changes as long as this is there.
@@ -62,7 +62,7 @@ impl<'a, L: ReadWriteLock> Partitions<'a, L> {
     /// How many bytes they take, with so many places each.
     pub const fn size(partitions: usize, places: usize) -> usize {
         let places = size_of::<Entry>() * places * partitions;
-        size_of::<Locked<L, Head>>() * partitions + places.next_multiple_of(128)
+        size_of::<Guarded<L, Head>>() * partitions + places.next_multiple_of(128)
     }
 
     /// Looks at partitions, with at least one place each.
@@ -75,7 +75,7 @@ impl<'a, L: ReadWriteLock> Partitions<'a, L> {
         // SAFETY: as the caller says, they are there. The references are to cells (and locks, which are made to be
         // shared): they say nothing of who reads or writes what is inside.
         unsafe {
-            let heads = slice::from_raw_parts(address.cast::<Locked<L, Head>>(), partitions);
+            let heads = slice::from_raw_parts(address.cast::<Guarded<L, Head>>(), partitions);
             let begin = address.add(size_of_val(heads)).cast::<UnsafeCell<Entry>>();
             let all = slice::from_raw_parts(begin, partitions * places);
             Partitions { heads, places: all, each: places }
@@ -84,7 +84,7 @@ impl<'a, L: ReadWriteLock> Partitions<'a, L> {
 
     /// The locks, to be initialized.
     pub fn locks(&self) -> impl Iterator<Item = &'a L> {
-        self.heads.iter().map(Locked::lock)
+        self.heads.iter().map(Guarded::lock)
     }
 
     /// Waits until nobody writes to a partition.

@@ -2,7 +2,7 @@
 
 use ratelimit_core::sketch::{Counter, Sketch, counted};
 
-use crate::lock::{Locked, ReadWriteLock};
+use crate::lock::{Guarded, ReadWriteLock};
 
 /// Over how many rankings keys are spread, by chance.
 const RANKINGS: usize = if cfg!(test) { 2 } else { 16 };
@@ -45,8 +45,8 @@ pub struct Denied {
 
 /// The rankings of keys, each of a scope `S`, as they lie in shared memory.
 #[repr(C)]
-pub struct Rankings<L, S> {
-    rankings: [Locked<L, Ranking<S>>; RANKINGS],
+pub struct SharedRankings<L, S> {
+    rankings: [Guarded<L, Ranking<S>>; RANKINGS],
 }
 
 impl<S: Copy + PartialEq> DeniedKey<S> {
@@ -81,21 +81,21 @@ impl<S: Copy + PartialEq> Ranking<S> {
     }
 }
 
-impl<L: ReadWriteLock, S: Copy + PartialEq> Rankings<L, S> {
+impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
     /// Looks at rankings.
     ///
     /// # Safety
     /// At the address, a multiple of 128, there are so many bytes as this type has for as long as `'a`: zeros, which
     /// are an `S`, and locks that are free or that nobody uses before they are initialized, or what other sessions have
     /// made of that. Whoever looks at them does so as this type.
-    pub unsafe fn at<'a>(address: *mut u8) -> &'a Rankings<L, S> {
+    pub unsafe fn at<'a>(address: *mut u8) -> &'a SharedRankings<L, S> {
         // SAFETY: as the caller says. All of it is behind locks in cells.
         unsafe { &*address.cast() }
     }
 
     /// The locks, to be initialized.
     pub fn locks(&self) -> impl Iterator<Item = &L> {
-        self.rankings.iter().map(Locked::lock)
+        self.rankings.iter().map(Guarded::lock)
     }
 
     /// Counts a denial of a key, by the hash of name and key; what is beyond [`TEXT`] of both is not kept. Returns the
@@ -166,15 +166,15 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> Rankings<L, S> {
 }
 
 #[cfg(test)]
-impl<L, S: Copy> Rankings<L, S> {
+impl<L, S: Copy> SharedRankings<L, S> {
     /// What zeros are elsewhere.
-    pub fn new(lock: impl Fn() -> L, scope: S) -> Rankings<L, S> {
+    pub fn new(lock: impl Fn() -> L, scope: S) -> SharedRankings<L, S> {
         let denied = DeniedKey { scope, name: 0, key: 0, text: [0; TEXT] };
         let ranking = || Ranking {
             floor: 0,
             counters: [const { Counter::new() }; KEYS],
             denied: [denied; KEYS],
         };
-        Rankings { rankings: std::array::from_fn(|_| Locked::new(lock(), ranking())) }
+        SharedRankings { rankings: std::array::from_fn(|_| Guarded::new(lock(), ranking())) }
     }
 }

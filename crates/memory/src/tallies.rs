@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ratelimit_core::Micros;
 use ratelimit_core::requests::MAX_NAME;
 
-use crate::lock::{Locked, ReadWriteLock};
+use crate::lock::{Guarded, ReadWriteLock};
 use crate::sync::{AtomicI64, AtomicU64};
 
 /// How many names are counted at once. Few under loom, which tries all that may happen.
@@ -74,10 +74,10 @@ pub struct Totals {
 
 /// The tallies of some names, each of a scope `S`, as they lie in shared memory.
 #[repr(C, align(128))]
-pub struct Tallies<L, S> {
+pub struct SharedTallies<L, S> {
     /// The calls of names that made room for others.
     dropped: AtomicU64,
-    names: Locked<L, [Name<S>; TALLIES]>,
+    names: Guarded<L, [Name<S>; TALLIES]>,
     tallies: [Tally; TALLIES],
 }
 
@@ -161,14 +161,14 @@ impl<S: Copy> Name<S> {
     }
 }
 
-impl<L: ReadWriteLock, S: Copy + PartialEq> Tallies<L, S> {
+impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
     /// Looks at tallies.
     ///
     /// # Safety
     /// At the address, a multiple of 128, there are so many bytes as this type has for as long as `'a`: zeros, which
     /// are an `S`, and a lock that is free or that nobody uses before it is initialized, or what other sessions have
     /// made of that. Whoever looks at them does so as this type.
-    pub unsafe fn at<'a>(address: *mut u8) -> &'a Tallies<L, S> {
+    pub unsafe fn at<'a>(address: *mut u8) -> &'a SharedTallies<L, S> {
         // SAFETY: as the caller says. All of it is atomic, or behind a lock in a cell.
         unsafe { &*address.cast() }
     }
@@ -280,9 +280,9 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> Tallies<L, S> {
 }
 
 #[cfg(test)]
-impl<L, S: Copy> Tallies<L, S> {
+impl<L, S: Copy> SharedTallies<L, S> {
     /// What zeros are elsewhere.
-    pub fn new(lock: L, scope: S) -> Tallies<L, S> {
+    pub fn new(lock: L, scope: S) -> SharedTallies<L, S> {
         let counter = || AtomicU64::new(0);
         let stripe = || Stripe {
             allowed: counter(),
@@ -295,9 +295,9 @@ impl<L, S: Copy> Tallies<L, S> {
             since: AtomicI64::new(0),
             stripes: std::array::from_fn(|_| stripe()),
         };
-        Tallies {
+        SharedTallies {
             dropped: counter(),
-            names: Locked::new(lock, [Name::new(scope, b""); TALLIES]),
+            names: Guarded::new(lock, [Name::new(scope, b""); TALLIES]),
             tallies: std::array::from_fn(|_| tally()),
         }
     }

@@ -8,7 +8,9 @@ use std::thread;
 
 use ratelimit_core::table::{Whose, places};
 use ratelimit_core::{Micros, State};
-use ratelimit_memory::{Count, PartitionReadGuard, Partitions, Rankings, ReadWriteLock, Tallies};
+use ratelimit_memory::{
+    Count, PartitionReadGuard, Partitions, ReadWriteLock, SharedRankings, SharedTallies,
+};
 
 const THREADS: usize = 4;
 /// How many calls a thread makes.
@@ -148,7 +150,7 @@ fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
 
 #[test]
 fn every_call_is_counted_for_its_name_or_as_dropped() {
-    type Counted = Tallies<Lock, u32>;
+    type Counted = SharedTallies<Lock, u32>;
     let segment = Segment::new(size_of::<Counted>());
     // SAFETY: there are so many bytes, with a lock that is free.
     let tallies = unsafe { Counted::at(segment.address) };
@@ -188,7 +190,7 @@ fn every_call_is_counted_for_its_name_or_as_dropped() {
 
 #[test]
 fn denials_are_counted_for_their_keys() {
-    type Ranked = Rankings<Lock, u32>;
+    type Ranked = SharedRankings<Lock, u32>;
     let segment = Segment::new(size_of::<Ranked>());
     // SAFETY: there are so many bytes, with locks that are free.
     let rankings = unsafe { Ranked::at(segment.address) };

@@ -10,7 +10,7 @@ use super::id::Scope;
 use crate::pg::values::clipped;
 
 /// The rankings as they lie in shared memory.
-type Shared = ratelimit_memory::Rankings<SessionLock, Scope>;
+type Shared = ratelimit_memory::SharedRankings<SessionLock, Scope>;
 
 thread_local! {
     /// The key that this session counted last, and its number.

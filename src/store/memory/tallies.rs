@@ -10,7 +10,7 @@ use super::id::Scope;
 use crate::pg::clock;
 
 /// The tallies as they lie in shared memory.
-type Shared = ratelimit_memory::Tallies<SessionLock, Scope>;
+type Shared = ratelimit_memory::SharedTallies<SessionLock, Scope>;
 
 /// The tallies, in shared memory: one for each of some names.
 pub struct Tallies(&'static Shared);
