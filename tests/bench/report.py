@@ -4,9 +4,13 @@ Measures nothing. Nothing here tells when or where the numbers were made, but fo
 """
 
 import json
+import sys
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
 from statistics import median
+
+sys.path.append(str(Path(__file__).parents[1] / "pictures"))
+import look
 
 # The labels of lines.
 RL = "SELECT (rl_limit(…)).ok"
@@ -114,31 +118,23 @@ def markdown(settings, works):
 def svg(works):
     """Bars of the median rates: a panel a work, two in a row."""
     panels = [work for name in IN_CHART for work in works if work["name"] == name]
-    width, bar_width, parts, bottom = 760, 180, [], 8
-
-    def text(x, y, words, more=""):
-        parts.append(f'<text x="{x}" y="{y}"{more}>{escape(words)}</text>')
-
-    for number, work in enumerate(panels):
-        lines = [line for line in work["lines"] if line["label"] not in (STAR, SQL_STORE)]
-        most = max(median(line["rates"]) for line in lines)
-        left = 16 + number % 2 * width // 2
-        y = top = bottom if number % 2 == 0 else top
-        text(left, y + 20, work["title"], ' font-weight="bold"')
-        for line in lines:
-            y += 22
-            rate = median(line["rates"])
-            colour = "#1f6feb" if line["label"] in (RL, MEMORY) else "#afb8c1"
-            length = max(1, round(bar_width * rate / most))
-            text(left + 90, y + 23, IN_SUMMARY[line["label"]], ' text-anchor="end"')
-            parts.append(f'<rect x="{left + 98}" y="{y + 10}" width="{length}" height="17" fill="{colour}"/>')
-            text(left + 104 + length, y + 23, f"{rate / 1000:.1f}k/s")
-        bottom = max(bottom, y + 44)
-    head = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" role="img"
- width="{width}" height="{bottom}" font-family="system-ui, sans-serif" font-size="13" fill="#1f2328">
-<title>Calls a second, beside what one would write without the extension</title>
-<rect width="{width}" height="{bottom}" rx="6" fill="#ffffff"/>"""
-    return "\n".join([head, *parts, "</svg>\n"])
+    shown = [[line for line in work["lines"] if line["label"] not in (STAR, SQL_STORE)] for work in panels]
+    heights = [44 + 22 * max(map(len, shown[n : n + 2])) for n in range(0, len(shown), 2)]
+    picture = look.Picture(8 + sum(heights), width=760)
+    for number, (work, lines) in enumerate(zip(panels, shown)):
+        left, top = 16 + number % 2 * 380, 8 + sum(heights[: number // 2])
+        picture.words(left, top + 20, work["title"])
+        rates = [median(line["rates"]) / 1000 for line in lines]
+        upper, lower = top + 29, top + 29 + 22 * len(lines)
+        chart = picture.chart(left + 98, upper, left + 278, lower, xlim=(0, max(rates)), xticks=[])
+        chart.spines.bottom.set_visible(False)
+        colours = [look.C.level if line["label"] in (RL, MEMORY) else look.C.bar for line in lines]
+        bars = chart.barh(range(len(lines)), rates, 0.77, color=colours, clip_on=False)
+        chart.bar_label(bars, fmt="%.1fk/s", padding=6, color=look.C.text)
+        chart.set_yticks(range(len(lines)), [IN_SUMMARY[line["label"]] for line in lines], color=look.C.text)
+        chart.set_ylim(len(lines) - 0.5, -0.5)
+    about = "Calls a second, beside what one would write without the extension"
+    return picture.svg(about, "Bars of the median rates; docs/performance.md has the numbers.")
 
 
 def as_json(settings, works):
