@@ -67,7 +67,7 @@ FROM unnest(ARRAY['America/New_York', 'America/Los_Angeles', 'America/Sao_Paulo'
         'Asia/Beirut', 'Asia/Dubai', 'Asia/Kolkata', 'Asia/Kathmandu', 'Asia/Shanghai', 'Asia/Tokyo', 'Asia/Tehran',
         'Australia/Sydney', 'Australia/Lord_Howe', 'Pacific/Apia', 'Pacific/Auckland', 'Pacific/Chatham', 'Antarctica/Troll']) zone,
     (VALUES ('day', '1 day'), ('week', '1 week'), ('month', '1 month'), ('year', '1 year')) v (unit, period),
-    generate_series(timestamptz '2000-01-01 00:30:00+00', '2022-12-31 00:00:00+00', interval '79 hours') at,
+    generate_series(timestamptz '2000-01-01 00:30:00+00', '2022-12-31 00:00:00+00', interval '307 hours') at,
     LATERAL (SELECT jsonb_build_object('kind', 'fixed window', 'rate', 1, 'period', period, 'timezone', zone) AS config) c,
     LATERAL begun(config, at) begun
 GROUP BY unit ORDER BY unit;
