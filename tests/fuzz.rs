@@ -534,6 +534,9 @@ fn every_answer_is_that_of_the_algorithm() {
         r#"{"kind": "token bucket", "rate": 3, "period": 7000, "capacity": 20, "maxReserved": 10}"#,
         r#"{"kind": "fixed window", "rate": 5, "period": 1000, "start": 0}"#,
         r#"{"kind": "fixed window", "rate": 5, "period": 3000, "start": 500, "capacity": 12, "maxReserved": 8}"#,
+        r#"{"kind": "fixed window", "rate": 4, "period": 1500, "start": "first request", "capacity": 9}"#,
+        r#"{"kind": "fixed window", "rate": 20, "period": "1 day", "timezone": "Europe/Berlin"}"#,
+        r#"{"kind": "sliding window", "rate": 6, "period": 2000}"#,
         r#"{"kind": "sliding log", "rate": 6, "period": 2000}"#,
     ];
     let limits = configs.map(|text| config::parse(text).unwrap());
@@ -543,7 +546,10 @@ fn every_answer_is_that_of_the_algorithm() {
             .unwrap();
     }
     let functions = ["rl_limit", "rl_check"].map(|function| {
-        let sql = format!("SELECT ok, remaining, retry_after FROM {function}($1, $2, $3, $4)");
+        let sql = format!(
+            "SELECT ok, remaining, retry_after, extract(epoch FROM retry_at)::float8, \
+                extract(epoch FROM reset_at)::float8, capacity FROM {function}($1, $2, $3, $4)"
+        );
         client.prepare(&sql).unwrap()
     });
     let mut states: BTreeMap<(usize, u32), State> = BTreeMap::new();
@@ -574,25 +580,28 @@ fn every_answer_is_that_of_the_algorithm() {
                 &[&format!("limit {n}"), &key.to_string(), &count, &reserve],
             )
             .unwrap();
-        let (ok, remaining, retry_after): (bool, f64, Option<f64>) =
-            (row.get(0), row.get(1), row.get(2));
+        let (ok, remaining): (bool, f64) = (row.get(0), row.get(1));
         // A check shows the level before a take.
         let level = if take { decision.level } else { limit.level(&state, at) };
         let call = format!("call {calls} of {}, {count}, reserve {reserve}, {state:?}", configs[n]);
         assert_eq!(ok, decision.ok, "{call}");
+        assert_eq!(row.get::<_, f64>(5), limit.capacity(), "{call}");
         assert!(
             (remaining - level.remaining).abs() < 2e-6,
             "{call}: {remaining} {}",
             level.remaining
         );
-        let wait = decision.retry_after.map(|wait| wait.as_millis());
-        match (retry_after, wait) {
-            // Rounded up to a millisecond.
-            (Some(seconds), Some(wait)) => {
-                let late = seconds * 1e3 - wait;
-                assert!((-1e-6..1.0 + 1e-6).contains(&late), "{call}: {seconds} s, {wait} ms");
+        let retry_at = decision.retry_after.map(|wait| at.plus(wait));
+        for (column, time) in [(2, decision.retry_after), (3, retry_at), (4, level.reset_at)] {
+            let (shown, time) = (row.get::<_, Option<f64>>(column), time.map(Micros::as_millis));
+            match (shown, time) {
+                // Rounded up to a millisecond.
+                (Some(seconds), Some(time)) => {
+                    let late = seconds * 1e3 - time;
+                    assert!((-1e-3..1.0 + 1e-3).contains(&late), "{call}: {seconds} s, {time} ms");
+                }
+                _ => assert_eq!(shown.is_some(), time.is_some(), "{call}: column {column}"),
             }
-            (retry_after, wait) => assert_eq!(retry_after.is_some(), wait.is_some(), "{call}"),
         }
         passed += usize::from(ok);
         if let (true, Some(after)) = (take, decision.state) {
