@@ -44,22 +44,11 @@ SELECT ok, remaining, reset_at FROM rl_limit('cal/month', count => 1);
 -- rl_calculate: the start of the window is in the state.
 CREATE FUNCTION begun(config jsonb, at timestamptz) RETURNS timestamptz LANGUAGE sql
 RETURN to_timestamp(((rl_calculate(config, NULL, at)).state ->> 'ts')::float8 / 1000);
--- Billing day 31; the 29th of February; weeks from a Sunday; quarters.
-SELECT at::date, begun(rl_fixed_window(1, '1 month', timezone => 'Etc/UTC', start => '2027-01-31 00:00:00+00'), at)
-FROM unnest(ARRAY['2027-01-30', '2027-02-27', '2027-02-28', '2027-03-30', '2027-03-31', '2027-04-30', '2028-02-28', '2028-02-29']::timestamptz[]) at;
-SELECT at::date, begun('{"kind": "fixed window", "rate": 1, "period": "1 year", "timezone": "Etc/UTC", "start": "2024-02-29"}', at)
-FROM unnest(ARRAY['2027-02-27', '2027-02-28', '2028-02-28', '2028-02-29']::timestamptz[]) at;
+-- Weeks from a Sunday; quarters.
 SELECT at::date, begun('{"kind": "fixed window", "rate": 1, "period": "P1W", "timezone": "Etc/UTC", "start": "2027-01-03"}', at)
 FROM unnest(ARRAY['2026-12-31', '2027-01-02', '2027-01-03', '2027-01-09']::timestamptz[]) at;
 SELECT at::date, begun('{"kind": "fixed window", "rate": 1, "period": "3 months", "timezone": "Etc/UTC"}', at)
 FROM unnest(ARRAY['2027-03-31', '2027-04-01', '1969-12-31']::timestamptz[]) at;
--- Midnights that are skipped or repeated, a date that never was, an offset of 5:45, and one that moves with Ramadan.
-SELECT zone, at, begun(jsonb_build_object('kind', 'fixed window', 'rate', 1, 'period', '1 day', 'timezone', zone), at)
-FROM (VALUES ('America/Sao_Paulo', timestamptz '2018-11-04 12:00:00+00'), ('America/Havana', '2023-11-05 12:00:00+00'),
-             ('America/St_Johns', '2010-11-07 03:00:00+00'), ('Pacific/Apia', '2011-12-30 12:00:00+00'),
-             ('Asia/Kathmandu', '2027-01-01 12:00:00+00'), ('Africa/Casablanca', '2023-03-19 12:00:00+00'),
-             ('Africa/Casablanca', '2023-03-20 12:00:00+00')) v (zone, at);
-
 -- PostgreSQL has the same days, weeks, months and years, where its zones know no second midnight.
 SELECT unit, count(*), count(*) FILTER (WHERE begun <> date_trunc(unit, at, zone)) AS different
 FROM unnest(ARRAY['America/New_York', 'America/Los_Angeles', 'America/Sao_Paulo', 'America/Santiago', 'Europe/London',

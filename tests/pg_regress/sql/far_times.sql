@@ -19,9 +19,7 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
-SELECT * FROM calls('1970-01-01 00:00:00+00');
 SELECT * FROM calls('1969-12-31 23:59:59.999999+00');
-SELECT * FROM calls('2100-02-28 23:59:59+00');
 SELECT * FROM calls('9998-12-31 12:00:00+00');
 -- Beyond, time zones have no rules. The clock ends with that of JavaScript, in the year 275760.
 DELETE FROM rl_config WHERE name = 'far month';

@@ -17,18 +17,6 @@ SELECT ok, remaining, reset_at FROM rl_limit('fw');
 SET ratelimit.clock = '2027-01-03 20:30:00+00';
 SELECT ok, remaining, reset_at FROM rl_limit('fw', count => 5);
 
--- A capacity above the rate rolls over; it is full at first.
-SELECT rl_define('fw/roll', rl_fixed_window(5, '1 hour', capacity => 12, start => '2027-01-01 00:00:00+00'));
-SELECT ok, remaining FROM rl_limit('fw/roll', count => 12);
-SELECT ok, retry_after, retry_at FROM rl_limit('fw/roll', count => 6);
-SET ratelimit.clock = '2027-01-03 21:00:00+00';
-SELECT ok, remaining FROM rl_limit('fw/roll', count => 1);
-SET ratelimit.clock = '2027-01-03 22:59:00+00';
-SELECT ok, remaining, reset_at FROM rl_check('fw/roll');
-SET ratelimit.clock = '2027-01-03 23:00:00+00';
-SELECT ok, remaining, reset_at FROM rl_check('fw/roll');
-SELECT ok, retry_after, remaining FROM rl_limit('fw/roll', count => 12.5);
-
 -- start: in every form the same, in the past or the future.
 SET ratelimit.clock = '2027-01-01 12:20:00+00';
 SELECT start, reset_at
@@ -37,18 +25,6 @@ FROM (VALUES ('1798761600000'), ('1798761600000.000'), ('0'), ('-3600000'),
              ('"2040-01-01T00:00:00Z"'), ('"2027-01-01 00:00:00+00"'), ('"2027-01-01T00:15:00Z"'),
              ('"1969-07-20T20:17:40Z"'), ('"2027-01-01T00:00:00.0005Z"')) v (start),
      LATERAL rl_limit('fw/start', start, config => ('{"kind": "fixed window", "rate": 1, "period": "1 hour", "start": ' || start || '}')::jsonb);
-
--- First request: the window begins at the take that finds the limit full.
-SELECT rl_define('fw/first', rl_fixed_window(2, '1 hour', first_request => true));
-SELECT ok, remaining, reset_at FROM rl_check('fw/first');
-SELECT ok, remaining, reset_at FROM rl_limit('fw/first');
-SET ratelimit.clock = '2027-01-01 12:50:00+00';
-SELECT ok, remaining, reset_at FROM rl_limit('fw/first');
-SELECT ok, retry_after, reset_at FROM rl_limit('fw/first');
-SET ratelimit.clock = '2027-01-01 15:05:00+00';
-SELECT ok, remaining, reset_at FROM rl_check('fw/first');
-SELECT ok, remaining, reset_at FROM rl_limit('fw/first', count => 2);
-SELECT ok, retry_after, retry_at FROM rl_limit('fw/first');
 
 -- Without start the phase comes from name and key: the same on every machine, another for
 -- another key, so that not all windows turn at once.

@@ -22,26 +22,7 @@ SELECT ok, retry_after FROM rl_limit('rv', count => 15, reserve => true);
 SET ratelimit.clock = '2027-01-01 12:01:30+00';
 SELECT ok, retry_after, remaining FROM rl_limit('rv', count => 15, reserve => true);
 
--- maxReserved 0: no debt. capacity 0: nothing but debt.
-SELECT ok, retry_after FROM rl_limit('rv/0', count => 11, reserve => true, config => rl_token_bucket(10, '1 minute', max_reserved => 0));
-SELECT ok, retry_after FROM rl_limit('rv/0', count => 10, reserve => true, config => rl_token_bucket(10, '1 minute', max_reserved => 0));
-SELECT rl_define('rv/spaced', rl_token_bucket(1, '2 seconds', capacity => 0));
-SELECT n, ok, retry_after, retry_at, remaining
-FROM generate_series(1, 3) n, LATERAL rl_limit('rv/spaced', count => sign(n), reserve => true);
-SELECT ok, retry_after, remaining, capacity FROM rl_limit('rv/spaced');
-
--- Fixed window: what is owed comes with the windows.
-SET ratelimit.clock = '2027-01-01 12:20:00+00';
-SELECT rl_define('rv/fw', rl_fixed_window(5, '1 hour', max_reserved => 12, start => '2027-01-01 00:00:00+00'));
-SELECT ok, retry_after, remaining FROM rl_limit('rv/fw', count => 5, reserve => true);
-SELECT ok, retry_after, retry_at, remaining, reset_at FROM rl_limit('rv/fw', count => 3, reserve => true);
-SELECT ok, retry_after, retry_at, remaining FROM rl_limit('rv/fw', count => 7, reserve => true);
-SELECT ok, retry_after, retry_at, remaining FROM rl_limit('rv/fw', count => 3, reserve => true);
-SELECT ok, retry_after, retry_at FROM rl_limit('rv/fw', count => 1);
-SELECT ok, retry_after FROM rl_limit('rv/fw', count => 18, reserve => true);
 SET ratelimit.clock = '2027-01-01 13:00:00+00';
-SELECT ok, retry_after, retry_at, remaining FROM rl_limit('rv/fw', count => 3, reserve => true);
-
 -- Ten years (3652.5 days) at most: one token a day.
 SELECT rl_define('rv/years', rl_token_bucket(1, '1 day'));
 SELECT ok, retry_after / 86400 AS days, remaining FROM rl_limit('rv/years', count => 3653, reserve => true);

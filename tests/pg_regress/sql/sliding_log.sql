@@ -29,8 +29,3 @@ SELECT ok, retry_after FROM rl_limit('sl', count => 1e15);
 SELECT ok, remaining, capacity FROM rl_limit('sl/big', count => 10000, config => rl_sliding_log(10000, '1 day'));
 SELECT ok, retry_after FROM rl_limit('sl/big', config => rl_sliding_log(10000, '1 day'));
 SELECT value, cardinality(log) FROM rateLimits WHERE name = 'sl/big';
--- A rate that was lowered below what is used is no debt: a count of 0 passes.
-SELECT ok, remaining FROM rl_limit('sl/lowered', count => 9, config => rl_sliding_log(10, '1 minute'));
-SELECT count, ok, remaining, retry_after
-FROM unnest(ARRAY[0, 1]) count, rl_limit('sl/lowered', count => count, config => rl_sliding_log(3, '1 minute'));
-SELECT value FROM rateLimits WHERE name = 'sl/lowered';
