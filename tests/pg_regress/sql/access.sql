@@ -35,6 +35,7 @@ BEGIN
 END
 $$;
 CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+\a \t
 SELECT shown('SELECT');
 SELECT shown('CREATE TRIGGER t BEFORE UPDATE ON rateLimits FOR EACH ROW EXECUTE FUNCTION nothing()');
 SELECT shown('CREATE RULE r AS ON UPDATE TO rateLimits WHERE NEW.value > 1e9 DO INSTEAD NOTHING');
@@ -63,4 +64,5 @@ SELECT shown('REINDEX TABLE rateLimits');
 SELECT shown('CLUSTER rateLimits USING ratelimits_pkey');
 SELECT shown('TRUNCATE rateLimits');
 SELECT shown('SELECT');
+\a \t
 DROP FUNCTION shown; DROP FUNCTION nothing;
