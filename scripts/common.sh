@@ -71,8 +71,22 @@ crate_version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1
 
 # Where this machine gets Debian's packages from.
 mirror() {
+    # shellcheck disable=SC2016 # the dollar is apt-get's
     apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | sed -n 1p | grep . ||
         die "this machine has no package sources of Debian."
+}
+
+# unpack SUITE FOLDER PACKAGE…: of that suite of Debian, whatever this machine's is, into FOLDER/tree; installs nothing.
+unpack() {
+    local apt=$2/apt
+    mkdir -p "$apt"/{lists/partial,archives/partial}
+    echo "deb $(mirror) $1 main" >"$apt/sources.list"
+    private_apt() {
+        apt-get -qq -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$apt/lists" \
+            -o Dir::Cache="$apt" -o APT::Sandbox::User= -o APT::Default-Release= -o Acquire::Languages=none -o Acquire::Retries=3 "$@" >&2
+    }
+    private_apt update && (cd "$apt" && private_apt download "${@:3}" && for deb in *.deb; do dpkg-deb -x "$deb" ../tree || exit; done) &&
+        rm -rf "$apt"
 }
 
 # stems FOLDER SUFFIX: the names of its files without the suffix, one a line.

@@ -1,5 +1,5 @@
 # Sourced by what runs programs behind PgBouncer, after scripts/common.sh; $pgbouncer is where it is kept.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2154  # what common.sh sets
 pgbouncer=$repo/target/clients/pgbouncer
 
 # fetch_pgbouncer: of Debian 13, since that of 12 knows no prepared statements; with all of its libraries, down to the C
@@ -9,18 +9,10 @@ fetch_pgbouncer() {
     say "fetching pgbouncer (Debian trixie)"
     local new=$pgbouncer.new
     rm -rf "$pgbouncer" "$new"
-    mkdir -p "$new"/apt/{lists/partial,archives/partial}
-    echo "deb $(mirror) trixie main" >"$new/apt/sources.list"
-    apt() {
-        apt-get -qq -o Dir::Etc::SourceList="$new/apt/sources.list" -o Dir::Etc::SourceParts=- \
-            -o Dir::State::Lists="$new/apt/lists" -o Dir::Cache="$new/apt" -o APT::Sandbox::User= \
-            -o APT::Default-Release= -o Acquire::Languages=none -o Acquire::Retries=3 "$@" >&2
-    }
-    apt update && (cd "$new/apt" && apt download pgbouncer libaudit1 libc6 libcap2 libcap-ng0 libcares2 \
-        libevent-2.1-7t64 libpam0g libssl3t64 libsystemd0 libzstd1 zlib1g &&
-        for deb in *.deb; do dpkg-deb -x "$deb" "$new/tree" || exit; done) || return
+    unpack trixie "$new" pgbouncer libaudit1 libc6 libcap2 libcap-ng0 libcares2 libevent-2.1-7t64 libpam0g libssl3t64 \
+        libsystemd0 libzstd1 zlib1g || return
     cp -L "$new"/tree/usr/lib/*-linux-gnu/{ld-linux-*,lib*.so.*} "$new/tree/usr/sbin/pgbouncer" "$new/" &&
-        rm -rf "$new/apt" "$new/tree" && mv "$new" "$pgbouncer"
+        rm -rf "$new/tree" && mv "$new" "$pgbouncer"
 }
 
 # pooled PREPARED COMMAND…: with PgBouncer between it and the server, and its max_prepared_statements. It runs as the
