@@ -1,7 +1,7 @@
 //! The guarantees under faults: a server killed under load, backends killed and cancelled, a full disk,
 //! a promoted standby, tables rebuilt beside 16 sessions.
 //!
-//! Each test has a server of its own. `make test` runs them for a moment, `make soak` for long
+//! Each test has a server of its own. `make test ONLY=soak` runs them for a moment, `make soak` for long
 //! (RATELIMIT_SOAK): see [`scale`]. Sessions note their takes in a table, in the same transaction, and
 //! remember the outcome; `soak/check.rs` compares notes, rows and outcomes.
 

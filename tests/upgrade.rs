@@ -1,5 +1,5 @@
 //! ALTER EXTENSION ratelimit UPDATE: from every version that was released, with limits in use, to
-//! the objects that a new installation has. (make test also runs all regress files on upgraded
+//! the objects that a new installation has. (make test ONLY=upgrade also runs all regress files on upgraded
 //! databases.)
 
 use postgres::Client;
