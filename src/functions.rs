@@ -20,7 +20,7 @@ mod status;
 mod triggers;
 
 /// Every one of them.
-#[cfg(feature = "pg_test")]
+#[cfg(feature = "server_tests")]
 pub const DECLARED: &[crate::pg::declaration::declared::Declaration] = &[
     blocks::rl_block,
     blocks::rl_blocks_changed,

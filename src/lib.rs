@@ -6,7 +6,7 @@
 //! `ratelimit_core`, the algorithms, configs and states, which is independent of PostgreSQL.
 
 #![cfg_attr(
-    not(any(test, feature = "pg_test")), // tests end with a panic, and say what they found
+    not(any(test, feature = "server_tests")), // tests end with a panic, and say what they found
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 
@@ -14,7 +14,7 @@ mod functions;
 mod host;
 mod keyed;
 mod pg;
-#[cfg(feature = "pg_test")]
+#[cfg(feature = "server_tests")]
 mod pg_tests;
 mod schema;
 mod store;

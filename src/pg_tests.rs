@@ -1,6 +1,6 @@
-//! Tests that run inside a server, as SQL functions of a build with the feature `pg_test`: what is
+//! Tests that run inside a server, as SQL functions of a build with the feature `server_tests`: what is
 //! between the library and Postgres. Each in a transaction of its own, which is rolled back:
-//! `cargo pgrx test`, or the phase pgrx of `make test`.
+//! `cargo pgrx test`, or `make test ONLY=pgrx`.
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;

@@ -140,7 +140,7 @@ macro_rules! sql_function {
         #[effect($effect:ident)]
         fn $name:ident($call:ident: $given:ty $(, $parameter:ident: $type:ty)* $(,)?) -> $result:ty $body:block
     ) => {
-        #[cfg(feature = "pg_test")]
+        #[cfg(feature = "server_tests")]
         #[allow(non_upper_case_globals)]
         pub const $name: $crate::pg::declaration::declared::Declaration = {
             #[allow(unused_imports)] // of a function without arguments
@@ -210,7 +210,7 @@ pub const fn c_str(text: &'static str) -> &'static CStr {
 }
 
 /// What pg_proc has to say of the functions: as the library reads their arguments, and makes their results.
-#[cfg(feature = "pg_test")]
+#[cfg(feature = "server_tests")]
 pub mod declared {
     use super::{Effect, One, OneInWindow, Proceed};
     use crate::pg::call::Rows;
