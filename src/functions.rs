@@ -21,7 +21,7 @@ mod triggers;
 
 /// Every one of them.
 #[cfg(feature = "server_tests")]
-pub const DECLARED: &[crate::pg::declaration::declared::Declaration] = &[
+pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     blocks::rl_block,
     blocks::rl_blocks_changed,
     blocks::rl_unblock,

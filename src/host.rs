@@ -14,17 +14,17 @@ use ratelimit_limiter::ports::{
 };
 
 use crate::keyed::{blocks, definitions};
-use crate::pg::catalog::{self, Catalog, TableLock};
-use crate::pg::clock;
-use crate::pg::error::{Error, Result};
-use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::memory_context::Scratch;
-use crate::pg::shared_memory;
-use crate::pg::transaction::{is_read_only, refuse_read_only_call};
-use crate::pg::values::{Jsonb, utf8};
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::{Error, Result};
 use crate::store::memory::{Memory, Scope, SharedEntries};
 use crate::store::with_store;
 use crate::tally;
+use ratelimit_pg::clock;
+use ratelimit_pg::interrupts::check_for_interrupts;
+use ratelimit_pg::memory_context::Scratch;
+use ratelimit_pg::shared_memory;
+use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call};
+use ratelimit_pg::values::{Jsonb, utf8};
 
 /// A call of an SQL function, in its transaction.
 pub struct Session<'a> {

@@ -1,19 +1,21 @@
 //! `ratelimit`: rate limits inside PostgreSQL, taken in the caller's transaction.
 //!
-//! Floors, each of which depends on those below it only: `functions`, the SQL functions; `limiter`, the use cases;
-//! `store`, the rows; `pg`, how these reach what is below; `schema`, the extension's own objects in a database. Below
-//! them are two crates: `ratelimit_pg`, what is needed of PostgreSQL and knows no table and no limit; and
-//! `ratelimit_core`, the algorithms, configs and states, which is independent of PostgreSQL.
+//! Floors, each of which depends on those below it only: `functions`, what SQL can call, exported by `declaration`;
+//! `host`, a session as the use cases see it; `keyed`, definitions and blocks, `store`, the rows and the memory, and
+//! `tally`, what is counted; `schema`, the extension's own objects in a database. What they are made of are crates,
+//! which the compiler keeps apart: `ratelimit_limiter`, the use cases, `ratelimit_memory`, what sessions share, and
+//! `ratelimit_core`, the algorithms, know no PostgreSQL; `ratelimit_pg`, what is needed of PostgreSQL, knows no table
+//! and no limit.
 
 #![cfg_attr(
     not(any(test, feature = "server_tests")), // tests end with a panic, and say what they found
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 
+mod declaration;
 mod functions;
 mod host;
 mod keyed;
-mod pg;
 #[cfg(feature = "server_tests")]
 mod pg_tests;
 mod schema;

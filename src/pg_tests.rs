@@ -8,8 +8,8 @@ use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{Access, Host, Rows};
 
 use crate::host::{self, Session};
-use crate::pg::catalog::{self, Catalog, TableLock};
-use crate::pg::error::Result;
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::Result;
 
 mod announced;
 mod declared;

@@ -3,11 +3,11 @@
 use pgrx::pg_sys;
 use ratelimit_limiter::ports::Rows;
 
-use crate::pg::catalog::{self, Catalog, TableLock};
-use crate::pg::error::{Error, Result};
-use crate::pg::settings::{self, Access};
-use crate::pg::spi;
-use crate::pg::transaction::with_lasting_locks;
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::{Error, Result};
+use crate::schema::settings::{self, Access};
+use crate::schema::spi;
+use ratelimit_pg::transaction::with_lasting_locks;
 
 use held::Remembering;
 

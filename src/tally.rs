@@ -8,14 +8,14 @@ use pgrx::{PgTryBuilder, pg_sys};
 use ratelimit_core::Micros;
 use ratelimit_limiter::ports::{Counted, Id, Verdict};
 
-use crate::pg::catalog::{self, Catalog, TableLock};
-use crate::pg::clock;
-use crate::pg::error::Result;
-use crate::pg::server_log;
-use crate::pg::settings;
-use crate::pg::shared_memory::Need;
-use crate::pg::values::utf8;
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::Result;
+use crate::schema::settings;
 use crate::store::memory::{Count, Denied, Memory, Scope, Totals};
+use ratelimit_pg::clock;
+use ratelimit_pg::server_log;
+use ratelimit_pg::shared_memory::Need;
+use ratelimit_pg::values::utf8;
 
 thread_local! {
     /// When this session last found no memory to count in.

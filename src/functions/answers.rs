@@ -4,9 +4,9 @@ use ratelimit_core::Micros;
 use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::target::FOR_GOOD;
 
-use crate::pg::call::sql_types::{Timestamptz, sql_row};
-use crate::pg::error::Error;
-use crate::pg::values::utf8;
+use crate::schema::error::Error;
+use ratelimit_pg::call::sql_types::{Timestamptz, sql_row};
+use ratelimit_pg::values::utf8;
 
 sql_row! {
     /// The outcome of a call.

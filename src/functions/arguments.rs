@@ -8,8 +8,8 @@ use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, NAME_LENGTH};
 use ratelimit_core::text::shortened;
 use ratelimit_pg::error::{PgError as Error, Result};
 
-use crate::pg::call::sql_types::Checked;
-use crate::pg::values::utf8;
+use ratelimit_pg::call::sql_types::Checked;
+use ratelimit_pg::values::utf8;
 
 /// The name of a limit.
 #[derive(Clone, Copy)]

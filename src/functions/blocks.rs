@@ -5,17 +5,17 @@ use ratelimit_core::config::Interval;
 use ratelimit_limiter::target::{FOR_GOOD, check_key};
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
+use crate::declaration::{Proceed, sql_function};
 use crate::host::Session;
 use crate::keyed::blocks;
 use crate::keyed::definitions;
-use crate::pg::call::Call;
-use crate::pg::call::sql_types::Timestamptz;
-use crate::pg::catalog::{self, Catalog, TableLock};
-use crate::pg::clock;
-use crate::pg::declaration::{Proceed, sql_function};
-use crate::pg::error::{Error, Result};
-use crate::pg::server_log;
-use crate::pg::values::utf8;
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::{Error, Result};
+use ratelimit_pg::call::Call;
+use ratelimit_pg::call::sql_types::Timestamptz;
+use ratelimit_pg::clock;
+use ratelimit_pg::server_log;
+use ratelimit_pg::values::utf8;
 
 sql_function! {
     /// 22023 unless exactly one of duration and until is given, and lies ahead; 22008: beyond the times of

@@ -4,10 +4,10 @@ use ratelimit_core::config::{self, Given, Interval};
 use ratelimit_core::{Kind, Micros};
 
 use super::arguments::ZoneName;
-use crate::pg::call::Call;
-use crate::pg::call::sql_types::Json;
-use crate::pg::declaration::sql_function;
-use crate::pg::error::Result;
+use crate::declaration::sql_function;
+use crate::schema::error::Result;
+use ratelimit_pg::call::Call;
+use ratelimit_pg::call::sql_types::Json;
 
 sql_function! {
     /// 22004, 22023.

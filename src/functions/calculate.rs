@@ -5,13 +5,13 @@ use ratelimit_core::{Micros, decide};
 use ratelimit_limiter::request::check_count;
 
 use super::answers::{finite, retry};
+use crate::declaration::{One, sql_function};
 use crate::keyed::definitions;
-use crate::pg::call::Call;
-use crate::pg::call::sql_types::{Json, Timestamptz, sql_row};
-use crate::pg::declaration::{One, sql_function};
-use crate::pg::error::Error;
-use crate::pg::interrupts::larger_reserve;
-use crate::pg::values::Jsonb;
+use crate::schema::error::Error;
+use ratelimit_pg::call::Call;
+use ratelimit_pg::call::sql_types::{Json, Timestamptz, sql_row};
+use ratelimit_pg::interrupts::larger_reserve;
+use ratelimit_pg::values::Jsonb;
 
 sql_row! {
     /// What a limit answers, and its state afterwards.

@@ -1,12 +1,12 @@
 //! Named limits: defined, undefined, and what `rl_config` does when it is written to.
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
+use crate::declaration::{Proceed, sql_function};
 use crate::keyed::definitions;
-use crate::pg::call::Call;
-use crate::pg::catalog::{self, TableLock};
-use crate::pg::declaration::{Proceed, sql_function};
-use crate::pg::error::Error;
-use crate::pg::values::Jsonb;
+use crate::schema::catalog::{self, TableLock};
+use crate::schema::error::Error;
+use ratelimit_pg::call::Call;
+use ratelimit_pg::values::Jsonb;
 
 sql_function! {
     /// 22023 for a bad config, 25006 in a read-only transaction.

@@ -9,15 +9,15 @@ use ratelimit_core::text::float_text;
 
 use super::answers::RlResult;
 use super::arguments::{HeaderStyle, LimitName, required};
+use crate::declaration::sql_function;
 use crate::keyed::definitions;
-use crate::pg::call::Call;
-use crate::pg::call::composite::Composite;
-use crate::pg::call::sql_types::{Json, finite};
-use crate::pg::catalog::{self, TableLock};
-use crate::pg::clock;
-use crate::pg::declaration::sql_function;
-use crate::pg::error::{Error, Result};
-use crate::pg::values::{Jsonb, utf8_bytes};
+use crate::schema::catalog::{self, TableLock};
+use crate::schema::error::{Error, Result};
+use ratelimit_pg::call::Call;
+use ratelimit_pg::call::composite::Composite;
+use ratelimit_pg::call::sql_types::{Json, finite};
+use ratelimit_pg::clock;
+use ratelimit_pg::values::{Jsonb, utf8_bytes};
 
 sql_function! {
     /// The definition is the name's own, since there is no key to look for an override; 22004, 22023,

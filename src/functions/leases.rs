@@ -10,12 +10,12 @@ use ratelimit_pg::error::PgError;
 
 use super::answers::{RlResult, denied};
 use super::arguments::{LimitKey, LimitName};
+use crate::declaration::{One, sql_function};
 use crate::host::{self, Config, inline};
-use crate::pg::call::Call;
-use crate::pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
-use crate::pg::declaration::{One, sql_function};
-use crate::pg::error::Result;
-use crate::pg::values::Jsonb;
+use crate::schema::error::Result;
+use ratelimit_pg::call::Call;
+use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
+use ratelimit_pg::values::Jsonb;
 
 sql_row! {
     /// A lease, or when to ask again.

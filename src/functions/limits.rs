@@ -6,11 +6,11 @@ use ratelimit_limiter::request::{Answer, Request};
 
 use super::answers::{RlResult, denied};
 use super::arguments::{LimitKey, LimitName};
+use crate::declaration::{One, sql_function};
 use crate::host::{self, Config, inline};
-use crate::pg::call::Call;
-use crate::pg::declaration::{One, sql_function};
-use crate::pg::error::Result;
-use crate::pg::values::Jsonb;
+use crate::schema::error::Result;
+use ratelimit_pg::call::Call;
+use ratelimit_pg::values::Jsonb;
 
 sql_function! {
     /// 25006 in a read-only transaction, PT429 with throws; otherwise as the arguments: 22004, 22023,

@@ -1,10 +1,10 @@
 //! Pruning: the deletion of rows that no answer depends on.
 
 use super::arguments::{Idle, MaxRows};
+use crate::declaration::sql_function;
 use crate::host;
-use crate::pg::call::Call;
-use crate::pg::declaration::sql_function;
 use ratelimit_limiter::prune::prune;
+use ratelimit_pg::call::Call;
 
 sql_function! {
     /// 22004, 22023; 25006 in a read-only transaction.

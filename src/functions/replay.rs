@@ -4,10 +4,10 @@ use ratelimit_core::{Micros, State, decide};
 use ratelimit_limiter::request::{Answer, check_count};
 
 use super::answers::RlResult;
+use crate::declaration::{OneInWindow, sql_function};
 use crate::keyed::definitions;
-use crate::pg::call::Call;
-use crate::pg::declaration::{OneInWindow, sql_function};
-use crate::pg::values::Jsonb;
+use ratelimit_pg::call::Call;
+use ratelimit_pg::values::Jsonb;
 
 /// What a partition remembers: the state that its last row left.
 #[derive(Default)]

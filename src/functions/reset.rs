@@ -1,10 +1,10 @@
 //! Resets: what makes limits full again.
 
 use super::arguments::{LimitKey, LimitName};
+use crate::declaration::sql_function;
 use crate::host;
-use crate::pg::call::Call;
-use crate::pg::declaration::sql_function;
 use ratelimit_limiter::one;
+use ratelimit_pg::call::Call;
 
 sql_function! {
     /// 25006 in a read-only transaction.

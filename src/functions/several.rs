@@ -7,13 +7,13 @@ use ratelimit_limiter::request::Request;
 
 use super::answers::{self, RlResult};
 use super::arguments::{valid_key, valid_name};
+use crate::declaration::sql_function;
 use crate::host::{self, Config, inline};
-use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
-use crate::pg::call::{Call, Rows};
-use crate::pg::declaration::sql_function;
-use crate::pg::error::{Error, Result};
-use crate::pg::interrupts::larger_reserve;
-use crate::pg::values::{Jsonb, jsonb_from_json, server_text};
+use crate::schema::error::{Error, Result};
+use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
+use ratelimit_pg::call::{Call, Rows};
+use ratelimit_pg::interrupts::larger_reserve;
+use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text};
 
 sql_row! {
     /// The outcome of one request, the `n`th from 1.

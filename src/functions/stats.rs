@@ -1,11 +1,11 @@
 //! Numbers about all limits, whatever their store: counted in shared memory since the server started.
 
 use super::arguments::{LimitName, MaxRows};
-use crate::pg::call::sql_types::{Text, Timestamptz, sql_row};
-use crate::pg::call::{Call, Rows};
-use crate::pg::declaration::{One, sql_function};
-use crate::pg::settings;
+use crate::declaration::{One, sql_function};
+use crate::schema::settings;
 use crate::tally;
+use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
+use ratelimit_pg::call::{Call, Rows};
 
 sql_row! {
     /// The counters of a name.

@@ -7,11 +7,11 @@ use ratelimit_limiter::status::{self, Status};
 
 use super::answers::{finite, retry};
 use super::arguments::{LimitKey, LimitName};
+use crate::declaration::sql_function;
 use crate::host::{self, Config, inline};
-use crate::pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
-use crate::pg::call::{Call, Rows};
-use crate::pg::declaration::sql_function;
-use crate::pg::values::Jsonb;
+use ratelimit_pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::{Call, Rows};
+use ratelimit_pg::values::Jsonb;
 
 sql_row! {
     /// What a name and key holds; without a definition only whose it is, and whether it is blocked.

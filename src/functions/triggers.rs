@@ -12,17 +12,17 @@ use ratelimit_limiter::target::Target;
 
 use super::answers::denied;
 use super::arguments::{valid_key, valid_name};
+use crate::declaration::{Proceed, sql_function};
 use crate::host;
-use crate::pg::call::Call;
-use crate::pg::call::trigger_data::{Column, Event, Timing, Trigger};
-use crate::pg::declaration::{Proceed, sql_function};
-use crate::pg::error::{Error, Result};
-use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::memory_context::Scratch;
-use crate::pg::settings;
-use crate::pg::sort::Sort;
-use crate::pg::transaction::refuse_parallel;
-use crate::pg::values::utf8;
+use crate::schema::error::{Error, Result};
+use crate::schema::settings;
+use ratelimit_pg::call::Call;
+use ratelimit_pg::call::trigger_data::{Column, Event, Timing, Trigger};
+use ratelimit_pg::interrupts::check_for_interrupts;
+use ratelimit_pg::memory_context::Scratch;
+use ratelimit_pg::sort::Sort;
+use ratelimit_pg::transaction::refuse_parallel;
+use ratelimit_pg::values::utf8;
 
 sql_function! {
     /// Its options are the trigger's arguments: name, 'key=column', 'count=column'. PT429; 39P01 where it

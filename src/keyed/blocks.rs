@@ -7,12 +7,12 @@ use ratelimit_core::Micros;
 use ratelimit_limiter::ports::BlockInForce;
 use ratelimit_limiter::target::FOR_GOOD;
 
-use crate::pg::catalog::{Catalog, Table, TableLock};
-use crate::pg::clock;
-use crate::pg::error::{Error, Result};
-use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::spi::{self, Statement};
-use crate::pg::values::{text_datum, varlena_bytes};
+use crate::schema::catalog::{Catalog, Table, TableLock};
+use crate::schema::error::{Error, Result};
+use crate::schema::spi::{self, Statement};
+use ratelimit_pg::clock;
+use ratelimit_pg::interrupts::check_for_interrupts;
+use ratelimit_pg::values::{text_datum, varlena_bytes};
 
 /// What is blocked of a name.
 #[derive(Default)]

@@ -16,11 +16,11 @@ use ratelimit_limiter::target::{Home, undefined};
 
 use super::blocks;
 use crate::host::Session;
-use crate::pg::catalog::{Catalog, TableLock};
-use crate::pg::error::{Error, Result};
-use crate::pg::invalidation;
-use crate::pg::spi::{self, Statement};
-use crate::pg::values::{Jsonb, text_datum, utf8};
+use crate::schema::catalog::{Catalog, TableLock};
+use crate::schema::error::{Error, Result};
+use crate::schema::invalidation;
+use crate::schema::spi::{self, Statement};
+use ratelimit_pg::values::{Jsonb, text_datum, utf8};
 
 /// The entries of each cache. Reading a definition takes two statements and parsing a config some
 /// microseconds, several times the cost of a call; an entry has some 200 bytes.

@@ -5,8 +5,8 @@ mod tests {
     use pgrx::prelude::*;
 
     use super::super::{and_rolled_back, error_of, get, run, with_catalog};
-    use crate::pg::catalog::{self, TableLock};
-    use crate::pg::invalidation;
+    use crate::schema::catalog::{self, TableLock};
+    use crate::schema::invalidation;
     use crate::store::with_store;
 
     fn capacity() -> f64 {

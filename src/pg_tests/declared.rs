@@ -8,12 +8,12 @@ mod tests {
     use ratelimit_core::config::Interval;
 
     use super::super::{error_of, get, run};
+    use crate::declaration::declared::{Declaration, Parameter, Returned};
+    use crate::declaration::{Effect, One, sql_function};
     use crate::functions::DECLARED;
-    use crate::pg::call::Call;
-    use crate::pg::call::sql_types::{Json, ResultColumn, Text, sql_row};
-    use crate::pg::declaration::declared::{Declaration, Parameter, Returned};
-    use crate::pg::declaration::{Effect, One, sql_function};
-    use crate::pg::values::Jsonb;
+    use ratelimit_pg::call::Call;
+    use ratelimit_pg::call::sql_types::{Json, ResultColumn, Text, sql_row};
+    use ratelimit_pg::values::Jsonb;
 
     /// An SQL type of the library's as PostgreSQL spells it.
     fn type_of(sql: &str) -> String {

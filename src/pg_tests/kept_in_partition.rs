@@ -4,11 +4,11 @@
 mod tests {
     use pgrx::prelude::*;
 
-    use super::super::get;
-    use crate::pg::call::Call;
-    use crate::pg::call::sql_types::sql_row;
-    use crate::pg::declaration::{OneInWindow, sql_function};
-    use crate::pg::error::{Error, Result};
+    use super::super::{get, run};
+    use crate::declaration::{OneInWindow, sql_function};
+    use crate::schema::error::{Error, Result};
+    use ratelimit_pg::call::Call;
+    use ratelimit_pg::call::sql_types::sql_row;
 
     sql_row! {
         /// What was kept before a row.
@@ -21,7 +21,7 @@ mod tests {
 
     sql_function! {
         /// Keeps values of two types, of one of which it also asks while it works on it.
-        #[sql(WINDOW, comment = "what it kept before, where n is added")]
+        #[effect(Window)]
         fn test_kept(call: &Call, n: f64) -> OneInWindow<TestKept> {
             call.in_partition(|sum: &mut f64| -> Result<_, Error> {
                 let inner = call.in_partition(|sum: &mut f64| -> Result<_, Error> {
@@ -41,6 +41,8 @@ mod tests {
 
     #[pg_test]
     fn each_partition_keeps_a_value_of_each_type() {
+        run("CREATE FUNCTION test_kept(n float8, OUT sum float8, OUT text integer, OUT inner float8)
+             LANGUAGE c WINDOW AS 'ratelimit', 'test_kept'");
         let kept: Vec<String> =
             get("SELECT array_agg(format('%s %s: %s', p, n, kept) ORDER BY p, n) FROM (
                 SELECT p, n, test_kept(n) OVER (PARTITION BY p ORDER BY n) AS kept

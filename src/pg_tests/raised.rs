@@ -5,9 +5,9 @@ mod tests {
     use pgrx::prelude::*;
 
     use super::super::{error_of, get, run};
-    use crate::pg::call::Call;
-    use crate::pg::declaration::sql_function;
-    use crate::pg::error::Error;
+    use crate::declaration::sql_function;
+    use crate::schema::error::Error;
+    use ratelimit_pg::call::Call;
 
     sql_function! {
         /// Runs a statement, and then has an error of its own.

@@ -9,7 +9,7 @@ mod tests {
     use ratelimit_core::{Micros, State};
 
     use super::super::{and_rolled_back, attempt, get, run, with_rows};
-    use crate::pg::error::Error;
+    use crate::schema::error::Error;
     use crate::store::held;
     use ratelimit_limiter::ports::{Row, RowId, Stored};
 

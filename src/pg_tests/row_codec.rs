@@ -7,9 +7,9 @@ mod tests {
     use ratelimit_core::{Micros, State};
 
     use super::super::{get, run, with_rows};
-    use crate::pg::clock::INFINITE;
-    use crate::pg::error::Error;
+    use crate::schema::error::Error;
     use ratelimit_limiter::ports::{RowId, Stored};
+    use ratelimit_pg::clock::INFINITE;
 
     const STORES: [&str; 2] = ["heap", "sql"];
 

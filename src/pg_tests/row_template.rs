@@ -7,7 +7,7 @@ mod tests {
     use pgrx::prelude::*;
 
     use super::super::get;
-    use crate::pg::call::row_template;
+    use ratelimit_pg::call::row_template;
 
     /// The description of a row type, which stays as long as the backend.
     fn description(of: &str) -> pg_sys::TupleDesc {

@@ -6,9 +6,9 @@ mod tests {
     use pgrx::prelude::*;
 
     use super::super::{attempt, error_of, get, run, with_catalog};
-    use crate::pg::catalog::TableLock;
-    use crate::pg::error::Error;
-    use crate::pg::spi::{Statement, with_owner};
+    use crate::schema::catalog::TableLock;
+    use crate::schema::error::Error;
+    use crate::schema::spi::{Statement, with_owner};
 
     /// The user, and settings that the owner's SQL has its own of.
     fn who() -> [String; 4] {

@@ -6,9 +6,9 @@ mod tests {
     use ratelimit_core::Micros;
 
     use super::super::{and_rolled_back, attempt, error_of, get, run};
-    use crate::pg::clock;
-    use crate::pg::settings;
-    use crate::pg::transaction;
+    use crate::schema::settings;
+    use ratelimit_pg::clock;
+    use ratelimit_pg::transaction;
 
     const FIXED: Micros = Micros(1_798_804_800_000_001);
 

@@ -9,8 +9,8 @@ use ratelimit_core::Micros;
 use ratelimit_core::algorithm::Tokens;
 
 use super::{and_rolled_back, with_catalog};
-use crate::pg::shared_memory::{Need, segment};
 use ratelimit_core::table::Kept;
+use ratelimit_pg::shared_memory::{Need, segment};
 
 use crate::store::memory::{Memory, Scope};
 
@@ -47,27 +47,31 @@ mod tests {
         let memory = Memory::get().unwrap();
         let id = with_catalog(|catalog| memory.id(Scope::new(catalog.extension), b"locked", b"k"));
         let panicked = catch_unwind(AssertUnwindSafe(|| {
-            and_rolled_back(|| memory.states.locked(id, |_| panic!("under the lock")))
+            and_rolled_back(|| {
+                let _locked = memory.states.lock(id);
+                panic!("under the lock")
+            })
         }));
         assert!(panicked.is_err());
         let raised = catch_unwind(AssertUnwindSafe(|| {
             and_rolled_back(|| {
+                let _locked = memory.states.lock(id);
                 // SAFETY: more than Postgres allocates at once, which is an error.
-                memory.states.locked(id, |_| unsafe { pg_sys::palloc(usize::MAX) })
+                unsafe { pg_sys::palloc(usize::MAX) }
             })
         }));
         assert!(raised.is_err());
         // SAFETY: reads a number of this backend.
         assert_eq!(unsafe { pg_sys::InterruptHoldoffCount }, 0, "a cancel is looked at");
         // Or this would wait for ever.
-        assert_eq!(memory.states.locked(id, |locked| locked.state()), None);
+        assert_eq!(memory.states.lock(id).state(id), None);
         let mut all = memory.states.lock_all([id, id].into_iter());
         assert_eq!(all.state(id), None);
         let kept = Kept::Tokens(Tokens { value: 1.0, ts: Micros(0), brought: None });
         all.set(id, kept, None, true, Micros(0));
         drop(all);
         assert_eq!(memory.states.read(id), Some(kept));
-        assert!(memory.states.forget(id));
-        assert!(!memory.states.forget(id));
+        assert!(memory.states.lock(id).remove(id));
+        assert!(!memory.states.lock(id).remove(id));
     }
 }

@@ -18,8 +18,8 @@ use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Shape, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::Stored;
 
-use crate::pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
-use crate::pg::values::float_datum;
+use ratelimit_pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
+use ratelimit_pg::values::float_datum;
 
 /// Decodes a row, whose times are timestamptz values.
 pub fn decode(

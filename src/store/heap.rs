@@ -1,6 +1,6 @@
 //! The store through direct access to the heap, without the executor: a row is found by its last tuple
 //! id, or by the primary key's index, under the latest state, and updated in one step. For the usual
-//! table only; see `usual_table`.
+//! table only; see `unaltered_table`.
 //!
 //! # The executor's steps, and where they are here
 //!
@@ -15,13 +15,13 @@
 //! |---|---|
 //! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `transaction::refuse_read_only`, first in each SQL function that writes |
 //! | checks the privileges of the user, and row security | not needed: calls need no privilege on the tables; a table with row security is not the usual one |
-//! | refuses to read an unlogged table on a standby (get_relation_info) | `usual_table::index_of` |
+//! | refuses to read an unlogged table on a standby (get_relation_info) | `unaltered_table::index_of` |
 //! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`with_heap`], at each call, since ROLLBACK TO releases locks; as the transaction's own, since a query's lock is released with a cursor that fails in a savepoint, while its writes stay (`transaction::with_lasting_locks`) |
 //! | locks the index (ExecOpenIndices, index_open of a scan) | [`with_heap`], after the table, as REINDEX does |
-//! | processes invalidations with a new lock, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the catalog of now ([`Error::Moved`](crate::pg::error::Error::Moved)); from its second try on only where the tables are others (`catalog::is_unchanged`) |
+//! | processes invalidations with a new lock, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the catalog of now ([`Error::Moved`](crate::schema::error::Error::Moved)); from its second try on only where the tables are others (`catalog::is_unchanged`) |
 //! | sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own) | `catalog::with` begins a new command |
-//! | has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `usual_table::index_of` refuses where that is not enough (`old_snapshot_threshold`) |
-//! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `usual_table::index_of` |
+//! | has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `unaltered_table::index_of` refuses where that is not enough (`old_snapshot_threshold`) |
+//! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `unaltered_table::index_of` |
 //!
 //! To find a row:
 //!
@@ -46,9 +46,9 @@
 //!
 //! | the executor | here |
 //! |---|---|
-//! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`usual_table::index_of`) |
+//! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`unaltered_table::index_of`) |
 //! | computes generated columns (ExecComputeStoredGenerated) | not needed: none |
-//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: a call fills every NOT NULL column, and there is nothing else to check (`usual_table`) |
+//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: a call fills every NOT NULL column, and there is nothing else to check (`unaltered_table`) |
 //! | table_tuple_update with `wait` | [`Heap::update_version`]: heap_update takes the tuple's heavyweight lock, which keeps the order of those who wait, waits for the holder of the row, alone or in a multixact, and gives the tuple's lock back |
 //! | TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual) | `false`; the limiter, which holds nothing then, reads the row and decides again |
 //! | TM_SelfModified: 27000 where a trigger did it | impossible: the version was read in this command, and nothing has written since |

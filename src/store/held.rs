@@ -12,7 +12,7 @@ use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 use xxhash_rust::xxh64::xxh64;
 
-use crate::pg::transaction::{local_transaction, subtransaction};
+use ratelimit_pg::transaction::{local_transaction, subtransaction};
 
 /// The keys that are remembered, those last used.
 const KEYS: usize = 1000;

@@ -11,10 +11,10 @@ use ratelimit_core::Micros;
 use ratelimit_limiter::ports::Id;
 use ratelimit_memory::ReadWriteLock;
 
-use crate::pg::clock;
-use crate::pg::error::{Error, Result};
-use crate::pg::settings;
-use crate::pg::shared_memory::{self, Held, Lock, Need};
+use crate::schema::error::{Error, Result};
+use crate::schema::settings;
+use ratelimit_pg::clock;
+use ratelimit_pg::shared_memory::{self, Held, Lock, Need};
 
 use id::Identifier;
 use rankings::Rankings;

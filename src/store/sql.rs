@@ -10,12 +10,12 @@ use pgrx::pg_sys::BuiltinOid::{
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 
-use crate::pg::catalog::TableLock;
-use crate::pg::error::{Error, Result};
-use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::spi::{Connection, Statement};
-use crate::pg::values::{text_datum, varlena_bytes};
+use crate::schema::catalog::TableLock;
+use crate::schema::error::{Error, Result};
+use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{array_datum, decode, decode_log, encode};
+use ratelimit_pg::interrupts::check_for_interrupts;
+use ratelimit_pg::values::{text_datum, varlena_bytes};
 
 impl Rows for Connection<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {

@@ -4,9 +4,9 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use super::raw;
-use crate::pg::catalog::{self, Catalog, TableLock};
-use crate::pg::error::{Error, Result};
-use crate::pg::transaction::with_lasting_locks;
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::{Error, Result};
+use ratelimit_pg::transaction::with_lasting_locks;
 
 /// The open table and its index.
 #[derive(Clone, Copy)]

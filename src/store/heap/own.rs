@@ -8,8 +8,8 @@ use std::cell::RefCell;
 
 use pgrx::pg_sys;
 
-use crate::pg::invalidation;
-use crate::pg::transaction::{subtransaction, unguarded};
+use crate::schema::invalidation;
+use ratelimit_pg::transaction::{subtransaction, unguarded};
 
 /// The versions that are remembered.
 const CAPACITY: usize = 64;

@@ -9,9 +9,9 @@ use xxhash_rust::xxh64::xxh64;
 use super::open::{Heap, guarded};
 use super::row::{RawRow, Text, block, copy_texts, has_id, tuple_id};
 use super::{own, raw, roots};
-use crate::pg::error::Result;
-use crate::pg::interrupts::check_for_interrupts;
-use crate::pg::usual_table::COLUMNS;
+use crate::schema::error::Result;
+use crate::schema::unaltered_table::COLUMNS;
+use ratelimit_pg::interrupts::check_for_interrupts;
 
 /// Returns the scan keys for a name, a key and a shard number, or for the first one or two of them:
 /// with equality, or with `above` for values greater than the last argument. Not inside a guard.

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use pgrx::pg_sys;
 
-use crate::pg::invalidation;
+use crate::schema::invalidation;
 
 /// The entries that are remembered: 64 kB.
 const CAPACITY: usize = 4096;

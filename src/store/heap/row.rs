@@ -7,10 +7,10 @@ use ratelimit_core::requests::MAX_KEY;
 use ratelimit_limiter::ports::{Row, RowId, ShardRow, Stored, TupleId};
 
 use super::raw;
-use crate::pg::error::{Error, Result};
-use crate::pg::usual_table::COLUMNS;
-use crate::pg::values::{is_plain, text_datum};
+use crate::schema::error::{Error, Result};
+use crate::schema::unaltered_table::COLUMNS;
 use crate::store::codec::{decode, decode_log, encode};
+use ratelimit_pg::values::{is_plain, text_datum};
 
 /// A fetched version, its log in Postgres memory: plain data, for a guard.
 #[derive(Clone, Copy)]

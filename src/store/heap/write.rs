@@ -9,8 +9,8 @@ use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
 use super::row::{RawRow, Text, has_id, row_values, tuple_id};
 use super::{own, raw, roots};
-use crate::pg::error::Result;
-use crate::pg::usual_table::COLUMNS;
+use crate::schema::error::Result;
+use crate::schema::unaltered_table::COLUMNS;
 
 impl Heap {
     /// Locks the newest version of a row, `found` being one of its versions; `None` if it is gone, has

@@ -5,7 +5,7 @@ use ratelimit_limiter::ports::{Entries, Id, Kept, LockedEntries, Worth};
 use super::Memory;
 use super::id::{Scope, inline};
 use super::states::LockedStates;
-use crate::pg::server_log;
+use ratelimit_pg::server_log;
 
 /// The entries of limits of a database and an extension.
 pub struct SharedEntries {

@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 use ratelimit_limiter::ports::{Id, Room};
 use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 
-use crate::pg::catalog;
+use crate::schema::catalog;
 
 /// The same in the room of configs in calls, where it is the current role's.
 pub fn inline(id: Id) -> Id {

@@ -7,7 +7,7 @@ use ratelimit_memory::{Denied, TEXT};
 
 use super::SessionLock;
 use super::id::Scope;
-use crate::pg::values::clipped;
+use ratelimit_pg::values::clipped;
 
 /// The rankings as they lie in shared memory.
 type Shared = ratelimit_memory::SharedRankings<SessionLock, Scope>;

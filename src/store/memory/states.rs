@@ -11,8 +11,8 @@ use ratelimit_limiter::ports::{Id, Room};
 use ratelimit_memory::PartitionWriteGuard;
 
 use super::SessionLock;
-use crate::pg::clock;
-use crate::pg::interrupts::check_for_interrupts;
+use ratelimit_pg::clock;
+use ratelimit_pg::interrupts::check_for_interrupts;
 
 /// How many partitions the states of defined limits have.
 const DEFINED: usize = 128;

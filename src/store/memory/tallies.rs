@@ -7,7 +7,7 @@ use ratelimit_memory::{Count, Totals};
 
 use super::SessionLock;
 use super::id::Scope;
-use crate::pg::clock;
+use ratelimit_pg::clock;
 
 /// The tallies as they lie in shared memory.
 type Shared = ratelimit_memory::SharedTallies<SessionLock, Scope>;

@@ -6,9 +6,9 @@ use std::ffi::CStr;
 use pgrx::pg_sys;
 use ratelimit_pg::error::Result;
 
-use crate::pg::call::sql_types::{self, Json, SqlRow, SqlValue, Timestamptz};
-use crate::pg::call::{Call, Rows};
-use crate::pg::transaction::{refuse_parallel, refuse_read_only};
+use ratelimit_pg::call::sql_types::{self, Json, SqlRow, SqlValue, Timestamptz};
+use ratelimit_pg::call::{Call, Rows};
+use ratelimit_pg::transaction::{refuse_parallel, refuse_read_only};
 
 /// What a function does beside computing its result, and so where it is refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -132,7 +132,7 @@ impl<R: SqlRow> SqlResult for OneInWindow<R> {
 /// they are read, and refused, in their order.
 ///
 /// It is not `#[pg_extern]`: behind the guard that this puts around a function, an error has lost an
-/// SQLSTATE of our own and its context (see [`call`](crate::pg::call)); and a row that pgrx makes costs
+/// SQLSTATE of our own and its context (see [`call`](ratelimit_pg::call)); and a row that pgrx makes costs
 /// more than the limiter.
 macro_rules! sql_function {
     (
@@ -142,21 +142,17 @@ macro_rules! sql_function {
     ) => {
         #[cfg(feature = "server_tests")]
         #[allow(non_upper_case_globals)]
-        pub const $name: $crate::pg::declaration::declared::Declaration = {
-            #[allow(unused_imports)] // of a function without arguments
-            use $crate::pg::{
-                call::sql_types::Argument,
-                declaration::{Effect, declared::{Declaration, Parameter, Returns}},
-            };
-            Declaration {
+        pub const $name: $crate::declaration::declared::Declaration = {
+            use $crate::declaration::{self, declared};
+            declared::Declaration {
                 name: stringify!($name),
-                parameters: &[$(Parameter {
+                parameters: &[$(declared::Parameter {
                     name: stringify!($parameter),
-                    sql: <$type as Argument>::SQL,
-                    nullable: <$type as Argument>::NULLABLE,
+                    sql: <$type as ratelimit_pg::call::sql_types::Argument>::SQL,
+                    nullable: <$type as ratelimit_pg::call::sql_types::Argument>::NULLABLE,
                 }),*],
-                returns: <$result as Returns>::RETURNED,
-                effect: Effect::$effect,
+                returns: <$result as declared::Returns>::RETURNED,
+                effect: declaration::Effect::$effect,
             }
         };
 
@@ -176,7 +172,7 @@ macro_rules! sql_function {
             ) -> pgrx::pg_sys::Datum {
                 // SAFETY: Postgres passes a valid fcinfo, and this frame owns nothing with a
                 // destructor.
-                unsafe { $crate::pg::call::enter(fcinfo, run) }
+                unsafe { ratelimit_pg::call::enter(fcinfo, run) }
             }
 
             /// Reads the arguments, runs the body, and returns its result as a datum.
@@ -185,14 +181,14 @@ macro_rules! sql_function {
             /// Those of the arguments and of the body:
             $(#[doc = $doc])*
             #[allow(clippy::redundant_closure_call, unused_mut, unused_variables)]
-            fn run($call: $given) -> $crate::pg::error::Result<pgrx::pg_sys::Datum> {
-                use $crate::pg::declaration::{Effect, SqlResult, c_str};
+            fn run($call: $given) -> $crate::schema::error::Result<pgrx::pg_sys::Datum> {
+                use $crate::declaration::{Effect, SqlResult, c_str};
                 const NAME: &std::ffi::CStr = c_str(concat!(stringify!($name), "()\0"));
                 Effect::$effect.allow(NAME)?;
                 <$result as SqlResult>::begin($call)?;
                 let mut arguments = $call.arguments();
                 $(let $parameter: $type = arguments.next(stringify!($parameter))?;)*
-                let result: $crate::pg::error::Result<$result> = (|| $body)();
+                let result: $crate::schema::error::Result<$result> = (|| $body)();
                 Ok(result?.end($call)?)
             }
         };
@@ -213,8 +209,8 @@ pub const fn c_str(text: &'static str) -> &'static CStr {
 #[cfg(feature = "server_tests")]
 pub mod declared {
     use super::{Effect, One, OneInWindow, Proceed};
-    use crate::pg::call::Rows;
-    use crate::pg::call::sql_types::{self, Json, ResultColumn, SqlRow, SqlValue, Timestamptz};
+    use ratelimit_pg::call::Rows;
+    use ratelimit_pg::call::sql_types::{self, Json, ResultColumn, SqlRow, SqlValue, Timestamptz};
 
     pub struct Declaration {
         pub name: &'static str,
