@@ -1,7 +1,7 @@
 //! Errors on their way out. pgrx rebuilds an error that passes through its guard from a closed list of SQLSTATEs,
 //! and turns one that it doesn't know, such as PT429, into XX000; and it drops what an error says of where it comes
 //! from. So an error of ours leaves the guard as plain data and is raised from the outermost frame; and one from below
-//! us, of a trigger on our tables say, is copied before pgrx sees it.
+//! us, of a trigger say, is copied before pgrx sees it.
 
 use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
