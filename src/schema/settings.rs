@@ -3,8 +3,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
-use ratelimit_core::Micros;
-use ratelimit_core::config::parse_instant;
+use ratelimit_core::{Micros, parse_instant};
 use ratelimit_pg::clock;
 
 pub use ratelimit_pg::settings::locally;

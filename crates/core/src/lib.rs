@@ -119,5 +119,5 @@ struct Readme;
 
 pub use algorithm::{Decision, Kind, Level, Limit, Shards, State, credit, decide};
 pub use config::ConfigError;
-pub use micros::Micros;
+pub use micros::{Micros, parse_instant};
 pub use phase::phase;

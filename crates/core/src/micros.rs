@@ -78,9 +78,48 @@ impl Micros {
     }
 }
 
+/// The largest epoch milliseconds of an instant, either side of 1970 (273,000 years).
+pub(crate) const MAX_EPOCH: f64 = 8.64e15;
+/// The earliest instant in epoch milliseconds: 4714 BC, where PostgreSQL's timestamptz begins.
+const FIRST_CLOCK: f64 = -210_866_803_200_000.0;
+
+/// Reads an instant, as the setting `ratelimit.clock` has it: a time with its offset, or epoch
+/// milliseconds, from 4714 BC on. `None` for anything else.
+pub fn parse_instant(text: &str) -> Option<Micros> {
+    match text.parse::<f64>() {
+        Ok(millis) if (FIRST_CLOCK..=MAX_EPOCH).contains(&millis) => {
+            Some(Micros::from_millis(millis))
+        }
+        Ok(_) => None,
+        Err(_) => time_with_offset(text).filter(|at| at.as_millis() >= FIRST_CLOCK),
+    }
+}
+
+/// An RFC 3339 time, or the same with a space or a short offset as Postgres prints it:
+/// `2027-01-01 00:00:00+00`.
+pub(crate) fn time_with_offset(text: &str) -> Option<Micros> {
+    text.parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn instants_need_an_offset() {
+        let noon = Some(Micros(1_798_804_800_000_000));
+        for text in [
+            "2027-01-01T12:00:00Z",
+            "2027-01-01 12:00:00+00",
+            "2027-01-01 13:00:00+01:00",
+            "1798804800000",
+        ] {
+            assert_eq!(parse_instant(text), noon, "{text}");
+        }
+        for text in ["2027-01-01 12:00:00", "noon", "", "NaN", "inf", "1e300"] {
+            assert_eq!(parse_instant(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn rounding_up_to_milliseconds_works_on_both_sides_of_the_epoch() {

@@ -79,7 +79,8 @@ impl Concurrency {
     }
 
     /// Gives a lease of `count` slots, a whole number; [`Leases::given`] tells which. Its id is `id`, or the next one
-    /// that no lease of the state has. A denial tells when enough leases expire, if none is released or extended before.
+    /// that no lease of the state has. A denial tells when enough leases expire, if none is released or extended
+    /// before.
     pub fn acquire(&self, state: &Leases, now: Micros, count: f64, id: Micros) -> Decision {
         let mut live = Concurrency::live(state, now);
         let level = self.level_of(&live, now);

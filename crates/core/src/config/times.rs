@@ -8,10 +8,10 @@ use jiff::tz::TimeZone;
 use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 use serde::{Serialize, Serializer};
 
-use super::MAX_EPOCH;
 use crate::Micros;
 use crate::algorithm::{self, Unit, zone};
 use crate::fields::TextField;
+use crate::micros::{MAX_EPOCH, time_with_offset};
 use crate::text::JsonNumber;
 
 /// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
@@ -166,12 +166,6 @@ impl From<WindowStart> for algorithm::Start {
             WindowStart::FirstRequest => algorithm::Start::FirstRequest,
         }
     }
-}
-
-/// An RFC 3339 time, or the same with a space or a short offset as Postgres prints it:
-/// `2027-01-01 00:00:00+00`.
-pub(super) fn time_with_offset(text: &str) -> Option<Micros> {
-    text.parse::<jiff::Timestamp>().ok().map(|time| Micros(time.as_microsecond()))
 }
 
 /// The date that windows of local dates are counted from.

@@ -1,0 +1,255 @@
+//! What a config may be, how what it may not be is told, and that builders agree.
+
+use super::kinds::*;
+use super::times::{Dates, LocalDate, ZoneName};
+use super::*;
+use crate::algorithm::{Calendar, FixedWindow, Unit, Windows};
+
+fn calendar(period: &str, more: &str) -> Result<Calendar, ConfigError> {
+    let json = format!(
+        r#"{{"kind": "fixed window", "rate": 1, "period": {period}, "timezone": "Asia/Tokyo"{more}}}"#
+    );
+    match parse(&json)? {
+        Limit::FixedWindow(FixedWindow { windows: Windows::Calendar(calendar), .. }) => {
+            Ok(calendar)
+        }
+        limit => panic!("{limit:?}"),
+    }
+}
+
+fn problem(json: &str) -> String {
+    parse(json).unwrap_err().problem
+}
+
+#[test]
+fn a_definition_wants_a_key_only_where_it_says_so() {
+    for (more, keyed) in [("", false), (r#", "keyed": false"#, false), (r#", "keyed": true"#, true)]
+    {
+        let json = format!(r#"{{"kind": "unlimited"{more}}}"#);
+        assert_eq!(definition(&json).unwrap().keyed, keyed, "{json}");
+    }
+    assert_eq!(problem(r#"{"kind": "unlimited", "keyed": null}"#), r#""keyed" is null"#);
+}
+
+#[test]
+fn an_error_tells_whether_the_config_has_a_timezone() {
+    let json = r#"{"kind": "fixed window", "rate": 0, "period": "1 day", "timezone": "UTC"}"#;
+    assert!(parse(json).unwrap_err().calendar);
+    assert!(!parse(r#"{"kind": "fixed window", "rate": 0}"#).unwrap_err().calendar);
+    let given = Given { timezone: Some("UTC".into()), ..Given::default() };
+    assert!(build(Kind::FixedWindow, &given).unwrap_err().calendar);
+}
+
+#[test]
+fn periods_in_every_form_are_the_same_period() {
+    for period in [r#"60000"#, r#""1 minute""#, r#""PT1M""#, r#""60s""#, r#""1m""#, r#""00:01:00""#]
+    {
+        let json = format!(r#"{{"kind": "sliding window", "rate": 1, "period": {period}}}"#);
+        let Limit::SlidingWindow(limit) = parse(&json).unwrap() else { panic!("{json}") };
+        assert_eq!(limit.period, Micros(60_000_000), "{period}");
+    }
+    for (period, hours) in [(r#""1 day""#, 24), (r#""1 week""#, 168), (r#""P1DT1H""#, 25)] {
+        let json = format!(r#"{{"kind": "sliding window", "rate": 1, "period": {period}}}"#);
+        let Limit::SlidingWindow(limit) = parse(&json).unwrap() else { panic!("{json}") };
+        assert_eq!(limit.period, Micros(hours * 3_600_000_000), "{period}");
+    }
+}
+
+#[test]
+fn calendar_windows_are_whole_days_or_whole_months() {
+    for (period, unit, every) in [
+        (r#""1 day""#, Unit::Days, 1),
+        (r#""P7D""#, Unit::Days, 7),
+        (r#""2 weeks 1 day""#, Unit::Days, 15),
+        (r#""36525 days""#, Unit::Days, 36_525),
+        (r#""1 month""#, Unit::Months, 1),
+        (r#""P1Y6M""#, Unit::Months, 18),
+        (r#""100 years""#, Unit::Months, 1_200),
+    ] {
+        let calendar = calendar(period, "").unwrap();
+        assert_eq!((calendar.unit, calendar.every), (unit, every), "{period}");
+    }
+    for period in [
+        "86400000",
+        r#""24 hours""#,
+        r#""1 day 1 hour""#,
+        r#""1 month 1 day""#,
+        r#""1.5 days""#,
+        r#""0 days""#,
+        r#""-1 day""#,
+        r#""1 day ago""#,
+        r#""36526 days""#,
+        r#""1201 months""#,
+        r#""9999 years 1 day""#,
+        r#""month""#,
+    ] {
+        let problem = calendar(period, "").unwrap_err().problem;
+        assert_eq!(problem, format!(r#""period" is {period}"#));
+    }
+}
+
+#[test]
+fn calendar_windows_count_from_a_date() {
+    let start = |period: &str, more: &str| calendar(period, more).unwrap().start.to_string();
+    assert_eq!(start(r#""1 week""#, ""), "1970-01-05");
+    assert_eq!(start(r#""1 year""#, ""), "1970-01-01");
+    assert_eq!(start(r#""1 day""#, r#", "start": "2028-02-29""#), "2028-02-29");
+    for value in [
+        "0",
+        r#""first request""#,
+        r#""2027-02-29""#,
+        r#""20270131""#,
+        r#""2027-01-31T00:00:00Z""#,
+        r#""2027-01-31 00:00""#,
+        r#"" 2027-01-31""#,
+    ] {
+        let problem = calendar(r#""1 day""#, &format!(r#", "start": {value}"#)).unwrap_err();
+        assert_eq!(problem.problem, format!(r#""start" is {value}"#));
+    }
+}
+
+#[test]
+fn a_bad_field_is_named_with_its_value() {
+    let with =
+        |field: &str| format!(r#"{{"kind": "token bucket", "rate": 1, "period": 1000, {field}}}"#);
+    assert_eq!(problem(&with(r#""capacity": -1"#)), r#""capacity" is -1"#);
+    assert_eq!(problem(&with(r#""capacity": null"#)), r#""capacity" is null"#);
+    assert_eq!(problem(&with(r#""maxReserved": "5""#)), r#""maxReserved" is "5""#);
+    assert_eq!(problem(&with(r#""burst": 1"#)), r#""burst" is not a field"#);
+    assert_eq!(
+        problem(&with(r#""start": 1"#)),
+        r#""start" is 1, and a token bucket has no such field"#
+    );
+    assert_eq!(problem(r#"{"kind": "token bucket", "period": 1}"#), r#""rate" is missing"#);
+    assert_eq!(problem("[]"), "it is []");
+    assert!(problem(&with(&format!(r#""capacity": 1{}"#, "0".repeat(400)))).ends_with("..."));
+}
+
+#[test]
+fn what_a_builder_makes_is_what_the_parser_reads() {
+    let given = Given {
+        rate: 2.5,
+        period: Interval { micros: 1_500, ..Interval::default() },
+        capacity: Some(1e15),
+        max_reserved: Some(0.0),
+        start: Some(Micros(-1_000)),
+        ..Given::default()
+    };
+    let config = build(Kind::FixedWindow, &given).unwrap();
+    assert_eq!(
+        config.to_string(),
+        r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":1.5,"rate":2.5,"start":-1}"#
+    );
+    // With a time zone: dates. In Tokyo the last millisecond of 1969 was in 1970.
+    let dates = Given {
+        period: Interval { months: 1, ..Interval::default() },
+        timezone: Some("Asia/Tokyo".into()),
+        ..given
+    };
+    assert_eq!(
+        build(Kind::FixedWindow, &dates).unwrap().to_string(),
+        r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":"1 month","rate":2.5,"start":"1970-01-01","timezone":"Asia/Tokyo"}"#
+    );
+    assert_eq!(
+        build(Kind::FixedWindow, &Given { rate: f64::NAN, ..dates }).unwrap_err().problem,
+        "\"rate\" is NaN"
+    );
+}
+
+#[test]
+fn an_error_tells_the_kind_beside_field_value_and_what_is_allowed() {
+    let error = |json: &str| parse(json).unwrap_err();
+    let whole = error(r#"{"kind": "sliding log", "rate": 0.50, "period": 1}"#);
+    assert_eq!(
+        whole,
+        ConfigError {
+            problem: r#""rate" is 0.50"#.into(),
+            allowed: "a whole number from 1 to 10000".into(),
+            kind: Some(Kind::SlidingLog),
+            calendar: false,
+        }
+    );
+    let whole: Box<dyn std::error::Error> = whole.into();
+    assert_eq!(whole.to_string(), r#""rate" is 0.50 (allowed: a whole number from 1 to 10000)"#);
+    for (json, kind) in [
+        ("1", None),
+        (r#"{"rate": 1}"#, None),
+        (r#"{"kind": "leaky bucket"}"#, None),
+        (r#"{"kind": "fixed window"}"#, Some(Kind::FixedWindow)),
+        (r#"{"kind": "sliding window", "shards": 2}"#, Some(Kind::SlidingWindow)),
+    ] {
+        assert_eq!(error(json).kind, kind, "{json}");
+    }
+}
+
+#[test]
+fn a_repeated_field_is_refused_and_not_guessed() {
+    for (field, json) in [
+        ("kind", r#"{"kind": "sliding window", "kind": "sliding log", "rate": 1, "period": 1}"#),
+        ("rate", r#"{"kind": "sliding log", "rate": 1, "period": 1, "r\u0061te": 2}"#),
+        (
+            "timezone",
+            r#"{"kind": "fixed window", "rate": 1, "period": "1 day", "timezone": "UTC", "timezone": "UTC"}"#,
+        ),
+    ] {
+        assert_eq!(problem(json), format!("\"{field}\" is there more than once"));
+    }
+}
+
+#[test]
+fn of_several_faults_the_same_is_told_in_whatever_order_they_stand() {
+    for json in [
+        r#"{"kind": "token bucket", "shards": 0, "capacity": -1, "period": 1, "rate": 1}"#,
+        r#"{"capacity": -1, "rate": 1, "shards": 0, "period": 1, "kind": "token bucket"}"#,
+    ] {
+        assert_eq!(problem(json), r#""capacity" is -1"#);
+    }
+    // What is no field at all comes first, also where there is no kind.
+    assert_eq!(problem(r#"{"rate": 0, "Kind": "token bucket"}"#), r#""Kind" is not a field"#);
+    assert_eq!(
+        problem(r#"{"kind": "sliding log", "rate": 0, "capacity": 1}"#),
+        r#""capacity" is 1, and a sliding log has no such field"#
+    );
+}
+
+#[test]
+fn every_field_of_a_kind_is_known() {
+    let kinds = [
+        Fields::names::<TokenBucketConfig>(),
+        Fields::names::<FixedWindowConfig>(),
+        Fields::names::<FixedWindowConfig<Dates, LocalDate, ZoneName>>(),
+        Fields::names::<SlidingWindowConfig>(),
+        Fields::names::<SlidingLogConfig>(),
+        Fields::names::<ConcurrencyConfig>(),
+    ];
+    let of_kinds: std::collections::BTreeSet<_> = kinds.into_iter().flatten().collect();
+    assert_eq!(of_kinds, Fields::names::<AnyConfig>().iter().collect());
+}
+
+#[test]
+fn numbers_are_what_their_digits_say() {
+    let rate = |digits: &str| {
+        let json = format!(r#"{{"kind": "token bucket", "rate": {digits}, "period": 1}}"#);
+        parse(&json).map(|limit| limit.capacity())
+    };
+    // Half a unit in the last place above 1, and a digit more, thousands of digits later.
+    let half = "1.00000000000000011102230246251565404236316680908203125";
+    assert_eq!(rate(half), Ok(1.0));
+    assert_eq!(rate(&format!("{half}{}1", "0".repeat(5_000))), Ok(1.0f64.next_up()));
+    let problem = rate(&"9".repeat(5_000)).unwrap_err().problem;
+    assert_eq!(problem, format!(r#""rate" is {}..."#, "9".repeat(80)));
+    assert!(rate(&format!("0.{}1", "0".repeat(5_000))).is_err());
+}
+
+#[test]
+fn durations_are_cut_to_whole_microseconds() {
+    for (duration, micros) in [
+        ("1 ms 999 ns", 1_000),
+        ("1 ms 1 us 999 ns", 1_001),
+        ("1 week 2 days 3 hours 4 minutes 5 seconds 6 ms 7 us 8 ns", 788_645_006_007),
+        ("PT0.0015005S", 1_500),
+    ] {
+        let json = format!(r#"{{"kind": "sliding window", "rate": 1, "period": "{duration}"}}"#);
+        assert_eq!(parse(&json).unwrap().policy().1, Some(Micros(micros)), "{duration}");
+    }
+}
