@@ -7,7 +7,7 @@
 //! exclusively and `&` to the others, or is atomic. So nothing is ever written behind a `&`, and the compiler says so:
 //! unsafe code stands in the lock, in the partitions and where memory is looked at for the first time.
 //!
-//! How it is tried: the unit tests run under [loom](https://docs.rs/loom), which explores every order of what sessions
+//! How it is tried: the unit tests run under [loom](https://docs.rs/loom), which explores the orders of what sessions
 //! do (with `cfg(test)` the atomics and cells are loom's); `tests/threads.rs` has threads on ordinary memory, which
 //! Miri can run, too.
 
