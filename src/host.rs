@@ -9,8 +9,8 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    Access, BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig,
-    Interrupts, Known, Random, Rows, Subtransaction, Tally,
+    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig, Interrupts, Known,
+    Random, RowAccess, RowStore, Subtransaction, Tally,
 };
 
 use crate::keyed::{blocks, definitions};
@@ -156,16 +156,16 @@ impl Definitions for Session<'_> {
 }
 
 /// The config of a call.
-pub struct Config<'a>(pub Jsonb<'a>);
+pub struct CallConfig<'a>(pub Jsonb<'a>);
 
-impl InlineConfig for Config<'_> {
+impl InlineConfig for CallConfig<'_> {
     fn definition(&self) -> PortResult<Rc<Definition>> {
         Ok(definitions::inline(self.0)?)
     }
 }
 
 /// The config of a call as a request has it.
-pub fn inline<'a>(config: &'a Option<Config>) -> Option<&'a dyn InlineConfig> {
+pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig> {
     config.as_ref().map(|config| config as &dyn InlineConfig)
 }
 
@@ -186,12 +186,12 @@ impl Host for Session<'_> {
 
     fn with_rows<T>(
         &self,
-        access: Access,
-        work: impl FnOnce(&dyn Rows) -> PortResult<T>,
+        access: RowAccess,
+        work: impl FnOnce(&dyn RowStore) -> PortResult<T>,
     ) -> PortResult<T> {
         let lock = match access {
-            Access::Read => TableLock::Read,
-            Access::Write => TableLock::Write,
+            RowAccess::Read => TableLock::Read,
+            RowAccess::Write => TableLock::Write,
         };
         Ok(with_store(self.catalog, lock, |rows| Ok(work(rows)?))?)
     }

@@ -1,7 +1,7 @@
 //! The rows of `rateLimits`, in one of two stores: through SQL or through direct access to the heap.
 
 use pgrx::pg_sys;
-use ratelimit_limiter::ports::Rows;
+use ratelimit_limiter::ports::RowStore;
 
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
@@ -26,7 +26,7 @@ mod sql;
 pub fn with_store<T>(
     catalog: &Catalog,
     lock: TableLock,
-    work: impl FnOnce(&dyn Rows) -> Result<T>,
+    work: impl FnOnce(&dyn RowStore) -> Result<T>,
 ) -> Result<T> {
     let (table, is_of_1_0) = (catalog.rate_limits.oid.into(), catalog.rl_blocks.is_none());
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {

@@ -83,14 +83,14 @@ impl Checked<'_> for Idle {
 }
 
 /// The name of a time zone, of no more bytes than a config can have.
-pub struct ZoneName(pub String);
+pub struct LocalZone(pub String);
 
-impl<'a> Checked<'a> for ZoneName {
+impl<'a> Checked<'a> for LocalZone {
     type Base = &'a [u8];
 
-    fn check(name: &'a [u8], argument: &'static str) -> Result<ZoneName> {
+    fn check(name: &'a [u8], argument: &'static str) -> Result<LocalZone> {
         if name.len() <= config::MAX_BYTES {
-            return Ok(ZoneName(utf8(name).into_owned()));
+            return Ok(LocalZone(utf8(name).into_owned()));
         }
         Err(Error::InvalidArgument {
             argument,

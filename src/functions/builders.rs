@@ -3,7 +3,7 @@
 use ratelimit_core::config::{self, Given, Interval};
 use ratelimit_core::{Kind, Micros};
 
-use super::arguments::ZoneName;
+use super::arguments::LocalZone;
 use crate::declaration::sql_function;
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
@@ -38,7 +38,7 @@ sql_function! {
         shards: Option<i32>,
         start: Option<Micros>,
         first_request: Option<bool>,
-        timezone: Option<ZoneName>,
+        timezone: Option<LocalZone>,
     ) -> Json {
         build(Kind::FixedWindow, Given {
             rate,

@@ -11,7 +11,7 @@ use ratelimit_pg::error::PgError;
 use super::answers::{RlResult, denied};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::{One, sql_function};
-use crate::host::{self, Config, inline};
+use crate::host::{self, CallConfig, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
@@ -53,7 +53,7 @@ impl GivenLease {
     /// As [`leases::settle`].
     fn settle(&self, call: &Call, config: Option<Jsonb>, fate: Fate) -> Result<Option<Micros>> {
         let LeaseName { name, key, id } = &self.0;
-        let config = config.map(Config);
+        let config = config.map(CallConfig);
         let request = Request { name, key, count: 0.0, reserve: false, config: inline(&config) };
         host::take(call.function(), |host| leases::settle(host, &request, *id, fate))
     }
@@ -70,7 +70,7 @@ sql_function! {
         throws: bool,
         config: Option<Jsonb>,
     ) -> One<Acquired> {
-        let config = config.map(Config);
+        let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
         let answer = host::take(call.function(), |host| leases::acquire(host, &request))?;

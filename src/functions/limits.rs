@@ -7,7 +7,7 @@ use ratelimit_limiter::request::{Answer, Request};
 use super::answers::{RlResult, denied};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::{One, sql_function};
-use crate::host::{self, Config, inline};
+use crate::host::{self, CallConfig, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::values::Jsonb;
@@ -25,7 +25,7 @@ sql_function! {
         throws: bool,
         config: Option<Jsonb>,
     ) -> One<RlResult> {
-        let config = config.map(Config);
+        let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let answer = host::take(call.function(), |host| one::limit(host, &request))?;
         answered(&request, &answer, throws)
@@ -44,7 +44,7 @@ sql_function! {
         throws: bool,
         config: Option<Jsonb>,
     ) -> One<RlResult> {
-        let config = config.map(Config);
+        let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let answer = host::read(call.function(), |host| one::check(host, &request))?;
         answered(&request, &answer, throws)
@@ -62,7 +62,7 @@ sql_function! {
         taken_at: Option<Micros>,
         config: Option<Jsonb>,
     ) -> One<RlResult> {
-        let config = config.map(Config);
+        let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
         let answer = host::take(call.function(), |host| one::credit(host, &request, taken_at))?;

@@ -8,7 +8,7 @@ use ratelimit_limiter::request::Request;
 use super::answers::{self, RlResult};
 use super::arguments::{valid_key, valid_name};
 use crate::declaration::sql_function;
-use crate::host::{self, Config, inline};
+use crate::host::{self, CallConfig, inline};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
@@ -73,8 +73,8 @@ fn answer_all(
         .iter()
         .map(|request| (server_text(&request.name), server_text(&request.key)))
         .collect();
-    let config = |json: &str| Config(jsonb_from_json(json));
-    let configs: Vec<Option<Config>> =
+    let config = |json: &str| CallConfig(jsonb_from_json(json));
+    let configs: Vec<Option<CallConfig>> =
         written.iter().map(|request| request.config.as_deref().map(config)).collect();
     let mut list = Vec::new();
     for (n, ((request, config), (name, key))) in

@@ -8,7 +8,7 @@ use ratelimit_limiter::status::{self, Status};
 use super::answers::{finite, retry};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
-use crate::host::{self, Config, inline};
+use crate::host::{self, CallConfig, inline};
 use ratelimit_pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::Jsonb;
@@ -67,7 +67,7 @@ sql_function! {
         key: LimitKey,
         config: Option<Jsonb>,
     ) -> Option<Json> {
-        let config = config.map(Config);
+        let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config };
         let found = host::read(call.function(), |host| one::state(host, &request))?;

@@ -157,11 +157,25 @@ pub fn known(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Known> {
     }
 }
 
-/// Reads a definition from rl_config and a block, and caches both as of `changes`.
+/// What rl_config has for a name and key, as it stands there; why it is none, of a config that is too long.
+type StoredJson = Option<std::result::Result<String, ConfigError>>;
+
+/// The rows of rl_config for a name and key.
+struct Stored {
+    /// For every key without a row of its own.
+    default: StoredJson,
+    own: StoredJson,
+    /// Whether any key has a row of its own.
+    has_keys: bool,
+    /// Whether this session is told of changes.
+    told: bool,
+}
+
+/// Reads the rows of rl_config for a name and key.
 ///
 /// # Errors
-/// 22023: an invalid stored config.
-fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Known> {
+/// Those of Postgres.
+fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
     const ROWS: Statement = Statement {
         sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM @schema@.rl_config \
               WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -190,27 +204,34 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
         results: &[],
         lock: TableLock::Read,
     };
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
+        let name = Some(text_datum(name));
+        let (mut default, mut own) = (None, None);
+        for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
+            let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
+            let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
+            // Copied, since the text lives as long as the connection only.
+            let config =
+                config.map(|json| json.map(Cow::into_owned).map_err(ConfigError::too_long));
+            *(if for_all { &mut default } else { &mut own }) = config;
+        }
+        let has_keys = spi.execute(&HAS_KEYS, &[name])? > 0;
+        let mut told = true;
+        for table in [Some(catalog.rl_config), catalog.rl_blocks].into_iter().flatten() {
+            told &= !table.distributed || spi.execute(&IS_HERE, &[Some(table.oid.into())])? > 0;
+        }
+        Ok(Stored { default, own, has_keys, told })
+    })
+}
+
+/// Reads a definition from rl_config and a block, and caches both as of `changes`.
+///
+/// # Errors
+/// 22023: an invalid stored config.
+fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Known> {
     let blocked = blocks::read(catalog, name, key)?;
-    let (default, own, has_keys, told) =
-        spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
-            let name = Some(text_datum(name));
-            let (mut default, mut own) = (None, None);
-            for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
-                let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
-                let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
-                // Copied, since the text lives as long as the connection only.
-                let config =
-                    config.map(|json| json.map(Cow::into_owned).map_err(ConfigError::too_long));
-                *(if for_all { &mut default } else { &mut own }) = config;
-            }
-            let has_keys = spi.execute(&HAS_KEYS, &[name])? > 0;
-            let mut told = true;
-            for table in [Some(catalog.rl_config), catalog.rl_blocks].into_iter().flatten() {
-                told &= !table.distributed || spi.execute(&IS_HERE, &[Some(table.oid.into())])? > 0;
-            }
-            Ok((default, own, has_keys, told))
-        })?;
-    let parse = |config: Option<std::result::Result<String, ConfigError>>| {
+    let Stored { default, own, has_keys, told } = read(catalog, name, key)?;
+    let parse = |config: StoredJson| {
         config
             .map(|config| config.and_then(|config| config::definition(&config)).map(Rc::new))
             .transpose()

@@ -41,8 +41,11 @@ mod tests {
 
     #[pg_test]
     fn each_partition_keeps_a_value_of_each_type() {
-        run("CREATE FUNCTION test_kept(n float8, OUT sum float8, OUT text integer, OUT inner float8)
-             LANGUAGE c WINDOW AS 'ratelimit', 'test_kept'");
+        let name = test_kept.name;
+        run(&format!(
+            "CREATE FUNCTION {name}(n float8, OUT sum float8, OUT text integer, OUT inner float8)
+             LANGUAGE c WINDOW AS 'ratelimit', '{name}'"
+        ));
         let kept: Vec<String> =
             get("SELECT array_agg(format('%s %s: %s', p, n, kept) ORDER BY p, n) FROM (
                 SELECT p, n, test_kept(n) OVER (PARTITION BY p ORDER BY n) AS kept

@@ -10,7 +10,7 @@ use ratelimit_core::requests::{Fault, RequestError};
 use ratelimit_core::state::StateError;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Kind, Micros};
-use ratelimit_limiter::error as limiter;
+use ratelimit_limiter::error::LimiterError;
 use ratelimit_pg::error::{PgError, Qualifier, Raised, Report, SqlState};
 use serde_json::json;
 
@@ -387,27 +387,27 @@ impl From<PgError> for Error {
     }
 }
 
-impl From<limiter::Error> for Error {
-    fn from(error: limiter::Error) -> Error {
+impl From<LimiterError> for Error {
+    fn from(error: LimiterError) -> Error {
         match error {
-            limiter::Error::InvalidArgument { argument, value, allowed } => {
+            LimiterError::InvalidArgument { argument, value, allowed } => {
                 Error::InvalidArgument { argument, value, allowed }
             }
-            limiter::Error::Config(error) => Error::Config(error),
-            limiter::Error::StoredConfig { name, error } => Error::StoredConfig { name, error },
-            limiter::Error::Undefined { name, kind } => Error::Undefined { name, kind },
-            limiter::Error::Keyed { name, kind } => Error::Keyed { name, kind },
-            limiter::Error::InlineConfig { name } => Error::InlineConfig { name },
-            limiter::Error::InRequest { n, error } => {
+            LimiterError::Config(error) => Error::Config(error),
+            LimiterError::StoredConfig { name, error } => Error::StoredConfig { name, error },
+            LimiterError::Undefined { name, kind } => Error::Undefined { name, kind },
+            LimiterError::Keyed { name, kind } => Error::Keyed { name, kind },
+            LimiterError::InlineConfig { name } => Error::InlineConfig { name },
+            LimiterError::InRequest { n, error } => {
                 Error::InRequest { n, error: Box::new(Error::from(*error)) }
             }
-            limiter::Error::NotForKind { function, kind } => Error::NotForKind { function, kind },
-            limiter::Error::BadState { name, column, value } => {
+            LimiterError::NotForKind { function, kind } => Error::NotForKind { function, kind },
+            LimiterError::BadState { name, column, value } => {
                 Error::BadState { name, column, value }
             }
-            limiter::Error::NotWritten { table } => Error::NotWritten { table },
-            limiter::Error::Busy => Error::Busy,
-            limiter::Error::Host(error) => {
+            LimiterError::NotWritten { table } => Error::NotWritten { table },
+            LimiterError::Busy => Error::Busy,
+            LimiterError::Host(error) => {
                 error.downcast().map_or_else(Error::Host, |error: Box<Error>| *error)
             }
         }
@@ -415,14 +415,14 @@ impl From<limiter::Error> for Error {
 }
 
 /// What a port of the limiter says. Those that it understands itself are its own.
-impl From<Error> for limiter::Error {
-    fn from(error: Error) -> limiter::Error {
+impl From<Error> for LimiterError {
+    fn from(error: Error) -> LimiterError {
         match error {
-            Error::Config(error) => limiter::Error::Config(error),
-            Error::StoredConfig { name, error } => limiter::Error::StoredConfig { name, error },
-            Error::NotWritten { table } => limiter::Error::NotWritten { table },
-            Error::Busy => limiter::Error::Busy,
-            other => limiter::Error::Host(Box::new(other)),
+            Error::Config(error) => LimiterError::Config(error),
+            Error::StoredConfig { name, error } => LimiterError::StoredConfig { name, error },
+            Error::NotWritten { table } => LimiterError::NotWritten { table },
+            Error::Busy => LimiterError::Busy,
+            other => LimiterError::Host(Box::new(other)),
         }
     }
 }

@@ -70,7 +70,7 @@
 //! | 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible) | not wanted: the latest state |
 
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 
 use open::Heap;
 use read::decode;
@@ -87,7 +87,7 @@ mod write;
 pub use open::with_heap;
 pub use own::forget;
 
-impl Rows for Heap {
+impl RowStore for Heap {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.find(id).map(RawRow::decode).transpose()?.map(|(_, row)| row))
     }

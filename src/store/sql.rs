@@ -8,7 +8,7 @@ use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 
 use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::store::codec::{array_datum, decode, decode_log, encode};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
-impl Rows for Connection<'_> {
+impl RowStore for Connection<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {
         const READ: Statement = Statement {
             sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \

@@ -5,11 +5,11 @@ use ratelimit_core::config::ConfigError;
 use ratelimit_core::text::float_text;
 
 /// The result of a use case.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, LimiterError>;
 
 /// What went wrong. What it displays is the message.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum LimiterError {
     /// An argument has a value that is not allowed (22023).
     #[error("{argument} is {value}")]
     InvalidArgument {
@@ -59,7 +59,7 @@ pub enum Error {
         /// Which one, from 1.
         n: usize,
         /// What is wrong.
-        error: Box<Error>,
+        error: Box<LimiterError>,
     },
     /// A function that this kind of limit has no answer to (0A000).
     #[error("{function}() is not supported for {}", .kind.with_article())]
@@ -94,11 +94,13 @@ pub enum Error {
     Host(Box<dyn std::error::Error>),
 }
 
-impl Error {
+impl LimiterError {
     /// Where leases are taken, the hint to define a limit shows one that gives them.
-    pub fn for_leases(self) -> Error {
+    pub fn for_leases(self) -> LimiterError {
         match self {
-            Error::Undefined { name, .. } => Error::Undefined { name, kind: Kind::Concurrency },
+            LimiterError::Undefined { name, .. } => {
+                LimiterError::Undefined { name, kind: Kind::Concurrency }
+            }
             other => other,
         }
     }

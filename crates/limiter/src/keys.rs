@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use crate::error::Result;
-use crate::ports::{Host, KeyedRow, Rows, ShardRow};
+use crate::ports::{Host, KeyedRow, RowStore, ShardRow};
 
 /// The rows of a page: few, since one with a log is large.
 const PAGE: usize = 128;
@@ -27,7 +27,7 @@ pub struct KeyRows {
 /// Those of the rows and of `visit`.
 pub fn each_key(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     (name, key): (&[u8], &[u8]),
     same_name: bool,
     mut visit: impl FnMut(KeyRows) -> Result<ControlFlow<()>>,

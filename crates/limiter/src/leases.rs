@@ -3,7 +3,7 @@
 use ratelimit_core::algorithm::{Concurrency, Lease};
 use ratelimit_core::{Limit, Micros, State};
 
-use crate::error::{Error, Result};
+use crate::error::{LimiterError, Result};
 use crate::homes;
 use crate::one;
 use crate::ports::Host;
@@ -13,11 +13,11 @@ use crate::target::{FOR_GOOD, Home, Target};
 /// Returns the concurrency limit of a target.
 ///
 /// # Errors
-/// [`Error::NotForKind`] (0A000): it is another kind.
+/// [`LimiterError::NotForKind`] (0A000): it is another kind.
 fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Concurrency> {
     match &target.limit.limit {
         Limit::Concurrency(limit) => Ok(limit),
-        limit => Err(Error::NotForKind { function, kind: limit.kind() }),
+        limit => Err(LimiterError::NotForKind { function, kind: limit.kind() }),
     }
 }
 
@@ -27,7 +27,7 @@ fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Con
 /// As [`one::limit`]; 0A000: the limit is of another kind.
 pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let place = host.place(request.name, request.key)?;
-    let target = Target::resolve(host, request).map_err(Error::for_leases)?;
+    let target = Target::resolve(host, request).map_err(LimiterError::for_leases)?;
     // Where it has no limit there is no lease, and none is needed.
     if target.home != Home::Nowhere {
         concurrency(&target, "rl_acquire")?;
@@ -70,7 +70,7 @@ pub fn settle<H: Host>(
     id: Micros,
     fate: Fate,
 ) -> Result<Option<Micros>> {
-    let target = Target::resolve_lease(host, request).map_err(Error::for_leases)?;
+    let target = Target::resolve_lease(host, request).map_err(LimiterError::for_leases)?;
     if target.home == Home::Nowhere {
         return Ok(matches!(fate, Fate::Extended).then_some(FOR_GOOD));
     }

@@ -3,7 +3,7 @@
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::{Micros, Shards, State};
 
-use crate::error::{Error, Result};
+use crate::error::{LimiterError, Result};
 use crate::homes::{self, Changed};
 use crate::ports::{Definitions, Entries, Host, Id};
 use crate::request::{Answer, Change, Contents, Request, Take, bad_count, check_count};
@@ -12,7 +12,8 @@ use crate::target::{Target, check_key, of_state};
 /// Takes tokens.
 ///
 /// # Errors
-/// As [`Target::resolve`] and [`check_count`]; those of the ports; [`Error::BadState`] (55000): a value that no call
+/// As [`Target::resolve`] and [`check_count`]; those of the ports; [`LimiterError::BadState`] (55000): a value that
+/// no call
 /// writes.
 pub fn limit<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     limit_if(host, request, |_| Ok(()))
@@ -131,7 +132,7 @@ pub fn state<H: Host>(host: &H, request: &Request) -> Result<Option<State>> {
 pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
     // What is defined nowhere, or not rightly, may have been taken by a config in the call.
     let limit = match of_state(host, name, key) {
-        Err(Error::StoredConfig { .. }) => None,
+        Err(LimiterError::StoredConfig { .. }) => None,
         defined => defined?,
     };
     if let Some(limit) = &limit {
@@ -147,7 +148,7 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
 /// Those of the ports.
 pub fn reset_all<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> {
     let may_be_in_table = match Definitions::may_be_in_table(host, name) {
-        Err(Error::StoredConfig { .. }) => true,
+        Err(LimiterError::StoredConfig { .. }) => true,
         in_table => in_table?,
     };
     homes::forget_name(host, name, may_be_in_table, count)

@@ -9,10 +9,10 @@ use std::ops::ControlFlow;
 
 use ratelimit_core::Micros;
 
-use crate::error::{Error, Result};
+use crate::error::{LimiterError, Result};
 use crate::homes;
 use crate::keys::{KeyRows, each_key};
-use crate::ports::{Access, Host, Rows};
+use crate::ports::{Host, RowAccess, RowStore};
 use crate::target::Home;
 
 /// The end of a batch: the last (name, key) that it scanned.
@@ -26,7 +26,8 @@ thread_local! {
     static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
 }
 
-/// Deletes blocks that are over, then idle rows, all rows of a key together, and stops at `max_rows` or at most a key's rows
+/// Deletes blocks that are over, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
+/// key's rows
 /// beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means that no
 /// unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are deleted when
 /// their last call is longer than `undefined_idle` ago.
@@ -43,7 +44,7 @@ pub fn prune<H: Host>(
     if *deleted >= max_rows {
         return Ok(());
     }
-    host.with_rows(Access::Write, |rows| {
+    host.with_rows(RowAccess::Write, |rows| {
         let table = rows.table();
         let start = match POSITION.take().filter(|last| last.table == table) {
             Some(last) => (last.name, last.key),
@@ -75,12 +76,12 @@ pub fn prune<H: Host>(
 /// Those of the ports.
 fn prune_key<H: Host>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     found: &KeyRows,
     undefined_idle: Option<Micros>,
 ) -> Result<i64> {
     let limit = match host.defined(&found.name, &found.key) {
-        Err(Error::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
+        Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
         limit => limit?.filter(|limit| Home::of(limit) != Home::Nowhere),
     };
     homes::prune_key(host, rows, found, limit.as_ref(), undefined_idle)

@@ -5,7 +5,7 @@ use ratelimit_core::config::{Definition, MAX_TOKENS};
 use ratelimit_core::text::float_text;
 use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, algorithm, decide};
 
-use crate::error::{Error, Result};
+use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, InlineConfig, Verdict};
 
 /// The arguments of a call.
@@ -147,7 +147,8 @@ impl Change {
     /// Decides it. The state after it is that of what is to change: of the shards together their total.
     ///
     /// # Errors
-    /// [`Error::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit. [`Error::Busy`]: a credit
+    /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
+    /// [`LimiterError::Busy`]: a credit
     /// whose rows others have, since no token may be lost.
     pub fn decide(self, limit: &Limit, contents: Contents, now: Micros) -> Result<Decision> {
         match (self, contents) {
@@ -166,20 +167,20 @@ impl Change {
                 let level = shards.level(now);
                 Ok(Decision { ok: false, retry_after: Some(Micros(0)), level, state: None })
             }
-            (Change::Credit { .. }, Contents::Busy(_)) => Err(Error::Busy),
+            (Change::Credit { .. }, Contents::Busy(_)) => Err(LimiterError::Busy),
         }
     }
 
     /// Decides it on a state.
     ///
     /// # Errors
-    /// [`Error::NotForKind`] (0A000), as [`decide`](Change::decide).
+    /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
     fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
         match self {
             Change::Take(take) => Ok(take.decide(limit, state, now)),
             Change::Credit { count, taken_at } => {
                 algorithm::credit(limit, state, now, count, taken_at)
-                    .ok_or(Error::NotForKind { function: "rl_credit", kind: limit.kind() })
+                    .ok_or(LimiterError::NotForKind { function: "rl_credit", kind: limit.kind() })
             }
         }
     }
@@ -218,6 +219,10 @@ pub fn valid_count(count: f64) -> Result<f64> {
 }
 
 /// The error for a count that is not allowed (22023).
-pub(crate) fn bad_count(count: f64, allowed: &str) -> Error {
-    Error::InvalidArgument { argument: "count", value: float_text(count), allowed: allowed.into() }
+pub(crate) fn bad_count(count: f64, allowed: &str) -> LimiterError {
+    LimiterError::InvalidArgument {
+        argument: "count",
+        value: float_text(count),
+        allowed: allowed.into(),
+    }
 }

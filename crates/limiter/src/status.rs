@@ -10,7 +10,7 @@ use ratelimit_core::{Micros, Shards};
 use crate::error::Result;
 use crate::homes;
 use crate::keys::{KeyRows, each_key};
-use crate::ports::{Access, BlockInForce, Host, Known};
+use crate::ports::{BlockInForce, Host, Known, RowAccess};
 use crate::request::Take;
 use crate::target::{Home, Target, after_block};
 
@@ -78,7 +78,7 @@ pub fn each<H: Host>(
         }
         Ok(ControlFlow::Continue(()))
     };
-    host.with_rows(Access::Read, |rows| match (name, key) {
+    host.with_rows(RowAccess::Read, |rows| match (name, key) {
         (Some(name), Some(key)) => {
             let found = rows.read_key(name, key)?;
             if !found.is_empty() {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State};
 
-use crate::error::{Error, Result};
+use crate::error::{LimiterError, Result};
 use crate::ports::{Definitions, Encoding, Known, RowId, Stored};
 use crate::request::{Answer, Request, Take};
 
@@ -114,7 +114,7 @@ impl<'a> Target<'a> {
     /// that of a shard.
     ///
     /// # Errors
-    /// [`Error::BadState`] (55000): a value that no call writes.
+    /// [`LimiterError::BadState`] (55000): a value that no call writes.
     pub fn state<'s>(
         &self,
         limit: &Limit,
@@ -125,7 +125,7 @@ impl<'a> Target<'a> {
             Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
             Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
                 let name = (self.utf8)(self.name).into_owned();
-                Err(Error::BadState { name, column, value })
+                Err(LimiterError::BadState { name, column, value })
             }
             // A row that was reset, or of a kind with nothing to carry over, counts as none.
             _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),
@@ -175,10 +175,12 @@ impl<'a> Target<'a> {
     /// Refuses what is not for limits whose slots are taken by leases.
     ///
     /// # Errors
-    /// [`Error::NotForKind`] (0A000).
+    /// [`LimiterError::NotForKind`] (0A000).
     pub fn refuse_leases(&self, function: &'static str) -> Result<()> {
         match self.limit.kind() {
-            Kind::Concurrency => Err(Error::NotForKind { function, kind: Kind::Concurrency }),
+            Kind::Concurrency => {
+                Err(LimiterError::NotForKind { function, kind: Kind::Concurrency })
+            }
             _ => Ok(()),
         }
     }
@@ -202,7 +204,7 @@ impl<'a> Resolved<'a> {
         let keyed = limit.as_ref().is_some_and(|limit| limit.keyed);
         let limit = match (request.config, limit) {
             (Some(_), Some(_)) if !definitions.may_define() => {
-                return Err(Error::InlineConfig { name: D::utf8(name).into_owned() });
+                return Err(LimiterError::InlineConfig { name: D::utf8(name).into_owned() });
             }
             (Some(config), Some(_)) => config.definition()?,
             (Some(config), None) => {
@@ -223,14 +225,14 @@ impl<'a> Resolved<'a> {
 }
 
 /// The error for a name without definition and config (42704).
-pub fn undefined<E: Encoding>(name: &[u8]) -> Error {
-    Error::Undefined { name: E::utf8(name).into_owned(), kind: Kind::TokenBucket }
+pub fn undefined<E: Encoding>(name: &[u8]) -> LimiterError {
+    LimiterError::Undefined { name: E::utf8(name).into_owned(), kind: Kind::TokenBucket }
 }
 
 /// Refuses the empty key where a limit is `keyed`.
 ///
 /// # Errors
-/// [`Error::Keyed`] (22004).
+/// [`LimiterError::Keyed`] (22004).
 pub fn check_key<E: Encoding>(
     name: &[u8],
     key: &[u8],
@@ -239,7 +241,7 @@ pub fn check_key<E: Encoding>(
 ) -> Result<()> {
     if keyed && key.is_empty() {
         let name = E::utf8(name).into_owned();
-        return Err(Error::Keyed { name, kind: limit.kind() });
+        return Err(LimiterError::Keyed { name, kind: limit.kind() });
     }
     Ok(())
 }

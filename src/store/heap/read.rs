@@ -7,7 +7,7 @@ use ratelimit_limiter::ports::{KeyedRow, RowId, ShardRow};
 use xxhash_rust::xxh64::xxh64;
 
 use super::open::{Heap, guarded};
-use super::row::{RawRow, Text, block, copy_texts, has_id, tuple_id};
+use super::row::{RawRow, TextDatum, block, copy_texts, has_id, tuple_id};
 use super::{own, raw, roots};
 use crate::schema::error::Result;
 use crate::schema::unaltered_table::COLUMNS;
@@ -173,7 +173,7 @@ impl Heap {
                 return Some(row);
             }
         }
-        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
         let keys = &mut keys[..];
         // SAFETY: guarded; plain data, and the texts of the keys outlive the scan.
@@ -324,19 +324,19 @@ impl Heap {
         rows
     }
 
-    /// Reads all rows of a key; see [`Store::read_key`](ratelimit_limiter::ports::Rows::read_key).
+    /// Reads all rows of a key; see [`Store::read_key`](ratelimit_limiter::ports::RowStore::read_key).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
     pub fn rows_of(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        let (name_text, key_text) = (Text::new(name), Text::new(key));
+        let (name_text, key_text) = (TextDatum::new(name), TextDatum::new(key));
         let arguments = [name_text.datum(), key_text.datum()];
         // SAFETY: called with a row fetched.
         let rows = unsafe { self.collect(arguments, false, usize::MAX, || self.fetched_row()) };
         rows.into_iter().map(decode).collect()
     }
 
-    /// Reads rows after a key; see [`Store::read_after`](ratelimit_limiter::ports::Rows::read_after).
+    /// Reads rows after a key; see [`Store::read_after`](ratelimit_limiter::ports::RowStore::read_after).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
@@ -346,7 +346,7 @@ impl Heap {
         same_name: bool,
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
-        let (name, key) = (Text::new(after.0), Text::new(after.1));
+        let (name, key) = (TextDatum::new(after.0), TextDatum::new(after.1));
         let most = usize::try_from(rows).unwrap_or(0);
         let take = || {
             // SAFETY: called with a row fetched, whose first two columns are the name and the key.
@@ -371,7 +371,7 @@ impl Heap {
     }
 
     /// Returns the first key on a random page; see
-    /// [`Store::random_key`](ratelimit_limiter::ports::Rows::random_key).
+    /// [`Store::random_key`](ratelimit_limiter::ports::RowStore::random_key).
     pub fn key_on_random_page(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         let found = &mut None;
         // SAFETY: guarded; the row is pinned while it is copied.

@@ -84,7 +84,7 @@ pub fn tuple_id((block, offset): (pg_sys::BlockNumber, u16)) -> pg_sys::ItemPoin
 
 /// A text as a datum: up to [`MAX_KEY`] bytes, the most of a call, on the stack; a longer one, which the
 /// table's owner may have written, in Postgres memory.
-pub struct Text {
+pub struct TextDatum {
     short: Short,
     long: Option<pg_sys::Datum>,
 }
@@ -95,9 +95,9 @@ struct Short {
     bytes: MaybeUninit<[u8; MAX_KEY]>,
 }
 
-impl Text {
+impl TextDatum {
     /// Encodes a text. Calls Postgres: not inside a guard.
-    pub fn new(text: &[u8]) -> Text {
+    pub fn new(text: &[u8]) -> TextDatum {
         let mut bytes = MaybeUninit::<[u8; MAX_KEY]>::uninit();
         let long = (text.len() > size_of_val(&bytes)).then(|| text_datum(text));
         let length = if long.is_some() { 0 } else { text.len() };
@@ -108,7 +108,7 @@ impl Text {
         // SET_VARSIZE.
         let size = (length + 4) as u32;
         let header = if cfg!(target_endian = "big") { size & 0x3fff_ffff } else { size << 2 };
-        Text { short: Short { header, bytes }, long }
+        TextDatum { short: Short { header, bytes }, long }
     }
 
     /// Returns the datum, valid as long as the text stays where it is.
@@ -169,8 +169,8 @@ pub unsafe fn copy_texts<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>
 
 /// Encodes a row as the values and NULL flags of its columns. Calls Postgres: not inside a guard.
 pub fn row_values(
-    name: &Text,
-    key: &Text,
+    name: &TextDatum,
+    key: &TextDatum,
     shard: i32,
     row: &Stored,
 ) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {

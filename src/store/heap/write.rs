@@ -7,7 +7,7 @@ use ratelimit_limiter::ports::{Row, RowId, Stored, TupleId};
 
 use super::open::{Heap, guarded};
 use super::read::{hash, scan_keys};
-use super::row::{RawRow, Text, has_id, row_values, tuple_id};
+use super::row::{RawRow, TextDatum, has_id, row_values, tuple_id};
 use super::{own, raw, roots};
 use crate::schema::error::Result;
 use crate::schema::unaltered_table::COLUMNS;
@@ -77,7 +77,7 @@ impl Heap {
     /// Updates a version of a row, after waiting for locks on it; false if it was replaced.
     pub fn update_version(&self, id: RowId, version: TupleId, stored: &Stored) -> bool {
         let Some(mut old) = version.tid.map(tuple_id) else { return false };
-        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId). The
@@ -148,7 +148,7 @@ impl Heap {
 
     /// Waits for the transaction that is inserting or deleting a row with this primary key.
     pub fn wait_for_inserter(&self, id: RowId) {
-        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
         let keys = &mut keys[..];
         // SAFETY: as a unique index is checked (check_exclusion_or_unique_constraint): a dirty snapshot
@@ -184,9 +184,9 @@ impl Heap {
         }
     }
 
-    /// Inserts a row; see [`Store::insert`](ratelimit_limiter::ports::Rows::insert).
+    /// Inserts a row; see [`Store::insert`](ratelimit_limiter::ports::RowStore::insert).
     pub fn insert_row(&self, id: RowId, stored: &Stored) -> bool {
-        let (name, key) = (Text::new(id.name), Text::new(id.key));
+        let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: as INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry

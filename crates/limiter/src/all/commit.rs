@@ -4,9 +4,9 @@ use ratelimit_core::Shards;
 
 use super::decide::{Group, GroupVerdict};
 use super::{RequestOutcome, at_once, outcomes, peek, plan};
-use crate::error::{Error, Result};
-use crate::homes::shards::{self, Locked};
-use crate::ports::{Host, Rows, TRIES};
+use crate::error::{LimiterError, Result};
+use crate::homes::shards::{self, LockedRows};
+use crate::ports::{Host, RowStore, TRIES};
 
 /// Who has the rows that a group is to change.
 enum Holder {
@@ -19,7 +19,7 @@ enum Holder {
 }
 
 /// The groups' contents, of which what is to be changed is locked.
-type LockedGroups<'a> = Vec<(Locked<'a>, Holder)>;
+type LockedGroups<'a> = Vec<(LockedRows<'a>, Holder)>;
 
 /// What came of a try.
 enum Tried {
@@ -55,10 +55,10 @@ pub(super) fn take_without_rows<H: Host>(
 /// Takes tokens for all groups, or for none.
 ///
 /// # Errors
-/// Those of the ports; [`Error::NotWritten`] (55000) when rows keep vanishing.
+/// Those of the ports; [`LimiterError::NotWritten`] (55000) when rows keep vanishing.
 pub(super) fn take<H: Host>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     groups: &[Group],
 ) -> Result<Vec<RequestOutcome>> {
     for tried in 0..TRIES {
@@ -71,7 +71,7 @@ pub(super) fn take<H: Host>(
         let refusal = outcomes(groups, &peeked, false);
         // One row of each limit with shards on the first try, then as many as needed.
         match take_locked(host, rows, groups, peeked, tried == 0) {
-            Err(Error::Busy) => return Ok(at_once(refusal)),
+            Err(LimiterError::Busy) => return Ok(at_once(refusal)),
             Ok(Tried::Done(outcomes)) => return Ok(outcomes),
             Ok(Tried::Again) => {}
             Err(error) => return Err(error),
@@ -83,10 +83,10 @@ pub(super) fn take<H: Host>(
 /// Locks the rows that were peeked at, decides, and writes.
 ///
 /// # Errors
-/// As [`take`]; [`Error::Busy`]: rows are locked that can't be waited for.
+/// As [`take`]; [`LimiterError::Busy`]: rows are locked that can't be waited for.
 fn take_locked<'a, H: Host>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     groups: &'a [Group],
     peeked: Vec<GroupVerdict<'a>>,
     single_row: bool,
@@ -129,10 +129,10 @@ fn take_locked<'a, H: Host>(
 /// `None` if they must be read again.
 ///
 /// # Errors
-/// Those of the ports; [`Error::Busy`].
+/// Those of the ports; [`LimiterError::Busy`].
 fn lock<'a, H: Host>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     groups: &'a [Group],
     peeked: Vec<GroupVerdict<'a>>,
     single_row: bool,
@@ -141,17 +141,19 @@ fn lock<'a, H: Host>(
     for (group, verdict) in groups.iter().zip(peeked) {
         host.check_for_interrupts();
         if group.entry.is_some() {
-            locked.push((Locked::none(verdict.shards), Holder::Memory));
+            locked.push((LockedRows::none(verdict.shards), Holder::Memory));
             continue;
         }
         let Some((before, after)) = &verdict.change else {
-            locked.push((Locked::none(verdict.shards), Holder::Here));
+            locked.push((LockedRows::none(verdict.shards), Holder::Here));
             continue;
         };
         let amount = after.value() - before.value();
         let seen = (!verdict.enforced).then(|| verdict.shards.clone());
         match (shards::lock(host, rows, &group.target, verdict.shards, amount, single_row), seen) {
-            (Err(Error::Busy), Some(seen)) => locked.push((Locked::none(seen), Holder::Elsewhere)),
+            (Err(LimiterError::Busy), Some(seen)) => {
+                locked.push((LockedRows::none(seen), Holder::Elsewhere))
+            }
             (rows, _) => match rows? {
                 Some(rows) => locked.push((rows, Holder::Here)),
                 None => return Ok(None),

@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 
 use ratelimit_core::Micros;
 
-use crate::error::{Error, Result};
+use crate::error::{LimiterError, Result};
 use crate::homes;
-use crate::ports::{Access, Host, Rows, Verdict};
+use crate::ports::{Host, RowAccess, RowStore, Verdict};
 use crate::request::{Answer, Request, check_count};
 use crate::target::Target;
 
@@ -47,7 +47,7 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
     let groups = group("rl_limit_all", host, requests)?;
     let outcomes = if groups.iter().any(|group| group.target.home.is_in_table()) {
         host.refuse_read_only()?;
-        host.with_rows(Access::Write, |rows| commit::take(host, rows, &groups))?
+        host.with_rows(RowAccess::Write, |rows| commit::take(host, rows, &groups))?
     } else {
         // No row is read, and no table locked.
         commit::take_without_rows(host, &groups)?
@@ -70,13 +70,13 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
 /// As [`limit`].
 pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
     let groups = group("rl_check_all", host, requests)?;
-    let check = |rows: Option<&dyn Rows>| {
+    let check = |rows: Option<&dyn RowStore>| {
         let peeked = peek(host, rows, &groups)?;
         let ok = peeked.iter().all(GroupVerdict::allows);
         Ok(outcomes(&groups, &peeked, ok))
     };
     if groups.iter().any(|group| group.target.home.is_in_table()) {
-        host.with_rows(Access::Read, |rows| check(Some(rows)))
+        host.with_rows(RowAccess::Read, |rows| check(Some(rows)))
     } else {
         check(None)
     }
@@ -85,7 +85,7 @@ pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
 /// Groups the requests by (name, key), in the order in which rows are locked.
 ///
 /// # Errors
-/// [`Error::InRequest`]: as [`Target::resolve`], [`Target::refuse_leases`] or [`check_count`];
+/// [`LimiterError::InRequest`]: as [`Target::resolve`], [`Target::refuse_leases`] or [`check_count`];
 /// 22023 also for two configs of one limit, and for more requests of limits in memory than [`MAX_IN_MEMORY`].
 fn group<'a, H: Host>(
     function: &'static str,
@@ -95,7 +95,7 @@ fn group<'a, H: Host>(
     let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
     let mut in_memory = 0;
     for (n, request) in requests.iter().enumerate() {
-        let in_request = |error| Error::InRequest { n: n + 1, error: Box::new(error) };
+        let in_request = |error| LimiterError::InRequest { n: n + 1, error: Box::new(error) };
         let defined = request.config.is_none();
         let earlier = groups.get_mut(&(request.name, request.key));
         let target = match &earlier {
@@ -109,7 +109,7 @@ fn group<'a, H: Host>(
         in_memory += usize::from(target.home.is_in_memory());
         match earlier {
             Some(group) if group.target.limit != target.limit => {
-                return Err(in_request(Error::InvalidArgument {
+                return Err(in_request(LimiterError::InvalidArgument {
                     argument: "config",
                     value: "not that of an earlier request for the same name and key".into(),
                     allowed: "one config for a limit".into(),
@@ -131,7 +131,7 @@ fn group<'a, H: Host>(
         }
     }
     if in_memory > MAX_IN_MEMORY {
-        return Err(Error::InvalidArgument {
+        return Err(LimiterError::InvalidArgument {
             argument: "requests",
             value: format!("a list with {in_memory} requests for limits in memory"),
             allowed: format!("at most {MAX_IN_MEMORY} of them in one call"),
@@ -146,7 +146,7 @@ fn group<'a, H: Host>(
 /// Those of the ports.
 fn peek<'a, H: Host>(
     host: &H,
-    rows: Option<&dyn Rows>,
+    rows: Option<&dyn RowStore>,
     groups: &'a [Group],
 ) -> Result<Vec<GroupVerdict<'a>>> {
     let mut contents = Vec::with_capacity(groups.len());

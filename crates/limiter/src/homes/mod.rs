@@ -19,7 +19,7 @@ use ratelimit_core::{Kind, Level, Micros, Shards, State};
 
 use crate::error::Result;
 use crate::keys::{KeyRows, each_key};
-use crate::ports::{Access, Entries, Host, Id, Rows, ShardRow};
+use crate::ports::{Entries, Host, Id, RowAccess, RowStore, ShardRow};
 use crate::request::Contents;
 use crate::target::{Home, Target};
 
@@ -43,7 +43,8 @@ impl<T, F: Fn(Contents, Micros) -> Result<(T, Option<State>)>> Decide<T> for F {
 /// known.
 ///
 /// # Errors
-/// Those of `decide` and of the ports; [`Error::BadState`](crate::error::Error::BadState) (55000); those of
+/// Those of `decide` and of the ports; [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000);
+/// those of
 /// [`Host::refuse_read_only`].
 pub fn change<H: Host, T>(
     host: &H,
@@ -71,19 +72,19 @@ pub fn change<H: Host, T>(
 ///
 /// # Errors
 /// Those of the work; those of [`Host::refuse_read_only`].
-fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
+fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn RowStore) -> Result<T>) -> Result<T> {
     host.refuse_read_only()?;
-    host.with_rows(Access::Write, work)
+    host.with_rows(RowAccess::Write, work)
 }
 
 /// Reads what a target holds, without locking, writing or waiting; with the instant after the read.
 ///
 /// # Errors
-/// Those of the ports; [`Error::BadState`](crate::error::Error::BadState) (55000).
+/// Those of the ports; [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000).
 pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
     match target.home {
         Home::Row | Home::Shards(_) => {
-            host.with_rows(Access::Read, |rows| shards::peek(host, rows, target))
+            host.with_rows(RowAccess::Read, |rows| shards::peek(host, rows, target))
         }
         _ => without_rows(host, target),
     }
@@ -95,7 +96,7 @@ pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards
 /// As [`peek`].
 pub fn peek_with<'t, H: Host>(
     host: &H,
-    rows: Option<&dyn Rows>,
+    rows: Option<&dyn RowStore>,
     target: &'t Target,
     entry: Option<Id>,
 ) -> Result<(Micros, Shards<'t>)> {
@@ -143,7 +144,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
         Home::Nowhere => Ok(None),
         Home::Memory => memory::read(host, target),
         Home::Slots(slots) => slots::read(host, target, slots),
-        Home::Row | Home::Shards(_) => host.with_rows(Access::Read, |rows| {
+        Home::Row | Home::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
             let found = rows.read_key(target.name, target.key)?;
             if !table::has_state(&target.limit, &found) {
                 return Ok(None);
@@ -181,7 +182,7 @@ pub fn forget<H: Host>(
         return Ok(was_in_memory);
     }
     let was_in_table =
-        host.with_rows(Access::Write, |rows| table::reset_key(host, rows, name, key))?;
+        host.with_rows(RowAccess::Write, |rows| table::reset_key(host, rows, name, key))?;
     Ok(was_in_memory || was_in_table)
 }
 
@@ -207,7 +208,7 @@ pub fn forget_name<H: Host>(
     if !may_be_in_table {
         return Ok(());
     }
-    host.with_rows(Access::Write, |rows| {
+    host.with_rows(RowAccess::Write, |rows| {
         let mut delete = |key: &[u8]| -> Result<()> {
             host.check_for_interrupts();
             *count += i64::from(table::delete_key(host, rows, name, key)?);

@@ -7,7 +7,7 @@ use ratelimit_core::Micros;
 
 use super::{Changed, Decide, shards};
 use crate::error::Result;
-use crate::ports::{Host, Row, RowId, Rows, Stored, TRIES};
+use crate::ports::{Host, Row, RowId, RowStore, Stored, TRIES};
 use crate::request::Contents;
 use crate::target::Target;
 
@@ -23,7 +23,7 @@ pub(super) type DecideRow<'d, T> = dyn Fn(Option<&Stored>, Micros) -> Result<Dec
 /// As [`change`](super::change).
 pub(super) fn change<H: Host, T>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &Target,
     amount: f64,
     decide: &impl Decide<T>,
@@ -51,7 +51,7 @@ pub(super) fn change<H: Host, T>(
 /// Those of `decide` and of the rows.
 pub(super) fn change_row<H: Host, T>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     id: RowId,
     decide: &DecideRow<T>,
 ) -> Result<Option<T>> {
@@ -102,7 +102,7 @@ pub(super) fn change_row<H: Host, T>(
 /// As [`change_row`].
 fn change_after_wait<T>(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     id: RowId,
     seen: Option<&Stored>,
     decide: &DecideRow<T>,
@@ -121,7 +121,7 @@ fn change_after_wait<T>(
 /// As [`change_row`].
 fn change_locked<T>(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     id: RowId,
     decide: &DecideRow<T>,
 ) -> Result<Option<T>> {
@@ -148,7 +148,7 @@ fn change_locked<T>(
 /// Those of the rows and of the work.
 fn with_locked<T>(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     id: RowId,
     work: impl FnOnce(Row) -> Result<Option<T>>,
 ) -> Result<Option<T>> {

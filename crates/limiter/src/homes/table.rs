@@ -9,7 +9,7 @@ use super::row::change_row;
 use super::shards::contents::{shard_limit_of, shards_of};
 use crate::error::Result;
 use crate::keys::KeyRows;
-use crate::ports::{Host, RowId, Rows, ShardRow, Stored, TRIES};
+use crate::ports::{Host, RowId, RowStore, ShardRow, Stored, TRIES};
 use crate::target::Target;
 
 /// Whether rows of a key hold a state that means something to a limit.
@@ -32,10 +32,11 @@ fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
 /// first, so that there is none once it is locked here.
 ///
 /// # Errors
-/// As [`Rows::lock_or_busy`]; [`Error::NotWritten`](crate::error::Error::NotWritten) (55000): they keep changing.
+/// As [`RowStore::lock_or_busy`]; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000): they
+/// keep changing.
 pub(super) fn lock_key(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     name: &[u8],
     key: &[u8],
     wait: bool,
@@ -59,8 +60,8 @@ pub(super) fn lock_key(
 /// Resets the rows of a key; false if none had a state.
 ///
 /// # Errors
-/// Those of the rows; [`Error::NotWritten`](crate::error::Error::NotWritten) (55000).
-pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
+/// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
+pub fn reset_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8]) -> Result<bool> {
     let was = change_row(host, rows, RowId { name, key, shard: 0 }, &|stored, _| {
         let Some(stored) = stored else { return Ok((None, None)) };
         let reset = stored.reset();
@@ -82,8 +83,8 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
 /// Deletes the rows of a key; false if none had a state.
 ///
 /// # Errors
-/// Those of the rows; [`Error::NotWritten`](crate::error::Error::NotWritten) (55000).
-pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
+/// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
+pub fn delete_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8]) -> Result<bool> {
     let locked = lock_key(host, rows, name, key, true)?;
     for &(shard, ref row) in &locked {
         rows.delete(RowId { name, key, shard }, row.tuple)?;
@@ -99,7 +100,7 @@ pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) ->
 /// Those of the rows.
 pub fn prune_key<H: Host>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     found: &KeyRows,
     limit: Option<&Rc<Definition>>,
     undefined_idle: Option<Micros>,

@@ -30,9 +30,9 @@ pub fn request<'a>(name: &'a str, key: &'a str, count: f64) -> Request<'a> {
 }
 
 /// A config in a call.
-pub struct Config(pub &'static str);
+pub struct TestConfig(pub &'static str);
 
-impl InlineConfig for Config {
+impl InlineConfig for TestConfig {
     fn definition(&self) -> Result<Rc<Definition>> {
         Ok(Rc::new(config::definition(self.0)?))
     }
@@ -45,11 +45,11 @@ struct Transaction {
     locked: Vec<Key>,
 }
 
-type Hook = Box<dyn FnOnce(&Session)>;
+type Hook = Box<dyn FnOnce(&TestSession)>;
 
 /// A session.
 #[derive(Default)]
-pub struct Session {
+pub struct TestSession {
     now: Cell<i64>,
     drawn: Cell<u64>,
     transaction: RefCell<Transaction>,
@@ -65,9 +65,10 @@ pub struct Session {
     entries: Shared,
 }
 
-impl Session {
-    pub fn with(name: &str, config: &str) -> Session {
-        let session = Session { now: Cell::new(1_798_804_800_000_000), ..Session::default() };
+impl TestSession {
+    pub fn with(name: &str, config: &str) -> TestSession {
+        let session =
+            TestSession { now: Cell::new(1_798_804_800_000_000), ..TestSession::default() };
         session.define(name, config);
         session
     }
@@ -119,7 +120,7 @@ impl Session {
         *stored = with(stored);
     }
 
-    pub fn before_insert(&self, hook: impl FnOnce(&Session) + 'static) {
+    pub fn before_insert(&self, hook: impl FnOnce(&TestSession) + 'static) {
         *self.before_insert.borrow_mut() = Some(Box::new(hook));
     }
 
@@ -132,13 +133,13 @@ impl Session {
     }
 }
 
-impl Clock for Session {
+impl Clock for TestSession {
     fn now(&self) -> Micros {
         Micros(self.now.get())
     }
 }
 
-impl Interrupts for Session {
+impl Interrupts for TestSession {
     fn check_for_interrupts(&self) {}
 
     fn in_scratch<T: 'static>(&self, work: impl FnOnce() -> T) -> T {
@@ -146,7 +147,7 @@ impl Interrupts for Session {
     }
 }
 
-impl Random for Session {
+impl Random for TestSession {
     fn unguessable(&self) -> Result<u64> {
         Ok(self.draw() << 20)
     }
@@ -156,14 +157,14 @@ impl Random for Session {
     }
 }
 
-impl Session {
+impl TestSession {
     fn draw(&self) -> u64 {
         self.drawn.set(self.drawn.get() + 1);
         self.drawn.get()
     }
 }
 
-impl Subtransaction for Session {
+impl Subtransaction for TestSession {
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
         let before = self.transaction.borrow().clone();
         let result = work();
@@ -174,13 +175,13 @@ impl Subtransaction for Session {
     }
 }
 
-impl Encoding for Session {
+impl Encoding for TestSession {
     fn utf8(bytes: &[u8]) -> Cow<'_, str> {
         String::from_utf8_lossy(bytes)
     }
 }
 
-impl Definitions for Session {
+impl Definitions for TestSession {
     fn known(&self, name: &[u8], key: &[u8]) -> Result<Known> {
         let blocked_until = self.blocks.borrow().get(&(name.to_vec(), key.to_vec())).copied();
         Ok(Known { limit: self.defined(name, key)?, blocked_until })
@@ -213,7 +214,7 @@ impl Definitions for Session {
     }
 }
 
-impl Tally for Session {
+impl Tally for TestSession {
     type Place = ();
 
     fn place(&self, _: &[u8], _: &[u8]) -> Result<Option<()>> {
@@ -225,10 +226,14 @@ impl Tally for Session {
     }
 }
 
-impl Host for Session {
+impl Host for TestSession {
     type Entries = Shared;
 
-    fn with_rows<T>(&self, _: Access, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
+    fn with_rows<T>(
+        &self,
+        _: RowAccess,
+        work: impl FnOnce(&dyn RowStore) -> Result<T>,
+    ) -> Result<T> {
         work(&Table(self))
     }
 
@@ -250,7 +255,7 @@ impl Host for Session {
 }
 
 /// The rows of a session.
-struct Table<'a>(&'a Session);
+struct Table<'a>(&'a TestSession);
 
 impl Table<'_> {
     fn found(&self, key: &Key) -> Option<Row> {
@@ -271,7 +276,7 @@ impl Table<'_> {
     }
 }
 
-impl Rows for Table<'_> {
+impl RowStore for Table<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.found(&key_of(id)))
     }
@@ -370,7 +375,7 @@ impl Rows for Table<'_> {
 pub struct Shared(RefCell<HashMap<[u64; 2], ([u64; 2], Kept)>>);
 
 /// All of them, locked.
-pub struct Locked<'a>(&'a Shared);
+pub struct AllLocked<'a>(&'a Shared);
 
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(14_695_981_039_346_656_037, |hash, &byte| {
@@ -379,7 +384,7 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 impl Entries for Shared {
-    type Locked<'e> = Locked<'e>;
+    type Locked<'e> = AllLocked<'e>;
 
     fn id(&self, name: &[u8], key: &[u8]) -> Id {
         let (name, key) = ([hash(name), 0], [hash(name), hash(key)]);
@@ -394,12 +399,12 @@ impl Entries for Shared {
         self.0.borrow().get(&id.key).map(|&(_, kept)| kept)
     }
 
-    fn locked<T>(&self, _: Id, work: impl FnOnce(&mut Locked<'_>) -> T) -> T {
-        work(&mut Locked(self))
+    fn locked<T>(&self, _: Id, work: impl FnOnce(&mut AllLocked<'_>) -> T) -> T {
+        work(&mut AllLocked(self))
     }
 
-    fn lock_all(&self, _: impl Iterator<Item = Id>) -> Locked<'_> {
-        Locked(self)
+    fn lock_all(&self, _: impl Iterator<Item = Id>) -> AllLocked<'_> {
+        AllLocked(self)
     }
 
     fn forget_name(&self, name: &[u8]) -> u64 {
@@ -416,7 +421,7 @@ impl Entries for Shared {
     fn tell_losses(&self) {}
 }
 
-impl LockedEntries for Locked<'_> {
+impl LockedEntries for AllLocked<'_> {
     fn read(&mut self, id: Id) -> Option<Kept> {
         self.0.read(id)
     }

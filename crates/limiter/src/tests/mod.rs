@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use ratelimit_core::algorithm::Tokens;
 use ratelimit_core::{Micros, State};
 
-use self::host::{Config, Session, request};
-use crate::error::{Error, Result};
+use self::host::{TestConfig, TestSession, request};
+use crate::error::{LimiterError, Result};
 use crate::leases::{self, Fate};
 use crate::ports::{Clock, Stored, Verdict};
 use crate::prune::prune;
@@ -30,18 +30,18 @@ fn seconds(seconds: i64) -> Micros {
     Micros(seconds * 1_000_000)
 }
 
-fn limit(session: &Session, key: &str, count: f64) -> Answer {
+fn limit(session: &TestSession, key: &str, count: f64) -> Answer {
     one::limit(session, &request("n", key, count)).unwrap()
 }
 
-fn check(session: &Session, key: &str) -> Answer {
+fn check(session: &TestSession, key: &str) -> Answer {
     one::check(session, &request("n", key, 1.0)).unwrap()
 }
 
 #[test]
 fn each_home_of_tokens_gives_the_same_answers() {
     for config in [BUCKET, IN_MEMORY, IN_SHARDS] {
-        let session = Session::with("n", config);
+        let session = TestSession::with("n", config);
         assert_eq!(limit(&session, "k", 2.0).level.remaining, 2.0, "{config}");
         assert!(limit(&session, "k", 2.0).ok, "{config}");
         let denied = limit(&session, "k", 1.0);
@@ -63,7 +63,7 @@ fn each_home_of_tokens_gives_the_same_answers() {
 
 #[test]
 fn without_a_limit_nothing_is_stored() {
-    let session = Session::with("n", UNLIMITED);
+    let session = TestSession::with("n", UNLIMITED);
     assert!(limit(&session, "k", 1e15).ok);
     assert_eq!(limit(&session, "k", 1.0).level.remaining, f64::INFINITY);
     assert!(session.rows().is_empty() && session.entries_len() == 0);
@@ -73,7 +73,7 @@ fn without_a_limit_nothing_is_stored() {
 #[test]
 fn a_denial_writes_nothing_and_takes_no_lock() {
     for config in [BUCKET, IN_SHARDS] {
-        let session = Session::with("n", config);
+        let session = TestSession::with("n", config);
         limit(&session, "k", 4.0);
         session.commit();
         let before = session.rows();
@@ -86,7 +86,7 @@ fn a_denial_writes_nothing_and_takes_no_lock() {
 #[test]
 fn a_reset_makes_a_limit_full_in_every_home() {
     for config in [BUCKET, IN_MEMORY, IN_SHARDS, SLOTS, SLOTS_IN_MEMORY] {
-        let session = Session::with("n", config);
+        let session = TestSession::with("n", config);
         let take = |count| leases::acquire(&session, &request("n", "k", count));
         let take = |count| match config.contains("concurrency") {
             true => take(count).unwrap(),
@@ -108,7 +108,7 @@ fn a_reset_makes_a_limit_full_in_every_home() {
 #[test]
 fn leases_expire_are_extended_and_released_in_both_homes() {
     for config in [SLOTS, SLOTS_IN_MEMORY] {
-        let session = Session::with("n", config);
+        let session = TestSession::with("n", config);
         let acquire = || leases::acquire(&session, &request("n", "k", 1.0)).unwrap();
         let settle =
             |id, fate| leases::settle(&session, &request("n", "k", 0.0), id, fate).unwrap();
@@ -133,7 +133,7 @@ fn leases_expire_are_extended_and_released_in_both_homes() {
 
 #[test]
 fn another_number_of_shards_holds_the_same_tokens() {
-    let session = Session::with("n", BUCKET);
+    let session = TestSession::with("n", BUCKET);
     limit(&session, "k", 1.0);
     for (config, rows) in [(IN_SHARDS, 3), (BUCKET, 1), (IN_SHARDS, 3)] {
         session.define("n", config);
@@ -151,7 +151,7 @@ fn another_number_of_shards_holds_the_same_tokens() {
 
 #[test]
 fn what_others_have_locked_is_passed_over_or_told() {
-    let session = Session::with("n", IN_SHARDS);
+    let session = TestSession::with("n", IN_SHARDS);
     limit(&session, "k", 1.0);
     session.commit();
     session.lock_for_others(&[("n", "k", 20_001)]);
@@ -165,7 +165,7 @@ fn what_others_have_locked_is_passed_over_or_told() {
 
 #[test]
 fn all_or_none_in_tables_and_memory() {
-    let session = Session::with("n", BUCKET);
+    let session = TestSession::with("n", BUCKET);
     session.define("m", IN_MEMORY);
     session.define("s", IN_SHARDS);
     session.define("u", UNLIMITED);
@@ -196,13 +196,13 @@ fn all_or_none_in_tables_and_memory() {
     assert!(never[1].never && never[0].answer.retry_after.is_none());
     // An error names its request.
     let bad = [request("n", "k", 1.0), request("nowhere", "k", 1.0)];
-    assert!(matches!(all::limit(&session, &bad), Err(Error::InRequest { n: 2, .. })));
+    assert!(matches!(all::limit(&session, &bad), Err(LimiterError::InRequest { n: 2, .. })));
 }
 
 #[test]
 fn a_block_denies_whatever_is_in_the_limit() {
     for config in [BUCKET, IN_MEMORY, IN_SHARDS, UNLIMITED] {
-        let session = Session::with("n", config);
+        let session = TestSession::with("n", config);
         session.block("n", "k", session.now().plus(seconds(2)));
         let denied = limit(&session, "k", 1.0);
         assert_eq!((denied.ok, denied.retry_after), (false, Some(seconds(2))), "{config}");
@@ -217,7 +217,7 @@ fn a_block_denies_whatever_is_in_the_limit() {
 
 #[test]
 fn what_no_call_writes_is_an_error_that_names_the_column() {
-    let session = Session::with("n", BUCKET);
+    let session = TestSession::with("n", BUCKET);
     limit(&session, "k", 1.0);
     session.overwrite(("n", "k", 0), |stored| {
         let Stored::State(state) = stored else { panic!("{stored:?}") };
@@ -227,7 +227,10 @@ fn what_no_call_writes_is_an_error_that_names_the_column() {
         one::limit(&session, &request("n", "k", 1.0)),
         one::check(&session, &request("n", "k", 1.0)),
     ] {
-        assert!(matches!(result, Err(Error::BadState { column: "value", .. })), "{result:?}");
+        assert!(
+            matches!(result, Err(LimiterError::BadState { column: "value", .. })),
+            "{result:?}"
+        );
     }
     assert!(one::reset(&session, b"n", b"k").unwrap());
     assert!(limit(&session, "k", 4.0).ok);
@@ -235,14 +238,14 @@ fn what_no_call_writes_is_an_error_that_names_the_column() {
 
 #[test]
 fn idle_rows_are_deleted_and_others_kept() {
-    let session = Session::with("n", BUCKET);
+    let session = TestSession::with("n", BUCKET);
     let mut keys = BTreeSet::new();
     for key in ["a", "b", "c"] {
         limit(&session, key, 1.0);
         keys.insert(key);
     }
     session.commit();
-    let pruned = |session: &Session| -> Result<i64> {
+    let pruned = |session: &TestSession| -> Result<i64> {
         let mut deleted = 0;
         prune(session, 100, None, &mut deleted)?;
         Ok(deleted)
@@ -260,7 +263,7 @@ fn idle_rows_are_deleted_and_others_kept() {
 
 #[test]
 fn the_status_shows_each_key_in_order_and_who_is_blocked() {
-    let session = Session::with("n", BUCKET);
+    let session = TestSession::with("n", BUCKET);
     limit(&session, "b", 1.0);
     limit(&session, "d", 4.0);
     session.block("n", "c", FOR_GOOD);
@@ -276,18 +279,18 @@ fn the_status_shows_each_key_in_order_and_who_is_blocked() {
 
 #[test]
 fn a_config_in_a_call_needs_the_right_to_define() {
-    let session = Session::with("n", BUCKET);
-    let config = Config(IN_MEMORY);
+    let session = TestSession::with("n", BUCKET);
+    let config = TestConfig(IN_MEMORY);
     let with = |name| crate::request::Request { config: Some(&config), ..request(name, "k", 1.0) };
     assert!(one::limit(&session, &with("n")).unwrap().ok);
     session.may_define(false);
-    assert!(matches!(one::limit(&session, &with("n")), Err(Error::InlineConfig { .. })));
+    assert!(matches!(one::limit(&session, &with("n")), Err(LimiterError::InlineConfig { .. })));
     assert!(one::limit(&session, &with("another")).unwrap().ok);
 }
 
 #[test]
 fn a_row_that_appears_meanwhile_is_read_again() {
-    let session = Session::with("n", BUCKET);
+    let session = TestSession::with("n", BUCKET);
     // Another session's insert comes first.
     session.before_insert(|session| {
         let state = State::Tokens(Tokens { value: 1.0, ts: session.now(), brought: None });

@@ -8,7 +8,7 @@ use ratelimit_core::{Limit, Micros, Shards, State};
 
 use super::super::table::lock_key;
 use crate::error::Result;
-use crate::ports::{Host, Rows, ShardRow, Stored, TupleId};
+use crate::ports::{Host, RowStore, ShardRow, Stored, TupleId};
 use crate::target::Target;
 
 /// The number in the row's `shard` column of a shard, counted from 0, of a limit with so many
@@ -92,7 +92,7 @@ fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
 /// As [`holding`]; those of the rows.
 pub(crate) fn peek<'a>(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &'a Target,
 ) -> Result<(Micros, Holding<'a>)> {
     let mut found = Vec::new();
@@ -111,13 +111,13 @@ pub(crate) fn peek<'a>(
 /// changing their total. `None` if another session has just made the first: the rows must be read again.
 ///
 /// # Errors
-/// As [`holding`]; those of the rows; [`Error::Busy`]: without `wait`, and a row is locked; 55000: a
+/// As [`holding`]; those of the rows; [`LimiterError::Busy`]: without `wait`, and a row is locked; 55000: a
 /// trigger undoes it.
 ///
-/// [`Error::Busy`]: crate::error::Error::Busy
+/// [`LimiterError::Busy`]: crate::error::LimiterError::Busy
 pub(super) fn lock_all<'a>(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &'a Target,
     wait: bool,
 ) -> Result<Option<Holding<'a>>> {
@@ -147,7 +147,7 @@ const MARKER: Stored = Stored::Marker { reset: false };
 /// Those of the rows.
 fn reshard(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &Target,
     locked: Vec<ShardRow>,
     shards: &Shards,

@@ -7,29 +7,29 @@ use super::choose::{held_shard, rows_with_room};
 use super::contents::{Holding, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::Result;
-use crate::ports::{Host, Row, Rows, Stored, TupleId};
+use crate::ports::{Host, Row, RowStore, Stored, TupleId};
 use crate::target::Target;
 
 /// The index of a shard, and the version of its row that is locked.
 pub type LockedShard = (usize, TupleId);
 
 /// The contents of a key, some of whose rows are locked.
-pub struct Locked<'a> {
+pub struct LockedRows<'a> {
     /// A shard for each row, up to date for the locked ones.
     pub shards: Shards<'a>,
     /// The locked rows; none where nothing is to be changed.
     pub locked: Vec<LockedShard>,
 }
 
-impl<'a> Locked<'a> {
+impl<'a> LockedRows<'a> {
     /// All rows of a key, locked.
-    fn all(held: Holding<'a>) -> Locked<'a> {
-        Locked { shards: held.shards, locked: held.tuples.into_iter().enumerate().collect() }
+    fn all(held: Holding<'a>) -> LockedRows<'a> {
+        LockedRows { shards: held.shards, locked: held.tuples.into_iter().enumerate().collect() }
     }
 
     /// A key of which no row is locked, as nothing of it is to be changed here.
-    pub fn none(shards: Shards<'a>) -> Locked<'a> {
-        Locked { shards, locked: Vec::new() }
+    pub fn none(shards: Shards<'a>) -> LockedRows<'a> {
+        LockedRows { shards, locked: Vec::new() }
     }
 
     /// Whether all of its rows are locked, or none.
@@ -56,7 +56,7 @@ impl<'a> Locked<'a> {
     /// Those of the rows.
     pub fn write(
         &self,
-        rows: &dyn Rows,
+        rows: &dyn RowStore,
         target: &Target,
         shards: &mut Shards,
         now: Micros,
@@ -83,10 +83,10 @@ impl<'a> Locked<'a> {
         shard: usize,
         row: Row,
         now: Micros,
-    ) -> Result<Locked<'a>> {
+    ) -> Result<LockedRows<'a>> {
         shards.states_mut()[shard] =
             target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
-        Ok(Locked { shards, locked: vec![(shard, row.tuple)] })
+        Ok(LockedRows { shards, locked: vec![(shard, row.tuple)] })
     }
 }
 
@@ -95,15 +95,16 @@ impl<'a> Locked<'a> {
 /// rows must be read again, or don't suffice.
 ///
 /// # Errors
-/// Those of the rows; [`Error::Busy`](crate::error::Error::Busy): others are locked while this transaction holds one.
+/// Those of the rows; [`LimiterError::Busy`](crate::error::LimiterError::Busy): others are locked while this
+/// transaction holds one.
 pub fn lock<'a, H: Host>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &'a Target<'a>,
     shards: Shards<'a>,
     amount: f64,
     single_row: bool,
-) -> Result<Option<Locked<'a>>> {
+) -> Result<Option<LockedRows<'a>>> {
     let (shard_count, wait) = (target.limit.shards(), may_wait(rows, target));
     if shard_count == 1 {
         return lock_one(host, rows, target, wait);
@@ -125,9 +126,9 @@ pub fn lock<'a, H: Host>(
                 target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
             locked.push((other, tuple));
         }
-        return Ok(Some(Locked { shards, locked }));
+        return Ok(Some(LockedRows { shards, locked }));
     }
-    Ok(lock_all(host, rows, target, wait)?.map(Locked::all))
+    Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all))
 }
 
 /// Locks the row of a limit without shards.
@@ -136,10 +137,10 @@ pub fn lock<'a, H: Host>(
 /// As [`lock`].
 fn lock_one<'a>(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &'a Target,
     wait: bool,
-) -> Result<Option<Locked<'a>>> {
+) -> Result<Option<LockedRows<'a>>> {
     let id = target.row(0);
     let found = match rows.lock_or_busy(id, wait)? {
         None => {
@@ -150,14 +151,14 @@ fn lock_one<'a>(
             rows.lock(id)?
         }
         Some(Row { stored: Stored::Marker { .. }, .. }) => {
-            return Ok(lock_all(host, rows, target, wait)?.map(Locked::all));
+            return Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all));
         }
         found => found,
     };
     let Some(Row { stored, tuple }) = found else { return Ok(None) };
     let state = target.state(&target.limit, Some(&stored), host.now())?.into_owned();
     let shards = Shards::new(&target.limit, vec![state]);
-    Ok(Some(Locked { shards, locked: vec![(0, tuple)] }))
+    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)] }))
 }
 
 /// Locks one row with room for the whole change, or a few unlocked ones.
@@ -166,24 +167,24 @@ fn lock_one<'a>(
 /// As [`lock`].
 fn lock_some<'a, H: Host>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &'a Target<'a>,
     mut shards: Shards<'a>,
     now: Micros,
     amount: f64,
-) -> Result<Option<Locked<'a>>> {
+) -> Result<Option<LockedRows<'a>>> {
     let number = |shard| shard_number(target.limit.shards(), shard);
     let held = held_shard(rows, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
     let with_room = rows_with_room(host, &shards, now, amount);
     for shard in held.into_iter().chain(with_room) {
         if let Some(row) = rows.try_lock(target.row(number(shard)))? {
-            return Locked::one(shards, target, shard, row, now).map(Some);
+            return LockedRows::one(shards, target, shard, row, now).map(Some);
         }
     }
     // `None`: the caller releases them, and then locks all rows.
     let sharded = Sharded { host, rows, target };
     let locked = sharded.lock_free(&mut shards, now, amount, false)?;
-    Ok(locked.map(|locked| Locked { shards, locked }))
+    Ok(locked.map(|locked| LockedRows { shards, locked }))
 }
 
 /// Spreads tokens over the locked rows, and writes those that change. `to` is the instant, how many they are to hold
@@ -192,7 +193,7 @@ fn lock_some<'a, H: Host>(
 /// # Errors
 /// Those of the rows.
 pub(super) fn write(
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &Target,
     shards: &mut Shards,
     locked: &[LockedShard],

@@ -15,18 +15,18 @@ mod locked;
 use ratelimit_core::{Micros, Shards};
 
 use super::{Changed, Decide};
-use crate::error::{Error, Result};
-use crate::ports::{Host, Row, Rows, Stored, TRIES};
+use crate::error::{LimiterError, Result};
+use crate::ports::{Host, Row, RowStore, Stored, TRIES};
 use crate::request::Contents;
 use crate::target::Target;
 
 use contents::{Holding, holding, lock_all, shard_limit_of, shards_of};
-pub use locked::{Locked, LockedShard, lock};
+pub use locked::{LockedRows, LockedShard, lock};
 
 /// The rows of a target, and where they are.
 pub(super) struct Sharded<'a, H> {
     host: &'a H,
-    rows: &'a dyn Rows,
+    rows: &'a dyn RowStore,
     target: &'a Target<'a>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Sharded<'a, H> {
 /// As [`Target::state`]; those of the rows.
 pub(super) fn peek<'t>(
     host: &impl Host,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &'t Target,
 ) -> Result<(Micros, Shards<'t>)> {
     let (now, holding) = contents::peek(host, rows, target)?;
@@ -49,7 +49,7 @@ pub(super) fn peek<'t>(
 /// As [`change`](super::change).
 pub(super) fn change<H: Host, T>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &Target,
     amount: f64,
     decide: &impl Decide<T>,
@@ -64,7 +64,7 @@ pub(super) fn change<H: Host, T>(
 /// As [`change`](super::change).
 pub(super) fn change_to_one<H: Host, T>(
     host: &H,
-    rows: &dyn Rows,
+    rows: &dyn RowStore,
     target: &Target,
     amount: f64,
     decide: &impl Decide<T>,
@@ -78,7 +78,7 @@ pub(super) fn change_to_one<H: Host, T>(
 }
 
 /// Whether this transaction may wait for rows of a key: it holds none, under whichever number of shards.
-fn may_wait(rows: &dyn Rows, target: &Target) -> bool {
+fn may_wait(rows: &dyn RowStore, target: &Target) -> bool {
     rows.held(target.name, target.key).is_empty()
 }
 
@@ -141,7 +141,9 @@ impl<H: Host> Sharded<'_, H> {
         amount: f64,
     ) -> Result<Option<Changed<T>>> {
         match self.change_all_rows(decide, may_wait(self.rows, self.target)) {
-            Err(Error::Busy) => self.answer_while_locked(decide, shards, now, amount).map(Some),
+            Err(LimiterError::Busy) => {
+                self.answer_while_locked(decide, shards, now, amount).map(Some)
+            }
             changed => changed,
         }
     }
@@ -161,7 +163,7 @@ impl<H: Host> Sharded<'_, H> {
     ) -> Result<Changed<T>> {
         let Sharded { host, rows, target } = self;
         match decide(Contents::Busy(shards), now) {
-            Err(Error::Busy) => {}
+            Err(LimiterError::Busy) => {}
             answer => return Ok((answer?.0, Some(shards.level(now)))),
         }
         for number in rows.held(target.name, target.key) {
@@ -192,7 +194,7 @@ impl<H: Host> Sharded<'_, H> {
     /// read again.
     ///
     /// # Errors
-    /// As [`change`]; [`Error::Busy`]: without `wait`, and a row is locked.
+    /// As [`change`]; [`LimiterError::Busy`]: without `wait`, and a row is locked.
     fn change_all_rows<T>(
         &self,
         decide: &impl Decide<T>,

@@ -1,0 +1,81 @@
+//! The definitions of limits, and the blocks of their keys.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+
+use ratelimit_core::Micros;
+use ratelimit_core::config::Definition;
+
+use crate::error::Result;
+
+/// The encoding of names and keys.
+pub trait Encoding {
+    /// Converts text from the server's encoding to UTF-8.
+    fn utf8(bytes: &[u8]) -> Cow<'_, str>;
+}
+
+/// What is known of a name and key.
+#[derive(Clone, Default)]
+pub struct Known {
+    /// The definition.
+    pub limit: Option<Rc<Definition>>,
+    /// Until when it is blocked, if it ever was.
+    pub blocked_until: Option<Micros>,
+}
+
+/// A config that a call brings.
+pub trait InlineConfig {
+    /// Parses it.
+    ///
+    /// # Errors
+    /// [`LimiterError::Config`] (22023).
+    fn definition(&self) -> Result<Rc<Definition>>;
+}
+
+/// The definitions of limits, and the blocks of their keys.
+pub trait Definitions: Encoding {
+    /// Looks up the definition of (name, key), or else that of the name, and until when the key is blocked.
+    ///
+    /// # Errors
+    /// [`LimiterError::StoredConfig`] (22023); those of the host.
+    fn known(&self, name: &[u8], key: &[u8]) -> Result<Known>;
+
+    /// Looks up the definition alone.
+    ///
+    /// # Errors
+    /// As [`known`](Definitions::known).
+    fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
+
+    /// Whether states of a name may be in the table: unless every definition of it says that they are in memory, or
+    /// exempts a key.
+    ///
+    /// # Errors
+    /// As [`known`](Definitions::known).
+    fn may_be_in_table(&self, name: &[u8]) -> Result<bool>;
+
+    /// Whether the caller may define limits, and so bring a config for a defined one.
+    fn may_define(&self) -> bool;
+
+    /// Reads the blocks that are not over, of one name or one key where they are given, in the order of name and key.
+    ///
+    /// # Errors
+    /// Those of the host.
+    fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
+    -> Result<Vec<BlockInForce>>;
+
+    /// Deletes blocks that are over, at most so many; returns how many. Those that others hold are left.
+    ///
+    /// # Errors
+    /// Those of the host.
+    fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
+}
+
+/// A block that is not over.
+pub struct BlockInForce {
+    /// The limit's name, in the server's encoding.
+    pub name: Vec<u8>,
+    /// The key, likewise.
+    pub key: Vec<u8>,
+    /// Until when, or [`FOR_GOOD`](crate::target::FOR_GOOD).
+    pub until: Micros,
+}

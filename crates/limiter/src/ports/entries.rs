@@ -1,0 +1,92 @@
+//! The entries of memory that sessions share.
+
+use ratelimit_core::Micros;
+pub use ratelimit_core::table::Kept;
+
+/// What identifies an entry of memory: a keyed hash of name and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Id {
+    /// The hash of the name.
+    pub name: [u64; 2],
+    /// That of the name and key.
+    pub key: [u64; 2],
+    /// Whose room it takes.
+    pub room: Room,
+    /// Who fills the room with it: the database, and of configs in calls its role.
+    pub owner: u32,
+}
+
+/// The rooms of the memory, where keys make room for those of the same room only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Of limits that are defined.
+    Defined,
+    /// Of limits whose config is in the call, where whoever may call brings any name.
+    Inline,
+}
+
+impl Id {
+    /// What identifies one of the slots of a key, in the key's partition: found at a place of its own there, and told
+    /// from the key and its other slots.
+    pub fn slot(self, number: u32) -> Id {
+        // An odd number whose multiples are far from each other: 2^64 divided by the golden ratio.
+        let apart = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number) + 1);
+        Id { key: [self.key[0], self.key[1].wrapping_add(apart)], ..self }
+    }
+}
+
+/// What is stored with an entry, to choose which one makes room for another.
+#[derive(Clone, Copy, Debug)]
+pub struct Worth {
+    /// When nobody misses it any more; `None`: never.
+    pub idle_at: Option<Micros>,
+    /// Whether half of its limit or more is used.
+    pub half_used: bool,
+    /// The instant of the call that stores it.
+    pub now: Micros,
+}
+
+/// Entries of memory that sessions share, at once and in no transaction.
+pub trait Entries {
+    /// Entries that are locked.
+    type Locked<'e>: LockedEntries
+    where
+        Self: 'e;
+
+    /// Identifies the entry of a name and key in the room of defined limits.
+    fn id(&self, name: &[u8], key: &[u8]) -> Id;
+
+    /// The same in the room of configs in calls, where it is the current role's.
+    fn inline(&self, id: Id) -> Id;
+
+    /// Says that an entry will be read, for a processor that can fetch it while it has other work.
+    fn prefetch(&self, _: Id) {}
+
+    /// Reads an entry.
+    fn read(&self, id: Id) -> Option<Kept>;
+
+    /// Locks an entry, which may not be there, and changes or keeps it: what `work` does is short, and calls nothing of
+    /// the host but its clock.
+    fn locked<T>(&self, id: Id, work: impl FnOnce(&mut Self::Locked<'_>) -> T) -> T;
+
+    /// Locks several entries at once, in an order that is the same for all sessions.
+    fn lock_all(&self, ids: impl Iterator<Item = Id>) -> Self::Locked<'_>;
+
+    /// Forgets the entries of a name's keys; returns how many keys had one.
+    fn forget_name(&self, name: &[u8]) -> u64;
+
+    /// Tells in the server's log, now and then, that entries in use made room for others.
+    fn tell_losses(&self);
+}
+
+/// Entries that are locked.
+pub trait LockedEntries {
+    /// Reads an entry, for a call.
+    fn read(&mut self, id: Id) -> Option<Kept>;
+
+    /// Stores an entry.
+    fn write(&mut self, id: Id, kept: Kept, worth: Worth);
+
+    /// Forgets an entry; false if there was none.
+    fn remove(&mut self, id: Id) -> bool;
+}

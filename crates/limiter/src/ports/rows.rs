@@ -1,0 +1,243 @@
+//! The rows of the table.
+
+use ratelimit_core::Micros;
+use ratelimit_core::State;
+use ratelimit_core::algorithm::Shape;
+
+use crate::error::{LimiterError, Result};
+
+/// The primary key of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct RowId<'a> {
+    /// The limit's name, in the server's encoding.
+    pub name: &'a [u8],
+    /// The key, likewise.
+    pub key: &'a [u8],
+    /// The shard number; 0 without shards.
+    pub shard: i32,
+}
+
+/// What the columns of a row say.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Stored {
+    /// The state of a limit, or of one of its shards.
+    State(State),
+    /// A row that was reset, which counts as none. It is kept for its index entry, so that frequent resets don't churn
+    /// the index.
+    Reset {
+        /// The `ts` of the state that it had.
+        ts: Micros,
+    },
+    /// Row 0 of a limit with shards: it holds no tokens and marks that there are others. It is locked first to change
+    /// their number.
+    Marker {
+        /// Whether the limit was reset since.
+        reset: bool,
+    },
+    /// A value that no call writes, in a row of this shape.
+    Invalid {
+        /// What the row would be the state of.
+        shape: Shape,
+        /// The row's `ts`.
+        ts: Micros,
+        /// The column.
+        column: &'static str,
+        /// What it has; for a time, the infinity that it is.
+        value: f64,
+    },
+}
+
+impl From<State> for Stored {
+    fn from(state: State) -> Stored {
+        Stored::State(state)
+    }
+}
+
+impl Stored {
+    /// What is left of it in a reset; `None` where it holds nothing to forget.
+    pub fn reset(&self) -> Option<Stored> {
+        match self {
+            Stored::State(state) => Some(Stored::Reset { ts: state.ts() }),
+            &Stored::Invalid { ts, .. } => Some(Stored::Reset { ts }),
+            Stored::Marker { reset: false } => Some(Stored::Marker { reset: true }),
+            Stored::Reset { .. } | Stored::Marker { reset: true } => None,
+        }
+    }
+
+    /// The shape of its state, also of one that is invalid; `None` where it has none.
+    pub fn shape(&self) -> Option<Shape> {
+        match self {
+            Stored::State(state) => Some(state.shape()),
+            Stored::Invalid { shape, .. } => Some(*shape),
+            Stored::Reset { .. } | Stored::Marker { .. } => None,
+        }
+    }
+
+    /// Whether it marks that there are other rows.
+    pub fn is_marker(&self) -> bool {
+        matches!(self, Stored::Marker { .. })
+    }
+}
+
+/// The tuple id of a row's version, for direct access. Valid to the end of the statement that found it:
+/// a transaction that replaces the version since is later than the oldest snapshot of this statement,
+/// which so keeps it from being pruned, and its tuple id from being reused. A locked version keeps its
+/// tuple id to the end of the transaction.
+#[derive(Clone, Copy, Debug)]
+pub struct TupleId {
+    /// Block number and offset; `None` where rows are found by their primary key.
+    pub tid: Option<(u32, u16)>,
+    /// Whether no other transaction had it locked when it was read.
+    pub unlocked: bool,
+}
+
+impl TupleId {
+    /// The tuple id of a row that is found by its primary key.
+    pub const NONE: TupleId = TupleId { tid: None, unlocked: false };
+}
+
+/// A row, without its primary key.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// What its columns say.
+    pub stored: Stored,
+    /// The version that was read.
+    pub tuple: TupleId,
+}
+
+/// A row with its shard number.
+pub type ShardRow = (i32, Row);
+
+/// A row with its whole primary key.
+pub struct KeyedRow {
+    /// As in [`RowId`].
+    pub name: Vec<u8>,
+    /// As in [`RowId`].
+    pub key: Vec<u8>,
+    /// The row with its shard number.
+    pub row: ShardRow,
+}
+
+/// RowAccess to the rows, inside the caller's transaction and under the latest committed state, whatever
+/// the isolation level. The transaction's own writes count as committed.
+///
+/// What reads comes first, then what locks, then what writes. Each fails with the errors of the host, and
+/// with a NULL that no call writes (55000).
+pub trait RowStore {
+    /// Reads a row, without locking, writing or waiting.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn read(&self, id: RowId) -> Result<Option<Row>>;
+
+    /// Reads the rows of a key with these shard numbers, as [`read`](RowStore::read).
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>>;
+
+    /// Reads all rows of a key under one snapshot, in ascending order, as [`read`](RowStore::read).
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>>;
+
+    /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as
+    /// [`read`](RowStore::read); with `same_name`, only rows of that name.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn read_after(
+        &self,
+        after: (&[u8], &[u8]),
+        same_name: bool,
+        rows: i64,
+    ) -> Result<Vec<KeyedRow>>;
+
+    /// Returns the (name, key) of a random row; `None` where none is found.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+
+    /// Locks a row to the end of the transaction, as SELECT ... FOR UPDATE; `None` if it is gone.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn lock(&self, id: RowId) -> Result<Option<Row>>;
+
+    /// Locks a row as [`lock`](RowStore::lock), without waiting; `None` also if it is locked.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn try_lock(&self, id: RowId) -> Result<Option<Row>>;
+
+    /// Locks a row; `None` if it is gone.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`]; [`LimiterError::Busy`]: without `wait`, and it is locked.
+    fn lock_or_busy(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
+        if wait {
+            return self.lock(id);
+        }
+        let row = self.try_lock(id)?;
+        if row.is_none() && self.read(id)?.is_some() { Err(LimiterError::Busy) } else { Ok(row) }
+    }
+
+    /// Inserts a row, after waiting for a concurrent insert of the same; false if that commits.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool>;
+
+    /// Updates a row that this transaction has locked.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`]; [`LimiterError::NotWritten`] (55000).
+    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()>;
+
+    /// Deletes a row that this transaction has locked.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`]; [`LimiterError::NotWritten`] (55000).
+    fn delete(&self, id: RowId, locked: TupleId) -> Result<()>;
+
+    /// Returns the shard numbers of a key's rows that this transaction holds, the one last locked first; none where
+    /// nobody remembers.
+    fn held(&self, _name: &[u8], _key: &[u8]) -> Vec<i32> {
+        Vec::new()
+    }
+
+    /// Identifies the table.
+    fn table(&self) -> u32 {
+        0
+    }
+
+    /// Whether [`replace`](RowStore::replace) works here. Otherwise rows are locked first.
+    fn replaces(&self) -> bool {
+        false
+    }
+
+    /// Updates a row in one step without locking it before, if it is unchanged since it was read. False
+    /// if it isn't, or if that can't be done here: the caller locks it then. Waits for a lock on the row, or
+    /// without `wait` returns false then as well. Where it returns false it holds nothing.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn replace(&self, _: RowId, _seen: &Row, _: &Stored, _wait: bool) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Deletes a row in one step, as [`replace`](RowStore::replace) updates one without `wait`.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn remove(&self, _: RowId, _seen: &Row) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Returns the error for a row that could not be written although nothing failed (55000).
+    fn not_written(&self) -> LimiterError {
+        LimiterError::NotWritten { table: "rateLimits" }
+    }
+}

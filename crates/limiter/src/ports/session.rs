@@ -1,0 +1,42 @@
+//! What a session offers: time, chance, interrupts and subtransactions.
+
+use ratelimit_core::Micros;
+
+use crate::error::Result;
+
+/// The clock.
+pub trait Clock {
+    /// Returns the time.
+    fn now(&self) -> Micros;
+}
+
+/// Interrupts in long loops.
+pub trait Interrupts {
+    /// Ends the work with an error of the host where somebody has asked for that, or memory is short.
+    fn check_for_interrupts(&self);
+
+    /// Runs `work`, and frees what the host allocated for it.
+    fn in_scratch<T: 'static>(&self, work: impl FnOnce() -> T) -> T;
+}
+
+/// Random numbers.
+pub trait Random {
+    /// Draws 64 bits that nobody can guess.
+    ///
+    /// # Errors
+    /// Those of the host, which has none to give (58000).
+    fn unguessable(&self) -> Result<u64>;
+
+    /// Draws a number below `end`, which is not 0, so that calls spread.
+    fn below(&self, end: usize) -> usize;
+}
+
+/// Subtransactions, so that a call that is refused in the end leaves no row locked.
+pub trait Subtransaction {
+    /// Runs `work` in a subtransaction, which is committed if it returns `Some`, and otherwise, also after an error,
+    /// rolled back, which releases its locks.
+    ///
+    /// # Errors
+    /// Those of the work.
+    fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
+}

@@ -1,0 +1,48 @@
+//! The counters of requests.
+
+use ratelimit_core::Micros;
+
+use crate::error::Result;
+
+/// How a request was answered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// It passed.
+    Allowed,
+    /// It was denied.
+    Denied {
+        /// `false`: in a dry run, so it passed.
+        enforced: bool,
+    },
+}
+
+/// The counters of requests.
+pub trait Tally {
+    /// Where a request is counted.
+    type Place: Copy;
+
+    /// Returns where a request is counted; `None`: nowhere.
+    ///
+    /// # Errors
+    /// A cancel. Where nothing can be counted, calls go on.
+    fn place(&self, name: &[u8], key: &[u8]) -> Result<Option<Self::Place>>;
+
+    /// Counts an answer to a request of `count` tokens, and tells a share of the denials; `retry_after` as in
+    /// [`Answer`](crate::request::Answer).
+    fn count(&self, place: Option<Self::Place>, counted: Counted);
+}
+
+/// What is counted.
+#[derive(Clone, Copy)]
+pub struct Counted<'a> {
+    /// The limit's name, in the server's encoding.
+    pub name: &'a [u8],
+    /// The key, likewise.
+    pub key: &'a [u8],
+    /// Tokens.
+    pub count: f64,
+    /// The answer.
+    pub verdict: Verdict,
+    /// The wait that it tells.
+    pub retry_after: Option<Micros>,
+}
