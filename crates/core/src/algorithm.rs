@@ -331,32 +331,29 @@ impl Limit {
     ///
     /// The horizon is an hour from now, and no less than a whole refill, the time in which this state is full, its
     /// debt included, or the whole windows that the kind looks back on.
+    #[inline]
     fn current<'a>(&'a self, state: &'a State, now: Micros) -> Current<'a> {
+        let soon = now.plus(HOUR);
         // `None`: later than an instant can be.
-        let counts = |seen: Micros, horizon: &dyn Fn() -> Option<Micros>| {
-            seen <= now.plus(HOUR) || horizon().is_none_or(|horizon| seen <= horizon)
-        };
+        let within = |horizon: Option<Micros>, seen| horizon.is_none_or(|horizon| seen <= horizon);
         match (self, state) {
             (Limit::TokenBucket(limit), State::Tokens(tokens))
-                if counts(tokens.ts, &|| limit.whole_refill(tokens, now)) =>
+                if tokens.ts <= soon || within(limit.whole_refill(tokens, now), tokens.ts) =>
             {
-                Current::TokenBucket(limit, *tokens)
+                Current::TokenBucket(limit, Cow::Borrowed(tokens))
             }
             (Limit::FixedWindow(limit), State::Tokens(tokens))
-                if counts(tokens.ts, &|| limit.whole_refill(tokens, now)) =>
+                if tokens.ts <= soon || within(limit.whole_refill(tokens, now), tokens.ts) =>
             {
-                Current::FixedWindow(limit, *tokens)
+                Current::FixedWindow(limit, Cow::Borrowed(tokens))
             }
             (Limit::SlidingWindow(limit), State::Counters(counters))
-                if counts(counters.ts, &|| Some(now.plus(limit.period).plus(limit.period))) =>
+                if counters.ts <= soon.max(now.plus(limit.period).plus(limit.period)) =>
             {
                 Current::SlidingWindow(limit, *counters)
             }
             (Limit::SlidingLog(limit), State::Log(log))
-                if log
-                    .entries
-                    .last()
-                    .is_none_or(|&newest| counts(newest, &|| Some(now.plus(limit.period)))) =>
+                if log.entries.last() <= Some(&soon.max(now.plus(limit.period))) =>
             {
                 Current::SlidingLog(limit, Cow::Borrowed(log))
             }
@@ -364,9 +361,11 @@ impl Limit {
             (Limit::Concurrency(limit), State::Leases(leases)) => {
                 Current::Concurrency(limit, Cow::Borrowed(leases))
             }
-            (Limit::TokenBucket(limit), _) => Current::TokenBucket(limit, limit.initial_state(now)),
+            (Limit::TokenBucket(limit), _) => {
+                Current::TokenBucket(limit, Cow::Owned(limit.initial_state(now)))
+            }
             (Limit::FixedWindow(limit), _) => {
-                Current::FixedWindow(limit, limit.initial_state(now, state.ts()))
+                Current::FixedWindow(limit, Cow::Owned(limit.initial_state(now, state.ts())))
             }
             (Limit::SlidingWindow(limit), _) => {
                 Current::SlidingWindow(limit, limit.initial_state(now))
@@ -382,10 +381,10 @@ impl Limit {
     }
 }
 
-/// A kind beside the state of its shape that counts at an instant.
+/// A kind beside the state of its shape that counts at an instant. Counters are changed, and so copied.
 enum Current<'a> {
-    TokenBucket(&'a TokenBucket, Tokens),
-    FixedWindow(&'a FixedWindow, Tokens),
+    TokenBucket(&'a TokenBucket, Cow<'a, Tokens>),
+    FixedWindow(&'a FixedWindow, Cow<'a, Tokens>),
     SlidingWindow(&'a SlidingWindow, Counters),
     SlidingLog(&'a SlidingLog, Cow<'a, Log>),
     Concurrency(&'a Concurrency, Cow<'a, Leases>),
@@ -409,7 +408,7 @@ impl Current<'_> {
     fn into_state(self, now: Micros) -> State {
         match self {
             Current::TokenBucket(_, tokens) | Current::FixedWindow(_, tokens) => {
-                State::Tokens(tokens)
+                State::Tokens(tokens.into_owned())
             }
             Current::SlidingWindow(_, counters) => State::Counters(counters),
             Current::SlidingLog(_, log) => State::Log(log.into_owned()),
