@@ -1,6 +1,6 @@
 //! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a sliding window
 //! and `log` (epoch ms, oldest first) for a sliding log; of a concurrency limit with `leases`, for each slot
-//! that is taken the id of its [`Lease`](crate::algorithm::Lease), in thousandths, and when it expires (epoch ms).
+//! that is taken the id of its [`Lease`], in thousandths, and when it expires (epoch ms).
 
 use std::fmt;
 
