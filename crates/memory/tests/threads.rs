@@ -14,7 +14,7 @@ use ratelimit_memory::{
 
 const THREADS: usize = 4;
 /// How many calls a thread makes.
-const CALLS: usize = if cfg!(miri) { 30 } else { 20_000 };
+const CALLS: usize = if cfg!(miri) { 20 } else { 20_000 };
 const NOW: Micros = Micros(5);
 
 /// A lock that is free where its memory is zero: how many share it, or -1.
