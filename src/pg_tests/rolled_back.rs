@@ -28,7 +28,8 @@ mod tests {
 
     fn holds(lock: &str) -> bool {
         get(&format!(
-            "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'other'::regclass AND mode = '{lock}')"
+            "SELECT EXISTS (SELECT FROM pg_locks
+                            WHERE pid = pg_backend_pid() AND relation = 'other'::regclass AND mode = '{lock}')"
         ))
     }
 

@@ -109,13 +109,15 @@ mod tests {
         run("CREATE TABLE seen (who text, secure text)");
         run("GRANT ALL ON seen TO test_owner");
         run("CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
-             $$ BEGIN INSERT INTO public.seen VALUES (current_user, current_setting('search_path')); RETURN NEW; END $$");
+             $$ BEGIN
+                 INSERT INTO public.seen VALUES (current_user, current_setting('search_path'));
+                 RETURN NEW;
+             END $$");
         run("CREATE TRIGGER note BEFORE INSERT ON ratelimits FOR EACH ROW EXECUTE FUNCTION note()");
         run("SELECT rl_limit('owned', 'a')");
         assert_eq!(get::<String>("SELECT who FROM seen"), "test_owner");
-        run(
-            "CREATE OR REPLACE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RESET ROLE; RETURN NEW; END $$",
-        );
+        run("CREATE OR REPLACE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RESET ROLE; RETURN NEW; END $$");
         assert_eq!(error_of("SELECT rl_limit('owned', 'b')").sqlstate, "42501");
         assert_eq!(
             get::<String>("SELECT current_user::text"),

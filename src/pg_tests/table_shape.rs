@@ -10,11 +10,13 @@ mod tests {
     const CHANGES: &[(&str, &str)] = &[
         (
             "ALTER EXTENSION ratelimit DROP TABLE ratelimits; ALTER TABLE ratelimits RENAME TO gone;
-             CREATE TABLE ratelimits (LIKE gone) PARTITION BY HASH (name); ALTER EXTENSION ratelimit ADD TABLE ratelimits",
+             CREATE TABLE ratelimits (LIKE gone) PARTITION BY HASH (name);
+             ALTER EXTENSION ratelimit ADD TABLE ratelimits",
             "is no ordinary table",
         ),
         (
-            "CREATE ACCESS METHOD another TYPE TABLE HANDLER heap_tableam_handler; ALTER TABLE ratelimits SET ACCESS METHOD another",
+            "CREATE ACCESS METHOD another TYPE TABLE HANDLER heap_tableam_handler;
+             ALTER TABLE ratelimits SET ACCESS METHOD another",
             "has another access method",
         ),
         (
@@ -22,7 +24,10 @@ mod tests {
              CREATE TRIGGER noted AFTER INSERT ON ratelimits FOR EACH STATEMENT EXECUTE FUNCTION noted()",
             "has a trigger, or has had one",
         ),
-        ("CREATE TABLE child (n text, k text, s int, FOREIGN KEY (n, k, s) REFERENCES ratelimits)", "has a trigger, or has had one"),
+        (
+            "CREATE TABLE child (n text, k text, s int, FOREIGN KEY (n, k, s) REFERENCES ratelimits)",
+            "has a trigger, or has had one",
+        ),
         ("CREATE RULE noted AS ON INSERT TO ratelimits DO ALSO NOTHING", "has a rule, or has had one"),
         ("ALTER TABLE ratelimits ENABLE ROW LEVEL SECURITY", "has row security"),
         ("CREATE TABLE child () INHERITS (ratelimits)", "is part of an inheritance"),
@@ -41,8 +46,14 @@ mod tests {
         ("ALTER TABLE ratelimits ADD CHECK (value > 0)", "has a check constraint"),
         ("ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey", "has no primary key"),
         ("CREATE INDEX ON ratelimits (ts)", "has a further index"),
-        ("CREATE PUBLICATION ours FOR TABLE ratelimits WHERE (value > 0)", "has a publication whose filter or columns forbid updates"),
-        ("CREATE PUBLICATION ours FOR TABLE ratelimits (name)", "has a publication whose filter or columns forbid updates"),
+        (
+            "CREATE PUBLICATION ours FOR TABLE ratelimits WHERE (value > 0)",
+            "has a publication whose filter or columns forbid updates",
+        ),
+        (
+            "CREATE PUBLICATION ours FOR TABLE ratelimits (name)",
+            "has a publication whose filter or columns forbid updates",
+        ),
         (
             "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (key, name, shard)",
             "has another primary key",
@@ -52,7 +63,8 @@ mod tests {
             "has another primary key",
         ),
         (
-            "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key, shard) INCLUDE (value)",
+            "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey,
+                                    ADD PRIMARY KEY (name, key, shard) INCLUDE (value)",
             "has another primary key",
         ),
         (

@@ -1,73 +1,108 @@
 //! The store through direct access to the heap, without the executor: a row is found by its last tuple
-//! id, or by the primary key's index, under the latest state, and updated in one step. For the usual
-//! table only; see `unaltered_table`.
+//! id, or by the primary key's index, under the latest state, and updated in one step. For a table that
+//! is as the extension made it only; see `unaltered_table`.
 //!
 //! # The executor's steps, and where they are here
 //!
 //! Every step of the executor around a read, a lock or a write is owed. They are those of
 //! nodeIndexscan.c, nodeLockRows.c, nodeModifyTable.c (ExecInsert with ON CONFLICT DO NOTHING,
 //! ExecUpdate, ExecDelete), execIndexing.c and, nearest to what is done here, execReplication.c
-//! (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate).
+//! (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate). Each item is a step of the executor; where it is here
+//! follows after the arrow.
 //!
 //! Before any of them:
 //!
-//! | the executor | here |
-//! |---|---|
-//! | refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly) | `transaction::refuse_read_only`, first in each SQL function that writes |
-//! | checks the privileges of the user, and row security | not needed: calls need no privilege on the tables; a table with row security is not the usual one |
-//! | refuses to read an unlogged table on a standby (get_relation_info) | `unaltered_table::index_of` |
-//! | locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c, ExecGetRangeTableRelation) | [`with_heap`], at each call, since ROLLBACK TO releases locks; as the transaction's own, since a query's lock is released with a cursor that fails in a savepoint, while its writes stay (`transaction::with_lasting_locks`) |
-//! | locks the index (ExecOpenIndices, index_open of a scan) | [`with_heap`], after the table, as REINDEX does |
-//! | processes invalidations with a new lock, and plans anew | [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the catalog of now ([`Error::Moved`](crate::schema::error::Error::Moved)); from its second try on only where the tables are others (`catalog::is_unchanged`) |
-//! | sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own) | `catalog::with` begins a new command |
-//! | has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable | `catalog::with` pushes one where there is none; `unaltered_table::index_of` refuses where that is not enough (`old_snapshot_threshold`) |
-//! | checks that the publications allow updates and deletes (CheckCmdReplicaIdentity) | `unaltered_table::index_of` |
+//! - refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly)
+//!   → `transaction::refuse_read_only`, first in each SQL function that writes
+//! - checks the privileges of the user, and row security
+//!   → not needed: calls need no privilege on the tables; a table with row security is an altered one
+//! - refuses to read an unlogged table on a standby (get_relation_info)
+//!   → `unaltered_table::index_of`
+//! - locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c,
+//!   ExecGetRangeTableRelation)
+//!   → [`with_heap`], at each call, since ROLLBACK TO releases locks; as the transaction's own, since a query's lock
+//!   is released with a cursor that fails in a savepoint, while its writes stay (`transaction::with_lasting_locks`)
+//! - locks the index (ExecOpenIndices, index_open of a scan)
+//!   → [`with_heap`], after the table, as REINDEX does
+//! - processes invalidations with a new lock, and plans anew
+//!   → [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the catalog of now
+//!   ([`Error::Moved`](crate::schema::error::Error::Moved)); from its second try on only where the tables are others
+//!   (`catalog::is_unchanged`)
+//! - sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own)
+//!   → `catalog::with` begins a new command
+//! - has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable
+//!   → `catalog::with` pushes one where there is none; `unaltered_table::index_of` refuses where that is not enough
+//!   (`old_snapshot_threshold`)
+//! - checks that the publications allow updates and deletes (CheckCmdReplicaIdentity)
+//!   → `unaltered_table::index_of`
 //!
 //! To find a row:
 //!
-//! | the executor | here |
-//! |---|---|
-//! | scans the index with index_beginscan, index_getnext_tid and index_fetch_heap | [`Heap::scan`], through the same functions; [`Heap::fetch_at_root`] begins at the index entry's tuple id of an earlier scan, and then compares the row |
-//! | sees the snapshot of the statement, or of the transaction | the latest, by design: like a sequence, a limit is judged by the latest state at every isolation level |
-//! | leaves predicate locks in a SERIALIZABLE transaction | not wanted, by the same design: there [`Heap::scan_latest`] scans all versions, and checks their visibility itself |
-//! | checks for interrupts at each row | [`Heap::scan`] |
+//! - scans the index with index_beginscan, index_getnext_tid and index_fetch_heap
+//!   → [`Heap::scan`], through the same functions; [`Heap::fetch_at_root`] begins at the index entry's tuple id of an
+//!   earlier scan, and then compares the row
+//! - sees the snapshot of the statement, or of the transaction
+//!   → the latest, by design: like a sequence, a limit is judged by the latest state at every isolation level
+//! - leaves predicate locks in a SERIALIZABLE transaction
+//!   → not wanted, by the same design: there [`Heap::scan_latest`] scans all versions, and checks their visibility
+//!   itself
+//! - checks for interrupts at each row
+//!   → [`Heap::scan`]
 //!
 //! To lock one (ExecLockRows):
 //!
-//! | the executor | here |
-//! |---|---|
-//! | table_tuple_lock, which follows updates to the last version | [`Heap::lock_version`] |
-//! | TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS | not needed, as in execReplication.c: a lock FOR UPDATE is never granted beside an update in progress, and the last version is locked in the end |
-//! | compares the row again if an update was followed (`tmfd.traversed`, EvalPlanQual) | [`Heap::lock_version`] compares name, key and shard; if they differ the row counts as gone, and is searched again |
-//! | 40001 above READ COMMITTED | not wanted: the latest state |
-//! | skips TM_Deleted, TM_SelfModified and TM_WouldBlock | as no row; the caller reads again |
+//! - table_tuple_lock, which follows updates to the last version
+//!   → [`Heap::lock_version`]
+//! - TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS
+//!   → not needed, as in execReplication.c: a lock FOR UPDATE is never granted beside an update in progress, and the
+//!   last version is locked in the end
+//! - compares the row again if an update was followed (`tmfd.traversed`, EvalPlanQual)
+//!   → [`Heap::lock_version`] compares name, key and shard; if they differ the row counts as gone, and is searched
+//!   again
+//! - 40001 above READ COMMITTED
+//!   → not wanted: the latest state
+//! - skips TM_Deleted, TM_SelfModified and TM_WouldBlock
+//!   → as no row; the caller reads again
 //!
 //! To update one (ExecUpdate):
 //!
-//! | the executor | here |
-//! |---|---|
-//! | BEFORE, INSTEAD OF and AFTER triggers, transition tables | not needed: no trigger (`unaltered_table::index_of`) |
-//! | computes generated columns (ExecComputeStoredGenerated) | not needed: none |
-//! | checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints) | not needed: a call fills every NOT NULL column, and there is nothing else to check (`unaltered_table`) |
-//! | table_tuple_update with `wait` | [`Heap::update_version`]: heap_update takes the tuple's heavyweight lock, which keeps the order of those who wait, waits for the holder of the row, alone or in a multixact, and gives the tuple's lock back |
-//! | TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual) | `false`; the limiter, which holds nothing then, reads the row and decides again |
-//! | TM_SelfModified: 27000 where a trigger did it | impossible: the version was read in this command, and nothing has written since |
-//! | inserts index entries unless the update was HOT (ExecInsertIndexTuples), as unique ones | [`Heap::insert_index`]; not as unique, since the key is unchanged |
-//! | aminsertcleanup (17) | not needed: nbtree has none |
-//! | begins a new command afterwards (CommandCounterIncrement) | [`Heap::update_version`], [`Heap::delete_version`], [`Heap::insert_row`] |
-//! | es_processed, RETURNING | not needed |
+//! - BEFORE, INSTEAD OF and AFTER triggers, transition tables
+//!   → not needed: no trigger (`unaltered_table::index_of`)
+//! - computes generated columns (ExecComputeStoredGenerated)
+//!   → not needed: none
+//! - checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints)
+//!   → not needed: a call fills every NOT NULL column, and there is nothing else to check (`unaltered_table`)
+//! - table_tuple_update with `wait`
+//!   → [`Heap::update_version`]: heap_update takes the tuple's heavyweight lock, which keeps the order of those who
+//!   wait, waits for the holder of the row, alone or in a multixact, and gives the tuple's lock back
+//! - TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual)
+//!   → `false`; the limiter, which holds nothing then, reads the row and decides again
+//! - TM_SelfModified: 27000 where a trigger did it
+//!   → impossible: the version was read in this command, and nothing has written since
+//! - inserts index entries unless the update was HOT (ExecInsertIndexTuples), as unique ones
+//!   → [`Heap::insert_index`]; not as unique, since the key is unchanged
+//! - aminsertcleanup (17)
+//!   → not needed: nbtree has none
+//! - begins a new command afterwards (CommandCounterIncrement)
+//!   → [`Heap::update_version`], [`Heap::delete_version`], [`Heap::insert_row`]
+//! - es_processed, RETURNING
+//!   → not needed
 //!
 //! To delete one (ExecDelete): as to update one, by table_tuple_delete, in [`Heap::delete_version`].
 //!
 //! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
 //!
-//! | the executor | here |
-//! |---|---|
-//! | searches a row with the same key, and waits for a concurrent insert of one (ExecCheckIndexConstraints) | the limiter has just read; a concurrent insert is found by its index entry, and waited for in [`Heap::wait_for_inserter`] |
-//! | table_tuple_insert_speculative under a speculative insertion lock | [`Heap::insert_row`] |
-//! | index entries with UNIQUE_CHECK_PARTIAL, which report a conflict without an error | [`Heap::insert_index`] |
-//! | table_tuple_complete_speculative, and the lock released | [`Heap::insert_row`] |
-//! | 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible) | not wanted: the latest state |
+//! - searches a row with the same key, and waits for a concurrent insert of one (ExecCheckIndexConstraints)
+//!   → the limiter has just read; a concurrent insert is found by its index entry, and waited for in
+//!   [`Heap::wait_for_inserter`]
+//! - table_tuple_insert_speculative under a speculative insertion lock
+//!   → [`Heap::insert_row`]
+//! - index entries with UNIQUE_CHECK_PARTIAL, which report a conflict without an error
+//!   → [`Heap::insert_index`]
+//! - table_tuple_complete_speculative, and the lock released
+//!   → [`Heap::insert_row`]
+//! - 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible)
+//!   → not wanted: the latest state
 
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};

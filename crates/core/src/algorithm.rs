@@ -5,7 +5,7 @@
 //! | kind | state | a burst is bounded by | source |
 //! |---|---|---|---|
 //! | [`TokenBucket`] | 2 numbers | `capacity`, and `rate` a period on top | [Convex], [its code][convex-code] |
-//! | [`FixedWindow`] | 3 numbers | `capacity` a window, so twice that around a turn | [Convex], [its code][convex-code] |
+//! | [`FixedWindow`] | 3 numbers | `capacity` a window, twice that around a turn | [Convex], [its code][convex-code] |
 //! | [`SlidingWindow`] | 3 numbers | about `rate` in any period | [Cloudflare], [Upstash] |
 //! | [`SlidingLog`] | a time for each token | exactly `rate` in any period | [Figma] |
 //! | [`Concurrency`] | an id and a time for each lease | exactly `slots` at once | see there |

@@ -1,23 +1,31 @@
 //! The configuration of a limit: from JSON to a validated [`Limit`], and from arguments to JSON.
 //!
-//! A config is an object with a `kind`, and the fields of that kind:
+//! A config is an object with a `kind`, and the fields of that kind, here with the kinds that have them:
 //!
-//! | field | kinds | meaning |
-//! |---|---|---|
-//! | `kind` | all | `"token bucket"`, `"fixed window"`, `"sliding window"`, `"sliding log"`, `"concurrency"` or `"unlimited"` |
-//! | `rate` | the first four | tokens a period: more than 0, at most 1e15; of a sliding log a whole number, at most 10,000 |
-//! | `period` | the first four | milliseconds, or a duration such as `"1 minute"` or `"PT1M"`: from 1 ms to 1e15 of them; a day is 24 hours |
-//! | `capacity` | token bucket, fixed window | the most tokens that accumulate, 0 to 1e15; left out: `rate` |
-//! | `maxReserved` | token bucket, fixed window | the largest debt of reservations, 0 to 1e15; left out: bounded by a wait of ten years |
-//! | `shards` | token bucket, fixed window | into how many shards it is divided, a whole number, 1 to 1,024; left out: 1 |
-//! | `start` | fixed window | where windows begin: epoch milliseconds, a time with its offset, or `"first request"`; left out: at the `phase` that [`Limit::initial_state`] is given |
-//! | `timezone` | fixed window | an IANA name: windows turn on local dates of that zone. `period` is then a whole number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for days and weeks, 1970-01-01 for months and years |
-//! | `overage` | fixed window | `true`: calls pass beyond what is there, into a debt that ends with the window; left out: `false`. Not with `maxReserved` or `shards` |
-//! | `slots` | concurrency | how many leases at once, a whole number, 1 to 1,000; in memory to 100 |
-//! | `ttl` | concurrency | after which time a lease expires: as `period` |
-//! | `store` | all | `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out: `"table"` |
-//! | `enforce` | all | `false`: a dry run, in which what would be denied passes; left out: `true` |
-//! | `keyed` | all | `true`: the empty key, which is everybody's, is refused; left out: `false` |
+//! - `kind` (all) — `"token bucket"`, `"fixed window"`, `"sliding window"`, `"sliding log"`, `"concurrency"` or
+//!   `"unlimited"`
+//! - `rate` (the first four) — tokens a period: more than 0, at most 1e15; of a sliding log a whole number, at most
+//!   10,000
+//! - `period` (the first four) — milliseconds, or a duration such as `"1 minute"` or `"PT1M"`: from 1 ms to 1e15 of
+//!   them; a day is 24 hours
+//! - `capacity` (token bucket, fixed window) — the most tokens that accumulate, 0 to 1e15; left out: `rate`
+//! - `maxReserved` (token bucket, fixed window) — the largest debt of reservations, 0 to 1e15; left out: bounded by a
+//!   wait of ten years
+//! - `shards` (token bucket, fixed window) — into how many shards it is divided, a whole number, 1 to 1,024; left
+//!   out: 1
+//! - `start` (fixed window) — where windows begin: epoch milliseconds, a time with its offset, or `"first request"`;
+//!   left out: at the `phase` that [`Limit::initial_state`] is given
+//! - `timezone` (fixed window) — an IANA name: windows turn on local dates of that zone. `period` is then a whole
+//!   number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for
+//!   days and weeks, 1970-01-01 for months and years
+//! - `overage` (fixed window) — `true`: calls pass beyond what is there, into a debt that ends with the window; left
+//!   out: `false`. Not with `maxReserved` or `shards`
+//! - `slots` (concurrency) — how many leases at once, a whole number, 1 to 1,000; in memory to 100
+//! - `ttl` (concurrency) — after which time a lease expires: as `period`
+//! - `store` (all) — `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out:
+//!   `"table"`
+//! - `enforce` (all) — `false`: a dry run, in which what would be denied passes; left out: `true`
+//! - `keyed` (all) — `true`: the empty key, which is everybody's, is refused; left out: `false`
 //!
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]: nothing is guessed. Nothing here depends on a setting of the process or the

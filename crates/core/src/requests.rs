@@ -218,7 +218,11 @@ mod tests {
 
     #[test]
     fn what_is_left_out_has_the_defaults_of_a_single_call() {
-        let requests = parse(r#"[{"name": "a"}, {"name": "b", "key": "k", "count": 2.5, "reserve": true, "config": {"rate": 1}}]"#).unwrap();
+        let requests = parse(concat!(
+            r#"[{"name": "a"}, "#,
+            r#"{"name": "b", "key": "k", "count": 2.5, "reserve": true, "config": {"rate": 1}}]"#
+        ))
+        .unwrap();
         assert_eq!(
             requests[0],
             RawRequest {

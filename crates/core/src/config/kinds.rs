@@ -100,9 +100,10 @@ impl Config {
     pub(super) fn read(kind: Kind, fields: &Fields) -> Result<Config, ConfigError> {
         let config = match kind {
             Kind::TokenBucket => fields.read().map(Config::TokenBucket),
-            Kind::FixedWindow if fields.get("timezone").is_some() => {
-                fields.read().and_then(|config| with_overage(config, fields)).map(Config::CalendarWindow)
-            }
+            Kind::FixedWindow if fields.get("timezone").is_some() => fields
+                .read()
+                .and_then(|config| with_overage(config, fields))
+                .map(Config::CalendarWindow),
             Kind::FixedWindow => fields.read().and_then(|config: FixedWindowConfig| {
                 let config = with_overage(config, fields)?;
                 match (config.start, config.shards, fields.get("shards")) {
@@ -110,7 +111,11 @@ impl Config {
                         Err(FieldError::Invalid {
                             field: "shards",
                             value: shards.to_string(),
-                            allowed: r#"1 where "start" is "first request": a key's first request finds one of the shards only"#.into(),
+                            allowed: concat!(
+                                r#"1 where "start" is "first request": "#,
+                                "a key's first request finds one of the shards only"
+                            )
+                            .into(),
                         })
                     }
                     _ => Ok(Config::FixedWindow(config)),

@@ -148,7 +148,10 @@ fn what_a_builder_makes_is_what_the_parser_reads() {
     };
     assert_eq!(
         build(Kind::FixedWindow, &dates).unwrap().to_string(),
-        r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":"1 month","rate":2.5,"start":"1970-01-01","timezone":"Asia/Tokyo"}"#
+        concat!(
+            r#"{"capacity":1000000000000000,"kind":"fixed window","maxReserved":0,"period":"1 month","#,
+            r#""rate":2.5,"start":"1970-01-01","timezone":"Asia/Tokyo"}"#
+        )
     );
     assert_eq!(
         build(Kind::FixedWindow, &Given { rate: f64::NAN, ..dates }).unwrap_err().problem,

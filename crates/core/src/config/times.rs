@@ -32,7 +32,10 @@ impl<'de> Deserialize<'de> for Period {
             type Value = Period;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours; months and years only in a fixed window with "timezone""#)
+                f.write_str(concat!(
+                    r#"a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; "#,
+                    r#"a day is 24 hours; months and years only in a fixed window with "timezone""#
+                ))
             }
 
             fn visit_f64<E: de::Error>(self, millis: f64) -> Result<Period, E> {
@@ -79,7 +82,10 @@ pub(super) struct Dates {
 impl<'de> Deserialize<'de> for Dates {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Dates, D::Error> {
         deserializer.deserialize_str(TextField {
-            allowed: r#"with "timezone", a whole number of days and weeks, or of months and years, at most 100 years, such as "7 days" or "1 month""#,
+            allowed: concat!(
+                r#"with "timezone", a whole number of days and weeks, or of months and years, "#,
+                r#"at most 100 years, such as "7 days" or "1 month""#
+            ),
             read: duration_in_dates,
         })
     }
@@ -126,7 +132,10 @@ impl<'de> Deserialize<'de> for WindowStart {
             type Value = WindowStart;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request""#)
+                f.write_str(concat!(
+                    r#"epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", "#,
+                    r#"or "first request""#
+                ))
             }
 
             fn visit_f64<E: de::Error>(self, millis: f64) -> Result<WindowStart, E> {

@@ -98,7 +98,10 @@ proptest! {
                 Call::Acquire(count, id) => {
                     let decision = concurrency.acquire(leases(&kept), at, count.into(), Micros(id));
                     let pure = decide(&limit, &kept, at, count.into(), false);
-                    prop_assert_eq!((pure.ok, pure.retry_after, pure.level), (decision.ok, decision.retry_after, decision.level));
+                    prop_assert_eq!(
+                        (pure.ok, pure.retry_after, pure.level),
+                        (decision.ok, decision.retry_after, decision.level)
+                    );
                     prop_assert_eq!(decision.ok, before + count <= slots || count == 0);
                     match (decision.ok, decision.retry_after) {
                         (true, wait) => prop_assert_eq!(wait, None),

@@ -56,7 +56,10 @@ proptest! {
             prop_assert_eq!(decision.level.reset_at, Some(Micros((window + 1) * period)));
             state = decision.state.unwrap_or(state);
             // Idle when the window with its last token begins: a debt is none of the next.
-            let missing = if left >= capacity { 0.0 } else { ((capacity - left.max(0.0)) / f64::from(rate)).ceil().max(1.0) };
+            let missing = match left >= capacity {
+                true => 0.0,
+                false => ((capacity - left.max(0.0)) / f64::from(rate)).ceil().max(1.0),
+            };
             let idle_at = if missing == 0.0 { now } else { (window + missing as i64) * period };
             prop_assert_eq!(limit.idle_at(&state, Micros(now), Micros(0)), Some(Micros(idle_at)));
         }
