@@ -1,11 +1,21 @@
-//! The floors of `src`, within which the compiler lets everything know everything: no file names a floor above its
-//! own. What the crates below know of each other, the compiler says.
+//! The floors of `src`, within which the compiler lets everything know everything: a file names its own module and
+//! those on which that stands. What the crates below know of each other, the compiler says.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the top down; first the tests that look into all of them.
-const FLOORS: [&str; 6] = ["pg_tests", "functions", "limiter", "store", "pg", "schema"];
+/// The modules of `src` from the bottom up, each with those that it may name: none that comes later. Nothing names the
+/// tests, which look into all of them.
+const MODULES: [(&str, &[&str]); 8] = [
+    ("schema", &[]),
+    ("store", &["schema"]),
+    ("keyed", &["schema"]),
+    ("tally", &["schema", "store"]),
+    ("host", &["schema", "store", "keyed", "tally"]),
+    ("declaration", &["schema"]),
+    ("functions", &["schema", "keyed", "tally", "host", "declaration"]),
+    ("pg_tests", &["schema", "store", "keyed", "tally", "host", "declaration", "functions"]),
+];
 
 /// Returns the source files below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
@@ -31,49 +41,58 @@ fn paths(source: &str) -> Vec<&str> {
     if paths.is_empty() { vec![source] } else { paths }
 }
 
-/// Returns those of the floors that a source names after `crate::` or `super::`.
-fn named<'a>(source: &str, floors: &[&'a str]) -> Vec<&'a str> {
+/// Returns those of the modules that a source names after `crate::` or `super::`.
+fn named(source: &str) -> Vec<&'static str> {
     let lines = source.lines().filter(|line| !line.trim_start().starts_with("//"));
     let code: String = lines.flat_map(str::split_whitespace).collect();
-    let begins = |floor: &str, path: &str| {
-        let rest = path.strip_prefix(floor);
+    let begins = |module: &str, path: &str| {
+        let rest = path.strip_prefix(module);
         rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
     };
     let roots = ["crate::", "super::"];
-    let names = |floor: &str| {
+    let names = |module: &str| {
         let mut behind = roots.iter().flat_map(|root| code.split(root).skip(1));
-        behind.any(|source| paths(source).iter().any(|path| begins(floor, path)))
+        behind.any(|source| paths(source).iter().any(|path| begins(module, path)))
     };
-    floors.iter().copied().filter(|floor| names(floor)).collect()
+    MODULES.iter().map(|&(module, _)| module).filter(|module| names(module)).collect()
 }
 
 #[test]
-fn a_floor_knows_only_those_below() {
+fn a_module_names_only_those_on_which_it_stands() {
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src"));
-    let mut upwards = Vec::new();
+    let mut others = Vec::new();
     for path in files(source).iter().filter(|path| !path.ends_with("lib.rs")) {
-        let module = path.strip_prefix(source).unwrap().with_extension("");
-        let floor = FLOORS.iter().position(|&floor| module.starts_with(floor));
-        let above = &FLOORS[..floor.unwrap_or_else(|| panic!("{module:?} stands on no floor"))];
-        let named = named(&fs::read_to_string(path).unwrap(), above);
-        upwards
-            .extend(named.into_iter().map(|floor| format!("{} names {floor}", module.display())));
+        let file = path.strip_prefix(source).unwrap().with_extension("");
+        let found = MODULES.iter().find(|(module, _)| file.starts_with(module));
+        let (own, below) = found.unwrap_or_else(|| panic!("{file:?} is in no module of the list"));
+        let named = named(&fs::read_to_string(path).unwrap());
+        let named = named.iter().filter(|module| *module != own && !below.contains(module));
+        others.extend(named.map(|module| format!("{} names {module}", file.display())));
     }
-    assert_eq!(upwards, [""; 0]);
+    assert_eq!(others, [""; 0]);
 }
 
 #[test]
-fn a_floor_above_would_be_found() {
+fn no_module_stands_on_one_that_comes_later() {
+    for (place, (module, below)) in MODULES.iter().enumerate() {
+        let before = |other| MODULES[..place].iter().any(|(module, _)| module == other);
+        assert!(below.iter().all(before), "{module}");
+    }
+}
+
+#[test]
+fn a_module_that_is_named_is_found() {
     for (source, found) in [
-        ("use crate::store::rows;", vec!["store"]),
+        ("use crate::store::memory;", vec!["store"]),
         (
-            "use crate::{limiter, store};\nuse super::functions::rl_limit;",
-            vec!["functions", "limiter", "store"],
+            "use crate::{host, store};\nuse super::functions::limits;",
+            vec!["store", "host", "functions"],
         ),
-        ("use crate::{\n    schema::{self, store},\n    limiter,\n};", vec!["limiter"]),
-        ("fn f() { crate::limiter::single::limit() }", vec!["limiter"]),
-        ("// crate::store\nuse crate::storey; use crate::pg::store;", vec![]),
+        ("use crate::{\n    schema::{self, store},\n    host,\n};", vec!["schema", "host"]),
+        ("fn f() { crate::host::take() }", vec!["host"]),
+        ("macro_rules! m { () => { $crate::declaration::One } }", vec!["declaration"]),
+        ("// crate::store\nuse crate::storey; use ratelimit_pg::store;", vec![]),
     ] {
-        assert_eq!(named(source, &FLOORS[..4]), found, "{source}");
+        assert_eq!(named(source), found, "{source}");
     }
 }

@@ -15,7 +15,6 @@ use ratelimit_limiter::ports::Known;
 use ratelimit_limiter::target::{Home, undefined};
 
 use super::blocks;
-use crate::host::Session;
 use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation;
@@ -84,7 +83,7 @@ fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
 /// # Errors
 /// 42704: there is none; 22023: an invalid stored config.
 pub fn of_name(catalog: &Catalog, name: &[u8]) -> Result<Rc<Definition>> {
-    Ok(defined(catalog, name, b"")?.ok_or_else(|| undefined::<Session>(name))?)
+    Ok(defined(catalog, name, b"")?.ok_or_else(|| undefined(utf8(name)))?)
 }
 
 /// Parses a config; cached by its binary form.

@@ -13,8 +13,7 @@ use crate::target::{Target, check_key, of_state};
 ///
 /// # Errors
 /// As [`Target::resolve`] and [`check_count`]; those of the ports; [`LimiterError::BadState`] (55000): a value that
-/// no call
-/// writes.
+/// no call writes.
 pub fn limit<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     limit_if(host, request, |_| Ok(()))
 }

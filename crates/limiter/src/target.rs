@@ -213,7 +213,7 @@ impl<'a> Resolved<'a> {
                 limit
             }
             (None, Some(limit)) => limit,
-            (None, None) => return Err(undefined::<D>(name)),
+            (None, None) => return Err(undefined(D::utf8(name))),
         };
         let keyed = keyed || limit.keyed;
         let (home, utf8) = (Home::of(&limit), D::utf8);
@@ -225,8 +225,8 @@ impl<'a> Resolved<'a> {
 }
 
 /// The error for a name without definition and config (42704).
-pub fn undefined<E: Encoding>(name: &[u8]) -> LimiterError {
-    LimiterError::Undefined { name: E::utf8(name).into_owned(), kind: Kind::TokenBucket }
+pub fn undefined(name: Cow<str>) -> LimiterError {
+    LimiterError::Undefined { name: name.into_owned(), kind: Kind::TokenBucket }
 }
 
 /// Refuses the empty key where a limit is `keyed`.

@@ -324,7 +324,7 @@ impl Heap {
         rows
     }
 
-    /// Reads all rows of a key; see [`Store::read_key`](ratelimit_limiter::ports::RowStore::read_key).
+    /// Reads all rows of a key; see [`RowStore::read_key`](ratelimit_limiter::ports::RowStore::read_key).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
@@ -336,7 +336,7 @@ impl Heap {
         rows.into_iter().map(decode).collect()
     }
 
-    /// Reads rows after a key; see [`Store::read_after`](ratelimit_limiter::ports::RowStore::read_after).
+    /// Reads rows after a key; see [`RowStore::read_after`](ratelimit_limiter::ports::RowStore::read_after).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
@@ -371,7 +371,7 @@ impl Heap {
     }
 
     /// Returns the first key on a random page; see
-    /// [`Store::random_key`](ratelimit_limiter::ports::RowStore::random_key).
+    /// [`RowStore::random_key`](ratelimit_limiter::ports::RowStore::random_key).
     pub fn key_on_random_page(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         let found = &mut None;
         // SAFETY: guarded; the row is pinned while it is copied.

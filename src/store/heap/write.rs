@@ -184,7 +184,7 @@ impl Heap {
         }
     }
 
-    /// Inserts a row; see [`Store::insert`](ratelimit_limiter::ports::RowStore::insert).
+    /// Inserts a row; see [`RowStore::insert`](ratelimit_limiter::ports::RowStore::insert).
     pub fn insert_row(&self, id: RowId, stored: &Stored) -> bool {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);

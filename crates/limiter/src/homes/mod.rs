@@ -44,8 +44,7 @@ impl<T, F: Fn(Contents, Micros) -> Result<(T, Option<State>)>> Decide<T> for F {
 ///
 /// # Errors
 /// Those of `decide` and of the ports; [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000);
-/// those of
-/// [`Host::refuse_read_only`].
+/// those of [`Host::refuse_read_only`].
 pub fn change<H: Host, T>(
     host: &H,
     target: &Target,
