@@ -197,7 +197,7 @@ impl Host for Session<'_> {
     }
 
     fn entries(&self) -> PortResult<&SharedEntries> {
-        let memory = Memory::get().map_err(Error::from)?;
+        let memory = Memory::get()?;
         Ok(self.entries_of(memory))
     }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
 
-use ratelimit_core::table::{Whose, places};
-use ratelimit_core::{Micros, State};
+use ratelimit_core::Micros;
+use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::table::{Kept, Whose, places};
 use ratelimit_memory::{
     Count, PartitionReadGuard, Partitions, ReadWriteLock, SharedRankings, SharedTallies,
 };
@@ -103,6 +104,11 @@ fn key(n: usize) -> [u64; 2] {
 
 const WHOSE: Whose = Whose { owner: 1, name: 2, fair_by_name: true };
 
+/// The tokens that an entry keeps.
+fn value(kept: Kept) -> f64 {
+    kept.state().map_or(0.0, |state| state.value())
+}
+
 /// Each thread looks at the memory anew, as each process does.
 fn partitions(segment: &Segment, count: usize, each: usize) -> Partitions<'_, Lock> {
     // SAFETY: there are so many bytes, with locks that are free, and the same numbers each time.
@@ -122,14 +128,14 @@ fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
             let mut both = [partitions.write(0), partitions.write(1)];
             for (guard, by) in both.iter_mut().zip([by, -by]) {
                 let mut partition = guard.partition();
-                let before = partition.call(key(n % 8)).map_or(0.0, |entry| entry.state().value);
-                let state = State { value: before + by, ts: NOW, prior: None, log: None };
-                partition.entry(key(n % 8), WHOSE, NOW).0.set(&state, None, true);
+                let before = partition.call(key(n % 8)).map_or(0.0, |entry| value(entry.state()));
+                let kept = Kept::Tokens(Tokens { value: before + by, ts: NOW, brought: None });
+                partition.entry(key(n % 8), WHOSE, NOW).0.set(kept, None, true);
             }
             drop(both);
             let [first, second] = [partitions.read(0), partitions.read(1)];
             let sum = |guard: &PartitionReadGuard<'_, Lock>| {
-                guard.view().iter().map(|entry| entry.state().value).sum::<f64>()
+                guard.view().iter().map(|entry| value(entry.state())).sum::<f64>()
             };
             assert_eq!(sum(&first) + sum(&second), 0.0);
             drop((first, second));

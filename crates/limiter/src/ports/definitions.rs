@@ -28,7 +28,7 @@ pub trait InlineConfig {
     /// Parses it.
     ///
     /// # Errors
-    /// [`LimiterError::Config`] (22023).
+    /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
     fn definition(&self) -> Result<Rc<Definition>>;
 }
 
@@ -37,7 +37,7 @@ pub trait Definitions: Encoding {
     /// Looks up the definition of (name, key), or else that of the name, and until when the key is blocked.
     ///
     /// # Errors
-    /// [`LimiterError::StoredConfig`] (22023); those of the host.
+    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023); those of the host.
     fn known(&self, name: &[u8], key: &[u8]) -> Result<Known>;
 
     /// Looks up the definition alone.

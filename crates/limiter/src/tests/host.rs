@@ -47,6 +47,12 @@ struct Transaction {
 
 type Hook = Box<dyn FnOnce(&TestSession)>;
 
+/// A name and a key.
+type NameAndKey = (Vec<u8>, Vec<u8>);
+
+/// The hash of an entry's name, and what it keeps.
+type NamedEntry = ([u64; 2], Kept);
+
 /// A session.
 #[derive(Default)]
 pub struct TestSession {
@@ -58,7 +64,7 @@ pub struct TestSession {
     /// The locks that would have waited for others.
     waits: RefCell<Vec<Key>>,
     definitions: RefCell<BTreeMap<Vec<u8>, Rc<Definition>>>,
-    blocks: RefCell<BTreeMap<(Vec<u8>, Vec<u8>), Micros>>,
+    blocks: RefCell<BTreeMap<NameAndKey, Micros>>,
     may_not_define: Cell<bool>,
     counted: RefCell<Vec<Verdict>>,
     before_insert: RefCell<Option<Hook>>,
@@ -201,7 +207,7 @@ impl Definitions for TestSession {
     }
 
     fn blocks_in_force(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<BlockInForce>> {
-        let block = |((name, key), until): (&(Vec<u8>, Vec<u8>), &Micros)| BlockInForce {
+        let block = |((name, key), until): (&NameAndKey, &Micros)| BlockInForce {
             name: name.clone(),
             key: key.clone(),
             until: *until,
@@ -372,7 +378,7 @@ impl RowStore for Table<'_> {
 
 /// The entries of memory.
 #[derive(Default)]
-pub struct Shared(RefCell<HashMap<[u64; 2], ([u64; 2], Kept)>>);
+pub struct Shared(RefCell<HashMap<[u64; 2], NamedEntry>>);
 
 /// All of them, locked.
 pub struct AllLocked<'a>(&'a Shared);
