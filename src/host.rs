@@ -16,14 +16,17 @@ use ratelimit_limiter::ports::{
 use crate::keyed::{blocks, definitions};
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
+use crate::schema::settings::{self, Access};
+use crate::schema::spi;
+use crate::store::heap;
+use crate::store::held::Remembering;
 use crate::store::memory::{Memory, Scope, SharedEntries};
-use crate::store::with_store;
 use crate::tally;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::shared_memory;
-use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call};
+use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call, with_lasting_locks};
 use ratelimit_pg::values::{Jsonb, utf8};
 
 /// A call of an SQL function, in its transaction.
@@ -78,6 +81,35 @@ impl Session<'_> {
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
         let scope = Scope::new(self.catalog.extension);
         self.entries.get_or_init(|| SharedEntries { memory, scope })
+    }
+}
+
+/// Runs `work` on the rows in the way that `ratelimit.access` and the table allow. `lock` is the strongest lock
+/// that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
+///
+/// # Errors
+/// Those of the work; [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL;
+/// [`Error::Moved`]: the table has changed since the catalog was read, before the work began.
+pub fn with_store<T>(
+    catalog: &Catalog,
+    lock: TableLock,
+    work: impl FnOnce(&dyn RowStore) -> Result<T>,
+) -> Result<T> {
+    let (table, is_of_1_0) = (catalog.rate_limits.oid.into(), catalog.rl_blocks.is_none());
+    if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
+        let work = |heap: &_| work(&Remembering { store: heap, table, is_of_1_0 });
+        return heap::with_heap(catalog, index, lock, work);
+    }
+    // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
+    with_lasting_locks(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
+    if !catalog::is_current() && !catalog::is_unchanged(catalog) {
+        return Err(Error::Moved);
+    }
+    match (settings::access(), catalog.index) {
+        (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
+        _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
+            work(&Remembering { store: sql, table, is_of_1_0 })
+        }),
     }
 }
 

@@ -2,3 +2,32 @@
 
 pub mod blocks;
 pub mod definitions;
+
+use ratelimit_pg::values::text_datum;
+
+use crate::schema::catalog::{Catalog, Table, TableLock};
+use crate::schema::error::Result;
+use crate::schema::spi::{self, Connection, Statement};
+
+/// Deletes the row of a name and key by two statements: one that locks it first, since another session's row would else
+/// be taken for one that a trigger keeps, and one that deletes it. Returns what `read` tells of the locked row; `None`
+/// where there is none.
+///
+/// # Errors
+/// 55000: the row could not be deleted.
+fn delete<T>(
+    catalog: &Catalog,
+    table: Table,
+    [lock, delete]: [&Statement; 2],
+    (name, key): (&[u8], &[u8]),
+    read: impl FnOnce(&Connection) -> T,
+) -> Result<Option<T>> {
+    spi::with_owner(catalog, table, TableLock::Write, |spi| {
+        let id = [Some(text_datum(name)), Some(text_datum(key))];
+        if spi.execute(lock, &id)? == 0 {
+            return Ok(None);
+        }
+        let found = read(spi);
+        if spi.execute(delete, &id)? > 0 { Ok(Some(found)) } else { Err(spi.not_written()) }
+    })
+}

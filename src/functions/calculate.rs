@@ -2,7 +2,7 @@
 
 use ratelimit_core::state::{self, StateError};
 use ratelimit_core::{Micros, decide};
-use ratelimit_limiter::request::check_count;
+use ratelimit_limiter::target::check_count;
 
 use super::answers::{finite, retry};
 use crate::declaration::{One, sql_function};

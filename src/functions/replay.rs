@@ -1,7 +1,8 @@
 //! A limit over the requests of a log.
 
 use ratelimit_core::{Micros, State, decide};
-use ratelimit_limiter::request::{Answer, check_count};
+use ratelimit_limiter::request::Answer;
+use ratelimit_limiter::target::check_count;
 
 use super::answers::RlResult;
 use crate::declaration::{OneInWindow, sql_function};

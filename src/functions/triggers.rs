@@ -7,8 +7,8 @@ use std::ffi::CStr;
 
 use ratelimit_core::text::shortened;
 use ratelimit_limiter::one;
-use ratelimit_limiter::request::{Request, valid_count};
-use ratelimit_limiter::target::Target;
+use ratelimit_limiter::request::Request;
+use ratelimit_limiter::target::{Target, valid_count};
 
 use super::answers::denied;
 use super::arguments::{valid_key, valid_name};

@@ -81,7 +81,6 @@ pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<
 /// # Errors
 /// As [`put`].
 pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
-    // Locked first: another session's block would else be taken for one that a trigger keeps.
     const LOCK: Statement = Statement {
         sql: "SELECT until FROM @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
@@ -96,17 +95,10 @@ pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    spi::with_owner(catalog, table(catalog)?, TableLock::Write, |spi| {
-        let row = [Some(text_datum(name)), Some(text_datum(key))];
-        if spi.execute(&LOCK, &row)? == 0 {
-            return Ok(false);
-        }
-        let until = spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64);
-        if spi.execute(&REMOVE, &row)? == 0 {
-            return Err(spi.not_written());
-        }
-        Ok(clock::from_timestamptz(until) > clock::now())
-    })
+    let until = super::delete(catalog, table(catalog)?, [&LOCK, &REMOVE], (name, key), |spi| {
+        spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64)
+    })?;
+    Ok(until.is_some_and(|until| clock::from_timestamptz(until) > clock::now()))
 }
 
 // Every name comes after '', which an index can be asked for: a plan without one, which enable_seqscan makes look

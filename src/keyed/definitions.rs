@@ -312,8 +312,6 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 /// # Errors
 /// 55000: the row could not be deleted.
 pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
-    // Locked first: a concurrent definition would else be mistaken for a row that a trigger keeps
-    // from being deleted.
     const LOCK: Statement = Statement {
         sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
@@ -328,13 +326,8 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    spi::with_owner(catalog, catalog.rl_config, TableLock::Write, |spi| {
-        let row = [Some(text_datum(name)), Some(text_datum(key))];
-        if spi.execute(&LOCK, &row)? == 0 {
-            return Ok(false);
-        }
-        if spi.execute(&DROP, &row)? > 0 { Ok(true) } else { Err(spi.not_written()) }
-    })
+    let found = super::delete(catalog, catalog.rl_config, [&LOCK, &DROP], (name, key), |_| ())?;
+    Ok(found.is_some())
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ mod tests {
     use pgrx::prelude::*;
 
     use super::super::{and_rolled_back, error_of, get, run, with_catalog};
+    use crate::host::with_store;
     use crate::schema::catalog::{self, TableLock};
     use crate::schema::invalidation;
-    use crate::store::with_store;
 
     fn capacity() -> f64 {
         get("SELECT capacity FROM rl_check('announced')")

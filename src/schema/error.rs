@@ -393,6 +393,9 @@ impl From<LimiterError> for Error {
             LimiterError::InvalidArgument { argument, value, allowed } => {
                 Error::InvalidArgument { argument, value, allowed }
             }
+            LimiterError::BadCount { count, allowed } => {
+                Error::InvalidArgument { argument: "count", value: float_text(count), allowed }
+            }
             LimiterError::Config(error) => Error::Config(error),
             LimiterError::StoredConfig { name, error } => Error::StoredConfig { name, error },
             LimiterError::Undefined { name, kind } => Error::Undefined { name, kind },

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::pg_sys;
-use ratelimit_pg::transaction::{with_lasting_locks, with_snapshot};
+use ratelimit_pg::transaction::with_lasting_locks;
 use ratelimit_pg::values::{Jsonb, jsonb};
 
 use crate::schema::catalog::{self, Catalog, Table, TableLock};
@@ -117,7 +117,8 @@ pub fn with_owner<T>(
         );
         let result = settings::locally(&SETTINGS, || {
             pg_sys::SPI_connect();
-            let result = with_snapshot(|| work(&Connection { catalog, table }));
+            // A snapshot is active, for what is read as TOAST: `catalog::with` pushes one where there is none.
+            let result = work(&Connection { catalog, table });
             pg_sys::SPI_finish();
             result
         });

@@ -20,6 +20,14 @@ pub enum LimiterError {
         /// What it may have.
         allowed: String,
     },
+    /// A count that is not allowed (22023).
+    #[error("count is {}", float_text(*.count))]
+    BadCount {
+        /// Tokens.
+        count: f64,
+        /// What it may be.
+        allowed: String,
+    },
     /// A config is not a valid one (22023).
     #[error("invalid rate limit config: {}", .0.problem)]
     Config(#[from] ConfigError),

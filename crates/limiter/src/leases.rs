@@ -4,11 +4,11 @@ use ratelimit_core::algorithm::{Concurrency, Lease};
 use ratelimit_core::{Limit, Micros, State};
 
 use crate::error::{LimiterError, Result};
-use crate::homes;
+use crate::homes::{self, Contents};
 use crate::one;
 use crate::ports::Host;
-use crate::request::{Answer, Contents, Request, Take, check_count};
-use crate::target::{FOR_GOOD, Home, Target};
+use crate::request::{Answer, Request, Take};
+use crate::target::{FOR_GOOD, Home, Target, check_count};
 
 /// Returns the concurrency limit of a target.
 ///

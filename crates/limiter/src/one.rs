@@ -1,13 +1,13 @@
 //! One limit: takes, checks, credits and resets.
 
 use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::{Micros, Shards, State};
+use ratelimit_core::{Decision, Limit, Micros, Shards, State, algorithm, decide};
 
 use crate::error::{LimiterError, Result};
-use crate::homes::{self, Changed};
+use crate::homes::{self, Changed, Contents};
 use crate::ports::{Definitions, Entries, Host, Id};
-use crate::request::{Answer, Change, Contents, Request, Take, bad_count, check_count};
-use crate::target::{Target, check_key, of_state};
+use crate::request::{Answer, Request, Take};
+use crate::target::{Target, bad_count, check_count, check_key, of_state};
 
 /// Takes tokens.
 ///
@@ -72,6 +72,76 @@ pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) ->
         return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
     }
     change(host, &target, Change::Credit { count: request.count, taken_at }, None)
+}
+
+/// The change that a call makes.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// Takes tokens; see [`algorithm::decide`].
+    Take(Take),
+    /// Gives tokens back; see [`algorithm::credit`].
+    Credit {
+        /// Tokens; negative: takes them unconditionally.
+        count: f64,
+        /// The instant of the take that is undone.
+        taken_at: Option<Micros>,
+    },
+}
+
+impl Change {
+    /// The tokens that it is asked to add; negative: to take.
+    fn amount(self) -> f64 {
+        match self {
+            Change::Take(Take { count, .. }) => -count,
+            Change::Credit { count, .. } => count,
+        }
+    }
+
+    /// Decides it. The state after it is that of what is to change: of the shards together their total.
+    ///
+    /// # Errors
+    /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
+    /// [`LimiterError::Busy`]: a credit
+    /// whose rows others have, since no token may be lost.
+    fn decide(self, limit: &Limit, contents: Contents, now: Micros) -> Result<Decision> {
+        match (self, contents) {
+            (_, Contents::One(state)) => self.apply(limit, state, now),
+            (_, Contents::OneOf(shards, shard)) => {
+                self.apply(shards.shard_limit(), &shards.states()[shard], now)
+            }
+            (Change::Take(take), Contents::All(shards)) => {
+                Ok(shards.decide(now, take.count, take.reserve))
+            }
+            (Change::Credit { .. }, Contents::All(shards)) => {
+                self.apply(limit, &shards.total(now), now)
+            }
+            // Retried at once.
+            (Change::Take(_), Contents::Busy(shards)) => {
+                let level = shards.level(now);
+                Ok(Decision { ok: false, retry_after: Some(Micros(0)), level, state: None })
+            }
+            (Change::Credit { .. }, Contents::Busy(_)) => Err(LimiterError::Busy),
+        }
+    }
+
+    /// Decides it on a state.
+    ///
+    /// # Errors
+    /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
+    fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
+        match self {
+            Change::Take(Take { count, reserve, lease }) => Ok(match (limit, state, lease) {
+                (Limit::Concurrency(limit), State::Leases(held), Some(id)) => {
+                    limit.acquire(held, now, count, id)
+                }
+                _ => decide(limit, state, now, count, reserve),
+            }),
+            Change::Credit { count, taken_at } => {
+                algorithm::credit(limit, state, now, count, taken_at)
+                    .ok_or(LimiterError::NotForKind { function: "rl_credit", kind: limit.kind() })
+            }
+        }
+    }
 }
 
 /// Makes a change where the limit is kept.

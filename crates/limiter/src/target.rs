@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use ratelimit_core::config::{Definition, StoreKind};
-use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards, State};
+use ratelimit_core::config::{Definition, MAX_TOKENS, StoreKind};
+use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards};
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, Encoding, Known, RowId, Stored};
+use crate::ports::{Definitions, Encoding, Known, RowId};
 use crate::request::{Answer, Request, Take};
 
 /// The end of a block without one: the instant of the timestamptz infinity.
@@ -110,26 +110,9 @@ impl<'a> Target<'a> {
         RowId { name: self.name, key: self.key, shard }
     }
 
-    /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
-    /// that of a shard.
-    ///
-    /// # Errors
-    /// [`LimiterError::BadState`] (55000): a value that no call writes.
-    pub fn state<'s>(
-        &self,
-        limit: &Limit,
-        stored: Option<&'s Stored>,
-        now: Micros,
-    ) -> Result<Cow<'s, State>> {
-        match stored {
-            Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
-            Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
-                let name = (self.utf8)(self.name).into_owned();
-                Err(LimiterError::BadState { name, column, value })
-            }
-            // A row that was reset, or of a kind with nothing to carry over, counts as none.
-            _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),
-        }
+    /// The limit's name in UTF-8.
+    pub(crate) fn name_text(&self) -> String {
+        (self.utf8)(self.name).into_owned()
     }
 
     /// Where the key's windows begin; see [`ratelimit_core::phase`]. Only windows ask for it.
@@ -263,6 +246,35 @@ pub fn of_state(
         }
         _ => Ok(own),
     }
+}
+
+/// Checks the count of a take for a limit.
+///
+/// # Errors
+/// 22023: no number from 0 to 1e15; for a kind with whole counts, no whole number.
+pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
+    valid_count(count)?;
+    if limit.whole_counts() && count.fract() != 0.0 {
+        let kind = limit.kind().with_article();
+        return Err(bad_count(count, &format!("a whole number, for {kind}")));
+    }
+    Ok(())
+}
+
+/// Checks the count of a take, in tokens.
+///
+/// # Errors
+/// 22023: no number from 0 to 1e15.
+pub fn valid_count(count: f64) -> Result<f64> {
+    if (0.0..=MAX_TOKENS).contains(&count) {
+        return Ok(count);
+    }
+    Err(bad_count(count, "a number from 0 to 1e15"))
+}
+
+/// The error for a count that is not allowed (22023).
+pub(crate) fn bad_count(count: f64, allowed: &str) -> LimiterError {
+    LimiterError::BadCount { count, allowed: allowed.into() }
 }
 
 /// The wait from `now` on of a call that is blocked until an instant and has `rest` to wait for then;

@@ -20,8 +20,8 @@ use ratelimit_core::Micros;
 use crate::error::{LimiterError, Result};
 use crate::homes;
 use crate::ports::{Host, RowAccess, RowStore, Verdict};
-use crate::request::{Answer, Request, check_count};
-use crate::target::Target;
+use crate::request::{Answer, Request};
+use crate::target::{Target, check_count};
 
 use decide::{Group, GroupVerdict, Taken};
 

@@ -2,10 +2,9 @@
 
 use ratelimit_core::{Micros, State};
 
-use super::{Decide, slots};
+use super::{Contents, Decide, slots};
 use crate::error::Result;
 use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Worth};
-use crate::request::Contents;
 use crate::target::Target;
 
 /// Changes a limit in an entry; `known` is its id in the room of defined limits.

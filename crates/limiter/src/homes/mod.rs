@@ -20,11 +20,23 @@ use ratelimit_core::{Kind, Level, Micros, Shards, State};
 use crate::error::Result;
 use crate::keys::{KeyRows, each_key};
 use crate::ports::{Entries, Host, Id, RowAccess, RowStore, ShardRow};
-use crate::request::Contents;
 use crate::target::{Home, Target};
 
 pub(crate) use table::shards_present;
 pub use table::{delete_key, prune_key, reset_key};
+
+/// What a change is decided on.
+#[derive(Clone, Copy)]
+pub enum Contents<'c> {
+    /// The only state of the limit.
+    One(&'c State),
+    /// All of its shards.
+    All(&'c Shards<'c>),
+    /// One of its shards, counted from 0, which alone is to change.
+    OneOf(&'c Shards<'c>, usize),
+    /// All of its shards, of which others have those that it needs, and can't be waited for.
+    Busy(&'c Shards<'c>),
+}
 
 /// What was decided, with the level after it where that is not the decision's own: of a limit with shards.
 pub type Changed<T> = (T, Option<Level>);
@@ -114,7 +126,7 @@ pub fn peek_with<'t, H: Host>(
 /// What a target holds in these rows, which were read before `now`.
 ///
 /// # Errors
-/// As [`Target::state`].
+/// As [`peek`].
 pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Shards<'t>> {
     Ok(shards::contents::holding(target, rows, now)?.shards)
 }

@@ -3,13 +3,38 @@
 //! is answered from a plain read of the latest committed state. That is right because transactions in progress either
 //! take more or roll back to this state.
 
-use ratelimit_core::Micros;
+use std::borrow::Cow;
 
-use super::{Changed, Decide, shards};
-use crate::error::Result;
+use ratelimit_core::{Limit, Micros, State};
+
+use super::{Changed, Contents, Decide, shards};
+use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, RowId, RowStore, Stored, TRIES};
-use crate::request::Contents;
 use crate::target::Target;
+
+impl Target<'_> {
+    /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
+    /// that of a shard.
+    ///
+    /// # Errors
+    /// [`LimiterError::BadState`] (55000): a value that no call writes.
+    pub(super) fn state<'s>(
+        &self,
+        limit: &Limit,
+        stored: Option<&'s Stored>,
+        now: Micros,
+    ) -> Result<Cow<'s, State>> {
+        match stored {
+            Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
+            Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
+                let name = self.name_text();
+                Err(LimiterError::BadState { name, column, value })
+            }
+            // A row that was reset, or of a kind with nothing to carry over, counts as none.
+            _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),
+        }
+    }
+}
 
 /// What a row is decided to be; `None`: as it is.
 pub(super) type Decided<T> = (T, Option<Stored>);

@@ -6,10 +6,9 @@ use ratelimit_core::algorithm::{Lease, Leases};
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
 use ratelimit_core::{Micros, State};
 
-use super::{Decide, memory};
+use super::{Contents, Decide, memory};
 use crate::error::Result;
 use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Worth};
-use crate::request::Contents;
 use crate::target::Target;
 
 /// What the slots of a key held.

@@ -2,13 +2,12 @@
 
 use ratelimit_core::{Micros, Shards, State};
 
-use super::super::{Changed, Decide};
+use super::super::{Changed, Contents, Decide};
 use super::contents::shard_number;
 use super::locked::{LockedShard, write};
 use super::{Sharded, may_wait, room};
 use crate::error::Result;
 use crate::ports::{Host, Random, Row, RowStore, Stored};
-use crate::request::Contents;
 use crate::target::Target;
 
 /// The shard whose row this transaction last locked, counted from 0: it takes from it again.

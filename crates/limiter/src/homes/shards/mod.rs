@@ -14,10 +14,9 @@ mod locked;
 
 use ratelimit_core::{Micros, Shards};
 
-use super::{Changed, Decide};
+use super::{Changed, Contents, Decide};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, RowStore, Stored, TRIES};
-use crate::request::Contents;
 use crate::target::Target;
 
 use contents::{Holding, holding, lock_all, shard_limit_of, shards_of};
