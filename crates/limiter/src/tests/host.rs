@@ -47,6 +47,8 @@ struct Transaction {
 
 type Hook = Box<dyn FnOnce(&TestSession)>;
 
+type EntriesHook = Box<dyn FnOnce(&Shared)>;
+
 /// A name and a key.
 type NameAndKey = (Vec<u8>, Vec<u8>);
 
@@ -68,6 +70,7 @@ pub struct TestSession {
     may_not_define: Cell<bool>,
     counted: RefCell<Vec<Verdict>>,
     before_insert: RefCell<Option<Hook>>,
+    before_try_lock: RefCell<Option<Hook>>,
     entries: Shared,
 }
 
@@ -128,6 +131,15 @@ impl TestSession {
 
     pub fn before_insert(&self, hook: impl FnOnce(&TestSession) + 'static) {
         *self.before_insert.borrow_mut() = Some(Box::new(hook));
+    }
+
+    pub fn before_try_lock(&self, hook: impl FnOnce(&TestSession) + 'static) {
+        *self.before_try_lock.borrow_mut() = Some(Box::new(hook));
+    }
+
+    /// What another session does to the entries before several of them are locked here.
+    pub fn before_lock_all(&self, hook: impl FnOnce(&Shared) + 'static) {
+        *self.entries.1.borrow_mut() = Some(Box::new(hook));
     }
 
     pub fn counted(&self) -> Vec<Verdict> {
@@ -332,6 +344,8 @@ impl RowStore for Table<'_> {
     }
 
     fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
+        let hook = self.0.before_try_lock.take();
+        hook.into_iter().for_each(|hook| hook(self.0));
         let key = key_of(id);
         Ok(if self.is_others(&key) { None } else { self.locked(key) })
     }
@@ -378,7 +392,7 @@ impl RowStore for Table<'_> {
 
 /// The entries of memory.
 #[derive(Default)]
-pub struct Shared(RefCell<HashMap<[u64; 2], NamedEntry>>);
+pub struct Shared(RefCell<HashMap<[u64; 2], NamedEntry>>, RefCell<Option<EntriesHook>>);
 
 /// All of them, locked.
 pub struct AllLocked<'a>(&'a Shared);
@@ -387,6 +401,18 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(14_695_981_039_346_656_037, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211)
     })
+}
+
+impl Shared {
+    /// Changes the tokens of a key.
+    pub fn set_tokens(&self, name: &str, key: &str, value: f64) {
+        let id = self.id(name.as_bytes(), key.as_bytes());
+        let mut entries = self.0.borrow_mut();
+        match entries.get_mut(&id.key) {
+            Some((_, Kept::Tokens(tokens))) => tokens.value = value,
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 impl Entries for Shared {
@@ -410,6 +436,8 @@ impl Entries for Shared {
     }
 
     fn lock_all(&self, _: impl Iterator<Item = Id>) -> AllLocked<'_> {
+        let hook = self.1.take();
+        hook.into_iter().for_each(|hook| hook(self));
         AllLocked(self)
     }
 

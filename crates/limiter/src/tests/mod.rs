@@ -114,6 +114,7 @@ fn leases_expire_are_extended_and_released_in_both_homes() {
             |id, fate| leases::settle(&session, &request("n", "k", 0.0), id, fate).unwrap();
         let [one, two] = [acquire(), acquire()].map(|answer| answer.lease.unwrap());
         assert_eq!(one.expires_at, session.now().plus(seconds(10)));
+        assert_eq!([one.id, two.id], [Micros(1 << 8), Micros(2 << 8)], "as they were drawn");
         let denied = acquire();
         assert_eq!((denied.ok, denied.lease, denied.retry_after), (false, None, Some(seconds(10))));
         session.pass(seconds(6));
@@ -297,4 +298,99 @@ fn a_row_that_appears_meanwhile_is_read_again() {
         session.put(("n", "k", 0), Stored::State(state));
     });
     assert_eq!(limit(&session, "k", 1.0).level.remaining, 0.0);
+}
+
+#[test]
+fn several_limits_take_from_as_many_shards_as_they_need() {
+    let session = TestSession::with("n", IN_SHARDS);
+    limit(&session, "k", 0.5);
+    let take = |count| all::limit(&session, &[request("n", "k", count)]).unwrap()[0].answer.ok;
+    // More than a shard has, and together less than all.
+    assert!(take(3.0));
+    let is_debt = |stored: &Stored| matches!(stored, Stored::State(state) if state.value() < 0.0);
+    assert!(!session.rows().iter().any(|(_, stored)| is_debt(stored)), "{:?}", session.rows());
+    assert!(!take(1.0) && take(0.5));
+    assert_eq!(check(&session, "k").level.remaining, 0.0);
+}
+
+#[test]
+fn nothing_is_taken_from_memory_where_another_session_has_emptied_one_of_the_limits() {
+    let session = TestSession::with("a", IN_MEMORY);
+    session.define("b", IN_MEMORY);
+    let requests = ["a", "b"].map(|name| request(name, "k", 1.0));
+    let ok = || all::limit(&session, &requests).unwrap().iter().all(|outcome| outcome.answer.ok);
+    assert!(ok());
+    session.before_lock_all(|entries| entries.set_tokens("b", "k", 0.0));
+    assert!(!ok());
+    let left = |name| one::check(&session, &request(name, "k", 1.0)).unwrap().level.remaining;
+    assert_eq!([left("a"), left("b")], [3.0, 0.0]);
+}
+
+#[test]
+fn a_row_that_is_used_again_before_it_is_locked_is_not_pruned() {
+    let session = TestSession::with("n", BUCKET);
+    limit(&session, "k", 1.0);
+    session.commit();
+    session.pass(seconds(60));
+    session.before_try_lock(|session| {
+        let state = State::Tokens(Tokens { value: 0.0, ts: session.now(), brought: None });
+        session.put(("n", "k", 0), Stored::State(state));
+    });
+    let mut deleted = 0;
+    prune(&session, 100, None, &mut deleted).unwrap();
+    assert_eq!((deleted, session.rows().len()), (0, 1));
+}
+
+#[test]
+fn rows_of_an_exempt_key_wait_for_its_limit_to_come_back() {
+    let session = TestSession::with("n", BUCKET);
+    limit(&session, "k", 4.0);
+    session.commit();
+    session.define("n", UNLIMITED);
+    session.pass(seconds(60));
+    let pruned = |idle| {
+        let mut deleted = 0;
+        prune(&session, 100, idle, &mut deleted).unwrap();
+        deleted
+    };
+    assert_eq!(pruned(None), 0);
+    assert_eq!(pruned(Some(seconds(61))), 0);
+    assert_eq!(pruned(Some(seconds(59))), 1);
+}
+
+#[test]
+fn a_dry_run_lets_pass_and_counts_what_it_would_deny() {
+    let dry = r#"{"kind": "token bucket", "rate": 1, "period": "1 day", "enforce": false}"#;
+    let session = TestSession::with("n", dry);
+    limit(&session, "k", 1.0);
+    let passed = limit(&session, "k", 1.0);
+    assert_eq!((passed.ok, passed.retry_after, passed.enforced), (true, None, false));
+    assert_eq!(session.counted(), [Verdict::Allowed, Verdict::Denied { enforced: false }]);
+    assert!(!check(&session, "k").ok, "a check tells it");
+}
+
+#[test]
+fn a_keyed_limit_refuses_the_empty_key() {
+    let keyed = r#"{"kind": "token bucket", "rate": 1, "period": "1 day", "keyed": true}"#;
+    let session = TestSession::with("n", keyed);
+    let refused = |error| matches!(error, Err(LimiterError::Keyed { .. }));
+    assert!(refused(one::limit(&session, &request("n", "", 1.0)).map(|_| ())));
+    assert!(refused(one::reset(&session, b"n", b"").map(|_| ())));
+    assert!(limit(&session, "k", 1.0).ok);
+}
+
+#[test]
+fn a_reset_forgets_what_a_config_in_a_call_has_taken() {
+    let session = TestSession::with("n", BUCKET);
+    for config in [IN_MEMORY, BUCKET, IN_SHARDS] {
+        let config = TestConfig(config);
+        let with = || {
+            let request =
+                crate::request::Request { config: Some(&config), ..request("x", "k", 4.0) };
+            one::limit(&session, &request).unwrap().ok
+        };
+        assert!(with() && !with(), "{}", config.0);
+        assert!(one::reset(&session, b"x", b"k").unwrap());
+        assert!(with() && one::reset(&session, b"x", b"k").unwrap(), "{}", config.0);
+    }
 }
