@@ -126,8 +126,13 @@ impl Interrupts for Session<'_> {
         check_for_interrupts();
     }
 
-    fn in_scratch<T: 'static>(&self, work: impl FnOnce() -> T) -> T {
-        Scratch::new().run(work)
+    fn each_page<T: 'static>(&self, mut page: impl FnMut() -> Option<T>) -> T {
+        let mut scratch = Scratch::new();
+        loop {
+            if let Some(result) = scratch.run(&mut page) {
+                return result;
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
 use ratelimit_core::config::{self, ConfigError, Definition};
 use ratelimit_limiter::ports::Known;
-use ratelimit_limiter::target::{Home, undefined};
+use ratelimit_limiter::target::{has_no_rows, undefined};
 
 use super::blocks;
 use crate::schema::catalog::{Catalog, TableLock};
@@ -264,7 +264,7 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Read,
     };
-    let in_memory = |definition: &Rc<Definition>| Home::of(definition).is_in_memory();
+    let in_memory = |definition: &Rc<Definition>| has_no_rows(definition);
     if !defined(catalog, name, b"")?.as_ref().is_some_and(in_memory) {
         return Ok(true);
     }

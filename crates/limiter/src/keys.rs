@@ -34,30 +34,26 @@ pub fn each_key(
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
     let mut page = PAGE;
-    loop {
+    let mut visit_page = || -> Result<Option<ControlFlow<()>>> {
         host.check_for_interrupts();
-        let outcome = host.in_scratch(|| -> Result<Option<ControlFlow<()>>> {
-            let found = rows.read_after((&after.0, &after.1), same_name, page as i64)?;
-            let more = found.len() == page;
-            let mut keys = by_key(found);
-            if more {
-                if keys.len() > 1 || page < LARGE_PAGE {
-                    keys.pop(); // some of its rows may be on the next page
-                }
-                page = if keys.is_empty() { LARGE_PAGE } else { PAGE };
+        let found = rows.read_after((&after.0, &after.1), same_name, page as i64)?;
+        let more = found.len() == page;
+        let mut keys = by_key(found);
+        if more {
+            if keys.len() > 1 || page < LARGE_PAGE {
+                keys.pop(); // some of its rows may be on the next page
             }
-            for key in keys {
-                after = (key.name.clone(), key.key.clone());
-                if visit(key)?.is_break() {
-                    return Ok(Some(ControlFlow::Break(())));
-                }
-            }
-            Ok((!more).then_some(ControlFlow::Continue(())))
-        })?;
-        if let Some(outcome) = outcome {
-            return Ok(outcome);
+            page = if keys.is_empty() { LARGE_PAGE } else { PAGE };
         }
-    }
+        for key in keys {
+            after = (key.name.clone(), key.key.clone());
+            if visit(key)?.is_break() {
+                return Ok(Some(ControlFlow::Break(())));
+            }
+        }
+        Ok((!more).then_some(ControlFlow::Continue(())))
+    };
+    host.each_page(|| visit_page().transpose())
 }
 
 /// Groups rows, which are in order, by key.

@@ -87,5 +87,5 @@ pub fn settle<H: Host>(
         });
         Ok((settled, after.map(State::Leases)))
     };
-    Ok(homes::change(host, &target, None, 0.0, decide)?.0)
+    Ok(homes::change(host, &target, None, (0.0, false), decide)?.0)
 }

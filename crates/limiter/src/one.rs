@@ -109,6 +109,10 @@ impl Change {
             (_, Contents::OneOf(shards, shard)) => {
                 self.apply(shards.shard_limit(), &shards.states()[shard], now)
             }
+            // A lease has the id that was drawn for it.
+            (Change::Take(Take { lease: Some(_), .. }), Contents::All(shards)) => {
+                self.apply(limit, &shards.total(now), now)
+            }
             (Change::Take(take), Contents::All(shards)) => {
                 Ok(shards.decide(now, take.count, take.reserve))
             }
@@ -155,7 +159,7 @@ fn change<H: Host>(host: &H, target: &Target, change: Change, entry: Option<Id>)
         Ok((answer, decision.state))
     };
     let (answer, level): Changed<Answer> =
-        homes::change(host, target, entry, change.amount(), decide)?;
+        homes::change(host, target, entry, (change.amount(), true), decide)?;
     Ok(Answer { level: level.unwrap_or(answer.level), ..answer })
 }
 

@@ -12,7 +12,7 @@ use crate::homes;
 use crate::keys::{KeyRows, each_key};
 use crate::ports::{BlockInForce, Host, Known, RowAccess};
 use crate::request::Take;
-use crate::target::{Home, Target, after_block};
+use crate::target::{Target, after_block, has_no_rows};
 
 /// The status of a key.
 pub struct Status<'a> {
@@ -61,7 +61,7 @@ pub fn each<H: Host>(
     let mut blocked: Blocked = host.blocks_in_force(name, key)?.into_iter().map(by_key).collect();
     if let (Some(name), Some(key)) = (name, key)
         && let Known { limit: Some(limit), blocked_until } = host.known(name, key)?
-        && Home::of(&limit).is_in_memory()
+        && has_no_rows(&limit)
     {
         let target = Target::defined::<H>(name, key, limit, blocked_until);
         if !blocked.is_empty() || homes::stored(host, &target)?.is_some() {
@@ -189,7 +189,7 @@ fn status<'a, H: Host>(
         let shards = homes::shards_present(rows);
         return Ok(Some(undefined(host.now(), name, key, shards, blocked_until)));
     };
-    if Home::of(&limit).is_in_memory() {
+    if has_no_rows(&limit) {
         return Ok(None);
     }
     let target = Target::defined::<H>(name, key, limit, blocked_until);

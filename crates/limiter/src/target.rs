@@ -51,6 +51,12 @@ impl Home {
     }
 }
 
+/// Whether a limit has no rows, whatever is left of them from before: it is kept in memory, or would be if it had a
+/// limit.
+pub fn has_no_rows(limit: &Definition) -> bool {
+    limit.store == StoreKind::Memory
+}
+
 /// The key that a call is for, its limit, its block and its home.
 #[derive(Clone)]
 pub struct Target<'a> {

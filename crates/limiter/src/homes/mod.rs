@@ -20,7 +20,7 @@ use ratelimit_core::{Kind, Level, Micros, Shards, State};
 use crate::error::Result;
 use crate::keys::{KeyRows, each_key};
 use crate::ports::{Entries, Host, Id, RowAccess, RowStore, ShardRow};
-use crate::target::{Home, Target};
+use crate::target::{Home, Target, has_no_rows};
 
 pub(crate) use table::shards_present;
 pub use table::{delete_key, prune_key, reset_key};
@@ -52,7 +52,8 @@ impl<T, F: Fn(Contents, Micros) -> Result<(T, Option<State>)>> Decide<T> for F {
 /// Locks what a target holds, decides, and writes the state after it. What changes nothing is answered from the
 /// latest committed state: it takes no lock, writes nothing and never waits. `amount` is what the change is asked to
 /// add in tokens, which chooses among shards; `entry` is the target's entry in the room of defined limits, if that is
-/// known.
+/// known. With `wait` a row is written after a wait for others as it was decided before, or decided anew; otherwise it
+/// is locked then in a subtransaction, and free again where nothing changes.
 ///
 /// # Errors
 /// Those of `decide` and of the ports; [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000);
@@ -61,7 +62,7 @@ pub fn change<H: Host, T>(
     host: &H,
     target: &Target,
     entry: Option<Id>,
-    amount: f64,
+    (amount, wait): (f64, bool),
     decide: impl Decide<T>,
 ) -> Result<Changed<T>> {
     match target.home {
@@ -70,7 +71,9 @@ pub fn change<H: Host, T>(
             let state = target.limit.initial_state(now, now);
             Ok((decide(Contents::One(&state), now)?.0, None))
         }
-        Home::Row => in_table(host, |rows| row::change(host, rows, target, amount, &decide)),
+        Home::Row => {
+            in_table(host, |rows| row::change(host, rows, target, (amount, wait), &decide))
+        }
         Home::Shards(_) => {
             in_table(host, |rows| shards::change(host, rows, target, amount, &decide))
         }
@@ -176,7 +179,7 @@ pub fn forget<H: Host>(
     key: &[u8],
     limit: Option<&Rc<Definition>>,
 ) -> Result<bool> {
-    let in_memory_only = limit.is_some_and(|limit| Home::of(limit).is_in_memory());
+    let in_memory_only = limit.is_some_and(|limit| has_no_rows(limit));
     if !in_memory_only {
         host.refuse_read_only()?;
     }

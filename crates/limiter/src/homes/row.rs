@@ -50,7 +50,7 @@ pub(super) fn change<H: Host, T>(
     host: &H,
     rows: &dyn RowStore,
     target: &Target,
-    amount: f64,
+    (amount, wait): (f64, bool),
     decide: &impl Decide<T>,
 ) -> Result<Changed<T>> {
     let decide_row = |stored: Option<&Stored>, now: Micros| -> Result<Decided<T>> {
@@ -59,7 +59,7 @@ pub(super) fn change<H: Host, T>(
         Ok((result, after.map(Stored::State)))
     };
     for _ in 0..TRIES {
-        if let Some(result) = change_row(host, rows, target.row(0), &decide_row)? {
+        if let Some(result) = change_row(host, rows, target.row(0), wait, &decide_row)? {
             return Ok((result, None));
         }
         // The rows are still those of a limit with shards.
@@ -70,7 +70,8 @@ pub(super) fn change<H: Host, T>(
     Err(rows.not_written())
 }
 
-/// Reads a row, decides, and writes what it is to be; `None` where it marks that there are others.
+/// Reads a row, decides, and writes what it is to be; `None` where it marks that there are others. `wait` as in
+/// [`change`](super::change).
 ///
 /// # Errors
 /// Those of `decide` and of the rows.
@@ -78,6 +79,7 @@ pub(super) fn change_row<H: Host, T>(
     host: &H,
     rows: &dyn RowStore,
     id: RowId,
+    wait: bool,
     decide: &DecideRow<T>,
 ) -> Result<Option<T>> {
     let mut tries = TRIES;
@@ -94,10 +96,10 @@ pub(super) fn change_row<H: Host, T>(
         let Some(after) = after else { return Ok(Some(result)) };
         let written = match &seen {
             None => rows.insert(id, &after)?,
-            Some(seen) => rows.replace(id, seen, &after, true)?,
+            Some(seen) => rows.replace(id, seen, &after, wait)?,
         };
         if written {
-            if host.now().minus(now) < Micros::MILLISECOND {
+            if !wait || host.now().minus(now) < Micros::MILLISECOND {
                 return Ok(Some(result));
             }
             match change_after_wait(host, rows, id, stored, decide)? {
@@ -108,7 +110,7 @@ pub(super) fn change_row<H: Host, T>(
         if seen.is_none() {
             continue;
         }
-        if rows.replaces() {
+        if wait && rows.replaces() {
             // Another call came first, after a wait or without one; it is no try that came to nothing.
             tries = TRIES;
             continue;

@@ -62,7 +62,7 @@ pub(super) fn lock_key(
 /// # Errors
 /// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub fn reset_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8]) -> Result<bool> {
-    let was = change_row(host, rows, RowId { name, key, shard: 0 }, &|stored, _| {
+    let was = change_row(host, rows, RowId { name, key, shard: 0 }, false, &|stored, _| {
         let Some(stored) = stored else { return Ok((None, None)) };
         let reset = stored.reset();
         Ok((Some(reset.is_some()), reset))

@@ -15,8 +15,8 @@ pub trait Interrupts {
     /// Ends the work with an error of the host where somebody has asked for that, or memory is short.
     fn check_for_interrupts(&self);
 
-    /// Runs `work`, and frees what the host allocated for it.
-    fn in_scratch<T: 'static>(&self, work: impl FnOnce() -> T) -> T;
+    /// Runs `page` until it returns something, and frees each time what the host allocated for it.
+    fn each_page<T: 'static>(&self, page: impl FnMut() -> Option<T>) -> T;
 }
 
 /// Random numbers.

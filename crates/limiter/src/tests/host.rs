@@ -160,8 +160,8 @@ impl Clock for TestSession {
 impl Interrupts for TestSession {
     fn check_for_interrupts(&self) {}
 
-    fn in_scratch<T: 'static>(&self, work: impl FnOnce() -> T) -> T {
-        work()
+    fn each_page<T: 'static>(&self, page: impl FnMut() -> Option<T>) -> T {
+        std::iter::repeat_with(page).find_map(|result| result).unwrap()
     }
 }
 

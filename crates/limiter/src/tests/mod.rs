@@ -394,3 +394,38 @@ fn a_reset_forgets_what_a_config_in_a_call_has_taken() {
         assert!(with() && one::reset(&session, b"x", b"k").unwrap(), "{}", config.0);
     }
 }
+
+#[test]
+fn a_lease_is_drawn_where_the_rows_are_still_those_of_shards() {
+    let session = TestSession::with("n", IN_SHARDS);
+    limit(&session, "k", 1.0);
+    session.define("n", SLOTS);
+    let lease = leases::acquire(&session, &request("n", "k", 1.0)).unwrap().lease.unwrap();
+    assert!(lease.id < Micros(1 << 20), "{lease:?}");
+}
+
+#[test]
+fn what_is_exempt_and_in_memory_has_no_rows_and_forgets_none() {
+    let session = TestSession::with("n", BUCKET);
+    limit(&session, "k", 1.0);
+    session.define("n", r#"{"kind": "unlimited", "store": "memory"}"#);
+    let before = session.rows();
+    assert!(!one::reset(&session, b"n", b"k").unwrap());
+    let mut seen = 0;
+    status::each(&session, None, None, |_| seen += 1).unwrap();
+    assert_eq!((session.rows(), seen), (before, 0));
+}
+
+#[test]
+fn an_extension_that_comes_too_late_leaves_the_row_free() {
+    let session = TestSession::with("n", SLOTS);
+    let lease = leases::acquire(&session, &request("n", "k", 1.0)).unwrap().lease.unwrap();
+    session.commit();
+    session.pass(seconds(9));
+    session.lock_for_others(&[("n", "k", 0)]);
+    // The lock is waited for, and the lease expires meanwhile.
+    session.before_try_lock(|session| session.pass(seconds(2)));
+    let settled = leases::settle(&session, &request("n", "k", 0.0), lease.id, Fate::Extended);
+    assert_eq!(settled.unwrap(), None);
+    assert!(session.waits().len() == 1 && session.locked().is_empty());
+}

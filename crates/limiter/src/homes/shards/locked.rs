@@ -66,6 +66,9 @@ impl<'a> LockedRows<'a> {
             shards.states_mut()[0] = after.clone();
             return rows.update(target.row(0), *tuple, &Stored::State(after.clone()));
         }
+        if self.locked.is_empty() {
+            return Err(rows.not_written()); // nothing would be taken
+        }
         let tokens = match self.locked.len() == shards.states().len() {
             true => after.value(),
             false => self.available(shards, now) + after.value() - before.value(),
