@@ -68,6 +68,8 @@ pub struct TestSession {
     definitions: RefCell<BTreeMap<Vec<u8>, Rc<Definition>>>,
     blocks: RefCell<BTreeMap<NameAndKey, Micros>>,
     may_not_define: Cell<bool>,
+    /// Whether rows are replaced in one step, as in the heap; otherwise they are locked first, as through SQL.
+    pub replaces: Cell<bool>,
     counted: RefCell<Vec<Verdict>>,
     before_insert: RefCell<Option<Hook>>,
     before_try_lock: RefCell<Option<Hook>>,
@@ -378,6 +380,28 @@ impl RowStore for Table<'_> {
         let mut transaction = self.0.transaction.borrow_mut();
         assert!(transaction.locked.contains(&key), "{key:?} is deleted without a lock");
         transaction.rows.remove(&key).map(|_| ()).ok_or_else(|| self.not_written())
+    }
+
+    fn replaces(&self) -> bool {
+        self.0.replaces.get()
+    }
+
+    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
+        let key = key_of(id);
+        if !self.replaces() || self.is_others(&key) && !wait {
+            return Ok(false);
+        }
+        if self.is_others(&key) {
+            let hook = self.0.before_try_lock.take();
+            hook.into_iter().for_each(|hook| hook(self.0));
+            self.lock(id)?;
+        }
+        if self.found(&key).is_none_or(|row| row.stored != seen.stored) {
+            return Ok(false);
+        }
+        self.0.transaction.borrow_mut().rows.insert(key.clone(), stored.clone());
+        self.locked(key);
+        Ok(true)
     }
 
     fn held(&self, name: &[u8], key: &[u8]) -> Vec<i32> {

@@ -418,14 +418,33 @@ fn what_is_exempt_and_in_memory_has_no_rows_and_forgets_none() {
 
 #[test]
 fn an_extension_that_comes_too_late_leaves_the_row_free() {
-    let session = TestSession::with("n", SLOTS);
-    let lease = leases::acquire(&session, &request("n", "k", 1.0)).unwrap().lease.unwrap();
-    session.commit();
-    session.pass(seconds(9));
-    session.lock_for_others(&[("n", "k", 0)]);
-    // The lock is waited for, and the lease expires meanwhile.
-    session.before_try_lock(|session| session.pass(seconds(2)));
-    let settled = leases::settle(&session, &request("n", "k", 0.0), lease.id, Fate::Extended);
-    assert_eq!(settled.unwrap(), None);
-    assert!(session.waits().len() == 1 && session.locked().is_empty());
+    for replaces in [false, true] {
+        let session = TestSession::with("n", SLOTS);
+        session.replaces.set(replaces);
+        let lease = leases::acquire(&session, &request("n", "k", 1.0)).unwrap().lease.unwrap();
+        session.commit();
+        session.pass(seconds(9));
+        session.lock_for_others(&[("n", "k", 0)]);
+        // The lock is waited for, and the lease expires meanwhile.
+        session.before_try_lock(|session| session.pass(seconds(2)));
+        let settled = leases::settle(&session, &request("n", "k", 0.0), lease.id, Fate::Extended);
+        assert_eq!(settled.unwrap(), None);
+        assert!(session.waits().len() == 1 && session.locked().is_empty(), "{replaces}");
+    }
+}
+
+#[test]
+fn a_take_that_has_waited_is_decided_at_the_time_of_its_lock() {
+    for replaces in [false, true] {
+        let session = TestSession::with("n", BUCKET);
+        session.replaces.set(replaces);
+        limit(&session, "k", 4.0);
+        session.commit();
+        session.pass(seconds(1));
+        session.lock_for_others(&[("n", "k", 0)]);
+        session.before_try_lock(|session| session.pass(seconds(2)));
+        let answer = limit(&session, "k", 1.0);
+        assert_eq!((answer.ok, answer.level.remaining), (true, 2.0), "{replaces}");
+        assert_eq!((answer.now, session.waits().len()), (session.now(), 1));
+    }
 }
