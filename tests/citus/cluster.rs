@@ -15,18 +15,29 @@ pub struct Cluster {
 impl Cluster {
     /// A coordinator and two workers, with the extension on each, and nothing distributed.
     pub fn new() -> Cluster {
+        Cluster::of(2)
+    }
+
+    /// A coordinator and this many workers, as [`new`](Cluster::new).
+    pub fn of(workers: usize) -> Cluster {
         let mut cluster = Cluster { nodes: vec![node()] };
         let set_host = format!("SELECT citus_set_coordinator_host('{}')", cluster.name(0));
         cluster.coordinator().batch_execute(&set_host).unwrap();
-        cluster.add_node();
-        cluster.add_node();
+        for _ in 0..workers {
+            cluster.add_node();
+        }
         cluster.coordinator().batch_execute("CREATE EXTENSION ratelimit").unwrap();
         cluster
     }
 
     /// Such a one with the limits distributed.
     pub fn distributed() -> Cluster {
-        let cluster = Cluster::new();
+        Cluster::distributed_over(2)
+    }
+
+    /// A coordinator and this many workers, with the limits distributed.
+    pub fn distributed_over(workers: usize) -> Cluster {
+        let cluster = Cluster::of(workers);
         cluster.coordinator().batch_execute("SELECT rl_distribute(shard_count => 8)").unwrap();
         cluster
     }
