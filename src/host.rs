@@ -18,6 +18,7 @@ use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings::{self, Access};
 use crate::schema::spi;
+use crate::store::distributed::Distributed;
 use crate::store::heap;
 use crate::store::held::Remembering;
 use crate::store::memory::{Memory, Scope, SharedEntries};
@@ -108,6 +109,9 @@ pub fn with_store<T>(
     match (settings::access(), catalog.index) {
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
         _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
+            if catalog.rate_limits.distributed {
+                return work(&Remembering { store: &Distributed(sql), table, is_of_1_0 });
+            }
             work(&Remembering { store: sql, table, is_of_1_0 })
         }),
     }

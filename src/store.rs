@@ -2,6 +2,7 @@
 //! the limiter, made of PostgreSQL.
 
 mod codec;
+pub mod distributed;
 pub mod heap;
 pub mod held;
 pub mod memory;

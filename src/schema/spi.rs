@@ -10,7 +10,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 
-use pgrx::pg_sys;
+use pgrx::{PgLogLevel, pg_sys};
+use ratelimit_pg::nested_query;
+use ratelimit_pg::raise::hiding_rows;
 use ratelimit_pg::transaction::with_lasting_locks;
 use ratelimit_pg::values::{Jsonb, jsonb};
 
@@ -76,6 +78,30 @@ const SETTINGS: [(&CStr, &CStr); 2] = [
     (c"search_path", c"pg_catalog, pg_temp"),
 ];
 
+/// The setting under which Citus begins a transaction on other nodes inside a query. Any role may set it.
+const DISTRIBUTED: (&CStr, &CStr) = (c"citus.function_opens_transaction_block", c"on");
+
+/// The settings under which Citus shows no statement, since there are keys in it.
+const DISCREET: [(&CStr, &CStr); 3] = [
+    (c"citus.log_remote_commands", c"off"),
+    (c"citus.log_local_commands", c"off"),
+    (c"client_min_messages", c"notice"),
+];
+
+/// The settings for work on a table that Citus distributes, in this session.
+fn distributed_settings() -> Vec<(&'static CStr, &'static CStr)> {
+    let mut settings = vec![DISTRIBUTED];
+    // SAFETY: look-ups; the setting is a plain number.
+    let (may_see, debugs) = unsafe {
+        let notice = PgLogLevel::NOTICE as c_int;
+        (pg_sys::superuser_arg(pg_sys::GetSessionUserId()), pg_sys::client_min_messages < notice)
+    };
+    if !may_see {
+        settings.extend(&DISCREET[..if debugs { 3 } else { 2 }]);
+    }
+    settings
+}
+
 /// An open connection to SPI, as a table's owner.
 pub struct Connection<'a> {
     /// The extension's objects.
@@ -118,7 +144,11 @@ pub fn with_owner<T>(
         let result = settings::locally(&SETTINGS, || {
             pg_sys::SPI_connect();
             // A snapshot is active, for what is read as TOAST: `catalog::with` pushes one where there is none.
-            let result = work(&Connection { catalog, table });
+            let connection = Connection { catalog, table };
+            let result = match table.distributed {
+                true => connection.distributed(work),
+                false => work(&connection),
+            };
             pg_sys::SPI_finish();
             result
         });
@@ -138,6 +168,35 @@ fn forget_plans() {
 }
 
 impl Connection<'_> {
+    /// Runs `work` on a table that Citus distributes: in one transaction on all nodes. Citus begins one for a
+    /// statement only in a transaction block, or inside another query; where a trigger or COPY calls, each statement
+    /// would commit by itself.
+    ///
+    /// # Errors
+    /// Those of the work; [`Error::NotWritten`] (55000): it didn't run.
+    fn distributed<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+        const ONE_ROW: Statement =
+            Statement { sql: "SELECT 1", parameters: &[], results: &[], lock: TableLock::Read };
+        let plan = self.plan(&ONE_ROW)?;
+        let (mut work, mut result) = (Some(work), None);
+        let mut once = || {
+            result = work.take().map(|work| {
+                // SAFETY: a connection of its own, in which the query's is not disturbed.
+                unsafe { pg_sys::SPI_connect() };
+                let result = work(self);
+                // SAFETY: as above.
+                unsafe { pg_sys::SPI_finish() };
+                result
+            });
+        };
+        let inside = || {
+            // SAFETY: connected, and a snapshot is active; `once` closes what it opens.
+            unsafe { nested_query::inside(plan, &mut once) }
+        };
+        settings::locally(&distributed_settings(), || hiding_rows(inside));
+        result.unwrap_or_else(|| Err(self.not_written()))
+    }
+
     /// Executes a statement under the latest snapshot, whatever the isolation level, and returns the
     /// number of processed rows.
     ///

@@ -13,13 +13,13 @@
 use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::TIMESTAMPTZOID;
+use pgrx::pg_sys::BuiltinOid::{INT4OID, TEXTOID, TIMESTAMPTZOID};
 use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Shape, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::Stored;
 
 use ratelimit_pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
-use ratelimit_pg::values::float_datum;
+use ratelimit_pg::values::{float_datum, text_datum};
 
 /// Decodes a row, whose times are timestamptz values.
 pub fn decode(
@@ -119,6 +119,28 @@ pub fn encode(stored: &Stored) -> Columns {
 fn log_datum(log: impl Iterator<Item = Micros>) -> pg_sys::Datum {
     let log = log.map(|at| to_nearest_timestamptz(at).into()).collect();
     array_datum(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
+}
+
+/// Encodes an integer\[] in Postgres memory.
+pub fn int_array(values: &[i32]) -> pg_sys::Datum {
+    let values = values.iter().map(|&value| value.into()).collect();
+    array_datum(values, INT4OID, size_of::<i32>(), b'i')
+}
+
+/// Encodes a text\[] in Postgres memory, of texts in the server's encoding.
+pub fn text_array<'t>(values: impl Iterator<Item = &'t [u8]>) -> pg_sys::Datum {
+    let mut values: Vec<pg_sys::Datum> = values.map(text_datum).collect();
+    // SAFETY: copies the texts; size, passing and alignment are those of text.
+    unsafe {
+        pg_sys::Datum::from(pg_sys::construct_array(
+            values.as_mut_ptr(),
+            values.len() as c_int,
+            TEXTOID.value(),
+            -1,
+            false,
+            b'i' as c_char,
+        ))
+    }
 }
 
 /// Encodes an array of values passed by value, of `size` bytes each, in Postgres memory.

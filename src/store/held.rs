@@ -6,8 +6,8 @@ use std::cell::RefCell;
 
 use lru::LruCache;
 use pgrx::pg_sys;
-use ratelimit_core::State;
 use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::{Micros, State};
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 use xxhash_rust::xxh64::xxh64;
@@ -143,6 +143,26 @@ impl<S: RowStore> RowStore for Remembering<'_, S> {
             hold(id);
         }
         Ok(removed)
+    }
+
+    fn remove_all(&self, rows: &[KeyedRow]) -> Result<Option<u64>> {
+        self.store.remove_all(rows)
+    }
+
+    fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+        let deleted = self.store.delete_name(name)?;
+        for row in deleted.iter().flatten() {
+            hold(RowId { name: &row.name, key: &row.key, shard: row.row.0 });
+        }
+        Ok(deleted)
+    }
+
+    fn page(&self) -> usize {
+        self.store.page()
+    }
+
+    fn patience(&self) -> Micros {
+        self.store.patience()
     }
 
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {

@@ -1,5 +1,5 @@
 //! The store through SQL, as any session could write it, so that it works on any table: with triggers,
-//! policies, constraints, or distributed.
+//! policies, or constraints.
 
 use std::ffi::c_int;
 
@@ -13,7 +13,7 @@ use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored,
 use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{Connection, Statement};
-use crate::store::codec::{array_datum, decode, decode_log, encode};
+use crate::store::codec::{decode, decode_log, encode, int_array};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
@@ -39,9 +39,6 @@ impl RowStore for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
-        if self.catalog.rate_limits.distributed {
-            return Ok(self.lock_in_place(id)?);
-        }
         Ok(self.row(&LOCK, id)?)
     }
 
@@ -54,11 +51,7 @@ impl RowStore for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
-        let found = self.row(&TRY_LOCK, id)?;
-        if self.catalog.rate_limits.distributed && found.is_some() {
-            return Ok(self.lock_in_place(id)?);
-        }
-        Ok(found)
+        Ok(self.row(&TRY_LOCK, id)?)
     }
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> PortResult<Vec<ShardRow>> {
@@ -70,10 +63,8 @@ impl RowStore for Connection<'_> {
             results: &SHARD_ROW,
             lock: TableLock::Read,
         };
-        let shards: Vec<pg_sys::Datum> = shards.iter().map(|&shard| shard.into()).collect();
-        let shards = array_datum(shards, INT4OID, size_of::<i32>(), b'i');
-        Ok(self
-            .rows(&READ_SHARDS, &[Some(text_datum(name)), Some(text_datum(key)), Some(shards)])?)
+        let key = [Some(text_datum(name)), Some(text_datum(key)), Some(int_array(shards))];
+        Ok(self.rows(&READ_SHARDS, &key)?)
     }
 
     fn read_key(&self, name: &[u8], key: &[u8]) -> PortResult<Vec<ShardRow>> {
@@ -150,15 +141,7 @@ impl RowStore for Connection<'_> {
             if same_name { &READ_AFTER_IN_NAME } else { &READ_AFTER },
             &[Some(text_datum(name)), Some(text_datum(key)), Some(rows.into())],
         )?;
-        let text = |row, column| {
-            // SAFETY: the columns are the texts that the statement says they are.
-            let bytes = self.field(row, column).map(|datum| unsafe { varlena_bytes(datum) });
-            bytes.map(<[u8]>::to_vec).ok_or_else(|| Connection::not_written(self))
-        };
-        let row = |row| {
-            let (name, key) = (text(row, 1)?, text(row, 2)?);
-            Ok(KeyedRow { name, key, row: self.decode_row(row, 3)? })
-        };
+        let row = |row| Ok(self.keyed_row(row)?);
         (0..count).map(row).collect()
     }
 
@@ -196,45 +179,40 @@ impl RowStore for Connection<'_> {
 }
 
 /// The columns of a [`ShardRow`]: shard, value, ts, prior, log.
-const SHARD_ROW: [pg_sys::BuiltinOid; 5] =
+pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 5] =
     [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 /// The columns of a [`KeyedRow`]: name, key, and those of [`SHARD_ROW`].
-const KEYED_ROW: [pg_sys::BuiltinOid; 7] =
+pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 /// The parameters of a statement that writes a row: its columns.
-const ROW_PARAMETERS: [pg_sys::BuiltinOid; 7] =
+pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 7] =
     [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
 
 impl Connection<'_> {
-    /// Locks a row where it is until this transaction ends, by an update that changes nothing. Citus takes
-    /// SELECT ... FOR UPDATE for a read, beside which the row's shard may move: the lock would be on the
-    /// row that was left, and the update that follows it on another. A write keeps the shard in place.
-    ///
-    /// # Errors
-    /// As [`row`](Connection::row).
-    fn lock_in_place(&self, id: RowId) -> Result<Option<Row>> {
-        const TOUCH: Statement = Statement {
-            sql: "UPDATE @schema@.ratelimits SET value = value \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  AND shard OPERATOR(pg_catalog.=) $3 RETURNING shard, value, ts, prior, log",
-            parameters: &[TEXTOID, TEXTOID, INT4OID],
-            results: &SHARD_ROW,
-            lock: TableLock::Write,
-        };
-        self.row(&TOUCH, id)
-    }
-
     /// Selects at most one row, by its primary key.
     ///
     /// # Errors
     /// As [`decode_row`](Connection::decode_row), and [`Connection::execute`].
-    fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
+    pub(super) fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
         match self.execute(statement, &key_parameters(id))? {
             0 => Ok(None),
             _ => Ok(Some(self.decode_row(0, 1)?.1)),
         }
+    }
+
+    /// Decodes a row of the last result, counted from 0, whose columns are those of [`KEYED_ROW`].
+    ///
+    /// # Errors
+    /// As [`decode_row`](Connection::decode_row); [`Error::NotWritten`] (55000): there is none.
+    pub(super) fn keyed_row(&self, row: u64) -> Result<KeyedRow> {
+        let text = |column| {
+            // SAFETY: the columns are the texts that the statement says they are.
+            let bytes = self.field(row, column).map(|datum| unsafe { varlena_bytes(datum) });
+            bytes.map(<[u8]>::to_vec).ok_or_else(|| Connection::not_written(self))
+        };
+        Ok(KeyedRow { name: text(1)?, key: text(2)?, row: self.decode_row(row, 3)? })
     }
 
     /// Selects rows.
@@ -255,7 +233,7 @@ impl Connection<'_> {
     ///
     /// # Errors
     /// [`Error::NullState`] (55000): a NULL that no call writes.
-    fn decode_row(&self, row: u64, first: c_int) -> Result<ShardRow> {
+    pub(super) fn decode_row(&self, row: u64, first: c_int) -> Result<ShardRow> {
         check_for_interrupts();
         let field = |column| self.field(row, first + column);
         let not_null = |column, name| field(column).ok_or(Error::NullState { column: name });
@@ -271,12 +249,12 @@ impl Connection<'_> {
 }
 
 /// Encodes a primary key as parameters.
-fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
+pub(super) fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
     [Some(text_datum(id.name)), Some(text_datum(id.key)), Some(pg_sys::Datum::from(id.shard))]
 }
 
 /// Encodes a row as [`ROW_PARAMETERS`].
-fn row_parameters(id: RowId, row: &Stored) -> [Option<pg_sys::Datum>; 7] {
+pub(super) fn row_parameters(id: RowId, row: &Stored) -> [Option<pg_sys::Datum>; 7] {
     let [name, key, shard] = key_parameters(id);
     let [value, ts, prior, log] = encode(row);
     [name, key, shard, value, ts, prior, log]

@@ -5,9 +5,7 @@ use std::ops::ControlFlow;
 use crate::error::Result;
 use crate::ports::{Host, KeyedRow, RowStore, ShardRow};
 
-/// The rows of a page: few, since one with a log is large.
-const PAGE: usize = 128;
-/// The rows of a page where a key fills [`PAGE`]: more than a key can have.
+/// The rows of a page where a key fills a usual one: more than a key can have.
 const LARGE_PAGE: usize = 2048;
 
 /// A key and its rows.
@@ -33,7 +31,8 @@ pub fn each_key(
     mut visit: impl FnMut(KeyRows) -> Result<ControlFlow<()>>,
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
-    let mut page = PAGE;
+    let usual = rows.page();
+    let mut page = usual;
     let mut visit_page = || -> Result<Option<ControlFlow<()>>> {
         host.check_for_interrupts();
         let found = rows.read_after((&after.0, &after.1), same_name, page as i64)?;
@@ -43,7 +42,7 @@ pub fn each_key(
             if keys.len() > 1 || page < LARGE_PAGE {
                 keys.pop(); // some of its rows may be on the next page
             }
-            page = if keys.is_empty() { LARGE_PAGE } else { PAGE };
+            page = if keys.is_empty() { LARGE_PAGE } else { usual };
         }
         for key in keys {
             after = (key.name.clone(), key.key.clone());

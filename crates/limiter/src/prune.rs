@@ -12,7 +12,7 @@ use ratelimit_core::Micros;
 use crate::error::{LimiterError, Result};
 use crate::homes;
 use crate::keys::{KeyRows, each_key};
-use crate::ports::{Host, RowAccess, RowStore};
+use crate::ports::{Host, KeyedRow, RowAccess, RowStore};
 use crate::target::Home;
 
 /// The end of a batch: the last (name, key) that it scanned.
@@ -21,6 +21,9 @@ struct Position {
     name: Vec<u8>,
     key: Vec<u8>,
 }
+
+/// How many rows are deleted together, where rows are.
+const TOGETHER: usize = 4096;
 
 thread_local! {
     static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
@@ -51,9 +54,15 @@ pub fn prune<H: Host>(
             None => rows.random_key()?.unwrap_or_default(),
         };
         let mut reached = start.clone();
+        let mut batch = rows.remove_all(&[])?.map(|_| Vec::new());
         let mut visit = |key: KeyRows| {
-            *deleted += prune_key(host, rows, &key, undefined_idle)?;
+            *deleted += prune_key(host, rows, &key, undefined_idle, batch.as_mut())?;
             reached = (key.name, key.key);
+            let waiting = batch.as_ref().map_or(0, Vec::len);
+            let full = *deleted + waiting as i64 >= max_rows;
+            if full || waiting >= TOGETHER {
+                *deleted += remove_batch(rows, batch.as_mut())?;
+            }
             let more = *deleted < max_rows;
             Ok(if more { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         };
@@ -64,13 +73,23 @@ pub fn prune<H: Host>(
                 if past { Ok(ControlFlow::Break(())) } else { visit(key) }
             })?;
         }
+        *deleted += remove_batch(rows, batch.as_mut())?;
         let (name, key) = reached;
         POSITION.set(Some(Position { table, name, key }));
         Ok(())
     })
 }
 
-/// Deletes the rows of a key if they are idle; returns their number.
+/// Deletes the rows of a batch, if there is one, and empties it; returns how many it deleted.
+///
+/// # Errors
+/// Those of the rows.
+fn remove_batch(rows: &dyn RowStore, batch: Option<&mut Vec<KeyedRow>>) -> Result<i64> {
+    let Some(batch) = batch.filter(|batch| !batch.is_empty()) else { return Ok(0) };
+    Ok(rows.remove_all(&std::mem::take(batch))?.unwrap_or(0) as i64)
+}
+
+/// Deletes the rows of a key if they are idle; returns their number. `batch` as in [`homes::prune_key`].
 ///
 /// # Errors
 /// Those of the ports.
@@ -79,10 +98,11 @@ fn prune_key<H: Host>(
     rows: &dyn RowStore,
     found: &KeyRows,
     undefined_idle: Option<Micros>,
+    batch: Option<&mut Vec<KeyedRow>>,
 ) -> Result<i64> {
     let limit = match host.defined(&found.name, &found.key) {
         Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
         limit => limit?.filter(|limit| Home::of(limit) != Home::Nowhere),
     };
-    homes::prune_key(host, rows, found, limit.as_ref(), undefined_idle)
+    homes::prune_key(host, rows, found, limit.as_ref(), undefined_idle, batch)
 }

@@ -33,13 +33,26 @@ pub unsafe fn enter<E: Raised>(
     fcinfo: pg_sys::FunctionCallInfo,
     body: fn(&Call) -> Result<pg_sys::Datum, E>,
 ) -> pg_sys::Datum {
-    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or
-    // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
-    // what it points to; both are reached through raw pointers only.
+    // SAFETY: as the caller says.
     unsafe {
         if !oom_reserve::hold() {
             out_of_memory().raise();
         }
+        guarded(|below| run(fcinfo, body, below))
+    }
+}
+
+/// Calls Rust from C: runs `work` inside pgrx's guard, and raises its error outside.
+///
+/// # Safety
+/// Neither the caller's frame nor `work` has anything to drop.
+pub(crate) unsafe fn guarded<T: Copy>(
+    work: impl FnOnce(*mut Below) -> Result<T, Raising> + Copy,
+) -> T {
+    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or
+    // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
+    // what it points to; both are reached through raw pointers only.
+    unsafe {
         let mut below = Below::new(pg_sys::CurrentMemoryContext);
         let below = &raw mut below;
         let mut context = pg_sys::ErrorContextCallback {
@@ -48,14 +61,14 @@ pub unsafe fn enter<E: Raised>(
             arg: below.cast(),
         };
         pg_sys::error_context_stack = &raw mut context;
-        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| run(fcinfo, body, below));
+        let outcome = pg_sys::panic::pgrx_extern_c_guard(|| work(below));
         pg_sys::error_context_stack = context.previous;
         match outcome {
-            Ok(datum) => {
+            Ok(result) => {
                 if !(*below).copies.is_null() {
                     pg_sys::MemoryContextDelete((*below).copies);
                 }
-                datum
+                result
             }
             Err(raising) => raising.raise(),
         }

@@ -13,6 +13,7 @@ pub mod clock;
 pub mod error;
 pub mod interrupts;
 pub mod memory_context;
+pub mod nested_query;
 pub mod oom_reserve;
 pub mod raise;
 pub mod relcache;

@@ -4,6 +4,7 @@
 //! us, of a trigger say, is copied before pgrx sees it.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::ptr::{null, null_mut};
@@ -72,12 +73,31 @@ pub(crate) struct Below {
     pub(crate) copies: pg_sys::MemoryContext,
     /// With the error contexts that are below us; null if there is no copy.
     error: *mut pg_sys::ErrorData,
+    /// Whether it was raised in [`hiding_rows`].
+    hides_rows: bool,
+}
+
+thread_local! {
+    static HIDES_ROWS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work`, whose errors of constraints lose their detail also where they name no table: another node's, which a
+/// detail quotes the row of.
+pub fn hiding_rows<T>(work: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            HIDES_ROWS.set(self.0);
+        }
+    }
+    let _restore = Restore(HIDES_ROWS.replace(true));
+    work()
 }
 
 impl Below {
     /// None yet, below a call in this memory context.
     pub(crate) fn new(context: pg_sys::MemoryContext) -> Below {
-        Below { context, sqlstate: 0, copies: null_mut(), error: null_mut() }
+        Below { context, sqlstate: 0, copies: null_mut(), error: null_mut(), hides_rows: false }
     }
 }
 
@@ -109,7 +129,7 @@ fn as_it_was(error: &ErrorReportWithLevel, below: Below) -> Raising {
     };
     // SAFETY: as above; nothing else refers to it.
     if let Some(copy) = unsafe { below.error.as_mut() }.filter(|copy| is_same(copy)) {
-        if shows_a_row(copy.sqlerrcode, !copy.table_name.is_null()) {
+        if shows_a_row(copy.sqlerrcode, below.hides_rows || !copy.table_name.is_null()) {
             copy.detail = null_mut();
             copy.detail_log = null_mut();
         }
@@ -157,6 +177,7 @@ pub(crate) unsafe extern "C-unwind" fn remember(below: *mut c_void) {
         }
         (*below).sqlstate = sqlstate;
         (*below).error = null_mut();
+        (*below).hides_rows = HIDES_ROWS.get();
         // Nothing is allocated where there is no memory, or where that would be a crash by itself.
         // What pgrx allocates, while it can't bear an error, is had from the reserve.
         if is_of(b"53", sqlstate) {

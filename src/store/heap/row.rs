@@ -66,7 +66,7 @@ impl RawRow {
         let log = (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) });
         let stored = decode(self.shard, value, ts, self.prior, log);
         let tid = (block(&self.tid), self.tid.ip_posid);
-        let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked };
+        let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked, writer: None };
         Ok((self.shard, Row { stored, tuple }))
     }
 }

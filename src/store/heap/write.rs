@@ -61,7 +61,7 @@ impl Heap {
     /// Locks a version that was read without a lock, without waiting; false if another transaction has
     /// locked or replaced it.
     pub fn lock_seen(&self, seen: &Row) -> bool {
-        let TupleId { tid: Some(tid), unlocked: true } = seen.tuple else { return false };
+        let TupleId { tid: Some(tid), unlocked: true, .. } = seen.tuple else { return false };
         let tid = &mut tuple_id(tid);
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId).
         unsafe {

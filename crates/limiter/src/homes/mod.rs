@@ -201,8 +201,8 @@ pub fn forget<H: Host>(
 }
 
 /// Forgets what is held of every key of a name, and adds how many there were to `count`. Rows are locked and
-/// deleted key by key, in the order in which every call locks rows: a key that appears behind the
-/// current one counts as created after the call.
+/// deleted key by key, in the order in which every call locks rows, or together where that takes too many messages: a
+/// key that appears behind the current one counts as created after the call.
 ///
 /// # Errors
 /// Those of the ports.
@@ -223,6 +223,9 @@ pub fn forget_name<H: Host>(
         return Ok(());
     }
     host.with_rows(RowAccess::Write, |rows| {
+        if table::delete_name(host, rows, name, count)? {
+            return Ok(());
+        }
         let mut delete = |key: &[u8]| -> Result<()> {
             host.check_for_interrupts();
             *count += i64::from(table::delete_key(host, rows, name, key)?);

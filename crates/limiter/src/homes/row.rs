@@ -99,7 +99,7 @@ pub(super) fn change_row<H: Host, T>(
             Some(seen) => rows.replace(id, seen, &after, wait)?,
         };
         if written {
-            if !wait || host.now().minus(now) < Micros::MILLISECOND {
+            if !wait || host.now().minus(now) < rows.patience() {
                 return Ok(Some(result));
             }
             match change_after_wait(host, rows, id, stored, decide)? {

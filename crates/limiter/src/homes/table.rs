@@ -1,5 +1,6 @@
 //! What rows are forgotten as a whole: those of a key that is reset, and those that are idle.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
@@ -9,7 +10,7 @@ use super::row::change_row;
 use super::shards::contents::{shard_limit_of, shards_of};
 use crate::error::Result;
 use crate::keys::KeyRows;
-use crate::ports::{Host, RowId, RowStore, ShardRow, Stored, TRIES};
+use crate::ports::{Host, KeyedRow, RowId, RowStore, ShardRow, Stored, TRIES};
 use crate::target::Target;
 
 /// Whether rows of a key hold a state that means something to a limit.
@@ -92,9 +93,37 @@ pub fn delete_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8]
     Ok(locked.iter().any(|(_, row)| row.stored.reset().is_some()))
 }
 
+/// Deletes the rows of a name, and adds the number of keys that had a state to `count`; false where they are to be
+/// deleted key by key.
+///
+/// # Errors
+/// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
+pub fn delete_name(
+    host: &impl Host,
+    rows: &dyn RowStore,
+    name: &[u8],
+    count: &mut i64,
+) -> Result<bool> {
+    let mut keys = BTreeSet::new();
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let Some(deleted) = rows.delete_name(name)? else { return Ok(false) };
+        // Who changes a number of shards meanwhile has written rows that were not seen.
+        let shards = deleted.iter().any(|row| row.row.0 != 0 || row.row.1.stored.is_marker());
+        let had_state = |row: &KeyedRow| row.row.1.stored.reset().is_some();
+        let known = keys.len();
+        keys.extend(deleted.into_iter().filter(had_state).map(|row| row.key));
+        *count += (keys.len() - known) as i64;
+        if !shards {
+            return Ok(true);
+        }
+    }
+    Err(rows.not_written())
+}
+
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle
 /// then; returns their number. Without a limit, they are idle where they are reset, or unused for longer than
-/// `undefined_idle`, and hold no lease.
+/// `undefined_idle`, and hold no lease. An idle row that is alone is put into `batch`, where there is one.
 ///
 /// # Errors
 /// Those of the rows.
@@ -104,6 +133,7 @@ pub fn prune_key<H: Host>(
     found: &KeyRows,
     limit: Option<&Rc<Definition>>,
     undefined_idle: Option<Micros>,
+    batch: Option<&mut Vec<KeyedRow>>,
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
     let idle = |rows: &[ShardRow]| match limit {
@@ -118,10 +148,14 @@ pub fn prune_key<H: Host>(
     }
     // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
     // them in one transaction slow down all other snapshots.
-    if let [(shard, seen)] = &seen[..]
-        && rows.remove(RowId { name, key, shard: *shard }, seen)?
-    {
-        return Ok(1);
+    if let [row @ (shard, seen)] = &seen[..] {
+        if let Some(batch) = batch {
+            batch.push(KeyedRow { name: name.clone(), key: key.clone(), row: row.clone() });
+            return Ok(0);
+        }
+        if rows.remove(RowId { name, key, shard: *shard }, seen)? {
+            return Ok(1);
+        }
     }
     let deleted = host.attempt(|| {
         let mut locked = Vec::new();

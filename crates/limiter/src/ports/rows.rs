@@ -89,11 +89,14 @@ pub struct TupleId {
     pub tid: Option<(u32, u16)>,
     /// Whether no other transaction had it locked when it was read.
     pub unlocked: bool,
+    /// The transaction that wrote the version, where rows are found by their primary key and can be replaced all the
+    /// same.
+    pub writer: Option<u32>,
 }
 
 impl TupleId {
     /// The tuple id of a row that is found by its primary key.
-    pub const NONE: TupleId = TupleId { tid: None, unlocked: false };
+    pub const NONE: TupleId = TupleId { tid: None, unlocked: false, writer: None };
 }
 
 /// A row, without its primary key.
@@ -234,6 +237,34 @@ pub trait RowStore {
     /// Those of [`RowStore`].
     fn remove(&self, _: RowId, _seen: &Row) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Deletes those of these rows that are unchanged since they were read and that no other transaction has locked, and
+    /// returns their number; `None` where rows are deleted one by one.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn remove_all(&self, _: &[KeyedRow]) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// Deletes all rows of a name after locking them, in any order, and returns them; `None` where they are deleted key
+    /// by key. Where it can't end without others, one of them fails as in a deadlock.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn delete_name(&self, _name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+        Ok(None)
+    }
+
+    /// The rows of a page of an iteration: few, since one with a log is large; more where a page takes many messages.
+    fn page(&self) -> usize {
+        128
+    }
+
+    /// How long a write may take that waited for nobody. After a longer one it is decided anew.
+    fn patience(&self) -> Micros {
+        Micros::MILLISECOND
     }
 
     /// Returns the error for a row that could not be written although nothing failed (55000).

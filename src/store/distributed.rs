@@ -1,0 +1,411 @@
+//! The store where Citus distributes the table: a row is found by its key, here or on another node, and each statement
+//! is a message to that node. So a row is read without a lock, and written in one statement where it is still the
+//! version that was read; many rows are deleted in a statement for each shard of the table.
+//!
+//! A shard may move to another node. A transaction that has read it there goes on with the connection that it has, to
+//! the place that was left, unless it holds what Citus takes for a write: the lock on the shard's metadata, beside
+//! which no shard moves or is split. So that is taken before the first read. "Shard" is Citus's here, but for the number
+//! of a row.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::{
+    BOOLOID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, REGCLASSOID, TEXTARRAYOID, TEXTOID,
+    XIDARRAYOID, XIDOID,
+};
+use ratelimit_core::Micros;
+use ratelimit_limiter::error::Result as PortResult;
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TRIES, TupleId};
+
+use crate::schema::catalog::TableLock;
+use crate::schema::error::Result;
+use crate::schema::spi::{Connection, Statement};
+use crate::store::codec::{array_datum, int_array, text_array};
+use crate::store::sql::{KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, key_parameters, row_parameters};
+use ratelimit_pg::values::text_datum;
+
+/// The rows of a page: each shard sends as many.
+const PAGE: usize = 1024;
+
+/// How long a message to another node takes at most, where it waits for nobody.
+const PATIENCE: Micros = Micros(100_000);
+
+/// The rows of a table that Citus distributes.
+pub struct Distributed<'a>(pub &'a Connection<'a>);
+
+/// A read of rows with their versions: who wrote each, and whether it is unlocked.
+macro_rules! select {
+    ($($condition:expr),*) => {
+        concat!(
+            "SELECT shard, value, ts, prior, log, xmin, \
+                    xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid \
+             FROM @schema@.ratelimits WHERE ",
+            $($condition),*
+        )
+    };
+}
+
+/// The row of a primary key.
+macro_rules! by_id {
+    () => {
+        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+         AND shard OPERATOR(pg_catalog.=) $3"
+    };
+}
+
+/// The columns of [`SHARD_ROW`], then those of a version.
+const VERSION: [pg_sys::BuiltinOid; 7] = {
+    let [shard, value, ts, prior, log] = SHARD_ROW;
+    [shard, value, ts, prior, log, XIDOID, BOOLOID]
+};
+
+/// The columns of [`KEYED_ROW`], then those of a version.
+const KEYED_VERSION: [pg_sys::BuiltinOid; 9] = {
+    let [name, key, shard, value, ts, prior, log] = KEYED_ROW;
+    [name, key, shard, value, ts, prior, log, XIDOID, BOOLOID]
+};
+
+impl RowStore for Distributed<'_> {
+    fn read(&self, id: RowId) -> PortResult<Option<Row>> {
+        const READ: Statement = Statement {
+            sql: select!(by_id!()),
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &VERSION,
+            lock: TableLock::Read,
+        };
+        self.keep_key(id.key)?;
+        Ok(self.versions(&READ, &key_parameters(id))?.pop().map(|(_, row)| row))
+    }
+
+    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> PortResult<Vec<ShardRow>> {
+        const READ_SHARDS: Statement = Statement {
+            sql: select!(
+                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                 AND shard OPERATOR(pg_catalog.=) ANY ($3)"
+            ),
+            parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
+            results: &VERSION,
+            lock: TableLock::Read,
+        };
+        self.keep_key(key)?;
+        let key = [Some(text_datum(name)), Some(text_datum(key)), Some(int_array(shards))];
+        Ok(self.versions(&READ_SHARDS, &key)?)
+    }
+
+    fn read_key(&self, name: &[u8], key: &[u8]) -> PortResult<Vec<ShardRow>> {
+        const READ_KEY: Statement = Statement {
+            sql: select!(
+                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 ORDER BY shard"
+            ),
+            parameters: &[TEXTOID, TEXTOID],
+            results: &VERSION,
+            lock: TableLock::Read,
+        };
+        self.keep_key(key)?;
+        Ok(self.versions(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])?)
+    }
+
+    fn read_after(
+        &self,
+        after: (&[u8], &[u8]),
+        same_name: bool,
+        rows: i64,
+    ) -> PortResult<Vec<KeyedRow>> {
+        const READ_AFTER: Statement = Statement {
+            sql: "SELECT name, key, shard, value, ts, prior, log, xmin, \
+                         xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid \
+                  FROM @schema@.ratelimits \
+                  WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
+                  ORDER BY name, key, shard LIMIT $3",
+            parameters: &[TEXTOID, TEXTOID, INT8OID],
+            results: &KEYED_VERSION,
+            lock: TableLock::Read,
+        };
+        const READ_AFTER_IN_NAME: Statement = Statement {
+            sql: "SELECT name, key, shard, value, ts, prior, log, xmin, \
+                         xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid \
+                  FROM @schema@.ratelimits \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
+                  ORDER BY name, key, shard LIMIT $3",
+            ..READ_AFTER
+        };
+        self.keep(|| self.all_shards())?;
+        let statement = if same_name { &READ_AFTER_IN_NAME } else { &READ_AFTER };
+        let after = [Some(text_datum(after.0)), Some(text_datum(after.1)), Some(rows.into())];
+        let count = self.0.execute(statement, &after)?;
+        let row = |row| {
+            let mut keyed = self.0.keyed_row(row)?;
+            keyed.row.1.tuple = self.version(row, 8);
+            Ok(keyed)
+        };
+        (0..count).map(row).collect()
+    }
+
+    /// None: the table of this node has no pages.
+    fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
+        Ok(None)
+    }
+
+    /// By an update that changes nothing: Citus takes SELECT ... FOR UPDATE for a read, which a node may answer that
+    /// takes no writes. And it leaves a version that nobody has locked, once it is updated.
+    fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
+        const TOUCH: Statement = Statement {
+            sql: concat!(
+                "UPDATE @schema@.ratelimits SET value = value WHERE ",
+                by_id!(),
+                " RETURNING shard, value, ts, prior, log"
+            ),
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &SHARD_ROW,
+            lock: TableLock::Write,
+        };
+        Ok(self.0.row(&TOUCH, id)?)
+    }
+
+    fn try_lock(&self, id: RowId) -> PortResult<Option<Row>> {
+        const TRY_TOUCH: Statement = Statement {
+            sql: concat!(
+                "UPDATE @schema@.ratelimits SET value = value WHERE ",
+                by_id!(),
+                " AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
+                by_id!(),
+                " FOR UPDATE SKIP LOCKED) RETURNING shard, value, ts, prior, log"
+            ),
+            parameters: &[TEXTOID, TEXTOID, INT4OID],
+            results: &SHARD_ROW,
+            lock: TableLock::Write,
+        };
+        Ok(self.0.row(&TRY_TOUCH, id)?)
+    }
+
+    fn insert(&self, id: RowId, stored: &Stored) -> PortResult<bool> {
+        self.0.insert(id, stored)
+    }
+
+    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> PortResult<()> {
+        self.0.update(id, locked, stored)
+    }
+
+    fn delete(&self, id: RowId, locked: TupleId) -> PortResult<()> {
+        self.0.delete(id, locked)
+    }
+
+    /// Only where nobody had the row locked when it was read: a statement that waits locks the version that it finds
+    /// then, also where that isn't the one it was to replace. So where another transaction comes between the read and
+    /// this, a row may stay locked to the end of the transaction that nothing was taken of.
+    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, _: bool) -> PortResult<bool> {
+        const REPLACE: Statement = Statement {
+            sql: concat!(
+                "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
+                by_id!(),
+                " AND xmin OPERATOR(pg_catalog.=) $8"
+            ),
+            parameters: &{
+                let [a, b, c, d, e, f, g] = ROW_PARAMETERS;
+                [a, b, c, d, e, f, g, XIDOID]
+            },
+            results: &[],
+            lock: TableLock::Write,
+        };
+        let TupleId { writer: Some(writer), unlocked: true, .. } = seen.tuple else {
+            return Ok(false);
+        };
+        let mut row = row_parameters(id, stored).to_vec();
+        row.push(Some(pg_sys::Datum::from(writer)));
+        Ok(self.0.execute(&REPLACE, &row)? > 0)
+    }
+
+    fn remove(&self, id: RowId, seen: &Row) -> PortResult<bool> {
+        let row = (id.shard, seen.clone());
+        let row = KeyedRow { name: id.name.to_vec(), key: id.key.to_vec(), row };
+        Ok(self.delete_unlocked(&[&row])? > 0)
+    }
+
+    fn remove_all(&self, rows: &[KeyedRow]) -> PortResult<Option<u64>> {
+        let keys = rows.iter().map(|row| &row.key[..]);
+        let mut by_shard: BTreeMap<i64, Vec<&KeyedRow>> = BTreeMap::new();
+        for (shard, row) in self.shards_of(keys)?.into_iter().zip(rows) {
+            by_shard.entry(shard).or_default().push(row);
+        }
+        let deleted = by_shard.values().map(|rows| self.delete_unlocked(rows));
+        Ok(Some(deleted.sum::<Result<u64>>()?))
+    }
+
+    fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
+        const DELETE_NAME: Statement = Statement {
+            sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
+                  RETURNING name, key, shard, value, ts, prior, log",
+            parameters: &[TEXTOID],
+            results: &KEYED_ROW,
+            lock: TableLock::Write,
+        };
+        let count = self.0.execute(&DELETE_NAME, &[Some(text_datum(name))])?;
+        let deleted = (0..count).map(|row| self.0.keyed_row(row));
+        Ok(Some(deleted.collect::<Result<_>>()?))
+    }
+
+    fn page(&self) -> usize {
+        PAGE
+    }
+
+    fn patience(&self) -> Micros {
+        PATIENCE
+    }
+}
+
+impl Distributed<'_> {
+    /// Selects rows with their versions.
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`].
+    fn versions(
+        &self,
+        statement: &Statement,
+        parameters: &[Option<pg_sys::Datum>],
+    ) -> Result<Vec<ShardRow>> {
+        let count = self.0.execute(statement, parameters)?;
+        let row = |row| {
+            let (shard, mut found) = self.0.decode_row(row, 1)?;
+            found.tuple = self.version(row, 6);
+            Ok((shard, found))
+        };
+        (0..count).map(row).collect()
+    }
+
+    /// The version of a row of the last result, whose writer is in column number `first`.
+    fn version(&self, row: u64, first: c_int) -> TupleId {
+        let writer = self.0.field(row, first).map(|writer| writer.value() as u32);
+        let unlocked = self.0.field(row, first + 1).is_some_and(|unlocked| unlocked.value() != 0);
+        TupleId { tid: None, unlocked, writer }
+    }
+
+    /// Keeps the shard of a key in place, as [`keep`](Distributed::keep).
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`].
+    fn keep_key(&self, key: &[u8]) -> Result<()> {
+        self.keep(|| self.shards_of([key].into_iter()))
+    }
+
+    /// Keeps shards in place to the end of the transaction, and waits for those that are being moved. `shards` may be
+    /// others after such a wait.
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`] and of `shards`; [`Error::NotWritten`](crate::schema::error::Error::NotWritten)
+    /// (55000): they keep changing.
+    fn keep(&self, shards: impl Fn() -> Result<Vec<i64>>) -> Result<()> {
+        // A ShareLock, which Citus takes for a write as well.
+        const KEEP: Statement = Statement {
+            sql: "SELECT pg_catalog.lock_shard_metadata(5, $1)",
+            parameters: &[INT8ARRAYOID],
+            results: &[],
+            lock: TableLock::Read,
+        };
+        let mut found = shards()?;
+        for _ in 0..TRIES {
+            let list = found.iter().map(|&shard| shard.into()).collect();
+            let list = array_datum(list, INT8OID, size_of::<i64>(), b'd');
+            self.0.execute(&KEEP, &[Some(list)])?;
+            // SAFETY: inside a transaction.
+            unsafe { pg_sys::AcceptInvalidationMessages() };
+            let now = shards()?;
+            if now == found {
+                return Ok(());
+            }
+            found = now;
+        }
+        Err(self.0.not_written())
+    }
+
+    /// The shards in which these keys are.
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`].
+    fn shards_of<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Result<Vec<i64>> {
+        const SHARDS_OF: Statement = Statement {
+            sql: "SELECT pg_catalog.get_shard_id_for_distribution_column($1, key) \
+                  FROM pg_catalog.unnest($2) WITH ORDINALITY AS keys (key, number) ORDER BY number",
+            parameters: &[REGCLASSOID, TEXTARRAYOID],
+            results: &[INT8OID],
+            lock: TableLock::Read,
+        };
+        self.shard_list(&SHARDS_OF, &[Some(self.table()), Some(text_array(keys))])
+    }
+
+    /// All shards of the table.
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`].
+    fn all_shards(&self) -> Result<Vec<i64>> {
+        const ALL_SHARDS: Statement = Statement {
+            sql: "SELECT shardid FROM pg_catalog.pg_dist_shard \
+                  WHERE logicalrelid OPERATOR(pg_catalog.=) $1 ORDER BY shardid",
+            parameters: &[REGCLASSOID],
+            results: &[INT8OID],
+            lock: TableLock::Read,
+        };
+        self.shard_list(&ALL_SHARDS, &[Some(self.table())])
+    }
+
+    /// Selects shards.
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`].
+    fn shard_list(
+        &self,
+        statement: &Statement,
+        parameters: &[Option<pg_sys::Datum>],
+    ) -> Result<Vec<i64>> {
+        let count = self.0.execute(statement, parameters)?;
+        Ok((0..count).filter_map(|row| self.0.field(row, 1)).map(|id| id.value() as i64).collect())
+    }
+
+    /// The table, as a parameter.
+    fn table(&self) -> pg_sys::Datum {
+        pg_sys::Datum::from(self.0.catalog.rate_limits.oid)
+    }
+
+    /// Deletes those rows of one shard that are unchanged since they were read and not locked; returns their number.
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`].
+    fn delete_unlocked(&self, rows: &[&KeyedRow]) -> Result<u64> {
+        const DELETE_UNLOCKED: Statement = Statement {
+            sql: "DELETE FROM @schema@.ratelimits WHERE key OPERATOR(pg_catalog.=) ANY ($2) \
+                  AND ctid OPERATOR(pg_catalog.=) ANY (ARRAY( \
+                      SELECT found.ctid FROM @schema@.ratelimits AS found \
+                      JOIN ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), \
+                                      pg_catalog.unnest($3), pg_catalog.unnest($4)) \
+                        AS seen (name, key, shard, writer) \
+                        ON found.name OPERATOR(pg_catalog.=) seen.name \
+                       AND found.key OPERATOR(pg_catalog.=) seen.key \
+                       AND found.shard OPERATOR(pg_catalog.=) seen.shard \
+                       AND found.xmin OPERATOR(pg_catalog.=) seen.writer \
+                      WHERE found.key OPERATOR(pg_catalog.=) ANY ($2) \
+                      FOR UPDATE OF found SKIP LOCKED))",
+            parameters: &[TEXTARRAYOID, TEXTARRAYOID, INT4ARRAYOID, XIDARRAYOID],
+            results: &[],
+            lock: TableLock::Write,
+        };
+        let rows: Vec<(&KeyedRow, u32)> = rows
+            .iter()
+            .filter_map(|row| row.row.1.tuple.writer.map(|writer| (*row, writer)))
+            .collect();
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let shards: Vec<i32> = rows.iter().map(|(row, _)| row.row.0).collect();
+        let writers = rows.iter().map(|&(_, writer)| writer.into()).collect();
+        self.0.execute(
+            &DELETE_UNLOCKED,
+            &[
+                Some(text_array(rows.iter().map(|(row, _)| &row.name[..]))),
+                Some(text_array(rows.iter().map(|(row, _)| &row.key[..]))),
+                Some(int_array(&shards)),
+                Some(array_datum(writers, XIDOID, size_of::<u32>(), b'i')),
+            ],
+        )
+    }
+}
