@@ -174,3 +174,27 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';
+
+CREATE FUNCTION @extschema@.rl_node(name text, key text)
+RETURNS TABLE (host text, port integer)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE COST 100 ROWS 1
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    states regclass := (SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
+                        WHERE extname = 'ratelimit') || '.ratelimits';
+    argument text := CASE WHEN $1 IS NULL THEN 'name' WHEN $2 IS NULL THEN 'key' END;
+BEGIN
+    IF argument IS NOT NULL THEN
+        RAISE EXCEPTION '% must not be NULL', argument USING ERRCODE = 'null_value_not_allowed';
+    END IF;
+    IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
+        RETURN QUERY
+            SELECT node.nodename, node.nodeport
+            FROM pg_dist_partition AS distributed, pg_dist_placement AS placement JOIN pg_dist_node AS node USING (groupid)
+            WHERE distributed.logicalrelid = states AND node.noderole = 'primary'
+              AND placement.shardid = get_shard_id_for_distribution_column(states, $2);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.rl_node IS 'returns the node of Citus that has a key of a rate limit, on which its calls cost least; no row where the limits are not distributed';

@@ -302,6 +302,30 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';
 
+CREATE FUNCTION @extschema@.rl_node(name text, key text)
+RETURNS TABLE (host text, port integer)
+LANGUAGE plpgsql STABLE PARALLEL UNSAFE COST 100 ROWS 1
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    states regclass := (SELECT quote_ident(nspname) FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace
+                        WHERE extname = 'ratelimit') || '.ratelimits';
+    argument text := CASE WHEN $1 IS NULL THEN 'name' WHEN $2 IS NULL THEN 'key' END;
+BEGIN
+    IF argument IS NOT NULL THEN
+        RAISE EXCEPTION '% must not be NULL', argument USING ERRCODE = 'null_value_not_allowed';
+    END IF;
+    IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
+        RETURN QUERY
+            SELECT node.nodename, node.nodeport
+            FROM pg_dist_partition AS distributed, pg_dist_placement AS placement JOIN pg_dist_node AS node USING (groupid)
+            WHERE distributed.logicalrelid = states AND node.noderole = 'primary'
+              AND placement.shardid = get_shard_id_for_distribution_column(states, $2);
+    END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.rl_node IS 'returns the node of Citus that has a key of a rate limit, on which its calls cost least; no row where the limits are not distributed';
+
 -- What default privileges gave is taken back. Of what is new: all. Of the functions of 1.0.0: what their initial
 -- privileges have, and of its tables, which have none, what default privileges of the role that made them give today
 -- as well. What was granted since stays, in the privileges and out of the initial ones, into which REVOKE puts it.
@@ -387,13 +411,13 @@ $$;
 
 REVOKE ALL ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_state, @extschema@.rl_acquire,
+    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
     @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_state, @extschema@.rl_acquire,
+    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
     TO pg_database_owner WITH GRANT OPTION;
 
@@ -425,6 +449,7 @@ BEGIN
                   '@extschema@.rl_memory'::pg_catalog.regproc, '@extschema@.rl_stats'::pg_catalog.regproc,
                   '@extschema@.rl_stats_reset'::pg_catalog.regproc, '@extschema@.rl_top_denied'::pg_catalog.regproc,
                   '@extschema@.rl_distribute'::pg_catalog.regproc, '@extschema@.rl_undistribute'::pg_catalog.regproc,
+                  '@extschema@.rl_node'::pg_catalog.regproc,
                   '@extschema@.rl_state'::pg_catalog.regproc, '@extschema@.rl_acquire'::pg_catalog.regproc,
                   '@extschema@.rl_extend'::pg_catalog.regproc, '@extschema@.rl_release'::pg_catalog.regproc,
                   '@extschema@.rl_block'::pg_catalog.regproc, '@extschema@.rl_unblock'::pg_catalog.regproc

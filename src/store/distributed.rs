@@ -12,8 +12,8 @@ use std::ffi::c_int;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
-    BOOLOID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, REGCLASSOID, TEXTARRAYOID, TEXTOID,
-    XIDARRAYOID, XIDOID,
+    BOOLOID, INT4ARRAYOID, INT4OID, INT8OID, REGCLASSOID, TEXTARRAYOID, TEXTOID, XIDARRAYOID,
+    XIDOID,
 };
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
@@ -131,7 +131,7 @@ impl RowStore for Distributed<'_> {
                   ORDER BY name, key, shard LIMIT $3",
             ..READ_AFTER
         };
-        self.keep(|| self.all_shards())?;
+        self.keep_all()?;
         let statement = if same_name { &READ_AFTER_IN_NAME } else { &READ_AFTER };
         let after = [Some(text_datum(after.0)), Some(text_datum(after.1)), Some(rows.into())];
         let count = self.0.execute(statement, &after)?;
@@ -281,40 +281,70 @@ impl Distributed<'_> {
         TupleId { tid: None, unlocked, writer }
     }
 
-    /// Keeps the shard of a key in place, as [`keep`](Distributed::keep).
+    /// Keeps the shard of a key in place to the end of the transaction, and waits while it is being moved.
     ///
     /// # Errors
-    /// Those of [`Connection::execute`].
+    /// As [`keep`](Distributed::keep).
     fn keep_key(&self, key: &[u8]) -> Result<()> {
-        self.keep(|| self.shards_of([key].into_iter()))
-    }
-
-    /// Keeps shards in place to the end of the transaction, and waits for those that are being moved. `shards` may be
-    /// others after such a wait.
-    ///
-    /// # Errors
-    /// Those of [`Connection::execute`] and of `shards`; [`Error::NotWritten`](crate::schema::error::Error::NotWritten)
-    /// (55000): they keep changing.
-    fn keep(&self, shards: impl Fn() -> Result<Vec<i64>>) -> Result<()> {
-        // A ShareLock, which Citus takes for a write as well.
-        const KEEP: Statement = Statement {
-            sql: "SELECT pg_catalog.lock_shard_metadata(5, $1)",
-            parameters: &[INT8ARRAYOID],
-            results: &[],
+        // In one statement with the look-up, which costs a good part of a call.
+        const KEEP_KEY: Statement = Statement {
+            sql: "SELECT id, pg_catalog.lock_shard_metadata(5, ARRAY[id]) FROM ( \
+                      SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2) OFFSET 0 \
+                  ) AS shard (id)",
+            parameters: &[REGCLASSOID, TEXTOID],
+            results: &[INT8OID],
             lock: TableLock::Read,
         };
-        let mut found = shards()?;
+        const SHARD_OF: Statement = Statement {
+            sql: "SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2)",
+            ..KEEP_KEY
+        };
+        let of =
+            |statement| self.shard_list(statement, &[Some(self.table()), Some(text_datum(key))]);
+        self.keep(|| of(&KEEP_KEY), || of(&SHARD_OF))
+    }
+
+    /// Keeps all shards in place, as [`keep_key`](Distributed::keep_key).
+    ///
+    /// # Errors
+    /// As [`keep`](Distributed::keep).
+    fn keep_all(&self) -> Result<()> {
+        const KEEP_ALL: Statement = Statement {
+            sql: "SELECT shardid, pg_catalog.lock_shard_metadata(5, ARRAY[shardid]) FROM ( \
+                      SELECT shardid FROM pg_catalog.pg_dist_shard \
+                      WHERE logicalrelid OPERATOR(pg_catalog.=) $1 ORDER BY shardid OFFSET 0 \
+                  ) AS shard",
+            parameters: &[REGCLASSOID],
+            results: &[INT8OID],
+            lock: TableLock::Read,
+        };
+        const ALL: Statement = Statement {
+            sql: "SELECT shardid FROM pg_catalog.pg_dist_shard \
+                  WHERE logicalrelid OPERATOR(pg_catalog.=) $1 ORDER BY shardid",
+            ..KEEP_ALL
+        };
+        let all = |statement| self.shard_list(statement, &[Some(self.table())]);
+        self.keep(|| all(&KEEP_ALL), || all(&ALL))
+    }
+
+    /// Locks the metadata of shards with `lock`, in ShareLock, as Citus does for a write, until they are the ones that
+    /// there are after it: a shard may be split while the lock waits.
+    ///
+    /// # Errors
+    /// Those of [`Connection::execute`]; [`Error::NotWritten`](crate::schema::error::Error::NotWritten) (55000): they
+    /// keep changing.
+    fn keep(
+        &self,
+        lock: impl Fn() -> Result<Vec<i64>>,
+        shards: impl Fn() -> Result<Vec<i64>>,
+    ) -> Result<()> {
         for _ in 0..TRIES {
-            let list = found.iter().map(|&shard| shard.into()).collect();
-            let list = array_datum(list, INT8OID, size_of::<i64>(), b'd');
-            self.0.execute(&KEEP, &[Some(list)])?;
+            let locked = lock()?;
             // SAFETY: inside a transaction.
             unsafe { pg_sys::AcceptInvalidationMessages() };
-            let now = shards()?;
-            if now == found {
+            if locked == shards()? {
                 return Ok(());
             }
-            found = now;
         }
         Err(self.0.not_written())
     }
@@ -332,21 +362,6 @@ impl Distributed<'_> {
             lock: TableLock::Read,
         };
         self.shard_list(&SHARDS_OF, &[Some(self.table()), Some(text_array(keys))])
-    }
-
-    /// All shards of the table.
-    ///
-    /// # Errors
-    /// Those of [`Connection::execute`].
-    fn all_shards(&self) -> Result<Vec<i64>> {
-        const ALL_SHARDS: Statement = Statement {
-            sql: "SELECT shardid FROM pg_catalog.pg_dist_shard \
-                  WHERE logicalrelid OPERATOR(pg_catalog.=) $1 ORDER BY shardid",
-            parameters: &[REGCLASSOID],
-            results: &[INT8OID],
-            lock: TableLock::Read,
-        };
-        self.shard_list(&ALL_SHARDS, &[Some(self.table())])
     }
 
     /// Selects shards.

@@ -52,6 +52,8 @@ SELECT rl_undistribute();
 \echo and one that has; another session sees it too
 INSERT INTO pg_catalog.pg_dist_partition VALUES ('rateLimits', 'h');
 ALTER TABLE rateLimits SET (fillfactor = 40);
+CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, anyelement) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
+CREATE FUNCTION pg_catalog.lock_shard_metadata(integer, bigint[]) RETURNS void LANGUAGE sql AS '';
 SELECT takes();
 \c
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
