@@ -17,6 +17,8 @@ mod load;
 #[allow(dead_code, reason = "the soak tests do more to a server")]
 #[path = "soak/own.rs"]
 mod own;
+#[path = "citus/triggers.rs"]
+mod triggers;
 
 /// The only column of the only row, as text.
 fn one(client: &mut Client, sql: &str) -> String {
