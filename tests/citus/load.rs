@@ -95,6 +95,10 @@ fn transaction(client: &mut Client) -> Result<bool, postgres::Error> {
     };
     let count = f64::from(fastrand::u8(1..4));
     let note = "INSERT INTO taken VALUES ($1, $2, $3)";
+    let read = key();
+    if fastrand::u8(0..4) == 0 {
+        transaction.execute("SELECT rl_check($1, $2)", &[&name, &read])?;
+    }
     if fastrand::u8(0..4) == 0 {
         let keys = [key(), key()];
         let requests = serde_json::json!([
@@ -109,7 +113,8 @@ fn transaction(client: &mut Client) -> Result<bool, postgres::Error> {
         transaction.execute(note, &[&name, &keys[0], &count])?;
         transaction.execute(note, &[&"one", &keys[1], &1f64])?;
     } else {
-        let key = key();
+        // Also of what was read before.
+        let key = if fastrand::bool() { key() } else { read };
         let limit = "SELECT ok FROM rl_limit($1, $2, $3)";
         if transaction.query_one(limit, &[&name, &key, &count])?.get::<_, bool>(0) {
             transaction.execute(note, &[&name, &key, &count])?;

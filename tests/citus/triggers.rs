@@ -39,7 +39,9 @@ const TABLES: &str = r#"
         END $$;
     CREATE FUNCTION refuses_statement() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
-            IF EXISTS (SELECT FROM written WHERE body = TG_ARGV[0]) THEN RAISE 'refused' USING ERRCODE = 'P0099'; END IF;
+            IF EXISTS (SELECT FROM written WHERE body = TG_ARGV[0]) THEN
+                RAISE 'refused' USING ERRCODE = 'P0099';
+            END IF;
             RETURN NULL;
         END $$;
     CREATE FUNCTION post(tablename text, key text) RETURNS void LANGUAGE plpgsql AS $$
@@ -166,7 +168,8 @@ impl Way {
 const CALLS: [&str; 6] = [
     "SELECT ok FROM rl_limit('posts', 'KEY')",
     "SELECT (rl_limit('posts', 'KEY')).ok",
-    "SELECT bool_and(ok) FROM rl_limit_all('[{\"name\": \"posts\", \"key\": \"KEY\"}, {\"name\": \"many\", \"key\": \"KEY\"}]')",
+    "SELECT bool_and(ok) FROM rl_limit_all(
+         '[{\"name\": \"posts\", \"key\": \"KEY\"}, {\"name\": \"many\", \"key\": \"KEY\"}]')",
     "SELECT ok FROM rl_acquire('slots', 'KEY')",
     "CALL take('KEY')",
     "DO $$ DECLARE answer record; BEGIN answer := rl_limit('posts', 'KEY', throws => true); END $$",
@@ -310,7 +313,7 @@ fn no_more_rows_commit_than_the_limit_lets() {
         let tables = LIMITED.iter().flat_map(|table| WAYS.map(|way| (*table, Some(way))));
         let calls = CALLS.iter().map(|call| (*call, None));
         for (n, (what, way)) in tables.chain(calls).enumerate() {
-            for node in 0..2 {
+            for (node, sessions) in of_node.iter_mut().enumerate() {
                 if !(all || node == n % 2) || way.is_some_and(|way| !way.writes(what)) {
                     continue;
                 }
@@ -318,8 +321,8 @@ fn no_more_rows_commit_than_the_limit_lets() {
                 let beginning = format!("case {cases}");
                 let key = key_elsewhere(&cluster, &mut client, node, &beginning);
                 let outcome = match way {
-                    Some(way) => written(&mut client, &mut of_node[node], (what, way, &key)),
-                    None => called(&mut client, &mut of_node[node], (what, &key)),
+                    Some(way) => written(&mut client, sessions, (what, way, &key)),
+                    None => called(&mut client, sessions, (what, &key)),
                 };
                 let right = Outcome {
                     passed: expected.clone(),
