@@ -14,6 +14,8 @@ use load::{DEFINE, DISTRIBUTE_NOTES, assert_exact, beside};
 mod cluster;
 #[path = "citus/load.rs"]
 mod load;
+#[path = "citus/many_keys.rs"]
+mod many_keys;
 #[path = "citus/moves.rs"]
 mod moves;
 #[allow(dead_code, reason = "the soak tests do more to a server")]
