@@ -1,5 +1,5 @@
--- Errors of what the tables' owner put there: they say where they come from, as they do without us,
--- and none that PostgreSQL words carries the key.
+-- Errors of triggers that the tables' owner put there: they say where they come from, as they do without
+-- us, and none that PostgreSQL words carries the key. Those of constraints: errors_of_constraints.
 CREATE ROLE regress_rl_owner;
 SELECT current_database() AS home \gset
 CREATE DATABASE regress_rl_below OWNER regress_rl_owner;
@@ -29,31 +29,11 @@ $$;
 \pset format unaligned
 \pset tuples_only on
 
--- A constraint: its name, the table's and the column's, but not the row.
-ALTER TABLE rateLimits ADD CONSTRAINT enough CHECK (value > 5);
-SELECT * FROM caught($$SELECT rl_limit('api', 'secret', 7)$$);
-SELECT rl_limit('api', 'secret', 1);
-SELECT * FROM caught($$SELECT rl_limit('api', 'secret', 7)$$);
-SELECT * FROM caught($$SELECT rl_limit_all('[{"name": "api", "key": "secret", "count": 7}]')$$);
-ALTER TABLE rateLimits DROP CONSTRAINT enough;
-TRUNCATE rateLimits;
-ALTER TABLE rateLimits ADD COLUMN note text;
-ALTER TABLE rateLimits ALTER COLUMN note SET NOT NULL;
-SELECT * FROM caught($$SELECT rl_limit('api', 'secret')$$);
-ALTER TABLE rateLimits DROP COLUMN note;
-ALTER TABLE rateLimits ADD CONSTRAINT once EXCLUDE USING btree (name WITH =);
-SELECT rl_limit('api', 'first');
-SELECT * FROM caught($$SELECT rl_limit('api', 'secret')$$);
-ALTER TABLE rateLimits DROP CONSTRAINT once;
-TRUNCATE rateLimits;
+-- A key of another table.
 CREATE TABLE accounts (account text PRIMARY KEY);
 ALTER TABLE rateLimits ADD CONSTRAINT account FOREIGN KEY (key) REFERENCES accounts;
 SELECT * FROM caught($$SELECT rl_limit('api', 'secret')$$);
 ALTER TABLE rateLimits DROP CONSTRAINT account;
--- The same for definitions.
-ALTER TABLE rl_config ADD CONSTRAINT short CHECK (length(key) < 3);
-SELECT * FROM caught($$SELECT rl_define('api', rl_token_bucket(10, '1 minute'), key => 'secret')$$);
-ALTER TABLE rl_config DROP CONSTRAINT short;
 -- Of a table that a trigger of the owner's writes to, in a partition that isn't there, through a view.
 CREATE TABLE logged (key text NOT NULL, at timestamptz NOT NULL) PARTITION BY LIST (key);
 CREATE FUNCTION logging() RETURNS trigger LANGUAGE plpgsql AS $$

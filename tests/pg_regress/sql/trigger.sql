@@ -3,8 +3,7 @@
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 \set SHOW_CONTEXT never
 CREATE FUNCTION taken(name text) RETURNS TABLE (key text, taken float8) LANGUAGE sql AS $$
-    SELECT r.key, c.capacity - c.remaining FROM rateLimits r, LATERAL rl_check(r.name, r.key) c
-    WHERE r.name = taken.name ORDER BY r.key
+    SELECT s.key, s.capacity - s.remaining FROM rl_status(taken.name) s
 $$;
 SELECT rl_define('tr', rl_token_bucket(10, '1 minute'));
 CREATE TABLE tr (author text, body text, tokens int DEFAULT 1);
@@ -319,7 +318,9 @@ UPDATE tr_generated SET author = 'x';
 
 -- Misuse: a clear error at the first firing.
 CREATE TABLE tr_wrong (author text, body text, id int DEFAULT 1);
+SET client_min_messages = error; -- Citus warns of a view.
 CREATE VIEW tr_view AS SELECT * FROM tr_wrong;
+RESET client_min_messages;
 CREATE FUNCTION misused(trigger text, statement text DEFAULT 'INSERT INTO tr_wrong (author, body) VALUES (''ada'', ''x'')') RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE 'CREATE TRIGGER a ' || trigger;
@@ -379,19 +380,6 @@ CREATE TRIGGER a BEFORE INSERT ON tr_temp FOR EACH ROW EXECUTE FUNCTION rl_trigg
 BEGIN READ ONLY;
 INSERT INTO tr_temp VALUES ('ada');
 \echo :SQLSTATE
-ROLLBACK;
--- On the limiter's own table it would limit itself without end.
-BEGIN;
-CREATE TRIGGER a BEFORE INSERT ON rateLimits FOR EACH ROW EXECUTE FUNCTION rl_trigger('tr', 'key=key');
-SET LOCAL max_stack_depth = '500kB';
-SELECT error_of('SELECT rl_limit(''tr'', ''recursion'')');
-ROLLBACK;
-SELECT ok, remaining FROM rl_limit('tr', 'recursion');
--- On the table of the definitions it may stand.
-BEGIN;
-CREATE TRIGGER a BEFORE INSERT ON rl_config FOR EACH ROW EXECUTE FUNCTION rl_trigger('tr/options', 'key=name');
-SELECT rl_define('tr/defined', rl_token_bucket(1, '1 minute'));
-SELECT * FROM taken('tr/options') WHERE key = 'tr/defined';
 ROLLBACK;
 
 -- Under session_replication_role = replica it fires where it is told to, as any trigger.
