@@ -10,6 +10,8 @@ use postgres::Client;
 use cluster::Cluster;
 use load::{DEFINE, DISTRIBUTE_NOTES, assert_exact, beside};
 
+#[path = "citus/clocks.rs"]
+mod clocks;
 #[path = "citus/cluster.rs"]
 mod cluster;
 #[path = "citus/load.rs"]

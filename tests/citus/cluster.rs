@@ -20,11 +20,16 @@ impl Cluster {
 
     /// A coordinator and this many workers, as [`new`](Cluster::new).
     pub fn of(workers: usize) -> Cluster {
-        let mut cluster = Cluster { nodes: vec![node()] };
+        Cluster::with_clocks(&vec![""; workers])
+    }
+
+    /// A coordinator, and workers whose clocks are so many seconds ahead; empty: as the coordinator's.
+    pub fn with_clocks(workers: &[&str]) -> Cluster {
+        let mut cluster = Cluster { nodes: vec![node("")] };
         let set_host = format!("SELECT citus_set_coordinator_host('{}')", cluster.name(0));
         cluster.coordinator().batch_execute(&set_host).unwrap();
-        for _ in 0..workers {
-            cluster.add_node();
+        for ahead in workers {
+            cluster.add(node(ahead));
         }
         cluster.coordinator().batch_execute("CREATE EXTENSION ratelimit").unwrap();
         cluster
@@ -37,14 +42,22 @@ impl Cluster {
 
     /// A coordinator and this many workers, with the limits distributed.
     pub fn distributed_over(workers: usize) -> Cluster {
-        let cluster = Cluster::of(workers);
-        cluster.coordinator().batch_execute("SELECT rl_distribute(shard_count => 8)").unwrap();
-        cluster
+        Cluster::of(workers).distribute()
+    }
+
+    /// Distributes the limits.
+    pub fn distribute(self) -> Cluster {
+        self.coordinator().batch_execute("SELECT rl_distribute(shard_count => 8)").unwrap();
+        self
     }
 
     /// Starts a worker, and adds it.
     pub fn add_node(&mut self) {
-        self.nodes.push(node());
+        self.add(node(""));
+    }
+
+    fn add(&mut self, node: Server) {
+        self.nodes.push(node);
         let add = format!("SELECT citus_add_node('{}', 5432)", self.name(self.nodes.len() - 1));
         self.coordinator().batch_execute(&add).unwrap();
     }
@@ -65,8 +78,8 @@ impl Cluster {
     }
 }
 
-fn node() -> Server {
-    let server = Server::bare(CONF);
+fn node(ahead: &str) -> Server {
+    let server = Server::with_clock(CONF, ahead);
     let mut client = server.client();
     // How a node reaches itself; otherwise by the network.
     let name = format!("ALTER SYSTEM SET citus.local_hostname = '{}'", server.folder());

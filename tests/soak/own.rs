@@ -19,8 +19,13 @@ pub struct Server {
 impl Server {
     /// One without any extension, and with the settings of a file.
     pub fn bare(conf: &str) -> Server {
+        Server::with_clock(conf, "")
+    }
+
+    /// Such a one whose clock is so many seconds ahead, as `+0.5`; empty: the machine's.
+    pub fn with_clock(conf: &str, ahead: &str) -> Server {
         let owner = std::process::id().to_string();
-        Server { socket: script(&["start", &owner, conf]).into() }
+        Server { socket: run(&["start", &owner, conf], ahead).into() }
     }
 
     pub fn start() -> Server {
@@ -166,10 +171,15 @@ fn children(parent: &str) -> Vec<String> {
 
 /// Runs scripts/server; what it printed.
 fn script(args: &[&str]) -> String {
+    run(args, "")
+}
+
+/// As [`script`], for a clock that is ahead.
+fn run(args: &[&str], ahead: &str) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/server");
-    let output =
-        Command::new(script).args(args).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let output = output.expect("scripts/server runs");
+    let mut command = Command::new(script);
+    command.args(args).env("RATELIMIT_AHEAD", ahead).stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = command.output().expect("scripts/server runs");
     if !output.status.success() && !std::thread::panicking() {
         panic!("scripts/server {args:?}: {}", output.status);
     }
