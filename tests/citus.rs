@@ -14,6 +14,8 @@ use load::{DEFINE, DISTRIBUTE_NOTES, assert_exact, beside};
 mod clocks;
 #[path = "citus/cluster.rs"]
 mod cluster;
+#[path = "citus/errors.rs"]
+mod errors;
 #[path = "citus/load.rs"]
 mod load;
 #[path = "citus/many_keys.rs"]

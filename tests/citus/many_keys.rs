@@ -1,5 +1,5 @@
-//! rl_prune and rl_reset_all where they have ten thousand keys: what they do, what they leave, for whom they wait, and how
-//! many statements they send to other nodes: some for each shard of Citus, not for each key.
+//! rl_prune and rl_reset_all where they have ten thousand keys: what they do, what they leave, for whom they wait, and
+//! how many statements they send to other nodes: some for each shard of Citus, not for each key.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
