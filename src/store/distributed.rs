@@ -17,13 +17,16 @@ use pgrx::pg_sys::BuiltinOid::{
 };
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TRIES, TupleId};
+use ratelimit_limiter::ports::{
+    KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TRIES, TupleId,
+};
 
 use crate::schema::catalog::TableLock;
 use crate::schema::error::Result;
 use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{array_datum, int_array, text_array};
 use crate::store::sql::{KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, key_parameters, row_parameters};
+use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
 
 /// The rows of a page: each shard sends as many.
@@ -218,18 +221,18 @@ impl RowStore for Distributed<'_> {
     }
 
     fn remove(&self, id: RowId, seen: &Row) -> PortResult<bool> {
-        let row = (id.shard, seen.clone());
-        let row = KeyedRow { name: id.name.to_vec(), key: id.key.to_vec(), row };
+        let rows = vec![(id.shard, seen.clone())];
+        let row = KeyRows { name: id.name.to_vec(), key: id.key.to_vec(), rows };
         Ok(self.delete_unlocked(&[&row])? > 0)
     }
 
-    fn remove_all(&self, rows: &[KeyedRow]) -> PortResult<Option<u64>> {
-        let keys = rows.iter().map(|row| &row.key[..]);
-        let mut by_shard: BTreeMap<i64, Vec<&KeyedRow>> = BTreeMap::new();
-        for (shard, row) in self.shards_of(keys)?.into_iter().zip(rows) {
-            by_shard.entry(shard).or_default().push(row);
+    fn remove_all(&self, keys: &[KeyRows]) -> PortResult<Option<u64>> {
+        let texts = keys.iter().map(|of| &of.key[..]);
+        let mut by_shard: BTreeMap<i64, Vec<&KeyRows>> = BTreeMap::new();
+        for (shard, of) in self.shards_of(texts)?.into_iter().zip(keys) {
+            by_shard.entry(shard).or_default().push(of);
         }
-        let deleted = by_shard.values().map(|rows| self.delete_unlocked(rows));
+        let deleted = by_shard.values().map(|keys| self.delete_unlocked(keys));
         Ok(Some(deleted.sum::<Result<u64>>()?))
     }
 
@@ -241,6 +244,8 @@ impl RowStore for Distributed<'_> {
             results: &KEYED_ROW,
             lock: TableLock::Write,
         };
+        // Of a statement for all shards Citus says that it is to be retried (40001) where one of them was split.
+        self.keep_all()?;
         let count = self.0.execute(&DELETE_NAME, &[Some(text_datum(name))])?;
         let deleted = (0..count).map(|row| self.0.keyed_row(row));
         Ok(Some(deleted.collect::<Result<_>>()?))
@@ -328,7 +333,8 @@ impl Distributed<'_> {
     }
 
     /// Locks the metadata of shards with `lock`, in ShareLock, as Citus does for a write, until they are the ones that
-    /// there are after it: a shard may be split while the lock waits.
+    /// there are after it: a shard may be split while the lock waits. Citus remembers a connection beyond the savepoint
+    /// in which it was used, so the locks last as long.
     ///
     /// # Errors
     /// Those of [`Connection::execute`]; [`Error::NotWritten`](crate::schema::error::Error::NotWritten) (55000): they
@@ -343,7 +349,7 @@ impl Distributed<'_> {
             // SAFETY: inside a transaction.
             unsafe { pg_sys::AcceptInvalidationMessages() };
             if locked == shards()? {
-                return Ok(());
+                return beyond_savepoints(|| lock().map(drop));
             }
         }
         Err(self.0.not_written())
@@ -382,44 +388,49 @@ impl Distributed<'_> {
         pg_sys::Datum::from(self.0.catalog.rate_limits.oid)
     }
 
-    /// Deletes those rows of one shard that are unchanged since they were read and not locked; returns their number.
+    /// Deletes the rows of those keys, all of one shard, whose rows are unchanged since they were read, and none of them
+    /// locked; returns the number of rows. What it locked of other keys stays locked.
     ///
     /// # Errors
     /// Those of [`Connection::execute`].
-    fn delete_unlocked(&self, rows: &[&KeyedRow]) -> Result<u64> {
+    fn delete_unlocked(&self, keys: &[&KeyRows]) -> Result<u64> {
+        // There is one lock a row, and the keys are counted by who holds all of theirs.
         const DELETE_UNLOCKED: Statement = Statement {
             sql: "DELETE FROM @schema@.ratelimits WHERE key OPERATOR(pg_catalog.=) ANY ($2) \
                   AND ctid OPERATOR(pg_catalog.=) ANY (ARRAY( \
-                      SELECT found.ctid FROM @schema@.ratelimits AS found \
-                      JOIN ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), \
-                                      pg_catalog.unnest($3), pg_catalog.unnest($4)) \
-                        AS seen (name, key, shard, writer) \
-                        ON found.name OPERATOR(pg_catalog.=) seen.name \
-                       AND found.key OPERATOR(pg_catalog.=) seen.key \
-                       AND found.shard OPERATOR(pg_catalog.=) seen.shard \
-                       AND found.xmin OPERATOR(pg_catalog.=) seen.writer \
-                      WHERE found.key OPERATOR(pg_catalog.=) ANY ($2) \
-                      FOR UPDATE OF found SKIP LOCKED))",
-            parameters: &[TEXTARRAYOID, TEXTARRAYOID, INT4ARRAYOID, XIDARRAYOID],
+                      SELECT ctid FROM ( \
+                          SELECT ctid, there, \
+                                 pg_catalog.count(*) OVER (PARTITION BY name, key) AS locked \
+                          FROM (SELECT found.ctid, found.name, found.key, seen.there \
+                                FROM @schema@.ratelimits AS found \
+                                JOIN ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), \
+                                                pg_catalog.unnest($3), pg_catalog.unnest($4), \
+                                                pg_catalog.unnest($5)) \
+                                  AS seen (name, key, shard, writer, there) \
+                                  ON found.name OPERATOR(pg_catalog.=) seen.name \
+                                 AND found.key OPERATOR(pg_catalog.=) seen.key \
+                                 AND found.shard OPERATOR(pg_catalog.=) seen.shard \
+                                 AND found.xmin OPERATOR(pg_catalog.=) seen.writer \
+                                WHERE found.key OPERATOR(pg_catalog.=) ANY ($2) \
+                                FOR UPDATE OF found SKIP LOCKED) AS unlocked) AS counted \
+                      WHERE locked OPERATOR(pg_catalog.=) there))",
+            parameters: &[TEXTARRAYOID, TEXTARRAYOID, INT4ARRAYOID, XIDARRAYOID, INT4ARRAYOID],
             results: &[],
             lock: TableLock::Write,
         };
-        let rows: Vec<(&KeyedRow, u32)> = rows
-            .iter()
-            .filter_map(|row| row.row.1.tuple.writer.map(|writer| (*row, writer)))
-            .collect();
-        if rows.is_empty() {
-            return Ok(0);
-        }
-        let shards: Vec<i32> = rows.iter().map(|(row, _)| row.row.0).collect();
-        let writers = rows.iter().map(|&(_, writer)| writer.into()).collect();
+        let rows = || keys.iter().flat_map(|of| of.rows.iter().map(move |row| (of, row)));
+        let shards: Vec<i32> = rows().map(|(_, (shard, _))| *shard).collect();
+        let there: Vec<i32> = rows().map(|(of, _)| of.rows.len() as i32).collect();
+        // 0 is nobody: what was not read with its version is not deleted.
+        let writers = rows().map(|(_, (_, row))| row.tuple.writer.unwrap_or(0).into()).collect();
         self.0.execute(
             &DELETE_UNLOCKED,
             &[
-                Some(text_array(rows.iter().map(|(row, _)| &row.name[..]))),
-                Some(text_array(rows.iter().map(|(row, _)| &row.key[..]))),
+                Some(text_array(rows().map(|(of, _)| &of.name[..]))),
+                Some(text_array(rows().map(|(of, _)| &of.key[..]))),
                 Some(int_array(&shards)),
                 Some(array_datum(writers, XIDOID, size_of::<u32>(), b'i')),
+                Some(int_array(&there)),
             ],
         )
     }

@@ -9,7 +9,9 @@ use pgrx::pg_sys;
 use ratelimit_core::algorithm::Tokens;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{
+    KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId,
+};
 use xxhash_rust::xxh64::xxh64;
 
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
@@ -145,8 +147,8 @@ impl<S: RowStore> RowStore for Remembering<'_, S> {
         Ok(removed)
     }
 
-    fn remove_all(&self, rows: &[KeyedRow]) -> Result<Option<u64>> {
-        self.store.remove_all(rows)
+    fn remove_all(&self, keys: &[KeyRows]) -> Result<Option<u64>> {
+        self.store.remove_all(keys)
     }
 
     fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {

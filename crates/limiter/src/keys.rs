@@ -3,20 +3,10 @@
 use std::ops::ControlFlow;
 
 use crate::error::Result;
-use crate::ports::{Host, KeyedRow, RowStore, ShardRow};
+use crate::ports::{Host, KeyRows, KeyedRow, RowStore};
 
 /// The rows of a page where a key fills a usual one: more than a key can have.
 const LARGE_PAGE: usize = 2048;
-
-/// A key and its rows.
-pub struct KeyRows {
-    /// The limit's name, in the server's encoding.
-    pub name: Vec<u8>,
-    /// The key, likewise.
-    pub key: Vec<u8>,
-    /// All its rows, in ascending order of their shard numbers.
-    pub rows: Vec<ShardRow>,
-}
 
 /// Visits each key after (name, key), in order, until `visit` breaks; with `same_name`, those of that
 /// name only. Each page is read under the latest state, and has all rows of its keys.

@@ -10,7 +10,7 @@ mod tally;
 
 pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
 pub use entries::{Entries, Id, Kept, LockedEntries, Room, Worth};
-pub use rows::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+pub use rows::{KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
 

@@ -10,9 +10,9 @@ use std::ops::ControlFlow;
 use ratelimit_core::Micros;
 
 use crate::error::{LimiterError, Result};
-use crate::homes;
-use crate::keys::{KeyRows, each_key};
-use crate::ports::{Host, KeyedRow, RowAccess, RowStore};
+use crate::homes::{self, Batch};
+use crate::keys::each_key;
+use crate::ports::{Host, KeyRows, RowAccess, RowStore};
 use crate::target::Home;
 
 /// The end of a batch: the last (name, key) that it scanned.
@@ -23,17 +23,16 @@ struct Position {
 }
 
 /// How many rows are deleted together, where rows are.
-const TOGETHER: usize = 4096;
+const TOGETHER: i64 = 4096;
 
 thread_local! {
     static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
 }
 
 /// Deletes blocks that are over, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
-/// key's rows
-/// beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means that no
-/// unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are deleted when
-/// their last call is longer than `undefined_idle` ago.
+/// key's rows beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means
+/// that no unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are
+/// deleted when their last call is longer than `undefined_idle` ago.
 ///
 /// # Errors
 /// Those of the ports.
@@ -54,13 +53,12 @@ pub fn prune<H: Host>(
             None => rows.random_key()?.unwrap_or_default(),
         };
         let mut reached = start.clone();
-        let mut batch = rows.remove_all(&[])?.map(|_| Vec::new());
+        let mut batch = rows.remove_all(&[])?.map(|_| Batch::default());
         let mut visit = |key: KeyRows| {
             *deleted += prune_key(host, rows, &key, undefined_idle, batch.as_mut())?;
             reached = (key.name, key.key);
-            let waiting = batch.as_ref().map_or(0, Vec::len);
-            let full = *deleted + waiting as i64 >= max_rows;
-            if full || waiting >= TOGETHER {
+            let waiting = batch.as_ref().map_or(0, |batch| batch.rows);
+            if waiting >= TOGETHER.min(max_rows - *deleted) {
                 *deleted += remove_batch(rows, batch.as_mut())?;
             }
             let more = *deleted < max_rows;
@@ -84,9 +82,9 @@ pub fn prune<H: Host>(
 ///
 /// # Errors
 /// Those of the rows.
-fn remove_batch(rows: &dyn RowStore, batch: Option<&mut Vec<KeyedRow>>) -> Result<i64> {
-    let Some(batch) = batch.filter(|batch| !batch.is_empty()) else { return Ok(0) };
-    Ok(rows.remove_all(&std::mem::take(batch))?.unwrap_or(0) as i64)
+fn remove_batch(rows: &dyn RowStore, batch: Option<&mut Batch>) -> Result<i64> {
+    let Some(batch) = batch.filter(|batch| batch.rows > 0) else { return Ok(0) };
+    Ok(rows.remove_all(&std::mem::take(batch).keys)?.unwrap_or(0) as i64)
 }
 
 /// Deletes the rows of a key if they are idle; returns their number. `batch` as in [`homes::prune_key`].
@@ -98,7 +96,7 @@ fn prune_key<H: Host>(
     rows: &dyn RowStore,
     found: &KeyRows,
     undefined_idle: Option<Micros>,
-    batch: Option<&mut Vec<KeyedRow>>,
+    batch: Option<&mut Batch>,
 ) -> Result<i64> {
     let limit = match host.defined(&found.name, &found.key) {
         Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle

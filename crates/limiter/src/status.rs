@@ -9,8 +9,8 @@ use ratelimit_core::{Micros, Shards};
 
 use crate::error::Result;
 use crate::homes;
-use crate::keys::{KeyRows, each_key};
-use crate::ports::{BlockInForce, Host, Known, RowAccess};
+use crate::keys::each_key;
+use crate::ports::{BlockInForce, Host, KeyRows, Known, RowAccess};
 use crate::request::Take;
 use crate::target::{Target, after_block, has_no_rows};
 

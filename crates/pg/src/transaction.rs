@@ -60,6 +60,31 @@ pub fn with_lasting_locks(locks: impl FnOnce()) {
     }
 }
 
+/// Runs `locks` once more where that is in a savepoint, whose rollback would release what it locks: this time for the
+/// whole transaction. It has the locks, so that it does not wait, and nothing interrupts it: what it holds meanwhile
+/// would be held as long.
+///
+/// # Errors
+/// Those of `locks`.
+pub fn beyond_savepoints<E>(
+    locks: impl FnOnce() -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    // SAFETY: the transaction's own resource owner outlives all others; an error resets the count, and the abort of
+    // the subtransaction restores the resource owner.
+    unsafe {
+        if pg_sys::GetCurrentTransactionNestLevel() <= 1 {
+            return Ok(());
+        }
+        let owner = pg_sys::CurrentResourceOwner;
+        pg_sys::CurrentResourceOwner = pg_sys::TopTransactionResourceOwner;
+        pg_sys::InterruptHoldoffCount += 1;
+        let result = locks();
+        pg_sys::InterruptHoldoffCount -= 1;
+        pg_sys::CurrentResourceOwner = owner;
+        result
+    }
+}
+
 /// Refuses a call of `function`, such as `rl_check()`, in a parallel query.
 ///
 /// # Errors

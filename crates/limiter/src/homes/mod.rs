@@ -18,12 +18,12 @@ use ratelimit_core::config::Definition;
 use ratelimit_core::{Kind, Level, Micros, Shards, State};
 
 use crate::error::Result;
-use crate::keys::{KeyRows, each_key};
-use crate::ports::{Entries, Host, Id, RowAccess, RowStore, ShardRow};
+use crate::keys::each_key;
+use crate::ports::{Entries, Host, Id, KeyRows, RowAccess, RowStore, ShardRow};
 use crate::target::{Home, Target, has_no_rows};
 
 pub(crate) use table::shards_present;
-pub use table::{delete_key, prune_key, reset_key};
+pub use table::{Batch, delete_key, prune_key, reset_key};
 
 /// What a change is decided on.
 #[derive(Clone, Copy)]

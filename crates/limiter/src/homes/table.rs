@@ -9,9 +9,17 @@ use ratelimit_core::{Limit, Micros, State};
 use super::row::change_row;
 use super::shards::contents::{shard_limit_of, shards_of};
 use crate::error::Result;
-use crate::keys::KeyRows;
-use crate::ports::{Host, KeyedRow, RowId, RowStore, ShardRow, Stored, TRIES};
+use crate::ports::{Host, KeyRows, KeyedRow, RowId, RowStore, ShardRow, Stored, TRIES};
 use crate::target::Target;
+
+/// Idle keys that are to be deleted together.
+#[derive(Default)]
+pub struct Batch {
+    /// The keys with their rows.
+    pub keys: Vec<KeyRows>,
+    /// The number of their rows.
+    pub rows: i64,
+}
 
 /// Whether rows of a key hold a state that means something to a limit.
 pub(super) fn has_state(limit: &Limit, rows: &[ShardRow]) -> bool {
@@ -123,7 +131,7 @@ pub fn delete_name(
 
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle
 /// then; returns their number. Without a limit, they are idle where they are reset, or unused for longer than
-/// `undefined_idle`, and hold no lease. An idle row that is alone is put into `batch`, where there is one.
+/// `undefined_idle`, and hold no lease. Where there is a `batch`, idle keys are put into it instead.
 ///
 /// # Errors
 /// Those of the rows.
@@ -133,7 +141,7 @@ pub fn prune_key<H: Host>(
     found: &KeyRows,
     limit: Option<&Rc<Definition>>,
     undefined_idle: Option<Micros>,
-    batch: Option<&mut Vec<KeyedRow>>,
+    batch: Option<&mut Batch>,
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
     let idle = |rows: &[ShardRow]| match limit {
@@ -146,16 +154,17 @@ pub fn prune_key<H: Host>(
     if !idle(seen) {
         return Ok(0);
     }
+    if let Some(batch) = batch {
+        batch.rows += seen.len() as i64;
+        batch.keys.push(found.clone());
+        return Ok(0);
+    }
     // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
     // them in one transaction slow down all other snapshots.
-    if let [row @ (shard, seen)] = &seen[..] {
-        if let Some(batch) = batch {
-            batch.push(KeyedRow { name: name.clone(), key: key.clone(), row: row.clone() });
-            return Ok(0);
-        }
-        if rows.remove(RowId { name, key, shard: *shard }, seen)? {
-            return Ok(1);
-        }
+    if let [(shard, seen)] = &seen[..]
+        && rows.remove(RowId { name, key, shard: *shard }, seen)?
+    {
+        return Ok(1);
     }
     let deleted = host.attempt(|| {
         let mut locked = Vec::new();

@@ -121,6 +121,17 @@ pub struct KeyedRow {
     pub row: ShardRow,
 }
 
+/// A key and its rows.
+#[derive(Clone, Debug)]
+pub struct KeyRows {
+    /// As in [`RowId`].
+    pub name: Vec<u8>,
+    /// As in [`RowId`].
+    pub key: Vec<u8>,
+    /// All its rows, in ascending order of their shard numbers.
+    pub rows: Vec<ShardRow>,
+}
+
 /// RowAccess to the rows, inside the caller's transaction and under the latest committed state, whatever
 /// the isolation level. The transaction's own writes count as committed.
 ///
@@ -239,12 +250,12 @@ pub trait RowStore {
         Ok(false)
     }
 
-    /// Deletes those of these rows that are unchanged since they were read and that no other transaction has locked, and
-    /// returns their number; `None` where rows are deleted one by one.
+    /// Deletes the rows of those of these keys of which each row is unchanged since it was read, and none locked by
+    /// another transaction; returns the number of rows. `None` where keys are deleted one by one.
     ///
     /// # Errors
     /// Those of [`RowStore`].
-    fn remove_all(&self, _: &[KeyedRow]) -> Result<Option<u64>> {
+    fn remove_all(&self, _: &[KeyRows]) -> Result<Option<u64>> {
         Ok(None)
     }
 
