@@ -329,3 +329,53 @@ fn blocks(pair: &mut Pair) {
         one(&mut pair.behind, "rl_unblock('window', 'blocked')");
     }
 }
+
+/// Citus sends parameters as text, which a session's settings change: 02/03/2027 is another day on another node.
+#[test]
+#[ignore = "needs Citus: run make test-citus"]
+fn what_a_session_sets_changes_no_instant_and_no_number() {
+    let cluster = Cluster::distributed();
+    for (n, client) in cluster.clients().iter_mut().enumerate() {
+        client.batch_execute("SET ratelimit.clock = '2027-03-02 12:00:00+00'").unwrap();
+        for style in ["SQL, DMY", "SQL, MDY", "Postgres, DMY", "German", "ISO"] {
+            for zone in ["UTC", "Asia/Kolkata", "America/Sao_Paulo"] {
+                let set = format!(
+                    "SET datestyle = '{style}'; SET timezone = '{zone}'; SET extra_float_digits = -15"
+                );
+                client.batch_execute(&set).unwrap();
+                let key = format!("{n} {style} {zone}");
+                for config in [
+                    "rl_token_bucket(10, '1 day')",
+                    "rl_fixed_window(10, '1 day')",
+                    "rl_sliding_window(10, '1 day')",
+                    "rl_sliding_log(10, '1 day')",
+                ] {
+                    let take = |count| {
+                        format!(
+                            "SELECT ok FROM rl_limit('{config:.16}', '{key}', {count}, config => {config})"
+                        )
+                    };
+                    let answers = [4, 6, 1].map(|count| one(client, &take(count)));
+                    assert_eq!(answers, ["true", "true", "false"], "{config}, {key}");
+                }
+                let config = "rl_concurrency(1, '1 day')";
+                let lease =
+                    format!("SELECT ok FROM rl_acquire('slots', '{key}', config => {config})");
+                assert_eq!([one(client, &lease), one(client, &lease)], ["true", "false"], "{key}");
+                one(client, &format!("rl_block('blocked', '{key}', '1 hour')"));
+                let config = "rl_token_bucket(10, '1 day')";
+                let blocked =
+                    format!("SELECT ok FROM rl_check('blocked', '{key}', config => {config})");
+                assert_eq!(one(client, &blocked), "false", "{key}");
+                let part = format!("rl_limit('part', '{key}', 0.123456789, config => {config})");
+                one(client, &format!("SELECT ok FROM {part}"));
+                client.batch_execute("RESET extra_float_digits").unwrap();
+                let left = format!(
+                    "SELECT remaining FROM {}",
+                    part.replacen("limit", "check", 1).replace("0.123456789", "0")
+                );
+                assert_eq!(one(client, &left), "9.876543211", "{key}");
+            }
+        }
+    }
+}
