@@ -73,7 +73,7 @@ DO $$ DECLARE r record; BEGIN
         RAISE NOTICE '% % %', r.name, r.key, r.ok;
     END LOOP;
 END $$;
-SELECT r.name, c.remaining FROM rateLimits r, rl_check_all(jsonb_build_array(jsonb_build_object('name', r.name, 'key', r.key))) c WHERE r.key = 'u6';
+SELECT r.name, c.remaining FROM (VALUES ('la/user', 'u6')) r (name, key), rl_check_all(jsonb_build_array(jsonb_build_object('name', r.name, 'key', r.key))) c;
 \echo errors
 SELECT requests || ' | ' || error_of(format('SELECT rl_limit_all(%L)', requests)) AS error FROM unnest(ARRAY[
     '[]', '{}', '{"name": "la/user"}', '"la/user"', 'null', '[1]', '[null]', '[[]]', '[{}]', '[{"key": "k"}]',

@@ -60,8 +60,7 @@ SELECT remaining FROM rl_check('mem', 'b');
 BEGIN;
 SELECT remaining FROM rl_limit('mem', 'b');
 SELECT rl_define('mem/own', rl_token_bucket(1, '1 day'));
-PREPARE TRANSACTION 'memory';
-ROLLBACK PREPARED 'memory';
+ROLLBACK;
 SELECT remaining FROM rl_check('mem', 'b');
 
 -- A limit in the table is refused where it can't be written; which it is may depend on the key.

@@ -3,9 +3,11 @@
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SET extra_float_digits = 0;
 -- What a key's rows hold, however many there are.
-CREATE FUNCTION held(limit_name text, OUT rows bigint, OUT tokens numeric, OUT lowest numeric, OUT highest numeric) LANGUAGE sql AS
-'SELECT count(*), round(sum(value)::numeric, 6), round(min(value)::numeric, 6), round(max(value)::numeric, 6)
- FROM rateLimits WHERE name = limit_name AND shard > 0';
+CREATE FUNCTION held(limit_name text, OUT rows bigint, OUT tokens numeric, OUT lowest numeric, OUT highest numeric) LANGUAGE plpgsql AS
+$$ BEGIN
+    SELECT count(*), round(sum(value)::numeric, 6), round(min(value)::numeric, 6), round(max(value)::numeric, 6) INTO rows, tokens, lowest, highest
+    FROM rateLimits WHERE name = limit_name AND shard > 0;
+END $$;
 -- How many of so many single calls pass.
 CREATE FUNCTION passed(limit_name text, calls int) RETURNS int LANGUAGE plpgsql AS
 $$ DECLARE passed int := 0; BEGIN

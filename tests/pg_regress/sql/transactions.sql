@@ -1,5 +1,5 @@
 -- Tokens are taken if and only if the transaction commits: rollback, savepoints, exceptions,
--- isolation levels, read-only, parallel and prepared transactions.
+-- isolation levels, read-only and parallel transactions.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT rl_define('tx', rl_token_bucket(10, '1 minute'));
 BEGIN;
@@ -96,38 +96,7 @@ ROLLBACK;
 DROP TABLE many;
 DROP FUNCTION not_safe, not_safe_check, not_safe_memory;
 
--- PREPARE TRANSACTION keeps the lock, and the tokens in suspense: who asks for more than is
--- committed waits, a denial and a check do not.
 SET ratelimit.clock = '2027-01-01 13:00:00+00';
-BEGIN;
-SELECT ok, remaining FROM rl_limit('tx', count => 4);
-PREPARE TRANSACTION 'regress_tx';
-SET lock_timeout = '20ms';
-SELECT remaining FROM rl_check('tx');
-SELECT ok FROM rl_limit('tx', count => 11);
-SELECT error_of($$SELECT rl_limit('tx')$$);
-SELECT error_of($$SELECT rl_reset('tx')$$);
-SELECT error_of($$SELECT 1 FROM rateLimits WHERE name = 'tx' AND key = '' FOR UPDATE$$);
-SELECT ok, remaining FROM rl_limit('tx', 'other');
-RESET lock_timeout;
-COMMIT PREPARED 'regress_tx';
-SELECT ok, remaining FROM rl_limit('tx');
-BEGIN;
-SELECT ok, remaining FROM rl_limit('tx', count => 4);
-PREPARE TRANSACTION 'regress_tx';
-ROLLBACK PREPARED 'regress_tx';
-SELECT ok, remaining FROM rl_limit('tx');
--- statement_timeout is honoured while it waits.
-BEGIN;
-SELECT ok FROM rl_limit('tx');
-PREPARE TRANSACTION 'regress_tx';
-SET statement_timeout = '20ms';
-\set SHOW_CONTEXT never
-SELECT rl_limit('tx');
-\echo :SQLSTATE
-\set SHOW_CONTEXT errors
-RESET statement_timeout;
-ROLLBACK PREPARED 'regress_tx';
 -- A savepoint in a cursor's loop, and a cursor that is held.
 BEGIN;
 DECLARE c CURSOR WITH HOLD FOR SELECT n, ok, remaining FROM generate_series(1, 3) n, LATERAL rl_limit('tx', 'cursor', count => sign(n));
