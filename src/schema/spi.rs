@@ -78,8 +78,13 @@ const SETTINGS: [(&CStr, &CStr); 2] = [
     (c"search_path", c"pg_catalog, pg_temp"),
 ];
 
-/// The setting under which Citus begins a transaction on other nodes inside a query. Any role may set it.
-const DISTRIBUTED: (&CStr, &CStr) = (c"citus.function_opens_transaction_block", c"on");
+/// The settings under which other nodes are written, as any role may set others: a query inside another has a
+/// transaction there, and the text in which values are sent is read as what it was, as postgres_fdw has it.
+const DISTRIBUTED: [(&CStr, &CStr); 3] = [
+    (c"citus.function_opens_transaction_block", c"on"),
+    (c"datestyle", c"ISO"),
+    (c"extra_float_digits", c"3"),
+];
 
 /// The settings under which Citus shows no statement, since there are keys in it.
 const DISCREET: [(&CStr, &CStr); 3] = [
@@ -90,7 +95,7 @@ const DISCREET: [(&CStr, &CStr); 3] = [
 
 /// The settings for work on a table that Citus distributes, in this session.
 fn distributed_settings() -> Vec<(&'static CStr, &'static CStr)> {
-    let mut settings = vec![DISTRIBUTED];
+    let mut settings = DISTRIBUTED.to_vec();
     // SAFETY: look-ups; the setting is a plain number.
     let (may_see, debugs) = unsafe {
         let notice = PgLogLevel::NOTICE as c_int;

@@ -30,7 +30,7 @@ use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
 
 /// The rows of a page: each shard sends as many.
-const PAGE: usize = 1024;
+const PAGE: usize = 2000;
 
 /// How long a message to another node takes at most, where it waits for nobody.
 const PATIENCE: Micros = Micros(100_000);

@@ -23,7 +23,7 @@ struct Position {
 }
 
 /// How many rows are deleted together, where rows are.
-const TOGETHER: i64 = 4096;
+const TOGETHER: i64 = 10_000;
 
 thread_local! {
     static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
