@@ -22,7 +22,7 @@ const README_LINES: usize = 250;
 
 /// Where programs in other languages come from, by the language of a block. The front page links to the first.
 const PROGRAMS: [(&str, &[&str]); 4] = [
-    ("python", &["python.py", "with_sqlalchemy.py", "with_asyncpg.py"]),
+    ("python", &["python.py", "with_sqlalchemy.py", "with_asyncpg.py", "citus_pools.py"]),
     ("js", &["node.mjs", "postgraphile.mjs"]),
     ("rust", &["rust.rs"]),
     ("bash", &["shell.sh"]),

@@ -70,6 +70,8 @@ pub struct TestSession {
     may_not_define: Cell<bool>,
     /// Whether rows are replaced in one step, as in the heap; otherwise they are locked first, as through SQL.
     pub replaces: Cell<bool>,
+    /// Whether many rows are deleted together, as on the nodes of Citus.
+    pub together: Cell<bool>,
     counted: RefCell<Vec<Verdict>>,
     before_insert: RefCell<Option<Hook>>,
     before_try_lock: RefCell<Option<Hook>>,
@@ -402,6 +404,40 @@ impl RowStore for Table<'_> {
         self.0.transaction.borrow_mut().rows.insert(key.clone(), stored.clone());
         self.locked(key);
         Ok(true)
+    }
+
+    fn remove_all(&self, keys: &[KeyRows]) -> Result<Option<u64>> {
+        if !self.0.together.get() {
+            return Ok(None);
+        }
+        let mut deleted = 0;
+        for KeyRows { name, key, rows } in keys {
+            let id = |shard: i32| (name.clone(), key.clone(), shard);
+            let unchanged = |(shard, seen): &ShardRow| {
+                self.found(&id(*shard)).is_some_and(|row| row.stored == seen.stored)
+                    && !self.is_others(&id(*shard))
+            };
+            if rows.iter().all(unchanged) {
+                deleted += rows.len() as u64;
+                let all = &mut self.0.transaction.borrow_mut().rows;
+                rows.iter().for_each(|(shard, _)| drop(all.remove(&id(*shard))));
+            }
+        }
+        Ok(Some(deleted))
+    }
+
+    fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+        if !self.0.together.get() {
+            return Ok(None);
+        }
+        let all = self.read_after((name, b""), true, i64::MAX)?;
+        let hook = self.0.before_try_lock.take();
+        hook.into_iter().for_each(|hook| hook(self.0));
+        let rows = &mut self.0.transaction.borrow_mut().rows;
+        all.iter().for_each(|row| {
+            rows.remove(&(row.name.clone(), row.key.clone(), row.row.0));
+        });
+        Ok(Some(all))
     }
 
     fn held(&self, name: &[u8], key: &[u8]) -> Vec<i32> {

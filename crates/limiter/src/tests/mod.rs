@@ -342,6 +342,58 @@ fn a_row_that_is_used_again_before_it_is_locked_is_not_pruned() {
 }
 
 #[test]
+fn idle_keys_are_deleted_together_each_as_a_whole() {
+    let session = TestSession::with("n", IN_SHARDS);
+    session.define("m", BUCKET);
+    session.together.set(true);
+    for key in ["a", "b", "c"] {
+        limit(&session, key, 3.0);
+        one::limit(&session, &request("m", key, 1.0)).unwrap();
+    }
+    session.commit();
+    session.pass(seconds(86_400_000));
+    let all = session.rows().len();
+    let of_key = |key: &str| {
+        session.rows().iter().filter(|((_, k, _), _)| k[..] == *key.as_bytes()).count() as i64
+    };
+    let (of_a, of_b) = (of_key("a"), of_key("b"));
+    // Others hold one row of a key with shards: none of it goes.
+    let (_, _, shard) = session.rows().iter().map(|(id, _)| id.clone()).max().unwrap();
+    assert!(shard > 0);
+    session.lock_for_others(&[("n", "b", shard)]);
+    let pruned = |rows| {
+        let mut deleted = 0;
+        prune(&session, rows, None, &mut deleted).unwrap();
+        deleted
+    };
+    // A batch ends with the key that fills it: m has a row a key. It begins after the key that is drawn.
+    assert_eq!(pruned(2), 2);
+    assert_eq!(pruned(1), of_a - 1);
+    while pruned(1) > 0 {}
+    assert_eq!(session.rows().len() as i64, of_b - 1, "of {all}");
+    session.lock_for_others(&[]);
+    assert_eq!(pruned(100), of_b - 1);
+}
+
+#[test]
+fn a_name_is_deleted_together_with_the_rows_that_a_change_of_shards_adds_meanwhile() {
+    let session = TestSession::with("n", IN_SHARDS);
+    session.together.set(true);
+    for key in ["a", "b"] {
+        limit(&session, key, 3.0);
+    }
+    session.before_try_lock(|session| {
+        let state = State::Tokens(Tokens { value: 0.0, ts: session.now(), brought: None });
+        session.put(("n", "a", 77), Stored::State(state));
+    });
+    let mut count = 0;
+    one::reset_all(&session, b"n", &mut count).unwrap();
+    assert_eq!((count, session.rows().len()), (2, 0));
+    one::reset_all(&session, b"n", &mut count).unwrap();
+    assert_eq!(count, 2);
+}
+
+#[test]
 fn rows_of_an_exempt_key_wait_for_its_limit_to_come_back() {
     let session = TestSession::with("n", BUCKET);
     limit(&session, "k", 4.0);
