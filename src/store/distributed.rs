@@ -251,6 +251,10 @@ impl RowStore for Distributed<'_> {
         Ok(Some(deleted.collect::<Result<_>>()?))
     }
 
+    fn tries_first(&self) -> bool {
+        false
+    }
+
     fn page(&self) -> usize {
         PAGE
     }

@@ -159,6 +159,10 @@ impl<S: RowStore> RowStore for Remembering<'_, S> {
         Ok(deleted)
     }
 
+    fn tries_first(&self) -> bool {
+        self.store.tries_first()
+    }
+
     fn page(&self) -> usize {
         self.store.page()
     }

@@ -179,7 +179,8 @@ fn with_locked<T>(
     id: RowId,
     work: impl FnOnce(Row) -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    match rows.try_lock(id)? {
+    let free = if rows.tries_first() { rows.try_lock(id)? } else { None };
+    match free {
         Some(row) => work(row),
         None => host.attempt(|| match rows.lock(id)? {
             Some(row) => work(row),

@@ -268,6 +268,11 @@ pub trait RowStore {
         Ok(None)
     }
 
+    /// Whether a lock is tried before it is waited for, which takes a subtransaction: not where a try is a message.
+    fn tries_first(&self) -> bool {
+        true
+    }
+
     /// The rows of a page of an iteration: few, since one with a log is large; more where a page takes many messages.
     fn page(&self) -> usize {
         128
