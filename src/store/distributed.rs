@@ -4,8 +4,8 @@
 //!
 //! A shard may move to another node. A transaction that has read it there goes on with the connection that it has, to
 //! the place that was left, unless it holds what Citus takes for a write: the lock on the shard's metadata, beside
-//! which no shard moves or is split. So that is taken before the first read. "Shard" is Citus's here, but for the number
-//! of a row.
+//! which no shard moves or is split. So that is taken before the first read. "Shard" is Citus's here, but for the
+//! number of a row.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -392,8 +392,8 @@ impl Distributed<'_> {
         pg_sys::Datum::from(self.0.catalog.rate_limits.oid)
     }
 
-    /// Deletes the rows of those keys, all of one shard, whose rows are unchanged since they were read, and none of them
-    /// locked; returns the number of rows. What it locked of other keys stays locked.
+    /// Deletes the rows of those keys, all of one shard, whose rows are unchanged since they were read, and none of
+    /// them locked; returns the number of rows. What it locked of other keys stays locked.
     ///
     /// # Errors
     /// Those of [`Connection::execute`].
