@@ -18,7 +18,7 @@ const PG_CRON: &str = "CREATE SCHEMA cron;
     LANGUAGE plpgsql AS 'BEGIN EXECUTE command; RETURN 1; END'";
 
 /// A front page is read in a few minutes.
-const README_LINES: usize = 250;
+const README_LINES: usize = 160;
 
 /// Where programs in other languages come from, by the language of a block. The front page links to the first.
 const PROGRAMS: [(&str, &[&str]); 4] = [
@@ -349,17 +349,31 @@ fn a_broken_link_is_found() {
     }
 }
 
+/// The title of a page. One that is a single `{{#include …}}` has that file's.
+fn title(page: &Page) -> String {
+    let first = page.text.lines().next().unwrap_or_default();
+    if let Some(file) = first.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}")) {
+        let path = normal(&page.path.with_file_name(file)).expect("a file of the repository");
+        return title(&read(&path));
+    }
+    let title = first.strip_prefix("# ");
+    title.unwrap_or_else(|| panic!("{} has no title", page.path.display())).to_owned()
+}
+
 #[test]
 fn the_summary_has_every_page_by_its_title() {
     let summary = read(Path::new("docs/SUMMARY.md")).text;
-    let listed: Vec<&str> = summary.lines().filter(|line| line.starts_with("- ")).collect();
+    // The front page stands before the list.
+    let listed: Vec<&str> = summary
+        .lines()
+        .map(|line| line.strip_prefix("- ").unwrap_or(line))
+        .filter(|line| line.starts_with('['))
+        .collect();
     let pages: Vec<String> = pages_in(Path::new("docs"))
         .iter()
         .filter(|page| page.path != Path::new("docs/SUMMARY.md"))
         .map(|page| {
-            let title = page.text.lines().next().and_then(|line| line.strip_prefix("# "));
-            let title = title.unwrap_or_else(|| panic!("{} has no title", page.path.display()));
-            format!("- [{title}]({})", page.path.strip_prefix("docs").unwrap().display())
+            format!("[{}]({})", title(page), page.path.strip_prefix("docs").unwrap().display())
         })
         .collect();
     for page in &pages {
