@@ -391,3 +391,115 @@ fn the_readme_is_a_front_page() {
     let lines = read(Path::new("README.md")).text.lines().count();
     assert!(lines <= README_LINES, "{lines} lines: move some of them to docs/");
 }
+
+/// The text of a source with what stands in messages for a value as "…": `{name}`, in SQL `%`.
+fn with_ellipses(source: &str, is_sql: bool) -> String {
+    if is_sql {
+        return source.replace("''", "'").replace('%', "…");
+    }
+    let mut text = String::new();
+    let mut rest = source.replace("\\\"", "\"");
+    // A string that goes on in the next line.
+    while let Some((before, after)) = rest.split_once("\\\n") {
+        rest = format!("{before}{}", after.trim_start());
+    }
+    let mut rest = rest.as_str();
+    while let Some(start) = rest.find('{') {
+        text += &rest[..start];
+        rest = &rest[start + 1..];
+        match rest.find(['}', '\n']) {
+            Some(end) if rest[end..].starts_with('}') => {
+                text += "…";
+                rest = &rest[end + 1..];
+            }
+            _ => text += "{",
+        }
+    }
+    text + rest
+}
+
+/// The files of folders whose names end with one of the extensions, as text.
+fn texts_in(folders: &[&str], extensions: &[&str]) -> Vec<(PathBuf, String)> {
+    let mut folders: Vec<PathBuf> = folders.iter().map(|folder| root().join(folder)).collect();
+    let mut texts = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder is there") {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| extensions.iter().any(|&known| e == known)) {
+                let text = fs::read_to_string(&path).unwrap();
+                texts.push((path, text));
+            }
+        }
+    }
+    texts
+}
+
+/// The strings that follow at once, but for spaces, on something in a source.
+fn strings_after<'a>(source: &'a str, what: &'a str, quote: char) -> impl Iterator<Item = &'a str> {
+    source.split(what).skip(1).filter_map(move |rest| {
+        let string = rest.trim_start().strip_prefix(quote)?;
+        let end = string
+            .match_indices(quote)
+            .map(|(end, _)| end)
+            .find(|&end| !string[..end].ends_with('\\'))?;
+        Some(&string[..end])
+    })
+}
+
+/// The messages of a section: the code at the beginning of each heading of the third level ("### "), or of each item of
+/// a list ("- ").
+fn messages<'a>(section: &'a str, mark: &'a str) -> impl Iterator<Item = &'a str> {
+    section.lines().filter_map(move |line| {
+        let (message, _) = line.strip_prefix(mark)?.strip_prefix('`')?.split_once('`')?;
+        Some(message)
+    })
+}
+
+#[test]
+fn troubleshooting_has_the_messages_of_the_sources_and_no_other() {
+    let page = read(Path::new("docs/troubleshooting.md")).text;
+    let (ours, of_postgres) =
+        page.split_once("\n## PostgreSQL's own errors\n").expect("a section of PostgreSQL's");
+    let is_sql = |path: &Path| path.extension().is_some_and(|extension| extension == "sql");
+    let sources: Vec<String> = texts_in(&["src", "crates", "sql"], &["rs", "sql"])
+        .iter()
+        .map(|(path, text)| with_ellipses(text, is_sql(path)))
+        .collect();
+    let expected: Vec<(PathBuf, String)> =
+        texts_in(&["tests/pg_regress/expected", "tests/isolation/expected"], &["out"]);
+    let stands = |line: &str, message: &str| {
+        let mut rest = Some(line);
+        for part in message.split('…') {
+            rest = rest.and_then(|rest| rest.split_once(part)).map(|(_, rest)| rest);
+        }
+        rest.is_some()
+    };
+
+    let invented: Vec<&str> = messages(ours, "### ")
+        .chain(messages(ours, "- "))
+        .filter(|message| !sources.iter().any(|source| source.contains(message)))
+        .chain(messages(of_postgres, "### ").filter(|message| {
+            !expected.iter().any(|(_, text)| text.lines().any(|line| stands(line, message)))
+        }))
+        .collect();
+    assert!(invented.is_empty(), "no source has these: {invented:#?}");
+
+    let errors = read(Path::new("src/schema/error.rs")).text;
+    let citus = read(Path::new("sql/citus.sql")).text;
+    let raised =
+        strings_after(&errors, "#[error(", '"').map(|text| with_ellipses(text, false)).chain(
+            ["EXCEPTION", "NOTICE"]
+                .iter()
+                .flat_map(|level| strings_after(&citus, level, '\''))
+                .map(|text| with_ellipses(text, true)),
+        );
+    let known = |message: &str| {
+        let mut shown = messages(ours, "### ").filter(|&shown| shown != "… is …");
+        page.contains(&format!("`{message}`")) || shown.any(|shown| stands(message, shown))
+    };
+    let missing: Vec<String> = raised.filter(|message| message != "…" && !known(message)).collect();
+    assert!(missing.is_empty(), "not in docs/troubleshooting.md: {missing:#?}");
+    assert!(messages(&page, "### ").count() > 50);
+}
