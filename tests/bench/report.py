@@ -26,10 +26,47 @@ SELECT_1 = "SELECT 1"
 MEMORY = "rl_limit, in memory"
 NOOP = "a function that does nothing"
 
-IN_SUMMARY = {
+# What the lines are called in the tables and the chart.
+NAMES = {
     MEMORY: "in memory", RL: "rl_limit", SETWISE: "set-wise SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
     REDIS: "Redis", SELECT_ROW: "bare SELECT", NOOP: "no-op", SELECT_1: "SELECT 1",
 }
+# The tables of docs/performance.md: title; a column's name and its line, the first of those that a work has; works by
+# their rows' names. No cell is empty: a work without one of the lines has no row.
+TABLES = [
+    (
+        "In the table",
+        {"rl_limit": [RL], "plain SQL": [BARE, SELECT_ROW, SETWISE]},
+        {
+            "hot_allowed": "one hot key, allowed",
+            "hot_allowed_durable": "one hot key, allowed, synchronous_commit on",
+            "hot_denied": "one hot key, denied",
+            "single_16": "100,000 keys, allowed",
+            "single_1": "100,000 keys, allowed, 1 client",
+            "setwise_allowed": "100,000 keys in one statement, allowed",
+            "setwise_new": "100,000 new keys in one statement",
+        },
+    ),
+    (
+        "In memory",
+        {"in memory": [MEMORY], "in the table": [RL], "Redis": [REDIS], "SELECT 1": [SELECT_1]},
+        {
+            "memory_hot": "one hot key, allowed",
+            "memory_denied": "one hot key, denied",
+            "memory_keys": "100,000 keys, allowed",
+        },
+    ),
+    (
+        "Other implementations",
+        {"rl_limit": [RL], "PL/pgSQL": [PLPGSQL], "upsert": [UPSERT], "Redis": [REDIS]},
+        {
+            "hot_allowed": "one hot key, allowed",
+            "hot_denied": "one hot key, denied",
+            "single_16": "100,000 keys, allowed",
+            "single_1": "100,000 keys, allowed, 1 client",
+        },
+    ),
+]
 IN_CHART = ["single_16", "hot_allowed", "hot_denied", "setwise_allowed", "memory_hot", "memory_keys"]
 
 
@@ -98,18 +135,23 @@ def work_table(work):
 
 
 def summary(works):
-    """Medians side by side, in thousand calls a second."""
-    rows = []
-    for work in works:
-        rates = {line["label"]: line["rates"] for line in work["lines"] if "rates" in line}
-        if len(rates.keys() & IN_SUMMARY.keys()) > 1:
-            show = lambda label: f"{median(rates[label]) / 1000:.1f}" if label in rates else ""
-            rows.append([work["title"], *map(show, IN_SUMMARY)])
-    return table(["thousand calls a second", *IN_SUMMARY.values()], rows)
+    """The tables of docs/performance.md: medians side by side, in thousand calls a second."""
+    rates = {work["name"]: {line["label"]: line["rates"] for line in work["lines"] if "rates" in line} for work in works}
+    parts = []
+    for title, columns, rows_of in TABLES:
+        rows = []
+        for name, row in rows_of.items():
+            first = lambda labels: next((label for label in labels if label in rates.get(name, {})), None)
+            lines = [first(labels) for labels in columns.values()]
+            if all(lines):
+                rows.append([row, *(f"{median(rates[name][label]) / 1000:.1f}" for label in lines)])
+        if rows:
+            parts.append(f"## {title}\n\n{table(['thousand calls a second', *columns], rows)}")
+    return "\n\n".join(parts)
 
 
 def markdown(settings, works):
-    parts = [summary(works)]
+    parts = list(filter(None, [summary(works)]))
     parts += [f"### {work['title']}\n\n{work_table(work)}" for work in works]
     parts += ["### settings\n\n" + "\n".join(f"- {name}: {value}" for name, value in settings.items())]
     return "\n\n".join(parts) + "\n"
@@ -131,9 +173,9 @@ def svg(works):
         colours = [look.C.level if line["label"] in (RL, MEMORY) else look.C.bar for line in lines]
         bars = chart.barh(range(len(lines)), rates, 0.77, color=colours, clip_on=False)
         chart.bar_label(bars, fmt="%.1fk/s", padding=6, color=look.C.text)
-        chart.set_yticks(range(len(lines)), [IN_SUMMARY[line["label"]] for line in lines], color=look.C.text)
+        chart.set_yticks(range(len(lines)), [NAMES[line["label"]] for line in lines], color=look.C.text)
         chart.set_ylim(len(lines) - 0.5, -0.5)
-    about = "Calls a second, beside what one would write without the extension"
+    about = "Calls a second, with the extension and with what one would write without it"
     return picture.svg(about, "Bars of the median rates; docs/performance.md has the numbers.")
 
 
