@@ -10,6 +10,10 @@ use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use reference::SIGNATURE;
+
+mod reference;
+
 const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezone = 'UTC';";
 
 /// Stands for pg_cron: it runs a job once, to see that it can be run.
@@ -293,8 +297,8 @@ fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
                     assert!(after_sql, "{place}: output without its SQL");
                 }
                 // scripts/test-packages runs commands and settings of the page about installation;
-                // what is told to Docker, Kubernetes and others can't be run here.
-                ("sql" | "sh" | "conf" | "yaml", None) => {}
+                // what is told to Docker, Kubernetes and others can't be run here. Signatures are compared.
+                ("sql" | "sh" | "conf" | "yaml" | SIGNATURE, None) => {}
                 (language, None) => panic!("{place}: nothing checks a block of {language:?}"),
             }
         }
