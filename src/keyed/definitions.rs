@@ -2,7 +2,10 @@
 //!
 //! Parsing a config costs more than the limiter itself, so definitions and inline configs are cached.
 //! A trigger on `rl_config` invalidates the relation, which clears the cache of every backend when the
-//! change commits, and that of this one at its next command or at a rollback.
+//! change commits, and that of this one at its next command or at a rollback. The trigger is FOR EACH ROW and
+//! ENABLE ALWAYS: statement triggers don't fire in logical replication's apply, and ordinary triggers don't fire under
+//! `session_replication_role = replica`. Where Citus copies `rl_config` to every node, it fires on every node, for the
+//! OID of the shard.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};

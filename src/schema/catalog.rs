@@ -52,7 +52,8 @@ pub enum TableLock {
     Read = pg_sys::AccessShareLock as isize,
     /// ROW SHARE, of a SELECT ... FOR UPDATE.
     LockRows = pg_sys::RowShareLock as isize,
-    /// ROW EXCLUSIVE, of an INSERT, UPDATE or DELETE.
+    /// ROW EXCLUSIVE, of an INSERT, UPDATE or DELETE. A call that will write takes it first: REINDEX holds SHARE on
+    /// the table while it waits for the index, so a call that reads first and then wants more would deadlock with it.
     Write = pg_sys::RowExclusiveLock as isize,
 }
 

@@ -5,6 +5,12 @@
 //! rights only: with the caller's, or with those of a SECURITY DEFINER function's owner, it could become
 //! superuser. SECURITY_RESTRICTED_OPERATION keeps it from switching roles back. A fixed search_path
 //! keeps the caller from choosing the functions that run as the owner.
+//!
+//! Above READ COMMITTED a statement sees the transaction's snapshot, but limits and definitions must see the
+//! latest state: hence `SPI_execute_snapshot` with `GetLatestSnapshot`.
+//!
+//! Every call locks `rateLimits` before `rl_config` and `rl_blocks` ([`with_owner`]). In another order, calls would
+//! deadlock with whatever locks all of them, such as rl_distribute.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -31,7 +31,8 @@ pub use entries::SharedEntries;
 pub use id::Scope;
 pub use ratelimit_memory::{Count, Denied, Totals};
 
-/// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not.
+/// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not, as
+/// where an entry (`ratelimit_core::table::Kept`) means something new.
 const LAYOUT: u32 = 4;
 
 /// The beginning of the segment. After it come the states, the tallies and the rankings.

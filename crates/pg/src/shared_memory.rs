@@ -152,7 +152,8 @@ unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
 /// while rows are copied over them. Of what an abort does (AbortSubTransaction), taken here: it restores the
 /// memory context and the resource owner, releases the LWLocks (LWLockReleaseAll), ends a wait for a lock
 /// (LockErrorCleanup), and releases what the resource owner has, segment and lock. Not needed: the work writes
-/// nothing and pins no buffer, and where Postgres raises an error in it, no wait event is left (dsm_impl.c).
+/// nothing and pins no buffer, and where Postgres raises an error in it, no wait event is left (dsm_impl.c). It doesn't
+/// switch to TopMemoryContext, where the copy of an error would stay.
 ///
 /// # Errors
 /// Those of the work.
@@ -235,7 +236,7 @@ pub fn name_lock_group(group: i32, name: &'static CStr) {
 
 /// A lock in shared memory, as PostgreSQL's own data there has: a wait for it can't be cancelled, and
 /// while it is held no signal is looked at. So what is done under it is short, calls nothing of
-/// Postgres but the clock, and raises nothing.
+/// Postgres but the clock, does no I/O and raises nothing. Several are taken in the order of their numbers.
 #[repr(transparent)]
 pub struct Lock(UnsafeCell<pg_sys::LWLock>);
 

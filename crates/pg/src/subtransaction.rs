@@ -37,7 +37,8 @@ unsafe extern "C-unwind" fn ended(
 }
 
 /// Runs `work` in a subtransaction, which is committed if it returns `Some`, and otherwise, also after
-/// an error, rolled back, which releases its locks.
+/// an error, rolled back, which releases its locks. An error is caught, and unwinds on after the rollback: one that
+/// escaped would leave the session inside the subtransaction.
 ///
 /// # Errors
 /// Those of the work.

@@ -203,7 +203,8 @@ impl Heap {
     }
 
     /// Whether no other transaction has locked or replaced the fetched version: a hint, since one may do
-    /// so at any time.
+    /// so at any time. `replace` asks first, and then waits as any update does: heap_update without `wait` has no
+    /// caller in PostgreSQL, and an assertion against it.
     ///
     /// # Safety
     /// Inside a guard.

@@ -240,7 +240,8 @@ pub struct Column {
     generated: c_char,
 }
 
-/// Every setting that the text of a value can depend on, for types whose text does.
+/// Every setting that the text of a value can depend on, for types whose text does. Clients can change them, and with
+/// the text a key that is made of it.
 const TEXT_SETTINGS: [(&CStr, &CStr); 8] = [
     (c"DateStyle", c"ISO, MDY"),
     (c"IntervalStyle", c"postgres"),
