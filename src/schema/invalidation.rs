@@ -1,8 +1,8 @@
 //! Invalidations: counted only, since they arrive at any point. A cache keeps the count at which it was
 //! valid.
 //!
-//! A changed count shows that something may have changed, never that it has: with `debug_discard_caches`, on builds with
-//! assertions, each lock announces everything. So a call that finds the count changed starts again once, and then
+//! A changed count shows that something may have changed, never that it has: with `debug_discard_caches`, on builds
+//! with assertions, each lock announces everything. So a call that finds the count changed starts again once, and then
 //! compares the tables themselves (`catalog::is_unchanged`). `tests/pg_regress/sql/discard.sql` shows it there.
 
 use std::cell::Cell;

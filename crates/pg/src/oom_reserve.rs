@@ -5,7 +5,8 @@
 //! "out of memory" into a panic.
 //!
 //! No single allocation exceeds the reserve: memory that grows with a caller's input is bounded, read
-//! by pages, or Postgres's, and a loop that collects calls [`check_for_interrupts`] in each round. Where the reserve does not suffice, the session ends (FATAL), and no other.
+//! by pages, or Postgres's, and a loop that collects calls [`check_for_interrupts`] each time. Where the reserve
+//! does not suffice, the session ends (FATAL), and no other.
 //!
 //! [`check_for_interrupts`]: crate::interrupts::check_for_interrupts
 
