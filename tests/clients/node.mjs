@@ -25,7 +25,7 @@ async function transaction(work) {
 }
 
 const sendMessage = (user, body) => transaction(async (client) => {
-  // FROM: one call. ::text: the key is text, whatever user is.
+  // In FROM the function runs once. ::text: the key is text, whatever the type of user.
   const take = "SELECT ok, retry_after, retry_at FROM rl_limit('sendMessage', $1::text)";
   const [limit] = (await client.query(take, [user])).rows;
   if (limit.ok) await client.query('INSERT INTO messages VALUES ($1, $2)', [user, body]);

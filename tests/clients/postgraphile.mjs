@@ -21,7 +21,7 @@ const { grafserv } = await import('postgraphile/grafserv/node');
 const { GraphQLError } = await import('postgraphile/graphql');
 const { PostGraphileAmberPreset } = await import('postgraphile/presets/amber');
 
-// PostGraphile hides what the database says: this shows a denial.
+// PostGraphile masks database errors. This shows a denial.
 function maskError(error) {
   const { code, message, detail } = error.originalError ?? {};
   if (code !== 'PT429') return defaultMaskError(error);
@@ -29,7 +29,7 @@ function maskError(error) {
   const extensions = { code, ...JSON.parse(detail) }; // kind, name, retryAfter
   return new GraphQLError(message, { nodes, source, positions, path, extensions });
 }
-// Answers 429 where nothing else was done, so that the client may send all of the request again.
+// Answers 429 if nothing else succeeded, so that the client can send the whole request again.
 async function processRequest(next, { requestDigest }) {
   requestDigest.preferJSON = true; // result.json, behind every server
   const result = await next();

@@ -12,8 +12,8 @@ from psycopg.rows import namedtuple_row
 
 
 def send_message(conn, user, body):
-    with conn.transaction():  # an exception rolls back, and the token is back too
-        # FROM: one call. ::text: psycopg sends an int as an int, and the key is text.
+    with conn.transaction():  # an exception rolls back and returns the token
+        # In FROM the function runs once. ::text: the key is text, and psycopg sends an int as an int.
         take = "SELECT ok, retry_after, retry_at FROM rl_limit('sendMessage', %s::text)"
         limit = conn.execute(take, [user]).fetchone()
         if limit.ok:

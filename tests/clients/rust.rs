@@ -10,8 +10,8 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, Error, NoTls, Row};
 
 async fn send_message(client: &mut Client, user: i64, body: &str) -> Result<Row, Error> {
-    let transaction = client.transaction().await?; // dropped, it rolls back: the token is back too
-    // FROM: one call. A parameter has the type of its first cast: a bigint here; the key is text.
+    let transaction = client.transaction().await?; // rolls back when dropped: returns the token
+    // In FROM the function runs once. $1 has the type of its first cast, bigint; the key is text.
     let take = "SELECT ok, retry_after, retry_at FROM rl_limit('sendMessage', $1::bigint::text)";
     let limit = transaction.query_one(take, &[&user]).await?;
     if limit.get("ok") {

@@ -11,7 +11,7 @@ sql() { psql -X -q -A -t -v ON_ERROR_STOP=1 "$@"; }
 # Prints t, or f and the seconds to wait. :'user' is a quoted literal, whatever the variable holds.
 send_message() { # USER BODY
     sql -v user="$1" -v body="$2" <<'SQL'
-BEGIN; -- at an error psql ends, which rolls back: the token is back too
+BEGIN; -- on an error psql exits, which rolls back and returns the token
 SELECT ok, coalesce(ceil(retry_after)::text, '') AS wait FROM rl_limit('sendMessage', :'user') \gset
 \if :ok
     INSERT INTO messages VALUES (:'user', :'body');

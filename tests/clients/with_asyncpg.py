@@ -14,8 +14,8 @@ QUOTA = "SELECT ok FROM rl_limit('quota', $1)"
 
 
 async def send_message(connection, user, body):
-    async with connection.transaction():  # an exception rolls back, and the token is back too
-        # FROM: one call. The key is text, and asyncpg sends nothing else as text.
+    async with connection.transaction():  # an exception rolls back and returns the token
+        # In FROM the function runs once. The key is text, and asyncpg accepts only a str for it.
         take = "SELECT ok, retry_after, retry_at FROM rl_limit('sendMessage', $1)"
         limit = await connection.fetchrow(take, str(user))
         if limit["ok"]:

@@ -29,7 +29,7 @@ class Message(Base):
 
 
 def send_message(session, user, body):
-    # FROM: one call. The key is text. Positional: func knows no name => value.
+    # In FROM the function runs once. The key is text. func passes arguments by position only.
     limit = func.rl_limit("sendMessage", str(user)).table_valued("ok", "retry_after", "retry_at")
     result = session.execute(select(limit)).one()
     if result.ok:
