@@ -1,9 +1,9 @@
-//! A web service whose requests the extension limits, and a page that shows what it answers.
+//! A web service whose requests the extension limits, and a page that shows the answers.
 //!
-//! An example for services of your own: [`hit`] takes a token and answers 200 or 429 with the headers of
-//! `rl_headers`, [`ask`] has the pool, the prepared statements and the deadlines, [`Failure`] what becomes of
-//! errors. DATABASE_URL names the database, as a role that has EXECUTE on `rl_limit`, `rl_check`, `rl_reset` and
-//! `rl_headers`; PORT is the port on 127.0.0.1 (8080; 0 for any).
+//! An example for services of your own: [`hit`] takes a token and responds with 200 or 429 and the headers of
+//! `rl_headers`, [`ask`] has the pool, the prepared statements and the deadlines, and [`Failure`] maps errors to
+//! responses. DATABASE_URL names the database, with a role that has EXECUTE on `rl_limit`, `rl_check`, `rl_reset`
+//! and `rl_headers`. PORT is the port on 127.0.0.1 (default 8080; 0 for any free one).
 
 use std::collections::HashMap;
 use std::env;
@@ -103,7 +103,7 @@ async fn hit(State(pool): State<Pool>, Query(limit): Query<Limit>) -> Result<Res
     Ok((status, headers, body).into_response())
 }
 
-/// Says what the limit holds now.
+/// Reports what the limit holds now.
 async fn check(
     State(pool): State<Pool>,
     Query(limit): Query<Limit>,
@@ -138,16 +138,16 @@ async fn ask(pool: &Pool, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Resu
     timeout(DEADLINE, answer).await?
 }
 
-/// Why a request was not answered: 400 where its input is to blame, otherwise 503 or 500.
+/// Why a request failed: 400 for an error caused by its input, otherwise 503 or 500.
 ///
-/// A limit that can't be asked lets nobody pass.
+/// If the limit can't be checked, the request fails closed.
 struct Failure {
     status: StatusCode,
     error: Value,
 }
 
 impl Failure {
-    /// Tells the log what happened, and the client only that something did.
+    /// Logs the cause; the client gets the message only.
     fn hidden(status: StatusCode, message: &str, cause: impl Error) -> Self {
         eprintln!("error: {message}: {}", with_sources(&cause));
         Failure { status, error: json!({ "message": message }) }
