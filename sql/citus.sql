@@ -1,7 +1,7 @@
 -- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
 -- What is named here exists where Citus is installed, and is looked up at the call.
 
-CREATE FUNCTION @extschema@.rl_distribute(shard_count integer DEFAULT 32)
+CREATE FUNCTION @extschema@.rl_distribute(shard_count integer DEFAULT 32, colocate_with regclass DEFAULT NULL)
 RETURNS SETOF text
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE COST 10000 ROWS 10
 SET search_path = pg_catalog, pg_temp SET row_security = off
@@ -17,7 +17,10 @@ DECLARE
     permission text;
     on_worker text;
     worker_with_rows text;
-    triggers_allowed text;
+    triggers_allowed text := current_setting('citus.enable_unsafe_triggers', true);
+    told text := current_setting('client_min_messages');
+    already integer;
+    apart text;
     in_memory boolean;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
@@ -40,6 +43,11 @@ BEGIN
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
         RAISE EXCEPTION 'rl_distribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
+    ELSIF current_setting('citus.shard_replication_factor') <> '1' AND NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
+        RAISE EXCEPTION 'citus.shard_replication_factor is %, and limits need 1', current_setting('citus.shard_replication_factor')
+            USING ERRCODE = 'feature_not_supported',
+                  DETAIL = 'In shards of several copies limits with shards, rl_prune and rl_trigger fail.',
+                  HINT = 'SET citus.shard_replication_factor = 1; for copies let each node have a streaming replica.';
     END IF;
 
     -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
@@ -52,8 +60,13 @@ BEGIN
                   HINT = format('A superuser grants it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
-        on_worker := format('SELECT pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) + pg_relation_size(to_regclass(%L)) > 0',
-                            definitions, blocks, states);
+        -- Over connections of their own, which would wait for ever for what rl_undistribute has locked in this transaction.
+        on_worker := format($sql$
+            SELECT CASE WHEN EXISTS (SELECT FROM pg_locks JOIN pg_stat_activity USING (pid)
+                                     WHERE granted AND mode = 'AccessExclusiveLock' AND relation = to_regclass(%3$L) AND application_name = %4$L)
+                   THEN false
+                   ELSE pg_relation_size(to_regclass(%1$L)) + pg_relation_size(to_regclass(%2$L)) + pg_relation_size(to_regclass(%3$L)) > 0 END
+            $sql$, definitions, blocks, states, 'citus_internal gpid=' || citus_backend_gpid());
         worker_with_rows := (SELECT worker.nodename FROM run_command_on_workers(on_worker) AS worker
                              WHERE worker.success AND worker.result = 't' LIMIT 1);
         IF worker_with_rows IS NOT NULL THEN
@@ -66,22 +79,44 @@ BEGIN
 
     -- Calls wait here until all is done. In the order in which they lock: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
+    -- What Citus says of copied rows, and that they be truncated, which is done here.
+    IF told <> 'error' THEN
+        PERFORM set_config('client_min_messages', 'warning', true);
+    END IF;
     FOREACH reference IN ARRAY ARRAY[definitions, blocks] LOOP
         CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = reference);
         -- Its triggers check what is written and tell the sessions of a node, so every copy has them.
-        triggers_allowed := current_setting('citus.enable_unsafe_triggers');
         PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
         PERFORM create_reference_table(reference);
         PERFORM set_config('citus.enable_unsafe_triggers', triggers_allowed, true);
         PERFORM truncate_local_data_after_distributing_table(reference);
     END LOOP;
-    IF EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
-        RAISE NOTICE 'rateLimits is distributed already, in % shards',
-            (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = states);
-    ELSE
+    already := (SELECT colocationid FROM pg_dist_partition WHERE logicalrelid = states);
+    IF already IS NULL AND colocate_with IS NOT NULL THEN
+        PERFORM create_distributed_table(states, 'key', colocate_with => colocate_with::text);
+    ELSIF already IS NULL THEN
         -- Not with other tables that are distributed by text: their collation may be another.
         PERFORM create_distributed_table(states, 'key', shard_count => shard_count, colocate_with => 'none');
-        PERFORM truncate_local_data_after_distributing_table(states);
+    END IF;
+    PERFORM truncate_local_data_after_distributing_table(states) WHERE already IS NULL;
+    PERFORM set_config('client_min_messages', told, true);
+
+    IF already <> (SELECT colocationid FROM pg_dist_partition WHERE logicalrelid = colocate_with) THEN
+        RAISE EXCEPTION 'rateLimits is distributed already, and not beside %', colocate_with
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = format('BEGIN; SELECT rl_undistribute(); SELECT rl_distribute(colocate_with => %L); COMMIT;', colocate_with);
+    ELSIF already IS NOT NULL THEN
+        RAISE NOTICE 'rateLimits is distributed already, in % shards',
+            (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = states);
+    END IF;
+    apart := (SELECT string_agg(table_of.logicalrelid::text, ', ' ORDER BY table_of.logicalrelid::text)
+              FROM pg_dist_partition AS table_of
+              WHERE table_of.colocationid <> (SELECT colocationid FROM pg_dist_partition WHERE logicalrelid = states)
+                AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = table_of.logicalrelid AND tgparentid = 0
+                                                     AND tgfoid = to_regprocedure(home || '.rl_trigger()')));
+    IF apart IS NOT NULL THEN
+        RAISE WARNING 'rl_trigger fails on tables that are not distributed beside rateLimits: %', apart
+            USING HINT = format('For each, with the column of its keys: SET citus.enable_unsafe_triggers = on; SELECT alter_distributed_table(''messages'', distribution_column => ''author'', colocate_with => %L);', states);
     END IF;
     EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE config ->> ''store'' = ''memory'')', definitions) INTO in_memory;
     IF in_memory THEN
@@ -126,6 +161,7 @@ DECLARE
     kept bigint;
     copied bigint;
     truncation text;
+    beside text;
 BEGIN
     IF EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
         distributed := EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states));
@@ -146,6 +182,10 @@ BEGIN
 
     -- Calls wait here until all is done. In the order in which they lock: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
+    beside := (SELECT string_agg(table_of.logicalrelid::text, ', ' ORDER BY table_of.logicalrelid::text)
+               FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
+               WHERE table_of.colocationid = (SELECT colocationid FROM pg_dist_partition WHERE logicalrelid = states)
+                 AND table_of.logicalrelid <> states AND NOT class.relispartition);
     FOR shell IN
         SELECT table_of.logicalrelid AS oid, class.relname AS name
         FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
@@ -153,6 +193,8 @@ BEGIN
     LOOP
         EXECUTE format('CREATE TEMPORARY TABLE rl_undistribute_rows AS SELECT * FROM %s', shell.oid::regclass);
         GET DIAGNOSTICS kept = ROW_COUNT;
+        -- Copies that create_distributed_table left behind, called by hand.
+        PERFORM truncate_local_data_after_distributing_table(shell.oid);
         -- As when a table is dropped, but that it stays: it is the extension's, with all that says so.
         PERFORM master_remove_distributed_table_metadata_from_workers(shell.oid, home, shell.name);
         PERFORM citus_drop_all_shards(shell.oid, home, shell.name);
@@ -171,6 +213,10 @@ BEGIN
         DROP TABLE pg_temp.rl_undistribute_rows;
     END LOOP;
     RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes know none any more';
+    IF beside IS NOT NULL THEN
+        RAISE NOTICE 'tables that were distributed beside them, where rl_trigger fails from now on: %', beside
+            USING HINT = format('Together again: SELECT rl_distribute(colocate_with => %L);', split_part(beside, ', ', 1));
+    END IF;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';

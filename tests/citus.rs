@@ -22,6 +22,8 @@ mod load;
 mod many_keys;
 #[path = "citus/moves.rs"]
 mod moves;
+#[path = "citus/operation.rs"]
+mod operation;
 #[allow(dead_code, reason = "the soak tests do more to a server")]
 #[path = "soak/own.rs"]
 mod own;

@@ -155,7 +155,7 @@ impl Drop for Server {
 }
 
 /// Returns the ids of the processes that a process has started.
-fn children(parent: &str) -> Vec<String> {
+pub fn children(parent: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap() {
         let entry = entry.unwrap();
