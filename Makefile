@@ -3,7 +3,7 @@
 
 export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE PORT
 
-.PHONY: all install uninstall help run playground pictures test test-all test-citus accept soak bench lint package test-packages release clean
+.PHONY: all install uninstall help run playground pictures test test-all test-citus accept soak bench lint docs package test-packages release clean
 all:
 	@BUILD=release scripts/build
 
@@ -26,16 +26,17 @@ help:
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
 	@echo 'make pictures  draw docs/pictures from what the extension answers; CHECK=yes only compares'
+	@echo 'make docs      build the book of docs/ in target/book, and see that its links lead somewhere'
 	@echo 'make lint      formatting, clippy, rustdoc, tests without expected output; shell, workflows, spelling, licenses'
 	@echo 'make package   leave packages for PostgreSQL 15 to 18 in dist/ (PG=17 for one); make test-packages'
 	@echo '               installs each of them into a new system or a throw-away server'
 	@echo 'make release   VERSION=1.2.3: sees that all agrees on it, runs every test, and leaves dist/'
 	@echo 'make clean     remove target/ and dist/'
-	@echo 'run, test, accept, soak, bench and lint install what is missing first, and take PG=16 or'
+	@echo 'run, test, accept, soak, bench, docs and lint install what is missing first, and take PG=16 or'
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run playground test test-all test-citus accept lint package test-packages release:
+run playground test test-all test-citus accept lint docs package test-packages release:
 	@scripts/$@
 
 pictures:

@@ -24,7 +24,7 @@ DECLARE
     in_memory boolean;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
-        RAISE EXCEPTION 'rl_distribute() needs the extension citus, which is not in this database'
+        RAISE EXCEPTION 'rl_distribute() requires the extension citus, which is not installed in this database'
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'On every node: CREATE EXTENSION citus; then on the coordinator: SELECT citus_set_coordinator_host(''10.0.0.1''); SELECT citus_add_node(''10.0.0.2'', 5432);';
     ELSIF shard_count IS NULL THEN
@@ -36,18 +36,18 @@ BEGIN
 
     owner := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = definitions);
     IF current_user <> owner THEN
-        RAISE EXCEPTION 'rl_distribute() is for the owner of the tables, role %', quote_ident(owner)
+        RAISE EXCEPTION 'rl_distribute() can be called only by the owner of the tables, role %', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_distribute();', owner);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'rl_distribute() needs a transaction that is READ COMMITTED, and this one is %',
+        RAISE EXCEPTION 'rl_distribute() requires isolation level READ COMMITTED, but this transaction is %',
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
-        RAISE EXCEPTION 'rl_distribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
+        RAISE EXCEPTION 'rl_distribute() must be called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF current_setting('citus.shard_replication_factor') <> '1' AND NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
-        RAISE EXCEPTION 'citus.shard_replication_factor is %, and limits need 1', current_setting('citus.shard_replication_factor')
+        RAISE EXCEPTION 'citus.shard_replication_factor is %, but limits need 1', current_setting('citus.shard_replication_factor')
             USING ERRCODE = 'feature_not_supported',
-                  DETAIL = 'In shards of several copies limits with shards, rl_prune and rl_trigger fail.',
-                  HINT = 'SET citus.shard_replication_factor = 1; for copies let each node have a streaming replica.';
+                  DETAIL = 'With several copies of each shard, limits with shards, rl_prune and rl_trigger fail.',
+                  HINT = 'SET citus.shard_replication_factor = 1; for copies, give each node a streaming replica.';
     END IF;
 
     -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
@@ -55,9 +55,9 @@ BEGIN
     on_worker := format('SELECT has_function_privilege(%1$L, to_regprocedure(%2$L), %4$L) AND has_function_privilege(%1$L, to_regprocedure(%3$L), %4$L)',
                         owner, home || '.rl_config_changed()', home || '.rl_blocks_changed()', 'EXECUTE');
     IF EXISTS (SELECT FROM run_command_on_workers(on_worker) AS worker WHERE worker.success AND worker.result = 'f') THEN
-        RAISE EXCEPTION 'role %, who owns the tables, may not create the triggers of rl_config and rl_blocks on other nodes', quote_ident(owner)
+        RAISE EXCEPTION 'role %, the owner of the tables, is not allowed to create the triggers of rl_config and rl_blocks on other nodes', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege',
-                  HINT = format('A superuser grants it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
+                  HINT = format('A superuser can grant it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
         -- Over connections of their own, which would wait for ever for what rl_undistribute has locked in this transaction.
@@ -72,7 +72,7 @@ BEGIN
         IF worker_with_rows IS NOT NULL THEN
             RAISE EXCEPTION 'node % has limits of its own', worker_with_rows
                 USING ERRCODE = 'object_not_in_prerequisite_state',
-                      DETAIL = 'They would be hidden while the limits are distributed, and be back afterwards.',
+                      DETAIL = 'They would be hidden while the limits are distributed, and reappear afterwards.',
                       HINT = format('On that node: TRUNCATE %s, %s, %s;', definitions, blocks, states);
         END IF;
     END IF;
@@ -102,11 +102,11 @@ BEGIN
     PERFORM set_config('client_min_messages', told, true);
 
     IF already <> (SELECT colocationid FROM pg_dist_partition WHERE logicalrelid = colocate_with) THEN
-        RAISE EXCEPTION 'rateLimits is distributed already, and not beside %', colocate_with
+        RAISE EXCEPTION 'rateLimits is already distributed, and not co-located with %', colocate_with
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('BEGIN; SELECT rl_undistribute(); SELECT rl_distribute(colocate_with => %L); COMMIT;', colocate_with);
     ELSIF already IS NOT NULL THEN
-        RAISE NOTICE 'rateLimits is distributed already, in % shards',
+        RAISE NOTICE 'rateLimits is already distributed, in % shards',
             (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = states);
     END IF;
     apart := (SELECT string_agg(table_of.logicalrelid::text, ', ' ORDER BY table_of.logicalrelid::text)
@@ -115,12 +115,12 @@ BEGIN
                 AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = table_of.logicalrelid AND tgparentid = 0
                                                      AND tgfoid = to_regprocedure(home || '.rl_trigger()')));
     IF apart IS NOT NULL THEN
-        RAISE WARNING 'rl_trigger fails on tables that are not distributed beside rateLimits: %', apart
+        RAISE WARNING 'rl_trigger fails on tables that are not co-located with rateLimits: %', apart
             USING HINT = format('For each, with the column of its keys: SET citus.enable_unsafe_triggers = on; SELECT alter_distributed_table(''messages'', distribution_column => ''author'', colocate_with => %L);', states);
     END IF;
     EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE config ->> ''store'' = ''memory'')', definitions) INTO in_memory;
     IF in_memory THEN
-        RAISE NOTICE 'limits in memory count for each node by itself';
+        RAISE NOTICE 'limits in memory still count on each node separately';
     END IF;
 
     -- Citus grants nothing on the functions of an extension.
@@ -142,7 +142,7 @@ BEGIN
         ORDER BY acl.grantee::regrole::text;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits over the nodes of Citus; returns the statements that give every node the grants of this one';
+COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits over the nodes of Citus; returns the statements that repeat the grants of this node on every node';
 
 CREATE FUNCTION @extschema@.rl_undistribute()
 RETURNS void
@@ -170,14 +170,14 @@ BEGIN
         RAISE EXCEPTION 'the rate limits are not distributed by Citus'
             USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF current_user <> owner THEN
-        RAISE EXCEPTION 'rl_undistribute() is for the owner of the tables, role %', quote_ident(owner)
+        RAISE EXCEPTION 'rl_undistribute() can be called only by the owner of the tables, role %', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_undistribute();', owner);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
         -- Its snapshot would miss what was committed since.
-        RAISE EXCEPTION 'rl_undistribute() needs a transaction that is READ COMMITTED, and this one is %',
+        RAISE EXCEPTION 'rl_undistribute() requires isolation level READ COMMITTED, but this transaction is %',
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
-        RAISE EXCEPTION 'rl_undistribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
+        RAISE EXCEPTION 'rl_undistribute() must be called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 
     -- Calls wait here until all is done. In the order in which they lock: the states first.
@@ -207,19 +207,19 @@ BEGIN
         EXECUTE format('INSERT INTO %s SELECT * FROM pg_temp.rl_undistribute_rows', shell.oid::regclass);
         GET DIAGNOSTICS copied = ROW_COUNT;
         IF copied <> kept THEN
-            RAISE EXCEPTION 'of % rows of % only % could be brought back', kept, shell.oid::regclass, copied
-                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'A trigger or a rule on the table keeps rows from being written.';
+            RAISE EXCEPTION 'only % of the % rows of % could be moved back', copied, kept, shell.oid::regclass
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'A trigger or a rule on the table prevents rows from being written.';
         END IF;
         DROP TABLE pg_temp.rl_undistribute_rows;
     END LOOP;
-    RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes know none any more';
+    RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes no longer have any';
     IF beside IS NOT NULL THEN
-        RAISE NOTICE 'tables that were distributed beside them, where rl_trigger fails from now on: %', beside
-            USING HINT = format('Together again: SELECT rl_distribute(colocate_with => %L);', split_part(beside, ', ', 1));
+        RAISE NOTICE 'rl_trigger now fails on the tables that were co-located with rateLimits: %', beside
+            USING HINT = format('To co-locate them again: SELECT rl_distribute(colocate_with => %L);', split_part(beside, ', ', 1));
     END IF;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';
+COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'moves distributed rate limits back to this node, with definitions, blocks and state';
 
 CREATE FUNCTION @extschema@.rl_node(name text, key text)
 RETURNS TABLE (host text, port integer)
@@ -243,4 +243,4 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_node IS 'returns the node of Citus that has a key of a rate limit, on which its calls cost least; no row where the limits are not distributed';
+COMMENT ON FUNCTION @extschema@.rl_node IS 'Citus node that stores a key of a rate limit, where calls for it are cheapest; no row if the limits are not distributed';

@@ -21,14 +21,14 @@ CREATE FUNCTION @extschema@.rl_check(
 RETURNS @extschema@.rl_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_check';
-COMMENT ON FUNCTION @extschema@.rl_check IS 'tells whether rl_limit would pass: consumes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes, locks and writes nothing';
 
 CREATE FUNCTION @extschema@.rl_credit(
     name text, key text, count double precision, taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
 RETURNS @extschema@.rl_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_credit';
-COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes unconditionally';
+COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken but not used; a negative count takes tokens unconditionally';
 
 -- Several limits at once: all or nothing.
 
@@ -38,7 +38,7 @@ RETURNS TABLE (
     remaining double precision, capacity double precision, reset_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_limit_all';
-COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, from all or from none; a row a request';
+COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, all or nothing; returns one row per request';
 
 CREATE FUNCTION @extschema@.rl_check_all(requests jsonb, throws boolean DEFAULT false)
 RETURNS TABLE (
@@ -46,7 +46,7 @@ RETURNS TABLE (
     remaining double precision, capacity double precision, reset_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_check_all';
-COMMENT ON FUNCTION @extschema@.rl_check_all IS 'tells whether rl_limit_all would pass: consumes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes, locks and writes nothing';
 
 -- Leases of concurrency limits.
 
@@ -57,19 +57,19 @@ CREATE FUNCTION @extschema@.rl_acquire(
     OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_acquire';
-COMMENT ON FUNCTION @extschema@.rl_acquire IS 'takes count slots of a concurrency limit, and returns their lease, or when to ask again';
+COMMENT ON FUNCTION @extschema@.rl_acquire IS 'takes count slots of a concurrency limit; returns a lease, or when to retry';
 
 CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_extend';
-COMMENT ON FUNCTION @extschema@.rl_extend IS 'extends a lease, to expire its ttl from now; returns when that is, NULL if it has expired or was released';
+COMMENT ON FUNCTION @extschema@.rl_extend IS 'extends a lease to its full ttl from now; returns when it expires, NULL if it had expired or was released';
 
 CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_release';
-COMMENT ON FUNCTION @extschema@.rl_release IS 'gives back the slots of a lease; false if it had expired or was released';
+COMMENT ON FUNCTION @extschema@.rl_release IS 'releases the slots of a lease; false if it had expired or was released';
 
 -- Named limits.
 
@@ -77,13 +77,13 @@ CREATE FUNCTION @extschema@.rl_define(name text, config jsonb, key text DEFAULT 
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_define';
-COMMENT ON FUNCTION @extschema@.rl_define IS 'creates or replaces a named rate limit, or its override for one key; false if it stood there already';
+COMMENT ON FUNCTION @extschema@.rl_define IS 'creates or replaces a rate limit, or its override for one key; false if nothing changed';
 
 CREATE FUNCTION @extschema@.rl_undefine(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_undefine';
-COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a named rate limit, or its override for one key; false if there was none; state stays until reset';
+COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
 
 -- Definitions written by plain SQL are checked before they are stored; after it every session's memory of them is
 -- cleared. Row triggers that fire always: logical replication and restores write here as well. Told only afterwards,
@@ -93,7 +93,7 @@ CREATE FUNCTION @extschema@.rl_config_changed()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_config_changed';
-COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and tells every session';
+COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and invalidates every session''s definition cache';
 
 CREATE TRIGGER rl_config_check BEFORE INSERT OR UPDATE ON @extschema@.rl_config
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_config_changed();
@@ -103,12 +103,12 @@ COMMENT ON TRIGGER rl_config_check ON @extschema@.rl_config IS 'checks a definit
 CREATE TRIGGER rl_config_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_config
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_config_changed();
 ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_changed;
-COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'tells every session that definitions changed';
+COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'invalidates every session''s definition cache';
 
 CREATE TRIGGER rl_config_truncated AFTER TRUNCATE ON @extschema@.rl_config
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_config_changed();
 ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_truncated;
-COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'tells every session that definitions changed';
+COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'invalidates every session''s definition cache';
 
 -- Blocks: keys that are denied whatever is in their limits.
 
@@ -117,13 +117,13 @@ CREATE FUNCTION @extschema@.rl_block(
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_block';
-COMMENT ON FUNCTION @extschema@.rl_block IS 'denies every call of a rate limit''s key for a duration, or until a time, which may be infinity; returns until when';
+COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely); returns the end of the block';
 
 CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_unblock';
-COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a rate limit''s key; false if it was not blocked';
+COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a key; false if it was not blocked';
 
 -- As on rl_config: for every row, since logical replication and restores write here as well.
 
@@ -131,17 +131,17 @@ CREATE FUNCTION @extschema@.rl_blocks_changed()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_blocks_changed';
-COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS 'rate limiter, internal: checks a block and tells every session';
+COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS 'rate limiter, internal: checks a block and invalidates every session''s definition cache';
 
 CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_blocks
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
-COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
+COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and invalidates every session''s definition cache';
 
 CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
-COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'tells every session that blocks have ended';
+COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'invalidates every session''s definition cache';
 
 -- What forgets state.
 
@@ -149,19 +149,19 @@ CREATE FUNCTION @extschema@.rl_reset(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_reset';
-COMMENT ON FUNCTION @extschema@.rl_reset IS 'makes a rate limit full again, debt forgotten; false if there was nothing to forget';
+COMMENT ON FUNCTION @extschema@.rl_reset IS 'makes a rate limit full again and cancels its debt; false if there was nothing to reset';
 
 CREATE FUNCTION @extschema@.rl_reset_all(name text)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_reset_all';
-COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns for how many there was something to forget';
+COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns how many were reset';
 
 CREATE FUNCTION @extschema@.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_prune';
-COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of blocks that are over and idle rows; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of expired blocks and idle rows; returns how many';
 
 -- What limits hold now.
 
@@ -171,13 +171,13 @@ RETURNS TABLE (
     as_of timestamptz, shards integer, limited boolean)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_status';
-COMMENT ON FUNCTION @extschema@.rl_status IS 'what every rate limit in use holds now, a row a name and key; of one name or key if given';
+COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
 
 CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_state';
-COMMENT ON FUNCTION @extschema@.rl_state IS 'the state of a rate limit, as rl_calculate takes it; NULL where there is none, so that it is full';
+COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, as rl_calculate takes it; NULL: no state, so the limit is full';
 
 -- Numbers about all limits.
 
@@ -186,19 +186,19 @@ RETURNS TABLE (
     name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats';
-COMMENT ON FUNCTION @extschema@.rl_stats IS 'how many calls each rate limit allowed and denied, and the tokens that it gave';
+COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens that it gave';
 
 CREATE FUNCTION @extschema@.rl_stats_reset(name text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats_reset';
-COMMENT ON FUNCTION @extschema@.rl_stats_reset IS 'sets the counters of a rate limit to zero, or those of all; returns of how many';
+COMMENT ON FUNCTION @extschema@.rl_stats_reset IS 'resets the counters of one rate limit, or of all; returns how many were reset';
 
 CREATE FUNCTION @extschema@.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
 RETURNS TABLE (name text, key text, denied bigint, error bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
-COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'the keys that are denied most, of a rate limit or of all: from denied - error to denied times';
+COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
 
 CREATE FUNCTION @extschema@.rl_memory(
     OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint,
@@ -206,7 +206,7 @@ CREATE FUNCTION @extschema@.rl_memory(
     OUT dropped_calls bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
-COMMENT ON FUNCTION @extschema@.rl_memory IS 'how many keys the rate limits in memory have and have room for, how many made room for others, and ratelimit.memory_keys as it was and is';
+COMMENT ON FUNCTION @extschema@.rl_memory IS 'keys that the limits in memory have and have room for, keys evicted, and the configured ratelimit.memory_keys';
 
 -- Outcomes as HTTP headers.
 
@@ -215,7 +215,7 @@ CREATE FUNCTION @extschema@.rl_headers(
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_headers';
-COMMENT ON FUNCTION @extschema@.rl_headers IS 'the outcome of a call as HTTP headers: style ietf, github or postgrest';
+COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
 
 -- Limits on the rows that statements write.
 
@@ -223,7 +223,7 @@ CREATE FUNCTION @extschema@.rl_trigger()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_trigger';
-COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit of its first argument, for the rows of the event; options key=<column>, count=<column>';
+COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit named by its first argument for the rows written; options key=<column>, count=<column>';
 
 -- The algorithm alone, for one call and for a log.
 
@@ -233,14 +233,14 @@ CREATE FUNCTION @extschema@.rl_calculate(
     OUT state jsonb)
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_calculate';
-COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: what a limit in this state answers at that time, and its state afterwards';
+COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: answer of a limit in a given state at a given time, and its state afterwards';
 
 CREATE FUNCTION @extschema@.rl_replay(
     config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
 RETURNS @extschema@.rl_result
 LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
-COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: what a limit answers each request of a log, OVER (PARTITION BY key ORDER BY at)';
+COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: what a limit would answer to each request of a log, OVER (PARTITION BY key ORDER BY at)';
 
 -- The builders of configs, a function a kind.
 
@@ -250,7 +250,7 @@ CREATE FUNCTION @extschema@.rl_token_bucket(
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_token_bucket';
-COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: rate tokens a period flow in steadily, up to capacity';
+COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: rate tokens per period, refilled continuously up to capacity';
 
 CREATE FUNCTION @extschema@.rl_fixed_window(
     rate double precision, period interval, capacity double precision DEFAULT NULL,
@@ -259,7 +259,7 @@ CREATE FUNCTION @extschema@.rl_fixed_window(
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_fixed_window';
-COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens arrive when each window turns, up to capacity';
+COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
 
 CREATE FUNCTION @extschema@.rl_sliding_window(rate double precision, period interval)
 RETURNS jsonb
@@ -277,10 +277,10 @@ CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_concurrency';
-COMMENT ON FUNCTION @extschema@.rl_concurrency IS 'config of a concurrency limit: at most slots leases at once, each of which expires after ttl';
+COMMENT ON FUNCTION @extschema@.rl_concurrency IS 'config of a concurrency limit: at most slots leases at a time, each of which expires after ttl';
 
 CREATE FUNCTION @extschema@.rl_unlimited()
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_unlimited';
-COMMENT ON FUNCTION @extschema@.rl_unlimited IS 'config of no limit, for keys and names that are exempt';
+COMMENT ON FUNCTION @extschema@.rl_unlimited IS 'config without a limit, for exempt keys and names';

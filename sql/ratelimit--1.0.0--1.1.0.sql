@@ -20,22 +20,22 @@ CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inli
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
-COMMENT ON FUNCTION @extschema@.rl_memory IS $$how many keys the rate limits in memory have and have room for, how many made room for others, and ratelimit.memory_keys as it was and is$$;
+COMMENT ON FUNCTION @extschema@.rl_memory IS 'keys that the limits in memory have and have room for, keys evicted, and the configured ratelimit.memory_keys';
 CREATE FUNCTION @extschema@.rl_stats()
 RETURNS TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats';
-COMMENT ON FUNCTION @extschema@.rl_stats IS $$how many calls each rate limit allowed and denied, and the tokens that it gave$$;
+COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens that it gave';
 CREATE FUNCTION @extschema@.rl_stats_reset(name text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats_reset';
-COMMENT ON FUNCTION @extschema@.rl_stats_reset IS $$sets the counters of a rate limit to zero, or those of all; returns of how many$$;
+COMMENT ON FUNCTION @extschema@.rl_stats_reset IS 'resets the counters of one rate limit, or of all; returns how many were reset';
 CREATE FUNCTION @extschema@.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
 RETURNS TABLE (name text, key text, denied bigint, error bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
-COMMENT ON FUNCTION @extschema@.rl_top_denied IS $$the keys that are denied most, of a rate limit or of all: from denied - error to denied times$$;
+COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
 
 -- Who is denied whatever is in the limit.
 CREATE TABLE @extschema@.rl_blocks (
@@ -52,78 +52,72 @@ BEGIN
                                WHERE oid OPERATOR(pg_catalog.=) '@extschema@.rl_config'::pg_catalog.regclass::pg_catalog.oid));
 END
 $$;
-COMMENT ON TABLE @extschema@.rl_blocks IS 'rate limiter: who is denied until when, whatever is in the limit';
-COMMENT ON COLUMN @extschema@.rl_blocks.name IS 'which limit; 1 to 200 bytes';
-COMMENT ON COLUMN @extschema@.rl_blocks.key IS 'whose; up to 1024 bytes, empty for the limit without keys';
-COMMENT ON COLUMN @extschema@.rl_blocks.until IS 'when it is over; infinity: never';
+COMMENT ON TABLE @extschema@.rl_blocks IS 'rate limiter: keys that are denied until a given time, however many tokens are left';
+COMMENT ON COLUMN @extschema@.rl_blocks.name IS 'name of the limit; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rl_blocks.key IS 'key that is blocked; up to 1024 bytes, empty for a limit without keys';
+COMMENT ON COLUMN @extschema@.rl_blocks.until IS 'end of the block; infinity: blocked indefinitely';
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_blocks', '');
 CREATE FUNCTION @extschema@.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_block';
-COMMENT ON FUNCTION @extschema@.rl_block IS $$denies every call of a rate limit's key for a duration, or until a time, which may be infinity; returns until when$$;
+COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely); returns the end of the block';
 CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_unblock';
-COMMENT ON FUNCTION @extschema@.rl_unblock IS $$ends the block of a rate limit's key; false if it was not blocked$$;
+COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a key; false if it was not blocked';
 CREATE FUNCTION @extschema@.rl_blocks_changed()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_blocks_changed';
-COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS $$rate limiter, internal: checks a block and tells every session$$;
+COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS 'rate limiter, internal: checks a block and invalidates every session''s definition cache';
 CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_blocks
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
-COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and tells every session';
+COMMENT ON TRIGGER rl_blocks_changed ON @extschema@.rl_blocks IS 'checks a block and invalidates every session''s definition cache';
 
 CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
     FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.rl_blocks_changed();
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
-COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'tells every session that blocks have ended';
+COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'invalidates every session''s definition cache';
 
 -- Concurrency, exemptions, states, and limits over a log.
 CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_concurrency';
-COMMENT ON FUNCTION @extschema@.rl_concurrency IS $$config of a concurrency limit: at most slots leases at once, each of which expires after ttl$$;
+COMMENT ON FUNCTION @extschema@.rl_concurrency IS 'config of a concurrency limit: at most slots leases at a time, each of which expires after ttl';
 CREATE FUNCTION @extschema@.rl_unlimited()
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_unlimited';
-COMMENT ON FUNCTION @extschema@.rl_unlimited IS $$config of no limit, for keys and names that are exempt$$;
+COMMENT ON FUNCTION @extschema@.rl_unlimited IS 'config without a limit, for exempt keys and names';
 CREATE FUNCTION @extschema@.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text, OUT expires_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_acquire';
-COMMENT ON FUNCTION @extschema@.rl_acquire IS $$takes count slots of a concurrency limit, and returns their lease, or when to ask again$$;
+COMMENT ON FUNCTION @extschema@.rl_acquire IS 'takes count slots of a concurrency limit; returns a lease, or when to retry';
 CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_extend';
-COMMENT ON FUNCTION @extschema@.rl_extend IS $$extends a lease, to expire its ttl from now; returns when that is, NULL if it has expired or was released$$;
+COMMENT ON FUNCTION @extschema@.rl_extend IS 'extends a lease to its full ttl from now; returns when it expires, NULL if it had expired or was released';
 CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_release';
-COMMENT ON FUNCTION @extschema@.rl_release IS $$gives back the slots of a lease; false if it had expired or was released$$;
+COMMENT ON FUNCTION @extschema@.rl_release IS 'releases the slots of a lease; false if it had expired or was released';
 CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_state';
-COMMENT ON FUNCTION @extschema@.rl_state IS $$the state of a rate limit, as rl_calculate takes it; NULL where there is none, so that it is full$$;
+COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, as rl_calculate takes it; NULL: no state, so the limit is full';
 CREATE FUNCTION @extschema@.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
 RETURNS @extschema@.rl_result
 LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
-COMMENT ON FUNCTION @extschema@.rl_replay IS $$window function: what a limit answers each request of a log, OVER (PARTITION BY key ORDER BY at)$$;
-
-COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens in the limit after this call; negative: debt or overage; NULL without a limit';
-COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most that the limit holds; NULL without a limit';
-COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, as if the row were not there';
-COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens that the window before used; fixed window: minus those that the window brought; concurrency: 0';
-COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: when each token was taken, oldest first; concurrency: of each slot when its lease was given, and when that expires';
+COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: what a limit would answer to each request of a log, OVER (PARTITION BY key ORDER BY at)';
 
 -- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
 -- What is named here exists where Citus is installed, and is looked up at the call.
@@ -151,7 +145,7 @@ DECLARE
     in_memory boolean;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus') THEN
-        RAISE EXCEPTION 'rl_distribute() needs the extension citus, which is not in this database'
+        RAISE EXCEPTION 'rl_distribute() requires the extension citus, which is not installed in this database'
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'On every node: CREATE EXTENSION citus; then on the coordinator: SELECT citus_set_coordinator_host(''10.0.0.1''); SELECT citus_add_node(''10.0.0.2'', 5432);';
     ELSIF shard_count IS NULL THEN
@@ -163,18 +157,18 @@ BEGIN
 
     owner := (SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = definitions);
     IF current_user <> owner THEN
-        RAISE EXCEPTION 'rl_distribute() is for the owner of the tables, role %', quote_ident(owner)
+        RAISE EXCEPTION 'rl_distribute() can be called only by the owner of the tables, role %', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_distribute();', owner);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'rl_distribute() needs a transaction that is READ COMMITTED, and this one is %',
+        RAISE EXCEPTION 'rl_distribute() requires isolation level READ COMMITTED, but this transaction is %',
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
-        RAISE EXCEPTION 'rl_distribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
+        RAISE EXCEPTION 'rl_distribute() must be called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF current_setting('citus.shard_replication_factor') <> '1' AND NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
-        RAISE EXCEPTION 'citus.shard_replication_factor is %, and limits need 1', current_setting('citus.shard_replication_factor')
+        RAISE EXCEPTION 'citus.shard_replication_factor is %, but limits need 1', current_setting('citus.shard_replication_factor')
             USING ERRCODE = 'feature_not_supported',
-                  DETAIL = 'In shards of several copies limits with shards, rl_prune and rl_trigger fail.',
-                  HINT = 'SET citus.shard_replication_factor = 1; for copies let each node have a streaming replica.';
+                  DETAIL = 'With several copies of each shard, limits with shards, rl_prune and rl_trigger fail.',
+                  HINT = 'SET citus.shard_replication_factor = 1; for copies, give each node a streaming replica.';
     END IF;
 
     -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
@@ -182,9 +176,9 @@ BEGIN
     on_worker := format('SELECT has_function_privilege(%1$L, to_regprocedure(%2$L), %4$L) AND has_function_privilege(%1$L, to_regprocedure(%3$L), %4$L)',
                         owner, home || '.rl_config_changed()', home || '.rl_blocks_changed()', 'EXECUTE');
     IF EXISTS (SELECT FROM run_command_on_workers(on_worker) AS worker WHERE worker.success AND worker.result = 'f') THEN
-        RAISE EXCEPTION 'role %, who owns the tables, may not create the triggers of rl_config and rl_blocks on other nodes', quote_ident(owner)
+        RAISE EXCEPTION 'role %, the owner of the tables, is not allowed to create the triggers of rl_config and rl_blocks on other nodes', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege',
-                  HINT = format('A superuser grants it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
+                  HINT = format('A superuser can grant it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
         -- Over connections of their own, which would wait for ever for what rl_undistribute has locked in this transaction.
@@ -199,7 +193,7 @@ BEGIN
         IF worker_with_rows IS NOT NULL THEN
             RAISE EXCEPTION 'node % has limits of its own', worker_with_rows
                 USING ERRCODE = 'object_not_in_prerequisite_state',
-                      DETAIL = 'They would be hidden while the limits are distributed, and be back afterwards.',
+                      DETAIL = 'They would be hidden while the limits are distributed, and reappear afterwards.',
                       HINT = format('On that node: TRUNCATE %s, %s, %s;', definitions, blocks, states);
         END IF;
     END IF;
@@ -229,11 +223,11 @@ BEGIN
     PERFORM set_config('client_min_messages', told, true);
 
     IF already <> (SELECT colocationid FROM pg_dist_partition WHERE logicalrelid = colocate_with) THEN
-        RAISE EXCEPTION 'rateLimits is distributed already, and not beside %', colocate_with
+        RAISE EXCEPTION 'rateLimits is already distributed, and not co-located with %', colocate_with
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = format('BEGIN; SELECT rl_undistribute(); SELECT rl_distribute(colocate_with => %L); COMMIT;', colocate_with);
     ELSIF already IS NOT NULL THEN
-        RAISE NOTICE 'rateLimits is distributed already, in % shards',
+        RAISE NOTICE 'rateLimits is already distributed, in % shards',
             (SELECT count(*) FROM pg_dist_shard WHERE logicalrelid = states);
     END IF;
     apart := (SELECT string_agg(table_of.logicalrelid::text, ', ' ORDER BY table_of.logicalrelid::text)
@@ -242,12 +236,12 @@ BEGIN
                 AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = table_of.logicalrelid AND tgparentid = 0
                                                      AND tgfoid = to_regprocedure(home || '.rl_trigger()')));
     IF apart IS NOT NULL THEN
-        RAISE WARNING 'rl_trigger fails on tables that are not distributed beside rateLimits: %', apart
+        RAISE WARNING 'rl_trigger fails on tables that are not co-located with rateLimits: %', apart
             USING HINT = format('For each, with the column of its keys: SET citus.enable_unsafe_triggers = on; SELECT alter_distributed_table(''messages'', distribution_column => ''author'', colocate_with => %L);', states);
     END IF;
     EXECUTE format('SELECT EXISTS (SELECT FROM %s WHERE config ->> ''store'' = ''memory'')', definitions) INTO in_memory;
     IF in_memory THEN
-        RAISE NOTICE 'limits in memory count for each node by itself';
+        RAISE NOTICE 'limits in memory still count on each node separately';
     END IF;
 
     -- Citus grants nothing on the functions of an extension.
@@ -269,7 +263,7 @@ BEGIN
         ORDER BY acl.grantee::regrole::text;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits over the nodes of Citus; returns the statements that give every node the grants of this one';
+COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits over the nodes of Citus; returns the statements that repeat the grants of this node on every node';
 
 CREATE FUNCTION @extschema@.rl_undistribute()
 RETURNS void
@@ -297,14 +291,14 @@ BEGIN
         RAISE EXCEPTION 'the rate limits are not distributed by Citus'
             USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF current_user <> owner THEN
-        RAISE EXCEPTION 'rl_undistribute() is for the owner of the tables, role %', quote_ident(owner)
+        RAISE EXCEPTION 'rl_undistribute() can be called only by the owner of the tables, role %', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_undistribute();', owner);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
         -- Its snapshot would miss what was committed since.
-        RAISE EXCEPTION 'rl_undistribute() needs a transaction that is READ COMMITTED, and this one is %',
+        RAISE EXCEPTION 'rl_undistribute() requires isolation level READ COMMITTED, but this transaction is %',
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
-        RAISE EXCEPTION 'rl_undistribute() is called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
+        RAISE EXCEPTION 'rl_undistribute() must be called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 
     -- Calls wait here until all is done. In the order in which they lock: the states first.
@@ -334,19 +328,19 @@ BEGIN
         EXECUTE format('INSERT INTO %s SELECT * FROM pg_temp.rl_undistribute_rows', shell.oid::regclass);
         GET DIAGNOSTICS copied = ROW_COUNT;
         IF copied <> kept THEN
-            RAISE EXCEPTION 'of % rows of % only % could be brought back', kept, shell.oid::regclass, copied
-                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'A trigger or a rule on the table keeps rows from being written.';
+            RAISE EXCEPTION 'only % of the % rows of % could be moved back', copied, kept, shell.oid::regclass
+                USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'A trigger or a rule on the table prevents rows from being written.';
         END IF;
         DROP TABLE pg_temp.rl_undistribute_rows;
     END LOOP;
-    RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes know none any more';
+    RAISE NOTICE 'the rate limits are on this node alone, with its grants; the other nodes no longer have any';
     IF beside IS NOT NULL THEN
-        RAISE NOTICE 'tables that were distributed beside them, where rl_trigger fails from now on: %', beside
-            USING HINT = format('Together again: SELECT rl_distribute(colocate_with => %L);', split_part(beside, ', ', 1));
+        RAISE NOTICE 'rl_trigger now fails on the tables that were co-located with rateLimits: %', beside
+            USING HINT = format('To co-locate them again: SELECT rl_distribute(colocate_with => %L);', split_part(beside, ', ', 1));
     END IF;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'takes the rate limits back from the nodes of Citus, with definitions, blocks and state';
+COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'moves distributed rate limits back to this node, with definitions, blocks and state';
 
 CREATE FUNCTION @extschema@.rl_node(name text, key text)
 RETURNS TABLE (host text, port integer)
@@ -370,7 +364,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_node IS 'returns the node of Citus that has a key of a rate limit, on which its calls cost least; no row where the limits are not distributed';
+COMMENT ON FUNCTION @extschema@.rl_node IS 'Citus node that stores a key of a rate limit, where calls for it are cheapest; no row if the limits are not distributed';
 
 -- What default privileges gave is taken back. Of what is new: all. Of the functions of 1.0.0: what their initial
 -- privileges have, and of its tables, which have none, what default privileges of the role that made them give today
@@ -549,6 +543,41 @@ WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
                     AND init.objoid OPERATOR(pg_catalog.=) member.objid
                     AND acl.grantee OPERATOR(pg_catalog.=) dependency.refobjid);
 
--- In the field's words.
-COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken and not used; a negative count takes unconditionally';
-COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of blocks that are over and idle rows; returns how many';
+-- Comments that are worded anew.
+COMMENT ON TYPE @extschema@.rl_result IS 'result of a call of the rate limiter';
+COMMENT ON COLUMN @extschema@.rl_result.ok IS 'whether the tokens were taken (rl_check: could be taken); never NULL';
+COMMENT ON COLUMN @extschema@.rl_result.retry_after IS 'seconds until the same call can succeed, or until reserved work may start; NULL: no wait, or, if ok is false, the call can never succeed';
+COMMENT ON COLUMN @extschema@.rl_result.retry_at IS 'retry_after as a time; both are rounded up to a whole millisecond';
+COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens left after this call; negative: debt or overage; NULL: no limit applies';
+COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most tokens that the limit can hold; NULL: no limit applies';
+COMMENT ON COLUMN @extschema@.rl_result.reset_at IS 'when the limit is full again if nobody takes from it; window kinds: end of the current window; concurrency: when the last lease expires';
+COMMENT ON TABLE @extschema@.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key, shard)';
+COMMENT ON COLUMN @extschema@.rateLimits.name IS 'name of the limit; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rateLimits.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
+COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'shard of a sharded limit, from 0';
+COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, the same as no row';
+COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; fixed window: tokens that this window added, negated; concurrency: 0';
+COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
+COMMENT ON TABLE @extschema@.rl_config IS 'rate limiter: defined limits; a row with a key overrides the limit for that key';
+COMMENT ON COLUMN @extschema@.rl_config.name IS 'name of the limit; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rl_config.key IS 'key that this row applies to; up to 1024 bytes, empty: every key without a row of its own';
+COMMENT ON COLUMN @extschema@.rl_config.config IS 'config of the limit, as rl_token_bucket() and the other builders return it';
+COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken but not used; a negative count takes tokens unconditionally';
+COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, all or nothing; returns one row per request';
+COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_reset IS 'makes a rate limit full again and cancels its debt; false if there was nothing to reset';
+COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns how many were reset';
+COMMENT ON FUNCTION @extschema@.rl_define IS 'creates or replaces a rate limit, or its override for one key; false if nothing changed';
+COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
+COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
+COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of expired blocks and idle rows; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: rate tokens per period, refilled continuously up to capacity';
+COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
+COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
+COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: answer of a limit in a given state at a given time, and its state afterwards';
+COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit named by its first argument for the rows written; options key=<column>, count=<column>';
+COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and invalidates every session''s definition cache';
+COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'invalidates every session''s definition cache';
+COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'invalidates every session''s definition cache';

@@ -1,11 +1,10 @@
-//! `ratelimit`: rate limits inside PostgreSQL, taken in the caller's transaction.
+//! `ratelimit`: rate limiting inside PostgreSQL, in the caller's transaction.
 //!
-//! Floors, each of which depends on those below it only: `functions`, what SQL can call, exported by `declaration`;
-//! `host`, a session as the use cases see it; `keyed`, definitions and blocks, `store`, the rows and the memory, and
-//! `tally`, what is counted; `schema`, the extension's own objects in a database. What they are made of are crates,
-//! which the compiler keeps apart: `ratelimit_limiter`, the use cases, `ratelimit_memory`, what sessions share, and
-//! `ratelimit_core`, the algorithms, know no PostgreSQL; `ratelimit_pg`, what is needed of PostgreSQL, knows no table
-//! and no limit.
+//! The modules are layers, each of which depends only on those below it: `functions`, the SQL functions, exported by
+//! `declaration`; `host`, a session as the use cases see it; `keyed`, definitions and blocks, `store`, rows and memory,
+//! and `tally`, counters; `schema`, the extension's objects in a database. They build on crates:
+//! `ratelimit_limiter` (the use cases), `ratelimit_memory` (what sessions share) and `ratelimit_core` (the algorithms)
+//! don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no table and no limit.
 
 #![cfg_attr(
     not(any(test, feature = "server_tests")), // tests end with a panic, and say what they found

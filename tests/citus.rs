@@ -87,7 +87,7 @@ fn a_table_that_was_distributed_by_hand_is_exact_too() {
     let refused = worker.batch_execute(sql).unwrap_err();
     let refused = refused.as_db_error().unwrap();
     assert_eq!(refused.code().code(), "0A000");
-    assert_eq!(refused.detail(), Some("The table is distributed by citus."));
+    assert_eq!(refused.detail(), Some("The table is distributed by Citus."));
 }
 
 #[test]
@@ -455,9 +455,9 @@ fn limits_are_distributed_and_taken_back_under_load() {
     client.batch_execute("SELECT rl_distribute()").unwrap();
     let notices: Vec<String> = notices.try_iter().collect();
     for notice in [
-        "the rate limits are on this node alone, with its grants; the other nodes know none any more",
-        "rateLimits is distributed already, in 4 shards",
-        "limits in memory count for each node by itself",
+        "the rate limits are on this node alone, with its grants; the other nodes no longer have any",
+        "rateLimits is already distributed, in 4 shards",
+        "limits in memory still count on each node separately",
     ] {
         assert!(notices.iter().any(|told| told == notice), "{notices:#?}");
     }
@@ -536,7 +536,7 @@ fn an_installer_who_is_no_superuser_distributes_and_is_told_what_to_grant() {
     let refused = client.batch_execute("SELECT rl_distribute()").unwrap_err();
     let refused = refused.as_db_error().unwrap();
     assert_eq!(refused.code().code(), "42501");
-    let hint = refused.hint().unwrap().strip_prefix("A superuser grants it: ").unwrap();
+    let hint = refused.hint().unwrap().strip_prefix("A superuser can grant it: ").unwrap();
     client.batch_execute("RESET ROLE").unwrap();
     run_on_all(&mut client, hint);
     client.batch_execute("SET ROLE installer").unwrap();
@@ -639,7 +639,7 @@ fn what_is_not_safe_is_refused() {
     worker.batch_execute("TRUNCATE rl_config, ratelimits").unwrap();
     for _ in 0..2 {
         both(&mut client, "BEGIN ISOLATION LEVEL REPEATABLE READ; CALL", "READ COMMITTED");
-        both(&mut worker, "CALL", "is called on the coordinator");
+        both(&mut worker, "CALL", "must be called on the coordinator");
         client.batch_execute("SELECT rl_distribute(2)").unwrap();
     }
     // A definition that was committed since is brought back, too.
@@ -665,9 +665,9 @@ fn what_is_not_safe_is_refused() {
     for sql in owned {
         client.batch_execute(sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
     }
-    both(&mut client, "CALL", "is for the owner of the tables, role mallory");
+    both(&mut client, "CALL", "can be called only by the owner of the tables, role mallory");
     client.batch_execute("SET ROLE mallory; SELECT rl_distribute(2); RESET ROLE").unwrap();
-    both(&mut client, "CALL", "is for the owner of the tables, role mallory");
+    both(&mut client, "CALL", "can be called only by the owner of the tables, role mallory");
     for sql in [
         "SET ROLE mallory",
         "ALTER TABLE rl_config ENABLE ROW LEVEL SECURITY",

@@ -16,7 +16,7 @@ const MEMBERS: &str = "
                      WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped), '') AS columns,
            coalesce((SELECT string_agg(option, ', ' ORDER BY option) FROM unnest(c.reloptions) option), '') || coalesce(c.relacl::text, '') AS relation,
            coalesce((SELECT string_agg(pg_get_indexdef(indexrelid), ', ' ORDER BY 1) FROM pg_index WHERE indrelid = c.oid), '')
-               || coalesce((SELECT string_agg(pg_get_triggerdef(oid) || tgenabled::text, ', ' ORDER BY 1) FROM pg_trigger WHERE tgrelid = c.oid), '')
+               || coalesce((SELECT string_agg(concat_ws(' ', pg_get_triggerdef(oid), tgenabled, obj_description(oid, 'pg_trigger')), ', ' ORDER BY 1) FROM pg_trigger WHERE tgrelid = c.oid), '')
                AS parts,
            (SELECT string_agg(description, ', ' ORDER BY objsubid) FROM pg_description o
             WHERE o.objoid = d.objid AND o.classoid = d.classid) AS comments,
@@ -126,7 +126,7 @@ fn after_an_update_the_role_that_installed_can_go() {
                 &[],
             )
             .unwrap();
-        assert_eq!([0, 1, 2].map(|n| row.get::<_, i64>(n)), [25, 1, 0], "{right}");
+        assert_eq!([0, 1, 2].map(|n| row.get::<_, i64>(n)), [26, 1, 0], "{right}");
         client
             .batch_execute(
                 "REASSIGN OWNED BY upgrade_role TO postgres;

@@ -2,7 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::request::{Answer, Request};
-use ratelimit_limiter::target::FOR_GOOD;
+use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::error::Error;
 use ratelimit_pg::call::sql_types::{Timestamptz, sql_row};
@@ -40,7 +40,7 @@ pub fn denied(request: &Request, answer: &Answer) -> Error {
         name: utf8(request.name).into_owned(),
         retry_after: answer.retry_after,
         capacity: answer.capacity,
-        for_good: answer.blocked == Some(FOR_GOOD),
+        forever: answer.blocked == Some(FOREVER),
     }
 }
 

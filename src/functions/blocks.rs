@@ -2,7 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
-use ratelimit_limiter::target::{FOR_GOOD, check_key};
+use ratelimit_limiter::target::{FOREVER, check_key};
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
 use crate::declaration::{Proceed, sql_function};
@@ -35,7 +35,7 @@ sql_function! {
             check_limit(catalog, name.0, key.0)
         })?;
         Ok(match until {
-            FOR_GOOD => Timestamptz::infinity(),
+            FOREVER => Timestamptz::infinity(),
             until => Timestamptz::nearest(until),
         })
     }
@@ -76,7 +76,8 @@ fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
         Ok(Some(limit)) => Ok(check_key::<Session>(name, key, limit.keyed, &limit)?),
         Ok(None) => {
             server_log::notice(&format!(
-                "rate limit \"{}\" is not defined: the block holds for calls that bring a config, and once it is",
+                "rate limit \"{}\" is not defined: the block applies to calls that pass a config, and to all calls \
+                 once it is defined",
                 utf8(name)
             ));
             Ok(())
@@ -86,7 +87,7 @@ fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     }
 }
 
-/// Returns the end of a block, or [`FOR_GOOD`].
+/// Returns the end of a block, or [`FOREVER`].
 ///
 /// # Errors
 /// 22023: both arguments are given, or none, or one that does not lie ahead.
@@ -99,20 +100,20 @@ fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros>
         (Some(duration), None) => {
             let at = clock::plus_interval(now, duration);
             if at <= now {
-                return refused("duration", "not positive", "an interval of more than 0");
+                return refused("duration", "not positive", "an interval greater than 0");
             }
             Ok(at)
         }
-        (None, Some(until)) if until.is_infinity() => Ok(FOR_GOOD),
+        (None, Some(until)) if until.is_infinity() => Ok(FOREVER),
         (None, Some(until)) => match until.instant() {
             Some(at) if at > now => Ok(at),
-            _ => refused("until", "in the past", "a time to come, or infinity"),
+            _ => refused("until", "in the past", "a future time, or infinity"),
         },
-        (Some(_), Some(_)) => refused("until", "given beside duration", "one of the two"),
+        (Some(_), Some(_)) => refused("until", "given together with duration", "one of the two"),
         (None, None) => refused(
             "duration",
             "NULL, and until is not given",
-            "an interval; or NULL beside until, a time to come, or infinity",
+            "an interval, or NULL if until is given",
         ),
     }
 }

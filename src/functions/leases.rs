@@ -5,7 +5,7 @@ use ratelimit_core::algorithm::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
 use ratelimit_limiter::leases::{self, Fate};
 use ratelimit_limiter::request::Request;
-use ratelimit_limiter::target::FOR_GOOD;
+use ratelimit_limiter::target::FOREVER;
 use ratelimit_pg::error::PgError;
 
 use super::answers::{RlResult, denied};
@@ -41,7 +41,7 @@ impl<'a> Checked<'a> for GivenLease {
         lease::parse(text).map(GivenLease).ok_or_else(|| PgError::InvalidArgument {
             argument,
             value: "malformed".into(),
-            allowed: "a lease as rl_acquire() returned it".into(),
+            allowed: "a lease that rl_acquire() returned".into(),
         })
     }
 }
@@ -96,7 +96,7 @@ sql_function! {
         let Some(lease) = lease else { return Ok(None) };
         let expires_at = lease.settle(call, config, Fate::Extended)?;
         Ok(expires_at.and_then(|at| match at {
-            FOR_GOOD => Some(Timestamptz::infinity()),
+            FOREVER => Some(Timestamptz::infinity()),
             at => Timestamptz::new(at),
         }))
     }

@@ -1,11 +1,11 @@
-//! Blocks: keys that are denied until an instant, whatever is in their limits. They are rows of `rl_blocks`, which
+//! Blocks: keys that are denied until an instant, however many tokens are left. They are rows of `rl_blocks`, which
 //! no change of a limit or of its state touches, and are cached with the definitions: a trigger on the table
-//! tells every session.
+//! invalidates every session's cache.
 
 use pgrx::pg_sys::BuiltinOid::{INT8OID, TEXTOID, TIMESTAMPTZOID};
 use ratelimit_core::Micros;
 use ratelimit_limiter::ports::BlockInForce;
-use ratelimit_limiter::target::FOR_GOOD;
+use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::{Error, Result};
@@ -19,7 +19,7 @@ use ratelimit_pg::values::{text_datum, varlena_bytes};
 pub struct Blocked {
     /// Whether any key of it is, or was.
     pub any_key: bool,
-    /// Until when the key is, or was, or [`FOR_GOOD`].
+    /// Until when the key is, or was, or [`FOREVER`].
     pub until: Option<Micros>,
 }
 
@@ -54,7 +54,7 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
     })
 }
 
-/// Blocks a name and key until an instant or [`FOR_GOOD`]. An earlier block is replaced.
+/// Blocks a name and key until an instant or [`FOREVER`]. An earlier block is replaced.
 ///
 /// # Errors
 /// 55000: the row could not be written. 42P13: the extension's SQL is older than blocks.
@@ -68,7 +68,7 @@ pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<
     };
     spi::with_owner(catalog, table(catalog)?, TableLock::Write, |spi| {
         let until = match until {
-            FOR_GOOD => i64::MAX,
+            FOREVER => i64::MAX,
             until => clock::to_nearest_timestamptz(until),
         };
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(until.into())];
@@ -104,7 +104,7 @@ pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
 // Every name comes after '', which an index can be asked for: a plan without one, which enable_seqscan makes look
 // dear, would be compiled (JIT) at each call.
 
-/// Deletes blocks that are over, at most so many; returns how many. Those that others hold are left.
+/// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
 ///
 /// # Errors
 /// Those of Postgres.

@@ -90,7 +90,7 @@ mod tests {
             }
             with_store(catalog, TableLock::Write, |_| Ok(catalog.index))
         });
-        assert_eq!((found.unwrap(), tries), (Err("has a further index"), 4));
+        assert_eq!((found.unwrap(), tries), (Err("has an additional index"), 4));
     }
 
     #[pg_test]

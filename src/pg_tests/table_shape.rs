@@ -12,12 +12,12 @@ mod tests {
             "ALTER EXTENSION ratelimit DROP TABLE ratelimits; ALTER TABLE ratelimits RENAME TO gone;
              CREATE TABLE ratelimits (LIKE gone) PARTITION BY HASH (name);
              ALTER EXTENSION ratelimit ADD TABLE ratelimits",
-            "is no ordinary table",
+            "is not an ordinary table",
         ),
         (
             "CREATE ACCESS METHOD another TYPE TABLE HANDLER heap_tableam_handler;
              ALTER TABLE ratelimits SET ACCESS METHOD another",
-            "has another access method",
+            "does not use the heap access method",
         ),
         (
             "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
@@ -30,13 +30,13 @@ mod tests {
         ),
         ("CREATE RULE noted AS ON INSERT TO ratelimits DO ALSO NOTHING", "has a rule, or has had one"),
         ("ALTER TABLE ratelimits ENABLE ROW LEVEL SECURITY", "has row security"),
-        ("CREATE TABLE child () INHERITS (ratelimits)", "is part of an inheritance"),
-        ("ALTER TABLE ratelimits REPLICA IDENTITY FULL", "has another replica identity"),
-        ("ALTER TABLE ratelimits ADD note text", "has other columns"),
-        ("ALTER TABLE ratelimits ADD note text; ALTER TABLE ratelimits DROP note", "has other columns"),
-        ("ALTER TABLE ratelimits DROP log", "has other columns"),
-        ("ALTER TABLE ratelimits RENAME prior TO before", "has other columns"),
-        ("ALTER TABLE ratelimits ALTER prior TYPE real", "has other columns"),
+        ("CREATE TABLE child () INHERITS (ratelimits)", "is part of an inheritance hierarchy"),
+        ("ALTER TABLE ratelimits REPLICA IDENTITY FULL", "does not have the default replica identity"),
+        ("ALTER TABLE ratelimits ADD note text", "has different columns"),
+        ("ALTER TABLE ratelimits ADD note text; ALTER TABLE ratelimits DROP note", "has different columns"),
+        ("ALTER TABLE ratelimits DROP log", "has different columns"),
+        ("ALTER TABLE ratelimits RENAME prior TO before", "has different columns"),
+        ("ALTER TABLE ratelimits ALTER prior TYPE real", "has different columns"),
         ("ALTER TABLE ratelimits ALTER ts DROP NOT NULL", "has an altered column"),
         ("ALTER TABLE ratelimits ALTER prior SET DEFAULT 1", "has an altered column"),
         ("ALTER TABLE ratelimits ALTER key DROP DEFAULT", "has an altered column"),
@@ -45,7 +45,7 @@ mod tests {
         ("ALTER TABLE ratelimits ALTER ts TYPE timestamptz(3)", "has an altered column"),
         ("ALTER TABLE ratelimits ADD CHECK (value > 0)", "has a check constraint"),
         ("ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey", "has no primary key"),
-        ("CREATE INDEX ON ratelimits (ts)", "has a further index"),
+        ("CREATE INDEX ON ratelimits (ts)", "has an additional index"),
         (
             "CREATE PUBLICATION ours FOR TABLE ratelimits WHERE (value > 0)",
             "has a publication whose filter or columns forbid updates",
@@ -56,16 +56,16 @@ mod tests {
         ),
         (
             "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (key, name, shard)",
-            "has another primary key",
+            "has a different primary key",
         ),
         (
             "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key)",
-            "has another primary key",
+            "has a different primary key",
         ),
         (
             "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey,
                                     ADD PRIMARY KEY (name, key, shard) INCLUDE (value)",
-            "has another primary key",
+            "has a different primary key",
         ),
         (
             "ALTER TABLE ratelimits DROP CONSTRAINT ratelimits_pkey, ADD PRIMARY KEY (name, key, shard) DEFERRABLE",
@@ -123,7 +123,7 @@ mod tests {
         run("SET LOCAL ratelimit.access = heap");
         let error = error_of("SELECT rl_limit('shape')");
         assert_eq!(error.sqlstate, "0A000");
-        assert!(error.detail.contains("has a further index"), "{error:?}");
+        assert!(error.detail.contains("has an additional index"), "{error:?}");
         run("SET LOCAL ratelimit.access = auto");
         assert_eq!(get::<f64>("SELECT remaining FROM rl_limit('shape')").round(), 4.0);
         assert!(with_catalog(|catalog| catalog.usual_key));

@@ -40,7 +40,7 @@ pub enum Error {
     #[error("rate limit \"{name}\" is not defined")]
     Undefined { name: String, kind: Kind },
     /// A limit that is keyed was used without a key (22004).
-    #[error("key is missing, and rate limit \"{name}\" is keyed")]
+    #[error("rate limit \"{name}\" requires a key")]
     Keyed { name: String, kind: Kind },
     /// A config was brought for a defined name without EXECUTE on rl_define (42501).
     #[error("permission denied to override rate limit \"{name}\"")]
@@ -50,7 +50,7 @@ pub enum Error {
     InRequest { n: usize, error: Box<Error> },
     /// With `throws`: the denial (PT429).
     #[error("rate limit exceeded")]
-    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64, for_good: bool },
+    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64, forever: bool },
     /// A function that this kind of limit has no answer to (0A000).
     #[error("{function}() is not supported for {}", .kind.with_article())]
     NotForKind { function: &'static str, kind: Kind },
@@ -74,7 +74,7 @@ pub enum Error {
     NoHeap { why: &'static str },
     /// Rows that the call needs are locked, and it may not wait for them; answered as a denial
     /// (55P03 where that is not possible).
-    #[error("could not obtain the rows of a rate limit")]
+    #[error("could not lock the rows of a rate limit")]
     Busy,
     /// The table has changed since it was looked up; the call begins again (55000).
     #[error("the table rateLimits keeps being altered")]
@@ -86,7 +86,9 @@ pub enum Error {
     #[error("could not draw a random number")]
     NoRandom,
     /// The SQL declaration of the function is not the one that this library was made for (42P13).
-    #[error("the function's declaration does not fit the library of extension ratelimit")]
+    #[error(
+        "the SQL declaration of the function does not match the library of extension ratelimit"
+    )]
     Declaration,
     /// A call that would take from a limit in the table, where nothing can be written (25006).
     #[error("cannot execute {call} in a read-only transaction")]
@@ -101,9 +103,7 @@ pub enum Error {
     #[error("rl_trigger() {problem}")]
     TriggerMisuse { problem: &'static str, firing: String },
     /// rl_trigger fired before the row is written, for a limit in memory (39P01); `firing` as above.
-    #[error(
-        "rl_trigger() cannot take from rate limit \"{name}\", which is in memory, BEFORE the event"
-    )]
+    #[error("rl_trigger() cannot take from in-memory rate limit \"{name}\" BEFORE the event")]
     TriggerTooEarly { name: String, firing: String },
     /// What is said below a port of the limiter, and is none of these (XX000).
     #[error("{0}")]
@@ -116,8 +116,8 @@ pub enum Error {
     NullColumn { option: &'static str, column: String, table: String },
 }
 
-const NULL_KEY: &str =
-    "A missing user id must not become everybody's limit; for that, leave the key out.";
+const NULL_KEY: &str = "A missing user id must not take from the limit that everybody shares. \
+    To use that limit, omit the key.";
 
 impl Error {
     fn sqlstate(&self) -> &SqlState {
@@ -160,11 +160,12 @@ impl Error {
             | Error::StoredConfig { error: ConfigError { allowed, .. }, .. }
             | Error::State(StateError { allowed, .. }) => format!("Allowed: {allowed}."),
             Error::InlineConfig { .. } => {
-                "A config in the call overrides the definition, which needs EXECUTE on rl_define."
+                "A config passed with the call overrides the definition; that requires EXECUTE on rl_define."
                     .into()
             }
             Error::Keyed { .. } => {
-                "Its config has \"keyed\": true: a missing key must not become everybody's limit."
+                "Its config has \"keyed\": true, so that a call without a key fails instead of taking from \
+                 a limit that everybody shares."
                     .into()
             }
             Error::RateLimited { name, retry_after, .. } => {
@@ -177,19 +178,19 @@ impl Error {
                 .to_string()
             }
             Error::TriggerTooEarly { .. } => {
-                "What row security or a constraint refuses afterwards would stay taken, \
-                 of whatever key the row names."
+                "If row security or a constraint then rejected the row, its tokens would stay taken, \
+                 whatever key it names."
                     .into()
             }
             Error::NotForKind { function: "rl_credit", .. } => {
-                "Only a token bucket and a fixed window hold tokens to give back to.".into()
+                "Only token buckets and fixed windows can be credited.".into()
             }
             Error::NotForKind { kind: Kind::Concurrency, .. } => {
-                "Its slots are taken by leases.".into()
+                "Its slots are taken with leases.".into()
             }
-            Error::NotForKind { .. } => "Only a concurrency limit gives leases.".into(),
+            Error::NotForKind { .. } => "Only concurrency limits have leases.".into(),
             Error::NotWritten { table } => format!(
-                "A trigger, a rule or row security on the table {table} keeps rows from being written or read."
+                "A trigger, a rule or row security on the table {table} prevents rows from being written or read."
             ),
             Error::NoHeap { why } => format!("The table {why}."),
             _ => return None,
@@ -204,15 +205,15 @@ impl Error {
                 "Move it back, or DROP EXTENSION ratelimit and create it again."
             }
             Error::AlteredColumn { .. } => {
-                "Give it its type back, or DROP EXTENSION ratelimit and create it again."
+                "Restore its type, or DROP EXTENSION ratelimit and create it again."
             }
             Error::NoHeap { .. } => "SET ratelimit.access = auto;",
             Error::ReadOnly { .. } => {
-                "A limit in memory can be taken here: one whose config has \"store\": \"memory\"."
+                "Only limits in memory can be used here: those whose config has \"store\": \"memory\"."
             }
             Error::Declaration => "ALTER EXTENSION ratelimit UPDATE;",
             Error::NoColumn { .. } => {
-                "Write the name as the catalog has it, without quotes and blanks around it: 'key=author'."
+                "Write the name as it is in pg_attribute, without quotes or spaces around it: 'key=author'."
             }
             _ => return None,
         })
@@ -242,15 +243,15 @@ impl Error {
                 qualifier(),
                 literal(name)
             ),
-            Error::RateLimited { retry_after, capacity, for_good, .. } => {
-                when_to_try(*retry_after, *capacity, *for_good)
+            Error::RateLimited { retry_after, capacity, forever, .. } => {
+                when_to_try(*retry_after, *capacity, *forever)
             }
             Error::NotForKind { kind: Kind::Concurrency, .. } => format!(
-                "SELECT * FROM {schema}rl_acquire(name, key); takes a slot, {schema}rl_release(lease) gives it back.",
+                "Use {schema}rl_acquire(name, key) to take a slot and {schema}rl_release(lease) to release it.",
                 schema = qualifier()
             ),
             Error::NotForKind { function: "rl_credit", .. } => {
-                format!("{}rl_reset(name, key) forgets what was taken.", qualifier())
+                format!("Use {}rl_reset(name, key) to make the limit full again.", qualifier())
             }
             Error::NotForKind { .. } => {
                 format!("SELECT * FROM {}rl_limit(name, key);", qualifier())
@@ -260,12 +261,12 @@ impl Error {
                 let value = float_text(*value);
                 let column_is = if *column == "log" { "ANY (log)" } else { column };
                 format!(
-                    "SELECT {schema}rl_reset({quoted}, $1); makes it full again. Its key: \
+                    "To make it full again: SELECT {schema}rl_reset({quoted}, $1); To find its key: \
                      SELECT key FROM {schema}rateLimits WHERE name = {quoted} AND '{value}' = {column_is};"
                 )
             }
             Error::NullState { .. } => format!(
-                "DELETE FROM {}rateLimits WHERE value IS NULL OR ts IS NULL; makes such limits full again.",
+                "To make such limits full again: DELETE FROM {}rateLimits WHERE value IS NULL OR ts IS NULL;",
                 qualifier()
             ),
             Error::TriggerMisuse { firing, .. } | Error::TriggerTooEarly { firing, .. } => format!(
@@ -316,14 +317,14 @@ fn for_postgrest(report: Report, retry_after: Option<Micros>) -> Report {
 }
 
 /// When a call that was denied can succeed.
-fn when_to_try(retry_after: Option<Micros>, capacity: f64, for_good: bool) -> String {
+fn when_to_try(retry_after: Option<Micros>, capacity: f64, forever: bool) -> String {
     match retry_after.map(Micros::ceil_to_millis) {
-        Some(Micros(0)) => "Try again at once: other transactions hold it.".into(),
+        Some(Micros(0)) => "Try again at once: other transactions hold the limit's rows.".into(),
         Some(Micros::SECOND) => "Try again in 1 second.".into(),
         Some(wait) => format!("Try again in {} seconds.", wait.as_secs()),
-        None if for_good => "It is blocked for good.".into(),
+        None if forever => "The key is blocked indefinitely.".into(),
         None => format!(
-            "It can never succeed: the count is more than a limit of capacity {} can give.",
+            "The call can never succeed: the count is more than a limit of capacity {} can give.",
             float_text(capacity)
         ),
     }

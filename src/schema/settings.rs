@@ -69,25 +69,25 @@ pub fn track() -> bool {
 pub fn init() {
     GucRegistry::define_enum_guc(
         c"ratelimit.access",
-        c"How the rate limiter reaches its rows.",
-        c"heap: directly; sql: by SQL statements; auto: directly, unless something such as a trigger on the table \
-          needs statements.",
+        c"How the rate limiter accesses its table.",
+        c"heap: directly; sql: with SQL statements; auto: directly, unless something such as a trigger on the table \
+          requires SQL.",
         &ACCESS,
         GucContext::Suset,
         GucFlags::default(),
     );
     GucRegistry::define_enum_guc(
         c"ratelimit.error_style",
-        c"How the rate limiter raises a denial, with throws.",
-        c"pt429: as SQLSTATE PT429; pgrst: in PostgREST's own form, with a Retry-After header.",
+        c"Form of the error that a denial raises with throws.",
+        c"pt429: SQLSTATE PT429; pgrst: PostgREST's own form, with a Retry-After header.",
         &ERROR_STYLE,
         GucContext::Userset,
         GucFlags::default(),
     );
     GucRegistry::define_float_guc(
         c"ratelimit.log_denials",
-        c"Share of the rate limiter's denials that are logged.",
-        c"From 0, none, to 1, all: a line each with the limit's name, the wait and the role, without the key.",
+        c"Fraction of denials that the rate limiter writes to the server's log.",
+        c"From 0 (none) to 1 (all). A line has the limit's name, the wait and the role, but not the key.",
         &LOG_DENIALS,
         0.0,
         1.0,
@@ -96,10 +96,9 @@ pub fn init() {
     );
     GucRegistry::define_int_guc(
         c"ratelimit.memory_keys",
-        c"How many keys the defined limits in memory have room for, of all databases together; those of \
-          configs in calls have half as many.",
-        c"Some 180 bytes each, allocated by the first call that needs them: a change takes effect when the server \
-          starts.",
+        c"Number of keys for which defined limits in memory have room, in all databases together.",
+        c"Some 180 bytes per key, which include room for half as many keys of configs passed with calls. The first \
+          call allocates them, so a change takes effect when the server starts.",
         &MEMORY_KEYS,
         1_000,
         1_000_000_000,
@@ -108,7 +107,7 @@ pub fn init() {
     );
     GucRegistry::define_bool_guc(
         c"ratelimit.track",
-        c"Whether the rate limiter counts its calls for rl_stats and rl_top_denied.",
+        c"Counts calls for rl_stats and rl_top_denied.",
         c"The counters are in shared memory.",
         &TRACK,
         GucContext::Suset,
@@ -125,7 +124,7 @@ fn define_clock() {
     unsafe {
         GucRegistry::define_string_guc_with_hooks(
             c"ratelimit.clock",
-            c"Time that the rate limiter takes for now, for tests.",
+            c"Time that the rate limiter uses in place of the server's clock, for tests.",
             c"A time with its offset, or epoch milliseconds; empty: the server's clock.",
             &CLOCK,
             GucContext::Suset,
@@ -170,8 +169,8 @@ unsafe extern "C-unwind" fn check_clock(
         let valid = parse_clock(*value).is_ok();
         if !valid {
             pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(
-                c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch milliseconds, or nothing \
-                  for the server's clock."
+                c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch milliseconds, or an \
+                  empty string for the server's clock."
                     .as_ptr(),
             );
         }

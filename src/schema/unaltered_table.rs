@@ -55,8 +55,8 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
         let class = &*(*table).rd_rel;
         let indexes = pg_sys::RelationGetIndexList(table);
         let allowed = [
-            (class.relkind == pg_sys::RELKIND_RELATION as c_char, "is no ordinary table"),
-            (class.relam == pg_sys::HEAP_TABLE_AM_OID, "has another access method"),
+            (class.relkind == pg_sys::RELKIND_RELATION as c_char, "is not an ordinary table"),
+            (class.relam == pg_sys::HEAP_TABLE_AM_OID, "does not use the heap access method"),
             // The pages of a temporary table are in its session's local buffers.
             (
                 class.relpersistence == pg_sys::RELPERSISTENCE_PERMANENT as c_char
@@ -72,24 +72,27 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (!class.relhastriggers, "has a trigger, or has had one"),
             (!class.relhasrules, "has a rule, or has had one"),
             (!class.relrowsecurity, "has row security"),
-            (!class.relispartition && !class.relhassubclass, "is part of an inheritance"),
-            (class.relreplident == b'd' as c_char, "has another replica identity"),
-            (has_columns(table, is_same_column), "has other columns"),
+            (!class.relispartition && !class.relhassubclass, "is part of an inheritance hierarchy"),
+            (class.relreplident == b'd' as c_char, "does not have the default replica identity"),
+            (has_columns(table, is_same_column), "has different columns"),
             (has_columns(table, is_unaltered_column), "has an altered column"),
             (!has_checks(table), "has a check constraint"),
             ((*table).rd_pkindex != pg_sys::InvalidOid, "has no primary key"),
-            (!indexes.is_null() && (*indexes).length == 1, "has a further index"),
+            (!indexes.is_null() && (*indexes).length == 1, "has an additional index"),
             (
                 publications_allow_writes(table),
                 "has a publication whose filter or columns forbid updates",
             ),
-            (!is_distributed((*table).rd_id), "is distributed by citus"),
-            (snapshots_never_expire(), "can lose what a snapshot sees, by old_snapshot_threshold"),
+            (!is_distributed((*table).rd_id), "is distributed by Citus"),
+            (
+                snapshots_never_expire(),
+                "can lose rows that a snapshot still sees, because old_snapshot_threshold is set",
+            ),
         ];
         if let Some(&(_, why)) = allowed.iter().find(|(is_unaltered, _)| !is_unaltered) {
             return Err(why);
         }
-        unaltered_key(table).ok_or("has another primary key")
+        unaltered_key(table).ok_or("has a different primary key")
     }
 }
 

@@ -202,7 +202,7 @@ fn shards_have_one_copy_and_notices_are_ours_alone() {
     let error = client.batch_execute("SELECT rl_distribute(4)").unwrap_err();
     let error = error.as_db_error().unwrap();
     assert_eq!(error.code().code(), "0A000");
-    assert_eq!(error.message(), "citus.shard_replication_factor is 2, and limits need 1");
+    assert_eq!(error.message(), "citus.shard_replication_factor is 2, but limits need 1");
 
     // By hand it can be done, and this is why not.
     let by_hand = "SELECT create_distributed_table('ratelimits', 'key')";
@@ -262,9 +262,9 @@ fn a_trigger_needs_the_rows_of_its_table_beside_the_limits() {
         client.batch_execute(sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         notices.try_iter().collect::<Vec<String>>()
     };
-    let already = "rateLimits is distributed already, in 8 shards";
+    let already = "rateLimits is already distributed, in 8 shards";
     let apart =
-        "rl_trigger fails on tables that are not distributed beside rateLimits: public.messages";
+        "rl_trigger fails on tables that are not co-located with rateLimits: public.messages";
     assert_eq!(told(&mut client, "SELECT rl_distribute()"), [already, apart]);
     let beside = "SELECT alter_distributed_table('messages', distribution_column => 'author',
                                                  colocate_with => 'ratelimits')";
@@ -273,8 +273,8 @@ fn a_trigger_needs_the_rows_of_its_table_beside_the_limits() {
     assert_eq!(inserts(&mut worker, "messages", "beside"), (20, None));
 
     // Taken back and distributed again, they are beside each other only where that is said.
-    let alone = "the rate limits are on this node alone, with its grants; the other nodes know none any more";
-    let were = "tables that were distributed beside them, where rl_trigger fails from now on: public.messages";
+    let alone = "the rate limits are on this node alone, with its grants; the other nodes no longer have any";
+    let were = "rl_trigger now fails on the tables that were co-located with rateLimits: public.messages";
     assert_eq!(told(&mut client, "SELECT rl_undistribute()"), [alone, were]);
     assert_eq!(inserts(&mut worker, "messages", "alone"), (0, Some("42704".to_owned())));
     assert_eq!(told(&mut client, "SELECT rl_distribute(3)"), [apart]);

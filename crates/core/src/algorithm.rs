@@ -1,11 +1,11 @@
-//! The algorithms: what a limit holds at a time, and whether a call passes.
+//! The algorithms: how many tokens a limit has at a given time, and whether a call is admitted.
 //!
-//! Owns the types that all kinds share, [`decide`] and [`credit`]. Time and state are arguments.
+//! This module has the types that all kinds share, [`decide`] and [`credit`]. Time and state are arguments.
 //!
 //! | kind | state | a burst is bounded by | source |
 //! |---|---|---|---|
 //! | [`TokenBucket`] | 2 numbers | `capacity`, and `rate` a period on top | [Convex], [its code][convex-code] |
-//! | [`FixedWindow`] | 3 numbers | `capacity` a window, twice that around a turn | [Convex], [its code][convex-code] |
+//! | [`FixedWindow`] | 3 numbers | `capacity` a window, twice that at a boundary | [Convex], [its code][convex-code] |
 //! | [`SlidingWindow`] | 3 numbers | about `rate` in any period | [Cloudflare], [Upstash] |
 //! | [`SlidingLog`] | a time for each token | exactly `rate` in any period | [Figma] |
 //! | [`Concurrency`] | an id and a time for each lease | exactly `slots` at once | see there |
@@ -19,19 +19,19 @@
 //!
 //! # Time
 //!
-//! A state does not go back in time: where the clock shows less than the state has seen, a call is decided at
-//! the state's own time, which stays, and nothing flows in until the clock has passed it. So whatever the clock
-//! does, no more is admitted than up to the greatest instant that was seen.
+//! A state never goes back in time. If the clock is behind the time of the state, the call is decided at the
+//! state's time, and no tokens are added until the clock has passed it. So however the clock steps, no more is
+//! admitted than up to the latest instant seen.
 //!
-//! A state that is too far ahead was left by a clock that was wrong, and counts as if there were none. How far
-//! that is, `Limit::horizon` says: an hour, or longer where the limit looks back or takes to fill up for longer. A
-//! lease of a concurrency limit stays, since it has a holder.
+//! A state too far in the future comes from a wrong clock and counts as no state. `Limit::horizon` says how far
+//! that is: an hour, or longer for a limit that looks back or refills over a longer time. A lease of a concurrency
+//! limit is kept, because it has a holder.
 //!
 //! # Floats
 //!
-//! Tokens are floats, and a comparison of them allows 1e-9 of the capacity, at least 1e-9. What a
-//! call misses by stays in the state, so that errors never add up: without the tolerance one call
-//! in a million was denied for the last bit of a sum, with it none.
+//! Tokens are floats, and comparisons have a tolerance of 1e-9 of the capacity, at least 1e-9. The
+//! residue stays in the state, so errors don't add up. Without the tolerance, one call in a million was
+//! denied because of the last bit of a sum; with it, none was.
 
 mod calendar;
 mod concurrency;
@@ -59,24 +59,24 @@ use crate::Micros;
 
 use refill::Refill;
 
-/// A clock that steps back by less is one that is being set, and no state is given up for it.
+/// A clock that steps back by less is being adjusted: the states stay valid.
 const HOUR: Micros = Micros(3_600 * 1_000_000);
 
-/// A limit of one kind. Make one by [`config::parse`](crate::config::parse), which checks every range:
-/// what is out of them has no meaning here.
+/// A limit of one kind. Create it with [`config::parse`](crate::config::parse), which checks all ranges;
+/// values outside them have no meaning here.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Limit {
-    /// Tokens flow in steadily, up to a capacity.
+    /// Tokens are added continuously, up to a capacity.
     TokenBucket(TokenBucket),
-    /// Tokens come when a window turns.
+    /// Tokens are added at the start of each window.
     FixedWindow(FixedWindow),
     /// A window that moves with the clock, counted approximately.
     SlidingWindow(SlidingWindow),
     /// A window that moves with the clock, counted exactly.
     SlidingLog(SlidingLog),
-    /// So many at once.
+    /// A number of leases at a time.
     Concurrency(Concurrency),
-    /// None: every call passes, and nothing is remembered.
+    /// No limit: every call is admitted, and there is no state.
     Unlimited,
 }
 
@@ -108,7 +108,7 @@ impl Kind {
         Kind::Unlimited,
     ];
 
-    /// The name that a config has for it.
+    /// The name of the kind in a config.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::TokenBucket => "token bucket",
@@ -139,13 +139,13 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What is in a limit at a time.
+/// How full a limit is at a given time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Tokens, at most the capacity; negative: debt; infinite without a limit.
+    /// Tokens left, at most the capacity; negative: debt; infinite for an unlimited key.
     pub remaining: f64,
-    /// When the limit is full again if nobody consumes; for the window kinds, when the window
-    /// turns. `None`: not within what a timestamp can hold.
+    /// When the limit is full again if nobody takes from it; for the window kinds, when the current
+    /// window ends. `None`: later than a timestamp can hold.
     pub reset_at: Option<Micros>,
 }
 
@@ -154,9 +154,9 @@ pub struct Level {
 pub struct Decision {
     /// Whether the tokens were taken.
     pub ok: bool,
-    /// Denied: the span after which the same call passes if nobody else consumes, and but for the
-    /// tolerance not before; `None` if it never can. Allowed: `None`, or with a
-    /// reservation the wait before the work may be done.
+    /// Denied: the time after which the same call is admitted if nobody else takes tokens, and (within
+    /// the tolerance) not earlier; `None` if it never can be. Allowed: `None`, or, for a reservation,
+    /// the wait before the work may start.
     pub retry_after: Option<Micros>,
     /// The limit after this call; unchanged by a denial.
     pub level: Level,
@@ -171,7 +171,7 @@ impl Decision {
 }
 
 impl Limit {
-    /// The most that the limit holds, in tokens; infinite without a limit.
+    /// The most tokens that the limit can hold; infinite for an unlimited key.
     pub fn capacity(&self) -> f64 {
         match self {
             Limit::TokenBucket(limit) => limit.capacity,
@@ -183,8 +183,8 @@ impl Limit {
         }
     }
 
-    /// What the limit gives in the long run: a rate in tokens, and the period that it is for; `None`
-    /// where that has no fixed length. A day counts as 24 hours.
+    /// The long-term rate: tokens, and the period in which they are added; `None` if the period has no
+    /// fixed length. A day counts as 24 hours.
     pub fn policy(&self) -> (f64, Option<Micros>) {
         match self {
             Limit::TokenBucket(limit) => (limit.rate, Some(limit.period)),
@@ -196,8 +196,8 @@ impl Limit {
         }
     }
 
-    /// How long an empty state takes to be full again, a month counted as a twelfth of a leap year; of a concurrency
-    /// limit, how long a lease is held.
+    /// How long an empty limit takes to refill, with a month counted as a twelfth of a leap year; for a concurrency
+    /// limit, the time to live of a lease.
     pub fn time_to_full(&self) -> Micros {
         const MONTH: Micros = Micros(Micros::YEAR.0 / 12);
         let periods = |count: f64, period: Micros| Micros((count * period.0 as f64) as i64);
@@ -219,7 +219,7 @@ impl Limit {
         }
     }
 
-    /// Whether half of the limit or more is used, by a state that has just been changed.
+    /// Whether half of the limit or more is used, for a state that was just changed.
     pub fn is_half_used(&self, state: &State) -> bool {
         let used = match state {
             _ if *self == Limit::Unlimited => return false,
@@ -243,15 +243,14 @@ impl Limit {
         }
     }
 
-    /// Whether only whole counts can be taken: the sliding log keeps an entry a token, and a slot is not
+    /// Whether only whole counts can be taken: a sliding log has one entry per token, and slots are not
     /// divided.
     pub fn whole_counts(&self) -> bool {
         matches!(self, Limit::SlidingLog(_) | Limit::Concurrency(_))
     }
 
-    /// The state of a limit that nobody has used: full. `phase` is any boundary of the windows of
-    /// a fixed window without a `start` of its own, such as [`phase`](crate::phase()); other limits
-    /// don't look at it.
+    /// The state of an unused limit: full. `phase` is any boundary of the windows of a fixed window
+    /// without a `start`, such as [`phase`](crate::phase()); other limits ignore it.
     pub fn initial_state(&self, now: Micros, phase: Micros) -> State {
         match self {
             Limit::TokenBucket(limit) => State::Tokens(limit.initial_state(now)),
@@ -263,8 +262,8 @@ impl Limit {
         }
     }
 
-    /// Whether a stored state of this shape means something to this kind, whose config may have changed since: token
-    /// bucket and fixed window accept each other's, with tokens and time. A state that isn't accepted counts as none,
+    /// Whether this kind can use a stored state of this shape, which may come from an earlier config: token bucket and
+    /// fixed window accept each other's states, with tokens and time. A state that isn't accepted counts as no state
     /// and is replaced by the [initial one](Limit::initial_state).
     pub fn accepts(&self, shape: Shape) -> bool {
         match self {
@@ -276,15 +275,15 @@ impl Limit {
         }
     }
 
-    /// Whether the limit is idle: from `now` on every call is answered as from the initial state,
-    /// so the stored one can be deleted. `phase` as in [`initial_state`](Limit::initial_state).
+    /// Whether the limit is idle: from `now` on, every call has the same answer as with the initial state,
+    /// so the stored state can be deleted. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
         self.current(state, now).is_idle(now, phase)
     }
 
-    /// When the limit becomes [idle](Limit::is_idle) if nobody consumes: the earliest instant from `now`
-    /// on, but for the last bits of a long span. `None`: never, as a window that turns in another phase,
-    /// or not within what an instant can hold. `phase` as in [`initial_state`](Limit::initial_state).
+    /// When the limit becomes [idle](Limit::is_idle) if nobody takes from it: the earliest instant from `now`
+    /// on, apart from float error over long spans. `None`: never (for example, a window with another phase),
+    /// or later than an instant can hold. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn idle_at(&self, state: &State, now: Micros, phase: Micros) -> Option<Micros> {
         let current = self.current(state, now);
         let at = match &current {
@@ -301,7 +300,7 @@ impl Limit {
         confirmed(Some(wait), idle).map(|wait| now.plus(wait))
     }
 
-    /// What the limit holds at `now`.
+    /// How full the limit is at `now`.
     pub fn level(&self, state: &State, now: Micros) -> Level {
         match &self.current(state, now) {
             Current::TokenBucket(limit, tokens) => limit.level(tokens, now),
@@ -313,8 +312,8 @@ impl Limit {
         }
     }
 
-    /// The instant that a call at `now` is decided at: that, or the later one that the state has seen, as far as it
-    /// tells; of windows, the start of the last one.
+    /// The instant at which a call at `now` is decided: `now`, or the time of the state if that is later; for windows,
+    /// the time of the state is the start of its last window.
     pub fn present(&self, state: &State, now: Micros) -> Micros {
         let seen = match &self.current(state, now) {
             Current::TokenBucket(_, tokens) | Current::FixedWindow(_, tokens) => Some(tokens.ts),
@@ -326,8 +325,8 @@ impl Limit {
         seen.map_or(now, |seen| seen.max(now))
     }
 
-    /// The state that counts at `now`: the stored one, or a full one in the same windows where that is of no shape
-    /// that the limit [accepts](Limit::accepts), or beyond the horizon: later than it can be if the clock was only set.
+    /// The state that counts at `now`: the stored one, or a full one in the same windows if the limit doesn't
+    /// [accept](Limit::accepts) its shape, or if it is beyond the horizon, too late for a clock that was adjusted.
     ///
     /// The horizon is an hour from now, and no less than a whole refill, the time in which this state is full, its
     /// debt included, or the whole windows that the kind looks back on.
@@ -381,7 +380,7 @@ impl Limit {
     }
 }
 
-/// A kind beside the state of its shape that counts at an instant. Counters are changed, and so copied.
+/// A kind and the state of its shape that counts at an instant. Counters are changed, and so copied.
 enum Current<'a> {
     TokenBucket(&'a TokenBucket, Cow<'a, Tokens>),
     FixedWindow(&'a FixedWindow, Cow<'a, Tokens>),
@@ -426,12 +425,12 @@ fn unlimited() -> Decision {
     Decision { ok: true, retry_after: None, level: NO_LIMIT, state: None }
 }
 
-/// Decides whether `count` tokens can be taken from `state` at `now`, and tells the state after it.
+/// Decides whether `count` tokens can be taken from `state` at `now`, and returns the state after it.
 ///
-/// `count` is from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole where
-/// [`Limit::whole_counts`] says so; 0 passes unless the limit is in debt. With `reserve`, token
-/// bucket and fixed window may go into debt, down to `max_reserved`, if it is paid back within ten
-/// years; the other kinds ignore it. A `state` that the limit doesn't [accept](Limit::accepts) counts as none.
+/// `count` is from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and a whole number if
+/// [`Limit::whole_counts`]; 0 is admitted unless the limit is in debt. With `reserve`, token buckets and
+/// fixed windows may go into debt, down to `-max_reserved`, if it is paid back within ten years; the
+/// other kinds ignore it. A `state` that the limit doesn't [accept](Limit::accepts) counts as no state.
 pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
     match &limit.current(state, now) {
         Current::TokenBucket(limit, tokens) => limit.decide(tokens, now, count, reserve),
@@ -443,13 +442,13 @@ pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bo
     }
 }
 
-/// Gives back `count` tokens that were taken and not used: debt first, never above the capacity. A
-/// negative count takes unconditionally. `taken_at` is when they were taken: what a fixed window
-/// gave before the current window began does not come back. `None` for the sliding kinds and for
-/// concurrency, which hold no tokens to give back to.
+/// Gives back `count` tokens that were taken but not used: first against a debt, never above the capacity.
+/// A negative count takes tokens unconditionally. `taken_at` is when they were taken: tokens taken before
+/// the current fixed window began are not given back. `None` for the sliding kinds and for concurrency
+/// limits, which can't be credited.
 ///
-/// `count` is finite, at most [`MAX_TOKENS`](crate::config::MAX_TOKENS) either way. The decision is
-/// always `ok`; where a debt remains it says after which wait it is gone.
+/// `count` is finite, from `-`[`MAX_TOKENS`](crate::config::MAX_TOKENS) to `MAX_TOKENS`. The decision is
+/// always `ok`; if a debt remains, `retry_after` is the wait until it is paid back.
 pub fn credit(
     limit: &Limit,
     state: &State,

@@ -1,35 +1,32 @@
 //! The configuration of a limit: from JSON to a validated [`Limit`], and from arguments to JSON.
 //!
-//! A config is an object with a `kind`, and the fields of that kind, here with the kinds that have them:
+//! A config is an object with a `kind` and the fields of that kind:
 //!
 //! - `kind` (all) — `"token bucket"`, `"fixed window"`, `"sliding window"`, `"sliding log"`, `"concurrency"` or
 //!   `"unlimited"`
-//! - `rate` (the first four) — tokens a period: more than 0, at most 1e15; of a sliding log a whole number, at most
+//! - `rate` (the first four) — tokens per period: above 0, at most 1e15; for a sliding log a whole number, at most
 //!   10,000
-//! - `period` (the first four) — milliseconds, or a duration such as `"1 minute"` or `"PT1M"`: from 1 ms to 1e15 of
-//!   them; a day is 24 hours
-//! - `capacity` (token bucket, fixed window) — the most tokens that accumulate, 0 to 1e15; left out: `rate`
-//! - `maxReserved` (token bucket, fixed window) — the largest debt of reservations, 0 to 1e15; left out: bounded by a
+//! - `period` (the first four) — milliseconds, or a duration such as `"1 minute"` or `"PT1M"`: 1 to 1e15 ms; a day is
+//!   24 hours
+//! - `capacity` (token bucket, fixed window) — the most tokens that accumulate, 0 to 1e15; default: `rate`
+//! - `maxReserved` (token bucket, fixed window) — the largest debt of reservations, 0 to 1e15; default: bounded by a
 //!   wait of ten years
-//! - `shards` (token bucket, fixed window) — into how many shards it is divided, a whole number, 1 to 1,024; left
-//!   out: 1
+//! - `shards` (token bucket, fixed window) — the number of shards, 1 to 1,024; default: 1
 //! - `start` (fixed window) — where windows begin: epoch milliseconds, a time with its offset, or `"first request"`;
-//!   left out: at the `phase` that [`Limit::initial_state`] is given
-//! - `timezone` (fixed window) — an IANA name: windows turn on local dates of that zone. `period` is then a whole
-//!   number of days, weeks, months or years, at most 100 years, and `start` a date; left out: Monday 1970-01-05 for
+//!   default: the `phase` passed to [`Limit::initial_state`]
+//! - `timezone` (fixed window) — an IANA name: windows begin on local dates of that zone. `period` is then a whole
+//!   number of days, weeks, months or years, at most 100 years, and `start` a date; default: Monday 1970-01-05 for
 //!   days and weeks, 1970-01-01 for months and years
-//! - `overage` (fixed window) — `true`: calls pass beyond what is there, into a debt that ends with the window; left
-//!   out: `false`. Not with `maxReserved` or `shards`
-//! - `slots` (concurrency) — how many leases at once, a whole number, 1 to 1,000; in memory to 100
-//! - `ttl` (concurrency) — after which time a lease expires: as `period`
-//! - `store` (all) — `"table"`, or `"memory"`, which has no place for a sliding log and for shards; left out:
-//!   `"table"`
-//! - `enforce` (all) — `false`: a dry run, in which what would be denied passes; left out: `true`
-//! - `keyed` (all) — `true`: the empty key, which is everybody's, is refused; left out: `false`
+//! - `overage` (fixed window) — `true`: calls may exceed the limit, with a debt that ends with the window; default:
+//!   `false`. Not with `maxReserved` or `shards`
+//! - `slots` (concurrency) — the most leases at a time, 1 to 1,000; in memory to 100
+//! - `ttl` (concurrency) — the time after which a lease expires: as `period`
+//! - `store` (all) — `"table"`, or `"memory"`, which can't hold sliding logs and shards; default: `"table"`
+//! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
+//! - `keyed` (all) — `true`: the empty key, which everybody shares, is refused; default: `false`
 //!
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
-//! [`ConfigError`]: nothing is guessed. Nothing here depends on a setting of the process or the
-//! machine.
+//! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
 
 use std::ops::Deref;
 
@@ -51,14 +48,14 @@ mod times;
 /// The longest config, in bytes of JSON; a sensible one has some 200.
 pub const MAX_BYTES: usize = 10_000;
 
-/// What is wrong with a config: the field, its value, and what is allowed there.
+/// What is wrong with a config: the field, its value and the allowed values.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{problem} (allowed: {allowed})")]
 #[non_exhaustive]
 pub struct ConfigError {
-    /// What stands there: `"rate" is -1`.
+    /// The field and its value: `"rate" is -1`.
     pub problem: String,
-    /// What may stand there: `a number greater than 0, at most 1e15`.
+    /// The allowed values: `a number greater than 0, at most 1e15`.
     pub allowed: String,
     /// The kind of the config, where it has one.
     pub kind: Option<Kind>,
@@ -91,7 +88,7 @@ impl ConfigError {
                 )
             }
             FieldError::Repeated { field } => {
-                (format!("\"{field}\" is there more than once"), "one value".into())
+                (format!("\"{field}\" is given more than once"), "one value".into())
             }
             FieldError::Missing { field, allowed } => (format!("\"{field}\" is missing"), allowed),
             FieldError::Invalid { field, value, allowed } => {
@@ -102,25 +99,26 @@ impl ConfigError {
     }
 }
 
-/// A config: a limit, and what the caller does with it. A [`Limit`] decides, whatever they are.
+/// A config: a limit, and how the caller uses it. The other fields don't change what the [`Limit`] decides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Definition {
     /// The limit.
     pub limit: Limit,
     /// Where its states are kept.
     pub store: StoreKind,
-    /// Whether a denial is one; otherwise this is a dry run, which changes nothing and passes.
+    /// Whether calls are denied; otherwise this is a dry run: a call that would be denied is admitted, and changes
+    /// nothing.
     pub enforce: bool,
-    /// Whether a call without a key is refused, which would be everybody's; that is left to the caller.
+    /// Whether a call without a key is to be refused; the caller does so.
     pub keyed: bool,
 }
 
 impl Definition {
-    /// Checks what a call may bring that is not defined: in memory it is full again within a leap year, so that whoever
-    /// may call leaves no state there for longer.
+    /// Checks a config that is passed with a call: in memory its limit must refill within a leap year, so that callers
+    /// can't leave state there for longer.
     ///
     /// # Errors
-    /// It is full again later, or a lease is held for longer.
+    /// It refills later, or its leases expire later.
     pub fn check_in_call(&self) -> Result<(), ConfigError> {
         let (kind, time) = (self.kind(), self.time_to_full());
         if self.store == StoreKind::Table || time <= Micros::YEAR {
@@ -128,14 +126,12 @@ impl Definition {
         }
         let days = time.0 / Micros::DAY.0;
         let (problem, what) = match kind {
-            Kind::Concurrency => (format!("\"ttl\" is {days} days"), "a ttl"),
-            _ => (
-                format!("with its \"rate\" and \"period\" it is full again after {days} days"),
-                "a time to full",
-            ),
+            Kind::Concurrency => (format!("\"ttl\" is {days} days"), "a ttl of"),
+            _ => (format!("its \"rate\" and \"period\" refill it in {days} days"), "a refill in"),
         };
         let allowed = format!(
-            "{what} of at most 366 days in memory, for a config in the call; a defined limit has no such bound"
+            "{what} at most 366 days for a limit in memory whose config is passed with the call; \
+             a defined limit has no such bound"
         );
         Err(ConfigError { problem, allowed, kind: Some(kind), calendar: false })
     }
@@ -172,8 +168,7 @@ impl<'de> Deserialize<'de> for StoreKind {
     }
 }
 
-/// Reads and checks the limit of a config. Its text should be no longer than [`MAX_BYTES`], which is left to the
-/// caller.
+/// Reads and checks the limit of a config. The caller checks that the text is no longer than [`MAX_BYTES`].
 ///
 /// ```
 /// use ratelimit_core::config;
@@ -239,12 +234,12 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
         StoreKind::Memory if kind == Kind::SlidingLog => Err(refused(
             "store",
             r#""memory""#.into(),
-            r#""table" for a sliding log, whose state is an entry a token"#,
+            r#""table" for a sliding log, which stores an entry per token"#,
         )),
         StoreKind::Memory if limit.shards() > 1 => Err(refused(
             "shards",
             limit.shards().to_string(),
-            r#"1 where "store" is "memory", whose calls wait for no transaction"#,
+            r#"1 if "store" is "memory", where no call waits for another transaction"#,
         )),
         StoreKind::Memory
             if kind == Kind::Concurrency && limit.capacity() > MAX_SLOTS_IN_MEMORY.into() =>
@@ -252,7 +247,7 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
             Err(refused(
                 "slots",
                 limit.capacity().to_string(),
-                r#"a whole number from 1 to 100 where "store" is "memory""#,
+                r#"a whole number from 1 to 100 if "store" is "memory""#,
             ))
         }
         _ => Ok(Definition { limit, store, enforce, keyed }),

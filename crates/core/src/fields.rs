@@ -1,7 +1,7 @@
 //! The fields of an object, as serde reads them into a struct, and what is wrong with one of them:
 //! its name, its value as it was written, and what may stand there.
 //!
-//! An error of serde_json is one line of text, in which the three can no longer be told apart. Here
+//! An error of serde_json is one line of text, from which the three can no longer be separated. Here
 //! a struct is read from a list of fields instead, by [`Fields::read`]: what a type's `Visitor` is
 //! `expecting` becomes the "allowed" of a [`FieldError`], to which the list adds the rest. Fields
 //! are read in the order in which the struct declares them, so that of several that are wrong the
@@ -156,7 +156,7 @@ impl<'a> Fields<'a> {
         self.0.iter().find(|(name, _)| name == field).map(|&(_, value)| value)
     }
 
-    /// Takes a field out and reads it by itself, before a struct of the rest.
+    /// Takes a field out and reads it separately, before a struct of the rest.
     pub(crate) fn take<T: DeserializeOwned>(
         &mut self,
         field: &'static str,
@@ -241,7 +241,7 @@ impl<'de> Deserializer<'de> for &'de Fields<'de> {
     }
 }
 
-/// The name of a field, beside its value.
+/// The name of a field, with its value.
 struct Name<'a>(&'a str, Option<Value<'a>>);
 
 impl<'de> IntoDeserializer<'de, FieldError> for Name<'de> {

@@ -1,8 +1,8 @@
 //! The outcome of a call as HTTP headers.
 //!
-//! Owns which headers a style has, how numbers are rounded, and how a name is written so that it can
-//! be read back and breaks no header. Every value is text. A number is a whole one of at most 15
-//! digits: tokens are rounded down and never negative, waits and times are rounded up.
+//! This module decides which headers a style has, how numbers are rounded, and how a name is encoded so that
+//! it can be decoded and can't break a header. All values are text. Numbers are integers of at most 15
+//! digits: tokens are rounded down and never negative; waits and times are rounded up.
 //!
 //! ```
 //! use ratelimit_core::headers::{CallOutcome, Style, headers};
@@ -62,34 +62,34 @@ impl Style {
     }
 }
 
-/// The outcome of a call, as far as headers tell it.
+/// The outcome of a call, as headers need it.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOutcome {
     /// Whether the tokens were taken.
     pub ok: bool,
-    /// Denied: until the same call can succeed, `None` if it never can. Allowed: until the work may
-    /// be done, which headers don't tell.
+    /// Denied: the time until the same call can succeed, `None` if it never can. Allowed: the time until
+    /// reserved work may start, which no header shows.
     pub retry_after: Option<Micros>,
-    /// Tokens; negative: debt; infinite without a limit.
+    /// Tokens left; negative: debt; infinite for an unlimited key.
     pub remaining: f64,
-    /// The most that the limit holds in tokens; infinite without a limit.
+    /// The most tokens that the limit can hold; infinite for an unlimited key.
     pub capacity: f64,
-    /// When the limit is full again, or its window turns; `None`: unknown.
+    /// When the limit is full again, or its window ends; `None`: unknown.
     pub reset_at: Option<Micros>,
 }
 
 impl CallOutcome {
-    /// Until the same call can succeed. `None` where it did, and where it never can; the wait of a
-    /// reservation is for the work, not for another call.
+    /// The time until the same call can succeed. `None` if it did, or never can: the wait of a reservation
+    /// is for the work, not for another call.
     fn wait(&self) -> Option<Micros> {
         self.retry_after.filter(|_| !self.ok)
     }
 }
 
-/// Writes the outcome of a call at `now` as headers. The limit's name may be any bytes; what is not
-/// visible ASCII in it is percent-encoded.
+/// Writes the outcome of a call at `now` as headers. The limit's name may be any bytes; those that are not
+/// visible ASCII are percent-encoded.
 ///
-/// Without a limit, where the capacity is infinite, they tell no more than what a block leaves to wait for.
+/// For an unlimited key, whose capacity is infinite, there is only the retry header, if the key is blocked.
 pub fn headers(
     style: Style,
     name: &[u8],
@@ -112,7 +112,7 @@ pub fn headers(
 
 type Headers = Vec<(&'static str, String)>;
 
-/// The header that tells until when a call is denied.
+/// The header with the wait after a denial.
 fn retry(
     header: &'static str,
     outcome: &CallOutcome,

@@ -1,10 +1,10 @@
 //! Rate limits as pure functions: token buckets, fixed, calendar and sliding windows, sliding logs and
 //! leases of a number of slots, with reservations, overage and exact retry times.
 //!
-//! A [`Limit`] is of one of some kinds. What it remembers between two calls is a [`State`] of a few
-//! numbers, which the caller keeps; the time is an argument too. So the same call has the same answer
-//! on every machine, and this crate has no clock, no storage, no threads and no unsafe code. The
-//! PostgreSQL extension `ratelimit` is this crate around the rows of a table.
+//! A [`Limit`] is one of several kinds. Its [`State`] between two calls is a few numbers, which the
+//! caller stores; the time is an argument too. So the same call has the same answer on every machine,
+//! and this crate needs no clock, no storage, no threads and no unsafe code. The PostgreSQL extension
+//! `ratelimit` applies this crate to the rows of a table.
 //!
 //! ```
 //! use ratelimit_core::{Micros, config, decide};
@@ -27,7 +27,7 @@
 //! assert_eq!(wait, Micros::from_millis(6_000.0));
 //! assert!(decide(&limit, &empty, now.plus(wait), 1.0, false).ok);
 //!
-//! // Or the work is reserved now, and done when its tokens have come in.
+//! // Or the work is reserved now, and done when its tokens are there.
 //! let reserved = decide(&limit, &empty, now, 1.0, true);
 //! assert_eq!((reserved.ok, reserved.retry_after), (true, Some(wait)));
 //! # Ok::<(), ratelimit_core::ConfigError>(())
@@ -35,9 +35,9 @@
 //!
 //! # In a service
 //!
-//! Whoever keeps the states must read and write one as a single step, under a lock or in a
-//! transaction: what is decided from a state must not be written over another. A denial has no state
-//! to write.
+//! The code that stores states must read, decide and write in a single step, under a lock or in a
+//! transaction: otherwise two calls decide from the same state, and one overwrites the other's. A denial
+//! has no state to write.
 //!
 //! ```
 //! use std::collections::HashMap;
@@ -53,7 +53,7 @@
 //! }
 //!
 //! impl Limiter {
-//!     /// Takes a token for a key, or tells after which time there is one.
+//!     /// Takes a token for a key, or returns how long to wait for one.
 //!     fn take(&self, key: &str, now: Micros) -> Result<(), Duration> {
 //!         let mut states = self.states.lock().unwrap();
 //!         let state = states.entry(key.to_owned()).or_insert_with(|| {

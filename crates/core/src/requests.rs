@@ -18,7 +18,7 @@ pub const NAME_LENGTH: &str = "1 to 200 bytes";
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 1024;
 /// How long a key may be, in words.
-pub const KEY_LENGTH: &str = "at most 1024 bytes; of a longer one, pass a hash";
+pub const KEY_LENGTH: &str = "at most 1024 bytes; pass a hash of a longer key";
 /// How many requests a list can have.
 pub const MAX_REQUESTS: usize = 10_000;
 /// The longest list, in bytes of JSON: so many requests with the longest keys, and configs.
@@ -76,7 +76,7 @@ fn invalid(argument: &'static str, value: impl Into<String>, allowed: impl Into<
     Fault::Invalid { argument, value: value.into(), allowed: allowed.into() }
 }
 
-/// The type of what stands where a key could be, told in place of its value.
+/// The type of a JSON value, shown in place of a value that could be a key.
 fn type_of(json: &str) -> &'static str {
     match json.as_bytes() {
         [b'{', ..] => "an object",
@@ -127,8 +127,8 @@ impl<'de> Deserialize<'de> for Count {
     }
 }
 
-/// Reads a text, and refuses one that is too long in every encoding: the caller counts its bytes in
-/// its own, and tells how many they are.
+/// Reads a text, and refuses one that is too long in every encoding: the caller counts its bytes in the
+/// server's encoding and reports them.
 struct Bounded {
     most: usize,
     allowed: &'static str,
@@ -198,9 +198,9 @@ impl From<FieldError> for Fault {
     fn from(error: FieldError) -> Fault {
         match error {
             FieldError::Unknown { field, .. } => {
-                invalid("field", Value::from(shortened(&field)).to_string(), FIELDS)
+                invalid("a field", format!("unknown: {}", Value::from(shortened(&field))), FIELDS)
             }
-            FieldError::Repeated { field } => invalid(field, "there more than once", "one value"),
+            FieldError::Repeated { field } => invalid(field, "given more than once", "one value"),
             FieldError::Missing { field, .. } => Fault::Null(field),
             FieldError::Invalid { field, value, .. } if value == "null" => Fault::Null(field),
             FieldError::Invalid { field, value, allowed } => match (field, &*allowed) {
@@ -296,7 +296,7 @@ mod tests {
             ),
             (
                 r#"[{"name": "a", "count": 1, "count": 2}]"#,
-                "request 1: count is there more than once (allowed: one value)".into(),
+                "request 1: count is given more than once (allowed: one value)".into(),
             ),
         ] {
             assert_eq!(parse(json).unwrap_err().to_string(), message);

@@ -1,9 +1,9 @@
 //! The most frequent keys of a stream, counted in bounded memory.
 //!
-//! Owns the counters of [`Sketch`], the space-saving algorithm of [Metwally, Agrawal and El Abbadi, 2005].
-//! As a [`Partition`](crate::table::Partition), it borrows its memory, empty where that is zero, from a
-//! caller who locks it. What a key is called is the caller's to keep, beside the counter of that number. Of a key that
-//! has a [`Counter`] several may [add](Counter::add) to it at once, and others read them: that takes no `&mut`.
+//! [`Sketch`] is the space-saving algorithm of [Metwally, Agrawal and El Abbadi, 2005]. Like a
+//! [`Partition`](crate::table::Partition), it borrows its memory from a caller that locks it; zeroed memory is
+//! empty. The caller stores the names of the keys, by the numbers of their counters. Several sessions may
+//! [add](Counter::add) to a key's [`Counter`] at once, and others read it: neither needs `&mut`.
 //!
 //! ```
 //! use ratelimit_core::sketch::{Counter, Sketch, counted};

@@ -17,14 +17,14 @@ use crate::{Kind, Limit, Micros, State};
 /// The longest state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
 pub const MAX_BYTES: usize = 1_000_000;
 
-/// What is wrong with a state: the field, its value, and what is allowed there.
+/// What is wrong with a state: the field, its value and the allowed values.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{problem} (allowed: {allowed})")]
 #[non_exhaustive]
 pub struct StateError {
-    /// What stands there: `"ts" is "now"`.
+    /// The field and its value: `"ts" is "now"`.
     pub problem: String,
-    /// What may stand there: `epoch milliseconds`.
+    /// The allowed values: `epoch milliseconds`.
     pub allowed: String,
 }
 
@@ -43,11 +43,11 @@ impl From<FieldError> for StateError {
     fn from(error: FieldError) -> StateError {
         match error {
             FieldError::Unknown { field, fields, .. } => StateError::new(
-                format!("{} is not a field of it", Value::from(shortened(&field))),
+                format!("{} is not a field of this kind's state", Value::from(shortened(&field))),
                 if fields.is_empty() { "none".into() } else { quoted(fields) },
             ),
             FieldError::Repeated { field } => {
-                StateError::new(format!("\"{field}\" is there more than once"), "one value")
+                StateError::new(format!("\"{field}\" is given more than once"), "one value")
             }
             FieldError::Missing { field, allowed } => {
                 StateError::new(format!("\"{field}\" is missing"), allowed)
@@ -190,8 +190,7 @@ impl<'de> Deserialize<'de> for Log {
     }
 }
 
-/// Reads the state of a limit. Its text should be no longer than [`MAX_BYTES`], which is left to the
-/// caller.
+/// Reads the state of a limit. The caller checks that the text is no longer than [`MAX_BYTES`].
 ///
 /// ```
 /// use ratelimit_core::{config, state};
@@ -312,12 +311,12 @@ mod tests {
             (
                 "token bucket",
                 r#"{"ts": 0, "value": 1, "log": []}"#,
-                r#""log" is not a field of it (allowed: "value", "ts")"#,
+                r#""log" is not a field of this kind's state (allowed: "value", "ts")"#,
             ),
             (
                 "sliding window",
                 r#"{"ts": 0, "value": 1, "ts": 1, "prior": 0}"#,
-                r#""ts" is there more than once (allowed: one value)"#,
+                r#""ts" is given more than once (allowed: one value)"#,
             ),
             (
                 "sliding log",

@@ -1,13 +1,12 @@
-//! A hash table of states with bounded room: when it is full, a new key takes the place of one that is called no more.
+//! A hash table of states of fixed size: when it is full, a new key evicts one that is no longer called.
 //!
-//! Owns how entries are found, made and dropped. A [`Partition`] borrows its memory from the caller, who
-//! may share it between processes: it has no pointers, memory of zeros is an empty one, and every content
-//! is valid. The caller locks a partition for as long as it holds one, and spreads keys over several. Those who only
-//! read have a [`PartitionView`], as many at once as there are.
+//! A [`Partition`] borrows its memory from the caller, which may share it between processes: it has no pointers,
+//! zeroed memory is an empty partition, and any content is valid. The caller spreads keys over several partitions, and
+//! locks a partition while it has one. Readers have a [`PartitionView`], of which there may be several at once.
 //!
-//! An entry stands at the place that its key gives it, or at the first free one after that (linear
-//! probing, [Knuth, The Art of Computer Programming 3, 6.4]): a look-up is most often one miss of the
-//! processor's cache. A third of the places stays empty, so that the way is short.
+//! An entry is at the place given by its key, or at the first free one after it (linear probing, [Knuth, The Art of
+//! Computer Programming 3, 6.4]): a lookup is mostly one cache miss. A third of the places stays empty, to keep the
+//! probes short.
 //!
 //! Dropping a state that is not [idle](crate::Limit::idle_at) gives its key back what it had taken. So of [`SAMPLE`]
 //! entries the first that is idle is dropped, or else the one that was called longest ago, as Redis does with
@@ -15,9 +14,9 @@
 //! which less than half is used. Whatever new keys are called for, one that is called again while half as many of them
 //! come as there are entries stays; one that is empty outlives at least twice as many that come once and take little.
 //!
-//! Who fills the room drives out his own entries: who loses one is the owner who has most, and among an owner's names,
-//! where he says so, the one that has most. A partition counts the entries of its first [`HOLDERS`] names; further
-//! names of an owner share a count with others of his.
+//! An owner that fills the table evicts its own entries: the owner with the most entries loses one, and among its
+//! names, if it distinguishes them, the name with the most. A partition counts the entries of its first [`HOLDERS`]
+//! names; further names of an owner share a count with others of that owner.
 //!
 //! ```
 //! use ratelimit_core::table::{Entry, Head, Kept, Partition, Whose, places};

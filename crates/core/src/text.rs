@@ -10,7 +10,7 @@ pub fn shortened(value: &str) -> String {
     }
 }
 
-/// Writes a float in as few digits as tell it apart, as PostgreSQL does: `0.1`, `1e+16`, `NaN`.
+/// Writes a float in the fewest digits that identify it, as PostgreSQL does: `0.1`, `1e+16`, `NaN`.
 pub fn float_text(number: f64) -> String {
     match number.abs() {
         f64::INFINITY => if number > 0.0 { "Infinity" } else { "-Infinity" }.into(),

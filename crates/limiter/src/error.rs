@@ -48,14 +48,14 @@ pub enum LimiterError {
         kind: Kind,
     },
     /// A limit that is keyed was used without a key (22004).
-    #[error("key is missing, and rate limit \"{name}\" is keyed")]
+    #[error("rate limit \"{name}\" requires a key")]
     Keyed {
         /// The limit.
         name: String,
         /// Its kind.
         kind: Kind,
     },
-    /// A config was brought for a defined name by who may not define (42501).
+    /// A config was passed for a defined name without the privilege to define (42501).
     #[error("permission denied to override rate limit \"{name}\"")]
     InlineConfig {
         /// The limit.
@@ -95,7 +95,7 @@ pub enum LimiterError {
     },
     /// Rows that the call needs are locked, and it may not wait for them; answered as a denial
     /// (55P03 where that is not possible).
-    #[error("could not obtain the rows of a rate limit")]
+    #[error("could not lock the rows of a rate limit")]
     Busy,
     /// What the host says, from below a port.
     #[error("{0}")]

@@ -8,7 +8,7 @@ use crate::homes::{self, Contents};
 use crate::one;
 use crate::ports::Host;
 use crate::request::{Answer, Request, Take};
-use crate::target::{FOR_GOOD, Home, Target, check_count};
+use crate::target::{FOREVER, Home, Target, check_count};
 
 /// Returns the concurrency limit of a target.
 ///
@@ -60,7 +60,7 @@ impl Fate {
 }
 
 /// Extends or releases a lease; `None` where it has expired or was released, otherwise when it expires now. Where the
-/// key is exempt meanwhile its holder may go on for good, and its slots are left to expire.
+/// key is exempt meanwhile its holder may go on indefinitely, and its slots are left to expire.
 ///
 /// # Errors
 /// As [`acquire`], but for the count.
@@ -72,7 +72,7 @@ pub fn settle<H: Host>(
 ) -> Result<Option<Micros>> {
     let target = Target::resolve_lease(host, request).map_err(LimiterError::for_leases)?;
     if target.home == Home::Nowhere {
-        return Ok(matches!(fate, Fate::Extended).then_some(FOR_GOOD));
+        return Ok(matches!(fate, Fate::Extended).then_some(FOREVER));
     }
     let limit = concurrency(&target, fate.function())?;
     let decide = |contents: Contents, now: Micros| {

@@ -1,11 +1,11 @@
 //! The use cases of the extension `ratelimit`: what its calls do to rows, to entries of memory and to leases.
 //!
-//! It knows no PostgreSQL: what it needs of where it runs are the traits of [`ports`]. The extension makes them of
-//! the heap, SPI and shared memory, and tests of ordinary memory.
+//! It doesn't depend on PostgreSQL: what it needs from its environment are the traits of [`ports`]. The extension
+//! implements them with the heap, SPI and shared memory, and tests with ordinary memory.
 //!
 //! A request is resolved once to a [`Target`](target::Target), which knows its [home](homes): nowhere, a row, rows
-//! with shards, an entry in memory, or slots there. A home has one primitive, to lock, decide and write, which is given
-//! what is decided as a closure; how it reads, whom it waits for and what it leaves in the table is its own affair.
+//! with shards, an entry in memory, or slots in memory. A home has one primitive, which locks, decides and writes; the
+//! decision is a closure. How a home reads, which transactions it waits for and what it stores is private to it.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

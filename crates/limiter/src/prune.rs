@@ -1,4 +1,4 @@
-//! Deletes blocks that are over, and idle rows, those without which every call would be answered the same.
+//! Deletes expired blocks and idle rows, which no answer depends on.
 //!
 //! A batch continues where the session's last one ended, and a session's first begins at a random key,
 //! so that busy rows are not scanned again by every batch. Locked rows are skipped; a row is checked
@@ -29,7 +29,7 @@ thread_local! {
     static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
 }
 
-/// Deletes blocks that are over, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
+/// Deletes expired blocks, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
 /// key's rows beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means
 /// that no unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are
 /// deleted when their last call is longer than `undefined_idle` ago.

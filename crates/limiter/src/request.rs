@@ -46,9 +46,9 @@ pub struct Answer {
     pub capacity: f64,
     /// The instant of the decision.
     pub now: Micros,
-    /// Whether a denial is one; otherwise it only tells what one would be, in a dry run.
+    /// Whether a denial is enforced; otherwise it is a dry run, which only reports it.
     pub enforced: bool,
-    /// Until when the key is blocked, or [`FOR_GOOD`](crate::target::FOR_GOOD), if that is why it is denied.
+    /// Until when the key is blocked, or [`FOREVER`](crate::target::FOREVER), if that is why it is denied.
     pub blocked: Option<Micros>,
     /// The lease that was taken, from a concurrency limit.
     pub lease: Option<Lease>,
@@ -74,7 +74,7 @@ impl Answer {
         if self.ok { Verdict::Allowed } else { Verdict::Denied { enforced: self.enforced } }
     }
 
-    /// The same, where a dry run lets pass what it would deny; nothing has changed.
+    /// The same answer, but admitted if a dry run would deny it; nothing has changed.
     pub fn or_let_pass(self) -> Answer {
         match self.ok || self.enforced {
             true => self,

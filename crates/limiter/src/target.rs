@@ -11,7 +11,7 @@ use crate::ports::{Definitions, Encoding, Known, RowId};
 use crate::request::{Answer, Request, Take};
 
 /// The end of a block without one: the instant of the timestamptz infinity.
-pub const FOR_GOOD: Micros = Micros(i64::MAX);
+pub const FOREVER: Micros = Micros(i64::MAX);
 
 /// Where the state of a limit lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub struct Target<'a> {
     pub home: Home,
     /// Whether the name is defined for the key; otherwise it is the config of the call alone that says so.
     pub is_defined: bool,
-    /// Until when it is blocked, if it ever was, or [`FOR_GOOD`].
+    /// Until when it is blocked, if it ever was, or [`FOREVER`].
     pub blocked_until: Option<Micros>,
     /// Converts name and key to UTF-8.
     utf8: fn(&[u8]) -> Cow<'_, str>,
@@ -290,5 +290,5 @@ pub fn after_block(
     now: Micros,
     rest: impl FnOnce(Micros) -> Option<Micros>,
 ) -> Option<Micros> {
-    if until == FOR_GOOD { None } else { rest(until).map(|rest| until.minus(now).plus(rest)) }
+    if until == FOREVER { None } else { rest(until).map(|rest| until.minus(now).plus(rest)) }
 }

@@ -1,11 +1,11 @@
 //! What several sessions share in memory: partitions of states, the tallies of names, and the rankings of the keys
-//! that are denied most. It knows no PostgreSQL: where the memory lies, what locks it, who a session is and what time
-//! it is are the caller's.
+//! that are denied most. It doesn't depend on PostgreSQL: the caller provides the memory, the locks, the identity of a
+//! session and the time.
 //!
-//! All of it is valid as memory of zeros, and has no pointers: a segment that processes map at different addresses
-//! will do. What sessions change is behind a lock ([`Guarded`], [`Partitions`]), which gives `&mut` to who holds it
-//! exclusively and `&` to the others, or is atomic. So nothing is ever written behind a `&`, and the compiler says so:
-//! unsafe code stands in the lock, in the partitions and where memory is looked at for the first time.
+//! Everything is valid as zeroed memory and has no pointers, so processes may map a segment at different addresses.
+//! What sessions change is atomic or behind a lock ([`Guarded`], [`Partitions`]), which gives `&mut` to the exclusive
+//! holder and `&` to the others. So nothing is written through a `&`, and the compiler checks that: only the lock, the
+//! partitions and the first access to memory have unsafe code.
 //!
 //! How it is tried: the unit tests run under [loom](https://docs.rs/loom), which explores the orders of what sessions
 //! do (with `cfg(test)` the atomics and cells are loom's); `tests/threads.rs` has threads on ordinary memory, which

@@ -1,4 +1,4 @@
-//! A value and its lock, beside each other in memory that several sessions share.
+//! A value with its lock, in memory that several sessions share.
 //!
 //! `&mut` to the value comes from a [`WriteGuard`] alone, of which there is one at a time, and lives no longer than
 //! the guard is borrowed for it:

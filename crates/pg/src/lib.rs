@@ -1,6 +1,6 @@
-//! What the extension needs of PostgreSQL: calls of SQL functions with errors of their own, values, transactions,
-//! shared memory and its locks, beside pgrx and without its guard. It knows no table of the extension and no limit;
-//! of `ratelimit_core` it has the types of times.
+//! What the extension needs from PostgreSQL, in addition to pgrx and without its guard: calls of SQL functions with
+//! their own errors, values, transactions, shared memory and its locks. This crate knows none of the extension's
+//! tables and no limit; from `ratelimit_core` it uses the types of times.
 
 #![warn(missing_docs)]
 #![cfg_attr(

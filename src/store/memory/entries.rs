@@ -54,8 +54,8 @@ impl Entries for SharedEntries {
     fn tell_losses(&self) {
         if let Some(lost) = self.memory.states.losses_to_tell() {
             server_log::line(&format!(
-                "rate limits in memory: keys in use that made room for others, and are full again: {lost}; \
-                 ratelimit.memory_keys should be greater"
+                "rate limits in memory: {lost} keys in use were evicted, and are full again; \
+                 increase ratelimit.memory_keys"
             ));
         }
     }

@@ -61,7 +61,7 @@ SELECT rl_block('bl/undefined', 'own', '1 hour'), rl_unblock('bl/undefined', 'ow
 SELECT * FROM rl_status('bl/undefined');
 SELECT * FROM rl_status('bl/undefined', 'x');
 SELECT error_of($$SELECT rl_limit('bl/undefined', 'x')$$);
--- A later one replaces it, longer or shorter; for good; over to the microsecond.
+-- A later one replaces it, longer or shorter; indefinitely; to the microsecond.
 SELECT rl_block('bl', 'a', until => 'infinity');
 SELECT ok, retry_after, retry_at FROM rl_limit('bl', 'a');
 SELECT rl_limit('bl', 'a', throws => true);

@@ -1,29 +1,29 @@
-//! Concurrency: how many at once, not how often.
+//! Concurrency: limits how many run at once, not how often.
 //!
-//! A slot is taken by a lease, until that is released or expires `ttl` after it was given or last extended: a
-//! holder that dies gives its slot back. Free are the `slots` less those of the leases that have not expired: a
-//! counting semaphore whose permits expire, all by one clock.
+//! A lease takes a slot until it is released, or until it expires `ttl` after it was granted or last extended, so a
+//! holder that dies loses its slot. The free slots are `slots` minus the leases that have not expired: a counting
+//! semaphore whose permits expire.
 //!
-//! A lease is told from others by its id. [`Concurrency::acquire`] is given one that was drawn at random, so that
-//! none is given twice, whatever becomes of the state or the clock: with an id made from these, a holder from before
-//! a reset could release the slot of another. [`decide`](super::decide()), which is pure, takes the instant.
+//! Each lease has an id. The caller passes [`Concurrency::acquire`] a random one, so that no id is used twice, even
+//! after a reset or a step of the clock: if it were derived from state or time, a holder from before a reset could
+//! release another's slot. [`decide`](super::decide()), which is pure, uses the instant.
 
 use super::{Decision, Leases, Level, State};
 use crate::Micros;
 
-/// At most `slots` leases at once.
+/// At most `slots` leases at a time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Concurrency {
     /// 1 to 1,000.
     pub slots: u32,
-    /// After which time a lease expires, from a millisecond to 1e15 of them.
+    /// The time after which a lease expires, 1 to 1e15 milliseconds.
     pub ttl: Micros,
 }
 
 /// A slot that is taken. A lease of several slots is as many of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Tells it from others of the same key: a number, which is stored and shown where a time is.
+    /// Identifies the lease among those of the key: a number, stored and shown as a time.
     pub id: Micros,
     /// When it expires.
     pub expires_at: Micros,
@@ -36,7 +36,7 @@ impl Lease {
         Micros((random >> 12).max(1) as i64)
     }
 
-    /// Whether it takes its slot at `now`.
+    /// Whether it holds its slot at `now`.
     pub fn is_live(&self, now: Micros) -> bool {
         self.expires_at > now
     }
@@ -78,9 +78,9 @@ impl Concurrency {
         self.acquire(state, now, count, now)
     }
 
-    /// Gives a lease of `count` slots, a whole number; [`Leases::given`] tells which. Its id is `id`, or the next one
-    /// that no lease of the state has. A denial tells when enough leases expire, if none is released or extended
-    /// before.
+    /// Grants a lease of `count` slots, a whole number; [`Leases::given`] returns it. Its id is `id`, or the next one
+    /// that no lease of the state has. A denial's `retry_after` is the time until enough leases expire, if none is
+    /// released or extended before.
     pub fn acquire(&self, state: &Leases, now: Micros, count: f64, id: Micros) -> Decision {
         let mut live = Concurrency::live(state, now);
         let level = self.level_of(&live, now);

@@ -1,4 +1,4 @@
-//! Fixed window: `rate` tokens arrive at once when the window turns, up to the capacity.
+//! Fixed window: `rate` tokens are added at the start of each window, up to the capacity.
 //!
 //! `available = min(value + windows * rate, capacity)`, where `windows` have begun since `ts`, after
 //! the [article] and [component][code] of Convex; with a capacity above the rate, what was not used

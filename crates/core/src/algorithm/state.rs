@@ -24,8 +24,8 @@ pub struct Tokens {
     pub value: f64,
     /// When they were counted; of a fixed window, its window's start.
     pub ts: Micros,
-    /// Of a fixed window the tokens that its window brought, 0 or more, of which `value` is left, beside what rolled
-    /// over. `None` for a bucket, and for a state that does not tell it, as that of the Convex component.
+    /// For a fixed window, the tokens that its window added, 0 or more; `value` is what is left of them and of what
+    /// rolled over. `None` for a bucket, and for a state that does not tell it, as that of the Convex component.
     pub brought: Option<f64>,
 }
 

@@ -61,8 +61,8 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Makes the config of a kind from arguments, and checks it as [`parse`](super::parse) does. A period of fixed
-/// length is in milliseconds there, with days of 24 hours; of a concurrency limit it is the `ttl`.
+/// Builds the config of a kind from arguments, and checks it as [`parse`](super::parse) does. A period of fixed
+/// length becomes milliseconds, with days of 24 hours; for a concurrency limit it is the `ttl`.
 ///
 /// ```
 /// use ratelimit_core::Kind;
@@ -75,7 +75,7 @@ impl fmt::Display for Interval {
 /// ```
 ///
 /// # Errors
-/// As [`parse`](super::parse), for a float that JSON can't hold, and for a `start` beside `first_request`.
+/// As [`parse`](super::parse), for a float that JSON can't hold, and for `start` with `first_request`.
 pub fn build(kind: Kind, given: &Given) -> Result<serde_json::Value, ConfigError> {
     let calendar = given.timezone.is_some();
     let problem = |problem: String, allowed: &str| ConfigError {

@@ -112,8 +112,8 @@ impl Config {
                             field: "shards",
                             value: shards.to_string(),
                             allowed: concat!(
-                                r#"1 where "start" is "first request": "#,
-                                "a key's first request finds one of the shards only"
+                                r#"1 if "start" is "first request": "#,
+                                "a key's first request reaches only one of the shards"
                             )
                             .into(),
                         })
@@ -140,7 +140,7 @@ impl Config {
     }
 }
 
-/// Refuses what has no meaning beside an overage.
+/// Refuses fields that have no meaning with an overage.
 ///
 /// # Errors
 /// [`FieldError::Invalid`].
@@ -154,10 +154,10 @@ fn with_overage<P, S, Z>(
     };
     match (&config.overage, &config.max_reserved, &config.shards) {
         (Some(Flag(true)), Some(_), _) => {
-            refused("maxReserved", r#"none where "overage" is true: no call waits there"#)
+            refused("maxReserved", r#"none if "overage" is true: no call has to wait"#)
         }
         (Some(Flag(true)), _, Some(ShardCount(2.0..))) => {
-            refused("shards", r#"1 where "overage" is true"#)
+            refused("shards", r#"1 if "overage" is true"#)
         }
         _ => Ok(config),
     }

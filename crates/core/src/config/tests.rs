@@ -195,7 +195,7 @@ fn a_repeated_field_is_refused_and_not_guessed() {
             r#"{"kind": "fixed window", "rate": 1, "period": "1 day", "timezone": "UTC", "timezone": "UTC"}"#,
         ),
     ] {
-        assert_eq!(problem(json), format!("\"{field}\" is there more than once"));
+        assert_eq!(problem(json), format!("\"{field}\" is given more than once"));
     }
 }
 

@@ -111,8 +111,9 @@ fn group<'a, H: Host>(
             Some(group) if group.target.limit != target.limit => {
                 return Err(in_request(LimiterError::InvalidArgument {
                     argument: "config",
-                    value: "not that of an earlier request for the same name and key".into(),
-                    allowed: "one config for a limit".into(),
+                    value: "different from that of an earlier request for the same name and key"
+                        .into(),
+                    allowed: "one config per name and key".into(),
                 }));
             }
             Some(group) => {

@@ -63,7 +63,7 @@ pub trait Definitions: Encoding {
     fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
     -> Result<Vec<BlockInForce>>;
 
-    /// Deletes blocks that are over, at most so many; returns how many. Those that others hold are left.
+    /// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
     ///
     /// # Errors
     /// Those of the host.
@@ -76,6 +76,6 @@ pub struct BlockInForce {
     pub name: Vec<u8>,
     /// The key, likewise.
     pub key: Vec<u8>,
-    /// Until when, or [`FOR_GOOD`](crate::target::FOR_GOOD).
+    /// Until when, or [`FOREVER`](crate::target::FOREVER).
     pub until: Micros,
 }

@@ -13,7 +13,7 @@ use crate::leases::{self, Fate};
 use crate::ports::{Clock, Stored, Verdict};
 use crate::prune::prune;
 use crate::request::Answer;
-use crate::target::FOR_GOOD;
+use crate::target::FOREVER;
 use crate::{all, one, status};
 
 const BUCKET: &str = r#"{"kind": "token bucket", "rate": 4, "period": "4 seconds"}"#;
@@ -208,7 +208,7 @@ fn a_block_denies_whatever_is_in_the_limit() {
         let denied = limit(&session, "k", 1.0);
         assert_eq!((denied.ok, denied.retry_after), (false, Some(seconds(2))), "{config}");
         assert!(session.rows().is_empty());
-        session.block("n", "k", FOR_GOOD);
+        session.block("n", "k", FOREVER);
         assert_eq!(limit(&session, "k", 1.0).retry_after, None, "{config}");
         session.pass(seconds(2));
         session.block("n", "k", session.now());
@@ -267,7 +267,7 @@ fn the_status_shows_each_key_in_order_and_who_is_blocked() {
     let session = TestSession::with("n", BUCKET);
     limit(&session, "b", 1.0);
     limit(&session, "d", 4.0);
-    session.block("n", "c", FOR_GOOD);
+    session.block("n", "c", FOREVER);
     let mut seen = Vec::new();
     status::each(&session, None, None, |status| {
         let key = String::from_utf8_lossy(status.key).into_owned();
