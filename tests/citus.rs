@@ -14,6 +14,8 @@ use load::{DEFINE, DISTRIBUTE_NOTES, assert_exact, beside};
 mod clocks;
 #[path = "citus/cluster.rs"]
 mod cluster;
+#[path = "citus/disturbances.rs"]
+mod disturbances;
 #[path = "citus/errors.rs"]
 mod errors;
 #[path = "citus/load.rs"]
@@ -27,6 +29,8 @@ mod operation;
 #[allow(dead_code, reason = "the soak tests do more to a server")]
 #[path = "soak/own.rs"]
 mod own;
+#[path = "citus/tally.rs"]
+mod tally;
 #[path = "citus/triggers.rs"]
 mod triggers;
 

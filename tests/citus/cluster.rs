@@ -56,6 +56,11 @@ impl Cluster {
         self.add(node(""));
     }
 
+    /// A server that is no node yet.
+    pub fn spare() -> Server {
+        node("")
+    }
+
     fn add(&mut self, node: Server) {
         self.nodes.push(node);
         let add = format!("SELECT citus_add_node('{}', 5432)", self.name(self.nodes.len() - 1));

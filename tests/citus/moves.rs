@@ -385,7 +385,7 @@ const CHANGES: [[&str; 2]; 4] = [
 ];
 
 /// A statement that changes some shard so.
-fn change(cluster: &Cluster, client: &mut Client, [what, mode]: [&str; 2]) -> String {
+pub fn change(cluster: &Cluster, client: &mut Client, [what, mode]: [&str; 2]) -> String {
     let shard = client
         .query_one(
             "SELECT shardid, nodename, (shardminvalue::bigint + shardmaxvalue::bigint) / 2
@@ -395,7 +395,8 @@ fn change(cluster: &Cluster, client: &mut Client, [what, mode]: [&str; 2]) -> St
         )
         .unwrap();
     let (shard, from, middle): (i64, String, i64) = (shard.get(0), shard.get(1), shard.get(2));
-    let others = (1..=THIRD).map(|node| cluster.name(node)).filter(|name| *name != from);
+    let others =
+        (1..cluster.nodes.len()).map(|node| cluster.name(node)).filter(|name| *name != from);
     let others: Vec<_> = others.collect();
     let to = others[fastrand::usize(0..others.len())];
     let node = |name| format!("(SELECT nodeid FROM pg_dist_node WHERE nodename = '{name}')");
