@@ -50,11 +50,17 @@ pub fn attempt<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Opti
         let owner = pg_sys::CurrentResourceOwner;
         pg_sys::BeginInternalSubTransaction(std::ptr::null());
         pg_sys::MemoryContextSwitchTo(context);
-        // An error of Postgres unwinds as a panic until it leaves the SQL function.
-        let outcome = catch_unwind(AssertUnwindSafe(work));
-        if matches!(outcome, Ok(Ok(Some(_)))) {
-            pg_sys::ReleaseCurrentSubTransaction();
-        } else {
+        // An error of Postgres unwinds as a panic until it leaves the SQL function. The commit may fail as well: Citus
+        // sends it to other nodes. What then stayed open would be rolled back in place of an outer subtransaction, and
+        // leave a session without one in a transaction block.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let outcome = work();
+            if matches!(outcome, Ok(Some(_))) {
+                pg_sys::ReleaseCurrentSubTransaction();
+            }
+            outcome
+        }));
+        if !matches!(outcome, Ok(Ok(Some(_)))) {
             pg_sys::RollbackAndReleaseCurrentSubTransaction();
         }
         pg_sys::MemoryContextSwitchTo(context);
