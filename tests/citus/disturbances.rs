@@ -187,12 +187,12 @@ fn change_shards(scene: &Scene, rebalances: bool) {
             let sql = change(scene.cluster, &mut client, how);
             *done.entry(how).or_default() += u32::from(scene.tries(&mut client, &sql));
         }
-        if !scene.goes_on() {
+        // Takes of several keys and a rebalance may be a deadlock, whose victim is either.
+        if !scene.goes_on() && done.values().any(|done| *done > 0) {
             break;
         }
     }
     println!("  {done:?}");
-    assert!(done.values().sum::<u32>() > 0);
 }
 
 /// On all nodes.
@@ -288,6 +288,10 @@ fn run(cluster: &Cluster, spare: &Server, number: usize, case: &Case) -> Vec<Str
         tally.kept
     );
     assert!(tally.told > 50, "{} told", tally.told);
+    if let Some((count, _)) = tally.errors.get("25P02") {
+        // Each transaction that failed was ended: another one is the session's.
+        tally.wrong.push(format!("{count} statements in a transaction that nobody began"));
+    }
     tally.wrong.iter().map(|wrong| format!("{}: {wrong}", case.what)).collect()
 }
 

@@ -450,6 +450,7 @@ impl<'a, 'n> Session<'a, 'n> {
     fn note(&mut self, error: &Error) -> bool {
         let code = match error.code() {
             Some(code) => code.code().to_owned(),
+            None if error.to_string().contains("unexpected") => error.to_string(),
             None => "connection lost".to_owned(),
         };
         let goes_on = error.code().is_some() && !code.starts_with("57P");
@@ -577,12 +578,7 @@ impl<'a, 'n> Session<'a, 'n> {
             Call::FewParts => take(client, small("few parts")),
             Call::Post => insert(client, "posts", small("posts")),
             Call::PostTogether => insert(client, "posts_together", small("posts")),
-            Call::Copy => {
-                let take = small("posts");
-                let copied =
-                    copy(client, ["posts", "posts_together"][fastrand::usize(0..2)], &take);
-                (vec![take], copied)
-            }
+            Call::Copy => copy(client, small("posts")),
             Call::Letter => insert(client, "letters", Effect { count: 1, ..small("letters") }),
             Call::Letters => insert(client, "letters", small("letters")),
             Call::Acquire => acquire(client, Effect { count: 1, ..small("slots") }),
@@ -684,11 +680,20 @@ fn insert(client: &mut Client, table: &str, take: Effect) -> (Vec<Effect>, Resul
     (vec![take], inserted)
 }
 
-fn copy(client: &mut Client, table: &str, take: &Effect) -> Result<bool, Error> {
+fn copy(client: &mut Client, take: Effect) -> (Vec<Effect>, Result<bool, Error>) {
+    let table = ["posts", "posts_together"][fastrand::usize(0..2)];
+    let copied = copy_to(client, table, &take);
+    (vec![take], copied)
+}
+
+/// Copies rows of their own; whether they are there. The client is told before the commit.
+fn copy_to(client: &mut Client, table: &str, take: &Effect) -> Result<bool, Error> {
+    let body = fastrand::u64(..).to_string();
+    let rows = format!("{}\t{body}\n", take.key).repeat(take.count as usize);
     let mut writer = client.copy_in(&format!("COPY {table} FROM STDIN"))?;
-    let rows = format!("{}\tx\n", take.key).repeat(take.count as usize);
     // It is kept until the end.
     writer.write_all(rows.as_bytes()).unwrap();
     writer.finish()?;
-    Ok(true)
+    let sql = format!("SELECT count(*) = $1 FROM {table} WHERE body = $2");
+    Ok(client.query_one(&sql, &[&take.count, &body])?.get(0))
 }
