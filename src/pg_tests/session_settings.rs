@@ -2,6 +2,7 @@
 
 #[pgrx::pg_schema]
 mod tests {
+    use pgrx::pg_sys;
     use pgrx::prelude::*;
     use ratelimit_core::Micros;
 
@@ -109,5 +110,32 @@ mod tests {
             .collect();
         assert!(outer < numbers[0] && numbers.is_sorted_by(|a, b| a < b), "{outer} {numbers:?}");
         assert_eq!(transaction::subtransaction(), outer);
+    }
+
+    /// Fails at the commit of a subtransaction, as Citus does where another node can't be told.
+    #[pg_guard]
+    unsafe extern "C-unwind" fn fails(
+        event: pg_sys::SubXactEvent::Type,
+        _number: pg_sys::SubTransactionId,
+        _parent: pg_sys::SubTransactionId,
+        _data: *mut std::ffi::c_void,
+    ) {
+        if event == pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB {
+            panic!("not committed");
+        }
+    }
+
+    #[pg_test]
+    fn a_subtransaction_whose_commit_fails_is_rolled_back() {
+        let before = transaction::subtransaction();
+        // SAFETY: registered for the time of the attempt.
+        unsafe { pg_sys::RegisterSubXactCallback(Some(fails), std::ptr::null_mut()) };
+        let caught = PgTryBuilder::new(|| attempt(|| Ok(Some(()))).is_err())
+            .catch_others(|_| true)
+            .execute();
+        // SAFETY: as above.
+        unsafe { pg_sys::UnregisterSubXactCallback(Some(fails), std::ptr::null_mut()) };
+        assert!(caught);
+        assert_eq!(transaction::subtransaction(), before);
     }
 }

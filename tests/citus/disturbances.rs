@@ -278,14 +278,13 @@ fn run(cluster: &Cluster, spare: &Server, number: usize, case: &Case) -> Vec<Str
         write!(errors, "{}{code}", if errors.is_empty() { "" } else { ", " }).unwrap();
     }
     println!(
-        "| {} | {} | {} | {} | {} | {} | {} | {errors} |",
+        "| {} | {} | {} | {} | {} | {} | {errors} |",
         case.what,
         cluster.nodes.len() - 1,
         tally.told,
         tally.in_doubt,
         tally.lost,
-        tally.over,
-        tally.kept
+        tally.over
     );
     assert!(tally.told > 50, "{} told", tally.told);
     if let Some((count, _)) = tally.errors.get("25P02") {

@@ -181,11 +181,9 @@ pub struct Tally {
     pub errors: BTreeMap<String, (u64, String)>,
     /// Told, but not used.
     pub lost: i64,
-    /// More than the limit has.
+    /// Used, but neither told nor in doubt, or more than the limit has.
     pub over: i64,
-    /// Used, by what took nothing.
-    pub kept: i64,
-    /// What is lost, over or kept.
+    /// What is lost or over.
     pub wrong: Vec<String>,
 }
 
@@ -232,7 +230,7 @@ impl Tally {
         if found < least {
             self.lose(least - found, text);
         } else if found > most {
-            self.kept += found - most;
+            self.over += found - most;
             self.wrong.push(text);
         }
         if SMALL[..4].contains(&name) && found > CAPACITY {
@@ -504,7 +502,8 @@ impl<'a, 'n> Session<'a, 'n> {
     /// A transaction of some calls, which rolls some of it back; whether the session goes on.
     fn block(&mut self, client: &mut Client) -> bool {
         if let Err(error) = client.batch_execute("BEGIN") {
-            return self.note(&error);
+            // It may have begun.
+            return self.note(&error) && client.batch_execute("ROLLBACK").is_ok();
         }
         let mut calls: Vec<_> = (0..3).map(|_| CALLS[fastrand::usize(0..CALLS.len())]).collect();
         calls.truncate(fastrand::usize(1..=3));
