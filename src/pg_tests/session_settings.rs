@@ -114,7 +114,7 @@ mod tests {
 
     /// Fails at the commit of a subtransaction, as Citus does where another node can't be told.
     #[pg_guard]
-    unsafe extern "C-unwind" fn fails(
+    extern "C-unwind" fn fails(
         event: pg_sys::SubXactEvent::Type,
         _number: pg_sys::SubTransactionId,
         _parent: pg_sys::SubTransactionId,
