@@ -1,5 +1,5 @@
 //! The tally of sessions on all nodes while a cluster is disturbed. What was told is used, and nothing beyond what was
-//! told or is in doubt; no limit gives more than it has. Each case prints its line of the table in docs/scaling.md,
+//! told or is in doubt; no limit gives more than it has. Each case prints its line of the table in docs/citus.md,
 //! whose figures are those of RATELIMIT_SOAK=1.
 
 use std::collections::BTreeMap;
