@@ -1,4 +1,4 @@
-"""For make lint: finds the habits of scripts/habits.txt in what users read, which are the pages, the COMMENTs of SQL
+"""For make lint: finds the habits of scripts/habits.txt in what users read, which are the pages, the comments of SQL
 objects, and what errors, notices and settings say. Prints each with its place; ends with 1 where there is any."""
 
 import re

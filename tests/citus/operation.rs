@@ -274,7 +274,8 @@ fn a_trigger_needs_the_rows_of_its_table_beside_the_limits() {
 
     // Taken back and distributed again, they are beside each other only where that is said.
     let alone = "the rate limits are on this node alone, with its grants; the other nodes no longer have any";
-    let were = "rl_trigger now fails on the tables that were co-located with rateLimits: public.messages";
+    let were =
+        "rl_trigger now fails on the tables that were co-located with rateLimits: public.messages";
     assert_eq!(told(&mut client, "SELECT rl_undistribute()"), [alone, were]);
     assert_eq!(inserts(&mut worker, "messages", "alone"), (0, Some("42704".to_owned())));
     assert_eq!(told(&mut client, "SELECT rl_distribute(3)"), [apart]);
