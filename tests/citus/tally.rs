@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use postgres::error::SqlState;
 use postgres::{Client, Error};
 
 use crate::cluster::Cluster;
@@ -177,8 +178,8 @@ pub struct Tally {
     /// Tokens and slots, taken or given back.
     pub told: i64,
     pub in_doubt: i64,
-    /// The number of errors by SQLSTATE, and one of their messages.
-    pub errors: BTreeMap<String, (u64, String)>,
+    /// The number of errors by SQLSTATE and call, and one of their messages.
+    pub errors: BTreeMap<(String, String), (u64, String)>,
     /// Told, but not used.
     pub lost: i64,
     /// Used, but neither told nor in doubt, or more than the limit has.
@@ -358,7 +359,7 @@ fn rows(nodes: &[&Server], prefix: &str) -> BTreeMap<(String, String), i64> {
 }
 
 /// The calls, in the order in which a transaction makes them: of one key each, but the last two.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Call {
     Few,
     FewParts,
@@ -423,7 +424,8 @@ impl<'a, 'n> Session<'a, 'n> {
                 Ok(())
             });
             if let Err(error) = result {
-                self.note(&error);
+                self.stays_in_none(&error);
+                self.note(&error, "a new session");
                 thread::sleep(Duration::from_millis(20));
             }
         }
@@ -444,21 +446,31 @@ impl<'a, 'n> Session<'a, 'n> {
         Ok(client)
     }
 
-    /// Counts an error; whether the session goes on.
-    fn note(&mut self, error: &Error) -> bool {
+    /// Counts an error of a call; whether the session goes on.
+    fn note(&mut self, error: &Error, of: &str) -> bool {
         let code = match error.code() {
             Some(code) => code.code().to_owned(),
             None if error.to_string().contains("unexpected") => error.to_string(),
             None => "connection lost".to_owned(),
         };
         let goes_on = error.code().is_some() && !code.starts_with("57P");
-        let message = error.as_db_error().map_or(error.to_string(), |error| error.message().into());
-        self.tally.errors.entry(code).or_insert((0, message)).0 += 1;
+        let message = match error.as_db_error() {
+            Some(error) => format!("{}; {}", error.message(), error.where_().unwrap_or("")),
+            None => error.to_string(),
+        };
+        self.tally.errors.entry((code, of.to_owned())).or_insert((0, message)).0 += 1;
         if error.code().is_none_or(|code| code.code() == "08006") {
             // A node is down.
             thread::sleep(Duration::from_millis(5));
         }
         goes_on
+    }
+
+    /// A transaction was ended by each of its ends: where nobody began one, a session is in none.
+    fn stays_in_none(&mut self, error: &Error) {
+        if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
+            self.tally.wrong.push("a session is in a transaction that nobody began".to_owned());
+        }
     }
 
     /// What took nothing: what it would have given back is there still.
@@ -486,14 +498,16 @@ impl<'a, 'n> Session<'a, 'n> {
 
     /// A call that is a transaction; whether the session goes on.
     fn alone(&mut self, client: &mut Client) -> bool {
-        let (effects, result) = self.call(client, CALLS[fastrand::usize(0..CALLS.len())]);
+        let call = CALLS[fastrand::usize(0..CALLS.len())];
+        let (effects, result) = self.call(client, call);
         match result {
             Ok(true) => self.told(effects),
             Ok(false) => self.shared.denied(&effects),
             Err(error) if is_denial(&error) => self.shared.denied(&effects),
             Err(error) => {
+                self.stays_in_none(&error);
                 self.tally.count(&effects, false);
-                return self.note(&error);
+                return self.note(&error, &format!("{call:?}"));
             }
         }
         true
@@ -502,8 +516,9 @@ impl<'a, 'n> Session<'a, 'n> {
     /// A transaction of some calls, which rolls some of it back; whether the session goes on.
     fn block(&mut self, client: &mut Client) -> bool {
         if let Err(error) = client.batch_execute("BEGIN") {
+            self.stays_in_none(&error);
             // It may have begun.
-            return self.note(&error) && client.batch_execute("ROLLBACK").is_ok();
+            return self.note(&error, "BEGIN") && client.batch_execute("ROLLBACK").is_ok();
         }
         let mut calls: Vec<_> = (0..3).map(|_| CALLS[fastrand::usize(0..CALLS.len())]).collect();
         calls.truncate(fastrand::usize(1..=3));
@@ -512,7 +527,8 @@ impl<'a, 'n> Session<'a, 'n> {
         let mut effects = Vec::new();
         for call in calls {
             if let Err(error) = self.step(client, call, &mut effects) {
-                let goes_on = is_denial(&error) || self.note(&error);
+                let goes_on =
+                    is_denial(&error) || self.note(&error, &format!("{call:?} in a transaction"));
                 self.undo(effects);
                 // If this fails, the next statement does.
                 return goes_on && client.batch_execute("ROLLBACK").is_ok();
@@ -520,13 +536,16 @@ impl<'a, 'n> Session<'a, 'n> {
         }
         if fastrand::u8(0..4) == 0 {
             self.undo(effects);
-            return client.batch_execute("ROLLBACK").map_err(|error| self.note(&error)).is_ok();
+            return client
+                .batch_execute("ROLLBACK")
+                .map_err(|error| self.note(&error, "ROLLBACK"))
+                .is_ok();
         }
         match client.batch_execute("COMMIT") {
             Ok(()) => self.told(effects),
             Err(error) => {
                 self.tally.count(&effects, false);
-                return self.note(&error);
+                return self.note(&error, "COMMIT");
             }
         }
         true
@@ -556,7 +575,7 @@ impl<'a, 'n> Session<'a, 'n> {
                     self.shared.denied(&effects);
                     true
                 } else {
-                    self.note(&error)
+                    self.note(&error, &format!("{call:?} in a savepoint"))
                 };
                 self.undo(effects);
                 if !savepoint || !goes_on {
