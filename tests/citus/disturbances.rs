@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use postgres::Client;
 
 use crate::cluster::Cluster;
-use crate::moves::change;
+use crate::moves::{change, outlast_transactions};
 use crate::one;
 use crate::own::Server;
 use crate::tally::{Shared, set_up, set_up_node};
@@ -62,7 +62,7 @@ const CASES: [Case; 14] = [
     case("any node killed, prepared transactions recovered", true, kill_any),
     case("a worker restarted", false, restart),
     case("one process killed, so that its node recovers", false, kill_process),
-    case("shards moved, split, isolated", true, |scene| change_shards(scene, false)),
+    case("shards moved, split and isolated", true, |scene| change_shards(scene, false)),
     case("rebalanced", false, |scene| change_shards(scene, true)),
     case("`rl_prune`, and `rl_reset_all` of another limit", false, prune),
     case("a worker drained, disabled and activated", false, disable),
@@ -185,6 +185,9 @@ fn change_shards(scene: &Scene, rebalances: bool) {
         } else {
             let sql = change(scene.cluster, &mut client, how);
             *done.entry(how).or_default() += u32::from(scene.tries(&mut client, &sql));
+            if how[0] != "move" {
+                outlast_transactions(scene.cluster);
+            }
         }
         // Takes of several keys and a rebalance may be a deadlock, whose victim is either.
         if !scene.goes_on() && done.values().any(|done| *done > 0) {

@@ -545,7 +545,8 @@ impl<'a, 'n> Session<'a, 'n> {
             Ok(()) => self.told(effects),
             Err(error) => {
                 self.tally.count(&effects, false);
-                return self.note(&error, "COMMIT");
+                // It may be that it didn't begin to.
+                return self.note(&error, "COMMIT") && client.batch_execute("ROLLBACK").is_ok();
             }
         }
         true
