@@ -38,10 +38,10 @@ ALTER TABLE @extschema@.rateLimits OWNER TO @extowner@;
 COMMENT ON TABLE @extschema@.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key, shard)';
 COMMENT ON COLUMN @extschema@.rateLimits.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rateLimits.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
-COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'shard of a sharded limit, from 0';
+COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or a marker that holds no tokens';
 COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, the same as no row';
 COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window';
-COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; fixed window: tokens that this window added, negated; concurrency: 0';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; fixed window: tokens that this window has added, as a negative number, which distinguishes it from a sliding window; concurrency: 0';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
 
 CREATE TABLE @extschema@.rl_config (

@@ -142,7 +142,7 @@ BEGIN
         ORDER BY acl.grantee::regrole::text;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits over the nodes of Citus; returns the statements that repeat the grants of this node on every node';
+COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits across the Citus nodes; returns the statements that copy the grants of this node to all nodes';
 
 CREATE FUNCTION @extschema@.rl_undistribute()
 RETURNS void

@@ -21,7 +21,7 @@ CREATE FUNCTION @extschema@.rl_check(
 RETURNS @extschema@.rl_result
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_check';
-COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes no tokens, locks and writes nothing';
 
 CREATE FUNCTION @extschema@.rl_credit(
     name text, key text, count double precision, taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
@@ -46,7 +46,7 @@ RETURNS TABLE (
     remaining double precision, capacity double precision, reset_at timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_check_all';
-COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
 
 -- Leases of concurrency limits.
 
@@ -177,7 +177,7 @@ CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config json
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_state';
-COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, as rl_calculate takes it; NULL: no state, so the limit is full';
+COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, in the form that rl_calculate accepts; NULL: no state, so the limit is full';
 
 -- Numbers about all limits.
 
@@ -186,7 +186,7 @@ RETURNS TABLE (
     name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats';
-COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens that it gave';
+COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens taken';
 
 CREATE FUNCTION @extschema@.rl_stats_reset(name text DEFAULT NULL)
 RETURNS bigint
@@ -206,7 +206,7 @@ CREATE FUNCTION @extschema@.rl_memory(
     OUT dropped_calls bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
-COMMENT ON FUNCTION @extschema@.rl_memory IS 'keys that the limits in memory have and have room for, keys evicted, and the configured ratelimit.memory_keys';
+COMMENT ON FUNCTION @extschema@.rl_memory IS 'shared memory of limits in memory: keys stored, capacity, keys evicted, and the configured ratelimit.memory_keys';
 
 -- Outcomes as HTTP headers.
 
@@ -233,14 +233,14 @@ CREATE FUNCTION @extschema@.rl_calculate(
     OUT state jsonb)
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_calculate';
-COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: answer of a limit in a given state at a given time, and its state afterwards';
+COMMENT ON FUNCTION @extschema@.rl_calculate IS 'evaluates a call on a given state at a given time, without side effects; returns the result and the new state';
 
 CREATE FUNCTION @extschema@.rl_replay(
     config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
 RETURNS @extschema@.rl_result
 LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
-COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: what a limit would answer to each request of a log, OVER (PARTITION BY key ORDER BY at)';
+COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: replays a log of requests against a limit, OVER (PARTITION BY key ORDER BY at)';
 
 -- The builders of configs, a function a kind.
 

@@ -20,12 +20,12 @@ CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inli
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
-COMMENT ON FUNCTION @extschema@.rl_memory IS 'keys that the limits in memory have and have room for, keys evicted, and the configured ratelimit.memory_keys';
+COMMENT ON FUNCTION @extschema@.rl_memory IS 'shared memory of limits in memory: keys stored, capacity, keys evicted, and the configured ratelimit.memory_keys';
 CREATE FUNCTION @extschema@.rl_stats()
 RETURNS TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats';
-COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens that it gave';
+COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens taken';
 CREATE FUNCTION @extschema@.rl_stats_reset(name text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
@@ -112,12 +112,12 @@ CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config json
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_state';
-COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, as rl_calculate takes it; NULL: no state, so the limit is full';
+COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, in the form that rl_calculate accepts; NULL: no state, so the limit is full';
 CREATE FUNCTION @extschema@.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
 RETURNS @extschema@.rl_result
 LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
-COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: what a limit would answer to each request of a log, OVER (PARTITION BY key ORDER BY at)';
+COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: replays a log of requests against a limit, OVER (PARTITION BY key ORDER BY at)';
 
 -- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
 -- What is named here exists where Citus is installed, and is looked up at the call.
@@ -263,7 +263,7 @@ BEGIN
         ORDER BY acl.grantee::regrole::text;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits over the nodes of Citus; returns the statements that repeat the grants of this node on every node';
+COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits across the Citus nodes; returns the statements that copy the grants of this node to all nodes';
 
 CREATE FUNCTION @extschema@.rl_undistribute()
 RETURNS void
@@ -554,19 +554,19 @@ COMMENT ON COLUMN @extschema@.rl_result.reset_at IS 'when the limit is full agai
 COMMENT ON TABLE @extschema@.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key, shard)';
 COMMENT ON COLUMN @extschema@.rateLimits.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rateLimits.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
-COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'shard of a sharded limit, from 0';
+COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or a marker that holds no tokens';
 COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, the same as no row';
 COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window';
-COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; fixed window: tokens that this window added, negated; concurrency: 0';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; fixed window: tokens that this window has added, as a negative number, which distinguishes it from a sliding window; concurrency: 0';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
 COMMENT ON TABLE @extschema@.rl_config IS 'rate limiter: defined limits; a row with a key overrides the limit for that key';
 COMMENT ON COLUMN @extschema@.rl_config.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_config.key IS 'key that this row applies to; up to 1024 bytes, empty: every key without a row of its own';
 COMMENT ON COLUMN @extschema@.rl_config.config IS 'config of the limit, as rl_token_bucket() and the other builders return it';
-COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes no tokens, locks and writes nothing';
 COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken but not used; a negative count takes tokens unconditionally';
 COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, all or nothing; returns one row per request';
-COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
 COMMENT ON FUNCTION @extschema@.rl_reset IS 'makes a rate limit full again and cancels its debt; false if there was nothing to reset';
 COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns how many were reset';
 COMMENT ON FUNCTION @extschema@.rl_define IS 'creates or replaces a rate limit, or its override for one key; false if nothing changed';
@@ -576,7 +576,7 @@ COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of expired blocks a
 COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: rate tokens per period, refilled continuously up to capacity';
 COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
 COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
-COMMENT ON FUNCTION @extschema@.rl_calculate IS 'the algorithm alone: answer of a limit in a given state at a given time, and its state afterwards';
+COMMENT ON FUNCTION @extschema@.rl_calculate IS 'evaluates a call on a given state at a given time, without side effects; returns the result and the new state';
 COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit named by its first argument for the rows written; options key=<column>, count=<column>';
 COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and invalidates every session''s definition cache';
 COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'invalidates every session''s definition cache';

@@ -17,7 +17,7 @@ RL = "SELECT (rl_limit(…)).ok"
 STAR = "SELECT * FROM rl_limit(…)"
 SQL_STORE = "rl_limit, ratelimit.access = sql"
 BARE = "UPDATE by primary key"
-SETWISE = "set-wise UPDATE or upsert"
+SETWISE = "set-based UPDATE or upsert"
 PLPGSQL = "token bucket in PL/pgSQL"
 UPSERT = "upsert of Node limiters"
 REDIS = "token bucket in Redis"
@@ -28,7 +28,7 @@ NOOP = "a function that does nothing"
 
 # What the lines are called in the tables and the chart.
 NAMES = {
-    MEMORY: "in memory", RL: "rl_limit", SETWISE: "set-wise SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
+    MEMORY: "in memory", RL: "rl_limit", SETWISE: "set-based SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
     REDIS: "Redis", SELECT_ROW: "bare SELECT", NOOP: "no-op", SELECT_1: "SELECT 1",
 }
 # The tables of docs/performance.md: title; a column's name and its line, the first of those that a work has; works by
@@ -135,7 +135,7 @@ def work_table(work):
 
 
 def summary(works):
-    """The tables of docs/performance.md: medians side by side, in thousand calls a second."""
+    """The tables of docs/performance.md: medians side by side, in thousands of calls a second."""
     rates = {work["name"]: {line["label"]: line["rates"] for line in work["lines"] if "rates" in line} for work in works}
     parts = []
     for title, columns, rows_of in TABLES:
@@ -146,7 +146,7 @@ def summary(works):
             if all(lines):
                 rows.append([row, *(f"{median(rates[name][label]) / 1000:.1f}" for label in lines)])
         if rows:
-            parts.append(f"## {title}\n\n{table(['thousand calls a second', *columns], rows)}")
+            parts.append(f"## {title}\n\n{table(['thousands of calls a second', *columns], rows)}")
     return "\n\n".join(parts)
 
 
