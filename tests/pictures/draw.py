@@ -73,7 +73,7 @@ def draw_level(picture, replay, seconds, top, bottom, most, least=0, turns=0):
 
 def minutes(chart, turns=()):
     at = range(0, SECONDS, 60)
-    chart.set_xticks(at, [f"12:{t // 60:02}" + "\nwindow turns" * (t in turns) for t in at])
+    chart.set_xticks(at, [f"12:{t // 60:02}" + "\nnew window" * (t in turns) for t in at])
 
 
 def one_kind(server, title, config, turns=False, least=0, legend=LEGEND):
@@ -114,11 +114,11 @@ def fixed_window(server):
     tell(FIRST_BURST, f"{of(during(replay, FIRST_BURST))} pass")
     tell(SECOND_BURST, f"{len(passing)} pass in {passing[-1] - passing[0]:g} seconds")
     chart.text(144, 5, "all 10 come back\nat once", ha="center", va="center")
-    chart.text(216, 5, "none until\nthe window turns", ha="center", va="center")
+    chart.text(216, 5, "none until\nthe next window", ha="center", va="center")
     return picture.svg(
         "Fixed window",
-        "The same requests. All ten tokens come back at once when the window turns, so that ten requests pass "
-        "just before a turn and ten just after it.",
+        "The same requests. All ten tokens come back at once when a new window begins, so that ten requests pass "
+        "just before the boundary and ten just after it.",
     )
 
 
@@ -130,7 +130,7 @@ def sliding_window(server):
     return picture.svg(
         "Sliding window",
         "The same requests. What passed in the window before still counts, by the share of it that lies in the "
-        "last minute: tokens come back little by little, and no turn lets a second burst pass.",
+        "last minute: tokens come back little by little, and no boundary admits a second burst.",
     )
 
 
@@ -151,13 +151,13 @@ def sliding_log(server):
 def four_kinds(server):
     kinds = [
         ("Token bucket", "tokens flow in steadily", TOKEN_BUCKET, False),
-        ("Fixed window", "all come back when the window turns", FIXED_WINDOW, True),
+        ("Fixed window", "all come back when a window begins", FIXED_WINDOW, True),
         ("Sliding window", "what the last window took counts less and less", SLIDING_WINDOW, True),
         ("Sliding log", "each comes back a minute after it was taken", SLIDING_LOG, False),
     ]
     height, first = 110, 106
     picture = Picture(first + 4 * height + 2, "Four kinds of limits, the same requests", "10 a minute")
-    picture.legend_of(LEGEND | {"level": "tokens left", "turn": "window turns"}, 62, left=True)
+    picture.legend_of(LEGEND | {"level": "tokens left", "turn": "new window"}, 62, left=True)
     for n, (name, note, config, turns) in enumerate(kinds):
         replay = server.replay(config, REQUESTS, BEGIN, SECONDS)
         y = first + n * height
@@ -169,8 +169,8 @@ def four_kinds(server):
     minutes(chart)
     return picture.svg(
         "Four kinds of limits, 10 a minute each, and the same requests",
-        "Four charts above each other: which of the same requests each kind lets pass, and the tokens left. "
-        "Around a turn the fixed window lets two bursts pass, the others one.",
+        "Four charts above each other: which of the same requests each kind admits, and the tokens left. "
+        "Around a window boundary the fixed window admits two bursts, the others one.",
     )
 
 
@@ -189,7 +189,7 @@ def overage(server):
     return picture.svg(
         "Soft quota",
         "The same requests, of which none is denied. Beyond ten in a window they pass too, marked as over; the "
-        "level goes below zero, and when the window turns all ten are back and the debt is gone.",
+        "level goes below zero, and when the next window begins all ten are back and the debt is gone.",
     )
 
 
@@ -274,7 +274,7 @@ def calendar(server):
     chart.annotate(words, (changed, 0), (0, -54), textcoords="offset points", ha="center")
     return picture.svg(
         "Calendar window",
-        "A week of a quota of ten a day in Europe/Berlin. The window turns at each local midnight, also when "
+        "A week of a quota of ten a day in Europe/Berlin. A new window begins at each local midnight, also when "
         "summer time begins: that Sunday has 23 hours, and from then on midnight is at 22:00 UTC.",
     )
 
