@@ -86,6 +86,31 @@ fn a_table_that_was_distributed_by_hand_is_exact_too() {
     let sql = "SELECT ok FROM rl_limit('api', 'hot', config => rl_token_bucket(100, '1000 days'))";
     assert_eq!(takes_of_450(&cluster, sql), 100);
     assert_shells_are_empty(&cluster);
+    // Also with copies, by a column that is no key, and as a reference table.
+    for (again, config) in [
+        (
+            "SET citus.shard_replication_factor = 2; SELECT create_distributed_table('ratelimits', 'key')",
+            "copies",
+        ),
+        ("SELECT create_distributed_table('ratelimits', 'name', colocate_with => 'none')", "names"),
+        (
+            "SELECT create_distributed_table('ratelimits', 'shard', colocate_with => 'none')",
+            "numbers",
+        ),
+        ("SELECT create_reference_table('ratelimits')", "reference"),
+    ] {
+        let mut client = cluster.coordinator();
+        let back = "SELECT rl_undistribute(); TRUNCATE ratelimits";
+        client.batch_execute(back).unwrap_or_else(|error| panic!("{config}: {error:?}"));
+        for statement in again.split("; ") {
+            client.batch_execute(statement).unwrap_or_else(|error| panic!("{config}: {error:?}"));
+        }
+        let sql = sql.replace("hot", config);
+        assert_eq!(takes_of_450(&cluster, &sql), 100, "{config}");
+    }
+    let back = "SELECT rl_undistribute()";
+    cluster.coordinator().batch_execute(back).unwrap();
+    cluster.coordinator().batch_execute(by_hand).unwrap();
     let mut worker = cluster.nodes[1].client();
     worker.batch_execute("SET ratelimit.access = heap").unwrap();
     let refused = worker.batch_execute(sql).unwrap_err();

@@ -299,6 +299,9 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
                 format!("ROW({})::rl_result", columns.join(", "))
             }
         },
+        "regclass" => ["'rateLimits'::regclass", "'pg_class'::regclass", "0::regclass"]
+            [random.usize(..3)]
+        .into(),
         other => panic!("an argument of type {other}"),
     }
 }

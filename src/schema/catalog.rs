@@ -43,6 +43,8 @@ pub struct Table {
     pub oid: pg_sys::Oid,
     /// Whether Citus distributes it.
     pub distributed: bool,
+    /// Whether it does so by the column `key`, or by none, with one copy of each row.
+    pub by_key: bool,
 }
 
 /// The table lock of a statement, as Postgres takes it.
@@ -278,7 +280,9 @@ unsafe fn table(
         if !member {
             return Err(Error::NoTable { table });
         }
-        Ok(Table { oid, distributed: citus::is_distributed(oid) })
+        let distribution = citus::distribution(oid);
+        let by_key = distribution.is_some_and(|distribution| distribution.by_key);
+        Ok(Table { oid, distributed: distribution.is_some(), by_key })
     }
 }
 

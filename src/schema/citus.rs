@@ -1,6 +1,7 @@
 //! Citus, where it is installed: whether a table is one of its own. Then its rows are in shards, here or
 //! on other nodes, and the table itself is an empty shell.
 
+use std::ffi::CStr;
 use std::ptr::null_mut;
 
 use pgrx::pg_sys;
@@ -14,29 +15,46 @@ pub unsafe fn is_installed() -> bool {
     unsafe { pg_sys::get_extension_oid(c"citus".as_ptr(), true) != pg_sys::InvalidOid }
 }
 
-/// Whether Citus distributes a table: then its pg_dist_partition lists the table, on all nodes. Citus
-/// invalidates the table at each change of that list.
+/// How Citus distributes a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Distribution {
+    /// Whether by the column `key`, or by none, with one copy of each row.
+    pub by_key: bool,
+}
+
+/// Whether Citus distributes a table.
 ///
 /// # Safety
 /// Inside a transaction.
 pub unsafe fn is_distributed(table: pg_sys::Oid) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { distribution(table) }.is_some()
+}
+
+/// How Citus distributes a table: then its pg_dist_partition lists the table, on all nodes. Citus
+/// invalidates the table at each change of that list.
+///
+/// # Safety
+/// Inside a transaction.
+pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
     // SAFETY: scans a catalog of Citus, which is opened and closed here; its column is compared if it
     // is a regclass.
     unsafe {
         if !is_installed() {
-            return false;
+            return None;
         }
         let catalog = pg_sys::Oid::from(pg_sys::PG_CATALOG_NAMESPACE);
         let list = pg_sys::get_relname_relid(c"pg_dist_partition".as_ptr(), catalog);
         if list == pg_sys::InvalidOid {
-            return false;
+            return None;
         }
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let list = pg_sys::table_open(list, lock);
-        let column = pg_sys::SPI_fnumber((*list).rd_att, c"logicalrelid".as_ptr());
+        let description = (*list).rd_att;
+        let column = pg_sys::SPI_fnumber(description, c"logicalrelid".as_ptr());
         // A list without that column may contain the table.
-        let mut listed = true;
-        if column > 0 && pg_sys::SPI_gettypeid((*list).rd_att, column) == pg_sys::REGCLASSOID {
+        let mut found = Some(Distribution { by_key: false });
+        if column > 0 && pg_sys::SPI_gettypeid(description, column) == pg_sys::REGCLASSOID {
             let mut key = pg_sys::ScanKeyData::default();
             pg_sys::ScanKeyInit(
                 &mut key,
@@ -47,10 +65,36 @@ pub unsafe fn is_distributed(table: pg_sys::Oid) -> bool {
             );
             let none = pg_sys::InvalidOid;
             let scan = pg_sys::systable_beginscan(list, none, false, null_mut(), 1, &mut key);
-            listed = !pg_sys::systable_getnext(scan).is_null();
+            let row = pg_sys::systable_getnext(scan);
+            found =
+                (!row.is_null()).then(|| Distribution { by_key: by_key(row, description, table) });
             pg_sys::systable_endscan(scan);
         }
         pg_sys::table_close(list, lock);
-        listed
+        found
     }
+}
+
+/// Whether a row of pg_dist_partition says that a table is distributed by its column `key`, or by none, with one copy
+/// of each row (`repmodel` s).
+///
+/// # Safety
+/// Inside a transaction; the row is one of the description.
+unsafe fn by_key(
+    row: pg_sys::HeapTuple,
+    description: pg_sys::TupleDesc,
+    table: pg_sys::Oid,
+) -> bool {
+    // SAFETY: as the caller says; a value is a C string, or null where there is none.
+    let field = |name: &CStr| unsafe {
+        let number = pg_sys::SPI_fnumber(description, name.as_ptr());
+        let value =
+            if number > 0 { pg_sys::SPI_getvalue(row, description, number) } else { null_mut() };
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
+    };
+    // SAFETY: a look-up in the system catalogs.
+    let number = unsafe { pg_sys::get_attnum(table, c"key".as_ptr()) };
+    let column = format!(":varattno {number} ");
+    field(c"repmodel").as_deref() == Some("s")
+        && field(c"partkey").is_none_or(|partkey| partkey.contains(&column))
 }

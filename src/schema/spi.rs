@@ -86,10 +86,11 @@ const SETTINGS: [(&CStr, &CStr); 2] = [
 
 /// The settings under which other nodes are written, as any role may set others: a query inside another has a
 /// transaction there, and the text in which values are sent is read as what it was, as postgres_fdw has it.
-const DISTRIBUTED: [(&CStr, &CStr); 3] = [
+const DISTRIBUTED: [(&CStr, &CStr); 4] = [
     (c"citus.function_opens_transaction_block", c"on"),
     (c"datestyle", c"ISO"),
     (c"extra_float_digits", c"3"),
+    (c"standard_conforming_strings", c"on"),
 ];
 
 /// The settings under which Citus shows no statement, since there are keys in it.

@@ -38,12 +38,13 @@ const PATIENCE: Micros = Micros(100_000);
 /// The rows of a table that Citus distributes.
 pub struct Distributed<'a>(pub &'a Connection<'a>);
 
-/// A read of rows with their versions: who wrote each, and whether it is unlocked.
+/// A read of rows with their versions: who wrote each, and whether it is unlocked. A version that its writer had locked
+/// as well, by `try_lock` say, keeps that lock's mark.
 macro_rules! select {
     ($($condition:expr),*) => {
         concat!(
             "SELECT shard, value, ts, prior, log, xmin, \
-                    xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid \
+                    xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin]) \
              FROM @schema@.ratelimits WHERE ",
             $($condition),*
         )
@@ -118,7 +119,7 @@ impl RowStore for Distributed<'_> {
     ) -> PortResult<Vec<KeyedRow>> {
         const READ_AFTER: Statement = Statement {
             sql: "SELECT name, key, shard, value, ts, prior, log, xmin, \
-                         xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid \
+                         xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin]) \
                   FROM @schema@.ratelimits \
                   WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
                   ORDER BY name, key, shard LIMIT $3",
@@ -128,7 +129,7 @@ impl RowStore for Distributed<'_> {
         };
         const READ_AFTER_IN_NAME: Statement = Statement {
             sql: "SELECT name, key, shard, value, ts, prior, log, xmin, \
-                         xmax OPERATOR(pg_catalog.=) '0'::pg_catalog.xid \
+                         xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin]) \
                   FROM @schema@.ratelimits \
                   WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
                   ORDER BY name, key, shard LIMIT $3",
@@ -195,10 +196,11 @@ impl RowStore for Distributed<'_> {
         self.0.delete(id, locked)
     }
 
-    /// Only where nobody had the row locked when it was read: a statement that waits locks the version that it finds
-    /// then, also where that isn't the one it was to replace. So where another transaction comes between the read and
-    /// this, a row may stay locked to the end of the transaction that nothing was taken of.
-    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, _: bool) -> PortResult<bool> {
+    /// Without waiting where `wait` says so, or where somebody had the row locked when it was read: a statement that
+    /// waits locks the version that it finds then, also where that isn't the one it was to replace. So where another
+    /// transaction comes between the read and this, a row may stay locked to the end of the transaction that nothing
+    /// was taken of.
+    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> PortResult<bool> {
         const REPLACE: Statement = Statement {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
@@ -212,12 +214,22 @@ impl RowStore for Distributed<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        let TupleId { writer: Some(writer), unlocked: true, .. } = seen.tuple else {
-            return Ok(false);
+        const REPLACE_UNLOCKED: Statement = Statement {
+            sql: concat!(
+                "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
+                by_id!(),
+                " AND xmin OPERATOR(pg_catalog.=) $8 \
+                 AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
+                by_id!(),
+                " AND xmin OPERATOR(pg_catalog.=) $8 FOR UPDATE SKIP LOCKED)"
+            ),
+            ..REPLACE
         };
+        let TupleId { writer: Some(writer), unlocked, .. } = seen.tuple else { return Ok(false) };
         let mut row = row_parameters(id, stored).to_vec();
         row.push(Some(pg_sys::Datum::from(writer)));
-        Ok(self.0.execute(&REPLACE, &row)? > 0)
+        let statement = if wait && unlocked { &REPLACE } else { &REPLACE_UNLOCKED };
+        Ok(self.0.execute(statement, &row)? > 0)
     }
 
     fn remove(&self, id: RowId, seen: &Row) -> PortResult<bool> {
@@ -227,6 +239,9 @@ impl RowStore for Distributed<'_> {
     }
 
     fn remove_all(&self, keys: &[KeyRows]) -> PortResult<Option<u64>> {
+        if !self.is_usual() {
+            return Ok(None);
+        }
         let texts = keys.iter().map(|of| &of.key[..]);
         let mut by_shard: BTreeMap<i64, Vec<&KeyRows>> = BTreeMap::new();
         for (shard, of) in self.shards_of(texts)?.into_iter().zip(keys) {
@@ -238,21 +253,22 @@ impl RowStore for Distributed<'_> {
 
     fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
         const DELETE_NAME: Statement = Statement {
+            // Without what is large: what row it is, and whether it has a state, is in the others.
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
-                  RETURNING name, key, shard, value, ts, prior, log",
+                  RETURNING name, key, shard, value, ts, \
+                            NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz[]",
             parameters: &[TEXTOID],
             results: &KEYED_ROW,
             lock: TableLock::Write,
         };
+        if !self.is_usual() {
+            return Ok(None);
+        }
         // Of a statement for all shards Citus says that it is to be retried (40001) where one of them was split.
         self.keep_all()?;
         let count = self.0.execute(&DELETE_NAME, &[Some(text_datum(name))])?;
         let deleted = (0..count).map(|row| self.0.keyed_row(row));
         Ok(Some(deleted.collect::<Result<_>>()?))
-    }
-
-    fn tries_first(&self) -> bool {
-        false
     }
 
     fn page(&self) -> usize {
@@ -265,6 +281,12 @@ impl RowStore for Distributed<'_> {
 }
 
 impl Distributed<'_> {
+    /// Whether the table is distributed by the key, with one copy of each shard. Otherwise a key doesn't lead to its
+    /// shard, or each copy has versions of its own: rows are locked one by one, and written by their primary key.
+    fn is_usual(&self) -> bool {
+        self.0.catalog.rate_limits.by_key
+    }
+
     /// Selects rows with their versions.
     ///
     /// # Errors
@@ -286,6 +308,9 @@ impl Distributed<'_> {
     /// The version of a row of the last result, whose writer is in column number `first`.
     fn version(&self, row: u64, first: c_int) -> TupleId {
         let writer = self.0.field(row, first).map(|writer| writer.value() as u32);
+        if !self.is_usual() {
+            return TupleId::NONE;
+        }
         let unlocked = self.0.field(row, first + 1).is_some_and(|unlocked| unlocked.value() != 0);
         TupleId { tid: None, unlocked, writer }
     }
@@ -308,6 +333,9 @@ impl Distributed<'_> {
             sql: "SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2)",
             ..KEEP_KEY
         };
+        if !self.is_usual() {
+            return self.keep_all();
+        }
         let of =
             |statement| self.shard_list(statement, &[Some(self.table()), Some(text_datum(key))]);
         self.keep(|| of(&KEEP_KEY), || of(&SHARD_OF))

@@ -148,7 +148,14 @@ impl<S: RowStore> RowStore for Remembering<'_, S> {
     }
 
     fn remove_all(&self, keys: &[KeyRows]) -> Result<Option<u64>> {
-        self.store.remove_all(keys)
+        let deleted = self.store.remove_all(keys)?;
+        if deleted.is_some() {
+            // Also those that are only locked now.
+            for KeyRows { name, key, rows } in keys {
+                rows.iter().for_each(|&(shard, _)| hold(RowId { name, key, shard }));
+            }
+        }
+        Ok(deleted)
     }
 
     fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
@@ -157,10 +164,6 @@ impl<S: RowStore> RowStore for Remembering<'_, S> {
             hold(RowId { name: &row.name, key: &row.key, shard: row.row.0 });
         }
         Ok(deleted)
-    }
-
-    fn tries_first(&self) -> bool {
-        self.store.tries_first()
     }
 
     fn page(&self) -> usize {

@@ -340,10 +340,12 @@ fn what_a_session_sets_changes_no_instant_and_no_number() {
         for style in ["SQL, DMY", "SQL, MDY", "Postgres, DMY", "German", "ISO"] {
             for zone in ["UTC", "Asia/Kolkata", "America/Sao_Paulo"] {
                 let set = format!(
-                    "SET datestyle = '{style}'; SET timezone = '{zone}'; SET extra_float_digits = -15"
+                    "SET datestyle = '{style}'; SET timezone = '{zone}'; SET extra_float_digits = -15;
+                     SET standard_conforming_strings = off; SET escape_string_warning = off"
                 );
                 client.batch_execute(&set).unwrap();
-                let key = format!("{n} {style} {zone}");
+                // With a backslash, which another node reads as the session writes it.
+                let key = format!("{n} {style} {zone}'||chr(92)||'");
                 for config in [
                     "rl_token_bucket(10, '1 day')",
                     "rl_fixed_window(10, '1 day')",

@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::one;
 
 /// The statements that may be sent for ten thousand keys and each of the eight shards, with BEGIN, PREPARE and COMMIT.
-const STATEMENTS: usize = 10 * 8;
+const STATEMENTS: usize = 15 * 8;
 
 /// A limit with many keys, all in the state of one that was made by calls.
 struct Filled {

@@ -321,7 +321,7 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
         assert_eq!(client.query_one(&heavy_again, &[]).unwrap().get::<_, i64>(0), 0);
     }
     // What the server's log is told, once a minute at most.
-    let told = messages.try_iter().filter(|message| message.contains("made room for others"));
+    let told = messages.try_iter().filter(|message| message.contains("keys in use were evicted"));
     assert!(told.count() >= 1);
     let sql = format!(
         "SELECT count(*) FILTER (WHERE remaining < 20) FROM generate_series(1, {heavy}) n, rl_check('ip', 'heavy ' || n)"

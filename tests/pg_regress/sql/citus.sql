@@ -54,6 +54,7 @@ INSERT INTO pg_catalog.pg_dist_partition VALUES ('rateLimits', 'h');
 ALTER TABLE rateLimits SET (fillfactor = 40);
 CREATE FUNCTION pg_catalog.get_shard_id_for_distribution_column(regclass, anyelement) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
 CREATE FUNCTION pg_catalog.lock_shard_metadata(integer, bigint[]) RETURNS void LANGUAGE sql AS '';
+CREATE TABLE pg_catalog.pg_dist_shard (logicalrelid regclass, shardid bigint);
 SELECT takes();
 \c
 SET ratelimit.clock = '2027-01-01 12:00:00+00';

@@ -179,8 +179,7 @@ fn with_locked<T>(
     id: RowId,
     work: impl FnOnce(Row) -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    let free = if rows.tries_first() { rows.try_lock(id)? } else { None };
-    match free {
+    match rows.try_lock(id)? {
         Some(row) => work(row),
         None => host.attempt(|| match rows.lock(id)? {
             Some(row) => work(row),

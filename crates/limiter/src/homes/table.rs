@@ -112,17 +112,21 @@ pub fn delete_name(
     name: &[u8],
     count: &mut i64,
 ) -> Result<bool> {
-    let mut keys = BTreeSet::new();
+    let (mut keys, mut sharded) = (BTreeSet::new(), None);
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let Some(deleted) = rows.delete_name(name)? else { return Ok(false) };
-        // Who changes a number of shards meanwhile has written rows that were not seen.
-        let shards = deleted.iter().any(|row| row.row.0 != 0 || row.row.1.stored.is_marker());
+        // Who changes a number of shards meanwhile has written rows that were not seen: of a key that has some.
+        let is_shard = |row: &&KeyedRow| row.row.0 != 0 || row.row.1.stored.is_marker();
+        let sharded = sharded.get_or_insert_with(|| -> BTreeSet<Vec<u8>> {
+            deleted.iter().filter(is_shard).map(|row| row.key.clone()).collect()
+        });
+        let again = deleted.iter().any(|row| sharded.contains(&row.key));
         let had_state = |row: &KeyedRow| row.row.1.stored.reset().is_some();
         let known = keys.len();
         keys.extend(deleted.into_iter().filter(had_state).map(|row| row.key));
         *count += (keys.len() - known) as i64;
-        if !shards {
+        if !again {
             return Ok(true);
         }
     }
@@ -156,7 +160,7 @@ pub fn prune_key<H: Host>(
     }
     if let Some(batch) = batch {
         batch.rows += seen.len() as i64;
-        batch.keys.push(found.clone());
+        batch.keys.push(found.without_states());
         return Ok(0);
     }
     // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of

@@ -83,7 +83,7 @@ impl Stored {
 /// a transaction that replaces the version since is later than the oldest snapshot of this statement,
 /// which so keeps it from being pruned, and its tuple id from being reused. A locked version keeps its
 /// tuple id to the end of the transaction.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TupleId {
     /// Block number and offset; `None` where rows are found by their primary key.
     pub tid: Option<(u32, u16)>,
@@ -130,6 +130,18 @@ pub struct KeyRows {
     pub key: Vec<u8>,
     /// All its rows, in ascending order of their shard numbers.
     pub rows: Vec<ShardRow>,
+}
+
+impl KeyRows {
+    /// A copy that has the versions, and none of the logs, which are large.
+    pub fn without_states(&self) -> KeyRows {
+        let row = |(shard, row): &ShardRow| {
+            let stored = Stored::Reset { ts: Micros(0) };
+            (*shard, Row { stored, tuple: row.tuple })
+        };
+        let (name, key) = (self.name.clone(), self.key.clone());
+        KeyRows { name, key, rows: self.rows.iter().map(row).collect() }
+    }
 }
 
 /// RowAccess to the rows, inside the caller's transaction and under the latest committed state, whatever
@@ -268,12 +280,7 @@ pub trait RowStore {
         Ok(None)
     }
 
-    /// Whether a lock is tried before it is waited for, which takes a subtransaction: not where a try is a message.
-    fn tries_first(&self) -> bool {
-        true
-    }
-
-    /// The rows of a page of an iteration: few, since one with a log is large; more where a page takes many messages.
+    /// The most rows of a page of an iteration: more where a page takes many messages.
     fn page(&self) -> usize {
         128
     }

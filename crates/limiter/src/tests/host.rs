@@ -298,6 +298,11 @@ impl Table<'_> {
     }
 }
 
+/// The version of a row: that of its contents.
+fn version(stored: &Stored) -> TupleId {
+    TupleId { writer: Some(hash(format!("{stored:?}").as_bytes()) as u32), ..TupleId::NONE }
+}
+
 impl RowStore for Table<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.found(&key_of(id)))
@@ -311,7 +316,10 @@ impl RowStore for Table<'_> {
 
     fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         let rows = self.0.rows().into_iter().filter(|((n, k, _), _)| n == name && k == key);
-        let row = |((_, _, shard), stored)| (shard, Row { stored, tuple: TupleId::NONE });
+        let row = |((_, _, shard), stored)| {
+            let tuple = version(&stored);
+            (shard, Row { stored, tuple })
+        };
         Ok(rows.map(row).collect())
     }
 
@@ -322,10 +330,9 @@ impl RowStore for Table<'_> {
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
         let after = (after.0.to_vec(), after.1.to_vec());
-        let row = |((name, key, shard), stored): (Key, Stored)| KeyedRow {
-            name,
-            key,
-            row: (shard, Row { stored, tuple: TupleId::NONE }),
+        let row = |((name, key, shard), stored): (Key, Stored)| {
+            let tuple = version(&stored);
+            KeyedRow { name, key, row: (shard, Row { stored, tuple }) }
         };
         let wanted = |((name, key, _), _): &(Key, Stored)| {
             (name.clone(), key.clone()) > after && (!same_name || *name == after.0)
@@ -414,7 +421,7 @@ impl RowStore for Table<'_> {
         for KeyRows { name, key, rows } in keys {
             let id = |shard: i32| (name.clone(), key.clone(), shard);
             let unchanged = |(shard, seen): &ShardRow| {
-                self.found(&id(*shard)).is_some_and(|row| row.stored == seen.stored)
+                self.found(&id(*shard)).is_some_and(|row| version(&row.stored) == seen.tuple)
                     && !self.is_others(&id(*shard))
             };
             if rows.iter().all(unchanged) {
