@@ -167,7 +167,7 @@ BEGIN
     ELSIF current_setting('citus.shard_replication_factor') <> '1' AND NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = states) THEN
         RAISE EXCEPTION 'citus.shard_replication_factor is %, but limits need 1', current_setting('citus.shard_replication_factor')
             USING ERRCODE = 'feature_not_supported',
-                  DETAIL = 'With several copies of each shard, limits with shards, rl_prune and rl_trigger fail.',
+                  DETAIL = 'With several copies of each shard, rl_trigger fails.',
                   HINT = 'SET citus.shard_replication_factor = 1; for copies, give each node a streaming replica.';
     END IF;
 
