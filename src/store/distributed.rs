@@ -25,7 +25,10 @@ use crate::schema::catalog::TableLock;
 use crate::schema::error::Result;
 use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{array_datum, int_array, text_array};
-use crate::store::sql::{KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, key_parameters, row_parameters};
+use crate::store::sql::{
+    KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, after, after_in_name, by_id, by_key, key_parameters,
+    row_parameters, select,
+};
 use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
 
@@ -38,24 +41,12 @@ const PATIENCE: Micros = Micros(100_000);
 /// The rows of a table that Citus distributes.
 pub struct Distributed<'a>(pub &'a Connection<'a>);
 
-/// A read of rows with their versions: who wrote each, and whether it is unlocked. A version that its writer had locked
-/// as well, by `try_lock` say, keeps that lock's mark.
-macro_rules! select {
-    ($($condition:expr),*) => {
-        concat!(
-            "SELECT shard, value, ts, prior, log, xmin, \
-                    xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin]) \
-             FROM @schema@.ratelimits WHERE ",
-            $($condition),*
-        )
-    };
-}
-
-/// The row of a primary key.
-macro_rules! by_id {
+/// The columns of [`VERSION`]: those of a row, who wrote its version, and whether that is unlocked. A version that its
+/// writer had locked as well, by `try_lock` say, keeps that lock's mark.
+macro_rules! version {
     () => {
-        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-         AND shard OPERATOR(pg_catalog.=) $3"
+        "shard, value, ts, prior, log, \
+         xmin, xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin])"
     };
 }
 
@@ -74,7 +65,7 @@ const KEYED_VERSION: [pg_sys::BuiltinOid; 9] = {
 impl RowStore for Distributed<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {
         const READ: Statement = Statement {
-            sql: select!(by_id!()),
+            sql: select!(version!(); by_id!()),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &VERSION,
             lock: TableLock::Read,
@@ -85,10 +76,7 @@ impl RowStore for Distributed<'_> {
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> PortResult<Vec<ShardRow>> {
         const READ_SHARDS: Statement = Statement {
-            sql: select!(
-                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                 AND shard OPERATOR(pg_catalog.=) ANY ($3)"
-            ),
+            sql: select!(version!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
             parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
             results: &VERSION,
             lock: TableLock::Read,
@@ -100,9 +88,7 @@ impl RowStore for Distributed<'_> {
 
     fn read_key(&self, name: &[u8], key: &[u8]) -> PortResult<Vec<ShardRow>> {
         const READ_KEY: Statement = Statement {
-            sql: select!(
-                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 ORDER BY shard"
-            ),
+            sql: select!(version!(); by_key!(), " ORDER BY shard"),
             parameters: &[TEXTOID, TEXTOID],
             results: &VERSION,
             lock: TableLock::Read,
@@ -118,21 +104,13 @@ impl RowStore for Distributed<'_> {
         rows: i64,
     ) -> PortResult<Vec<KeyedRow>> {
         const READ_AFTER: Statement = Statement {
-            sql: "SELECT name, key, shard, value, ts, prior, log, xmin, \
-                         xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin]) \
-                  FROM @schema@.ratelimits \
-                  WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
-                  ORDER BY name, key, shard LIMIT $3",
+            sql: select!(concat!("name, key, ", version!()); after!()),
             parameters: &[TEXTOID, TEXTOID, INT8OID],
             results: &KEYED_VERSION,
             lock: TableLock::Read,
         };
         const READ_AFTER_IN_NAME: Statement = Statement {
-            sql: "SELECT name, key, shard, value, ts, prior, log, xmin, \
-                         xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin]) \
-                  FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
-                  ORDER BY name, key, shard LIMIT $3",
+            sql: select!(concat!("name, key, ", version!()); after_in_name!()),
             ..READ_AFTER
         };
         self.keep_all()?;
@@ -152,8 +130,8 @@ impl RowStore for Distributed<'_> {
         Ok(None)
     }
 
-    /// By an update that changes nothing: Citus takes SELECT ... FOR UPDATE for a read, which a node may answer that
-    /// takes no writes. And it leaves a version that nobody has locked, once it is updated.
+    /// By an update that changes nothing, as Citus takes SELECT ... FOR UPDATE for a read. It leaves no mark of the lock
+    /// on the version that is written next.
     fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const TOUCH: Statement = Statement {
             sql: concat!(
@@ -307,10 +285,10 @@ impl Distributed<'_> {
 
     /// The version of a row of the last result, whose writer is in column number `first`.
     fn version(&self, row: u64, first: c_int) -> TupleId {
-        let writer = self.0.field(row, first).map(|writer| writer.value() as u32);
         if !self.is_usual() {
             return TupleId::NONE;
         }
+        let writer = self.0.field(row, first).map(|writer| writer.value() as u32);
         let unlocked = self.0.field(row, first + 1).is_some_and(|unlocked| unlocked.value() != 0);
         TupleId { tid: None, unlocked, writer }
     }

@@ -17,12 +17,63 @@ use crate::store::codec::{decode, decode_log, encode, int_array};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
+/// A SELECT of these columns of the rows that meet these conditions.
+macro_rules! select {
+    ($columns:expr; $($condition:expr),+) => {
+        concat!("SELECT ", $columns, " FROM @schema@.ratelimits WHERE ", $($condition),+)
+    };
+}
+
+/// The rows of a name and key, the first two parameters.
+macro_rules! by_key {
+    () => {
+        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"
+    };
+}
+
+/// The row of a primary key, the first three parameters.
+macro_rules! by_id {
+    () => {
+        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+         AND shard OPERATOR(pg_catalog.=) $3"
+    };
+}
+
+/// The first $3 rows after a name and key.
+macro_rules! after {
+    () => {
+        "ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) ORDER BY name, key, shard LIMIT $3"
+    };
+}
+
+/// The first $3 rows of a name after a key.
+macro_rules! after_in_name {
+    () => {
+        "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
+         ORDER BY name, key, shard LIMIT $3"
+    };
+}
+
+pub(super) use {after, after_in_name, by_id, by_key, select};
+
+/// The columns of [`SHARD_ROW`].
+macro_rules! shard_row {
+    () => {
+        "shard, value, ts, prior, log"
+    };
+}
+
+/// The columns of [`KEYED_ROW`].
+macro_rules! keyed_row {
+    () => {
+        "name, key, shard, value, ts, prior, log"
+    };
+}
+
 impl RowStore for Connection<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {
         const READ: Statement = Statement {
-            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  AND shard OPERATOR(pg_catalog.=) $3",
+            sql: select!(shard_row!(); by_id!()),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &SHARD_ROW,
             lock: TableLock::Read,
@@ -32,9 +83,7 @@ impl RowStore for Connection<'_> {
 
     fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const LOCK: Statement = Statement {
-            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE",
+            sql: select!(shard_row!(); by_id!(), " FOR UPDATE"),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
@@ -44,9 +93,7 @@ impl RowStore for Connection<'_> {
 
     fn try_lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const TRY_LOCK: Statement = Statement {
-            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  AND shard OPERATOR(pg_catalog.=) $3 FOR UPDATE SKIP LOCKED",
+            sql: select!(shard_row!(); by_id!(), " FOR UPDATE SKIP LOCKED"),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
@@ -56,9 +103,7 @@ impl RowStore for Connection<'_> {
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> PortResult<Vec<ShardRow>> {
         const READ_SHARDS: Statement = Statement {
-            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  AND shard OPERATOR(pg_catalog.=) ANY ($3)",
+            sql: select!(shard_row!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
             parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
             results: &SHARD_ROW,
             lock: TableLock::Read,
@@ -69,9 +114,7 @@ impl RowStore for Connection<'_> {
 
     fn read_key(&self, name: &[u8], key: &[u8]) -> PortResult<Vec<ShardRow>> {
         const READ_KEY: Statement = Statement {
-            sql: "SELECT shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  ORDER BY shard",
+            sql: select!(shard_row!(); by_key!(), " ORDER BY shard"),
             parameters: &[TEXTOID, TEXTOID],
             results: &SHARD_ROW,
             lock: TableLock::Read,
@@ -101,9 +144,10 @@ impl RowStore for Connection<'_> {
 
     fn update(&self, id: RowId, _: TupleId, row: &Stored) -> PortResult<()> {
         const UPDATE: Statement = Statement {
-            sql: "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
-                  AND shard OPERATOR(pg_catalog.=) $3",
+            sql: concat!(
+                "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
+                by_id!()
+            ),
             parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
@@ -121,17 +165,13 @@ impl RowStore for Connection<'_> {
         rows: i64,
     ) -> PortResult<Vec<KeyedRow>> {
         const READ_AFTER: Statement = Statement {
-            sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) \
-                  ORDER BY name, key, shard LIMIT $3",
+            sql: select!(keyed_row!(); after!()),
             parameters: &[TEXTOID, TEXTOID, INT8OID],
             results: &KEYED_ROW,
             lock: TableLock::Read,
         };
         const READ_AFTER_IN_NAME: Statement = Statement {
-            sql: "SELECT name, key, shard, value, ts, prior, log FROM @schema@.ratelimits \
-                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) $2 \
-                  ORDER BY name, key, shard LIMIT $3",
+            sql: select!(keyed_row!(); after_in_name!()),
             parameters: &[TEXTOID, TEXTOID, INT8OID],
             results: &KEYED_ROW,
             lock: TableLock::Read,
@@ -165,8 +205,7 @@ impl RowStore for Connection<'_> {
 
     fn delete(&self, id: RowId, _: TupleId) -> PortResult<()> {
         const DELETE: Statement = Statement {
-            sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
-                  AND key OPERATOR(pg_catalog.=) $2 AND shard OPERATOR(pg_catalog.=) $3",
+            sql: concat!("DELETE FROM @schema@.ratelimits WHERE ", by_id!()),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &[],
             lock: TableLock::Write,
