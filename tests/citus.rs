@@ -22,6 +22,8 @@ mod errors;
 mod load;
 #[path = "citus/many_keys.rs"]
 mod many_keys;
+#[path = "citus/messages.rs"]
+mod messages;
 #[path = "citus/moves.rs"]
 mod moves;
 #[path = "citus/operation.rs"]

@@ -1,8 +1,11 @@
 //! Servers of a test's own, joined by Citus: a coordinator and workers. A node's name is the folder of its
 //! socket, so none of them listens to a network.
 
+use std::sync::mpsc::Receiver;
+
 use postgres::Client;
 
+use crate::one;
 use crate::own::Server;
 
 const CONF: &str = "tests/citus/postgresql.conf";
@@ -92,4 +95,26 @@ fn node(ahead: &str) -> Server {
     client.batch_execute("SELECT pg_reload_conf()").unwrap();
     client.batch_execute("CREATE EXTENSION citus").unwrap();
     server
+}
+
+/// A session that counts what it sends to other nodes.
+pub struct Counted {
+    pub client: Client,
+    notices: Receiver<String>,
+}
+
+impl Counted {
+    pub fn on(cluster: &Cluster, node: usize) -> Counted {
+        let (mut client, notices) = cluster.nodes[node].client_with_notices();
+        client.batch_execute("SET citus.log_remote_commands = on").unwrap();
+        Counted { client, notices }
+    }
+
+    /// What a call answers, and the number of statements that it sends.
+    pub fn call(&mut self, sql: &str) -> (String, usize) {
+        let answer = one(&mut self.client, sql);
+        let sent = self.notices.try_iter().filter(|notice| notice.starts_with("issuing ")).count();
+        println!("{sql}: {answer}, {sent} statements to other nodes");
+        (answer, sent)
+    }
 }

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::Client;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Counted};
 use crate::one;
 
 /// The statements that may be sent for ten thousand keys and each of the eight shards, with BEGIN, PREPARE and COMMIT.
@@ -165,28 +164,6 @@ fn keys(client: &mut Client) -> BTreeMap<String, usize> {
 fn keys_without(pruned: &[Pruned]) -> BTreeMap<String, usize> {
     let left = FILLED.iter().filter(|filled| !pruned.contains(&filled.pruned));
     left.map(|filled| (filled.name.to_owned(), filled.keys)).collect()
-}
-
-/// A session that counts what it sends to other nodes.
-struct Counted {
-    client: Client,
-    notices: Receiver<String>,
-}
-
-impl Counted {
-    fn on(cluster: &Cluster, node: usize) -> Counted {
-        let (mut client, notices) = cluster.nodes[node].client_with_notices();
-        client.batch_execute("SET citus.log_remote_commands = on").unwrap();
-        Counted { client, notices }
-    }
-
-    /// What a call answers, and the number of statements that it sends.
-    fn call(&mut self, sql: &str) -> (String, usize) {
-        let answer = one(&mut self.client, sql);
-        let sent = self.notices.try_iter().filter(|notice| notice.starts_with("issuing ")).count();
-        println!("{sql}: {answer}, {sent} statements to other nodes");
-        (answer, sent)
-    }
 }
 
 /// Takes from keys of "full" on each node, one token each, while `work` runs; returns how many of each key.
