@@ -130,8 +130,8 @@ impl RowStore for Distributed<'_> {
         Ok(None)
     }
 
-    /// By an update that changes nothing, as Citus takes SELECT ... FOR UPDATE for a read. It leaves no mark of the lock
-    /// on the version that is written next.
+    /// By an update that changes nothing, as Citus takes SELECT ... FOR UPDATE for a read. It leaves no mark of the
+    /// lock on the version that is written next.
     fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const TOUCH: Statement = Statement {
             sql: concat!(
