@@ -1,0 +1,87 @@
+//! What rows and entries hold, so that it can be compared and hashed.
+
+use std::hash::{Hash, Hasher};
+
+use ratelimit_core::algorithm::{Counters, Lease, Tokens};
+use ratelimit_core::table::Kept;
+use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::Stored;
+
+/// What a row holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Content(pub Stored);
+
+/// What an entry of memory holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EntryContent(pub Kept);
+
+/// The state of a limit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Total(pub State);
+
+// No NaN is stored: no limit counts one.
+impl Eq for Content {}
+impl Eq for EntryContent {}
+impl Eq for Total {}
+
+impl Hash for Content {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        match &self.0 {
+            Stored::State(state) => hash_state(state, hasher),
+            Stored::Reset { ts } => (10, ts.0).hash(hasher),
+            Stored::Marker { reset } => (11, reset).hash(hasher),
+            Stored::Invalid { ts, .. } => (12, ts.0).hash(hasher),
+        }
+    }
+}
+
+impl Hash for EntryContent {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        match &self.0 {
+            Kept::Tokens(tokens) => hash_tokens(tokens, hasher),
+            Kept::Counters(counters) => hash_counters(counters, hasher),
+            Kept::Slot { lease, ts, is_first } => {
+                hash_lease(lease, hasher);
+                (ts.0, is_first).hash(hasher);
+            }
+        }
+    }
+}
+
+impl Hash for Total {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hash_state(&self.0, hasher);
+    }
+}
+
+/// The bits of a number, the same of 0 and -0, which are equal.
+fn bits(value: f64) -> u64 {
+    (value + 0.0).to_bits()
+}
+
+fn hash_state<H: Hasher>(state: &State, hasher: &mut H) {
+    match state {
+        State::Tokens(tokens) => hash_tokens(tokens, hasher),
+        State::Counters(counters) => hash_counters(counters, hasher),
+        State::Log(log) => {
+            (3, log.ts.0).hash(hasher);
+            log.entries.iter().for_each(|Micros(at)| at.hash(hasher));
+        }
+        State::Leases(held) => {
+            (4, held.ts.0).hash(hasher);
+            held.leases.iter().for_each(|lease| hash_lease(lease, hasher));
+        }
+    }
+}
+
+fn hash_tokens<H: Hasher>(tokens: &Tokens, hasher: &mut H) {
+    (1, bits(tokens.value), tokens.ts.0, tokens.brought.map(bits)).hash(hasher);
+}
+
+fn hash_counters<H: Hasher>(counters: &Counters, hasher: &mut H) {
+    (2, bits(counters.value), bits(counters.prior), counters.ts.0).hash(hasher);
+}
+
+fn hash_lease<H: Hasher>(lease: &Lease, hasher: &mut H) {
+    (lease.id.0, lease.expires_at.0).hash(hasher);
+}

@@ -1,0 +1,84 @@
+//! The entries of memory: what happens under a partition's lock is one step.
+
+use ratelimit_limiter::ports::{Entries, Id, Kept, LockedEntries, Room, Worth};
+
+use crate::content::EntryContent;
+use crate::postgres::{Flaw, Reply, Step};
+use crate::run::Run;
+use crate::statement::key_number;
+
+impl Entries for Run<'_> {
+    type Locked<'e>
+        = LockedPartition<'e>
+    where
+        Self: 'e;
+
+    fn id(&self, _: &[u8], key: &[u8]) -> Id {
+        let key = [u64::from(key_number(key)), 0];
+        Id { name: [0, 0], key, room: Room::Defined, owner: 0 }
+    }
+
+    fn inline(&self, id: Id) -> Id {
+        Id { key: [id.key[0] + 100, id.key[1]], room: Room::Inline, ..id }
+    }
+
+    fn read(&self, id: Id) -> Option<Kept> {
+        self.lock_partition().read(id)
+    }
+
+    fn locked<T>(&self, _: Id, work: impl FnOnce(&mut LockedPartition<'_>) -> T) -> T {
+        work(&mut self.lock_partition())
+    }
+
+    fn lock_all(&self, _: impl Iterator<Item = Id>) -> LockedPartition<'_> {
+        self.lock_partition()
+    }
+
+    fn forget_name(&self, _: &[u8]) -> u64 {
+        self.step(Step::LockPartition);
+        let reply = self.at_once(Step::RemoveEntries);
+        let Reply::Number(count) = reply else { unreachable!("{reply:?}") };
+        u64::from(count)
+    }
+
+    fn tell_losses(&self) {}
+}
+
+impl Run<'_> {
+    fn lock_partition(&self) -> LockedPartition<'_> {
+        self.step(Step::LockPartition);
+        self.is_locked.set(true);
+        LockedPartition(self)
+    }
+}
+
+/// The memory, of which a partition is locked.
+pub struct LockedPartition<'e>(&'e Run<'e>);
+
+impl Drop for LockedPartition<'_> {
+    fn drop(&mut self) {
+        self.0.is_locked.set(false);
+    }
+}
+
+impl LockedEntries for LockedPartition<'_> {
+    fn read(&mut self, id: Id) -> Option<Kept> {
+        let reply = self.0.at_once(Step::ReadEntry(id.key));
+        let Reply::Entry(found) = reply else { unreachable!("{reply:?}") };
+        found.map(|EntryContent(kept)| kept)
+    }
+
+    fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
+        if self.0.has(Flaw::PartitionGivenUp) {
+            self.0.step(Step::LockPartition);
+        }
+        let idle_at = worth.idle_at.map_or(i64::MAX, |at| at.0);
+        self.0.at_once(Step::WriteEntry(id.key, EntryContent(kept), idle_at, worth.now.0));
+    }
+
+    fn remove(&mut self, id: Id) -> bool {
+        let reply = self.0.at_once(Step::RemoveEntry(id.key));
+        let Reply::Was(was) = reply else { unreachable!("{reply:?}") };
+        was
+    }
+}

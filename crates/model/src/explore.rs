@@ -1,0 +1,148 @@
+//! The exploration of a scenario: every order of its sessions' steps, by stateright.
+//!
+//! A session's replies only grow in number while its statement runs, and statements only come one after the other: no
+//! state comes twice on a path. So an exploration that ends without a session that is stuck shows that every call ends.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stateright::{Checker, Model, Property};
+
+use crate::postgres::Flaw;
+use crate::world::{Scenario, World, Wrong};
+
+/// What happens next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// A session takes its step, with a choice.
+    Step(usize, u8),
+    /// The clock moves.
+    Move,
+    /// The server crashes.
+    Crash,
+    /// PostgreSQL ends a session's transaction, which waits in a deadlock.
+    BreakDeadlock(usize),
+}
+
+/// A scenario to explore.
+struct Exploration {
+    scenario: Arc<Scenario>,
+    flaw: Option<Flaw>,
+}
+
+impl Model for Exploration {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![self.scenario.begin(self.flaw)]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        if !world.wrong.is_empty() {
+            return;
+        }
+        for session in 0..world.sessions.len() {
+            let choices = self.scenario.choices(world, session);
+            actions.extend((0..choices).map(|choice| Action::Step(session, choice)));
+        }
+        let waiting =
+            || world.sessions.iter().enumerate().filter(|(_, session)| session.pending.is_some());
+        if actions.is_empty() {
+            actions.extend(waiting().map(|(session, _)| Action::BreakDeadlock(session)));
+            return;
+        }
+        if usize::from(world.moves) < self.scenario.clock.len() {
+            actions.push(Action::Move);
+        }
+        if self.scenario.crashes && !world.has_crashed {
+            actions.push(Action::Crash);
+        }
+    }
+
+    fn next_state(&self, last: &World, action: Action) -> Option<World> {
+        let mut world = last.clone();
+        match action {
+            Action::Step(session, choice) => self.scenario.step(&mut world, session, choice),
+            Action::Move => {
+                world.database.now += self.scenario.clock[usize::from(world.moves)];
+                world.moves += 1;
+                self.scenario.observe(&mut world);
+            }
+            Action::Crash => self.scenario.crash(&mut world),
+            Action::BreakDeadlock(session) => self.scenario.break_deadlock(&mut world, session),
+        }
+        Some(world)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("holds", |_: &Self, world: &World| world.wrong.is_empty()),
+            Property::sometimes("ends", |_: &Self, world: &World| {
+                world.wrong.is_empty() && world.has_ended()
+            }),
+            Property::sometimes("admits", |_: &Self, world: &World| world.admitted),
+            Property::sometimes("denies", |_: &Self, world: &World| world.denied),
+        ]
+    }
+}
+
+/// What an exploration found.
+pub struct Report {
+    /// How many states there are.
+    pub states: usize,
+    /// How many steps the longest path has.
+    pub depth: usize,
+    /// How long it took.
+    pub time: Duration,
+    /// Whether all states were visited.
+    pub is_whole: bool,
+    /// What was seen of "ends", "admits" and "denies".
+    pub seen: Vec<&'static str>,
+    /// What is wrong in the first state in which something is, and the path to it.
+    pub wrong: Option<(Vec<Wrong>, Vec<String>)>,
+}
+
+/// Explores a scenario, at most about so many states, in so many threads.
+pub fn explore(
+    scenario: &Arc<Scenario>,
+    flaw: Option<Flaw>,
+    most: usize,
+    threads: usize,
+) -> Report {
+    let began = Instant::now();
+    let model = Exploration { scenario: scenario.clone(), flaw };
+    let checker = model.checker().threads(threads).target_state_count(most).spawn_bfs().join();
+    let mut seen: Vec<&str> = checker.discoveries().keys().copied().collect();
+    seen.retain(|name| *name != "holds");
+    seen.sort_unstable();
+    let wrong = checker.discovery("holds").map(|path| {
+        let steps = path.into_vec();
+        let wrong = steps.last().map_or(Vec::new(), |(world, _)| world.wrong.clone());
+        (wrong, steps.iter().map(|(world, action)| describe(world, action.as_ref())).collect())
+    });
+    Report {
+        states: checker.unique_state_count(),
+        depth: checker.max_depth(),
+        time: began.elapsed(),
+        is_whole: checker.state_count() < most,
+        seen,
+        wrong,
+    }
+}
+
+/// A line of a path.
+fn describe(world: &World, action: Option<&Action>) -> String {
+    match action {
+        Some(Action::Step(session, choice)) => {
+            format!("session {session}, choice {choice}: {:?}", world.sessions[*session].pending)
+        }
+        Some(action) => format!("{action:?}"),
+        None => format!(
+            "the end: committed {:?}, versions {:?}, effects {:?}",
+            world.committed,
+            world.database.versions,
+            world.sessions.iter().map(|session| &session.effects).collect::<Vec<_>>()
+        ),
+    }
+}

@@ -1,0 +1,191 @@
+//! What the answers must be: the algorithms of `ratelimit_core` on the state that a session should see. A key's
+//! committed state is that of its takes in the order of their commits; a session sees it with its own takes since.
+
+use std::rc::Rc;
+
+use ratelimit_core::algorithm::{self, Leases, Tokens};
+use ratelimit_core::config::Definition;
+use ratelimit_core::{Decision, Kind, Limit, Micros, State, decide};
+use ratelimit_limiter::homes;
+use ratelimit_limiter::ports::{Row, TupleId};
+use ratelimit_limiter::target::Target;
+
+use crate::content::Total;
+use crate::postgres::{Version, Xid};
+use crate::run::Run;
+use crate::statement::{Answered, KEYS, NAME};
+
+/// How far two counts of tokens may differ: shards share theirs by division.
+const TOLERANCE: f64 = 1e-6;
+
+/// What a call has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// It took tokens: how many, whether it may go into debt, and what it said is left, in millionths.
+    Take(u8, bool, i64),
+    /// It gave tokens back.
+    Credit(u8),
+    /// It reset the key.
+    Reset,
+    /// It took a slot, by this lease.
+    Acquire(i64),
+    /// It extended a lease up to an instant.
+    Extend(i64, i64),
+    /// It released a lease.
+    Release(i64),
+}
+
+/// What a transaction in progress has changed of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Effect {
+    /// In which transaction or subtransaction.
+    pub xid: Xid,
+    /// The key.
+    pub key: u8,
+    /// The instant of the decision.
+    pub now: i64,
+    /// The change.
+    pub change: Change,
+}
+
+/// Tokens in millionths.
+pub fn millionths(tokens: f64) -> i64 {
+    (tokens * 1e6).round() as i64
+}
+
+/// The state of a key, or the one that it has at first.
+pub fn state_of(limit: &Definition, key: u8, state: Option<&Total>, now: Micros) -> State {
+    let phase = match limit.kind() {
+        Kind::FixedWindow => ratelimit_core::phase(NAME, KEYS[usize::from(key)]),
+        _ => Micros(0),
+    };
+    match state {
+        Some(Total(state)) if limit.accepts(state.shape()) => state.clone(),
+        _ => limit.initial_state(now, phase),
+    }
+}
+
+/// Decides a take, or the acquisition of a lease.
+fn decide_change(limit: &Definition, state: &State, now: Micros, change: &Change) -> Decision {
+    match (&limit.limit, state, change) {
+        (Limit::Concurrency(limit), State::Leases(held), &Change::Acquire(id)) => {
+            limit.acquire(held, now, 1.0, Micros(id))
+        }
+        (_, _, &Change::Take(count, reserve, _)) => {
+            decide(limit, state, now, count.into(), reserve)
+        }
+        _ => decide(limit, state, now, 1.0, false),
+    }
+}
+
+/// Whether a state explains the answer to a request.
+pub fn explains(
+    limit: &Definition,
+    state: Option<&Total>,
+    answered: &Answered,
+    reserve: bool,
+) -> bool {
+    let state = state_of(limit, answered.key, state, answered.now);
+    let change = match answered.lease {
+        Some(id) => Change::Acquire(id),
+        None => Change::Take(answered.count, reserve, 0),
+    };
+    let Decision { ok, level, .. } = decide_change(limit, &state, answered.now, &change);
+    ok == answered.ok && (level.remaining - answered.remaining).abs() < TOLERANCE
+}
+
+/// Whether a state denies a request.
+pub fn denies(
+    limit: &Definition,
+    state: Option<&Total>,
+    answered: &Answered,
+    reserve: bool,
+) -> bool {
+    let state = state_of(limit, answered.key, state, answered.now);
+    !decide(limit, &state, answered.now, answered.count.into(), reserve).ok
+}
+
+/// What follows a state after a change that was answered; `None`: the change is not explained by it.
+pub fn follows(limit: &Definition, state: Option<&Total>, effect: &Effect) -> Option<Total> {
+    let now = Micros(effect.now);
+    let before = state_of(limit, effect.key, state, now);
+    match (&effect.change, &limit.limit, &before) {
+        (change @ (Change::Take(..) | Change::Acquire(_)), ..) => {
+            let decision = decide_change(limit, &before, now, change);
+            let same = match change {
+                Change::Take(.., left) => millionths(decision.level.remaining) == *left,
+                _ => true,
+            };
+            (decision.ok && same).then(|| Total(decision.state.unwrap_or(before)))
+        }
+        (&Change::Credit(count), ..) => credited(limit, &before, now, count.into()),
+        (Change::Reset, ..) => Some(Total(state_of(limit, effect.key, None, now))),
+        (&Change::Extend(id, until), _, State::Leases(held)) => {
+            let mut held = held.clone();
+            let lease = held.leases.iter_mut().find(|lease| lease.id.0 == id)?;
+            lease.expires_at = Micros(until);
+            Some(Total(State::Leases(held)))
+        }
+        (&Change::Release(id), _, State::Leases(held)) => {
+            let Leases { mut leases, ts } = held.clone();
+            let count = leases.len();
+            leases.retain(|lease| lease.id.0 != id);
+            (leases.len() < count).then_some(Total(State::Leases(Leases { leases, ts })))
+        }
+        _ => None,
+    }
+}
+
+/// What follows a total of shards: tokens are taken from it whatever it has, since others may take at the same time.
+pub fn sums(limit: &Definition, state: Option<&Total>, effect: &Effect) -> Option<Total> {
+    let now = Micros(effect.now);
+    let before = state_of(limit, effect.key, state, now);
+    match effect.change {
+        Change::Take(count, ..) => credited(limit, &before, now, -f64::from(count)),
+        _ => follows(limit, state, effect),
+    }
+}
+
+fn credited(limit: &Definition, before: &State, now: Micros, count: f64) -> Option<Total> {
+    let credited = algorithm::credit(limit, before, now, count, None)?;
+    Some(Total(credited.state.unwrap_or_else(|| before.clone())))
+}
+
+/// The tokens that are left at an instant; of a concurrency limit, the slots.
+pub fn left(limit: &Definition, key: u8, state: Option<&Total>, now: Micros) -> f64 {
+    let state = state_of(limit, key, state, now);
+    decide(limit, &state, now, 0.0, false).level.remaining
+}
+
+/// The tokens that are left in committed rows, as a call reads them; infinite where it can't.
+pub fn left_in_rows(limit: &Definition, key: u8, rows: &[(i32, &Version)], now: Micros) -> f64 {
+    let target = Target::defined::<Run>(NAME, KEYS[usize::from(key)], Rc::new(limit.clone()), None);
+    let row = |(shard, version): &(i32, &Version)| {
+        (*shard, Row { stored: version.content.0.clone(), tuple: TupleId::NONE })
+    };
+    let shards = homes::of_rows(&target, rows.iter().map(row).collect(), now);
+    shards.map_or(f64::INFINITY, |shards| shards.level(now).remaining)
+}
+
+/// Adds up the states of shards.
+pub fn total(states: impl Iterator<Item = State>) -> Option<Total> {
+    states
+        .reduce(|sum, state| match (sum, state) {
+            (State::Tokens(sum), State::Tokens(state)) => {
+                let (value, ts) = (sum.value + state.value, sum.ts.max(state.ts));
+                State::Tokens(Tokens { value, ts, brought: None })
+            }
+            (sum, _) => sum,
+        })
+        .map(Total)
+}
+
+/// Whether a lease of this id is live.
+pub fn has_lease(state: Option<&Total>, id: i64, now: Micros) -> bool {
+    match state {
+        Some(Total(State::Leases(held))) => {
+            held.leases.iter().any(|lease| lease.id.0 == id && lease.is_live(now))
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,277 @@
+//! A model of PostgreSQL's rows: version chains, transactions and subtransactions, row locks, inserts that are not yet
+//! confirmed, and reads of the latest committed state. Beside them what sessions share else: entries of memory, the
+//! definition, blocks and the clock.
+//!
+//! It has more orders than PostgreSQL. Whoever waits for a row may get it next, in whatever order they came: the queue
+//! that PostgreSQL makes of them (the tuple's heavyweight lock) lets through fewer orders, and waits for nobody
+//! for whom the row's holder does not wait as well. Every lock is FOR UPDATE, as calls take it, so that a multixact
+//! (several holders of a row) is a list of which at most one session is left.
+
+mod end;
+mod execute;
+mod versions;
+
+use std::collections::BTreeMap;
+
+use crate::content::{Content, EntryContent};
+
+/// A transaction or subtransaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Xid {
+    /// The session.
+    pub session: u8,
+    /// Its number there, the least that is free.
+    pub number: u8,
+}
+
+/// A transaction that has committed, whichever: what it wrote is visible to all.
+pub const FROZEN: Xid = Xid { session: u8::MAX, number: 0 };
+
+/// What became of a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// It is in progress.
+    Running,
+    /// It has committed; a subtransaction, into its parent.
+    Committed,
+    /// It was rolled back.
+    Aborted,
+}
+
+/// The tuple id of a version: the session that wrote it, and a number.
+pub type Tid = (u32, u16);
+
+/// The primary key of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// The key: 0 for a, 1 for b.
+    pub key: u8,
+    /// The shard number.
+    pub shard: i32,
+}
+
+/// A version of a row.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Version {
+    /// The row's primary key.
+    pub place: Place,
+    /// What it holds.
+    pub content: Content,
+    /// Who wrote it.
+    pub xmin: Xid,
+    /// Whether its insert is not yet confirmed.
+    pub is_speculative: bool,
+    /// Who has it locked.
+    pub lockers: Vec<Xid>,
+    /// Who updated or deleted it, and the next version.
+    pub xmax: Option<(Xid, Option<Tid>)>,
+}
+
+/// An entry of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MemoryEntry {
+    /// What it holds.
+    pub content: EntryContent,
+    /// When nobody misses it any more.
+    pub idle_at: i64,
+}
+
+/// What a session finds of a row: the version, whether nobody else has it locked, what it holds.
+pub type Found = (Tid, bool, Content);
+
+/// A step of a session: what others see at once or not at all.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Reads a row under the latest state: an index scan under GetLatestSnapshot (`store::heap::read::find`), or a
+    /// SELECT of the SQL store at READ COMMITTED.
+    Read(Place),
+    /// Reads all rows of a key under one snapshot (`read_key`).
+    ReadKey(u8),
+    /// Reads all rows (`read_after`).
+    ReadAll,
+    /// Locks the newest version from this one on: table_tuple_lock with TUPLE_LOCK_FLAG_FIND_LAST_VERSION
+    /// (`lock_version`), SELECT FOR UPDATE. Waits for whoever has it; a row that has another key by then is none.
+    Lock(Tid, Place),
+    /// Locks this version, if nobody has it or has replaced it: table_tuple_lock with LockWaitSkip and no flag
+    /// (`lock_version` without `wait`, `lock_seen`).
+    TryLock(Tid),
+    /// Locks the newest version from this one on if nobody has it: SELECT FOR UPDATE SKIP LOCKED of the SQL store.
+    TryLockNewest(Tid, Place),
+    /// Updates this version after a wait for whoever has it, unless it was replaced: table_tuple_update
+    /// (`update_version`).
+    Update(Tid, Content),
+    /// Deletes it likewise: table_tuple_delete (`delete_version`).
+    Delete(Tid),
+    /// The owner's UPDATE of the key of a row, likewise.
+    Rename(Tid, u8),
+    /// Inserts a row that is not yet confirmed, and checks the unique index for another: heap_insert with a speculative
+    /// token, index_insert with UNIQUE_CHECK_PARTIAL (`insert_row`).
+    Insert(Place, Content),
+    /// Confirms or takes it back: heap_finish_speculative, heap_abort_speculative (`insert_row`).
+    Confirm(Tid, bool),
+    /// Finds who is inserting or deleting a row with this primary key, under a dirty snapshot (`wait_for_inserter`).
+    FindInserter(Place),
+    /// Waits until an insert is confirmed or taken back: SpeculativeInsertionWait (`wait_for_inserter`).
+    WaitForInsert(Tid),
+    /// Waits for the end of a transaction: XactLockTableWait (`wait_for_inserter`).
+    WaitForEnd(Xid),
+    /// Begins a subtransaction.
+    BeginSub,
+    /// Commits it into its parent.
+    ReleaseSub,
+    /// Rolls it back, which frees its locks.
+    RollbackSub,
+    /// ROLLBACK TO SAVEPOINT: of so many open transactions and subtransactions the last, which begins anew.
+    RollbackTo(u8),
+    /// Commits.
+    Commit,
+    /// Rolls back.
+    Rollback,
+    /// Chooses one of so many: each choice is tried.
+    Choose(u8),
+    /// Reads the clock.
+    Clock,
+    /// Looks up the definition, and whether a key is blocked.
+    Known(u8),
+    /// Defines the limit anew, in the transaction.
+    Define(u8),
+    /// Blocks a key, in the transaction.
+    Block(u8),
+    /// Draws the id of a lease, which nobody has drawn.
+    Draw,
+    /// The shard numbers of a key's rows that this transaction holds (`store::held`).
+    Held(u8),
+    /// Locks a partition of the memory: what follows up to the next such step is under the lock.
+    LockPartition,
+    /// Reads an entry, under the lock.
+    ReadEntry([u64; 2]),
+    /// Writes it, under the lock: with when nobody misses it, and the instant.
+    WriteEntry([u64; 2], EntryContent, i64, i64),
+    /// Forgets it, under the lock.
+    RemoveEntry([u64; 2]),
+    /// Forgets all.
+    RemoveEntries,
+}
+
+/// What a step returns.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Reply {
+    /// Nothing.
+    Done,
+    /// Whether it was done.
+    Was(bool),
+    /// A row.
+    Row(Option<Found>),
+    /// Rows.
+    Rows(Vec<(Place, Found)>),
+    /// A version that is not yet confirmed, and whether there is no other.
+    Inserted(Tid, bool),
+    /// Who inserts or deletes, and which version is not yet confirmed.
+    Inserter(Option<(Xid, Option<Tid>)>),
+    /// A number.
+    Number(u8),
+    /// An instant, in microseconds.
+    Instant(i64),
+    /// The number of the definition, and whether the key is blocked.
+    Known(u8, bool),
+    /// Shard numbers.
+    Held(Vec<i32>),
+    /// An entry.
+    Entry(Option<EntryContent>),
+}
+
+/// What is wrong with the rows or the memory, to see that the properties notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Flaw {
+    /// A chain of versions is followed without comparing the key again.
+    ChainNotCompared,
+    /// A lock is given up before the transaction ends.
+    LockGivenUp,
+    /// What is decided after a wait is what was read before it.
+    DecidedBeforeWait,
+    /// A read is that of the transaction's first one.
+    OldSnapshot,
+    /// A row is inserted without a look for another.
+    InsertNotChecked,
+    /// An update replaces what another has written meanwhile.
+    LostUpdate,
+    /// A subtransaction that is rolled back keeps its locks.
+    LocksKept,
+    /// A subtransaction that is rolled back keeps what it wrote.
+    WritesKept,
+    /// A transaction that is rolled back keeps what it wrote.
+    RollbackKept,
+    /// A commit keeps nothing of what was written.
+    CommitLost,
+    /// Nobody remembers which rows a transaction holds.
+    HeldForgotten,
+    /// The rows that a subtransaction held are remembered after its rollback.
+    HeldRemembered,
+    /// A version that another is writing is read.
+    DirtyRead,
+    /// A lock without a wait waits.
+    TryLockWaits,
+    /// An insert does not wait for another's.
+    InsertNotWaited,
+    /// The partition's lock is given up between the decision and the write.
+    PartitionGivenUp,
+    /// An id is drawn twice.
+    IdDrawnTwice,
+}
+
+/// What sessions share.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Database {
+    /// The versions of rows.
+    pub versions: BTreeMap<Tid, Version>,
+    /// Transactions and subtransactions, with their parents.
+    pub transactions: BTreeMap<Xid, (Option<Xid>, Status)>,
+    /// By session, its transaction and the open subtransactions.
+    pub open: Vec<Vec<Xid>>,
+    /// By session, the rows that its transaction has locked or written, and in which subtransaction; the last at the
+    /// end.
+    pub held: Vec<Vec<(Place, Xid)>>,
+    /// By session, how many ids it has drawn.
+    pub drawn: Vec<u8>,
+    /// The clock, in microseconds.
+    pub now: i64,
+    /// The entries of memory.
+    pub entries: BTreeMap<[u64; 2], MemoryEntry>,
+    /// For how many entries there is room; 0: for all.
+    pub room: u8,
+    /// The key of an entry that was evicted while it was in use, for who keeps the books.
+    pub evicted: Option<u64>,
+    /// The number of the definition.
+    pub defined: u8,
+    /// By session, what its transaction defines.
+    pub defining: Vec<Option<u8>>,
+    /// The keys that are blocked.
+    pub blocked: Vec<u8>,
+    /// By session, the key that its transaction blocks.
+    pub blocking: Vec<Option<u8>>,
+    /// Transactions that have ended, and for whose end somebody waits.
+    pub awaited: Vec<Xid>,
+    /// What is wrong, on purpose.
+    pub flaw: Option<Flaw>,
+}
+
+impl Database {
+    /// A database of so many sessions, each in a transaction.
+    pub fn new(sessions: usize) -> Database {
+        let mut database = Database {
+            open: vec![Vec::new(); sessions],
+            held: vec![Vec::new(); sessions],
+            drawn: vec![0; sessions],
+            defining: vec![None; sessions],
+            blocking: vec![None; sessions],
+            ..Database::default()
+        };
+        (0..sessions).for_each(|session| database.begin(session));
+        database
+    }
+
+    /// Whether it has this flaw.
+    pub fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+}

@@ -1,0 +1,125 @@
+//! Which versions a session sees, and whom it waits for.
+
+use super::{Database, Flaw, Found, Place, Status, Step, Tid, Version, Xid};
+
+/// A wait for another session.
+pub struct Blocked;
+
+impl Database {
+    /// What became of a transaction; of a subtransaction, with its parents.
+    pub fn status(&self, mut xid: Xid) -> Status {
+        loop {
+            match self.transactions.get(&xid) {
+                None | Some((None, Status::Committed)) => return Status::Committed,
+                Some((_, Status::Aborted)) => return Status::Aborted,
+                Some((_, Status::Running)) => return Status::Running,
+                Some((Some(parent), Status::Committed)) => xid = *parent,
+            }
+        }
+    }
+
+    /// Whether a transaction in progress is the session's.
+    pub fn is_own(&self, session: usize, xid: Xid) -> bool {
+        usize::from(xid.session) == session && self.status(xid) == Status::Running
+    }
+
+    /// Whether a transaction in progress is another session's.
+    pub fn is_others(&self, session: usize, xid: Xid) -> bool {
+        usize::from(xid.session) != session && self.status(xid) == Status::Running
+    }
+
+    /// Whether another session has locked or replaced a version.
+    pub fn has_holder(&self, session: usize, version: &Version) -> bool {
+        version.lockers.iter().any(|&xid| self.is_others(session, xid))
+            || version.xmax.is_some_and(|(xid, _)| self.is_others(session, xid))
+    }
+
+    /// Whether a version is visible under the latest state, with the session's own writes.
+    pub fn is_visible(&self, session: usize, version: &Version) -> bool {
+        let counts = |xid: Xid| {
+            self.is_own(session, xid)
+                || self.status(xid) == Status::Committed
+                || self.has(Flaw::DirtyRead) && self.status(xid) == Status::Running
+        };
+        let is_replaced = version.xmax.is_some_and(|(xid, _)| counts(xid));
+        !version.is_speculative && counts(version.xmin) && !is_replaced
+    }
+
+    /// What a session finds of a version.
+    pub fn found(&self, session: usize, tid: Tid, version: &Version) -> Found {
+        (tid, !self.has_holder(session, version), version.content.clone())
+    }
+
+    /// The last version of a row from `tid` on, and whether it is another one; `None`: it is deleted, or replaced by
+    /// the session itself.
+    pub fn follow(&self, session: usize, mut tid: Tid) -> Result<Option<(Tid, bool)>, Blocked> {
+        let mut is_other = false;
+        loop {
+            let version = &self.versions[&tid];
+            if self.has_holder(session, version) {
+                return Err(Blocked);
+            }
+            match version.xmax {
+                Some((xid, next)) if self.status(xid) == Status::Committed => match next {
+                    Some(next) => (tid, is_other) = (next, true),
+                    None => return Ok(None),
+                },
+                Some((xid, _)) if self.is_own(session, xid) => return Ok(None),
+                _ => return Ok(Some((tid, is_other))),
+            }
+        }
+    }
+
+    /// Whether a version was replaced or deleted, or is being so.
+    pub fn is_replaced(&self, tid: Tid) -> bool {
+        self.versions[&tid].xmax.is_some_and(|(xid, _)| self.status(xid) != Status::Aborted)
+    }
+
+    /// A tuple id that is free.
+    pub fn new_tid(&self, session: usize) -> Tid {
+        let free = |number: &u16| !self.versions.contains_key(&(session as u32, *number));
+        (session as u32, (0..).find(free).unwrap_or(0))
+    }
+
+    /// Whether a step would not wait.
+    pub fn is_enabled(&self, session: usize, step: &Step) -> bool {
+        match step {
+            &Step::Lock(tid, _) => self.follow(session, tid).is_ok(),
+            Step::Update(..) if self.has(Flaw::LostUpdate) => true,
+            &(Step::Update(tid, _) | Step::Delete(tid) | Step::Rename(tid, _)) => {
+                !self.has_holder(session, &self.versions[&tid])
+            }
+            &Step::TryLock(tid) if self.has(Flaw::TryLockWaits) => {
+                !self.has_holder(session, &self.versions[&tid])
+            }
+            &Step::WaitForEnd(xid) => self.status(xid) != Status::Running,
+            Step::WaitForInsert(tid) => {
+                !self.versions.get(tid).is_some_and(|version| version.is_speculative)
+            }
+            _ => true,
+        }
+    }
+
+    /// The rows that a session has locked or written.
+    pub fn locked(&self, session: usize) -> Vec<Place> {
+        let is_locked = |version: &&Version| {
+            let own = |xid: Xid| self.is_own(session, xid);
+            version.lockers.iter().any(|&xid| own(xid))
+                || own(version.xmin)
+                || version.xmax.is_some_and(|(xid, _)| own(xid))
+        };
+        let mut places: Vec<Place> =
+            self.versions.values().filter(is_locked).map(|version| version.place).collect();
+        places.sort();
+        places.dedup();
+        places
+    }
+
+    /// The committed rows of a key, with their shard numbers.
+    pub fn committed(&self, key: u8) -> Vec<(i32, &Version)> {
+        let nobody = usize::from(u8::MAX);
+        let rows = self.versions.values().filter(|version| version.place.key == key);
+        let visible = rows.filter(|version| self.is_visible(nobody, version));
+        visible.map(|version| (version.place.shard, version)).collect()
+    }
+}

@@ -1,0 +1,382 @@
+//! What must hold: of each answer, of each end of a transaction, at every instant, and at the end.
+
+use ratelimit_core::config::Definition;
+use ratelimit_core::{Micros, State};
+
+use crate::content::Total;
+use crate::oracle::{self, Change, Effect};
+use crate::postgres::Status;
+use crate::statement::{Answered, DEFINED, KEYS, Outcome, Statement};
+use crate::world::{Scenario, World, Wrong};
+
+/// How many tokens may be missing or too many where shards divide them.
+const TOLERANCE: f64 = 1e-5;
+
+impl World {
+    /// Notes that something is wrong.
+    fn is_wrong(&mut self, wrong: Wrong) {
+        if !self.wrong.contains(&wrong) {
+            self.wrong.push(wrong);
+        }
+    }
+
+    /// Whether every session has ended its program.
+    pub fn has_ended(&self) -> bool {
+        self.sessions.iter().all(|session| session.pending.is_none())
+    }
+}
+
+impl Scenario {
+    /// The definition that a statement uses for a key.
+    fn limit(&self, statement: &Statement, key: u8) -> &Definition {
+        let number = statement.limit(key).filter(|&number| number != DEFINED).unwrap_or(0);
+        &self.setting.limits[usize::from(number)]
+    }
+
+    /// Whether the limit is in memory, where a change counts at once and no rollback takes it back.
+    fn is_in_memory(&self) -> bool {
+        self.setting.limits.iter().all(|limit| ratelimit_limiter::target::has_no_rows(limit))
+    }
+
+    /// Judges what came of a statement, and notes what it changed.
+    pub fn settle(
+        &self,
+        world: &mut World,
+        session: usize,
+        statement: &Statement,
+        outcome: Outcome,
+    ) {
+        let effect = |world: &World, key: u8, now: i64, change: Change| {
+            let xid = world.database.xid(session);
+            Effect { xid, key, now, change }
+        };
+        let now = world.database.now;
+        match (statement, outcome) {
+            (_, Outcome::Failed(_)) => world.is_wrong(Wrong::Failed),
+            (Statement::Check(key, ..), Outcome::Answered(answers)) => {
+                self.judge_check(world, session, statement, *key, &answers[0]);
+            }
+            (_, Outcome::Answered(answers)) if answers[0].ok => {
+                self.judge_admitted(world, session, statement, &answers);
+            }
+            (_, Outcome::Answered(answers)) => {
+                self.judge_denied(world, session, statement, &answers)
+            }
+            (&Statement::Credit(key, count, _), Outcome::Credited(at)) => {
+                // What is full already is answered from a read.
+                let is_locked = world.database.locked(session).iter().any(|place| place.key == key);
+                if is_locked || self.is_in_memory() {
+                    let credit = effect(world, key, at.0, Change::Credit(count));
+                    self.change(world, session, credit);
+                }
+            }
+            (&Statement::Reset(key, _), Outcome::Reset(true)) => {
+                let reset = effect(world, key, now, Change::Reset);
+                self.change(world, session, reset);
+            }
+            (Statement::ResetAll(_), Outcome::Reset(true)) => {
+                for key in 0..KEYS.len() as u8 {
+                    let reset = effect(world, key, now, Change::Reset);
+                    self.change(world, session, reset);
+                }
+            }
+            (&Statement::Rename(from, to), Outcome::Renamed(true)) => {
+                let states = self.instant(world, session).states;
+                world.sessions[session].renamed =
+                    Some((from, to, states[usize::from(from)].clone()));
+            }
+            (
+                &Statement::Extend(key, _) | &Statement::Release(key, _),
+                Outcome::Settled(id, settled),
+            ) => {
+                self.judge_settled(world, session, statement, (key, id, settled));
+            }
+            _ => {}
+        }
+        let at = &mut world.sessions[session];
+        at.statement += 1;
+        at.log.clear();
+        at.seen.clear();
+        at.locked.clear();
+    }
+
+    /// Notes a change: in memory it counts at once.
+    fn change(&self, world: &mut World, session: usize, effect: Effect) {
+        if !self.is_in_memory() {
+            world.sessions[session].effects.push(effect);
+            return;
+        }
+        let state = &mut world.committed[usize::from(effect.key)];
+        match self.after(state.as_ref(), &effect) {
+            Some(after) => *state = Some(after),
+            None => world.is_wrong(Wrong::Unexplained),
+        }
+    }
+
+    /// An admitted call: the state that the session sees explains it, since it has the rows.
+    fn judge_admitted(
+        &self,
+        world: &mut World,
+        session: usize,
+        statement: &Statement,
+        answers: &[Answered],
+    ) {
+        world.admitted = true;
+        let reserve = matches!(statement, Statement::Reserve(..));
+        let blocked =
+            |key: u8| world.sessions[session].seen.iter().all(|at| at.blocked.contains(&key));
+        if answers.iter().any(|answer| blocked(answer.key))
+            && !world.sessions[session].seen.is_empty()
+        {
+            world.is_wrong(Wrong::Unexplained);
+        }
+        for answer in answers {
+            let states = self.instant(world, session).states;
+            let state = states[usize::from(answer.key)].as_ref();
+            let limit = self.limit(statement, answer.key);
+            if self.is_exact() && !oracle::explains(limit, state, answer, reserve) {
+                world.is_wrong(Wrong::Unexplained);
+            }
+            let change = match answer.lease {
+                Some(id) => Change::Acquire(id),
+                None => Change::Take(answer.count, reserve, oracle::millionths(answer.remaining)),
+            };
+            if let Some(id) = answer.lease {
+                let is_given = |session: &crate::world::Session| session.leases.contains(&id);
+                if world.sessions.iter().any(is_given) {
+                    world.is_wrong(Wrong::LeaseTwice);
+                }
+                world.sessions[session].leases.push(id);
+            }
+            let xid = world.database.xid(session);
+            self.change(world, session, Effect { xid, key: answer.key, now: answer.now.0, change });
+        }
+    }
+
+    /// A denied call: right at some instant since it was invoked, and it holds no lock that it did not hold then.
+    fn judge_denied(
+        &self,
+        world: &mut World,
+        session: usize,
+        statement: &Statement,
+        answers: &[Answered],
+    ) {
+        world.denied = true;
+        let at = &world.sessions[session];
+        let reserve = matches!(statement, Statement::Reserve(..));
+        let (exact, single) = (self.is_exact(), answers.len() == 1);
+        let is_right = at.seen.iter().any(|instant| {
+            answers.iter().any(|answer| {
+                let state = instant.states[usize::from(answer.key)].as_ref();
+                let limit = self.limit(statement, answer.key);
+                if answer.is_blocked {
+                    return instant.blocked.contains(&answer.key);
+                }
+                match exact && single {
+                    true => oracle::explains(limit, state, answer, reserve),
+                    false => oracle::denies(limit, state, answer, reserve),
+                }
+            })
+        });
+        // Rows that it can't wait for: the documents say that it is retried at once.
+        if !is_right && !answers.iter().any(|answer| answer.at_once) {
+            world.is_wrong(Wrong::DenialWrong);
+        }
+        let kept = world
+            .database
+            .locked(session)
+            .iter()
+            .any(|place| !world.sessions[session].locked.contains(place));
+        if kept {
+            world.is_wrong(Wrong::LockKept);
+        }
+    }
+
+    fn judge_check(
+        &self,
+        world: &mut World,
+        session: usize,
+        statement: &Statement,
+        key: u8,
+        answer: &Answered,
+    ) {
+        let limit = self.limit(statement, key);
+        let is_right = |instant: &crate::world::Instant| {
+            let mut after = answer.clone();
+            // A check answers what is left before.
+            after.remaining -= if answer.ok { f64::from(answer.count) } else { 0.0 };
+            let is_blocked = instant.blocked.contains(&key);
+            is_blocked == answer.is_blocked
+                && (is_blocked
+                    || oracle::explains(
+                        limit,
+                        instant.states[usize::from(key)].as_ref(),
+                        &after,
+                        false,
+                    ))
+        };
+        if self.is_exact() && !world.sessions[session].seen.iter().any(is_right) {
+            world.is_wrong(Wrong::Unexplained);
+        }
+        if world.database.locked(session) != world.sessions[session].locked {
+            world.is_wrong(Wrong::LockKept);
+        }
+    }
+
+    /// A lease that was extended or released was live at some instant, and one that was not there was not.
+    fn judge_settled(
+        &self,
+        world: &mut World,
+        session: usize,
+        statement: &Statement,
+        (key, id, settled): (u8, i64, Option<Micros>),
+    ) {
+        let at = &world.sessions[session];
+        let lives = |instant: &crate::world::Instant| {
+            oracle::has_lease(instant.states[usize::from(key)].as_ref(), id, Micros(instant.now))
+        };
+        let is_released = matches!(statement, Statement::Release(..));
+        let is_right = at.seen.iter().any(|instant| lives(instant) == settled.is_some());
+        if !is_right {
+            world.is_wrong(Wrong::Unexplained);
+        }
+        if is_released {
+            world.sessions[session].leases.retain(|&lease| lease != id);
+        }
+        if let Some(until) = settled {
+            let change =
+                if is_released { Change::Release(id) } else { Change::Extend(id, until.0) };
+            let (xid, now) = (world.database.xid(session), world.database.now);
+            self.change(world, session, Effect { xid, key, now, change });
+        }
+    }
+
+    /// Ends a session's transaction in the books: what it changed counts now, and is explained by what is committed.
+    pub fn end(&self, world: &mut World, session: usize, commits: bool) {
+        let effects = std::mem::take(&mut world.sessions[session].effects);
+        let renamed = world.sessions[session].renamed.take();
+        for effect in effects.iter().filter(|_| commits) {
+            let state = &mut world.committed[usize::from(effect.key)];
+            match self.after(state.as_ref(), effect) {
+                Some(after) => *state = Some(after),
+                None => world.is_wrong(Wrong::Unexplained),
+            }
+        }
+        if let Some((from, to, state)) = renamed.filter(|_| commits) {
+            world.committed[usize::from(to)] = state;
+            world.committed[usize::from(from)] = None;
+        }
+        let at = &mut world.sessions[session];
+        (at.transaction, at.statement, at.savepoint) = (at.transaction + 1, 0, None);
+        at.log.clear();
+        at.seen.clear();
+        at.locked.clear();
+    }
+
+    /// Forgets what a subtransaction changed that was rolled back.
+    pub fn forget_rolled_back(&self, world: &mut World, session: usize) {
+        let database = &world.database;
+        let is_open = |effect: &Effect| {
+            database.open[session].contains(&effect.xid)
+                && database.status(effect.xid) != Status::Aborted
+        };
+        // The subtransaction of the savepoint began anew, without effects.
+        let fresh = database.xid(session);
+        world.sessions[session].effects.retain(|effect| is_open(effect) && effect.xid != fresh);
+    }
+
+    /// Checks what must hold at every instant, and at the end.
+    pub fn check(&self, world: &mut World) {
+        for key in 0..KEYS.len() as u8 {
+            self.check_key(world, key);
+            if world.has_ended() {
+                self.check_end(world, key);
+            }
+        }
+        let waits = |(session, at): (usize, &crate::world::Session)| {
+            at.pending.as_ref().map(|step| !world.database.is_enabled(session, step))
+        };
+        let waits: Vec<bool> = world.sessions.iter().enumerate().filter_map(waits).collect();
+        if !self.may_deadlock && !waits.is_empty() && waits.iter().all(|waits| *waits) {
+            world.is_wrong(Wrong::Deadlock);
+        }
+    }
+
+    /// No more is admitted than the limit has, whichever of the transactions in progress commit.
+    fn check_key(&self, world: &mut World, key: u8) {
+        let limit = &self.setting.limits[0];
+        let of = |session: &crate::world::Session| -> Vec<Effect> {
+            session.effects.iter().filter(|effect| effect.key == key).cloned().collect()
+        };
+        let in_progress: Vec<Vec<Effect>> =
+            world.sessions.iter().map(of).filter(|effects| !effects.is_empty()).collect();
+        if self.is_exact() {
+            if in_progress.len() > 1 {
+                world.is_wrong(Wrong::TwoHolders);
+            }
+            return;
+        }
+        let gives = |effect: &Effect| !matches!(effect.change, Change::Take(..));
+        for (own, effects) in in_progress.iter().enumerate() {
+            let others = || {
+                in_progress
+                    .iter()
+                    .enumerate()
+                    .filter(|&(other, _)| other != own)
+                    .flat_map(|(_, effects)| effects)
+            };
+            if others().any(gives) {
+                continue;
+            }
+            let mut state = world.committed[usize::from(key)].clone();
+            for effect in effects.iter().chain(others()) {
+                state = oracle::sums(limit, state.as_ref(), effect).or(state);
+            }
+            let now = Micros(world.database.now);
+            if oracle::left(limit, key, state.as_ref(), now) < -self.debt - TOLERANCE {
+                world.is_wrong(Wrong::OverAdmitted);
+            }
+        }
+    }
+
+    /// What is committed in the end is what was answered.
+    fn check_end(&self, world: &mut World, key: u8) {
+        let limit = &self.setting.limits[0];
+        let now = Micros(world.database.now);
+        let rows = world.database.committed(key);
+        let shards: std::collections::BTreeSet<i32> =
+            rows.iter().map(|(shard, _)| *shard).collect();
+        let has_two = shards.len() < rows.len();
+        let is = match self.is_in_memory() {
+            true => oracle::left(limit, key, self.stored_entry(world, key).as_ref(), now),
+            false => oracle::left_in_rows(limit, key, &rows, now),
+        };
+        let should = oracle::left(limit, key, world.committed[usize::from(key)].as_ref(), now);
+        // Shards refill one by one, up to their own capacities.
+        let is_refilled = !self.is_exact() && !self.clock.is_empty();
+        if has_two {
+            world.is_wrong(Wrong::TwoRows);
+        }
+        if is > should + TOLERANCE && !is_refilled {
+            world.is_wrong(Wrong::TakeLost);
+        }
+        if is < should - TOLERANCE && !is_refilled {
+            world.is_wrong(Wrong::TokensLost);
+        }
+    }
+
+    /// What memory holds of a key.
+    fn stored_entry(&self, world: &World, key: u8) -> Option<Total> {
+        use ratelimit_core::algorithm::Leases;
+        use ratelimit_core::table::Kept;
+        let of_key = world.database.entries.iter().filter(|(id, _)| id[0] == u64::from(key));
+        let mut leases = Leases { leases: Vec::new(), ts: Micros(0) };
+        for (_, entry) in of_key {
+            match entry.content.0 {
+                Kept::Slot { lease, .. } => leases.leases.push(lease),
+                kept => return kept.state().map(Total),
+            }
+        }
+        (!leases.leases.is_empty()).then_some(Total(State::Leases(leases)))
+    }
+}

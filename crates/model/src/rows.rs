@@ -1,0 +1,173 @@
+//! The rows of the table, each of their functions in steps.
+
+use ratelimit_limiter::error::Result;
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+
+use crate::content::Content;
+use crate::postgres::{Flaw, Found, Place, Reply, Step, Tid};
+use crate::run::{Access, Run};
+use crate::statement::{KEYS, NAME, key_number};
+
+/// The place of a row.
+fn place(id: RowId) -> Place {
+    Place { key: key_number(id.key), shard: id.shard }
+}
+
+/// A row that was found.
+fn row((tid, unlocked, Content(stored)): Found) -> Row {
+    Row { stored, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
+}
+
+/// The version of a row, which every row here has.
+fn tid(tuple: TupleId) -> Tid {
+    tuple.tid.unwrap_or_default()
+}
+
+impl Run<'_> {
+    fn found(&self, step: Step) -> Option<Row> {
+        let reply = self.step(step);
+        let Reply::Row(found) = reply else { unreachable!("{reply:?}") };
+        found.map(row)
+    }
+
+    fn rows(&self, step: Step) -> Vec<(Place, Row)> {
+        let reply = self.step(step);
+        let Reply::Rows(rows) = reply else { unreachable!("{reply:?}") };
+        rows.into_iter().map(|(place, found)| (place, row(found))).collect()
+    }
+
+    fn was(&self, reply: Reply) -> bool {
+        let Reply::Was(done) = reply else { unreachable!("{reply:?}") };
+        done
+    }
+
+    /// Locks the newest version, or without `wait` the one that is found.
+    fn lock_newest(&self, id: RowId, wait: bool) -> Option<Row> {
+        let seen = self.found(Step::Read(place(id)))?;
+        let tid = tid(seen.tuple);
+        let mut locked = self.found(match (wait, self.setting.access) {
+            (true, _) => Step::Lock(tid, place(id)),
+            (false, Access::Heap) => Step::TryLock(tid),
+            (false, Access::Sql) => Step::TryLockNewest(tid, place(id)),
+        })?;
+        if self.has(Flaw::DecidedBeforeWait) {
+            locked.stored = seen.stored;
+        }
+        Some(locked)
+    }
+
+    fn lock_seen(&self, seen: &Row) -> bool {
+        seen.tuple.unlocked && self.found(Step::TryLock(tid(seen.tuple))).is_some()
+    }
+
+    /// Waits for whoever is inserting or deleting a row.
+    fn wait_for_inserter(&self, id: RowId) {
+        let reply = self.step(Step::FindInserter(place(id)));
+        let Reply::Inserter(found) = reply else { unreachable!("{reply:?}") };
+        match found {
+            Some((_, Some(tid))) => drop(self.step(Step::WaitForInsert(tid))),
+            Some((xid, None)) => drop(self.step(Step::WaitForEnd(xid))),
+            None => {}
+        }
+    }
+}
+
+impl RowStore for Run<'_> {
+    fn read(&self, id: RowId) -> Result<Option<Row>> {
+        Ok(self.found(Step::Read(place(id))))
+    }
+
+    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
+        if self.setting.access == Access::Sql {
+            let mut rows = self.read_key(name, key)?;
+            rows.retain(|(shard, _)| shards.contains(shard));
+            return Ok(rows);
+        }
+        let find = |&shard: &i32| {
+            let found = self.found(Step::Read(place(RowId { name, key, shard })))?;
+            Some((shard, found))
+        };
+        Ok(shards.iter().filter_map(find).collect())
+    }
+
+    fn read_key(&self, _: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
+        let rows = self.rows(Step::ReadKey(key_number(key))).into_iter();
+        Ok(rows.map(|(place, row)| (place.shard, row)).collect())
+    }
+
+    fn read_after(&self, after: (&[u8], &[u8]), _: bool, rows: i64) -> Result<Vec<KeyedRow>> {
+        let row = |(place, row): (Place, Row)| {
+            let key = KEYS[usize::from(place.key)].to_vec();
+            KeyedRow { name: NAME.to_vec(), key, row: (place.shard, row) }
+        };
+        let found = self.rows(Step::ReadAll).into_iter().map(row);
+        let wanted = found.filter(|row| (&row.name[..], &row.key[..]) > after);
+        Ok(wanted.take(rows as usize).collect())
+    }
+
+    fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        Ok(None)
+    }
+
+    fn lock(&self, id: RowId) -> Result<Option<Row>> {
+        Ok(self.lock_newest(id, true))
+    }
+
+    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
+        Ok(self.lock_newest(id, false))
+    }
+
+    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        let reply = self.step(Step::Insert(place(id), Content(stored.clone())));
+        let Reply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };
+        self.step(Step::Confirm(tid, is_alone));
+        if !is_alone {
+            self.wait_for_inserter(id);
+        }
+        Ok(is_alone)
+    }
+
+    fn update(&self, _: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
+        let update = Step::Update(tid(locked), Content(stored.clone()));
+        // Of a row that is locked nobody sees it before the commit.
+        let done = self.was(self.at_once(update));
+        if done { Ok(()) } else { Err(self.not_written()) }
+    }
+
+    fn delete(&self, _: RowId, locked: TupleId) -> Result<()> {
+        let done = self.was(self.at_once(Step::Delete(tid(locked))));
+        if done { Ok(()) } else { Err(self.not_written()) }
+    }
+
+    fn held(&self, _: &[u8], key: &[u8]) -> Vec<i32> {
+        let reply = self.at_once(Step::Held(key_number(key)));
+        let Reply::Held(shards) = reply else { unreachable!("{reply:?}") };
+        shards
+    }
+
+    fn table(&self) -> u32 {
+        self.number()
+    }
+
+    fn replaces(&self) -> bool {
+        self.setting.access == Access::Heap
+    }
+
+    fn replace(&self, _: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
+        if self.setting.access == Access::Sql {
+            return Ok(false);
+        }
+        let update = Step::Update(tid(seen.tuple), Content(stored.clone()));
+        Ok(match wait {
+            true => self.was(self.step(update)),
+            false => self.lock_seen(seen) && self.was(self.at_once(update)),
+        })
+    }
+
+    fn remove(&self, _: RowId, seen: &Row) -> Result<bool> {
+        if self.setting.access == Access::Sql {
+            return Ok(false);
+        }
+        Ok(self.lock_seen(seen) && self.was(self.at_once(Step::Delete(tid(seen.tuple)))))
+    }
+}

@@ -1,0 +1,278 @@
+//! One statement of a session, run by replay: the limiter runs from the statement's beginning on the replies that the
+//! session has had; the first step without one is where it stands. It is unwound there, and runs again once the step
+//! has its reply.
+
+use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::rc::Rc;
+
+use ratelimit_core::Micros;
+use ratelimit_core::config::Definition;
+use ratelimit_limiter::error::Result;
+use ratelimit_limiter::ports::{
+    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, Interrupts, Known, Random,
+    RowAccess, RowStore, Subtransaction, Tally,
+};
+use ratelimit_limiter::target::{FOREVER, has_no_rows};
+
+use crate::postgres::{Database, Reply, Step};
+use crate::statement::{Outcome, Statement, key_number};
+
+/// Which store of the extension the rows are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// The heap's: a row is replaced in one step.
+    Heap,
+    /// The SQL store's: a row is locked first.
+    Sql,
+}
+
+/// What does not change while a scenario is explored.
+pub struct Setting {
+    /// The definitions, by their numbers.
+    pub limits: Vec<Definition>,
+    /// The store.
+    pub access: Access,
+    /// Whether the clock moves, so that reading it is a step.
+    pub clock_moves: bool,
+    /// Whether definitions or blocks change, so that reading them is a step.
+    pub definitions_change: bool,
+}
+
+/// A statement that runs.
+pub struct Run<'a> {
+    pub(crate) setting: &'a Setting,
+    session: usize,
+    number: u32,
+    statement: &'a Statement,
+    /// Whether a partition of the memory is locked.
+    pub(crate) is_locked: Cell<bool>,
+    inner: RefCell<Inner>,
+}
+
+struct Inner {
+    database: Database,
+    log: Vec<Reply>,
+    position: usize,
+    pending: Option<Step>,
+}
+
+/// Where a statement stands.
+pub struct Ran {
+    /// What sessions share, after the steps that wait for nobody.
+    pub database: Database,
+    /// The replies so far.
+    pub log: Vec<Reply>,
+    /// The step that is next, or else what came of the statement.
+    pub state: std::result::Result<Outcome, Step>,
+}
+
+thread_local! {
+    /// How many runs there were.
+    static RUNS: Cell<u32> = const { Cell::new(1) };
+}
+
+/// Unwinds a statement at a step that has no reply.
+struct Unreplied;
+
+/// Runs a statement up to its next step.
+pub fn run(
+    setting: &Setting,
+    database: Database,
+    session: usize,
+    statement: &Statement,
+    leases: &[i64],
+    log: Vec<Reply>,
+) -> Ran {
+    let number = RUNS.get();
+    RUNS.set(number.wrapping_add(1));
+    let inner = RefCell::new(Inner { database, log, position: 0, pending: None });
+    let is_locked = Cell::new(false);
+    let run = Run { setting, session, number, statement, is_locked, inner };
+    let outcome = catch_unwind(AssertUnwindSafe(|| statement.execute(&run, leases)));
+    let Inner { database, log, pending, .. } = run.inner.into_inner();
+    let state = match (outcome, pending) {
+        (Ok(outcome), _) => Ok(outcome),
+        (Err(_), Some(step)) => Err(step),
+        (Err(panic), None) => resume_unwind(panic),
+    };
+    Ran { database, log, state }
+}
+
+impl Run<'_> {
+    /// Takes a step, before which other sessions may take theirs.
+    pub fn step(&self, step: Step) -> Reply {
+        let mut inner = self.inner.borrow_mut();
+        if let Some(reply) = inner.log.get(inner.position).cloned() {
+            inner.position += 1;
+            return reply;
+        }
+        inner.pending = Some(step);
+        drop(inner);
+        resume_unwind(Box::new(Unreplied))
+    }
+
+    /// Takes a step that nobody can distinguish from the one before it.
+    pub fn at_once(&self, step: Step) -> Reply {
+        let mut inner = self.inner.borrow_mut();
+        let inner = &mut *inner;
+        if inner.position == inner.log.len() {
+            let reply = inner.database.execute(self.session, &step, 0);
+            inner.log.push(reply);
+        }
+        inner.position += 1;
+        inner.log[inner.position - 1].clone()
+    }
+
+    /// Takes a step, at once unless `matters`.
+    fn step_if(&self, matters: bool, step: Step) -> Reply {
+        if matters { self.step(step) } else { self.at_once(step) }
+    }
+
+    /// Whether the database has a flaw.
+    pub fn has(&self, flaw: crate::postgres::Flaw) -> bool {
+        self.inner.borrow().database.has(flaw)
+    }
+
+    /// What is known of a key: the definition's number, and whether it is blocked.
+    fn look_up(&self, key: &[u8]) -> (Rc<Definition>, bool) {
+        let step = Step::Known(key_number(key));
+        let reply = self.step_if(self.setting.definitions_change, step);
+        let Reply::Known(defined, blocked) = reply else { unreachable!("{reply:?}") };
+        let number = self.statement.limit(key_number(key)).unwrap_or(defined);
+        (Rc::new(self.setting.limits[usize::from(number)].clone()), blocked)
+    }
+}
+
+impl Clock for Run<'_> {
+    fn now(&self) -> Micros {
+        let is_step = self.setting.clock_moves && !self.is_locked.get();
+        let reply = self.step_if(is_step, Step::Clock);
+        let Reply::Instant(now) = reply else { unreachable!("{reply:?}") };
+        Micros(now)
+    }
+}
+
+impl Interrupts for Run<'_> {
+    fn check_for_interrupts(&self) {}
+
+    fn each_page<T: 'static>(&self, mut page: impl FnMut() -> Option<T>) -> T {
+        loop {
+            if let Some(result) = page() {
+                return result;
+            }
+        }
+    }
+}
+
+impl Random for Run<'_> {
+    fn unguessable(&self) -> Result<u64> {
+        let reply = self.at_once(Step::Draw);
+        let Reply::Number(number) = reply else { unreachable!("{reply:?}") };
+        // Lease ids are made of the bits from the twelfth on.
+        Ok((1 + 16 * self.session as u64 + u64::from(number)) << 12)
+    }
+
+    fn below(&self, end: usize) -> usize {
+        if end == 1 {
+            return 0;
+        }
+        let reply = self.step(Step::Choose(end as u8));
+        let Reply::Number(number) = reply else { unreachable!("{reply:?}") };
+        usize::from(number)
+    }
+}
+
+impl Subtransaction for Run<'_> {
+    fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
+        self.at_once(Step::BeginSub);
+        let result = work();
+        if matches!(result, Ok(Some(_))) {
+            self.at_once(Step::ReleaseSub);
+        } else {
+            self.step(Step::RollbackSub);
+        }
+        result
+    }
+}
+
+impl Encoding for Run<'_> {
+    fn utf8(bytes: &[u8]) -> Cow<'_, str> {
+        String::from_utf8_lossy(bytes)
+    }
+}
+
+impl Definitions for Run<'_> {
+    fn known(&self, _: &[u8], key: &[u8]) -> Result<Known> {
+        let (limit, blocked) = self.look_up(key);
+        // A block is one without an end here.
+        let blocked_until = blocked.then_some(FOREVER);
+        Ok(Known { limit: Some(limit), blocked_until })
+    }
+
+    fn defined(&self, _: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
+        Ok(Some(self.look_up(key).0))
+    }
+
+    fn may_be_in_table(&self, _: &[u8]) -> Result<bool> {
+        Ok(!self.setting.limits.iter().all(has_no_rows))
+    }
+
+    fn may_define(&self) -> bool {
+        true
+    }
+
+    fn blocks_in_force(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<BlockInForce>> {
+        Ok(Vec::new())
+    }
+
+    fn prune_blocks(&self, _: i64) -> Result<i64> {
+        Ok(0)
+    }
+}
+
+impl Tally for Run<'_> {
+    type Place = ();
+
+    fn place(&self, _: &[u8], _: &[u8]) -> Result<Option<()>> {
+        Ok(None)
+    }
+
+    fn count(&self, _: Option<()>, _: Counted) {}
+}
+
+impl Host for Run<'_> {
+    type Entries = Self;
+
+    fn with_rows<T>(
+        &self,
+        _: RowAccess,
+        work: impl FnOnce(&dyn RowStore) -> Result<T>,
+    ) -> Result<T> {
+        work(self)
+    }
+
+    fn entries(&self) -> Result<&Self> {
+        Ok(self)
+    }
+
+    fn entries_if_any(&self) -> Result<Option<&Self>> {
+        Ok(self.setting.limits.iter().any(has_no_rows).then_some(self))
+    }
+
+    fn entry_of(&self, (): ()) -> Id {
+        unreachable!("nothing is counted")
+    }
+
+    fn refuse_read_only(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Run<'_> {
+    /// A number that no other run has: where the last batch of `prune` ended, as of another table, is so forgotten.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+}

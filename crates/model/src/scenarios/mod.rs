@@ -1,0 +1,41 @@
+//! The programs that are explored. Their names are what the sessions do; see [`programs`](crate::statement::programs).
+
+mod leases;
+mod memory;
+mod several;
+mod shards;
+mod single;
+
+use std::sync::Arc;
+
+use crate::world::Scenario;
+
+/// A bucket of so many tokens with so many shards, which refills in a time that does not count.
+fn bucket(capacity: u32, shards: u32) -> String {
+    format!(
+        r#"{{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": {capacity}, "shards": {shards}}}"#
+    )
+}
+
+/// A scenario of a bucket of so many tokens; definition 0 has one row, 1 two shards and 2 three.
+fn of_bucket(capacity: u32, text: &str) -> Scenario {
+    let limits = [1, 2, 3].map(|shards| bucket(capacity, shards));
+    // What no call uses would make the answers of single rows less exact.
+    let used = if text.contains('@') { &limits[..] } else { &limits[..1] };
+    Scenario::new(text, &used.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// A group of scenarios with its name.
+pub type Group = (&'static str, Vec<Arc<Scenario>>);
+
+/// The groups: with `long`, also what takes minutes.
+pub fn groups(long: bool) -> Vec<Group> {
+    let groups = [
+        ("single", single::all(long)),
+        ("shards", shards::all(long)),
+        ("several", several::all(long)),
+        ("leases", leases::all(long)),
+        ("memory", memory::all(long)),
+    ];
+    groups.into_iter().map(|(name, all)| (name, all.into_iter().map(Arc::new).collect())).collect()
+}

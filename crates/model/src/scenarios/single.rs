@@ -1,0 +1,99 @@
+//! Limits in one row.
+
+use super::{bucket, of_bucket};
+use crate::world::Scenario;
+
+/// A bucket of three tokens that refills one a second.
+const A_SECOND: &str =
+    r#"{"kind": "token bucket", "rate": 1, "period": "1 second", "capacity": 3}"#;
+/// A window of three tokens a second.
+const WINDOW: &str = r#"{"kind": "fixed window", "rate": 3, "period": "1 second"}"#;
+/// Three tokens in the second before a call.
+const LOG: &str = r#"{"kind": "sliding log", "rate": 3, "period": "1 second"}"#;
+/// Two windows, of which the earlier counts in part.
+const SLIDING: &str = r#"{"kind": "sliding window", "rate": 3, "period": "1 second"}"#;
+/// A bucket into whose debt reservations go.
+const RESERVED: &str = r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 3, "maxReserved": 2}"#;
+
+const SECOND: i64 = 1_000_000;
+const SAVEPOINT: &str = "take a 1; savepoint; take a 2; rollback_to; take a 1";
+
+/// All of them.
+pub fn all(long: bool) -> Vec<Scenario> {
+    let fresh = |text: &str| of_bucket(3, text);
+    let full = |text: &str| of_bucket(3, text).row(0, 3.0);
+    let both = |text: &str| full(text).row(1, 3.0);
+    let mut all = vec![
+        fresh("take a 2 | take a 2"),
+        full("take a 2; commit; take a 1 | take a 1; commit; take a 2"),
+        fresh(&format!("{SAVEPOINT} | take a 2; rollback; take a 1")),
+        fresh(&format!("{SAVEPOINT} | {SAVEPOINT}")),
+        full(&format!("{SAVEPOINT} | {SAVEPOINT}")),
+        fresh("reset a; commit; take a 2 | take a 2; commit; take a 1"),
+        fresh("take a 2; reset a; take a 3; rollback; take a 1 | take a 2; commit; take a 1"),
+        fresh("take a 2 | take a 2 | take a 1"),
+        full("take a 2; commit; take a 1 | take a 2; rollback; take a 1 | take a 2"),
+        full("take a 2 | credit a 1; commit; take a 2 | take a 2"),
+        full("take a 3; commit; check a 1 | credit a 2; rollback | take a 1"),
+        full("check a 1; check a 3 | take a 3; rollback; take a 1"),
+        fresh("take a 2; take b 2 | take a 2; take b 2"),
+        Scenario { may_deadlock: true, ..both("take a 1; take b 1 | take b 1; take a 1") },
+        full("take a 1 | rename a; commit; take a 1"),
+        full("reset_all | take a 2; commit; take a 2"),
+        full("reset_all | take a 2; rollback | take a 2"),
+        full("take a 2 | prune; commit; take a 3 | take a 2"),
+        full("prune | take a 1; commit; prune | take a 2; rollback"),
+        fresh("take a 2 | take a 2; rollback | take a 1").crashing(),
+        full("take a 2; commit; take a 1 | take a 2; rollback; take a 1").crashing(),
+        full("block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined"),
+        full("block a; rollback | take a 1; check a 1"),
+    ];
+    let debt = |text: &str| Scenario { debt: 2.0, ..Scenario::new(text, &[RESERVED]).row(0, 3.0) };
+    all.extend([
+        debt("reserve a 4 | take a 2; commit; reserve a 2"),
+        debt("reserve a 3; reserve a 2; rollback | reserve a 4 | take a 1"),
+    ]);
+    let kinds = [("bucket", A_SECOND), ("window", WINDOW), ("log", LOG), ("two windows", SLIDING)];
+    for (kind, limit) in kinds {
+        let of = |text: &str| {
+            let name = format!("{text} ({kind}, clock)");
+            Scenario { name, ..Scenario::new(text, &[limit]) }
+        };
+        all.extend([
+            of("take a 2 | take a 2; commit; take a 1").clock(&[SECOND, SECOND]),
+            of("take a 2; rollback; take a 1 | take a 2").clock(&[SECOND, -2 * SECOND]),
+            of("take a 3; commit; check a 1 | take a 1").clock(&[-SECOND, 2 * SECOND]),
+        ]);
+    }
+    all.push(
+        Scenario::new("take a 2; commit; prune | take a 2 | prune", &[A_SECOND])
+            .clock(&[3 * SECOND]),
+    );
+    let sql: Vec<Scenario> = [
+        fresh("take a 2 | take a 2"),
+        full("take a 2; commit; take a 1 | take a 1; commit; take a 2"),
+        full(&format!("{SAVEPOINT} | {SAVEPOINT}")),
+        fresh("take a 2 | take a 2 | take a 1"),
+        full("take a 2 | take a 2 | take a 1"),
+        full("take a 2 | credit a 1; commit; take a 2 | take a 2"),
+        full("take a 1 | rename a; commit; take a 1"),
+        full("reset_all | take a 2; commit; take a 2"),
+        Scenario::new("take a 2; rollback; take a 1 | take a 2", &[A_SECOND])
+            .clock(&[SECOND, -2 * SECOND]),
+    ]
+    .into_iter()
+    .map(Scenario::through_sql)
+    .collect();
+    all.extend(sql);
+    if long {
+        let four = bucket(3, 1);
+        all.extend([
+            Scenario::new("take a 2 | take a 2 | take a 1 | take a 1; rollback", &[&four])
+                .row(0, 3.0),
+            Scenario::new("take a 1 | take a 2; rollback | take a 1 | reset a", &[&four]),
+            Scenario::new("take a 2 | take a 2; commit; take a 1 | take a 1", &[A_SECOND])
+                .clock(&[SECOND, SECOND]),
+        ]);
+    }
+    all
+}

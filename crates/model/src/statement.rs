@@ -1,0 +1,311 @@
+//! What a session does: a call, or the beginning or end of what it does together.
+
+use ratelimit_core::Micros;
+use ratelimit_limiter::all::{self, RequestOutcome};
+use ratelimit_limiter::error::Result;
+use ratelimit_limiter::leases::{self, Fate};
+
+use ratelimit_limiter::request::{Answer, Request};
+use ratelimit_limiter::{one, prune};
+
+use crate::postgres::{Reply, Step};
+use crate::run::Run;
+
+/// The limit's name.
+pub const NAME: &[u8] = b"n";
+
+/// The keys.
+pub const KEYS: [&[u8]; 2] = [b"a", b"b"];
+
+/// The number of a key.
+pub fn key_number(key: &[u8]) -> u8 {
+    key.first().map_or(0, |letter| letter - b'a')
+}
+
+/// The definition that is in force, in place of a number of one.
+pub const DEFINED: u8 = u8::MAX;
+
+/// What a session does. The last number is that of the definition that the call brings, or [`DEFINED`]: so a session
+/// may know another definition than the rest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Statement {
+    /// `rl_limit`: key, count.
+    Take(u8, u8, u8),
+    /// The same with `reserve`.
+    Reserve(u8, u8, u8),
+    /// `rl_check`: key, count.
+    Check(u8, u8, u8),
+    /// `rl_limit_all`: a key, a count and a definition for each request.
+    TakeAll(Vec<(u8, u8, u8)>),
+    /// `rl_credit`: key, count.
+    Credit(u8, u8, u8),
+    /// `rl_reset` of a key.
+    Reset(u8, u8),
+    /// `rl_reset_all`.
+    ResetAll(u8),
+    /// `rl_prune`.
+    Prune(u8),
+    /// `rl_acquire`: key.
+    Acquire(u8, u8),
+    /// `rl_extend` of the session's last lease: key.
+    Extend(u8, u8),
+    /// `rl_release` of the session's last lease: key.
+    Release(u8, u8),
+    /// `rl_define`: the definition.
+    Define(u8),
+    /// `rl_block`, without an end: key.
+    Block(u8),
+    /// The owner's UPDATE of the key of a row: from, to.
+    Rename(u8, u8),
+    /// SAVEPOINT.
+    Savepoint,
+    /// ROLLBACK TO the last savepoint.
+    RollbackTo,
+    /// COMMIT.
+    Commit,
+    /// ROLLBACK.
+    Rollback,
+}
+
+/// What a call answered of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answered {
+    /// The key.
+    pub key: u8,
+    /// What was asked for.
+    pub count: u8,
+    /// Whether it is allowed.
+    pub ok: bool,
+    /// Whether it may be retried at once.
+    pub at_once: bool,
+    /// Whether the key is blocked.
+    pub is_blocked: bool,
+    /// The instant of the decision.
+    pub now: Micros,
+    /// Tokens left.
+    pub remaining: f64,
+    /// The lease.
+    pub lease: Option<i64>,
+}
+
+/// What came of a statement.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The answers of a take, or of a check, to each request.
+    Answered(Vec<Answered>),
+    /// Tokens were given back.
+    Credited(Micros),
+    /// Whether there was a state to reset; of all keys, how many there were.
+    Reset(bool),
+    /// Until when a lease lives, or the instant of its release; `None`: it lives no more.
+    Settled(i64, Option<Micros>),
+    /// Whether the owner has renamed it.
+    Renamed(bool),
+    /// Nothing else.
+    Done,
+    /// An error, after which only a rollback is possible.
+    Failed(String),
+}
+
+/// Parses the programs of sessions: `take a 2; commit | take a 1 @1; take b 1`. Sessions are separated by `|`,
+/// statements by `;`; a transaction ends at `commit` or `rollback`, and the last one commits. `@1` is the number of the
+/// definition that a call brings, 0 without.
+///
+/// # Panics
+/// It is none.
+pub fn programs(text: &str) -> Vec<Vec<Vec<Statement>>> {
+    let session = |text: &str| {
+        let mut transactions = vec![Vec::new()];
+        for statement in text.split(';').map(str::trim).filter(|text| !text.is_empty()) {
+            let statement = Statement::parse(statement);
+            let ends = matches!(statement, Statement::Commit | Statement::Rollback);
+            transactions.last_mut().into_iter().for_each(|last| last.push(statement.clone()));
+            if ends {
+                transactions.push(Vec::new());
+            }
+        }
+        transactions.retain(|transaction| !transaction.is_empty());
+        transactions
+    };
+    text.split('|').map(session).collect()
+}
+
+impl Statement {
+    /// Parses a statement.
+    ///
+    /// # Panics
+    /// It is none.
+    fn parse(text: &str) -> Statement {
+        if let Some(requests) = text.strip_prefix("all ") {
+            return Statement::TakeAll(
+                requests.split(',').map(|request| arguments(request).into()).collect(),
+            );
+        }
+        let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
+        let (first, second, limit) = arguments(rest);
+        match verb {
+            "take" => Statement::Take(first, second, limit),
+            "reserve" => Statement::Reserve(first, second, limit),
+            "check" => Statement::Check(first, second, limit),
+            "credit" => Statement::Credit(first, second, limit),
+            "reset" => Statement::Reset(first, limit),
+            "reset_all" => Statement::ResetAll(limit),
+            "prune" => Statement::Prune(limit),
+            "acquire" => Statement::Acquire(first, limit),
+            "extend" => Statement::Extend(first, limit),
+            "release" => Statement::Release(first, limit),
+            "define" => Statement::Define(second),
+            "block" => Statement::Block(first),
+            "rename" => Statement::Rename(first, 1 - first),
+            "savepoint" => Statement::Savepoint,
+            "rollback_to" => Statement::RollbackTo,
+            "commit" => Statement::Commit,
+            "rollback" => Statement::Rollback,
+            _ => panic!("{text:?} is no statement"),
+        }
+    }
+
+    /// The number of the definition that a call for a key brings; `None`: it uses the one in force.
+    pub fn limit(&self, key: u8) -> Option<u8> {
+        let limit = match self {
+            Statement::Take(.., limit)
+            | Statement::Reserve(.., limit)
+            | Statement::Check(.., limit)
+            | Statement::Credit(.., limit)
+            | Statement::Reset(_, limit)
+            | Statement::ResetAll(limit)
+            | Statement::Prune(limit)
+            | Statement::Acquire(_, limit)
+            | Statement::Extend(_, limit)
+            | Statement::Release(_, limit) => *limit,
+            Statement::TakeAll(takes) => {
+                takes.iter().find(|take| take.0 == key).map_or(DEFINED, |take| take.2)
+            }
+            _ => DEFINED,
+        };
+        (limit != DEFINED).then_some(limit)
+    }
+
+    /// Whether it changes definitions or blocks.
+    pub fn changes_definitions(&self) -> bool {
+        matches!(self, Statement::Define(_) | Statement::Block(_))
+    }
+
+    /// Executes it; the leases are the session's.
+    pub fn execute(&self, run: &Run, leases: &[i64]) -> Outcome {
+        let outcome = match self {
+            Statement::Savepoint => return at_once(run, Step::BeginSub),
+            Statement::RollbackTo | Statement::Commit | Statement::Rollback => {
+                unreachable!("a session ends its transactions itself")
+            }
+            &Statement::Define(number) => return at_once(run, Step::Define(number)),
+            &Statement::Block(key) => return at_once(run, Step::Block(key)),
+            &Statement::Rename(from, to) => return rename(run, from, to),
+            call => call.call(run, leases),
+        };
+        outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:?}")))
+    }
+
+    /// Calls a function of the extension.
+    fn call(&self, run: &Run, leases: &[i64]) -> Result<Outcome> {
+        Ok(match self {
+            &Statement::Take(key, count, _) => {
+                answered(key, count, one::limit(run, &request(key, count))?)
+            }
+            &Statement::Reserve(key, count, _) => {
+                let request = Request { reserve: true, ..request(key, count) };
+                answered(key, count, one::limit(run, &request)?)
+            }
+            &Statement::Check(key, count, _) => {
+                answered(key, count, one::check(run, &request(key, count))?)
+            }
+            Statement::TakeAll(takes) => {
+                let requests: Vec<Request> =
+                    takes.iter().map(|&(key, count, _)| request(key, count)).collect();
+                let outcomes = all::limit(run, &requests)?;
+                let answer = |(&(key, count, _), outcome): (&(u8, u8, u8), RequestOutcome)| {
+                    self::answer(key, count, &outcome.answer)
+                };
+                Outcome::Answered(takes.iter().zip(outcomes).map(answer).collect())
+            }
+            &Statement::Credit(key, count, _) => {
+                Outcome::Credited(one::credit(run, &request(key, count), None)?.now)
+            }
+            &Statement::Reset(key, _) => {
+                Outcome::Reset(one::reset(run, NAME, KEYS[usize::from(key)])?)
+            }
+            Statement::ResetAll(_) => {
+                let mut count = 0;
+                one::reset_all(run, NAME, &mut count)?;
+                Outcome::Reset(count > 0)
+            }
+            Statement::Prune(_) => {
+                let mut deleted = 0;
+                prune::prune(run, i64::MAX, None, &mut deleted)?;
+                Outcome::Done
+            }
+            &Statement::Acquire(key, _) => {
+                answered(key, 1, leases::acquire(run, &request(key, 1))?)
+            }
+            &Statement::Extend(key, _) => settle(run, key, leases, Fate::Extended)?,
+            &Statement::Release(key, _) => settle(run, key, leases, Fate::Released)?,
+            _ => Outcome::Done,
+        })
+    }
+}
+
+/// Reads a key, a number and the number of a definition: `a 1 @2`, `@defined` for the one in force.
+fn arguments(text: &str) -> (u8, u8, u8) {
+    let mut arguments = (0, 1, 0);
+    for word in text.split_whitespace() {
+        match (word.strip_prefix('@'), word.parse()) {
+            (Some("defined"), _) => arguments.2 = DEFINED,
+            (Some(limit), _) => arguments.2 = limit.parse().unwrap_or_else(|_| panic!("{word:?}")),
+            (None, Ok(number)) => arguments.1 = number,
+            (None, Err(_)) => arguments.0 = key_number(word.as_bytes()),
+        }
+    }
+    arguments
+}
+
+fn request(key: u8, count: u8) -> Request<'static> {
+    let key = KEYS[usize::from(key)];
+    Request { name: NAME, key, count: f64::from(count), reserve: false, config: None }
+}
+
+fn at_once(run: &Run, step: Step) -> Outcome {
+    run.at_once(step);
+    Outcome::Done
+}
+
+fn answer(key: u8, count: u8, answer: &Answer) -> Answered {
+    Answered {
+        key,
+        count,
+        ok: answer.ok,
+        at_once: !answer.ok && answer.retry_after == Some(Micros(0)),
+        is_blocked: answer.blocked.is_some(),
+        now: answer.now,
+        remaining: answer.level.remaining,
+        lease: answer.lease.map(|lease| lease.id.0),
+    }
+}
+
+fn answered(key: u8, count: u8, answer: Answer) -> Outcome {
+    Outcome::Answered(vec![self::answer(key, count, &answer)])
+}
+
+/// Extends or releases the session's last lease.
+fn settle(run: &Run, key: u8, leases: &[i64], fate: Fate) -> Result<Outcome> {
+    let Some(&id) = leases.last() else { return Ok(Outcome::Done) };
+    let settled = leases::settle(run, &request(key, 1), Micros(id), fate)?;
+    Ok(Outcome::Settled(id, settled))
+}
+
+/// The owner renames the key of a row.
+fn rename(run: &Run, from: u8, to: u8) -> Outcome {
+    let place = crate::postgres::Place { key: from, shard: 0 };
+    let Reply::Row(found) = run.step(Step::Read(place)) else { return Outcome::Done };
+    let Some((tid, ..)) = found else { return Outcome::Renamed(false) };
+    Outcome::Renamed(run.step(Step::Rename(tid, to)) == Reply::Was(true))
+}

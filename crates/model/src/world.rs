@@ -1,0 +1,464 @@
+//! A state of the exploration: what sessions share, where each stands, and what they were answered.
+
+use std::collections::BTreeSet;
+
+use ratelimit_core::Micros;
+use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::{State, config};
+use ratelimit_limiter::ports::Stored;
+
+use crate::content::{Content, Total};
+use crate::oracle::{self, Effect};
+use crate::postgres::{Database, FROZEN, Flaw, Place, Reply, Step, Tid, Version};
+use crate::run::{self, Access, Setting};
+use crate::statement::{self, KEYS, Statement};
+
+/// A program of a few sessions, and what it begins with.
+pub struct Scenario {
+    /// Its name.
+    pub name: String,
+    /// The definitions and the store.
+    pub setting: Setting,
+    /// By session, its transactions.
+    pub programs: Vec<Vec<Vec<Statement>>>,
+    /// The rows at first: key, shard number and contents.
+    pub rows: Vec<(u8, i32, Stored)>,
+    /// By how much the clock moves, at any instants, in this order: microseconds.
+    pub clock: Vec<i64>,
+    /// Whether the server may crash, at any instant, once.
+    pub crashes: bool,
+    /// For how many entries the memory has room; 0: for all.
+    pub room: u8,
+    /// How deep a reservation goes into debt, in tokens.
+    pub debt: f64,
+    /// Whether the documents name its deadlock: rows that are locked in two orders.
+    pub may_deadlock: bool,
+}
+
+/// A wrong turn: what a property forbids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Wrong {
+    /// More is admitted than the limit, over what is committed and in progress.
+    OverAdmitted,
+    /// What is committed is not what was answered: fewer tokens are left.
+    TokensLost,
+    /// Likewise: a committed take is lost, or one is given back twice.
+    TakeLost,
+    /// No order explains an answer.
+    Unexplained,
+    /// A denial is right at no instant of the call.
+    DenialWrong,
+    /// What took nothing holds a lock.
+    LockKept,
+    /// Two transactions have changed a row at once.
+    TwoHolders,
+    /// Two rows have one key.
+    TwoRows,
+    /// An id is that of two leases.
+    LeaseTwice,
+    /// Sessions wait for each other.
+    Deadlock,
+    /// A call fails.
+    Failed,
+}
+
+/// What a session would see at an instant of its call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Instant {
+    /// The clock.
+    pub now: i64,
+    /// By key, the state.
+    pub states: Vec<Option<Total>>,
+    /// The keys that are blocked.
+    pub blocked: Vec<u8>,
+}
+
+/// Where a session stands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Session {
+    /// The transaction of its program, and the statement of that.
+    pub transaction: u8,
+    /// The statement.
+    pub statement: u8,
+    /// The replies to the statement's steps.
+    pub log: Vec<Reply>,
+    /// Its next step; `None`: its program has ended.
+    pub pending: Option<Step>,
+    /// What its transaction has changed.
+    pub effects: Vec<Effect>,
+    /// The states since the call was invoked.
+    pub seen: Vec<Instant>,
+    /// The rows that it had locked then.
+    pub locked: Vec<Place>,
+    /// How many transactions were open at its savepoint, with it.
+    pub savepoint: Option<u8>,
+    /// Its leases, the last at the end.
+    pub leases: Vec<i64>,
+    /// The key that its transaction renamed, the new one, and the state of that.
+    pub renamed: Option<(u8, u8, Option<Total>)>,
+}
+
+/// A state of the exploration.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct World {
+    /// What sessions share.
+    pub database: Database,
+    /// The sessions.
+    pub sessions: Vec<Session>,
+    /// By key, the state that follows from what was committed.
+    pub committed: Vec<Option<Total>>,
+    /// What is wrong.
+    pub wrong: Vec<Wrong>,
+    /// How often the clock has moved.
+    pub moves: u8,
+    /// Whether the server has crashed.
+    pub has_crashed: bool,
+    /// Whether some call was denied, and whether one was admitted.
+    pub denied: bool,
+    /// Whether some call was admitted.
+    pub admitted: bool,
+}
+
+/// How many inserts a call loses before it is not followed any further: while the insert of a third session is in
+/// progress, two sessions can lose theirs to each other in turn for as long as they like.
+const LOST_INSERTS: usize = 2;
+
+/// The instant at which every scenario begins.
+const BEGIN: i64 = 1_800_000_000_000_000;
+
+/// What a row holds with so many tokens.
+pub fn tokens(value: f64) -> Stored {
+    Stored::State(State::Tokens(Tokens { value, ts: Micros(BEGIN), brought: None }))
+}
+
+impl Scenario {
+    /// The scenario of [programs](statement::programs) with these definitions.
+    ///
+    /// # Panics
+    /// A definition or a statement is none.
+    pub fn new(text: &str, limits: &[&str]) -> Scenario {
+        let parse =
+            |json: &&str| config::definition(json).unwrap_or_else(|error| panic!("{error}"));
+        let programs = statement::programs(text);
+        let mut statements = programs.iter().flatten().flatten();
+        let setting = Setting {
+            limits: limits.iter().map(parse).collect(),
+            access: Access::Heap,
+            clock_moves: false,
+            definitions_change: statements.any(Statement::changes_definitions),
+        };
+        Scenario {
+            name: text.into(),
+            setting,
+            programs,
+            rows: Vec::new(),
+            clock: Vec::new(),
+            crashes: false,
+            room: 0,
+            debt: 0.0,
+            may_deadlock: false,
+        }
+    }
+
+    /// Begins with a row of a key, which has so many tokens.
+    pub fn row(mut self, key: u8, tokens: f64) -> Scenario {
+        self.rows.push((key, 0, self::tokens(tokens)));
+        self
+    }
+
+    /// Begins with the rows of shards, which have so many tokens.
+    pub fn shards(mut self, key: u8, tokens: &[f64]) -> Scenario {
+        self.rows.push((key, 0, Stored::Marker { reset: false }));
+        let count = tokens.len() as i32;
+        let numbers = (1..=count).map(|shard| 10_000 * count + shard);
+        self.rows
+            .extend(numbers.zip(tokens).map(|(number, &has)| (key, number, self::tokens(has))));
+        self
+    }
+
+    /// Lets the clock move by these microseconds.
+    pub fn clock(self, moves: &[i64]) -> Scenario {
+        let setting = Setting { clock_moves: true, ..self.setting };
+        Scenario { clock: moves.to_vec(), setting, ..self }
+    }
+
+    /// Reads and writes rows as the SQL store does.
+    pub fn through_sql(self) -> Scenario {
+        let setting = Setting { access: Access::Sql, ..self.setting };
+        Scenario { name: format!("{} (SQL)", self.name), setting, ..self }
+    }
+
+    /// Lets the server crash.
+    pub fn crashing(self) -> Scenario {
+        Scenario { name: format!("{} (crash)", self.name), crashes: true, ..self }
+    }
+
+    /// Whether every limit is in one row or entry, whose answers can be explained to the token.
+    pub fn is_exact(&self) -> bool {
+        self.setting.limits.iter().all(|limit| limit.shards() == 1)
+    }
+
+    /// The state in which it begins.
+    pub fn begin(&self, flaw: Option<Flaw>) -> World {
+        let mut database = Database::new(self.programs.len());
+        (database.now, database.room, database.flaw) = (BEGIN, self.room, flaw);
+        for (number, (key, shard, stored)) in (0..).zip(&self.rows) {
+            let version = Version {
+                place: Place { key: *key, shard: *shard },
+                content: Content(stored.clone()),
+                xmin: FROZEN,
+                is_speculative: false,
+                lockers: Vec::new(),
+                xmax: None,
+            };
+            database.versions.insert((u32::from(u8::MAX), number), version);
+        }
+        let states = |wanted: u8| {
+            let rows = self.rows.iter().filter(move |(key, ..)| *key == wanted);
+            rows.filter_map(|(.., stored)| match stored {
+                Stored::State(state) => Some(state.clone()),
+                _ => None,
+            })
+        };
+        let mut world = World {
+            database,
+            sessions: vec![Session::default(); self.programs.len()],
+            committed: (0..KEYS.len() as u8).map(|key| oracle::total(states(key))).collect(),
+            wrong: Vec::new(),
+            moves: 0,
+            has_crashed: false,
+            denied: false,
+            admitted: false,
+        };
+        for session in 0..self.programs.len() {
+            self.resume(&mut world, session);
+        }
+        world
+    }
+
+    /// What a session sees of the keys now.
+    pub fn instant(&self, world: &World, session: usize) -> Instant {
+        let mut states = world.committed.clone();
+        for effect in &world.sessions[session].effects {
+            let state = &mut states[usize::from(effect.key)];
+            if let Some(after) = self.after(state.as_ref(), effect) {
+                *state = Some(after);
+            }
+        }
+        let database = &world.database;
+        let mut blocked = database.blocked.clone();
+        blocked.extend(database.blocking[session]);
+        Instant { now: database.now, states, blocked }
+    }
+
+    /// The state after a change; `None` where the state before does not explain it.
+    pub fn after(&self, state: Option<&Total>, effect: &Effect) -> Option<Total> {
+        let limit = &self.setting.limits[0];
+        if self.is_exact() {
+            oracle::follows(limit, state, effect)
+        } else {
+            oracle::sums(limit, state, effect)
+        }
+    }
+
+    /// Lets a session go on until it stands at a step.
+    pub fn resume(&self, world: &mut World, session: usize) {
+        loop {
+            let at = &world.sessions[session];
+            let transactions = &self.programs[session];
+            let Some(transaction) = transactions.get(usize::from(at.transaction)) else {
+                world.sessions[session].pending = None;
+                return;
+            };
+            let statement =
+                transaction.get(usize::from(at.statement)).unwrap_or(&Statement::Commit);
+            if let Some(step) = self.control(world, session, statement) {
+                world.sessions[session].pending = step;
+                if world.sessions[session].pending.is_some() {
+                    return;
+                }
+                world.sessions[session].statement += 1;
+                continue;
+            }
+            let at = &mut world.sessions[session];
+            let (log, leases) = (std::mem::take(&mut at.log), std::mem::take(&mut at.leases));
+            let database = std::mem::take(&mut world.database);
+            let ran = run::run(&self.setting, database, session, statement, &leases, log);
+            world.database = ran.database;
+            let at = &mut world.sessions[session];
+            at.leases = leases;
+            match ran.state {
+                Err(step) => {
+                    (at.log, at.pending) = (ran.log, Some(step));
+                    return;
+                }
+                Ok(outcome) => self.settle(world, session, statement, outcome),
+            }
+        }
+    }
+
+    /// What a session does itself: `Some(None)` where it is done already.
+    fn control(
+        &self,
+        world: &mut World,
+        session: usize,
+        statement: &Statement,
+    ) -> Option<Option<Step>> {
+        let at = &mut world.sessions[session];
+        match statement {
+            Statement::Savepoint => {
+                world.database.begin(session);
+                at.savepoint = Some(world.database.open[session].len() as u8);
+                Some(None)
+            }
+            Statement::RollbackTo => Some(at.savepoint.map(Step::RollbackTo)),
+            Statement::Commit => Some(Some(Step::Commit)),
+            Statement::Rollback => Some(Some(Step::Rollback)),
+            _ => None,
+        }
+    }
+
+    /// By how many choices a session's next step can be taken; 0: it waits, or is not followed any further.
+    pub fn choices(&self, world: &World, session: usize) -> u8 {
+        let at = &world.sessions[session];
+        let lost = at.log.iter().filter(|reply| matches!(reply, Reply::Inserted(_, false)));
+        if lost.count() > LOST_INSERTS {
+            return 0;
+        }
+        match &at.pending {
+            Some(step) if !world.database.is_enabled(session, step) => 0,
+            Some(Step::Choose(end)) => *end,
+            Some(_) => 1,
+            None => 0,
+        }
+    }
+
+    /// Takes a session's step.
+    pub fn step(&self, world: &mut World, session: usize, choice: u8) {
+        let Some(step) = world.sessions[session].pending.take() else { return };
+        self.await_ends(world);
+        if world.sessions[session].seen.is_empty() {
+            let instant = self.instant(world, session);
+            let at = &mut world.sessions[session];
+            at.seen.push(instant);
+            at.locked = world.database.locked(session);
+        }
+        let reply = self.execute(world, session, &step, choice);
+        match step {
+            Step::Commit | Step::Rollback => {
+                self.end(world, session, step == Step::Commit);
+            }
+            Step::RollbackTo(_) => {
+                self.forget_rolled_back(world, session);
+                let at = &mut world.sessions[session];
+                at.statement += 1;
+                at.seen.clear();
+            }
+            _ => world.sessions[session].log.push(reply),
+        }
+        self.resume(world, session);
+        self.observe(world);
+    }
+
+    fn execute(&self, world: &mut World, session: usize, step: &Step, choice: u8) -> Reply {
+        let first =
+            world.sessions[session].log.iter().find(|reply| matches!(reply, Reply::Row(Some(_))));
+        match (step, first) {
+            (Step::Read(_), Some(first)) if world.database.has(Flaw::OldSnapshot) => first.clone(),
+            _ => world.database.execute(session, step, choice),
+        }
+    }
+
+    /// Notes for whose end sessions wait, so that it is remembered.
+    fn await_ends(&self, world: &mut World) {
+        let awaited = world.sessions.iter().filter_map(|session| match session.pending {
+            Some(Step::WaitForEnd(xid)) => Some(xid),
+            _ => None,
+        });
+        world.database.awaited = awaited.collect();
+    }
+
+    /// Adds what each session sees now to the instants of its call, checks what must always hold, and forgets versions
+    /// that nobody has read.
+    pub fn observe(&self, world: &mut World) {
+        self.lose_evicted(world);
+        for session in 0..world.sessions.len() {
+            if !world.sessions[session].seen.is_empty() {
+                let instant = self.instant(world, session);
+                let seen = &mut world.sessions[session].seen;
+                if !seen.contains(&instant) {
+                    seen.push(instant);
+                }
+            }
+        }
+        self.await_ends(world);
+        let read: BTreeSet<Tid> = world.sessions.iter().flat_map(read_versions).collect();
+        world.database.vacuum(&read);
+        world.database.awaited.clear();
+        self.check(world);
+    }
+
+    /// An entry that made room gave its key back what it had taken.
+    fn lose_evicted(&self, world: &mut World) {
+        if let Some(key) = world.database.evicted.take()
+            && let Some(state) = world.committed.get_mut(key as usize)
+        {
+            *state = None;
+        }
+    }
+
+    /// The server crashes: what is in progress is rolled back, and the memory is lost. Sessions go on with their next
+    /// transactions.
+    pub fn crash(&self, world: &mut World) {
+        world.has_crashed = true;
+        for session in 0..world.sessions.len() {
+            if world.sessions[session].pending.take().is_some() {
+                world.database.execute(session, &Step::Rollback, 0);
+                self.end(world, session, false);
+            }
+        }
+        world.database.versions.retain(|_, version| !version.is_speculative);
+        if !world.database.entries.is_empty() {
+            world.database.entries.clear();
+            world.committed.fill(None);
+        }
+        for session in 0..world.sessions.len() {
+            self.resume(world, session);
+        }
+        self.observe(world);
+    }
+
+    /// PostgreSQL ends a deadlock: the transaction of a session fails.
+    pub fn break_deadlock(&self, world: &mut World, session: usize) {
+        world.sessions[session].pending = None;
+        world.database.execute(session, &Step::Rollback, 0);
+        self.end(world, session, false);
+        self.resume(world, session);
+        self.observe(world);
+    }
+}
+
+/// The versions that a session knows of.
+fn read_versions(session: &Session) -> Vec<Tid> {
+    let mut read = Vec::new();
+    for reply in &session.log {
+        match reply {
+            Reply::Row(Some((tid, ..))) | Reply::Inserted(tid, _) => read.push(*tid),
+            Reply::Rows(rows) => read.extend(rows.iter().map(|(_, (tid, ..))| *tid)),
+            _ => {}
+        }
+    }
+    match &session.pending {
+        Some(
+            Step::Lock(tid, _)
+            | Step::TryLock(tid)
+            | Step::TryLockNewest(tid, _)
+            | Step::Update(tid, _)
+            | Step::Delete(tid)
+            | Step::Rename(tid, _)
+            | Step::WaitForInsert(tid),
+        ) => read.push(*tid),
+        _ => {}
+    }
+    read
+}
