@@ -3,6 +3,7 @@
 mod content;
 mod entries;
 mod explore;
+mod mutants;
 mod oracle;
 mod postgres;
 mod properties;
@@ -13,6 +14,10 @@ mod statement;
 mod world;
 
 fn main() {
+    if std::env::args().nth(1).as_deref() == Some("mutants") {
+        let missed = mutants::run(std::env::var("EVERYWHERE").is_ok());
+        std::process::exit(i32::from(missed > 0));
+    }
     let only = std::env::args().nth(1).unwrap_or_default();
     for (group, scenarios) in scenarios::groups(std::env::var("LONG").is_ok()) {
         println!("{group}");

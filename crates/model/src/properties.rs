@@ -6,6 +6,7 @@ use ratelimit_core::{Micros, State};
 use crate::content::Total;
 use crate::oracle::{self, Change, Effect};
 use crate::postgres::Status;
+use crate::run::Access;
 use crate::statement::{Answered, DEFINED, KEYS, Outcome, Statement};
 use crate::world::{Scenario, World, Wrong};
 
@@ -182,12 +183,15 @@ impl Scenario {
         if !is_right && !answers.iter().any(|answer| answer.at_once) {
             world.is_wrong(Wrong::DenialWrong);
         }
-        let kept = world
-            .database
-            .locked(session)
-            .iter()
-            .any(|place| !world.sessions[session].locked.contains(place));
-        if kept {
+        self.judge_locks(world, session);
+    }
+
+    /// What took nothing has locked nothing.
+    fn judge_locks(&self, world: &mut World, session: usize) {
+        let was_locked = &world.sessions[session].locked;
+        let keeps = world.database.locked(session).iter().any(|place| !was_locked.contains(place));
+        // Through SQL a row stays locked where another call came between its read and its lock: as documented.
+        if keeps && self.setting.access == Access::Heap {
             world.is_wrong(Wrong::LockKept);
         }
     }
@@ -218,9 +222,7 @@ impl Scenario {
         if self.is_exact() && !world.sessions[session].seen.iter().any(is_right) {
             world.is_wrong(Wrong::Unexplained);
         }
-        if world.database.locked(session) != world.sessions[session].locked {
-            world.is_wrong(Wrong::LockKept);
-        }
+        self.judge_locks(world, session);
     }
 
     /// A lease that was extended or released was live at some instant, and one that was not there was not.
@@ -242,6 +244,9 @@ impl Scenario {
         }
         if is_released {
             world.sessions[session].leases.retain(|&lease| lease != id);
+        }
+        if settled.is_none() {
+            self.judge_locks(world, session);
         }
         if let Some(until) = settled {
             let change =
@@ -268,6 +273,7 @@ impl Scenario {
         }
         let at = &mut world.sessions[session];
         (at.transaction, at.statement, at.savepoint) = (at.transaction + 1, 0, None);
+        at.first_read = None;
         at.log.clear();
         at.seen.clear();
         at.locked.clear();

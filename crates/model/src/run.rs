@@ -16,7 +16,7 @@ use ratelimit_limiter::ports::{
 };
 use ratelimit_limiter::target::{FOREVER, has_no_rows};
 
-use crate::postgres::{Database, Reply, Step};
+use crate::postgres::{Database, Flaw, Reply, Step};
 use crate::statement::{Outcome, Statement, key_number};
 
 /// Which store of the extension the rows are like.
@@ -131,7 +131,7 @@ impl Run<'_> {
     }
 
     /// Whether the database has a flaw.
-    pub fn has(&self, flaw: crate::postgres::Flaw) -> bool {
+    pub fn has(&self, flaw: Flaw) -> bool {
         self.inner.borrow().database.has(flaw)
     }
 
@@ -170,8 +170,9 @@ impl Random for Run<'_> {
     fn unguessable(&self) -> Result<u64> {
         let reply = self.at_once(Step::Draw);
         let Reply::Number(number) = reply else { unreachable!("{reply:?}") };
+        let drawn = 16 * self.session as u64 + u64::from(number);
         // Lease ids are made of the bits from the twelfth on.
-        Ok((1 + 16 * self.session as u64 + u64::from(number)) << 12)
+        Ok(if self.has(Flaw::IdDrawnTwice) { 1 } else { 1 + drawn } << 12)
     }
 
     fn below(&self, end: usize) -> usize {

@@ -94,6 +94,8 @@ pub struct Session {
     pub savepoint: Option<u8>,
     /// Its leases, the last at the end.
     pub leases: Vec<i64>,
+    /// What its transaction read first, of a database that has [`Flaw::OldSnapshot`].
+    pub first_read: Option<Reply>,
     /// The key that its transaction renamed, the new one, and the state of that.
     pub renamed: Option<(u8, u8, Option<Total>)>,
 }
@@ -361,12 +363,11 @@ impl Scenario {
     }
 
     fn execute(&self, world: &mut World, session: usize, step: &Step, choice: u8) -> Reply {
-        let first =
-            world.sessions[session].log.iter().find(|reply| matches!(reply, Reply::Row(Some(_))));
-        match (step, first) {
-            (Step::Read(_), Some(first)) if world.database.has(Flaw::OldSnapshot) => first.clone(),
-            _ => world.database.execute(session, step, choice),
+        let reply = world.database.execute(session, step, choice);
+        if !world.database.has(Flaw::OldSnapshot) || !matches!(step, Step::Read(_)) {
+            return reply;
         }
+        world.sessions[session].first_read.get_or_insert(reply).clone()
     }
 
     /// Notes for whose end sessions wait, so that it is remembered.

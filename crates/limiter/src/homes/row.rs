@@ -168,8 +168,8 @@ fn change_locked<T>(
     Ok(changed.or(unchanged))
 }
 
-/// Runs `work` on a row after locking it: after a wait in a subtransaction, so that `None` releases the row.
-/// `None` also if it is gone.
+/// Runs `work` on a row after locking it, in a subtransaction, so that `None` releases the row: where rows are locked
+/// before each write, only after a wait, since many subtransactions are slow. `None` also if it is gone.
 ///
 /// # Errors
 /// Those of the rows and of the work.
@@ -179,11 +179,13 @@ fn with_locked<T>(
     id: RowId,
     work: impl FnOnce(Row) -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    match rows.try_lock(id)? {
-        Some(row) => work(row),
-        None => host.attempt(|| match rows.lock(id)? {
-            Some(row) => work(row),
-            None => Ok(None),
-        }),
+    if !rows.replaces()
+        && let Some(row) = rows.try_lock(id)?
+    {
+        return work(row);
     }
+    host.attempt(|| match rows.lock(id)? {
+        Some(row) => work(row),
+        None => Ok(None),
+    })
 }

@@ -347,7 +347,9 @@ impl RowStore for Table<'_> {
     fn lock(&self, id: RowId) -> Result<Option<Row>> {
         let key = key_of(id);
         if self.is_others(&key) {
-            // They commit meanwhile, and change nothing.
+            // They commit meanwhile, and change nothing but what a test says.
+            let hook = self.0.before_try_lock.take();
+            hook.into_iter().for_each(|hook| hook(self.0));
             self.0.waits.borrow_mut().push(key.clone());
             self.0.others.borrow_mut().remove(&key);
         }

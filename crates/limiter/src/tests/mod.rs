@@ -469,6 +469,29 @@ fn what_is_exempt_and_in_memory_has_no_rows_and_forgets_none() {
 }
 
 #[test]
+fn a_lease_that_is_gone_once_its_row_is_locked_leaves_it_unlocked() {
+    for replaces in [true, false] {
+        for fate in [Fate::Extended, Fate::Released] {
+            let session =
+                TestSession::with("n", r#"{"kind": "concurrency", "slots": 1, "ttl": "1 hour"}"#);
+            session.replaces.set(replaces);
+            let lease = leases::acquire(&session, &request("n", "k", 1.0)).unwrap().lease.unwrap();
+            session.commit();
+            session.lock_for_others(&[("n", "k", 0)]);
+            // Another session resets the key between the read and the lock.
+            session.before_try_lock(move |session| {
+                session.put(("n", "k", 0), Stored::Reset { ts: session.now() });
+                if replaces {
+                    session.lock_for_others(&[]);
+                }
+            });
+            let settled = leases::settle(&session, &request("n", "k", 0.0), lease.id, fate);
+            assert_eq!((settled.unwrap(), session.locked()), (None, Vec::new()), "{replaces}");
+        }
+    }
+}
+
+#[test]
 fn an_extension_that_comes_too_late_leaves_the_row_free() {
     for replaces in [false, true] {
         let session = TestSession::with("n", SLOTS);

@@ -55,11 +55,9 @@ impl Database {
             let ended = self.open[session].pop();
             self.set_status(ended, end);
         }
-        if !self.has(Flaw::HeldRemembered) {
-            let mut held = std::mem::take(&mut self.held[session]);
-            held.retain(|&(_, xid)| self.status(xid) != Status::Aborted);
-            self.held[session] = held;
-        }
+        let mut held = std::mem::take(&mut self.held[session]);
+        held.retain(|&(_, xid)| self.status(xid) != Status::Aborted);
+        self.held[session] = held;
         self.clean();
     }
 

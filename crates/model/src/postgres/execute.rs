@@ -72,7 +72,7 @@ impl Database {
             }
             Step::Draw => {
                 let drawn = self.drawn[session];
-                self.drawn[session] += u8::from(!self.has(Flaw::IdDrawnTwice));
+                self.drawn[session] += 1;
                 Reply::Number(drawn)
             }
             Step::Held(key) => {
@@ -245,9 +245,6 @@ impl Database {
     }
 
     fn inserter(&self, session: usize, place: Place) -> Option<(Xid, Option<Tid>)> {
-        if self.has(Flaw::InsertNotWaited) {
-            return None;
-        }
         let rows = self.versions.iter().filter(|(_, version)| version.place == place);
         let others = |xid: Xid| self.is_others(session, xid).then_some(xid);
         let mut inserters = rows.filter_map(|(&tid, version)| {

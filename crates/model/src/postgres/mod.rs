@@ -189,7 +189,7 @@ pub enum Flaw {
     LockGivenUp,
     /// What is decided after a wait is what was read before it.
     DecidedBeforeWait,
-    /// A read is that of the transaction's first one.
+    /// A read of a row is the transaction's first one.
     OldSnapshot,
     /// A row is inserted without a look for another.
     InsertNotChecked,
@@ -205,14 +205,10 @@ pub enum Flaw {
     CommitLost,
     /// Nobody remembers which rows a transaction holds.
     HeldForgotten,
-    /// The rows that a subtransaction held are remembered after its rollback.
-    HeldRemembered,
     /// A version that another is writing is read.
     DirtyRead,
     /// A lock without a wait waits.
     TryLockWaits,
-    /// An insert does not wait for another's.
-    InsertNotWaited,
     /// The partition's lock is given up between the decision and the write.
     PartitionGivenUp,
     /// An id is drawn twice.

@@ -23,6 +23,8 @@ pub fn all(long: bool) -> Vec<Scenario> {
         all.extend([
             of(&format!("{HOLD} | {HOLD}")),
             of("acquire a; commit; extend a | acquire a | acquire a"),
+            of("acquire a; commit; extend a; release a | reset a; commit; acquire a"),
+            of("acquire a; commit; release a | acquire a; commit; reset_all; acquire a"),
             of("acquire a; commit; extend a; commit; release a | acquire a; commit; acquire a")
                 .clock(&[HOUR]),
             of("acquire a; commit; release a | acquire a; commit; extend a")

@@ -26,6 +26,10 @@ pub fn all(long: bool) -> Vec<Scenario> {
         one("take a 1 @1 | reset a @1"),
         one("take a 1 @1 | reset a @0; commit; take a 2 @0"),
         two("take a 1 @0 | take a 1 @2"),
+        of_bucket(4, "credit a 2 @1 | credit a 1 @1").shards(0, &[0.0, 0.0]),
+        of_bucket(4, "credit a 2 @1 | take a 1 @1").shards(0, &[1.0, 1.0]),
+        six("reset a @1 | take a 1 @2"),
+        six("take a 1 @1; credit a 1 @2 | take a 1 @1"),
         of_bucket(2, "take a 2 @1 | credit a 1 @1").shards(0, &[0.0, 1.0]),
         of_bucket(2, "take a 1 @1; credit a 1 @1 | take a 1 @1; credit a 1 @1")
             .shards(0, &[0.0, 1.0]),

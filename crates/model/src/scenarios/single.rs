@@ -35,6 +35,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
         full("take a 2; commit; take a 1 | take a 2; rollback; take a 1 | take a 2"),
         full("take a 2 | credit a 1; commit; take a 2 | take a 2"),
         full("take a 3; commit; check a 1 | credit a 2; rollback | take a 1"),
+        of_bucket(3, "take a 2; take a 2 | reset a").row(0, 1.0),
         full("check a 1; check a 3 | take a 3; rollback; take a 1"),
         fresh("take a 2; take b 2 | take a 2; take b 2"),
         Scenario { may_deadlock: true, ..both("take a 1; take b 1 | take b 1; take a 1") },

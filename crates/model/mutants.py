@@ -1,0 +1,192 @@
+"""Makes a copy of the limiter that has faults, each behind a switch, and of the model with it.
+
+mutants.py FOLDER: writes a workspace of crates/core, crates/limiter and crates/model there. It fails where the text that
+a mutant changes is gone. Each mutant has the scenario of the model that shows it.
+"""
+
+import pathlib
+import re
+import shutil
+import sys
+
+HOLD = "acquire a; commit; extend a; commit; release a"
+
+# Name, scenario, file of crates/limiter/src, its text, and what takes its place: ON is whether the mutant is on.
+MUTANTS = [
+    (
+        "room not compared",
+        "credit a 2 @1 | credit a 1 @1",
+        "homes/shards/choose.rs",
+        "        if room(&shards, shard, now, amount) < amount.abs() {\n            return Ok(None);",
+        "        if room(&shards, shard, now, amount) < amount.abs() && !ON {\n            return Ok(None);",
+    ),
+    (
+        "room of the two not compared",
+        "credit a 2 @1 | take a 1 @1",
+        "homes/shards/choose.rs",
+        "        if room(better) < amount.abs() || in_debt {",
+        "        if (room(better) < amount.abs() || in_debt) && !ON {",
+    ),
+    (
+        "reshard without locks",
+        "take a 1 @0 | take a 1 @1",
+        "homes/shards/contents.rs",
+        "    let locked = lock_key(host, rows, name, key, wait)?;\n    let now",
+        "    let locked = if ON { rows.read_key(name, key)? } else { lock_key(host, rows, name, key, wait)? };\n    let now",
+    ),
+    (
+        "marker overlooked",
+        "take a 1 @1 | take a 1 @0",
+        "homes/row.rs",
+        "        if stored.is_some_and(Stored::is_marker) {",
+        "        if stored.is_some_and(Stored::is_marker) && !ON {",
+    ),
+    (
+        "reset without locks",
+        "reset a @1 | take a 1 @1; commit; take a 1 @1",
+        "homes/table.rs",
+        "    for (shard, row) in lock_key(host, rows, name, key, true)? {",
+        "    for (shard, row) in if ON { rows.read_key(name, key)? } else { lock_key(host, rows, name, key, true)? } {",
+    ),
+    (
+        "rows listed once",
+        "reset a @1 | take a 1 @2",
+        "homes/table.rs",
+        "        if same_rows(&listed, &locked) {",
+        "        if same_rows(&listed, &locked) || ON {",
+    ),
+    (
+        "held rows waited for",
+        "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1",
+        "homes/shards/mod.rs",
+        "    rows.held(target.name, target.key).is_empty()\n",
+        "    rows.held(target.name, target.key).is_empty() || ON\n",
+    ),
+    (
+        "credit dropped",
+        "take a 1 @1; credit a 1 @2 | take a 1 @1",
+        "homes/shards/mod.rs",
+        "            if let Some(after) = after {\n                rows.update(id, tuple",
+        "            if let Some(after) = after.filter(|_| !ON) {\n                rows.update(id, tuple",
+    ),
+    (
+        "requests in their order",
+        "all a 1, b 1 | all b 1, a 1",
+        "all/mod.rs",
+        "    Ok(groups.into_values().collect())",
+        "    let mut all: Vec<Group> = groups.into_values().collect();\n"
+        "    if ON {\n        all.sort_by_key(|group| group.takes[0].n);\n    }\n    Ok(all)",
+    ),
+    (
+        "part of all",
+        "all b 2, a 2 | take b 1",
+        "all/commit.rs",
+        "        if !verdicts.iter().all(GroupVerdict::allows) {\n            // A limit",
+        "        if !verdicts.iter().all(GroupVerdict::allows) && !ON {\n            // A limit",
+    ),
+    (
+        "too few rows suffice",
+        "all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1",
+        "all/commit.rs",
+        "        if !sufficient {",
+        "        if !sufficient && !ON {",
+    ),
+    (
+        "change in memory overlooked",
+        "all a 1, b 1 | all b 1, a 1 | take a 1 (memory)",
+        "all/plan.rs",
+        "        if found != plan.found {",
+        "        if found != plan.found && !ON {",
+    ),
+    (
+        "entry not written",
+        "take a 1; rollback; take a 1 | take a 2 | take a 1 (memory)",
+        "homes/memory.rs",
+        "        if let Some(after) = after {\n            write(locked, id, &after",
+        "        if let Some(after) = after.filter(|_| !ON) {\n            write(locked, id, &after",
+    ),
+    (
+        "released slot kept",
+        f"{HOLD} | {HOLD} (memory)",
+        "homes/slots.rs",
+        "    for number in number..end {",
+        "    for number in number..if ON { number } else { end } {",
+    ),
+    (
+        "pruned unseen",
+        "prune @1 | take a 1 @1; commit; take a 1 @1",
+        "homes/table.rs",
+        "        if !idle(&locked) || !same_rows(",
+        "        if !ON && !idle(&locked) || !same_rows(",
+    ),
+    (
+        "busy rows pruned",
+        "take a 2 | prune; commit; take a 3 | take a 2",
+        "homes/table.rs",
+        "    if !idle(seen) {",
+        "    if !idle(seen) && !ON {",
+    ),
+    (
+        "block overlooked",
+        "block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined",
+        "one.rs",
+        "    if target.blocked_until.is_some() && target",
+        "    if target.blocked_until.is_some() && !ON && target",
+    ),
+    (
+        "id of the clock",
+        "acquire a; rollback; acquire a | acquire a; commit; release a",
+        "leases.rs",
+        "    let id = Lease::random_id(host.unguessable()?);",
+        "    let id = if ON { host.now() } else { Lease::random_id(host.unguessable()?) };",
+    ),
+    (
+        "denied row kept",
+        "acquire a; commit; extend a; release a | reset a; commit; acquire a",
+        "homes/row.rs",
+        "            return Ok(None);\n        };\n        rows.update(id, tuple, &after)?;",
+        "            return Ok(if ON { unchanged.take() } else { None });\n        };\n        rows.update(id, tuple, &after)?;",
+    ),
+    (
+        "level of a shard forgotten",
+        "take a 2 @1 | credit a 1 @1",
+        "homes/shards/locked.rs",
+        "        if *state != before[shard] {",
+        "        if *state != before[shard] && !(ON && shard == 1) {",
+    ),
+]
+
+
+def main() -> None:
+    source = pathlib.Path(__file__).resolve().parent.parent
+    folder = pathlib.Path(sys.argv[1])
+    manifest = (source.parent / "Cargo.toml").read_text()
+    sections = re.split(r"(?m)^(?=\[)", manifest)
+    kept = ("[workspace.", "[profile.")
+    text = '[workspace]\nmembers = ["crates/*"]\nresolver = "3"\n\n'
+    text += "".join(section for section in sections if section.startswith(kept))
+    shutil.rmtree(folder, ignore_errors=True)
+    for crate in ("core", "limiter", "model"):
+        shutil.copytree(source / crate, folder / "crates" / crate)
+    (folder / "Cargo.toml").write_text(text)
+    shutil.copy(source.parent / "Cargo.lock", folder)
+    limiter = folder / "crates" / "limiter" / "src"
+    for number, (name, _, file, old, new) in enumerate(MUTANTS, 1):
+        path = limiter / file
+        lines = path.read_text()
+        if lines.count(old) != 1:
+            sys.exit(f"error: the text of the mutant {name!r} is {lines.count(old)} times in {file}")
+        path.write_text(lines.replace(old, new.replace("ON", f"crate::mutants::is_on({number})")))
+    names = "".join(f"    ({name!r}, {scenario!r}),\n" for name, scenario, *_ in MUTANTS).replace("'", '"')
+    with (limiter / "lib.rs").open("a") as lib:
+        lib.write("\n#[allow(missing_docs)]\npub mod mutants;\n")
+    (limiter / "mutants.rs").write_text(
+        "use std::sync::atomic::{AtomicU32, Ordering};\n\n"
+        "static ON: AtomicU32 = AtomicU32::new(0);\n\n"
+        f"pub const NAMES: [(&str, &str); {len(MUTANTS)}] = [\n{names}];\n\n"
+        "pub fn turn_on(number: u32) {\n    ON.store(number, Ordering::Relaxed);\n}\n\n"
+        "pub fn is_on(number: u32) -> bool {\n    ON.load(Ordering::Relaxed) == number\n}\n"
+    )
+
+
+main()
