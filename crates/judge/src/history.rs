@@ -1,0 +1,184 @@
+//! Histories: what sessions asked, what they were answered, and how their transactions ended. Instants are
+//! microseconds; those of clients are of one timeline, which never steps.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// Where the state of a limit is, which decides what orders its calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Storage {
+    /// In one row: whoever has changed it holds it until the end of the transaction.
+    Row,
+    /// In several rows, one for each shard.
+    Shards,
+    /// In memory: each call takes effect at once, whatever becomes of the transaction.
+    Memory,
+}
+
+/// A limit and a key of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limited {
+    /// The limit's name.
+    pub name: String,
+    /// The key.
+    pub key: String,
+    /// The limit's config, in JSON.
+    pub config: String,
+    /// Where its state is.
+    pub storage: Storage,
+}
+
+/// The end of a transaction, or of a savepoint that was rolled back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// When the client asked for it.
+    pub invoked: i64,
+    /// When it was answered; `i64::MAX`: never.
+    pub answered: i64,
+    /// Whether what the calls did is kept; `None`: not known, since the answer was lost.
+    pub kept: Option<bool>,
+}
+
+/// What a call asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Asked {
+    /// `rl_limit`, or a request of `rl_limit_all` where all were allowed.
+    Limit {
+        /// Tokens.
+        count: f64,
+        /// Whether it may go into debt.
+        reserve: bool,
+    },
+    /// `rl_check`, or a request of `rl_limit_all` where not all were allowed: it takes nothing.
+    Check {
+        /// Tokens.
+        count: f64,
+        /// Whether the call may go into debt.
+        reserve: bool,
+    },
+    /// `rl_credit`.
+    Credit {
+        /// Tokens.
+        count: f64,
+    },
+    /// `rl_reset`; its `ok` is whether there was a state.
+    Reset,
+    /// `rl_acquire`.
+    Acquire {
+        /// Slots.
+        count: f64,
+        /// The id of the lease that was given; 0: none.
+        lease: i64,
+    },
+    /// `rl_extend`; its `ok` is whether the lease was live.
+    Extend {
+        /// The lease's id.
+        lease: i64,
+    },
+    /// `rl_release`; its `ok` is whether the lease was live.
+    Release {
+        /// The lease's id.
+        lease: i64,
+    },
+}
+
+/// What a call was answered. What is `None` is not judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// Whether the call was allowed.
+    pub ok: bool,
+    /// Tokens left after it; of a check, before what it would take.
+    pub remaining: Option<f64>,
+    /// When a call that was denied can pass, in whole milliseconds; `Some(None)`: never.
+    pub retry_at: Option<Option<i64>>,
+}
+
+/// A call and its answer. A call without an answer took nothing, and is in no history; the end of its transaction is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Invocation {
+    /// The session's number.
+    pub session: u32,
+    /// The transaction's number.
+    pub transaction: u32,
+    /// The index of its limit and key.
+    pub key: u32,
+    /// What it asked for.
+    pub asked: Asked,
+    /// When the client called.
+    pub invoked: i64,
+    /// When the client had the answer.
+    pub answered: i64,
+    /// The server's clock at the decision, where that is known.
+    pub now: Option<i64>,
+    /// The answer.
+    pub reply: Reply,
+    /// The index of the end that decides whether its effect stays; `None`: the call was a transaction of its own.
+    pub end: Option<u32>,
+}
+
+/// What concurrent sessions did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// By how much the server's clock can differ from the clients' timeline; `None`: a test has set it, and each
+    /// call has its `now`.
+    pub skew: Option<i64>,
+    /// Limits and keys.
+    pub keys: Vec<Limited>,
+    /// Ends of transactions and savepoints.
+    pub ends: Vec<End>,
+    /// The calls, those of a transaction in their order.
+    pub calls: Vec<Invocation>,
+}
+
+/// A line of a file.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Line {
+    Skew(Option<i64>),
+    Key(Limited),
+    End(End),
+    Call(Invocation),
+}
+
+impl History {
+    /// Writes the history to a file, as lines of JSON; `note` is the first, a text.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn write(&self, path: &Path, note: &str) -> io::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        let mut put = |line: String| writeln!(file, "{line}");
+        put(serde_json::to_string(note)?)?;
+        put(serde_json::to_string(&Line::Skew(self.skew))?)?;
+        for key in &self.keys {
+            put(serde_json::to_string(&Line::Key(key.clone()))?)?;
+        }
+        for end in &self.ends {
+            put(serde_json::to_string(&Line::End(*end))?)?;
+        }
+        for call in &self.calls {
+            put(serde_json::to_string(&Line::Call(*call))?)?;
+        }
+        file.flush()
+    }
+
+    /// Reads what [`write`](History::write) wrote.
+    ///
+    /// # Errors
+    /// Those of the file, and of a line that is none.
+    pub fn read(path: &Path) -> io::Result<History> {
+        let mut history = History::default();
+        for line in BufReader::new(File::open(path)?).lines().skip(1) {
+            match serde_json::from_str(&line?)? {
+                Line::Skew(skew) => history.skew = skew,
+                Line::Key(key) => history.keys.push(key),
+                Line::End(end) => history.ends.push(end),
+                Line::Call(call) => history.calls.push(call),
+            }
+        }
+        Ok(history)
+    }
+}

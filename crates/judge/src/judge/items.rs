@@ -1,0 +1,196 @@
+//! What the search puts in an order: of a row the tenures of transactions, each from its first take to its end, and
+//! the reads; in memory each call.
+
+use std::collections::HashMap;
+
+use crate::history::{Asked, End, History, Invocation, Storage};
+
+/// Whether a call changes what is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writes {
+    /// It does.
+    Yes,
+    /// It doesn't.
+    No,
+    /// The answer doesn't say: it does unless nothing changes.
+    Perhaps,
+}
+
+/// A step of a tenure.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// The call of this index.
+    Call(u32),
+    /// The latest change that is not undone is undone, by a savepoint.
+    Undo,
+}
+
+/// What is put in an order: it reads or changes what is stored, and is over before what comes next begins.
+#[derive(Debug)]
+pub(super) struct Item {
+    /// The calls, and what is undone of them.
+    pub steps: Vec<Step>,
+    /// Whether it changes what is stored.
+    pub writes: Writes,
+    /// What was changed is seen by others, or what was read is so, from here on at the earliest.
+    pub earliest: i64,
+    /// As `earliest`, if it turns out to have changed something.
+    pub earliest_end: i64,
+    /// At the latest.
+    pub latest: i64,
+    /// What comes before a change has ended by here.
+    pub begun: i64,
+    /// What was committed before a change was so by here: when it read the clock.
+    pub seen: i64,
+    /// Whether the change is kept; `None`: not known.
+    pub kept: Option<bool>,
+}
+
+/// Whether a call changes what is stored, by its answer.
+pub(super) fn writes(call: &Invocation) -> Writes {
+    let yes = |ok| if ok { Writes::Yes } else { Writes::No };
+    match call.asked {
+        Asked::Limit { count, .. } | Asked::Acquire { count, .. } => {
+            yes(call.reply.ok && count > 0.0)
+        }
+        Asked::Check { .. } => Writes::No,
+        Asked::Credit { .. } => Writes::Perhaps,
+        Asked::Reset | Asked::Extend { .. } | Asked::Release { .. } => yes(call.reply.ok),
+    }
+}
+
+/// Makes the items of one key from its calls, given by their indexes in the order of invocation.
+///
+/// # Errors
+/// What can't be judged: whether a transaction held the row before its last call on it isn't known.
+pub(super) fn items(
+    history: &History,
+    storage: Storage,
+    calls: &[u32],
+) -> Result<Vec<Item>, (u32, String)> {
+    let mut items = Vec::new();
+    let mut transactions: HashMap<u32, Vec<u32>> = HashMap::new();
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        match call.end {
+            Some(_) if storage != Storage::Memory => {
+                transactions.entry(call.transaction).or_default().push(n)
+            }
+            _ => items.push(at_once(history, n)),
+        }
+    }
+    let mut transactions: Vec<Vec<u32>> = transactions.into_values().collect();
+    transactions.sort();
+    for calls in &transactions {
+        of_transaction(history, calls, &mut items)?;
+    }
+    Ok(items)
+}
+
+/// The latest instant at which a call read what is stored: before it read the clock.
+fn read_by(history: &History, call: &Invocation) -> i64 {
+    match (history.skew, call.now) {
+        (Some(skew), Some(now)) => call.answered.min(now.saturating_add(skew)),
+        _ => call.answered,
+    }
+}
+
+/// A call that is its own transaction, or in memory.
+fn at_once(history: &History, n: u32) -> Item {
+    let call = &history.calls[n as usize];
+    Item {
+        steps: vec![Step::Call(n)],
+        writes: writes(call),
+        earliest: call.invoked,
+        earliest_end: call.invoked,
+        latest: call.answered,
+        begun: call.answered,
+        seen: read_by(history, call),
+        kept: Some(true),
+    }
+}
+
+/// A call of a transaction that doesn't hold the row.
+fn read(history: &History, n: u32) -> Item {
+    let mut item = at_once(history, n);
+    item.latest = item.seen;
+    item
+}
+
+/// The tenures of a transaction, and its reads outside of them.
+fn of_transaction(
+    history: &History,
+    calls: &[u32],
+    items: &mut Vec<Item>,
+) -> Result<(), (u32, String)> {
+    // The changes that are not undone yet, by their ends.
+    let mut held: Vec<End> = Vec::new();
+    let mut tenure: Vec<Step> = Vec::new();
+    for (place, &n) in calls.iter().enumerate() {
+        let call = &history.calls[n as usize];
+        let end = call
+            .end
+            .map_or(End { invoked: 0, answered: 0, kept: None }, |end| history.ends[end as usize]);
+        let mut last = None;
+        while let Some(ended) = held.last().copied().filter(|ended| ended.answered <= call.invoked)
+        {
+            held.pop();
+            tenure.push(Step::Undo);
+            last = Some(ended);
+        }
+        if let (true, Some(ended)) = (held.is_empty(), last) {
+            items.push(closed(history, std::mem::take(&mut tenure), ended));
+        }
+        match writes(call) {
+            Writes::Yes => {
+                tenure.push(Step::Call(n));
+                held.push(end);
+            }
+            Writes::No if held.is_empty() => items.push(read(history, n)),
+            Writes::No => tenure.push(Step::Call(n)),
+            Writes::Perhaps if held.is_empty() && place + 1 < calls.len() => {
+                let why =
+                    "a credit before other calls of its transaction on the key can't be judged";
+                return Err((n, why.to_owned()));
+            }
+            Writes::Perhaps if held.is_empty() => {
+                items.push(Item {
+                    writes: Writes::Perhaps,
+                    earliest: call.invoked,
+                    ..closed(history, vec![Step::Call(n)], end)
+                });
+            }
+            // Its own savepoint would undo it or not.
+            Writes::Perhaps if held.last() != Some(&end) => {
+                return Err((n, "a credit in a savepoint of a tenure can't be judged".to_owned()));
+            }
+            Writes::Perhaps => tenure.push(Step::Call(n)),
+        }
+    }
+    if let Some(&end) = held.first() {
+        // What a savepoint has undone before the end.
+        let undone = held.iter().filter(|&&other| other != end);
+        tenure.extend(undone.map(|_| Step::Undo));
+        items.push(closed(history, tenure, end));
+    }
+    Ok(())
+}
+
+/// A tenure that ended so.
+fn closed(history: &History, steps: Vec<Step>, end: End) -> Item {
+    let first = steps.iter().find_map(|step| match step {
+        Step::Call(n) => Some(&history.calls[*n as usize]),
+        Step::Undo => None,
+    });
+    let begun = first.map_or(end.invoked, |call| call.answered);
+    Item {
+        steps,
+        writes: Writes::Yes,
+        earliest: end.invoked,
+        earliest_end: end.invoked,
+        latest: end.answered,
+        begun,
+        seen: first.map_or(begun, |call| read_by(history, call)),
+        kept: end.kept,
+    }
+}

@@ -1,0 +1,95 @@
+//! Leases by their ids, whatever else is known: none is given twice, none is given back that was never given, and no
+//! more slots are surely held at once than there are. A lease that may expire is not surely held: this rule is for
+//! leases that outlive the history.
+
+use std::collections::HashMap;
+
+use crate::history::{Asked, History, Storage};
+
+/// Judges the calls of one key by the ids of their leases.
+///
+/// # Errors
+/// The index of a call, and why.
+pub(super) fn judge(
+    history: &History,
+    slots: u32,
+    storage: Storage,
+    calls: &[u32],
+) -> Result<(), (u32, String)> {
+    // When each lease is given at the latest.
+    let mut given: HashMap<i64, u32> = HashMap::new();
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        if let Asked::Acquire { lease, count } = call.asked
+            && call.reply.ok
+            && count > 0.0
+            && given.insert(lease, n).is_some()
+        {
+            return Err((n, format!("a lease was given twice: {call:?}")));
+        }
+    }
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        let (Asked::Extend { lease } | Asked::Release { lease }) = call.asked else { continue };
+        let acquired = given.get(&lease).map(|&n| &history.calls[n as usize]);
+        if call.reply.ok && acquired.is_none_or(|given| given.invoked > call.answered) {
+            return Err((n, format!("a lease that was not given is live: {call:?}")));
+        }
+    }
+    at_once(history, slots, storage, calls)
+}
+
+/// Checks how many slots are surely held at once.
+///
+/// # Errors
+/// As [`judge`].
+fn at_once(
+    history: &History,
+    slots: u32,
+    storage: Storage,
+    calls: &[u32],
+) -> Result<(), (u32, String)> {
+    // Whether what a call did outlasts its transaction, and when the transaction ends at the earliest.
+    let end = |n: u32| {
+        let call = &history.calls[n as usize];
+        call.end.filter(|_| storage != Storage::Memory).map(|end| history.ends[end as usize])
+    };
+    let mut released: HashMap<i64, i64> = HashMap::new();
+    let mut settled = false;
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        match call.asked {
+            Asked::Release { lease } if call.reply.ok => {
+                let first = released.entry(lease).or_insert(call.invoked);
+                *first = (*first).min(call.invoked);
+            }
+            Asked::Reset => settled |= call.reply.ok,
+            _ => {}
+        }
+    }
+    if settled {
+        return Ok(());
+    }
+    let mut events: Vec<(i64, f64, u32)> = Vec::new();
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        let Asked::Acquire { count, lease } = call.asked else { continue };
+        let ended = end(n).filter(|end| end.kept != Some(true)).map_or(i64::MAX, |end| end.invoked);
+        let until = released.get(&lease).copied().unwrap_or(i64::MAX).min(ended);
+        if call.reply.ok && until > call.answered {
+            events.push((call.answered, count, n));
+            events.push((until, -count, n));
+        }
+    }
+    // What ends at an instant ends before what begins there.
+    events.sort_by(|one, other| one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)));
+    let mut held = 0.0;
+    for (_, count, n) in events {
+        held += count;
+        if held > f64::from(slots) {
+            let call = &history.calls[n as usize];
+            return Err((n, format!("{held} of {slots} slots are held at once: {call:?}")));
+        }
+    }
+    Ok(())
+}

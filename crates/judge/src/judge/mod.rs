@@ -1,0 +1,205 @@
+//! Whether some order of the calls and commits that agrees with real time explains every answer of a history: key by
+//! key, since no call's answer depends on another key, but for the parts of `rl_limit_all`, each of which is judged.
+//!
+//! - **Rows** (`items`, `order`): whoever takes has the row from some instant of the first take to some instant of its
+//!   transaction's end. A denial or a check is answered by a state that was the latest committed one, or the
+//!   transaction's own, at some instant of the call.
+//! - **Memory** (`items`, `order`): each call takes effect at some instant between call and answer.
+//! - **Shards** (`shards`): what is admitted in any span, committed or in progress, is at most the capacity and the
+//!   inflow; without inflow, `remaining` and denials are what some instant of the call allows.
+//! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely held
+//!   at once than there are.
+//!
+//! A take is explained where `ratelimit_core::decide` gives its answer on the state that the order leaves, at the
+//! decision's instant, or at some instant of the call where that isn't known (`oracle`).
+//!
+//! The rules of rows, memory and leases are exact: they accept a history if and only if there is such an order, apart
+//! from instants that are not known, which are taken to be independent of each other. The rule of shards is weaker: it
+//! refuses no right history, and accepts some that no order explains.
+//!
+//! Not judged: `reset_at`; definitions that change; keys of limits in memory that make room for others; blocks.
+
+mod items;
+mod leases;
+mod oracle;
+mod order;
+mod shards;
+
+use std::fmt;
+
+use ratelimit_core::{Limit, config, phase};
+
+use crate::history::{History, Invocation, Storage};
+use oracle::Oracle;
+use order::{NoOrder, Search};
+
+/// What was judged: the numbers of calls, by the rule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// On limits in a row, without those of leases.
+    pub rows: usize,
+    /// On limits in memory, likewise.
+    pub memory: usize,
+    /// On limits with shards.
+    pub shards: usize,
+    /// On concurrency limits.
+    pub leases: usize,
+    /// How many of all were denied.
+    pub denied: usize,
+}
+
+impl fmt::Display for Judgement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Judgement { rows, memory, shards, leases, denied } = self;
+        write!(
+            f,
+            "judged {rows} calls on rows, {memory} in memory, {shards} on shards, {leases} of leases; {denied} denied"
+        )
+    }
+}
+
+/// A history that can't be right, or can't be judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The limit's name and its key.
+    pub of: (String, String),
+    /// The index of the call that is not explained.
+    pub call: usize,
+    /// Why.
+    pub why: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, key) = &self.of;
+        write!(f, "limit {name:?}, key {key:?}, call {}: {}", self.call, self.why)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Judges a history.
+///
+/// # Errors
+/// No order explains it, or it can't be judged.
+pub fn judge(history: &History) -> Result<Judgement, Refusal> {
+    let mut by_key: Vec<Vec<u32>> = vec![Vec::new(); history.keys.len()];
+    for (n, call) in history.calls.iter().enumerate() {
+        match by_key.get_mut(call.key as usize) {
+            Some(calls) => calls.push(n as u32),
+            None => return Err(refusal(history, n as u32, "there is no such key".into())),
+        }
+    }
+    let mut judgement = Judgement::default();
+    for (key, mut calls) in by_key.into_iter().enumerate().filter(|(_, calls)| !calls.is_empty()) {
+        calls.sort_by_key(|&n| (history.calls[n as usize].invoked, n));
+        let judged = judge_key(history, key, &calls, &mut judgement);
+        judged.map_err(|(n, why)| refusal(history, n, why))?;
+        judgement.denied += calls.iter().filter(|&&n| !history.calls[n as usize].reply.ok).count();
+    }
+    Ok(judgement)
+}
+
+fn refusal(history: &History, n: u32, why: String) -> Refusal {
+    let key = history.calls.get(n as usize).and_then(|call| history.keys.get(call.key as usize));
+    let of = key.map(|key| (key.name.clone(), key.key.clone())).unwrap_or_default();
+    Refusal { of, call: n as usize, why }
+}
+
+/// Judges the calls of one key.
+///
+/// # Errors
+/// The index of a call, and why.
+fn judge_key(
+    history: &History,
+    key: usize,
+    calls: &[u32],
+    judgement: &mut Judgement,
+) -> Result<(), (u32, String)> {
+    let limited = &history.keys[key];
+    let first = calls.first().copied().unwrap_or_default();
+    let limit =
+        config::definition(&limited.config).map_err(|error| (first, error.to_string()))?.limit;
+    for &n in calls {
+        in_time(history, n)?;
+    }
+    tells_what_expires(history, &limit, calls)?;
+    let phase = phase(limited.name.as_bytes(), limited.key.as_bytes());
+    if limited.storage == Storage::Shards {
+        judgement.shards += calls.len();
+        return shards::judge(history, &limit, phase, calls);
+    }
+    if let Limit::Concurrency(limit) = &limit {
+        leases::judge(history, limit.slots, limited.storage, calls)?;
+        judgement.leases += calls.len();
+    } else if limited.storage == Storage::Row {
+        judgement.rows += calls.len();
+    } else {
+        judgement.memory += calls.len();
+    }
+    let items = items::items(history, limited.storage, calls)?;
+    let search = Search::new(history, Oracle::new(limit, phase), items);
+    search.run().map_err(|NoOrder { call, why }| (call, why))
+}
+
+/// Checks that a call was decided between call and answer, and has the instants that it must have.
+///
+/// # Errors
+/// As [`judge_key`].
+fn in_time(history: &History, n: u32) -> Result<(), (u32, String)> {
+    let call = &history.calls[n as usize];
+    let wrong = |why: &str| Err((n, format!("{why}: {call:?}")));
+    if call.invoked > call.answered {
+        return wrong("it was answered before it was asked");
+    }
+    match (history.skew, call.now) {
+        (None, None) => wrong("the clock was set, and the call doesn't say to what"),
+        (Some(skew), Some(now)) => {
+            let (from, to) =
+                (call.invoked.saturating_sub(skew), call.answered.saturating_add(skew));
+            if (from..=to).contains(&now) {
+                Ok(())
+            } else {
+                wrong("it was not decided within the call")
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that the instants are known of what can expire within the history.
+///
+/// # Errors
+/// As [`judge_key`].
+fn tells_what_expires(
+    history: &History,
+    limit: &Limit,
+    calls: &[u32],
+) -> Result<(), (u32, String)> {
+    let lasts = match limit {
+        Limit::SlidingLog(limit) => limit.period.0,
+        Limit::Concurrency(limit) => limit.ttl.0,
+        _ => return Ok(()),
+    };
+    let call = |n: u32| &history.calls[n as usize];
+    let from = calls.iter().map(|&n| call(n).invoked).min().unwrap_or(0);
+    let to = calls.iter().map(|&n| call(n).answered).max().unwrap_or(0);
+    let without = |&&n: &&u32| call(n).now.is_none() && call(n).reply.ok;
+    match calls.iter().find(without) {
+        Some(&n) if to.saturating_sub(from) >= lasts => {
+            Err((n, "it can't be judged without the instant of the decision".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// When a call was decided.
+fn span(history: &History, call: &Invocation) -> (i64, i64) {
+    match (call.now, history.skew) {
+        (Some(now), _) => (now, now),
+        (None, skew) => {
+            let skew = skew.unwrap_or(0);
+            (call.invoked.saturating_sub(skew), call.answered.saturating_add(skew))
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! What a call would be answered on a state, by `ratelimit_core`: at an instant, and at any instant of a span where
+//! that of the decision is not known.
+
+use std::cmp::Ordering;
+
+use ratelimit_core::algorithm::Leases;
+use ratelimit_core::{Decision, Limit, Micros, State, credit, decide};
+
+use crate::history::{Asked, Invocation, Reply};
+
+/// What a key may hold: one of the possible states.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Belief {
+    /// `None`: nothing is stored.
+    pub state: Option<State>,
+    /// The times in the state may be later by so much: those of a decision whose instant was not known.
+    pub slack: i64,
+}
+
+impl Belief {
+    /// That nothing is stored.
+    pub(super) const NOTHING: Belief = Belief { state: None, slack: 0 };
+
+    /// Mixes it into a hash.
+    pub(super) fn fingerprint(&self) -> u64 {
+        let mut hash = self.slack as u64;
+        let mut mix = |value: u64| {
+            hash = (hash ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            hash ^= hash >> 32;
+        };
+        match &self.state {
+            None => mix(1),
+            Some(State::Tokens(tokens)) => {
+                mix(2);
+                mix(tokens.value.to_bits());
+                mix(tokens.ts.0 as u64);
+            }
+            Some(State::Counters(counters)) => {
+                mix(3);
+                mix(counters.value.to_bits());
+                mix(counters.prior.to_bits());
+                mix(counters.ts.0 as u64);
+            }
+            Some(State::Log(log)) => {
+                mix(4);
+                log.entries.iter().for_each(|entry| mix(entry.0 as u64));
+            }
+            Some(State::Leases(leases)) => {
+                mix(5);
+                // In no order.
+                mix(leases.leases.iter().fold(0, |sum, lease| {
+                    sum.wrapping_add(
+                        (lease.id.0 as u64).wrapping_mul(lease.expires_at.0 as u64 | 1),
+                    )
+                }));
+            }
+        }
+        hash
+    }
+}
+
+/// What a call is answered, and what it leaves.
+struct Outcome {
+    ok: bool,
+    remaining: Option<f64>,
+    /// When a denied call can pass.
+    retry_at: Option<i64>,
+    /// What is stored after it, where that changes.
+    after: Option<Option<State>>,
+}
+
+impl Outcome {
+    fn of(decision: Decision, now: Micros, writes: bool) -> Outcome {
+        Outcome {
+            ok: decision.ok,
+            remaining: Some(decision.level.remaining),
+            retry_at: decision.retry_after.map(|wait| now.plus(wait).0),
+            after: decision.state.filter(|_| writes).map(Some),
+        }
+    }
+
+    /// Of a call that tells yes or no.
+    fn of_truth(ok: bool, after: Option<Option<State>>) -> Outcome {
+        Outcome { ok, remaining: None, retry_at: None, after }
+    }
+}
+
+/// A way to explain a call on a belief.
+pub(super) struct Explained {
+    /// What the key may hold after it.
+    pub after: Belief,
+    /// Whether it changed that.
+    pub wrote: bool,
+}
+
+/// Explains the calls of one key.
+pub(super) struct Oracle {
+    /// The limit.
+    pub limit: Limit,
+    /// As in [`Limit::initial_state`].
+    pub phase: Micros,
+    /// Float error of an answer: `remaining` is rounded to a whole number where it is nearer than that.
+    pub tolerance: f64,
+}
+
+/// The states that can follow a decision whose instant is not known, at most: a window ends within the call.
+const MOST: usize = 8;
+
+impl Oracle {
+    pub(super) fn new(limit: Limit, phase: Micros) -> Oracle {
+        let capacity = limit.capacity();
+        let tolerance = if capacity.is_finite() { (1e-12 * capacity).max(4e-6) } else { 4e-6 };
+        Oracle { limit, phase, tolerance }
+    }
+
+    /// Whether times of the state are those of decisions; of windows they are boundaries.
+    fn has_slack(&self) -> bool {
+        !matches!(self.limit, Limit::FixedWindow(_) | Limit::SlidingWindow(_))
+    }
+
+    /// What is stored, `later` by so much; of nothing the state that counts at `now`.
+    fn state(&self, belief: &Belief, later: i64, now: Micros) -> State {
+        match &belief.state {
+            Some(state) => shifted(state, later),
+            None => self.limit.initial_state(now, self.phase),
+        }
+    }
+
+    /// The outcome of a call at `now`, on a state that is `later` than believed.
+    fn outcome(&self, belief: &Belief, asked: Asked, later: i64, now: Micros) -> Outcome {
+        let before = self.state(belief, later, now);
+        match (asked, &self.limit, &before) {
+            (Asked::Limit { count, reserve }, limit, before) => {
+                Outcome::of(decide(limit, before, now, count, reserve), now, true)
+            }
+            (Asked::Check { count, reserve }, limit, before) => {
+                let outcome = Outcome::of(decide(limit, before, now, count, reserve), now, false);
+                // Before what would be taken.
+                Outcome { remaining: Some(limit.level(before, now).remaining), ..outcome }
+            }
+            (Asked::Credit { count }, limit, before) => {
+                match credit(limit, before, now, count, None) {
+                    Some(decision) => Outcome::of(decision, now, true),
+                    None => Outcome::of_truth(false, None),
+                }
+            }
+            (Asked::Reset, ..) => {
+                let was = belief.state.is_some();
+                Outcome::of_truth(was, was.then_some(None))
+            }
+            (Asked::Acquire { count, lease }, Limit::Concurrency(limit), State::Leases(held)) => {
+                Outcome::of(limit.acquire(held, now, count, Micros(lease)), now, true)
+            }
+            (Asked::Extend { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
+                settled(limit.extend(held, now, Micros(lease)))
+            }
+            (Asked::Release { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
+                settled(limit.release(held, now, Micros(lease)))
+            }
+            _ => Outcome::of_truth(false, None),
+        }
+    }
+
+    /// Whether the answer is that of this outcome; `Less`, where a later instant may have it, and `Greater`, where an
+    /// earlier one may: tokens come, and leases go, in time.
+    fn compare(&self, call: &Invocation, outcome: &Outcome) -> Ordering {
+        let goes = matches!(call.asked, Asked::Extend { .. } | Asked::Release { .. });
+        if call.reply.ok != outcome.ok {
+            return if call.reply.ok == goes { Ordering::Greater } else { Ordering::Less };
+        }
+        match call.reply.remaining.zip(outcome.remaining) {
+            Some((told, found)) if found < told - self.tolerance => Ordering::Less,
+            Some((told, found)) if found > told + self.tolerance => Ordering::Greater,
+            _ => Ordering::Equal,
+        }
+    }
+
+    /// The first instant of a span that is late enough for an answer, and the last that is early enough.
+    fn instants(&self, belief: &Belief, call: &Invocation, span: (i64, i64)) -> Option<(i64, i64)> {
+        let compare =
+            |now, later| self.compare(call, &self.outcome(belief, call.asked, later, Micros(now)));
+        let from = first(span.0, span.1, |now| compare(now, 0) != Ordering::Less);
+        let late = |now| compare(now, belief.slack) == Ordering::Greater;
+        let to = first(from, span.1, late) - 1;
+        (from <= to).then_some((from, to))
+    }
+
+    /// The ways to explain a call that was decided in `span`; none: it isn't explained.
+    pub(super) fn explain(
+        &self,
+        belief: &Belief,
+        call: &Invocation,
+        span: (i64, i64),
+    ) -> Vec<Explained> {
+        let at = |now, later| self.outcome(belief, call.asked, later, Micros(now));
+        let Some((from, to)) = self.instants(belief, call, span) else { return Vec::new() };
+        let early = at(from, 0);
+        let late = if from < to || belief.slack > 0 { Some(at(to, belief.slack)) } else { None };
+        if !retries(&call.reply, &early, late.as_ref().unwrap_or(&early)) {
+            return Vec::new();
+        }
+        let unchanged = || vec![Explained { after: belief.clone(), wrote: false }];
+        if !call.reply.ok {
+            return unchanged();
+        }
+        let wrote = |state, slack| Explained { after: Belief { state, slack }, wrote: true };
+        match (early.after, late) {
+            (Some(after), None) => vec![wrote(after, 0)],
+            (Some(after), Some(late)) if self.has_slack() => {
+                // It may have found nothing to change, if time has filled it.
+                let full = at(to, 0);
+                let is_full = full.ok && full.after.is_none();
+                let mut ways = if is_full { unchanged() } else { Vec::new() };
+                let late = late.after.flatten();
+                let (state, slack) = within(belief, &call.reply, (from, to), after, late);
+                ways.push(wrote(state, slack));
+                ways
+            }
+            (Some(_), Some(late)) => {
+                let mut states = Vec::new();
+                self.pieces((from, to), &|now| at(now, 0).after.flatten(), &mut states);
+                let ways =
+                    states.into_iter().filter(|state| late.after.is_some() || state.is_some());
+                let mut ways: Vec<_> = ways.map(|state| wrote(state, 0)).collect();
+                if late.after.is_none() {
+                    ways.extend(unchanged());
+                }
+                ways
+            }
+            // A lease that had expired, if its times are the earliest.
+            (None, Some(late)) if !early.ok => {
+                let after = late.after.flatten().map(|state| shifted(&state, -belief.slack));
+                vec![wrote(after, belief.slack.max(to - from))]
+            }
+            (None, Some(late)) if late.after.is_some() => {
+                let slack = belief.slack.max(to - from);
+                let after = late.after.flatten().map(|state| shifted(&state, -slack));
+                unchanged().into_iter().chain([wrote(after, slack)]).collect()
+            }
+            (None, _) => unchanged(),
+        }
+    }
+
+    /// The different states that a function of time has in a span: it changes at a few instants.
+    fn pieces(
+        &self,
+        (from, to): (i64, i64),
+        state: &dyn Fn(i64) -> Option<State>,
+        found: &mut Vec<Option<State>>,
+    ) {
+        let (one, other) = (state(from), state(to));
+        if !found.contains(&one) {
+            found.push(one.clone());
+        }
+        if one == other || found.len() > MOST {
+            return;
+        }
+        let change = first(from, to, |now| state(now) != one);
+        self.pieces((change, to), state, found);
+    }
+}
+
+/// A state whose times are later by so much.
+fn shifted(state: &State, later: i64) -> State {
+    let (mut state, by) = (state.clone(), Micros(later));
+    match &mut state {
+        State::Tokens(tokens) if later != 0 => tokens.ts = tokens.ts.plus(by),
+        State::Log(log) if later != 0 => {
+            log.entries.iter_mut().for_each(|entry| *entry = entry.plus(by));
+        }
+        State::Leases(held) if later != 0 => {
+            held.leases.iter_mut().for_each(|lease| lease.expires_at = lease.expires_at.plus(by));
+        }
+        _ => {}
+    }
+    state
+}
+
+/// A state of an instant that is known within bounds: the earliest one, and by how much it may be later.
+fn within(
+    before: &Belief,
+    reply: &Reply,
+    (from, to): (i64, i64),
+    early: Option<State>,
+    late: Option<State>,
+) -> (Option<State>, i64) {
+    let Some(State::Tokens(mut early)) = early else {
+        return (early, before.slack.max(to - from));
+    };
+    // The answer tells it better than an instant that is not known.
+    early.value = reply.remaining.unwrap_or(early.value);
+    let last = late.map_or(Micros(to), |late| late.ts());
+    (Some(State::Tokens(early)), last.minus(early.ts).0.max(0))
+}
+
+/// The outcome of a change of a lease.
+fn settled(after: Option<Leases>) -> Outcome {
+    Outcome::of_truth(after.is_some(), after.map(|leases| Some(State::Leases(leases))))
+}
+
+/// Whether a denial told when the call can pass, to the millisecond.
+fn retries(reply: &Reply, early: &Outcome, late: &Outcome) -> bool {
+    let (false, Some(told)) = (reply.ok, reply.retry_at) else { return true };
+    // Between them lies a state that denies.
+    if early.ok || late.ok {
+        return true;
+    }
+    match (told, early.retry_at, late.retry_at) {
+        (None, None, _) | (None, _, None) => true,
+        (Some(told), Some(early), Some(late)) => {
+            let (least, most) = (early.min(late), early.max(late));
+            // Rounded up to a millisecond.
+            (least - 1..=most + 1_001).contains(&told)
+        }
+        _ => false,
+    }
+}
+
+/// The first instant of a span for which `is` holds, from which on it does; past its end, if for none.
+fn first(from: i64, to: i64, is: impl Fn(i64) -> bool) -> i64 {
+    let (mut low, mut high) = (from, to + 1);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if is(middle) { high = middle } else { low = middle + 1 }
+    }
+    low
+}

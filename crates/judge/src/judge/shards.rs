@@ -1,0 +1,284 @@
+//! A limit with shards, of which it is not known which rows a call changed: what every order allows.
+//!
+//! In any span, what was surely admitted within it, and is committed or still in progress at its end, is at most what
+//! the limit holds, what flows in, and what is given back. Where nothing flows in, what is left is known within
+//! bounds at every instant: a denial, and `remaining`, must be within those of some instant of the call. Which shards
+//! have how much doesn't matter to this, nor how many there are, and so neither does a change of their number.
+
+use std::collections::HashMap;
+
+use ratelimit_core::algorithm::{Start, Windows};
+use ratelimit_core::{Limit, Micros};
+
+use crate::history::{Asked, End, History, Invocation};
+
+/// The most tokens that a call can find, and what flows in by an instant.
+struct Source {
+    most: f64,
+    inflow: Box<dyn Fn(i64) -> f64>,
+}
+
+impl Source {
+    /// Of a limit; `None`: a kind or windows for which that isn't known here.
+    fn of(limit: &Limit, phase: Micros) -> Option<Source> {
+        let most = |reserved: Option<f64>| limit.capacity() + reserved.unwrap_or(f64::INFINITY);
+        match limit {
+            Limit::TokenBucket(bucket) => {
+                let (rate, period) = (bucket.rate, bucket.period.0);
+                // Whole periods apart, for the float's precision.
+                let inflow = move |at: i64| {
+                    at.div_euclid(period) as f64 * rate
+                        + at.rem_euclid(period) as f64 * rate / period as f64
+                };
+                Some(Source { most: most(bucket.max_reserved), inflow: Box::new(inflow) })
+            }
+            Limit::FixedWindow(window) => {
+                let Windows::Every { period, start } = window.windows else { return None };
+                let start = match start {
+                    Start::At(at) => at.0,
+                    Start::Derived => phase.0 % period.0,
+                    Start::FirstRequest => return None,
+                };
+                let rate = window.rate;
+                let inflow = move |at: i64| (at - start).div_euclid(period.0) as f64 * rate;
+                Some(Source { most: most(window.max_reserved), inflow: Box::new(inflow) })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A call that changes what is there.
+struct Change {
+    n: u32,
+    /// Tokens taken; negative: given.
+    count: f64,
+    /// When it was decided.
+    from: i64,
+    to: i64,
+    end: End,
+}
+
+/// Judges the calls of one key.
+///
+/// # Errors
+/// The index of a call, and why.
+pub(super) fn judge(
+    history: &History,
+    limit: &Limit,
+    phase: Micros,
+    calls: &[u32],
+) -> Result<(), (u32, String)> {
+    let first = calls.first().copied().unwrap_or_default();
+    let source = Source::of(limit, phase)
+        .ok_or((first, "limits of this kind with shards can't be judged".to_owned()))?;
+    let reserves = |call: &Invocation| matches!(call.asked, Asked::Limit { reserve: true, .. });
+    let any_reserves = calls.iter().any(|&n| reserves(&history.calls[n as usize]));
+    let most = if any_reserves { source.most } else { limit.capacity() };
+    let changes = changes(history, most, calls)?;
+    let slack = 1e-6 + 1e-9 * limit.capacity();
+    if most.is_finite() {
+        admitted(history, &source, most + slack, &changes)?;
+    }
+    let still = history.skew.is_none();
+    if still && changes.iter().all(|change| change.count >= 0.0) {
+        found(history, limit.capacity(), slack, (&changes, calls))?;
+    }
+    Ok(())
+}
+
+/// The changes among the calls.
+///
+/// # Errors
+/// As [`judge`].
+fn changes(history: &History, most: f64, calls: &[u32]) -> Result<Vec<Change>, (u32, String)> {
+    let mut changes = Vec::new();
+    let mut set = None;
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        if history.skew.is_none() && *set.get_or_insert(call.now) != call.now {
+            return Err((
+                n,
+                "shards at several times of a clock that is set can't be judged".into(),
+            ));
+        }
+        let count = match call.asked {
+            Asked::Limit { count, .. } if call.reply.ok => count,
+            Asked::Credit { count } => -count,
+            Asked::Reset if call.reply.ok => -most,
+            _ => continue,
+        };
+        let skew = history.skew.unwrap_or(0);
+        let at_once = End { invoked: call.invoked, answered: call.answered, kept: Some(true) };
+        changes.push(Change {
+            n,
+            count,
+            from: call.invoked.saturating_sub(skew),
+            to: call.answered.saturating_add(skew),
+            end: call.end.map_or(at_once, |end| history.ends[end as usize]),
+        });
+    }
+    Ok(changes)
+}
+
+/// What happens to the sums of spans.
+enum Event {
+    /// So many tokens are taken, negative: given, in the spans that begin by an instant.
+    Add { count: f64, since: i64 },
+    /// What is taken of them is at most what is there, at the call of this index.
+    Check { n: u32 },
+}
+
+/// Checks what was admitted in every span.
+///
+/// # Errors
+/// As [`judge`].
+fn admitted(
+    history: &History,
+    source: &Source,
+    most: f64,
+    changes: &[Change],
+) -> Result<(), (u32, String)> {
+    let still = history.skew.is_none();
+    let inflow = |at| if still { 0.0 } else { (source.inflow)(at) };
+    let Some(base) = changes.iter().map(|change| change.from).min() else { return Ok(()) };
+    let mut starts: Vec<i64> = changes.iter().map(|change| change.from).collect();
+    starts.sort_unstable();
+    starts.dedup();
+    let mut sums = Sums::new(starts.iter().map(|&at| inflow(at) - inflow(base)).collect());
+    // At one instant: what is given or ends, then what is taken, then the check.
+    let mut events: Vec<(i64, u8, Event)> = Vec::new();
+    for change in changes {
+        let &Change { n, count, from, to, end } = change;
+        if count < 0.0 {
+            let ends = if end.kept == Some(false) { continue } else { end.answered };
+            events.push((from, 0, Event::Add { count, since: ends.max(to) }));
+            continue;
+        }
+        events.push((to, 1, Event::Add { count, since: from }));
+        events.push((to, 2, Event::Check { n }));
+        if end.kept != Some(true) {
+            // Not before it is there.
+            events.push((end.invoked.max(to), 0, Event::Add { count: -count, since: from }));
+        }
+    }
+    events.sort_by_key(|&(at, order, ref event)| {
+        // What is undone at once is there first.
+        let undone = matches!(event, Event::Add { count, .. } if *count < 0.0 && order == 0);
+        (at, order, undone)
+    });
+    for (at, _, event) in events {
+        match event {
+            Event::Add { count, since } => sums.add(starts.partition_point(|&s| s <= since), count),
+            Event::Check { n } => {
+                let over = sums.most() - (inflow(at) - inflow(base)) - most;
+                if over > 0.0 {
+                    let call = &history.calls[n as usize];
+                    return Err((n, format!("{over} more was admitted than is there: {call:?}")));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks what calls found, where nothing flows in and nothing is given back.
+///
+/// # Errors
+/// As [`judge`].
+fn found(
+    history: &History,
+    capacity: f64,
+    slack: f64,
+    (changes, calls): (&[Change], &[u32]),
+) -> Result<(), (u32, String)> {
+    let by = |at: &dyn Fn(&Change) -> Option<i64>| {
+        let mut sums: Vec<(i64, f64)> =
+            changes.iter().filter_map(|change| Some((at(change)?, change.count))).collect();
+        sums.sort_by_key(|sum| sum.0);
+        let mut total = 0.0;
+        for sum in &mut sums {
+            total += sum.1;
+            sum.1 = total;
+        }
+        move |at: i64, inclusive: bool| {
+            let until = sums.partition_point(|sum| sum.0 < at || (inclusive && sum.0 == at));
+            until.checked_sub(1).map_or(0.0, |last| sums[last].1)
+        }
+    };
+    let perhaps = by(&|change| (change.end.kept != Some(false)).then_some(change.end.invoked));
+    let surely = by(&|change| (change.end.kept == Some(true)).then_some(change.end.answered));
+    let mut held: HashMap<u32, f64> = HashMap::new();
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        // What its transaction has taken before, which may be undone.
+        let own = held.get(&call.transaction).copied().unwrap_or(0.0);
+        let taken = match call.asked {
+            Asked::Limit { count, .. } if call.reply.ok => count,
+            _ => 0.0,
+        };
+        if call.end.is_some() {
+            *held.entry(call.transaction).or_default() += taken;
+        }
+        // Its own take is among those that were perhaps there, if it is a transaction of its own.
+        let alone = if call.end.is_none() { taken } else { 0.0 };
+        let least = capacity - (perhaps(call.answered, true) - alone) - own - slack;
+        let greatest = capacity - surely(call.invoked, false) + slack;
+        if let Some(remaining) = call.reply.remaining
+            && !(least..=greatest).contains(&(remaining + taken))
+        {
+            return Err((n, format!("{least} to {greatest} were there: {call:?}")));
+        }
+        // A transaction that has taken may be denied since others have the rows.
+        let (Asked::Limit { count, .. } | Asked::Check { count, .. }) = call.asked else {
+            continue;
+        };
+        if !call.reply.ok && own == 0.0 && least > count {
+            return Err((n, format!("it was denied, and {least} were there at least: {call:?}")));
+        }
+    }
+    Ok(())
+}
+
+/// Sums of spans, by their beginnings, and the most of them.
+struct Sums {
+    leaves: usize,
+    most: Vec<f64>,
+    more: Vec<f64>,
+}
+
+impl Sums {
+    fn new(sums: Vec<f64>) -> Sums {
+        let leaves = sums.len().next_power_of_two();
+        let mut most = vec![f64::MIN; 2 * leaves];
+        most[leaves..leaves + sums.len()].copy_from_slice(&sums);
+        for n in (1..leaves).rev() {
+            most[n] = most[2 * n].max(most[2 * n + 1]);
+        }
+        Sums { leaves, most, more: vec![0.0; 2 * leaves] }
+    }
+
+    /// Adds to the first `until` sums.
+    fn add(&mut self, until: usize, count: f64) {
+        self.add_below(1, self.leaves, until, count);
+    }
+
+    fn add_below(&mut self, node: usize, width: usize, until: usize, count: f64) {
+        if until == 0 {
+            return;
+        }
+        if until >= width {
+            self.most[node] += count;
+            self.more[node] += count;
+            return;
+        }
+        let half = width / 2;
+        self.add_below(2 * node, half, until.min(half), count);
+        self.add_below(2 * node + 1, half, until.saturating_sub(half), count);
+        self.most[node] = self.most[2 * node].max(self.most[2 * node + 1]) + self.more[node];
+    }
+
+    fn most(&self) -> f64 {
+        self.most[1]
+    }
+}

@@ -1,0 +1,276 @@
+//! Writing a history down while sessions run: each has a [`Recording`], which makes the calls and times them.
+//!
+//! The clients' timeline is the machine's monotonic clock, counted from the epoch as the other clock said in the
+//! beginning. By how much that one differs from it later, since it is adjusted, is measured with each call: the skew.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::history::{Asked, End, History, Invocation, Limited, Reply, Storage};
+use crate::judge::{Judgement, judge};
+
+/// Two readings that are farther apart say nothing: the thread was interrupted between them.
+const APART: Duration = Duration::from_micros(20);
+
+/// The clients' timeline.
+struct Timeline {
+    origin: Instant,
+    epoch: i64,
+    /// The least and the greatest difference of the system's clock from it.
+    least: AtomicI64,
+    greatest: AtomicI64,
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+impl Timeline {
+    fn new() -> Timeline {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros);
+        let (least, greatest) = (AtomicI64::new(0), AtomicI64::new(0));
+        Timeline { origin: Instant::now(), epoch: since, least, greatest }
+    }
+
+    /// Now, in microseconds.
+    fn now(&self) -> i64 {
+        let now = Instant::now();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros);
+        let at = self.epoch.saturating_add(micros(now.duration_since(self.origin)));
+        if now.elapsed() < APART {
+            self.least.fetch_min(wall.saturating_sub(at), Ordering::Relaxed);
+            self.greatest.fetch_max(wall.saturating_sub(at), Ordering::Relaxed);
+        }
+        at
+    }
+
+    /// By how much the system's clock differed from the timeline, with what the readings may miss.
+    fn skew(&self) -> i64 {
+        let (least, greatest) =
+            (self.least.load(Ordering::Relaxed), self.greatest.load(Ordering::Relaxed));
+        greatest.max(least.saturating_neg()).saturating_add(micros(APART))
+    }
+}
+
+/// Collects what sessions do.
+pub struct Recorder {
+    timeline: Timeline,
+    sessions: AtomicU32,
+    transactions: AtomicU32,
+    history: Mutex<History>,
+    clock_is_set: bool,
+}
+
+impl Recorder {
+    /// For calls that read the server's clock, of the same machine.
+    pub fn new() -> Recorder {
+        Recorder {
+            timeline: Timeline::new(),
+            sessions: AtomicU32::new(0),
+            transactions: AtomicU32::new(0),
+            history: Mutex::default(),
+            clock_is_set: false,
+        }
+    }
+
+    /// For calls at a time that the test has set; each must say it.
+    pub fn with_clock_set() -> Recorder {
+        Recorder { clock_is_set: true, ..Recorder::new() }
+    }
+
+    /// Adds a limit and a key; returns its index.
+    pub fn key(&self, name: &str, key: &str, config: &str, storage: Storage) -> u32 {
+        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let limited =
+            Limited { name: name.into(), key: key.into(), config: config.into(), storage };
+        history.keys.push(limited);
+        history.keys.len() as u32 - 1
+    }
+
+    /// The recording of another session.
+    pub fn session(&self) -> Recording<'_> {
+        Recording {
+            recorder: self,
+            session: self.sessions.fetch_add(1, Ordering::Relaxed),
+            transaction: 0,
+            is_open: false,
+            failed: None,
+            open: Vec::new(),
+            savepoint: 0,
+            calls: Vec::new(),
+            ends: Vec::new(),
+        }
+    }
+
+    /// What was recorded by the sessions that have ended.
+    pub fn history(&self) -> History {
+        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        History { skew: (!self.clock_is_set).then(|| self.timeline.skew()), ..history }
+    }
+
+    /// Judges it. A history that is refused is left in a file of that name in `folder`, with the reason.
+    ///
+    /// # Errors
+    /// The reason, and where the file is.
+    pub fn judge(&self, folder: &Path, name: &str) -> Result<Judgement, String> {
+        let history = self.history();
+        judge(&history).map_err(|refusal| {
+            let file = folder.join(format!("{name}.jsonl"));
+            match history.write(&file, &refusal.to_string()) {
+                Ok(()) => format!("{refusal}\nthe history is in {}", file.display()),
+                Err(error) => format!("{refusal}\nthe history could not be written: {error}"),
+            }
+        })
+    }
+}
+
+impl Default for Recorder {
+    fn default() -> Recorder {
+        Recorder::new()
+    }
+}
+
+/// What one session does. Recorded when it is dropped.
+pub struct Recording<'r> {
+    recorder: &'r Recorder,
+    session: u32,
+    transaction: u32,
+    /// Whether a transaction is open, since when it has failed, and its calls that no end is known of.
+    is_open: bool,
+    failed: Option<i64>,
+    open: Vec<Invocation>,
+    /// How many of them were made before the savepoint.
+    savepoint: usize,
+    calls: Vec<Invocation>,
+    ends: Vec<End>,
+}
+
+impl Recording<'_> {
+    /// A transaction begins.
+    pub fn begin(&mut self) {
+        self.transaction = self.recorder.transactions.fetch_add(1, Ordering::Relaxed);
+        (self.is_open, self.failed, self.savepoint) = (true, None, 0);
+    }
+
+    /// Makes a call; `read` reads the answers: on which key, what was asked, the decision's instant if it is known, and
+    /// the reply. An error ends the transaction, if one is open.
+    ///
+    /// # Errors
+    /// That of the call.
+    pub fn call<T, E>(
+        &mut self,
+        call: impl FnOnce() -> Result<T, E>,
+        read: impl FnOnce(&T) -> Vec<(u32, Asked, Option<i64>, Reply)>,
+    ) -> Result<T, E> {
+        let invoked = self.recorder.timeline.now();
+        let result = call();
+        let answered = self.recorder.timeline.now();
+        let Ok(answer) = &result else {
+            self.failed.get_or_insert(invoked);
+            return result;
+        };
+        if !self.is_open {
+            self.transaction = self.recorder.transactions.fetch_add(1, Ordering::Relaxed);
+        }
+        let (session, transaction) = (self.session, self.transaction);
+        for (key, asked, now, reply) in read(answer) {
+            let made = Invocation {
+                session,
+                transaction,
+                key,
+                asked,
+                invoked,
+                answered,
+                now,
+                reply,
+                end: None,
+            };
+            if self.is_open { &mut self.open } else { &mut self.calls }.push(made);
+        }
+        result
+    }
+
+    /// What follows can be rolled back to here.
+    pub fn savepoint(&mut self) {
+        self.savepoint = self.open.len();
+    }
+
+    /// Rolls back to the savepoint.
+    ///
+    /// # Errors
+    /// That of the statement.
+    pub fn roll_back_to<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let invoked = self.recorder.timeline.now();
+        let result = statement()?;
+        let answered = self.recorder.timeline.now();
+        let calls = self.open.split_off(self.savepoint);
+        self.ended(calls, End { invoked, answered, kept: Some(false) });
+        Ok(result)
+    }
+
+    /// Ends the transaction by COMMIT.
+    ///
+    /// # Errors
+    /// That of the statement: whether it was committed is not known then.
+    pub fn commit<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let invoked = self.recorder.timeline.now();
+        let result = statement();
+        let end = match result {
+            Ok(_) => End { invoked, answered: self.recorder.timeline.now(), kept: Some(true) },
+            Err(_) => End { invoked, answered: i64::MAX, kept: None },
+        };
+        self.close(end);
+        result
+    }
+
+    /// Ends the transaction by ROLLBACK, also one that has failed.
+    ///
+    /// # Errors
+    /// That of the statement.
+    pub fn roll_back<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let invoked = self.failed.take().unwrap_or_else(|| self.recorder.timeline.now());
+        let result = statement();
+        let answered = if result.is_ok() { self.recorder.timeline.now() } else { i64::MAX };
+        self.close(End { invoked, answered, kept: Some(false) });
+        result
+    }
+
+    /// The connection was lost, and with it the transaction, at any time since the last answer.
+    pub fn lost(&mut self) {
+        let invoked = self.open.last().map_or(0, |call| call.answered);
+        self.close(End { invoked, answered: i64::MAX, kept: Some(false) });
+    }
+
+    fn close(&mut self, end: End) {
+        let calls = std::mem::take(&mut self.open);
+        self.ended(calls, end);
+        (self.is_open, self.failed) = (false, None);
+    }
+
+    fn ended(&mut self, calls: Vec<Invocation>, end: End) {
+        if calls.is_empty() {
+            return;
+        }
+        let number = Some(self.ends.len() as u32);
+        self.ends.push(end);
+        self.calls.extend(calls.into_iter().map(|call| Invocation { end: number, ..call }));
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if self.is_open {
+            self.lost();
+        }
+        let mut history = self.recorder.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = history.ends.len() as u32;
+        history.ends.append(&mut self.ends);
+        let calls = std::mem::take(&mut self.calls).into_iter();
+        history.calls.extend(calls.map(|call| {
+            let end = call.end.map(|end| first + end);
+            Invocation { end, ..call }
+        }));
+    }
+}

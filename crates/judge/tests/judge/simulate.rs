@@ -1,0 +1,487 @@
+//! A simulated limiter: sessions whose calls take their time, rows with versions, locks and waits, entries of memory.
+//! It decides by `ratelimit_core`, and can be made to have one fault.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use ratelimit_core::algorithm::Leases;
+use ratelimit_core::{Limit, Micros, State, config, credit, decide, phase};
+use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, Storage};
+
+/// What goes wrong, once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    None,
+    /// A take is decided on what was there before its wait.
+    StaleAfterWait,
+    /// A take is decided at the time before its wait, for a transaction that was committed.
+    ClockBeforeWait,
+    /// A denial comes from a state of more than 5 ms ago.
+    DenialFromOld,
+    CommitLost,
+    RollbackKept,
+    SavepointKept,
+    /// The call is made on another key.
+    OtherKey,
+    /// A row is free before its transaction ends.
+    UnlockedEarly,
+    ResetLost,
+    /// What a call in memory writes is lost.
+    WriteLost,
+    /// A lease that is live is not seen.
+    LeaseOverlooked,
+}
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, n: u64) -> i64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n) as i64
+    }
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene {
+    pub config: &'static str,
+    pub storage: Storage,
+    pub keys: u64,
+    pub calls: usize,
+    /// Whether calls tell when they were decided.
+    pub knows_now: bool,
+    pub fault: Fault,
+    pub seed: u64,
+}
+
+/// A version that others have not seen yet: of which call it is, by its number in the transaction.
+type Own = (usize, Option<State>);
+
+#[derive(Default)]
+struct Row {
+    committed: Option<State>,
+    old: VecDeque<(i64, Option<State>)>,
+    own: Vec<Own>,
+    holder: Option<usize>,
+    queue: VecDeque<usize>,
+}
+
+#[derive(Clone, Default)]
+struct Session {
+    transaction: u32,
+    /// No BEGIN.
+    alone: bool,
+    key: usize,
+    asked: Option<Asked>,
+    invoked: i64,
+    seen: Option<State>,
+    seen_at: i64,
+    left: u32,
+    calls: Vec<Invocation>,
+    savepoint: Option<usize>,
+    leases: Vec<(usize, i64)>,
+    step: Step,
+    ending: Option<End>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Step {
+    #[default]
+    Begin,
+    Invoke,
+    Decide,
+    Waited,
+    RollBackTo,
+    Undo,
+    End,
+    Ended,
+}
+
+pub struct Simulation {
+    scene: Scene,
+    limit: Limit,
+    random: Random,
+    rows: Vec<Row>,
+    sessions: Vec<Session>,
+    events: BinaryHeap<Reverse<(i64, usize)>>,
+    pub history: History,
+    made: usize,
+    transactions: u32,
+    leases: i64,
+    /// Whether the fault has happened.
+    pub faulty: bool,
+}
+
+const SESSIONS: usize = 16;
+pub const BASE: i64 = 1_800_000_000_000_000;
+
+pub fn simulate(scene: Scene) -> Simulation {
+    let limit = config::definition(scene.config).unwrap().limit;
+    let keys = (0..scene.keys).map(|n| Limited {
+        name: "limit".into(),
+        key: format!("key {n}"),
+        config: scene.config.into(),
+        storage: scene.storage,
+    });
+    let mut simulation = Simulation {
+        scene,
+        limit,
+        random: Random(scene.seed),
+        rows: (0..scene.keys).map(|_| Row::default()).collect(),
+        sessions: vec![Session::default(); SESSIONS],
+        events: (0..SESSIONS).map(|n| Reverse((BASE + n as i64, n))).collect(),
+        history: History { skew: Some(5), keys: keys.collect(), ..History::default() },
+        made: 0,
+        transactions: 0,
+        leases: 0,
+        faulty: false,
+    };
+    while let Some(Reverse((at, session))) = simulation.events.pop() {
+        simulation.step(at, session);
+    }
+    simulation
+}
+
+impl Simulation {
+    fn later(&mut self, at: i64, least: i64, session: usize, step: Step) -> i64 {
+        let at = at + least + self.random.below(150);
+        self.sessions[session].step = step;
+        self.events.push(Reverse((at, session)));
+        at
+    }
+
+    /// Whether the fault happens now: once, in the middle of the history.
+    fn fails(&mut self, fault: Fault) -> bool {
+        let now = self.scene.fault == fault && !self.faulty && self.made > self.scene.calls / 2;
+        self.faulty |= now;
+        now
+    }
+
+    fn step(&mut self, at: i64, n: usize) {
+        match self.sessions[n].step {
+            Step::Begin => self.begin(at, n),
+            Step::Invoke => self.invoke(at, n),
+            Step::Decide => self.decide(at, n, false),
+            Step::Waited => self.decide(at, n, true),
+            Step::RollBackTo => {
+                self.sessions[n].ending = Some(End { invoked: at, answered: 0, kept: Some(false) });
+                self.later(at, 1, n, Step::Undo);
+            }
+            Step::Undo => self.undo(at, n),
+            Step::End => {
+                let kept = Some(self.random.below(5) > 0);
+                self.sessions[n].ending = Some(End { invoked: at, answered: 0, kept });
+                self.later(at, 1, n, Step::Ended);
+            }
+            Step::Ended => self.end(at, n),
+        }
+    }
+
+    fn begin(&mut self, at: i64, n: usize) {
+        if self.made >= self.scene.calls {
+            return;
+        }
+        let (alone, left) = (self.random.below(5) == 0, 1 + self.random.below(3) as u32);
+        let session = &mut self.sessions[n];
+        (session.transaction, session.alone, session.savepoint) = (self.transactions, alone, None);
+        session.left = if alone { 1 } else { left };
+        session.key = 0;
+        self.transactions += 1;
+        self.later(at, 1, n, Step::Invoke);
+    }
+
+    fn invoke(&mut self, at: i64, n: usize) {
+        // Keys in order, so that nothing deadlocks.
+        let least = self.sessions[n].key as u64;
+        let key = (least as i64 + self.random.below(self.scene.keys - least)) as usize;
+        if !self.sessions[n].alone && self.random.below(6) == 0 {
+            self.sessions[n].savepoint = Some(self.sessions[n].calls.len());
+        }
+        let asked = self.asked(n, key);
+        let session = &mut self.sessions[n];
+        (session.key, session.asked, session.invoked) = (key, Some(asked), at);
+        self.later(at, 1, n, Step::Decide);
+    }
+
+    fn asked(&mut self, n: usize, key: usize) -> Asked {
+        let count = 1.0 + self.random.below(3) as f64;
+        if let Limit::Concurrency(_) = self.limit {
+            let own = self.sessions[n].leases.iter().position(|lease| lease.0 == key);
+            return match (self.random.below(4), own) {
+                (0, Some(own)) => Asked::Extend { lease: self.sessions[n].leases[own].1 },
+                (1 | 2, Some(own)) => {
+                    Asked::Release { lease: self.sessions[n].leases.swap_remove(own).1 }
+                }
+                _ => {
+                    self.leases += 1;
+                    Asked::Acquire { count: count.min(2.0), lease: self.leases }
+                }
+            };
+        }
+        match self.random.below(40) {
+            0..4 => Asked::Check { count, reserve: false },
+            4 => Asked::Reset,
+            5 if self.sessions[n].alone && credit_of(&self.limit) => Asked::Credit { count },
+            6 => Asked::Limit { count, reserve: credit_of(&self.limit) },
+            _ => Asked::Limit { count, reserve: false },
+        }
+    }
+
+    /// What a call is answered on a state, and what is stored after it if that changes.
+    fn answer(
+        &self,
+        key: usize,
+        stored: &Option<State>,
+        asked: Asked,
+        now: i64,
+    ) -> (Reply, Option<Option<State>>) {
+        let now = Micros(now);
+        let phase = phase(b"limit", format!("key {key}").as_bytes());
+        let state = stored.clone().unwrap_or_else(|| self.limit.initial_state(now, phase));
+        let truth = |ok| Reply { ok, ..Reply::default() };
+        let leases = |after: Option<Leases>| {
+            (truth(after.is_some()), after.map(|leases| Some(State::Leases(leases))))
+        };
+        let decision = match (asked, &self.limit, &state) {
+            (Asked::Limit { count, reserve } | Asked::Check { count, reserve }, ..) => {
+                decide(&self.limit, &state, now, count, reserve)
+            }
+            (Asked::Credit { count }, ..) => credit(&self.limit, &state, now, count, None).unwrap(),
+            (Asked::Reset, ..) => {
+                return (truth(stored.is_some()), stored.is_some().then_some(None));
+            }
+            (Asked::Acquire { count, lease }, Limit::Concurrency(limit), State::Leases(held)) => {
+                limit.acquire(held, now, count, Micros(lease))
+            }
+            (Asked::Extend { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
+                return leases(limit.extend(held, now, Micros(lease)));
+            }
+            (Asked::Release { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
+                return leases(limit.release(held, now, Micros(lease)));
+            }
+            _ => unreachable!(),
+        };
+        let retry = decision.retry_after.map(|wait| now.plus(wait).ceil_to_millis().0);
+        let is_check = matches!(asked, Asked::Check { .. });
+        let level = if is_check { self.limit.level(&state, now) } else { decision.level };
+        let remaining = Some(level.remaining);
+        let reply = Reply { ok: decision.ok, remaining, retry_at: (!decision.ok).then_some(retry) };
+        (reply, decision.state.filter(|_| !is_check).map(Some))
+    }
+
+    fn visible(&self, n: usize, key: usize) -> Option<State> {
+        let row = &self.rows[key];
+        match row.own.last() {
+            Some(own) if row.holder == Some(n) => own.1.clone(),
+            _ => row.committed.clone(),
+        }
+    }
+
+    fn decide(&mut self, at: i64, n: usize, waited: bool) {
+        let Session { key, asked: Some(asked), .. } = self.sessions[n] else { unreachable!() };
+        let is_row = self.scene.storage == Storage::Row;
+        let mut place = key;
+        let other = (key + 1) % self.rows.len();
+        if self.scene.fault == Fault::OtherKey && self.rows[other].holder.is_none() {
+            let there = self.answer(key, &self.visible(n, other), asked, at + 3).0;
+            let here = self.answer(key, &self.visible(n, key), asked, at + 3).0;
+            let differs = there.ok && there.remaining != here.remaining;
+            if differs && self.fails(Fault::OtherKey) {
+                place = other;
+            }
+        }
+        // The server's clock is a little ahead.
+        let (mut state, mut now) = (self.visible(n, place), at + 3);
+        let current = self.answer(key, &state, asked, now);
+        if !waited && self.scene.fault == Fault::DenialFromOld && self.rows[place].holder != Some(n)
+        {
+            let row = &self.rows[place];
+            if let Some((_, old)) = row.old.iter().rev().find(|old| old.0 < at - 5_000) {
+                let other = self.answer(key, old, asked, now);
+                let differs = !other.0.ok && other.0.remaining != current.0.remaining;
+                let old = old.clone();
+                if differs && self.fails(Fault::DenialFromOld) {
+                    state = old;
+                }
+            }
+        }
+        if waited && self.sessions[n].seen != state {
+            let on_old = self.answer(key, &self.sessions[n].seen, asked, now).0;
+            if on_old != current.0 && self.fails(Fault::StaleAfterWait) {
+                state = self.sessions[n].seen.clone();
+            }
+        }
+        if waited
+            && self.sessions[n].seen != state
+            && now - self.sessions[n].seen_at > 100
+            && self.fails(Fault::ClockBeforeWait)
+        {
+            now = self.sessions[n].seen_at;
+        }
+        if let Some(State::Leases(held)) = &state
+            && matches!(asked, Asked::Acquire { .. })
+            && !current.0.ok
+            && self.scene.fault == Fault::LeaseOverlooked
+        {
+            let fewer = Leases { leases: Vec::new(), ts: held.ts };
+            if self.fails(Fault::LeaseOverlooked) {
+                state = Some(State::Leases(fewer));
+            }
+        }
+        let (reply, after) = self.answer(key, &state, asked, now);
+        let held = self.rows[place].holder.is_some_and(|holder| holder != n);
+        if is_row && held && after.is_some() {
+            let session = &mut self.sessions[n];
+            (session.seen, session.seen_at) = (state, now);
+            self.rows[place].queue.push_back(n);
+            return;
+        }
+        self.write(at, n, place, after);
+        self.answered(at, n, (asked, reply, now));
+    }
+
+    fn write(&mut self, at: i64, n: usize, key: usize, after: Option<Option<State>>) {
+        let Some(after) = after else {
+            // Who waited for nothing lets the next one go on.
+            if self.rows[key].holder.is_none() {
+                self.wake(at, key);
+            }
+            return;
+        };
+        let is_reset = after.is_none();
+        let lost = self.fails(Fault::WriteLost) || (is_reset && self.fails(Fault::ResetLost));
+        let after = if lost { self.visible(n, key) } else { after };
+        if self.scene.storage == Storage::Memory
+            || (self.sessions[n].alone && self.rows[key].own.is_empty())
+        {
+            self.commit(at, key, after);
+            self.wake(at, key);
+            return;
+        }
+        let number = self.sessions[n].calls.len();
+        self.rows[key].own.push((number, after));
+        self.rows[key].holder = Some(n);
+        if !self.rows[key].queue.is_empty() && self.fails(Fault::UnlockedEarly) {
+            self.rows[key].holder = None;
+            self.wake(at, key);
+        }
+    }
+
+    fn commit(&mut self, at: i64, key: usize, state: Option<State>) {
+        let row = &mut self.rows[key];
+        row.old.push_back((at, std::mem::replace(&mut row.committed, state)));
+        if row.old.len() > 64 {
+            row.old.pop_front();
+        }
+    }
+
+    /// The next one that waits for a row decides again.
+    fn wake(&mut self, at: i64, key: usize) {
+        if let Some(next) = self.rows[key].queue.pop_front() {
+            self.sessions[next].step = Step::Waited;
+            self.events.push(Reverse((at + 1, next)));
+        }
+    }
+
+    fn answered(&mut self, at: i64, n: usize, (asked, reply, now): (Asked, Reply, i64)) {
+        let answered = at + 1 + self.random.below(150);
+        let asked = match asked {
+            Asked::Acquire { count, .. } if !reply.ok => Asked::Acquire { count, lease: 0 },
+            asked => asked,
+        };
+        let session = &mut self.sessions[n];
+        if let (Asked::Acquire { lease, .. }, true) = (asked, reply.ok) {
+            session.leases.push((session.key, lease));
+        }
+        session.calls.push(Invocation {
+            session: n as u32,
+            transaction: session.transaction,
+            key: session.key as u32,
+            asked,
+            invoked: session.invoked,
+            answered,
+            now: self.scene.knows_now.then_some(now),
+            reply,
+            end: None,
+        });
+        session.left -= 1;
+        let (alone, more, back) = (session.alone, session.left > 0, session.savepoint.is_some());
+        self.made += 1;
+        if alone {
+            self.history.calls.append(&mut self.sessions[n].calls);
+            self.later(answered, 1, n, Step::Begin);
+        } else if back && self.random.below(2) == 0 {
+            self.later(answered, 1, n, Step::RollBackTo);
+        } else {
+            self.later(answered, 1, n, if more { Step::Invoke } else { Step::End });
+        }
+    }
+
+    /// Ends what a session did since its call of a number.
+    fn finish(&mut self, at: i64, n: usize, since: usize, fault: Fault) -> i64 {
+        let mut end = self.sessions[n].ending.take().unwrap();
+        end.answered = at + 1 + self.random.below(150);
+        for key in 0..self.rows.len() {
+            let row = &mut self.rows[key];
+            let Some(first) = row.own.iter().position(|own| own.0 >= since) else { continue };
+            if row.holder != Some(n) {
+                continue;
+            }
+            let undone = row.own.split_off(first);
+            let last = undone.last().unwrap().1.clone();
+            let was = row.own.last().map_or_else(|| row.committed.clone(), |own| own.1.clone());
+            let free = row.own.is_empty();
+            let fails = last != was && self.fails(fault);
+            if end.kept == Some(true) && !fails || end.kept != Some(true) && fails {
+                match free {
+                    true => self.commit(at, key, last),
+                    false => self.rows[key].own.last_mut().unwrap().1 = last,
+                }
+            }
+            if free {
+                self.rows[key].holder = None;
+                self.wake(at, key);
+            }
+        }
+        let number = self.history.ends.len() as u32;
+        self.history.ends.push(end);
+        let calls = self.sessions[n].calls.split_off(since);
+        if end.kept != Some(true) && self.scene.storage == Storage::Row {
+            let gone: Vec<i64> = calls
+                .iter()
+                .filter_map(|call| match call.asked {
+                    Asked::Acquire { lease, .. } => Some(lease),
+                    _ => None,
+                })
+                .collect();
+            self.sessions[n].leases.retain(|lease| !gone.contains(&lease.1));
+        }
+        self.history
+            .calls
+            .extend(calls.into_iter().map(|call| Invocation { end: Some(number), ..call }));
+        end.answered
+    }
+
+    fn undo(&mut self, at: i64, n: usize) {
+        let since = self.sessions[n].savepoint.take().unwrap();
+        let answered = self.finish(at, n, since, Fault::SavepointKept);
+        let next = if self.sessions[n].left > 0 { Step::Invoke } else { Step::End };
+        self.later(answered, 1, n, next);
+    }
+
+    fn end(&mut self, at: i64, n: usize) {
+        let committed = self.sessions[n].ending.unwrap().kept == Some(true);
+        let fault = if committed { Fault::CommitLost } else { Fault::RollbackKept };
+        // The fault of a savepoint alone is another.
+        let answered = self.finish(at, n, 0, fault);
+        self.later(answered, 1, n, Step::Begin);
+    }
+}
+
+fn credit_of(limit: &Limit) -> bool {
+    matches!(limit, Limit::TokenBucket(_) | Limit::FixedWindow(_))
+}
