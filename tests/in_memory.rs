@@ -5,11 +5,13 @@ use std::sync::Barrier;
 use std::thread;
 
 use fastrand::Rng;
-use postgres::Client;
 use postgres::error::SqlState;
+use postgres::{Client, Row};
+use ratelimit_judge::{Asked, Recorder, Reply, Storage};
 use serde_json::{Value, json};
 
 use crate::database::{Database, connect};
+use crate::load::FOLDER;
 
 const SESSIONS: usize = 16;
 
@@ -305,6 +307,68 @@ fn sixteen_sessions_take_what_there_is_and_no_more() {
         .unwrap();
     assert!(row.get::<_, i64>(0) <= 11_000 && row.get::<_, i64>(1) >= 11_000, "{row:?}");
     assert_eq!(row.get::<_, &str>(2), "key");
+}
+
+/// Takes, checks and resets by the real clock, of every kind, also rolled back: some order explains every answer.
+#[test]
+#[ignore = "needs a server: make test"]
+fn an_order_explains_every_answer_in_memory() {
+    let database = Database::new("memory_judged");
+    let configs = [
+        json!({"kind": "token bucket", "rate": 2000, "period": 1000, "capacity": 20, "store": "memory"}),
+        json!({"kind": "fixed window", "rate": 20, "period": 20, "capacity": 30, "store": "memory"}),
+        json!({"kind": "sliding window", "rate": 20, "period": 20, "store": "memory"}),
+    ]
+    .map(|config| config.to_string());
+    let recorder = Recorder::new();
+    for (n, config) in configs.iter().enumerate() {
+        recorder.key(&n.to_string(), "k", config, Storage::Memory);
+        let define = format!("SELECT rl_define('{n}', '{config}')");
+        database.connect().batch_execute(&define).unwrap();
+    }
+    at_once(&database, "", |client, session| {
+        let mut random = Rng::with_seed(session as u64);
+        let mut recording = recorder.session();
+        let call = |function: &str| {
+            format!(
+                "SELECT ok, remaining, (extract(epoch FROM retry_at) * 1000000)::bigint
+                 FROM {function}($1, 'k', $2)"
+            )
+        };
+        let limit = client.prepare(&call("rl_limit")).unwrap();
+        let check = client.prepare(&call("rl_check")).unwrap();
+        let reset = "SELECT rl_reset($1, 'k'), NULL::float8, NULL::bigint";
+        for _ in 0..150 {
+            let (n, count) = (random.u32(..3), f64::from(random.u8(1..4)));
+            let name = n.to_string();
+            let in_transaction = random.bool();
+            if in_transaction {
+                client.batch_execute("BEGIN").unwrap();
+                recording.begin();
+            }
+            let asked = match random.u8(..20) {
+                0 => Asked::Reset,
+                1..4 => Asked::Check { count, reserve: false },
+                _ => Asked::Limit { count, reserve: false },
+            };
+            let ask = || match asked {
+                Asked::Reset => client.query_one(reset, &[&name]),
+                Asked::Check { .. } => client.query_one(&check, &[&name, &count]),
+                _ => client.query_one(&limit, &[&name, &count]),
+            };
+            let answer = |row: &Row| {
+                let (ok, remaining, retry_at): (bool, _, _) = (row.get(0), row.get(1), row.get(2));
+                let retry_at = (!ok && asked != Asked::Reset).then_some(retry_at);
+                vec![(n, asked, None, Reply { ok, remaining, retry_at })]
+            };
+            recording.call(ask, answer).unwrap();
+            if in_transaction {
+                recording.roll_back(|| client.batch_execute("ROLLBACK")).unwrap();
+            }
+        }
+        0
+    });
+    println!("{}", recorder.judge(FOLDER.as_ref(), "refused-memory").unwrap());
 }
 
 #[test]

@@ -6,20 +6,61 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::thread;
 
 use fastrand::Rng;
+use postgres::{Client, Row};
+use ratelimit_core::lease;
+use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage};
 
 use crate::database::Database;
+use crate::load::FOLDER;
 
 const SESSIONS: usize = 16;
 const SLOTS: i64 = 5;
+
+/// What the judge is told of a call on the leases.
+type Told = (u32, Asked, Option<i64>, Reply);
+
+/// Of one that acquires so many slots.
+fn acquired(count: i64) -> impl Fn(&Option<Row>) -> Vec<Told> {
+    move |row| {
+        let lease = row.as_ref().map_or(0, |row| id(row.get(0)));
+        vec![(0, Asked::Acquire { count: count as f64, lease }, None, truth(row.is_some()))]
+    }
+}
+
+/// Of one that asks about a lease, and answers yes or no.
+fn settled(asked: Asked) -> impl Fn(&Row) -> Vec<Told> {
+    move |row| vec![(0, asked, None, truth(row.get(0)))]
+}
+
+fn truth(ok: bool) -> Reply {
+    Reply { ok, ..Reply::default() }
+}
+
+/// The id of a lease.
+fn id(text: &str) -> i64 {
+    lease::parse(text.as_bytes()).unwrap().id.0
+}
+
+/// Releases a lease that is held.
+fn release(client: &mut Client, recording: &mut Recording, lease: &str) {
+    let release = || client.query_one("SELECT rl_release($1)", &[&lease]);
+    let row = recording.call(release, settled(Asked::Release { lease: id(lease) })).unwrap();
+    assert!(row.get::<_, bool>(0));
+}
 
 /// Sessions that acquire, sometimes roll back or extend, and release: what they hold at once, and how often they got
 /// a lease.
 fn hold_at_once(database: &Database, name: &str) -> (i64, u64) {
     let (held, most, leases) = (AtomicI64::new(0), AtomicI64::new(0), AtomicU64::new(0));
     let ready = Barrier::new(SESSIONS);
+    let recorder = Recorder::new();
+    let storage = if name == "memory" { Storage::Memory } else { Storage::Row };
+    let config = format!(r#"{{"kind": "concurrency", "slots": {SLOTS}, "ttl": "1 hour"}}"#);
+    recorder.key(name, "k", &config, storage);
     thread::scope(|scope| {
         for session in 0..SESSIONS {
             let (held, most, leases, ready) = (&held, &most, &leases, &ready);
+            let mut recording = recorder.session();
             scope.spawn(move || {
                 let (mut client, mut random) = (database.connect(), Rng::with_seed(session as u64));
                 ready.wait();
@@ -29,17 +70,21 @@ fn hold_at_once(database: &Database, name: &str) -> (i64, u64) {
                     if random.u8(..5) == 0 {
                         // What is rolled back was never held; in memory it is held until it is released.
                         let mut transaction = client.transaction().unwrap();
-                        let taken =
-                            transaction.query_opt(acquire, &[&name, &(count as f64)]).unwrap();
-                        transaction.rollback().unwrap();
+                        recording.begin();
+                        let taken = recording.call(
+                            || transaction.query_opt(acquire, &[&name, &(count as f64)]),
+                            acquired(count),
+                        );
+                        recording.roll_back(|| transaction.rollback()).unwrap();
+                        let taken = taken.unwrap();
                         if let (Some(row), "memory") = (taken, name) {
                             let lease: String = row.get(0);
-                            let row = client.query_one("SELECT rl_release($1)", &[&lease]).unwrap();
-                            assert!(row.get::<_, bool>(0));
+                            release(&mut client, &mut recording, &lease);
                         }
                         continue;
                     }
-                    let taken = client.query_opt(acquire, &[&name, &(count as f64)]).unwrap();
+                    let take = || client.query_opt(acquire, &[&name, &(count as f64)]);
+                    let taken = recording.call(take, acquired(count)).unwrap();
                     let Some(row) = taken else { continue };
                     let lease: String = row.get(0);
                     most.fetch_max(
@@ -49,17 +94,20 @@ fn hold_at_once(database: &Database, name: &str) -> (i64, u64) {
                     leases.fetch_add(1, Ordering::SeqCst);
                     if random.bool() {
                         let extend = "SELECT rl_extend($1) IS NOT NULL";
-                        assert!(client.query_one(extend, &[&lease]).unwrap().get::<_, bool>(0));
+                        let asked = Asked::Extend { lease: id(&lease) };
+                        let extend = || client.query_one(extend, &[&lease]);
+                        let row = recording.call(extend, settled(asked)).unwrap();
+                        assert!(row.get::<_, bool>(0));
                     }
                     // Before others can know that it is free.
                     held.fetch_sub(count, Ordering::SeqCst);
-                    let row = client.query_one("SELECT rl_release($1)", &[&lease]).unwrap();
-                    assert!(row.get::<_, bool>(0));
+                    release(&mut client, &mut recording, &lease);
                 }
             });
         }
     });
     assert_eq!(held.into_inner(), 0);
+    println!("{}", recorder.judge(FOLDER.as_ref(), "refused-leases").unwrap());
     (most.into_inner(), leases.into_inner())
 }
 

@@ -127,6 +127,7 @@ fn transactions_of_several_takes_from_sharded_keys_take_every_token_once() {
             // Powers of two, so that the floats are exact.
             let shards = "UPDATE rl_config SET config = config || '{\"shards\": 8}'";
             load.client.batch_execute(shards).unwrap();
+            load.in_shards();
             let tally = load.run(1, level, LIMITER, End::Transactions(60));
             load.check(&tally, false).unwrap();
         }
