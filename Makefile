@@ -1,9 +1,9 @@
 # The commands of a developer; scripts/ does the work. PG is the major version of
 # PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
 
-export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE PORT
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE PORT PROGRAMS
 
-.PHONY: all install uninstall help run playground pictures test test-all test-citus accept soak bench lint docs package test-packages release clean
+.PHONY: all install uninstall help run playground pictures test test-all test-citus accept soak prove bench lint docs package test-packages release clean
 all:
 	@BUILD=release scripts/build
 
@@ -23,6 +23,8 @@ help:
 	@echo 'make test-citus  CITUS_SOURCE=/path/to/citus-13.0.4.tar.xz: builds Citus from that archive of its source,'
 	@echo '               and tests limits on a coordinator and two workers; TESTS="a b" for some'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
+	@echo 'make prove     the limiter in every order of the steps of a few sessions, over a model of rows; some ten'
+	@echo '               minutes, ONLY=short for one, PROGRAMS="0 1000" for these random programs'
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
 	@echo 'make pictures  draw docs/pictures from what the extension answers; CHECK=yes only compares'
@@ -36,7 +38,7 @@ help:
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run playground test test-all test-citus accept lint docs package test-packages release:
+run playground test test-all test-citus accept prove lint docs package test-packages release:
 	@scripts/$@
 
 pictures:

@@ -1,4 +1,16 @@
 //! The limiter, as it is, over a model of PostgreSQL's rows, in every order of the steps of a few sessions.
+//!
+//! Nothing of `crates/limiter` is written twice: a session runs its calls, each primitive of the rows is a step, and
+//! stateright explores all orders of the sessions' steps, all random choices, and the clock and a crash at any instant.
+//! [`postgres`] is the model of the rows, [`properties`] what must hold, [`oracle`] what answers must be.
+//!
+//! ```text
+//! ratelimit-model short            what CI explores
+//! ratelimit-model long             what takes minutes, too
+//! ratelimit-model random 0 500     the random programs of these numbers
+//! ratelimit-model mutants          faults, each of which must be noticed
+//! ratelimit-model program TEXT…    these programs, with the path to what is wrong; see `statement::programs`
+//! ```
 
 mod content;
 mod entries;
@@ -7,37 +19,107 @@ mod mutants;
 mod oracle;
 mod postgres;
 mod properties;
+mod random;
 mod rows;
 mod run;
 mod scenarios;
 mod statement;
 mod world;
 
-fn main() {
-    if std::env::args().nth(1).as_deref() == Some("mutants") {
-        let missed = mutants::run(std::env::var("EVERYWHERE").is_ok());
-        std::process::exit(i32::from(missed > 0));
-    }
-    let only = std::env::args().nth(1).unwrap_or_default();
-    for (group, scenarios) in scenarios::groups(std::env::var("LONG").is_ok()) {
-        println!("{group}");
-        for scenario in scenarios.iter().filter(|scenario| scenario.name.contains(&only)) {
-            let report = explore::explore(scenario, None, 2_000_000, 2);
-            println!(
-                "  {:<90} {:>9} states, depth {:>3}, {:>6.2} s, {} {:?} {:?}",
-                scenario.name,
-                report.states,
-                report.depth,
-                report.time.as_secs_f64(),
-                if report.is_whole { "whole" } else { "a part" },
-                report.seen,
-                report.wrong.as_ref().map(|(wrong, _)| wrong),
-            );
-            if std::env::var("TRACE").is_ok()
-                && let Some((_, path)) = report.wrong
-            {
-                path.iter().for_each(|line| println!("    {line}"));
-            }
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use explore::{Report, explore};
+use world::Scenario;
+
+/// At most about so many states of a scenario are visited.
+const MOST: usize = 50_000_000;
+/// Likewise of a random program, of which many are tried.
+const MOST_OF_RANDOM: usize = 300_000;
+/// How many states are explored at a time.
+const THREADS: usize = 2;
+
+/// What was explored so far.
+#[derive(Default)]
+struct Totals {
+    scenarios: usize,
+    states: usize,
+    parts: usize,
+    wrong: usize,
+}
+
+impl Totals {
+    /// Explores a scenario, and prints a line of it unless it is `quiet` and right.
+    fn explore(&mut self, scenario: &Arc<Scenario>, most: usize, quiet: bool) {
+        if std::io::stdout().is_terminal() {
+            print!("\r{:>6} scenarios, {:>11} states\r", self.scenarios, self.states);
+            let _ = std::io::stdout().flush();
+        }
+        let report = explore(scenario, None, most, THREADS);
+        let Report { states, depth, time, is_whole, seen, wrong } = &report;
+        self.scenarios += 1;
+        self.states += states;
+        self.parts += usize::from(!is_whole);
+        // Who never admits or never ends shows nothing.
+        let shows = ["admits", "ends"].iter().all(|name| seen.contains(name)) || !is_whole || quiet;
+        let is_right = wrong.is_none() && shows;
+        self.wrong += usize::from(!is_right);
+        if quiet && is_right {
+            return;
+        }
+        let verdict = match (wrong, is_whole) {
+            (Some((wrong, _)), _) => format!("WRONG: {wrong:?}"),
+            (None, true) if shows => "holds".into(),
+            (None, true) => format!("WRONG: it shows {seen:?} only"),
+            (None, false) => "holds in the part that was visited".into(),
+        };
+        let name = &scenario.name;
+        println!(
+            "{states:>9} states, {depth:>3} deep, {:>6.2} s, {verdict}: {name}",
+            time.as_secs_f64()
+        );
+        for line in wrong.iter().flat_map(|(_, path)| path) {
+            println!("    {line}");
         }
     }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (began, mut totals) = (Instant::now(), Totals::default());
+    match arguments[..] {
+        ["short" | "long"] => {
+            for (group, scenarios) in scenarios::groups(arguments == ["long"]) {
+                println!("{group}:");
+                scenarios.iter().for_each(|scenario| totals.explore(scenario, MOST, false));
+            }
+        }
+        ["random", from, to] => {
+            let number = |text: &str| {
+                text.parse::<u64>().unwrap_or_else(|_| panic!("{text:?} is no number"))
+            };
+            for number in number(from)..number(to) {
+                totals.explore(&random::scenario(number), MOST_OF_RANDOM, true);
+            }
+        }
+        ["mutants"] => totals.wrong = mutants::run(),
+        ["program", ..] if arguments.len() > 1 => {
+            for text in &arguments[1..] {
+                totals.explore(&Arc::new(scenarios::of_bucket(3, text)), MOST, false);
+            }
+        }
+        _ => {
+            eprintln!("usage: ratelimit-model short|long|mutants|random FROM TO|program TEXT…");
+            return ExitCode::FAILURE;
+        }
+    }
+    let Totals { scenarios, states, parts, wrong } = totals;
+    let seconds = began.elapsed().as_secs();
+    println!(
+        "{scenarios} scenarios, {states} states, {parts} of them in part, {wrong} wrong, {seconds} s"
+    );
+    if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,12 +1,9 @@
 //! Mutants: a fault in the model's rows or memory, or in the limiter, that a property must notice. Those of the limiter
 //! are the patches of `mutants.py` beside this crate, which switches them on by number in a copy of `crates/limiter`.
 
-use std::sync::Arc;
-
 use crate::explore::{Report, explore};
 use crate::postgres::Flaw;
 use crate::scenarios::{self, Group};
-use crate::world::Scenario;
 
 /// At most about so many states are visited of a mutant, which may have no end of them.
 const MOST: usize = 100_000;
@@ -36,42 +33,33 @@ const FLAWS: [(Flaw, &str); 15] = [
     ),
 ];
 
-/// Explores each mutant where it shows, or with `everywhere` in all scenarios; returns how many no property noticed.
-pub fn run(everywhere: bool) -> usize {
+/// Explores each mutant where it shows; returns how many no property noticed.
+pub fn run() -> usize {
     let groups = scenarios::groups(false);
     let mut missed = 0;
     for (flaw, name) in FLAWS {
-        missed +=
-            usize::from(!is_noticed(&groups, &format!("{flaw:?}"), name, Some(flaw), everywhere));
+        missed += usize::from(!is_noticed(&groups, &format!("{flaw:?}"), name, Some(flaw)));
     }
     for (number, (mutant, name)) in (1..).zip(switches::NAMES) {
         switches::turn_on(number);
-        missed += usize::from(!is_noticed(&groups, mutant, name, None, everywhere));
+        missed += usize::from(!is_noticed(&groups, mutant, name, None));
         switches::turn_on(0);
     }
     missed
 }
 
-fn is_noticed(
-    groups: &[Group],
-    mutant: &str,
-    name: &str,
-    flaw: Option<Flaw>,
-    everywhere: bool,
-) -> bool {
-    let mut is_noticed = false;
-    let scenarios = groups.iter().flat_map(|(_, scenarios)| scenarios);
-    let wanted = |scenario: &&Arc<Scenario>| everywhere || scenario.name == name;
-    for scenario in scenarios.filter(wanted) {
-        let report = explore(scenario, flaw, MOST, 2);
-        let Report { states, wrong: Some((wrong, _)), .. } = report else { continue };
-        is_noticed = true;
-        println!("  {mutant:<24} {wrong:?} after {states} states of: {}", scenario.name);
+fn is_noticed(groups: &[Group], mutant: &str, name: &str, flaw: Option<Flaw>) -> bool {
+    let mut scenarios = groups.iter().flat_map(|(_, scenarios)| scenarios);
+    let Some(scenario) = scenarios.find(|scenario| scenario.name == name) else {
+        println!("{mutant:<30} has no scenario {name}");
+        return false;
+    };
+    let Report { states, wrong, .. } = explore(scenario, flaw, MOST, 2);
+    match &wrong {
+        Some((wrong, _)) => println!("{mutant:<30} {wrong:?} after {states} states of: {name}"),
+        None => println!("{mutant:<30} NOT NOTICED in {states} states of: {name}"),
     }
-    if !is_noticed {
-        println!("  {mutant:<24} is not noticed in: {name}");
-    }
-    is_noticed
+    wrong.is_some()
 }
 
 /// The mutants of the limiter, which it has in its copy only.

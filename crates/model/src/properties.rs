@@ -2,6 +2,7 @@
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Micros, State};
+use ratelimit_limiter::target::has_no_rows;
 
 use crate::content::Total;
 use crate::oracle::{self, Change, Effect};
@@ -36,7 +37,7 @@ impl Scenario {
 
     /// Whether the limit is in memory, where a change counts at once and no rollback takes it back.
     fn is_in_memory(&self) -> bool {
-        self.setting.limits.iter().all(|limit| ratelimit_limiter::target::has_no_rows(limit))
+        self.setting.limits.iter().all(has_no_rows)
     }
 
     /// Judges what came of a statement, and notes what it changed.
@@ -64,6 +65,7 @@ impl Scenario {
                 self.judge_denied(world, session, statement, &answers)
             }
             (&Statement::Credit(key, count, _), Outcome::Credited(at)) => {
+                world.admitted = true;
                 // What is full already is answered from a read.
                 let is_locked = world.database.locked(session).iter().any(|place| place.key == key);
                 if is_locked || self.is_in_memory() {
@@ -181,7 +183,7 @@ impl Scenario {
         });
         // Rows that it can't wait for: the documents say that it is retried at once.
         if !is_right && !answers.iter().any(|answer| answer.at_once) {
-            world.is_wrong(Wrong::DenialWrong);
+            world.is_wrong(Wrong::BadDenial);
         }
         self.judge_locks(world, session);
     }

@@ -137,9 +137,7 @@ impl Statement {
     /// It is none.
     fn parse(text: &str) -> Statement {
         if let Some(requests) = text.strip_prefix("all ") {
-            return Statement::TakeAll(
-                requests.split(',').map(|request| arguments(request).into()).collect(),
-            );
+            return Statement::TakeAll(requests.split(',').map(arguments).collect());
         }
         let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
         let (first, second, limit) = arguments(rest);

@@ -47,7 +47,7 @@ pub enum Wrong {
     /// No order explains an answer.
     Unexplained,
     /// A denial is right at no instant of the call.
-    DenialWrong,
+    BadDenial,
     /// What took nothing holds a lock.
     LockKept,
     /// Two transactions have changed a row at once.
@@ -449,17 +449,17 @@ fn read_versions(session: &Session) -> Vec<Tid> {
             _ => {}
         }
     }
-    match &session.pending {
-        Some(
-            Step::Lock(tid, _)
-            | Step::TryLock(tid)
-            | Step::TryLockNewest(tid, _)
-            | Step::Update(tid, _)
-            | Step::Delete(tid)
-            | Step::Rename(tid, _)
-            | Step::WaitForInsert(tid),
-        ) => read.push(*tid),
-        _ => {}
+    if let Some(
+        Step::Lock(tid, _)
+        | Step::TryLock(tid)
+        | Step::TryLockNewest(tid, _)
+        | Step::Update(tid, _)
+        | Step::Delete(tid)
+        | Step::Rename(tid, _)
+        | Step::WaitForInsert(tid),
+    ) = &session.pending
+    {
+        read.push(*tid);
     }
     read
 }

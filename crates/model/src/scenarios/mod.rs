@@ -18,7 +18,7 @@ fn bucket(capacity: u32, shards: u32) -> String {
 }
 
 /// A scenario of a bucket of so many tokens; definition 0 has one row, 1 two shards and 2 three.
-fn of_bucket(capacity: u32, text: &str) -> Scenario {
+pub fn of_bucket(capacity: u32, text: &str) -> Scenario {
     let limits = [1, 2, 3].map(|shards| bucket(capacity, shards));
     // What no call uses would make the answers of single rows less exact.
     let used = if text.contains('@') { &limits[..] } else { &limits[..1] };
