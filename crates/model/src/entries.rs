@@ -3,7 +3,7 @@
 use ratelimit_limiter::ports::{Entries, Id, Kept, LockedEntries, Room, Worth};
 
 use crate::content::EntryContent;
-use crate::postgres::{Flaw, Reply, Step};
+use crate::postgres::{Flaw, Primitive, StepReply};
 use crate::run::Run;
 use crate::statement::key_number;
 
@@ -35,9 +35,9 @@ impl Entries for Run<'_> {
     }
 
     fn forget_name(&self, _: &[u8]) -> u64 {
-        self.step(Step::LockPartition);
-        let reply = self.at_once(Step::RemoveEntries);
-        let Reply::Number(count) = reply else { unreachable!("{reply:?}") };
+        self.step(Primitive::LockPartition);
+        let reply = self.at_once(Primitive::RemoveEntries);
+        let StepReply::Number(count) = reply else { unreachable!("{reply:?}") };
         u64::from(count)
     }
 
@@ -46,7 +46,7 @@ impl Entries for Run<'_> {
 
 impl Run<'_> {
     fn lock_partition(&self) -> LockedPartition<'_> {
-        self.step(Step::LockPartition);
+        self.step(Primitive::LockPartition);
         self.is_locked.set(true);
         LockedPartition(self)
     }
@@ -63,22 +63,22 @@ impl Drop for LockedPartition<'_> {
 
 impl LockedEntries for LockedPartition<'_> {
     fn read(&mut self, id: Id) -> Option<Kept> {
-        let reply = self.0.at_once(Step::ReadEntry(id.key));
-        let Reply::Entry(found) = reply else { unreachable!("{reply:?}") };
+        let reply = self.0.at_once(Primitive::ReadEntry(id.key));
+        let StepReply::Entry(found) = reply else { unreachable!("{reply:?}") };
         found.map(|EntryContent(kept)| kept)
     }
 
     fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
         if self.0.has(Flaw::PartitionGivenUp) {
-            self.0.step(Step::LockPartition);
+            self.0.step(Primitive::LockPartition);
         }
         let idle_at = worth.idle_at.map_or(i64::MAX, |at| at.0);
-        self.0.at_once(Step::WriteEntry(id.key, EntryContent(kept), idle_at, worth.now.0));
+        self.0.at_once(Primitive::WriteEntry(id.key, EntryContent(kept), idle_at, worth.now.0));
     }
 
     fn remove(&mut self, id: Id) -> bool {
-        let reply = self.0.at_once(Step::RemoveEntry(id.key));
-        let Reply::Was(was) = reply else { unreachable!("{reply:?}") };
+        let reply = self.0.at_once(Primitive::RemoveEntry(id.key));
+        let StepReply::Was(was) = reply else { unreachable!("{reply:?}") };
         was
     }
 }

@@ -88,7 +88,7 @@ impl Model for Exploration {
 }
 
 /// What an exploration found.
-pub struct Report {
+pub struct Findings {
     /// How many states there are.
     pub states: usize,
     /// How many steps the longest path has.
@@ -109,7 +109,7 @@ pub fn explore(
     flaw: Option<Flaw>,
     most: usize,
     threads: usize,
-) -> Report {
+) -> Findings {
     let began = Instant::now();
     let model = Exploration { scenario: scenario.clone(), flaw };
     let checker = model.checker().threads(threads).target_state_count(most).spawn_bfs().join();
@@ -121,7 +121,7 @@ pub fn explore(
         let wrong = steps.last().map_or(Vec::new(), |(world, _)| world.wrong.clone());
         (wrong, steps.iter().map(|(world, action)| describe(world, action.as_ref())).collect())
     });
-    Report {
+    Findings {
         states: checker.unique_state_count(),
         depth: checker.max_depth(),
         time: began.elapsed(),

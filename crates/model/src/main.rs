@@ -31,7 +31,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use explore::{Report, explore};
+use explore::{Findings, explore};
 use world::Scenario;
 
 /// At most about so many states of a scenario are visited.
@@ -58,7 +58,7 @@ impl Totals {
             let _ = std::io::stdout().flush();
         }
         let report = explore(scenario, None, most, THREADS);
-        let Report { states, depth, time, is_whole, seen, wrong } = &report;
+        let Findings { states, depth, time, is_whole, seen, wrong } = &report;
         self.scenarios += 1;
         self.states += states;
         self.parts += usize::from(!is_whole);

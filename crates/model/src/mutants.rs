@@ -1,7 +1,7 @@
 //! Mutants: a fault in the model's rows or memory, or in the limiter, that a property must notice. Those of the limiter
 //! are the patches of `mutants.py` beside this crate, which switches them on by number in a copy of `crates/limiter`.
 
-use crate::explore::{Report, explore};
+use crate::explore::{Findings, explore};
 use crate::postgres::Flaw;
 use crate::scenarios::{self, Group};
 
@@ -54,7 +54,7 @@ fn is_noticed(groups: &[Group], mutant: &str, name: &str, flaw: Option<Flaw>) ->
         println!("{mutant:<30} has no scenario {name}");
         return false;
     };
-    let Report { states, wrong, .. } = explore(scenario, flaw, MOST, 2);
+    let Findings { states, wrong, .. } = explore(scenario, flaw, MOST, 2);
     match &wrong {
         Some((wrong, _)) => println!("{mutant:<30} {wrong:?} after {states} states of: {name}"),
         None => println!("{mutant:<30} NOT NOTICED in {states} states of: {name}"),

@@ -37,7 +37,7 @@ pub enum Change {
 
 /// What a transaction in progress has changed of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Effect {
+pub struct Applied {
     /// In which transaction or subtransaction.
     pub xid: Xid,
     /// The key.
@@ -106,7 +106,7 @@ pub fn denies(
 }
 
 /// What follows a state after a change that was answered; `None`: the change is not explained by it.
-pub fn follows(limit: &Definition, state: Option<&Total>, effect: &Effect) -> Option<Total> {
+pub fn follows(limit: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
     let now = Micros(effect.now);
     let before = state_of(limit, effect.key, state, now);
     match (&effect.change, &limit.limit, &before) {
@@ -137,7 +137,7 @@ pub fn follows(limit: &Definition, state: Option<&Total>, effect: &Effect) -> Op
 }
 
 /// What follows a total of shards: tokens are taken from it whatever it has, since others may take at the same time.
-pub fn sums(limit: &Definition, state: Option<&Total>, effect: &Effect) -> Option<Total> {
+pub fn sums(limit: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
     let now = Micros(effect.now);
     let before = state_of(limit, effect.key, state, now);
     match effect.change {

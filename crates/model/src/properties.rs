@@ -5,11 +5,11 @@ use ratelimit_core::{Micros, State};
 use ratelimit_limiter::target::has_no_rows;
 
 use crate::content::Total;
-use crate::oracle::{self, Change, Effect};
-use crate::postgres::Status;
-use crate::run::Access;
-use crate::statement::{Answered, DEFINED, KEYS, Outcome, Statement};
-use crate::world::{Scenario, World, Wrong};
+use crate::oracle::{self, Applied, Change};
+use crate::postgres::TransactionStatus;
+use crate::run::AccessPath;
+use crate::statement::{Answered, Command, DEFINED, KEYS, Outcome};
+use crate::world::{Instant, Scenario, SessionState, World, Wrong};
 
 /// How many tokens may be missing or too many where shards divide them.
 const TOLERANCE: f64 = 1e-5;
@@ -30,7 +30,7 @@ impl World {
 
 impl Scenario {
     /// The definition that a statement uses for a key.
-    fn limit(&self, statement: &Statement, key: u8) -> &Definition {
+    fn limit(&self, statement: &Command, key: u8) -> &Definition {
         let number = statement.limit(key).filter(|&number| number != DEFINED).unwrap_or(0);
         &self.setting.limits[usize::from(number)]
     }
@@ -41,21 +41,15 @@ impl Scenario {
     }
 
     /// Judges what came of a statement, and notes what it changed.
-    pub fn settle(
-        &self,
-        world: &mut World,
-        session: usize,
-        statement: &Statement,
-        outcome: Outcome,
-    ) {
+    pub fn settle(&self, world: &mut World, session: usize, statement: &Command, outcome: Outcome) {
         let effect = |world: &World, key: u8, now: i64, change: Change| {
             let xid = world.database.xid(session);
-            Effect { xid, key, now, change }
+            Applied { xid, key, now, change }
         };
         let now = world.database.now;
         match (statement, outcome) {
             (_, Outcome::Failed(_)) => world.is_wrong(Wrong::Failed),
-            (Statement::Check(key, ..), Outcome::Answered(answers)) => {
+            (Command::Check(key, ..), Outcome::Answered(answers)) => {
                 self.judge_check(world, session, statement, *key, &answers[0]);
             }
             (_, Outcome::Answered(answers)) if answers[0].ok => {
@@ -64,7 +58,7 @@ impl Scenario {
             (_, Outcome::Answered(answers)) => {
                 self.judge_denied(world, session, statement, &answers)
             }
-            (&Statement::Credit(key, count, _), Outcome::Credited(at)) => {
+            (&Command::Credit(key, count, _), Outcome::Credited(at)) => {
                 world.admitted = true;
                 // What is full already is answered from a read.
                 let is_locked = world.database.locked(session).iter().any(|place| place.key == key);
@@ -73,23 +67,14 @@ impl Scenario {
                     self.change(world, session, credit);
                 }
             }
-            (&Statement::Reset(key, _), Outcome::Reset(true)) => {
-                let reset = effect(world, key, now, Change::Reset);
-                self.change(world, session, reset);
-            }
-            (Statement::ResetAll(_), Outcome::Reset(true)) => {
-                for key in 0..KEYS.len() as u8 {
-                    let reset = effect(world, key, now, Change::Reset);
-                    self.change(world, session, reset);
-                }
-            }
-            (&Statement::Rename(from, to), Outcome::Renamed(true)) => {
+            (command, Outcome::Reset(true)) => self.note_reset(world, session, command),
+            (&Command::Rename(from, to), Outcome::Renamed(true)) => {
                 let states = self.instant(world, session).states;
                 world.sessions[session].renamed =
                     Some((from, to, states[usize::from(from)].clone()));
             }
             (
-                &Statement::Extend(key, _) | &Statement::Release(key, _),
+                &Command::Extend(key, _) | &Command::Release(key, _),
                 Outcome::Settled(id, settled),
             ) => {
                 self.judge_settled(world, session, statement, (key, id, settled));
@@ -103,8 +88,20 @@ impl Scenario {
         at.locked.clear();
     }
 
+    /// Notes that a key was reset, or all.
+    fn note_reset(&self, world: &mut World, session: usize, command: &Command) {
+        let keys = match command {
+            Command::Reset(key, _) => *key..*key + 1,
+            _ => 0..KEYS.len() as u8,
+        };
+        for key in keys {
+            let (xid, now) = (world.database.xid(session), world.database.now);
+            self.change(world, session, Applied { xid, key, now, change: Change::Reset });
+        }
+    }
+
     /// Notes a change: in memory it counts at once.
-    fn change(&self, world: &mut World, session: usize, effect: Effect) {
+    fn change(&self, world: &mut World, session: usize, effect: Applied) {
         if !self.is_in_memory() {
             world.sessions[session].effects.push(effect);
             return;
@@ -121,11 +118,11 @@ impl Scenario {
         &self,
         world: &mut World,
         session: usize,
-        statement: &Statement,
+        statement: &Command,
         answers: &[Answered],
     ) {
         world.admitted = true;
-        let reserve = matches!(statement, Statement::Reserve(..));
+        let reserve = matches!(statement, Command::Reserve(..));
         let blocked =
             |key: u8| world.sessions[session].seen.iter().all(|at| at.blocked.contains(&key));
         if answers.iter().any(|answer| blocked(answer.key))
@@ -145,14 +142,18 @@ impl Scenario {
                 None => Change::Take(answer.count, reserve, oracle::millionths(answer.remaining)),
             };
             if let Some(id) = answer.lease {
-                let is_given = |session: &crate::world::Session| session.leases.contains(&id);
+                let is_given = |session: &SessionState| session.leases.contains(&id);
                 if world.sessions.iter().any(is_given) {
                     world.is_wrong(Wrong::LeaseTwice);
                 }
                 world.sessions[session].leases.push(id);
             }
             let xid = world.database.xid(session);
-            self.change(world, session, Effect { xid, key: answer.key, now: answer.now.0, change });
+            self.change(
+                world,
+                session,
+                Applied { xid, key: answer.key, now: answer.now.0, change },
+            );
         }
     }
 
@@ -161,12 +162,12 @@ impl Scenario {
         &self,
         world: &mut World,
         session: usize,
-        statement: &Statement,
+        statement: &Command,
         answers: &[Answered],
     ) {
         world.denied = true;
         let at = &world.sessions[session];
-        let reserve = matches!(statement, Statement::Reserve(..));
+        let reserve = matches!(statement, Command::Reserve(..));
         let (exact, single) = (self.is_exact(), answers.len() == 1);
         let is_right = at.seen.iter().any(|instant| {
             answers.iter().any(|answer| {
@@ -193,7 +194,7 @@ impl Scenario {
         let was_locked = &world.sessions[session].locked;
         let keeps = world.database.locked(session).iter().any(|place| !was_locked.contains(place));
         // Through SQL a row stays locked where another call came between its read and its lock: as documented.
-        if keeps && self.setting.access == Access::Heap {
+        if keeps && self.setting.access == AccessPath::Heap {
             world.is_wrong(Wrong::LockKept);
         }
     }
@@ -202,12 +203,12 @@ impl Scenario {
         &self,
         world: &mut World,
         session: usize,
-        statement: &Statement,
+        statement: &Command,
         key: u8,
         answer: &Answered,
     ) {
         let limit = self.limit(statement, key);
-        let is_right = |instant: &crate::world::Instant| {
+        let is_right = |instant: &Instant| {
             let mut after = answer.clone();
             // A check answers what is left before.
             after.remaining -= if answer.ok { f64::from(answer.count) } else { 0.0 };
@@ -232,14 +233,14 @@ impl Scenario {
         &self,
         world: &mut World,
         session: usize,
-        statement: &Statement,
+        statement: &Command,
         (key, id, settled): (u8, i64, Option<Micros>),
     ) {
         let at = &world.sessions[session];
-        let lives = |instant: &crate::world::Instant| {
+        let lives = |instant: &Instant| {
             oracle::has_lease(instant.states[usize::from(key)].as_ref(), id, Micros(instant.now))
         };
-        let is_released = matches!(statement, Statement::Release(..));
+        let is_released = matches!(statement, Command::Release(..));
         let is_right = at.seen.iter().any(|instant| lives(instant) == settled.is_some());
         if !is_right {
             world.is_wrong(Wrong::Unexplained);
@@ -254,7 +255,7 @@ impl Scenario {
             let change =
                 if is_released { Change::Release(id) } else { Change::Extend(id, until.0) };
             let (xid, now) = (world.database.xid(session), world.database.now);
-            self.change(world, session, Effect { xid, key, now, change });
+            self.change(world, session, Applied { xid, key, now, change });
         }
     }
 
@@ -284,9 +285,9 @@ impl Scenario {
     /// Forgets what a subtransaction changed that was rolled back.
     pub fn forget_rolled_back(&self, world: &mut World, session: usize) {
         let database = &world.database;
-        let is_open = |effect: &Effect| {
+        let is_open = |effect: &Applied| {
             database.open[session].contains(&effect.xid)
-                && database.status(effect.xid) != Status::Aborted
+                && database.status(effect.xid) != TransactionStatus::Aborted
         };
         // The subtransaction of the savepoint began anew, without effects.
         let fresh = database.xid(session);
@@ -301,7 +302,7 @@ impl Scenario {
                 self.check_end(world, key);
             }
         }
-        let waits = |(session, at): (usize, &crate::world::Session)| {
+        let waits = |(session, at): (usize, &SessionState)| {
             at.pending.as_ref().map(|step| !world.database.is_enabled(session, step))
         };
         let waits: Vec<bool> = world.sessions.iter().enumerate().filter_map(waits).collect();
@@ -313,10 +314,10 @@ impl Scenario {
     /// No more is admitted than the limit has, whichever of the transactions in progress commit.
     fn check_key(&self, world: &mut World, key: u8) {
         let limit = &self.setting.limits[0];
-        let of = |session: &crate::world::Session| -> Vec<Effect> {
+        let of = |session: &SessionState| -> Vec<Applied> {
             session.effects.iter().filter(|effect| effect.key == key).cloned().collect()
         };
-        let in_progress: Vec<Vec<Effect>> =
+        let in_progress: Vec<Vec<Applied>> =
             world.sessions.iter().map(of).filter(|effects| !effects.is_empty()).collect();
         if self.is_exact() {
             if in_progress.len() > 1 {
@@ -324,7 +325,7 @@ impl Scenario {
             }
             return;
         }
-        let gives = |effect: &Effect| !matches!(effect.change, Change::Take(..));
+        let gives = |effect: &Applied| !matches!(effect.change, Change::Take(..));
         for (own, effects) in in_progress.iter().enumerate() {
             let others = || {
                 in_progress

@@ -4,13 +4,13 @@ use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 
 use crate::content::Content;
-use crate::postgres::{Flaw, Found, Place, Reply, Step, Tid};
-use crate::run::{Access, Run};
+use crate::postgres::{Flaw, Found, Primitive, RowKey, StepReply, Tid};
+use crate::run::{AccessPath, Run};
 use crate::statement::{KEYS, NAME, key_number};
 
 /// The place of a row.
-fn place(id: RowId) -> Place {
-    Place { key: key_number(id.key), shard: id.shard }
+fn place(id: RowId) -> RowKey {
+    RowKey { key: key_number(id.key), shard: id.shard }
 }
 
 /// A row that was found.
@@ -24,31 +24,31 @@ fn tid(tuple: TupleId) -> Tid {
 }
 
 impl Run<'_> {
-    fn found(&self, step: Step) -> Option<Row> {
+    fn found(&self, step: Primitive) -> Option<Row> {
         let reply = self.step(step);
-        let Reply::Row(found) = reply else { unreachable!("{reply:?}") };
+        let StepReply::Row(found) = reply else { unreachable!("{reply:?}") };
         found.map(row)
     }
 
-    fn rows(&self, step: Step) -> Vec<(Place, Row)> {
+    fn rows(&self, step: Primitive) -> Vec<(RowKey, Row)> {
         let reply = self.step(step);
-        let Reply::Rows(rows) = reply else { unreachable!("{reply:?}") };
+        let StepReply::Rows(rows) = reply else { unreachable!("{reply:?}") };
         rows.into_iter().map(|(place, found)| (place, row(found))).collect()
     }
 
-    fn was(&self, reply: Reply) -> bool {
-        let Reply::Was(done) = reply else { unreachable!("{reply:?}") };
+    fn was(&self, reply: StepReply) -> bool {
+        let StepReply::Was(done) = reply else { unreachable!("{reply:?}") };
         done
     }
 
     /// Locks the newest version, or without `wait` the one that is found.
     fn lock_newest(&self, id: RowId, wait: bool) -> Option<Row> {
-        let seen = self.found(Step::Read(place(id)))?;
+        let seen = self.found(Primitive::Read(place(id)))?;
         let tid = tid(seen.tuple);
         let mut locked = self.found(match (wait, self.setting.access) {
-            (true, _) => Step::Lock(tid, place(id)),
-            (false, Access::Heap) => Step::TryLock(tid),
-            (false, Access::Sql) => Step::TryLockNewest(tid, place(id)),
+            (true, _) => Primitive::Lock(tid, place(id)),
+            (false, AccessPath::Heap) => Primitive::TryLock(tid),
+            (false, AccessPath::Sql) => Primitive::TryLockNewest(tid, place(id)),
         })?;
         if self.has(Flaw::DecidedBeforeWait) {
             locked.stored = seen.stored;
@@ -57,16 +57,16 @@ impl Run<'_> {
     }
 
     fn lock_seen(&self, seen: &Row) -> bool {
-        seen.tuple.unlocked && self.found(Step::TryLock(tid(seen.tuple))).is_some()
+        seen.tuple.unlocked && self.found(Primitive::TryLock(tid(seen.tuple))).is_some()
     }
 
     /// Waits for whoever is inserting or deleting a row.
     fn wait_for_inserter(&self, id: RowId) {
-        let reply = self.step(Step::FindInserter(place(id)));
-        let Reply::Inserter(found) = reply else { unreachable!("{reply:?}") };
+        let reply = self.step(Primitive::FindInserter(place(id)));
+        let StepReply::Inserter(found) = reply else { unreachable!("{reply:?}") };
         match found {
-            Some((_, Some(tid))) => drop(self.step(Step::WaitForInsert(tid))),
-            Some((xid, None)) => drop(self.step(Step::WaitForEnd(xid))),
+            Some((_, Some(tid))) => drop(self.step(Primitive::WaitForInsert(tid))),
+            Some((xid, None)) => drop(self.step(Primitive::WaitForEnd(xid))),
             None => {}
         }
     }
@@ -74,33 +74,33 @@ impl Run<'_> {
 
 impl RowStore for Run<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.found(Step::Read(place(id))))
+        Ok(self.found(Primitive::Read(place(id))))
     }
 
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
-        if self.setting.access == Access::Sql {
+        if self.setting.access == AccessPath::Sql {
             let mut rows = self.read_key(name, key)?;
             rows.retain(|(shard, _)| shards.contains(shard));
             return Ok(rows);
         }
         let find = |&shard: &i32| {
-            let found = self.found(Step::Read(place(RowId { name, key, shard })))?;
+            let found = self.found(Primitive::Read(place(RowId { name, key, shard })))?;
             Some((shard, found))
         };
         Ok(shards.iter().filter_map(find).collect())
     }
 
     fn read_key(&self, _: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        let rows = self.rows(Step::ReadKey(key_number(key))).into_iter();
+        let rows = self.rows(Primitive::ReadKey(key_number(key))).into_iter();
         Ok(rows.map(|(place, row)| (place.shard, row)).collect())
     }
 
     fn read_after(&self, after: (&[u8], &[u8]), _: bool, rows: i64) -> Result<Vec<KeyedRow>> {
-        let row = |(place, row): (Place, Row)| {
+        let row = |(place, row): (RowKey, Row)| {
             let key = KEYS[usize::from(place.key)].to_vec();
             KeyedRow { name: NAME.to_vec(), key, row: (place.shard, row) }
         };
-        let found = self.rows(Step::ReadAll).into_iter().map(row);
+        let found = self.rows(Primitive::ReadAll).into_iter().map(row);
         let wanted = found.filter(|row| (&row.name[..], &row.key[..]) > after);
         Ok(wanted.take(rows as usize).collect())
     }
@@ -118,9 +118,9 @@ impl RowStore for Run<'_> {
     }
 
     fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        let reply = self.step(Step::Insert(place(id), Content(stored.clone())));
-        let Reply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };
-        self.step(Step::Confirm(tid, is_alone));
+        let reply = self.step(Primitive::Insert(place(id), Content(stored.clone())));
+        let StepReply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };
+        self.step(Primitive::Confirm(tid, is_alone));
         if !is_alone {
             self.wait_for_inserter(id);
         }
@@ -128,20 +128,20 @@ impl RowStore for Run<'_> {
     }
 
     fn update(&self, _: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
-        let update = Step::Update(tid(locked), Content(stored.clone()));
+        let update = Primitive::Update(tid(locked), Content(stored.clone()));
         // Of a row that is locked nobody sees it before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(self.not_written()) }
     }
 
     fn delete(&self, _: RowId, locked: TupleId) -> Result<()> {
-        let done = self.was(self.at_once(Step::Delete(tid(locked))));
+        let done = self.was(self.at_once(Primitive::Delete(tid(locked))));
         if done { Ok(()) } else { Err(self.not_written()) }
     }
 
     fn held(&self, _: &[u8], key: &[u8]) -> Vec<i32> {
-        let reply = self.at_once(Step::Held(key_number(key)));
-        let Reply::Held(shards) = reply else { unreachable!("{reply:?}") };
+        let reply = self.at_once(Primitive::Held(key_number(key)));
+        let StepReply::Held(shards) = reply else { unreachable!("{reply:?}") };
         shards
     }
 
@@ -150,14 +150,14 @@ impl RowStore for Run<'_> {
     }
 
     fn replaces(&self) -> bool {
-        self.setting.access == Access::Heap
+        self.setting.access == AccessPath::Heap
     }
 
     fn replace(&self, _: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
-        if self.setting.access == Access::Sql {
+        if self.setting.access == AccessPath::Sql {
             return Ok(false);
         }
-        let update = Step::Update(tid(seen.tuple), Content(stored.clone()));
+        let update = Primitive::Update(tid(seen.tuple), Content(stored.clone()));
         Ok(match wait {
             true => self.was(self.step(update)),
             false => self.lock_seen(seen) && self.was(self.at_once(update)),
@@ -165,9 +165,9 @@ impl RowStore for Run<'_> {
     }
 
     fn remove(&self, _: RowId, seen: &Row) -> Result<bool> {
-        if self.setting.access == Access::Sql {
+        if self.setting.access == AccessPath::Sql {
             return Ok(false);
         }
-        Ok(self.lock_seen(seen) && self.was(self.at_once(Step::Delete(tid(seen.tuple)))))
+        Ok(self.lock_seen(seen) && self.was(self.at_once(Primitive::Delete(tid(seen.tuple)))))
     }
 }

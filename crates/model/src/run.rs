@@ -16,12 +16,12 @@ use ratelimit_limiter::ports::{
 };
 use ratelimit_limiter::target::{FOREVER, has_no_rows};
 
-use crate::postgres::{Database, Flaw, Reply, Step};
-use crate::statement::{Outcome, Statement, key_number};
+use crate::postgres::{Database, Flaw, Primitive, StepReply};
+use crate::statement::{Command, Outcome, key_number};
 
 /// Which store of the extension the rows are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
+pub enum AccessPath {
     /// The heap's: a row is replaced in one step.
     Heap,
     /// The SQL store's: a row is locked first.
@@ -33,7 +33,7 @@ pub struct Setting {
     /// The definitions, by their numbers.
     pub limits: Vec<Definition>,
     /// The store.
-    pub access: Access,
+    pub access: AccessPath,
     /// Whether the clock moves, so that reading it is a step.
     pub clock_moves: bool,
     /// Whether definitions or blocks change, so that reading them is a step.
@@ -45,7 +45,7 @@ pub struct Run<'a> {
     pub(crate) setting: &'a Setting,
     session: usize,
     number: u32,
-    statement: &'a Statement,
+    statement: &'a Command,
     /// Whether a partition of the memory is locked.
     pub(crate) is_locked: Cell<bool>,
     inner: RefCell<Inner>,
@@ -53,9 +53,9 @@ pub struct Run<'a> {
 
 struct Inner {
     database: Database,
-    log: Vec<Reply>,
+    log: Vec<StepReply>,
     position: usize,
-    pending: Option<Step>,
+    pending: Option<Primitive>,
 }
 
 /// Where a statement stands.
@@ -63,9 +63,9 @@ pub struct Ran {
     /// What sessions share, after the steps that wait for nobody.
     pub database: Database,
     /// The replies so far.
-    pub log: Vec<Reply>,
+    pub log: Vec<StepReply>,
     /// The step that is next, or else what came of the statement.
-    pub state: std::result::Result<Outcome, Step>,
+    pub state: std::result::Result<Outcome, Primitive>,
 }
 
 thread_local! {
@@ -81,9 +81,9 @@ pub fn run(
     setting: &Setting,
     database: Database,
     session: usize,
-    statement: &Statement,
+    statement: &Command,
     leases: &[i64],
-    log: Vec<Reply>,
+    log: Vec<StepReply>,
 ) -> Ran {
     let number = RUNS.get();
     RUNS.set(number.wrapping_add(1));
@@ -102,7 +102,7 @@ pub fn run(
 
 impl Run<'_> {
     /// Takes a step, before which other sessions may take theirs.
-    pub fn step(&self, step: Step) -> Reply {
+    pub fn step(&self, step: Primitive) -> StepReply {
         let mut inner = self.inner.borrow_mut();
         if let Some(reply) = inner.log.get(inner.position).cloned() {
             inner.position += 1;
@@ -114,7 +114,7 @@ impl Run<'_> {
     }
 
     /// Takes a step that nobody can distinguish from the one before it.
-    pub fn at_once(&self, step: Step) -> Reply {
+    pub fn at_once(&self, step: Primitive) -> StepReply {
         let mut inner = self.inner.borrow_mut();
         let inner = &mut *inner;
         if inner.position == inner.log.len() {
@@ -126,7 +126,7 @@ impl Run<'_> {
     }
 
     /// Takes a step, at once unless `matters`.
-    fn step_if(&self, matters: bool, step: Step) -> Reply {
+    fn step_if(&self, matters: bool, step: Primitive) -> StepReply {
         if matters { self.step(step) } else { self.at_once(step) }
     }
 
@@ -137,9 +137,9 @@ impl Run<'_> {
 
     /// What is known of a key: the definition's number, and whether it is blocked.
     fn look_up(&self, key: &[u8]) -> (Rc<Definition>, bool) {
-        let step = Step::Known(key_number(key));
+        let step = Primitive::Known(key_number(key));
         let reply = self.step_if(self.setting.definitions_change, step);
-        let Reply::Known(defined, blocked) = reply else { unreachable!("{reply:?}") };
+        let StepReply::Known(defined, blocked) = reply else { unreachable!("{reply:?}") };
         let number = self.statement.limit(key_number(key)).unwrap_or(defined);
         (Rc::new(self.setting.limits[usize::from(number)].clone()), blocked)
     }
@@ -148,8 +148,8 @@ impl Run<'_> {
 impl Clock for Run<'_> {
     fn now(&self) -> Micros {
         let is_step = self.setting.clock_moves && !self.is_locked.get();
-        let reply = self.step_if(is_step, Step::Clock);
-        let Reply::Instant(now) = reply else { unreachable!("{reply:?}") };
+        let reply = self.step_if(is_step, Primitive::Clock);
+        let StepReply::Instant(now) = reply else { unreachable!("{reply:?}") };
         Micros(now)
     }
 }
@@ -168,8 +168,8 @@ impl Interrupts for Run<'_> {
 
 impl Random for Run<'_> {
     fn unguessable(&self) -> Result<u64> {
-        let reply = self.at_once(Step::Draw);
-        let Reply::Number(number) = reply else { unreachable!("{reply:?}") };
+        let reply = self.at_once(Primitive::Draw);
+        let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
         let drawn = 16 * self.session as u64 + u64::from(number);
         // Lease ids are made of the bits from the twelfth on.
         Ok(if self.has(Flaw::IdDrawnTwice) { 1 } else { 1 + drawn } << 12)
@@ -179,20 +179,20 @@ impl Random for Run<'_> {
         if end == 1 {
             return 0;
         }
-        let reply = self.step(Step::Choose(end as u8));
-        let Reply::Number(number) = reply else { unreachable!("{reply:?}") };
+        let reply = self.step(Primitive::Choose(end as u8));
+        let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
         usize::from(number)
     }
 }
 
 impl Subtransaction for Run<'_> {
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
-        self.at_once(Step::BeginSub);
+        self.at_once(Primitive::BeginSub);
         let result = work();
         if matches!(result, Ok(Some(_))) {
-            self.at_once(Step::ReleaseSub);
+            self.at_once(Primitive::ReleaseSub);
         } else {
-            self.step(Step::RollbackSub);
+            self.step(Primitive::RollbackSub);
         }
         result
     }

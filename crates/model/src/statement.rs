@@ -8,7 +8,7 @@ use ratelimit_limiter::leases::{self, Fate};
 use ratelimit_limiter::request::{Answer, Request};
 use ratelimit_limiter::{one, prune};
 
-use crate::postgres::{Reply, Step};
+use crate::postgres::{Primitive, StepReply};
 use crate::run::Run;
 
 /// The limit's name.
@@ -28,7 +28,7 @@ pub const DEFINED: u8 = u8::MAX;
 /// What a session does. The last number is that of the definition that the call brings, or [`DEFINED`]: so a session
 /// may know another definition than the rest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Statement {
+pub enum Command {
     /// `rl_limit`: key, count.
     Take(u8, u8, u8),
     /// The same with `reserve`.
@@ -113,12 +113,12 @@ pub enum Outcome {
 ///
 /// # Panics
 /// It is none.
-pub fn programs(text: &str) -> Vec<Vec<Vec<Statement>>> {
+pub fn programs(text: &str) -> Vec<Vec<Vec<Command>>> {
     let session = |text: &str| {
         let mut transactions = vec![Vec::new()];
         for statement in text.split(';').map(str::trim).filter(|text| !text.is_empty()) {
-            let statement = Statement::parse(statement);
-            let ends = matches!(statement, Statement::Commit | Statement::Rollback);
+            let statement = Command::parse(statement);
+            let ends = matches!(statement, Command::Commit | Command::Rollback);
             transactions.last_mut().into_iter().for_each(|last| last.push(statement.clone()));
             if ends {
                 transactions.push(Vec::new());
@@ -130,35 +130,35 @@ pub fn programs(text: &str) -> Vec<Vec<Vec<Statement>>> {
     text.split('|').map(session).collect()
 }
 
-impl Statement {
+impl Command {
     /// Parses a statement.
     ///
     /// # Panics
     /// It is none.
-    fn parse(text: &str) -> Statement {
+    fn parse(text: &str) -> Command {
         if let Some(requests) = text.strip_prefix("all ") {
-            return Statement::TakeAll(requests.split(',').map(arguments).collect());
+            return Command::TakeAll(requests.split(',').map(arguments).collect());
         }
         let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
         let (first, second, limit) = arguments(rest);
         match verb {
-            "take" => Statement::Take(first, second, limit),
-            "reserve" => Statement::Reserve(first, second, limit),
-            "check" => Statement::Check(first, second, limit),
-            "credit" => Statement::Credit(first, second, limit),
-            "reset" => Statement::Reset(first, limit),
-            "reset_all" => Statement::ResetAll(limit),
-            "prune" => Statement::Prune(limit),
-            "acquire" => Statement::Acquire(first, limit),
-            "extend" => Statement::Extend(first, limit),
-            "release" => Statement::Release(first, limit),
-            "define" => Statement::Define(second),
-            "block" => Statement::Block(first),
-            "rename" => Statement::Rename(first, 1 - first),
-            "savepoint" => Statement::Savepoint,
-            "rollback_to" => Statement::RollbackTo,
-            "commit" => Statement::Commit,
-            "rollback" => Statement::Rollback,
+            "take" => Command::Take(first, second, limit),
+            "reserve" => Command::Reserve(first, second, limit),
+            "check" => Command::Check(first, second, limit),
+            "credit" => Command::Credit(first, second, limit),
+            "reset" => Command::Reset(first, limit),
+            "reset_all" => Command::ResetAll(limit),
+            "prune" => Command::Prune(limit),
+            "acquire" => Command::Acquire(first, limit),
+            "extend" => Command::Extend(first, limit),
+            "release" => Command::Release(first, limit),
+            "define" => Command::Define(second),
+            "block" => Command::Block(first),
+            "rename" => Command::Rename(first, 1 - first),
+            "savepoint" => Command::Savepoint,
+            "rollback_to" => Command::RollbackTo,
+            "commit" => Command::Commit,
+            "rollback" => Command::Rollback,
             _ => panic!("{text:?} is no statement"),
         }
     }
@@ -166,17 +166,17 @@ impl Statement {
     /// The number of the definition that a call for a key brings; `None`: it uses the one in force.
     pub fn limit(&self, key: u8) -> Option<u8> {
         let limit = match self {
-            Statement::Take(.., limit)
-            | Statement::Reserve(.., limit)
-            | Statement::Check(.., limit)
-            | Statement::Credit(.., limit)
-            | Statement::Reset(_, limit)
-            | Statement::ResetAll(limit)
-            | Statement::Prune(limit)
-            | Statement::Acquire(_, limit)
-            | Statement::Extend(_, limit)
-            | Statement::Release(_, limit) => *limit,
-            Statement::TakeAll(takes) => {
+            Command::Take(.., limit)
+            | Command::Reserve(.., limit)
+            | Command::Check(.., limit)
+            | Command::Credit(.., limit)
+            | Command::Reset(_, limit)
+            | Command::ResetAll(limit)
+            | Command::Prune(limit)
+            | Command::Acquire(_, limit)
+            | Command::Extend(_, limit)
+            | Command::Release(_, limit) => *limit,
+            Command::TakeAll(takes) => {
                 takes.iter().find(|take| take.0 == key).map_or(DEFINED, |take| take.2)
             }
             _ => DEFINED,
@@ -186,19 +186,19 @@ impl Statement {
 
     /// Whether it changes definitions or blocks.
     pub fn changes_definitions(&self) -> bool {
-        matches!(self, Statement::Define(_) | Statement::Block(_))
+        matches!(self, Command::Define(_) | Command::Block(_))
     }
 
     /// Executes it; the leases are the session's.
     pub fn execute(&self, run: &Run, leases: &[i64]) -> Outcome {
         let outcome = match self {
-            Statement::Savepoint => return at_once(run, Step::BeginSub),
-            Statement::RollbackTo | Statement::Commit | Statement::Rollback => {
+            Command::Savepoint => return at_once(run, Primitive::BeginSub),
+            Command::RollbackTo | Command::Commit | Command::Rollback => {
                 unreachable!("a session ends its transactions itself")
             }
-            &Statement::Define(number) => return at_once(run, Step::Define(number)),
-            &Statement::Block(key) => return at_once(run, Step::Block(key)),
-            &Statement::Rename(from, to) => return rename(run, from, to),
+            &Command::Define(number) => return at_once(run, Primitive::Define(number)),
+            &Command::Block(key) => return at_once(run, Primitive::Block(key)),
+            &Command::Rename(from, to) => return rename(run, from, to),
             call => call.call(run, leases),
         };
         outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:?}")))
@@ -207,17 +207,17 @@ impl Statement {
     /// Calls a function of the extension.
     fn call(&self, run: &Run, leases: &[i64]) -> Result<Outcome> {
         Ok(match self {
-            &Statement::Take(key, count, _) => {
+            &Command::Take(key, count, _) => {
                 answered(key, count, one::limit(run, &request(key, count))?)
             }
-            &Statement::Reserve(key, count, _) => {
+            &Command::Reserve(key, count, _) => {
                 let request = Request { reserve: true, ..request(key, count) };
                 answered(key, count, one::limit(run, &request)?)
             }
-            &Statement::Check(key, count, _) => {
+            &Command::Check(key, count, _) => {
                 answered(key, count, one::check(run, &request(key, count))?)
             }
-            Statement::TakeAll(takes) => {
+            Command::TakeAll(takes) => {
                 let requests: Vec<Request> =
                     takes.iter().map(|&(key, count, _)| request(key, count)).collect();
                 let outcomes = all::limit(run, &requests)?;
@@ -226,27 +226,25 @@ impl Statement {
                 };
                 Outcome::Answered(takes.iter().zip(outcomes).map(answer).collect())
             }
-            &Statement::Credit(key, count, _) => {
+            &Command::Credit(key, count, _) => {
                 Outcome::Credited(one::credit(run, &request(key, count), None)?.now)
             }
-            &Statement::Reset(key, _) => {
+            &Command::Reset(key, _) => {
                 Outcome::Reset(one::reset(run, NAME, KEYS[usize::from(key)])?)
             }
-            Statement::ResetAll(_) => {
+            Command::ResetAll(_) => {
                 let mut count = 0;
                 one::reset_all(run, NAME, &mut count)?;
                 Outcome::Reset(count > 0)
             }
-            Statement::Prune(_) => {
+            Command::Prune(_) => {
                 let mut deleted = 0;
                 prune::prune(run, i64::MAX, None, &mut deleted)?;
                 Outcome::Done
             }
-            &Statement::Acquire(key, _) => {
-                answered(key, 1, leases::acquire(run, &request(key, 1))?)
-            }
-            &Statement::Extend(key, _) => settle(run, key, leases, Fate::Extended)?,
-            &Statement::Release(key, _) => settle(run, key, leases, Fate::Released)?,
+            &Command::Acquire(key, _) => answered(key, 1, leases::acquire(run, &request(key, 1))?),
+            &Command::Extend(key, _) => settle(run, key, leases, Fate::Extended)?,
+            &Command::Release(key, _) => settle(run, key, leases, Fate::Released)?,
             _ => Outcome::Done,
         })
     }
@@ -271,7 +269,7 @@ fn request(key: u8, count: u8) -> Request<'static> {
     Request { name: NAME, key, count: f64::from(count), reserve: false, config: None }
 }
 
-fn at_once(run: &Run, step: Step) -> Outcome {
+fn at_once(run: &Run, step: Primitive) -> Outcome {
     run.at_once(step);
     Outcome::Done
 }
@@ -302,8 +300,8 @@ fn settle(run: &Run, key: u8, leases: &[i64], fate: Fate) -> Result<Outcome> {
 
 /// The owner renames the key of a row.
 fn rename(run: &Run, from: u8, to: u8) -> Outcome {
-    let place = crate::postgres::Place { key: from, shard: 0 };
-    let Reply::Row(found) = run.step(Step::Read(place)) else { return Outcome::Done };
+    let place = crate::postgres::RowKey { key: from, shard: 0 };
+    let StepReply::Row(found) = run.step(Primitive::Read(place)) else { return Outcome::Done };
     let Some((tid, ..)) = found else { return Outcome::Renamed(false) };
-    Outcome::Renamed(run.step(Step::Rename(tid, to)) == Reply::Was(true))
+    Outcome::Renamed(run.step(Primitive::Rename(tid, to)) == StepReply::Was(true))
 }

@@ -8,10 +8,10 @@ use ratelimit_core::{State, config};
 use ratelimit_limiter::ports::Stored;
 
 use crate::content::{Content, Total};
-use crate::oracle::{self, Effect};
-use crate::postgres::{Database, FROZEN, Flaw, Place, Reply, Step, Tid, Version};
-use crate::run::{self, Access, Setting};
-use crate::statement::{self, KEYS, Statement};
+use crate::oracle::{self, Applied};
+use crate::postgres::{Database, FROZEN, Flaw, Primitive, RowKey, StepReply, Tid, Version};
+use crate::run::{self, AccessPath, Setting};
+use crate::statement::{self, Command, KEYS};
 
 /// A program of a few sessions, and what it begins with.
 pub struct Scenario {
@@ -20,7 +20,7 @@ pub struct Scenario {
     /// The definitions and the store.
     pub setting: Setting,
     /// By session, its transactions.
-    pub programs: Vec<Vec<Vec<Statement>>>,
+    pub programs: Vec<Vec<Vec<Command>>>,
     /// The rows at first: key, shard number and contents.
     pub rows: Vec<(u8, i32, Stored)>,
     /// By how much the clock moves, at any instants, in this order: microseconds.
@@ -75,27 +75,27 @@ pub struct Instant {
 
 /// Where a session stands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Session {
+pub struct SessionState {
     /// The transaction of its program, and the statement of that.
     pub transaction: u8,
     /// The statement.
     pub statement: u8,
     /// The replies to the statement's steps.
-    pub log: Vec<Reply>,
+    pub log: Vec<StepReply>,
     /// Its next step; `None`: its program has ended.
-    pub pending: Option<Step>,
+    pub pending: Option<Primitive>,
     /// What its transaction has changed.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<Applied>,
     /// The states since the call was invoked.
     pub seen: Vec<Instant>,
     /// The rows that it had locked then.
-    pub locked: Vec<Place>,
+    pub locked: Vec<RowKey>,
     /// How many transactions were open at its savepoint, with it.
     pub savepoint: Option<u8>,
     /// Its leases, the last at the end.
     pub leases: Vec<i64>,
     /// What its transaction read first, of a database that has [`Flaw::OldSnapshot`].
-    pub first_read: Option<Reply>,
+    pub first_read: Option<StepReply>,
     /// The key that its transaction renamed, the new one, and the state of that.
     pub renamed: Option<(u8, u8, Option<Total>)>,
 }
@@ -106,7 +106,7 @@ pub struct World {
     /// What sessions share.
     pub database: Database,
     /// The sessions.
-    pub sessions: Vec<Session>,
+    pub sessions: Vec<SessionState>,
     /// By key, the state that follows from what was committed.
     pub committed: Vec<Option<Total>>,
     /// What is wrong.
@@ -145,9 +145,9 @@ impl Scenario {
         let mut statements = programs.iter().flatten().flatten();
         let setting = Setting {
             limits: limits.iter().map(parse).collect(),
-            access: Access::Heap,
+            access: AccessPath::Heap,
             clock_moves: false,
-            definitions_change: statements.any(Statement::changes_definitions),
+            definitions_change: statements.any(Command::changes_definitions),
         };
         Scenario {
             name: text.into(),
@@ -186,7 +186,7 @@ impl Scenario {
 
     /// Reads and writes rows as the SQL store does.
     pub fn through_sql(self) -> Scenario {
-        let setting = Setting { access: Access::Sql, ..self.setting };
+        let setting = Setting { access: AccessPath::Sql, ..self.setting };
         Scenario { name: format!("{} (SQL)", self.name), setting, ..self }
     }
 
@@ -206,7 +206,7 @@ impl Scenario {
         (database.now, database.room, database.flaw) = (BEGIN, self.room, flaw);
         for (number, (key, shard, stored)) in (0..).zip(&self.rows) {
             let version = Version {
-                place: Place { key: *key, shard: *shard },
+                place: RowKey { key: *key, shard: *shard },
                 content: Content(stored.clone()),
                 xmin: FROZEN,
                 is_speculative: false,
@@ -224,7 +224,7 @@ impl Scenario {
         };
         let mut world = World {
             database,
-            sessions: vec![Session::default(); self.programs.len()],
+            sessions: vec![SessionState::default(); self.programs.len()],
             committed: (0..KEYS.len() as u8).map(|key| oracle::total(states(key))).collect(),
             wrong: Vec::new(),
             moves: 0,
@@ -254,7 +254,7 @@ impl Scenario {
     }
 
     /// The state after a change; `None` where the state before does not explain it.
-    pub fn after(&self, state: Option<&Total>, effect: &Effect) -> Option<Total> {
+    pub fn after(&self, state: Option<&Total>, effect: &Applied) -> Option<Total> {
         let limit = &self.setting.limits[0];
         if self.is_exact() {
             oracle::follows(limit, state, effect)
@@ -272,8 +272,7 @@ impl Scenario {
                 world.sessions[session].pending = None;
                 return;
             };
-            let statement =
-                transaction.get(usize::from(at.statement)).unwrap_or(&Statement::Commit);
+            let statement = transaction.get(usize::from(at.statement)).unwrap_or(&Command::Commit);
             if let Some(step) = self.control(world, session, statement) {
                 world.sessions[session].pending = step;
                 if world.sessions[session].pending.is_some() {
@@ -304,18 +303,18 @@ impl Scenario {
         &self,
         world: &mut World,
         session: usize,
-        statement: &Statement,
-    ) -> Option<Option<Step>> {
+        statement: &Command,
+    ) -> Option<Option<Primitive>> {
         let at = &mut world.sessions[session];
         match statement {
-            Statement::Savepoint => {
+            Command::Savepoint => {
                 world.database.begin(session);
                 at.savepoint = Some(world.database.open[session].len() as u8);
                 Some(None)
             }
-            Statement::RollbackTo => Some(at.savepoint.map(Step::RollbackTo)),
-            Statement::Commit => Some(Some(Step::Commit)),
-            Statement::Rollback => Some(Some(Step::Rollback)),
+            Command::RollbackTo => Some(at.savepoint.map(Primitive::RollbackTo)),
+            Command::Commit => Some(Some(Primitive::Commit)),
+            Command::Rollback => Some(Some(Primitive::Rollback)),
             _ => None,
         }
     }
@@ -323,13 +322,13 @@ impl Scenario {
     /// By how many choices a session's next step can be taken; 0: it waits, or is not followed any further.
     pub fn choices(&self, world: &World, session: usize) -> u8 {
         let at = &world.sessions[session];
-        let lost = at.log.iter().filter(|reply| matches!(reply, Reply::Inserted(_, false)));
+        let lost = at.log.iter().filter(|reply| matches!(reply, StepReply::Inserted(_, false)));
         if lost.count() > LOST_INSERTS {
             return 0;
         }
         match &at.pending {
             Some(step) if !world.database.is_enabled(session, step) => 0,
-            Some(Step::Choose(end)) => *end,
+            Some(Primitive::Choose(end)) => *end,
             Some(_) => 1,
             None => 0,
         }
@@ -347,10 +346,10 @@ impl Scenario {
         }
         let reply = self.execute(world, session, &step, choice);
         match step {
-            Step::Commit | Step::Rollback => {
-                self.end(world, session, step == Step::Commit);
+            Primitive::Commit | Primitive::Rollback => {
+                self.end(world, session, step == Primitive::Commit);
             }
-            Step::RollbackTo(_) => {
+            Primitive::RollbackTo(_) => {
                 self.forget_rolled_back(world, session);
                 let at = &mut world.sessions[session];
                 at.statement += 1;
@@ -362,9 +361,15 @@ impl Scenario {
         self.observe(world);
     }
 
-    fn execute(&self, world: &mut World, session: usize, step: &Step, choice: u8) -> Reply {
+    fn execute(
+        &self,
+        world: &mut World,
+        session: usize,
+        step: &Primitive,
+        choice: u8,
+    ) -> StepReply {
         let reply = world.database.execute(session, step, choice);
-        if !world.database.has(Flaw::OldSnapshot) || !matches!(step, Step::Read(_)) {
+        if !world.database.has(Flaw::OldSnapshot) || !matches!(step, Primitive::Read(_)) {
             return reply;
         }
         world.sessions[session].first_read.get_or_insert(reply).clone()
@@ -373,7 +378,7 @@ impl Scenario {
     /// Notes for whose end sessions wait, so that it is remembered.
     fn await_ends(&self, world: &mut World) {
         let awaited = world.sessions.iter().filter_map(|session| match session.pending {
-            Some(Step::WaitForEnd(xid)) => Some(xid),
+            Some(Primitive::WaitForEnd(xid)) => Some(xid),
             _ => None,
         });
         world.database.awaited = awaited.collect();
@@ -414,7 +419,7 @@ impl Scenario {
         world.has_crashed = true;
         for session in 0..world.sessions.len() {
             if world.sessions[session].pending.take().is_some() {
-                world.database.execute(session, &Step::Rollback, 0);
+                world.database.execute(session, &Primitive::Rollback, 0);
                 self.end(world, session, false);
             }
         }
@@ -432,7 +437,7 @@ impl Scenario {
     /// PostgreSQL ends a deadlock: the transaction of a session fails.
     pub fn break_deadlock(&self, world: &mut World, session: usize) {
         world.sessions[session].pending = None;
-        world.database.execute(session, &Step::Rollback, 0);
+        world.database.execute(session, &Primitive::Rollback, 0);
         self.end(world, session, false);
         self.resume(world, session);
         self.observe(world);
@@ -440,23 +445,23 @@ impl Scenario {
 }
 
 /// The versions that a session knows of.
-fn read_versions(session: &Session) -> Vec<Tid> {
+fn read_versions(session: &SessionState) -> Vec<Tid> {
     let mut read = Vec::new();
     for reply in &session.log {
         match reply {
-            Reply::Row(Some((tid, ..))) | Reply::Inserted(tid, _) => read.push(*tid),
-            Reply::Rows(rows) => read.extend(rows.iter().map(|(_, (tid, ..))| *tid)),
+            StepReply::Row(Some((tid, ..))) | StepReply::Inserted(tid, _) => read.push(*tid),
+            StepReply::Rows(rows) => read.extend(rows.iter().map(|(_, (tid, ..))| *tid)),
             _ => {}
         }
     }
     if let Some(
-        Step::Lock(tid, _)
-        | Step::TryLock(tid)
-        | Step::TryLockNewest(tid, _)
-        | Step::Update(tid, _)
-        | Step::Delete(tid)
-        | Step::Rename(tid, _)
-        | Step::WaitForInsert(tid),
+        Primitive::Lock(tid, _)
+        | Primitive::TryLock(tid)
+        | Primitive::TryLockNewest(tid, _)
+        | Primitive::Update(tid, _)
+        | Primitive::Delete(tid)
+        | Primitive::Rename(tid, _)
+        | Primitive::WaitForInsert(tid),
     ) = &session.pending
     {
         read.push(*tid);

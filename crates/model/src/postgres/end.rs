@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Database, FROZEN, Flaw, Status, Tid, Version, Xid};
+use super::{Database, FROZEN, Flaw, Tid, TransactionStatus, Version, Xid};
 
 impl Database {
     /// The transaction or subtransaction that a session is in.
@@ -16,7 +16,7 @@ impl Database {
         let xid = |number| Xid { session: session as u8, number };
         let free = |number: &u8| !self.transactions.contains_key(&xid(*number));
         let xid = xid((0..=u8::MAX).find(free).unwrap_or(u8::MAX));
-        self.transactions.insert(xid, (parent, Status::Running));
+        self.transactions.insert(xid, (parent, TransactionStatus::Running));
         self.open[session].push(xid);
     }
 
@@ -38,7 +38,7 @@ impl Database {
         }
         self.held[session].iter_mut().for_each(|(_, xid)| inherit(xid));
         if self.awaited.contains(&ended) {
-            self.set_status(Some(ended), Status::Committed);
+            self.set_status(Some(ended), TransactionStatus::Committed);
         } else {
             self.transactions.remove(&ended);
         }
@@ -47,7 +47,7 @@ impl Database {
     /// Rolls back the last subtransactions of a session until so many transactions are open.
     pub fn roll_back(&mut self, session: usize, depth: usize) {
         let is_kept = self.has(Flaw::WritesKept);
-        let end = if is_kept { Status::Committed } else { Status::Aborted };
+        let end = if is_kept { TransactionStatus::Committed } else { TransactionStatus::Aborted };
         if self.has(Flaw::LocksKept) && !is_kept {
             self.inherit_locks(session, depth);
         }
@@ -56,7 +56,7 @@ impl Database {
             self.set_status(ended, end);
         }
         let mut held = std::mem::take(&mut self.held[session]);
-        held.retain(|&(_, xid)| self.status(xid) != Status::Aborted);
+        held.retain(|&(_, xid)| self.status(xid) != TransactionStatus::Aborted);
         self.held[session] = held;
         self.clean();
     }
@@ -74,7 +74,7 @@ impl Database {
         }
     }
 
-    fn set_status(&mut self, xid: Option<Xid>, status: Status) {
+    fn set_status(&mut self, xid: Option<Xid>, status: TransactionStatus) {
         if let Some(transaction) = xid.and_then(|xid| self.transactions.get_mut(&xid)) {
             transaction.1 = status;
         }
@@ -86,7 +86,7 @@ impl Database {
             true => !self.has(Flaw::CommitLost),
             false => self.has(Flaw::RollbackKept),
         };
-        let end = if is_kept { Status::Committed } else { Status::Aborted };
+        let end = if is_kept { TransactionStatus::Committed } else { TransactionStatus::Aborted };
         for xid in std::mem::take(&mut self.open[session]) {
             self.set_status(Some(xid), end);
         }
@@ -113,18 +113,18 @@ impl Database {
 
     /// Drops what was rolled back, and freezes what has committed.
     fn clean(&mut self) {
-        let known: BTreeMap<Xid, Status> =
+        let known: BTreeMap<Xid, TransactionStatus> =
             self.transactions.keys().map(|&xid| (xid, self.status(xid))).collect();
-        let status = |xid: Xid| known.get(&xid).copied().unwrap_or(Status::Committed);
-        self.versions.retain(|_, version| status(version.xmin) != Status::Aborted);
+        let status = |xid: Xid| known.get(&xid).copied().unwrap_or(TransactionStatus::Committed);
+        self.versions.retain(|_, version| status(version.xmin) != TransactionStatus::Aborted);
         for version in self.versions.values_mut() {
-            if status(version.xmin) == Status::Committed {
+            if status(version.xmin) == TransactionStatus::Committed {
                 version.xmin = FROZEN;
             }
-            version.lockers.retain(|&xid| status(xid) == Status::Running);
+            version.lockers.retain(|&xid| status(xid) == TransactionStatus::Running);
             match version.xmax {
-                Some((xid, _)) if status(xid) == Status::Aborted => version.xmax = None,
-                Some((xid, next)) if status(xid) == Status::Committed => {
+                Some((xid, _)) if status(xid) == TransactionStatus::Aborted => version.xmax = None,
+                Some((xid, next)) if status(xid) == TransactionStatus::Committed => {
                     version.xmax = Some((FROZEN, next));
                 }
                 _ => {}
@@ -134,7 +134,9 @@ impl Database {
 
     /// Drops dead versions that nobody has read, and shortens chains, as VACUUM does.
     pub fn vacuum(&mut self, read: &BTreeSet<Tid>) {
-        let ended = |xid: &Xid| self.status(*xid) != Status::Running && !self.awaited.contains(xid);
+        let ended = |xid: &Xid| {
+            self.status(*xid) != TransactionStatus::Running && !self.awaited.contains(xid)
+        };
         let ended: Vec<Xid> = self.transactions.keys().copied().filter(ended).collect();
         self.transactions.retain(|xid, _| !ended.contains(xid));
         let is_dead = |version: &Version| version.xmax.is_some_and(|(xid, _)| xid == FROZEN);

@@ -1,99 +1,105 @@
 //! What each step does.
 
 use super::{
-    Content, Database, Flaw, Found, MemoryEntry, Place, Reply, Status, Step, Tid, Version, Xid,
+    Content, Database, Flaw, Found, MemoryEntry, Primitive, RowKey, StepReply, Tid,
+    TransactionStatus, Version, Xid,
 };
 
 impl Database {
     /// Executes a step that would not wait; `choice` is what it chooses.
-    pub fn execute(&mut self, session: usize, step: &Step, choice: u8) -> Reply {
+    pub fn execute(&mut self, session: usize, step: &Primitive, choice: u8) -> StepReply {
         match step {
-            Step::Read(_) | Step::ReadKey(_) | Step::ReadAll | Step::FindInserter(_) => {
-                self.read(session, step)
-            }
-            &Step::Lock(tid, place) | &Step::TryLockNewest(tid, place) => {
+            Primitive::Read(_)
+            | Primitive::ReadKey(_)
+            | Primitive::ReadAll
+            | Primitive::FindInserter(_) => self.read(session, step),
+            &Primitive::Lock(tid, place) | &Primitive::TryLockNewest(tid, place) => {
                 self.lock_newest(session, tid, place)
             }
-            &Step::TryLock(tid) => self.try_lock(session, tid),
-            Step::Update(tid, content) => {
+            &Primitive::TryLock(tid) => self.try_lock(session, tid),
+            Primitive::Update(tid, content) => {
                 let place = self.versions[tid].place;
-                Reply::Was(self.update(session, *tid, place, content.clone()))
+                StepReply::Was(self.update(session, *tid, place, content.clone()))
             }
-            Step::Delete(tid) => Reply::Was(self.delete(session, *tid)),
-            &Step::Rename(tid, key) => {
+            Primitive::Delete(tid) => StepReply::Was(self.delete(session, *tid)),
+            &Primitive::Rename(tid, key) => {
                 let Version { place, content, .. } = self.versions[&tid].clone();
-                Reply::Was(self.update(session, tid, Place { key, ..place }, content))
+                StepReply::Was(self.update(session, tid, RowKey { key, ..place }, content))
             }
-            Step::Insert(place, content) => self.insert(session, *place, content.clone()),
-            &Step::Confirm(tid, is_alone) => self.confirm(session, tid, is_alone),
-            Step::WaitForInsert(_) | Step::WaitForEnd(_) | Step::LockPartition => Reply::Done,
-            Step::BeginSub => {
+            Primitive::Insert(place, content) => self.insert(session, *place, content.clone()),
+            &Primitive::Confirm(tid, is_alone) => self.confirm(session, tid, is_alone),
+            Primitive::WaitForInsert(_) | Primitive::WaitForEnd(_) | Primitive::LockPartition => {
+                StepReply::Done
+            }
+            Primitive::BeginSub => {
                 self.begin(session);
-                Reply::Done
+                StepReply::Done
             }
-            Step::ReleaseSub => {
+            Primitive::ReleaseSub => {
                 self.release(session);
-                Reply::Done
+                StepReply::Done
             }
-            Step::RollbackSub => {
+            Primitive::RollbackSub => {
                 self.roll_back(session, self.open[session].len() - 1);
-                Reply::Done
+                StepReply::Done
             }
-            &Step::RollbackTo(depth) => {
+            &Primitive::RollbackTo(depth) => {
                 self.roll_back(session, usize::from(depth) - 1);
                 self.begin(session); // the savepoint stays
-                Reply::Done
+                StepReply::Done
             }
-            Step::Commit | Step::Rollback => {
-                self.end(session, *step == Step::Commit);
-                Reply::Done
+            Primitive::Commit | Primitive::Rollback => {
+                self.end(session, *step == Primitive::Commit);
+                StepReply::Done
             }
-            Step::Choose(_) => Reply::Number(choice),
+            Primitive::Choose(_) => StepReply::Number(choice),
             _ => self.shared(session, step),
         }
     }
 
     /// What is beside the rows.
-    fn shared(&mut self, session: usize, step: &Step) -> Reply {
+    fn shared(&mut self, session: usize, step: &Primitive) -> StepReply {
         match *step {
-            Step::Clock => Reply::Instant(self.now),
-            Step::Known(key) => {
+            Primitive::Clock => StepReply::Instant(self.now),
+            Primitive::Known(key) => {
                 let defined = self.defining[session].unwrap_or(self.defined);
                 let blocked = self.blocked.contains(&key) || self.blocking[session] == Some(key);
-                Reply::Known(defined, blocked)
+                StepReply::Known(defined, blocked)
             }
-            Step::Define(number) => {
+            Primitive::Define(number) => {
                 self.defining[session] = Some(number);
-                Reply::Done
+                StepReply::Done
             }
-            Step::Block(key) => {
+            Primitive::Block(key) => {
                 self.blocking[session] = Some(key);
-                Reply::Done
+                StepReply::Done
             }
-            Step::Draw => {
+            Primitive::Draw => {
                 let drawn = self.drawn[session];
                 self.drawn[session] += 1;
-                Reply::Number(drawn)
+                StepReply::Number(drawn)
             }
-            Step::Held(key) => {
+            Primitive::Held(key) => {
                 let rows = self.held[session].iter().rev().filter(|(place, _)| place.key == key);
                 let shards = rows.map(|(place, _)| place.shard);
                 let forgotten = self.has(Flaw::HeldForgotten);
-                Reply::Held(shards.filter(|_| !forgotten).collect())
+                StepReply::Held(shards.filter(|_| !forgotten).collect())
             }
-            Step::ReadEntry(id) => Reply::Entry(self.entries.get(&id).map(|entry| entry.content)),
-            Step::WriteEntry(id, content, idle_at, now) => {
+            Primitive::ReadEntry(id) => {
+                StepReply::Entry(self.entries.get(&id).map(|entry| entry.content))
+            }
+            Primitive::WriteEntry(id, content, idle_at, now) => {
                 self.make_room(id, now);
                 self.entries.insert(id, MemoryEntry { content, idle_at });
-                Reply::Done
+                StepReply::Done
             }
-            Step::RemoveEntry(id) => Reply::Was(self.entries.remove(&id).is_some()),
-            Step::RemoveEntries => {
+            Primitive::RemoveEntry(id) => StepReply::Was(self.entries.remove(&id).is_some()),
+            Primitive::RemoveEntries => {
                 let count = self.entries.len();
                 self.entries.clear();
-                Reply::Number(count as u8)
+                StepReply::Number(count as u8)
             }
-            _ => Reply::Done,
+            _ => StepReply::Done,
         }
     }
 
@@ -112,16 +118,16 @@ impl Database {
         }
     }
 
-    fn read(&self, session: usize, step: &Step) -> Reply {
-        let is_wanted = |place: &Place| match step {
-            Step::Read(wanted) => place == wanted,
-            Step::ReadKey(key) => place.key == *key,
+    fn read(&self, session: usize, step: &Primitive) -> StepReply {
+        let is_wanted = |place: &RowKey| match step {
+            Primitive::Read(wanted) => place == wanted,
+            Primitive::ReadKey(key) => place.key == *key,
             _ => true,
         };
-        if let &Step::FindInserter(place) = step {
-            return Reply::Inserter(self.inserter(session, place));
+        if let &Primitive::FindInserter(place) = step {
+            return StepReply::Inserter(self.inserter(session, place));
         }
-        let mut rows: Vec<(Place, Found)> = self
+        let mut rows: Vec<(RowKey, Found)> = self
             .versions
             .iter()
             .filter(|(_, version)| is_wanted(&version.place) && self.is_visible(session, version))
@@ -129,13 +135,13 @@ impl Database {
             .collect();
         rows.sort_by_key(|&(place, _)| place);
         match step {
-            Step::Read(_) => Reply::Row(rows.pop().map(|(_, found)| found)),
-            _ => Reply::Rows(rows),
+            Primitive::Read(_) => StepReply::Row(rows.pop().map(|(_, found)| found)),
+            _ => StepReply::Rows(rows),
         }
     }
 
     /// Remembers that a session holds a row, as `store::held` does: in the subtransaction in which it locked it first.
-    fn hold(&mut self, session: usize, place: Place) {
+    fn hold(&mut self, session: usize, place: RowKey) {
         let xid = self.xid(session);
         let held = &mut self.held[session];
         let row = match held.iter().position(|(other, _)| *other == place) {
@@ -145,27 +151,29 @@ impl Database {
         held.push(row);
     }
 
-    fn lock_newest(&mut self, session: usize, tid: Tid, place: Place) -> Reply {
-        let Ok(Some((last, is_other))) = self.follow(session, tid) else { return Reply::Row(None) };
+    fn lock_newest(&mut self, session: usize, tid: Tid, place: RowKey) -> StepReply {
+        let Ok(Some((last, is_other))) = self.follow(session, tid) else {
+            return StepReply::Row(None);
+        };
         if is_other && self.versions[&last].place != place && !self.has(Flaw::ChainNotCompared) {
             // The lock stays, as in PostgreSQL.
             self.lock(session, last);
-            return Reply::Row(None);
+            return StepReply::Row(None);
         }
         self.lock(session, last);
         self.hold(session, place);
-        Reply::Row(Some((last, true, self.versions[&last].content.clone())))
+        StepReply::Row(Some((last, true, self.versions[&last].content.clone())))
     }
 
-    fn try_lock(&mut self, session: usize, tid: Tid) -> Reply {
+    fn try_lock(&mut self, session: usize, tid: Tid) -> StepReply {
         let version = &self.versions[&tid];
         if self.is_replaced(tid) || self.has_holder(session, version) {
-            return Reply::Row(None);
+            return StepReply::Row(None);
         }
         let (place, content) = (version.place, version.content.clone());
         self.lock(session, tid);
         self.hold(session, place);
-        Reply::Row(Some((tid, true, content)))
+        StepReply::Row(Some((tid, true, content)))
     }
 
     fn lock(&mut self, session: usize, tid: Tid) {
@@ -181,7 +189,7 @@ impl Database {
         }
     }
 
-    fn update(&mut self, session: usize, tid: Tid, place: Place, content: Content) -> bool {
+    fn update(&mut self, session: usize, tid: Tid, place: RowKey, content: Content) -> bool {
         if self.is_replaced(tid) && !self.has(Flaw::LostUpdate) {
             return false;
         }
@@ -194,7 +202,7 @@ impl Database {
         true
     }
 
-    fn version(&self, session: usize, place: Place, content: Content, new: bool) -> Version {
+    fn version(&self, session: usize, place: RowKey, content: Content, new: bool) -> Version {
         let xmin = self.xid(session);
         Version { place, content, xmin, is_speculative: new, lockers: Vec::new(), xmax: None }
     }
@@ -215,25 +223,25 @@ impl Database {
 
     /// Whether a version no longer counts as one with its key, under a dirty snapshot.
     fn is_gone(&self, session: usize, xid: Xid) -> bool {
-        self.is_own(session, xid) || self.status(xid) == Status::Committed
+        self.is_own(session, xid) || self.status(xid) == TransactionStatus::Committed
     }
 
-    fn insert(&mut self, session: usize, place: Place, content: Content) -> Reply {
+    fn insert(&mut self, session: usize, place: RowKey, content: Content) -> StepReply {
         let is_conflict = |version: &Version| {
             version.place == place
-                && self.status(version.xmin) != Status::Aborted
+                && self.status(version.xmin) != TransactionStatus::Aborted
                 && !version.xmax.is_some_and(|(xid, _)| self.is_gone(session, xid))
         };
         let is_alone = !self.versions.values().any(is_conflict) || self.has(Flaw::InsertNotChecked);
         let new = self.new_tid(session);
         self.versions.insert(new, self.version(session, place, content, true));
-        Reply::Inserted(new, is_alone)
+        StepReply::Inserted(new, is_alone)
     }
 
-    fn confirm(&mut self, session: usize, tid: Tid, is_alone: bool) -> Reply {
+    fn confirm(&mut self, session: usize, tid: Tid, is_alone: bool) -> StepReply {
         if !is_alone {
             self.versions.remove(&tid);
-            return Reply::Done;
+            return StepReply::Done;
         }
         let mut place = None;
         if let Some(version) = self.versions.get_mut(&tid) {
@@ -241,10 +249,10 @@ impl Database {
             place = Some(version.place);
         }
         place.into_iter().for_each(|place| self.hold(session, place));
-        Reply::Done
+        StepReply::Done
     }
 
-    fn inserter(&self, session: usize, place: Place) -> Option<(Xid, Option<Tid>)> {
+    fn inserter(&self, session: usize, place: RowKey) -> Option<(Xid, Option<Tid>)> {
         let rows = self.versions.iter().filter(|(_, version)| version.place == place);
         let others = |xid: Xid| self.is_others(session, xid).then_some(xid);
         let mut inserters = rows.filter_map(|(&tid, version)| {

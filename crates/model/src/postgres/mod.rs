@@ -29,7 +29,7 @@ pub const FROZEN: Xid = Xid { session: u8::MAX, number: 0 };
 
 /// What became of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Status {
+pub enum TransactionStatus {
     /// It is in progress.
     Running,
     /// It has committed; a subtransaction, into its parent.
@@ -43,7 +43,7 @@ pub type Tid = (u32, u16);
 
 /// The primary key of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct RowKey {
     /// The key: 0 for a, 1 for b.
     pub key: u8,
     /// The shard number.
@@ -54,7 +54,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version {
     /// The row's primary key.
-    pub place: Place,
+    pub place: RowKey,
     /// What it holds.
     pub content: Content,
     /// Who wrote it.
@@ -81,22 +81,22 @@ pub type Found = (Tid, bool, Content);
 
 /// A step of a session: what others see at once or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum Primitive {
     /// Reads a row under the latest state: an index scan under GetLatestSnapshot (`store::heap::read::find`), or a
     /// SELECT of the SQL store at READ COMMITTED.
-    Read(Place),
+    Read(RowKey),
     /// Reads all rows of a key under one snapshot (`read_key`).
     ReadKey(u8),
     /// Reads all rows (`read_after`).
     ReadAll,
     /// Locks the newest version from this one on: table_tuple_lock with TUPLE_LOCK_FLAG_FIND_LAST_VERSION
     /// (`lock_version`), SELECT FOR UPDATE. Waits for whoever has it; a row that has another key by then is none.
-    Lock(Tid, Place),
+    Lock(Tid, RowKey),
     /// Locks this version, if nobody has it or has replaced it: table_tuple_lock with LockWaitSkip and no flag
     /// (`lock_version` without `wait`, `lock_seen`).
     TryLock(Tid),
     /// Locks the newest version from this one on if nobody has it: SELECT FOR UPDATE SKIP LOCKED of the SQL store.
-    TryLockNewest(Tid, Place),
+    TryLockNewest(Tid, RowKey),
     /// Updates this version after a wait for whoever has it, unless it was replaced: table_tuple_update
     /// (`update_version`).
     Update(Tid, Content),
@@ -106,11 +106,11 @@ pub enum Step {
     Rename(Tid, u8),
     /// Inserts a row that is not yet confirmed, and checks the unique index for another: heap_insert with a speculative
     /// token, index_insert with UNIQUE_CHECK_PARTIAL (`insert_row`).
-    Insert(Place, Content),
+    Insert(RowKey, Content),
     /// Confirms or takes it back: heap_finish_speculative, heap_abort_speculative (`insert_row`).
     Confirm(Tid, bool),
     /// Finds who is inserting or deleting a row with this primary key, under a dirty snapshot (`wait_for_inserter`).
-    FindInserter(Place),
+    FindInserter(RowKey),
     /// Waits until an insert is confirmed or taken back: SpeculativeInsertionWait (`wait_for_inserter`).
     WaitForInsert(Tid),
     /// Waits for the end of a transaction: XactLockTableWait (`wait_for_inserter`).
@@ -155,7 +155,7 @@ pub enum Step {
 
 /// What a step returns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Reply {
+pub enum StepReply {
     /// Nothing.
     Done,
     /// Whether it was done.
@@ -163,7 +163,7 @@ pub enum Reply {
     /// A row.
     Row(Option<Found>),
     /// Rows.
-    Rows(Vec<(Place, Found)>),
+    Rows(Vec<(RowKey, Found)>),
     /// A version that is not yet confirmed, and whether there is no other.
     Inserted(Tid, bool),
     /// Who inserts or deletes, and which version is not yet confirmed.
@@ -221,12 +221,12 @@ pub struct Database {
     /// The versions of rows.
     pub versions: BTreeMap<Tid, Version>,
     /// Transactions and subtransactions, with their parents.
-    pub transactions: BTreeMap<Xid, (Option<Xid>, Status)>,
+    pub transactions: BTreeMap<Xid, (Option<Xid>, TransactionStatus)>,
     /// By session, its transaction and the open subtransactions.
     pub open: Vec<Vec<Xid>>,
     /// By session, the rows that its transaction has locked or written, and in which subtransaction; the last at the
     /// end.
-    pub held: Vec<Vec<(Place, Xid)>>,
+    pub held: Vec<Vec<(RowKey, Xid)>>,
     /// By session, how many ids it has drawn.
     pub drawn: Vec<u8>,
     /// The clock, in microseconds.

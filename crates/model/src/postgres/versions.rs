@@ -1,31 +1,33 @@
 //! Which versions a session sees, and whom it waits for.
 
-use super::{Database, Flaw, Found, Place, Status, Step, Tid, Version, Xid};
+use super::{Database, Flaw, Found, Primitive, RowKey, Tid, TransactionStatus, Version, Xid};
 
 /// A wait for another session.
-pub struct Blocked;
+pub struct MustWait;
 
 impl Database {
     /// What became of a transaction; of a subtransaction, with its parents.
-    pub fn status(&self, mut xid: Xid) -> Status {
+    pub fn status(&self, mut xid: Xid) -> TransactionStatus {
         loop {
             match self.transactions.get(&xid) {
-                None | Some((None, Status::Committed)) => return Status::Committed,
-                Some((_, Status::Aborted)) => return Status::Aborted,
-                Some((_, Status::Running)) => return Status::Running,
-                Some((Some(parent), Status::Committed)) => xid = *parent,
+                None | Some((None, TransactionStatus::Committed)) => {
+                    return TransactionStatus::Committed;
+                }
+                Some((_, TransactionStatus::Aborted)) => return TransactionStatus::Aborted,
+                Some((_, TransactionStatus::Running)) => return TransactionStatus::Running,
+                Some((Some(parent), TransactionStatus::Committed)) => xid = *parent,
             }
         }
     }
 
     /// Whether a transaction in progress is the session's.
     pub fn is_own(&self, session: usize, xid: Xid) -> bool {
-        usize::from(xid.session) == session && self.status(xid) == Status::Running
+        usize::from(xid.session) == session && self.status(xid) == TransactionStatus::Running
     }
 
     /// Whether a transaction in progress is another session's.
     pub fn is_others(&self, session: usize, xid: Xid) -> bool {
-        usize::from(xid.session) != session && self.status(xid) == Status::Running
+        usize::from(xid.session) != session && self.status(xid) == TransactionStatus::Running
     }
 
     /// Whether another session has locked or replaced a version.
@@ -38,8 +40,8 @@ impl Database {
     pub fn is_visible(&self, session: usize, version: &Version) -> bool {
         let counts = |xid: Xid| {
             self.is_own(session, xid)
-                || self.status(xid) == Status::Committed
-                || self.has(Flaw::DirtyRead) && self.status(xid) == Status::Running
+                || self.status(xid) == TransactionStatus::Committed
+                || self.has(Flaw::DirtyRead) && self.status(xid) == TransactionStatus::Running
         };
         let is_replaced = version.xmax.is_some_and(|(xid, _)| counts(xid));
         !version.is_speculative && counts(version.xmin) && !is_replaced
@@ -52,15 +54,16 @@ impl Database {
 
     /// The last version of a row from `tid` on, and whether it is another one; `None`: it is deleted, or replaced by
     /// the session itself.
-    pub fn follow(&self, session: usize, mut tid: Tid) -> Result<Option<(Tid, bool)>, Blocked> {
+    pub fn follow(&self, session: usize, mut tid: Tid) -> Result<Option<(Tid, bool)>, MustWait> {
         let mut is_other = false;
         loop {
             let version = &self.versions[&tid];
             if self.has_holder(session, version) {
-                return Err(Blocked);
+                return Err(MustWait);
             }
             match version.xmax {
-                Some((xid, next)) if self.status(xid) == Status::Committed => match next {
+                Some((xid, next)) if self.status(xid) == TransactionStatus::Committed => match next
+                {
                     Some(next) => (tid, is_other) = (next, true),
                     None => return Ok(None),
                 },
@@ -72,7 +75,9 @@ impl Database {
 
     /// Whether a version was replaced or deleted, or is being so.
     pub fn is_replaced(&self, tid: Tid) -> bool {
-        self.versions[&tid].xmax.is_some_and(|(xid, _)| self.status(xid) != Status::Aborted)
+        self.versions[&tid]
+            .xmax
+            .is_some_and(|(xid, _)| self.status(xid) != TransactionStatus::Aborted)
     }
 
     /// A tuple id that is free.
@@ -82,18 +87,18 @@ impl Database {
     }
 
     /// Whether a step would not wait.
-    pub fn is_enabled(&self, session: usize, step: &Step) -> bool {
+    pub fn is_enabled(&self, session: usize, step: &Primitive) -> bool {
         match step {
-            &Step::Lock(tid, _) => self.follow(session, tid).is_ok(),
-            Step::Update(..) if self.has(Flaw::LostUpdate) => true,
-            &(Step::Update(tid, _) | Step::Delete(tid) | Step::Rename(tid, _)) => {
+            &Primitive::Lock(tid, _) => self.follow(session, tid).is_ok(),
+            Primitive::Update(..) if self.has(Flaw::LostUpdate) => true,
+            &(Primitive::Update(tid, _) | Primitive::Delete(tid) | Primitive::Rename(tid, _)) => {
                 !self.has_holder(session, &self.versions[&tid])
             }
-            &Step::TryLock(tid) if self.has(Flaw::TryLockWaits) => {
+            &Primitive::TryLock(tid) if self.has(Flaw::TryLockWaits) => {
                 !self.has_holder(session, &self.versions[&tid])
             }
-            &Step::WaitForEnd(xid) => self.status(xid) != Status::Running,
-            Step::WaitForInsert(tid) => {
+            &Primitive::WaitForEnd(xid) => self.status(xid) != TransactionStatus::Running,
+            Primitive::WaitForInsert(tid) => {
                 !self.versions.get(tid).is_some_and(|version| version.is_speculative)
             }
             _ => true,
@@ -101,14 +106,14 @@ impl Database {
     }
 
     /// The rows that a session has locked or written.
-    pub fn locked(&self, session: usize) -> Vec<Place> {
+    pub fn locked(&self, session: usize) -> Vec<RowKey> {
         let is_locked = |version: &&Version| {
             let own = |xid: Xid| self.is_own(session, xid);
             version.lockers.iter().any(|&xid| own(xid))
                 || own(version.xmin)
                 || version.xmax.is_some_and(|(xid, _)| own(xid))
         };
-        let mut places: Vec<Place> =
+        let mut places: Vec<RowKey> =
             self.versions.values().filter(is_locked).map(|version| version.place).collect();
         places.sort();
         places.dedup();

@@ -3,13 +3,45 @@
 use super::of_bucket;
 use crate::world::Scenario;
 
+fn fresh(text: &str) -> Scenario {
+    of_bucket(2, text)
+}
+
+fn one(text: &str) -> Scenario {
+    of_bucket(2, text).row(0, 2.0)
+}
+
+fn two(text: &str) -> Scenario {
+    of_bucket(2, text).shards(0, &[1.0, 1.0])
+}
+
+fn six(text: &str) -> Scenario {
+    of_bucket(6, text).shards(0, &[3.0, 3.0])
+}
+
 /// All of them.
 pub fn all(long: bool) -> Vec<Scenario> {
-    let fresh = |text: &str| of_bucket(2, text);
-    let one = |text: &str| of_bucket(2, text).row(0, 2.0);
-    let two = |text: &str| of_bucket(2, text).shards(0, &[1.0, 1.0]);
-    let six = |text: &str| of_bucket(6, text).shards(0, &[3.0, 3.0]);
-    let mut all = vec![
+    let mut all = calls();
+    all.extend(through_sql());
+    if long {
+        all.extend([
+            six("take a 1 @1; take a 1 @2 | take a 3 @2"),
+            six("take a 1 @1; take a 1 @2 | take a 1 @1; take a 1 @2"),
+            six("take a 1 @1; take a 1 @0 | take a 1 @1; take a 1 @1"),
+            six("take a 1 @1; take a 5 @1 | take a 1 @1; take a 4 @1"),
+            two("take a 1 @0 | take a 1 @1 | take a 1 @1"),
+            two("take a 2 @1 | take a 2 @1 | take a 1 @1"),
+            two("take a 1 @0; rollback | take a 1 @1 | take a 1 @1"),
+            of_bucket(3, "take a 2 @2 | take a 1 @2; commit; take a 1 @2")
+                .shards(0, &[1.0, 1.0, 1.0]),
+        ]);
+    }
+    all
+}
+
+/// Calls of every kind, with the same number of shards and with others.
+fn calls() -> Vec<Scenario> {
+    vec![
         two("take a 1 @1 | take a 1 @1; commit; take a 1 @1"),
         two("take a 2 @1 | take a 1 @1"),
         two("take a 2 @1; rollback | take a 2 @1"),
@@ -40,29 +72,16 @@ pub fn all(long: bool) -> Vec<Scenario> {
         two("define 0; commit; take a 1 @defined | take a 1 @defined; commit; take a 1 @defined"),
         two("take a 2 @1 | take a 1 @1; rollback; take a 1 @1").crashing(),
         two("take a 1 @1 | take a 1 @1 | take a 1 @1"),
-    ];
-    let sql: Vec<Scenario> = [
+    ]
+}
+
+/// Rows that are locked first.
+fn through_sql() -> Vec<Scenario> {
+    let all = [
         two("take a 2 @1 | take a 1 @1"),
         fresh("take a 1 @1 | take a 2 @1"),
         two("take a 1 @0 | take a 1 @1"),
         two("reset a @1 | take a 1 @1; commit; take a 1 @1"),
-    ]
-    .into_iter()
-    .map(Scenario::through_sql)
-    .collect();
-    all.extend(sql);
-    if long {
-        all.extend([
-            six("take a 1 @1; take a 1 @2 | take a 3 @2"),
-            six("take a 1 @1; take a 1 @2 | take a 1 @1; take a 1 @2"),
-            six("take a 1 @1; take a 1 @0 | take a 1 @1; take a 1 @1"),
-            six("take a 1 @1; take a 5 @1 | take a 1 @1; take a 4 @1"),
-            two("take a 1 @0 | take a 1 @1 | take a 1 @1"),
-            two("take a 2 @1 | take a 2 @1 | take a 1 @1"),
-            two("take a 1 @0; rollback | take a 1 @1 | take a 1 @1"),
-            of_bucket(3, "take a 2 @2 | take a 1 @2; commit; take a 1 @2")
-                .shards(0, &[1.0, 1.0, 1.0]),
-        ]);
-    }
-    all
+    ];
+    all.into_iter().map(Scenario::through_sql).collect()
 }

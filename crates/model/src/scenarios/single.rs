@@ -18,12 +18,37 @@ const RESERVED: &str = r#"{"kind": "token bucket", "rate": 1, "period": "1000 da
 const SECOND: i64 = 1_000_000;
 const SAVEPOINT: &str = "take a 1; savepoint; take a 2; rollback_to; take a 1";
 
+fn fresh(text: &str) -> Scenario {
+    of_bucket(3, text)
+}
+
+fn full(text: &str) -> Scenario {
+    of_bucket(3, text).row(0, 3.0)
+}
+
 /// All of them.
 pub fn all(long: bool) -> Vec<Scenario> {
-    let fresh = |text: &str| of_bucket(3, text);
-    let full = |text: &str| of_bucket(3, text).row(0, 3.0);
+    let mut all = takes();
+    all.extend(reservations());
+    all.extend(clocks());
+    all.extend(through_sql());
+    if long {
+        let bucket = bucket(3, 1);
+        let four = |text: &str| Scenario::new(text, &[&bucket]);
+        all.extend([
+            four("take a 2 | take a 2 | take a 1 | take a 1; rollback").row(0, 3.0),
+            four("take a 1 | take a 2; rollback | take a 1 | reset a"),
+            Scenario::new("take a 2 | take a 2; commit; take a 1 | take a 1", &[A_SECOND])
+                .clock(&[SECOND, SECOND]),
+        ]);
+    }
+    all
+}
+
+/// Calls of every kind, savepoints, blocks and crashes.
+fn takes() -> Vec<Scenario> {
     let both = |text: &str| full(text).row(1, 3.0);
-    let mut all = vec![
+    vec![
         fresh("take a 2 | take a 2"),
         full("take a 2; commit; take a 1 | take a 1; commit; take a 2"),
         fresh(&format!("{SAVEPOINT} | take a 2; rollback; take a 1")),
@@ -48,12 +73,21 @@ pub fn all(long: bool) -> Vec<Scenario> {
         full("take a 2; commit; take a 1 | take a 2; rollback; take a 1").crashing(),
         full("block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined"),
         full("block a; rollback | take a 1; check a 1"),
-    ];
+    ]
+}
+
+/// Reservations, which go into debt.
+fn reservations() -> Vec<Scenario> {
     let debt = |text: &str| Scenario { debt: 2.0, ..Scenario::new(text, &[RESERVED]).row(0, 3.0) };
-    all.extend([
+    vec![
         debt("reserve a 4 | take a 2; commit; reserve a 2"),
         debt("reserve a 3; reserve a 2; rollback | reserve a 4 | take a 1"),
-    ]);
+    ]
+}
+
+/// Clocks that run and step back, of every kind of limit.
+fn clocks() -> Vec<Scenario> {
+    let mut all = Vec::new();
     let kinds = [("bucket", A_SECOND), ("window", WINDOW), ("log", LOG), ("two windows", SLIDING)];
     for (kind, limit) in kinds {
         let of = |text: &str| {
@@ -70,7 +104,12 @@ pub fn all(long: bool) -> Vec<Scenario> {
         Scenario::new("take a 2; commit; prune | take a 2 | prune", &[A_SECOND])
             .clock(&[3 * SECOND]),
     );
-    let sql: Vec<Scenario> = [
+    all
+}
+
+/// Rows that are locked first.
+fn through_sql() -> Vec<Scenario> {
+    let all = [
         fresh("take a 2 | take a 2"),
         full("take a 2; commit; take a 1 | take a 1; commit; take a 2"),
         full(&format!("{SAVEPOINT} | {SAVEPOINT}")),
@@ -81,20 +120,6 @@ pub fn all(long: bool) -> Vec<Scenario> {
         full("reset_all | take a 2; commit; take a 2"),
         Scenario::new("take a 2; rollback; take a 1 | take a 2", &[A_SECOND])
             .clock(&[SECOND, -2 * SECOND]),
-    ]
-    .into_iter()
-    .map(Scenario::through_sql)
-    .collect();
-    all.extend(sql);
-    if long {
-        let four = bucket(3, 1);
-        all.extend([
-            Scenario::new("take a 2 | take a 2 | take a 1 | take a 1; rollback", &[&four])
-                .row(0, 3.0),
-            Scenario::new("take a 1 | take a 2; rollback | take a 1 | reset a", &[&four]),
-            Scenario::new("take a 2 | take a 2; commit; take a 1 | take a 1", &[A_SECOND])
-                .clock(&[SECOND, SECOND]),
-        ]);
-    }
-    all
+    ];
+    all.into_iter().map(Scenario::through_sql).collect()
 }
