@@ -12,6 +12,8 @@
 //! ratelimit-model program TEXT…    these programs, with the path to what is wrong; see `statement::programs`
 //! ```
 
+#![forbid(unsafe_code)]
+
 mod content;
 mod entries;
 mod explore;

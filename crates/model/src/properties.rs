@@ -46,7 +46,6 @@ impl Scenario {
             let xid = world.database.xid(session);
             Applied { xid, key, now, change }
         };
-        let now = world.database.now;
         match (statement, outcome) {
             (_, Outcome::Failed(_)) => world.is_wrong(Wrong::Failed),
             (Command::Check(key, ..), Outcome::Answered(answers)) => {

@@ -1,11 +1,36 @@
 //! A model of PostgreSQL's rows: version chains, transactions and subtransactions, row locks, inserts that are not yet
-//! confirmed, and reads of the latest committed state. Beside them what sessions share else: entries of memory, the
+//! confirmed, and reads of the latest committed state. It also has what sessions share besides: entries of memory, the
 //! definition, blocks and the clock.
 //!
-//! It has more orders than PostgreSQL. Whoever waits for a row may get it next, in whatever order they came: the queue
-//! that PostgreSQL makes of them (the tuple's heavyweight lock) lets through fewer orders, and waits for nobody
-//! for whom the row's holder does not wait as well. Every lock is FOR UPDATE, as calls take it, so that a multixact
-//! (several holders of a row) is a list of which at most one session is left.
+//! Each rule has a step, functions of PostgreSQL that it stands for, and a spec of `tests/isolation/specs` in which
+//! PostgreSQL shows it:
+//!
+//! - A read sees the latest committed versions and its own transaction's ([`Primitive::Read`]; GetLatestSnapshot,
+//!   HeapTupleSatisfiesMVCC; `model_read`)
+//! - A lock waits for the holder, and follows updates ([`Primitive::Lock`]; heap_lock_tuple, heapam_tuple_lock;
+//!   `model_lock`)
+//! - A chain that ends in a row with another key is another row ([`Primitive::Lock`]; EvalPlanQual; `traversed` of
+//!   TM_FailureData; `model_renamed`)
+//! - A lock without waiting gets no row that another session holds ([`Primitive::TryLock`]; heap_lock_tuple with
+//!   LockWaitSkip; `model_try_lock`)
+//! - An update of a version waits for its holder, and fails without a lock if it was replaced
+//!   ([`Primitive::Update`]; heap_update; `model_replace`)
+//! - An insert waits for another of the same key, and for a delete ([`Primitive::Insert`],
+//!   [`Primitive::WaitForEnd`]; _bt_check_unique, XactLockTableWait; `model_insert`)
+//! - Of two inserts at once at most one is confirmed ([`Primitive::Confirm`]; heap_abort_speculative;
+//!   `model_speculative`)
+//! - A savepoint's rollback ends its locks and versions ([`Primitive::RollbackSub`]; AbortSubTransaction;
+//!   `model_savepoint`)
+//! - Several holders of a row are all waited for ([`Primitive::Lock`]; MultiXactIdWait; `model_multixact`)
+//! - Waiters go on in any order, and a new call can come first ([`Database::is_enabled`]; heap_acquire_tuplock;
+//!   `model_wait`)
+//! - Two sessions that wait for each other end in 40P01 (DeadLockCheck; `model_deadlock`)
+//! - A crash leaves what has committed (`soak/crash.rs`)
+//!
+//! The model has more orders than PostgreSQL, never fewer. Whoever waits for a row may get it next: the queue that
+//! PostgreSQL makes (the tuple's heavyweight lock) lets through fewer orders, and waits for nobody for whom the row's
+//! holder does not wait as well. Every lock is FOR UPDATE, so that of several holders at most one is another session's;
+//! heap_update itself takes FOR NO KEY UPDATE, which only holders of FOR KEY SHARE can tell.
 
 mod end;
 mod execute;

@@ -38,8 +38,9 @@ pub fn all(long: bool) -> Vec<Scenario> {
         all.extend([
             four("take a 2 | take a 2 | take a 1 | take a 1; rollback").row(0, 3.0),
             four("take a 1 | take a 2; rollback | take a 1 | reset a"),
-            Scenario::new("take a 2 | take a 2; commit; take a 1 | take a 1", &[A_SECOND])
-                .clock(&[SECOND, SECOND]),
+            Scenario::new("take a 2 | take a 2 | take a 1", &[A_SECOND])
+                .row(0, 3.0)
+                .clock(&[SECOND]),
         ]);
     }
     all
