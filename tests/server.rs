@@ -14,3 +14,4 @@ mod rl_calculate;
 mod server_log;
 mod stores;
 mod upgrade;
+mod waiters;
