@@ -210,7 +210,9 @@ pub trait RowStore {
         if row.is_none() && self.read(id)?.is_some() { Err(LimiterError::Busy) } else { Ok(row) }
     }
 
-    /// Inserts a row, after waiting for a concurrent insert of the same; false if that commits.
+    /// Inserts a row. Where another transaction is inserting or deleting the same, waits for its end. False if the
+    /// row is there; with direct access also after any wait, even if the other was rolled back: the caller reads
+    /// the row again.
     ///
     /// # Errors
     /// Those of [`RowStore`].
