@@ -1,11 +1,11 @@
 //! The server killed at any moment, and backends killed, cancelled and terminated, under load: committed
-//! takes are there, and no limit is exceeded.
+//! takes are there, no limit is exceeded, and no row is locked by who is gone.
 
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use postgres::Client;
+use postgres::{Client, GenericClient};
 
 use crate::check::{check, has_amcheck};
 use crate::own::Server;
@@ -69,6 +69,27 @@ fn count(works: &Works, outcome: Outcome) -> usize {
     works.values().filter(|work| work.outcome == outcome).count()
 }
 
+/// A session that holds a row of its own in a transaction; that it does is on disk.
+fn hold(server: &Server) -> Client {
+    let mut holder = server.client();
+    let take = "SELECT FROM rl_limit('quick 0', 'held')";
+    holder.batch_execute(take).unwrap();
+    holder.batch_execute(&format!("BEGIN; {take}")).unwrap();
+    server.client().batch_execute("CHECKPOINT").unwrap();
+    holder
+}
+
+/// Every row can be locked without a wait, also that of [`hold`].
+fn nothing_is_locked(client: &mut impl GenericClient) -> Result<(), String> {
+    let sql = "SELECT count(*) FILTER (WHERE key = 'held')
+               FROM (SELECT key FROM rateLimits FOR UPDATE NOWAIT) AS locked";
+    match client.query_one(sql, &[]) {
+        Ok(row) if row.get::<_, i64>(0) == 1 => Ok(()),
+        Ok(_) => Err("the row that was held is gone".to_owned()),
+        Err(error) => Err(format!("a row is locked: {error:?}")),
+    }
+}
+
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_server_killed_under_load_has_lost_nothing_and_given_nothing_twice() {
@@ -81,6 +102,7 @@ fn a_server_killed_under_load_has_lost_nothing_and_given_nothing_twice() {
         let after = Duration::from_millis(20 + random.below(scale(500, 2500)));
         let (mut works, errors) = load(&server, &limits, round, || {
             let mut maintainer = server.client();
+            let _holder = hold(&server);
             thread::scope(|scope| {
                 scope.spawn(|| {
                     maintain(&mut maintainer, &REPAIRS, &mut random, Instant::now() + after)
@@ -98,6 +120,7 @@ fn a_server_killed_under_load_has_lost_nothing_and_given_nothing_twice() {
             committed.for_each(|work| work.outcome = Outcome::Unknown);
         }
         let prepared = end_prepared(&mut client, &mut works).unwrap();
+        nothing_is_locked(&mut client).unwrap();
         drop_invalid_indexes(&mut client);
         println!(
             "round {number}: killed after {after:.0?}, up again in {recovered:.0?}; {} committed, {} \
@@ -113,6 +136,8 @@ fn a_server_killed_under_load_has_lost_nothing_and_given_nothing_twice() {
     println!("{} tokens in {} transactions", tokens(&all), all.len());
     assert!(tokens(&all) > 0.0);
     the_checks_see_what_is_broken(&mut client, &limits, &all, from);
+    let _holder = hold(&server);
+    nothing_is_locked(&mut client).expect_err("a row that is held");
 }
 
 /// Each breach is made in a transaction, seen, and rolled back.
