@@ -11,10 +11,11 @@ import sys
 
 HOLD = "acquire a; commit; extend a; commit; release a"
 
-# Name, scenario, file of crates/limiter/src, its text, and what takes its place: ON is whether the mutant is on.
+# Name, what is wrong then, scenario, file of crates/limiter/src, its text, and what takes its place: ON is whether the mutant is on.
 MUTANTS = [
     (
         "room not compared",
+        "TokensLost",
         "credit a 2 @1 | credit a 1 @1",
         "homes/shards/choose.rs",
         "        if room(&shards, shard, now, amount) < amount.abs() {\n            return Ok(None);",
@@ -22,6 +23,7 @@ MUTANTS = [
     ),
     (
         "room of the two not compared",
+        "TokensLost",
         "credit a 2 @1 | take a 1 @1",
         "homes/shards/choose.rs",
         "        if room(better) < amount.abs() || in_debt {",
@@ -29,6 +31,7 @@ MUTANTS = [
     ),
     (
         "reshard without locks",
+        "Failed",
         "take a 1 @0 | take a 1 @1",
         "homes/shards/contents.rs",
         "    let locked = lock_key(host, rows, name, key, wait)?;\n    let now",
@@ -36,6 +39,7 @@ MUTANTS = [
     ),
     (
         "marker overlooked",
+        "TakeLost",
         "take a 1 @1 | take a 1 @0",
         "homes/row.rs",
         "        if stored.is_some_and(Stored::is_marker) {",
@@ -43,13 +47,15 @@ MUTANTS = [
     ),
     (
         "reset without locks",
+        "Failed",
         "reset a @1 | take a 1 @1; commit; take a 1 @1",
         "homes/table.rs",
-        "    for (shard, row) in lock_key(host, rows, name, key, true)? {",
-        "    for (shard, row) in if ON { rows.read_key(name, key)? } else { lock_key(host, rows, name, key, true)? } {",
+        "        for (shard, row) in lock_key(host, rows, name, key, true)? {",
+        "        for (shard, row) in if ON { rows.read_key(name, key)? } else { lock_key(host, rows, name, key, true)? } {",
     ),
     (
         "rows listed once",
+        "TokensLost",
         "reset a @1 | take a 1 @2",
         "homes/table.rs",
         "        if same_rows(&listed, &locked) {",
@@ -57,6 +63,7 @@ MUTANTS = [
     ),
     (
         "held rows waited for",
+        "Deadlock",
         "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1",
         "homes/shards/mod.rs",
         "    rows.held(target.name, target.key).is_empty()\n",
@@ -64,6 +71,7 @@ MUTANTS = [
     ),
     (
         "credit dropped",
+        "TokensLost",
         "take a 1 @1; credit a 1 @2 | take a 1 @1",
         "homes/shards/mod.rs",
         "            if let Some(after) = after {\n                rows.update(id, tuple",
@@ -71,6 +79,7 @@ MUTANTS = [
     ),
     (
         "requests in their order",
+        "Deadlock",
         "all a 1, b 1 | all b 1, a 1",
         "all/mod.rs",
         "    Ok(groups.into_values().collect())",
@@ -79,6 +88,7 @@ MUTANTS = [
     ),
     (
         "part of all",
+        "Unexplained",
         "all b 2, a 2 | take b 1",
         "all/commit.rs",
         "        if !verdicts.iter().all(GroupVerdict::allows) {\n            // A limit",
@@ -86,6 +96,7 @@ MUTANTS = [
     ),
     (
         "too few rows suffice",
+        "OverAdmitted",
         "all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1",
         "all/commit.rs",
         "        if !sufficient {",
@@ -93,6 +104,7 @@ MUTANTS = [
     ),
     (
         "change in memory overlooked",
+        "Unexplained",
         "all a 1, b 1 | all b 1, a 1 | take a 1 (memory)",
         "all/plan.rs",
         "        if found != plan.found {",
@@ -100,6 +112,7 @@ MUTANTS = [
     ),
     (
         "entry not written",
+        "Unexplained",
         "take a 1; rollback; take a 1 | take a 2 | take a 1 (memory)",
         "homes/memory.rs",
         "        if let Some(after) = after {\n            write(locked, id, &after",
@@ -107,13 +120,32 @@ MUTANTS = [
     ),
     (
         "released slot kept",
+        "TokensLost",
         f"{HOLD} | {HOLD} (memory)",
         "homes/slots.rs",
         "    for number in number..end {",
         "    for number in number..if ON { number } else { end } {",
     ),
     (
+        "extension not written",
+        "TakeLost",
+        "acquire a; commit; extend a | acquire a; commit; acquire a",
+        "leases.rs",
+        "        Ok((settled, after.map(State::Leases)))",
+        "        let after = after.filter(|_| !(ON && matches!(fate, Fate::Extended)));\n"
+        "        Ok((settled, after.map(State::Leases)))",
+    ),
+    (
+        "reset does nothing",
+        "TokensLost",
+        "reset a; commit; take a 2 | take a 2; commit; take a 1",
+        "homes/table.rs",
+        "key: &[u8]) -> Result<bool> {\n    let was = change_row",
+        "key: &[u8]) -> Result<bool> {\n    if ON {\n        return Ok(false);\n    }\n    let was = change_row",
+    ),
+    (
         "pruned unseen",
+        "TakeLost",
         "prune @1 | take a 1 @1; commit; take a 1 @1",
         "homes/table.rs",
         "        if !idle(&locked) || !same_rows(",
@@ -121,6 +153,7 @@ MUTANTS = [
     ),
     (
         "busy rows pruned",
+        "TakeLost",
         "take a 2 | prune; commit; take a 3 | take a 2",
         "homes/table.rs",
         "    if !idle(seen) {",
@@ -128,6 +161,7 @@ MUTANTS = [
     ),
     (
         "block overlooked",
+        "Unexplained",
         "block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined",
         "one.rs",
         "    if target.blocked_until.is_some() && target",
@@ -135,6 +169,7 @@ MUTANTS = [
     ),
     (
         "id of the clock",
+        "LeaseTwice",
         "acquire a; rollback; acquire a | acquire a; commit; release a",
         "leases.rs",
         "    let id = Lease::random_id(host.unguessable()?);",
@@ -142,6 +177,7 @@ MUTANTS = [
     ),
     (
         "denied row kept",
+        "LockKept",
         "acquire a; commit; extend a; release a | reset a; commit; acquire a",
         "homes/row.rs",
         "            return Ok(None);\n        };\n        rows.update(id, tuple, &after)?;",
@@ -149,6 +185,7 @@ MUTANTS = [
     ),
     (
         "level of a shard forgotten",
+        "TakeLost",
         "take a 2 @1 | credit a 1 @1",
         "homes/shards/locked.rs",
         "        if *state != before[shard] {",
@@ -171,19 +208,19 @@ def main() -> None:
     (folder / "Cargo.toml").write_text(text)
     shutil.copy(source.parent / "Cargo.lock", folder)
     limiter = folder / "crates" / "limiter" / "src"
-    for number, (name, _, file, old, new) in enumerate(MUTANTS, 1):
+    for number, (name, _, _, file, old, new) in enumerate(MUTANTS, 1):
         path = limiter / file
         lines = path.read_text()
         if lines.count(old) != 1:
             sys.exit(f"error: the text of the mutant {name!r} is {lines.count(old)} times in {file}")
         path.write_text(lines.replace(old, new.replace("ON", f"crate::mutants::is_on({number})")))
-    names = "".join(f"    ({name!r}, {scenario!r}),\n" for name, scenario, *_ in MUTANTS).replace("'", '"')
+    names = "".join(f"    {mutant[:3]},\n" for mutant in MUTANTS).replace("'", '"')
     with (limiter / "lib.rs").open("a") as lib:
         lib.write("\n#[allow(missing_docs)]\npub mod mutants;\n")
     (limiter / "mutants.rs").write_text(
         "use std::sync::atomic::{AtomicU32, Ordering};\n\n"
         "static ON: AtomicU32 = AtomicU32::new(0);\n\n"
-        f"pub const NAMES: [(&str, &str); {len(MUTANTS)}] = [\n{names}];\n\n"
+        f"pub const MUTANTS: [(&str, &str, &str); {len(MUTANTS)}] = [\n{names}];\n\n"
         "pub fn turn_on(number: u32) {\n    ON.store(number, Ordering::Relaxed);\n}\n\n"
         "pub fn is_on(number: u32) -> bool {\n    ON.load(Ordering::Relaxed) == number\n}\n"
     )

@@ -180,12 +180,13 @@ pub fn total(states: impl Iterator<Item = State>) -> Option<Total> {
         .map(Total)
 }
 
+/// When a lease of this id expires.
+pub fn expiry(state: Option<&Total>, id: i64) -> Option<Micros> {
+    let Some(Total(State::Leases(held))) = state else { return None };
+    held.leases.iter().find(|lease| lease.id.0 == id).map(|lease| lease.expires_at)
+}
+
 /// Whether a lease of this id is live.
 pub fn has_lease(state: Option<&Total>, id: i64, now: Micros) -> bool {
-    match state {
-        Some(Total(State::Leases(held))) => {
-            held.leases.iter().any(|lease| lease.id.0 == id && lease.is_live(now))
-        }
-        _ => false,
-    }
+    expiry(state, id).is_some_and(|expires_at| expires_at > now)
 }

@@ -1,7 +1,7 @@
 //! What must hold: of each answer, of each end of a transaction, at every instant, and at the end.
 
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Micros, State};
+use ratelimit_core::{Limit, Micros, State};
 use ratelimit_limiter::target::has_no_rows;
 
 use crate::content::Total;
@@ -64,7 +64,15 @@ impl Scenario {
                 if is_locked || self.is_in_memory() {
                     let credit = effect(world, key, at.0, Change::Credit(count));
                     self.change(world, session, credit);
+                } else if !self.was_full(world, session, key) {
+                    world.is_wrong(Wrong::TokensLost);
                 }
+            }
+            (&Command::Reset(key, _), Outcome::Reset(false)) => {
+                if !self.was_full(world, session, key) {
+                    world.is_wrong(Wrong::TokensLost);
+                }
+                self.judge_locks(world, session);
             }
             (command, Outcome::Reset(true)) => self.note_reset(world, session, command),
             (&Command::Rename(from, to), Outcome::Renamed(true)) => {
@@ -85,6 +93,16 @@ impl Scenario {
         at.log.clear();
         at.seen.clear();
         at.locked.clear();
+    }
+
+    /// Whether a key was full at some instant of the call.
+    fn was_full(&self, world: &World, session: usize, key: u8) -> bool {
+        let limit = &self.setting.limits[0];
+        world.sessions[session].seen.iter().any(|instant| {
+            let state = instant.states[usize::from(key)].as_ref();
+            let now = Micros(instant.now);
+            oracle::left(limit, key, state, now) > limit.capacity() - TOLERANCE
+        })
     }
 
     /// Notes that a key was reset, or all.
@@ -130,6 +148,10 @@ impl Scenario {
             world.is_wrong(Wrong::Unexplained);
         }
         for answer in answers {
+            let mut instants = world.sessions[session].seen.iter();
+            if !self.is_in_memory() && instants.all(|instant| instant.now != answer.now.0) {
+                world.is_wrong(Wrong::Unexplained);
+            }
             let states = self.instant(world, session).states;
             let state = states[usize::from(answer.key)].as_ref();
             let limit = self.limit(statement, answer.key);
@@ -181,8 +203,15 @@ impl Scenario {
                 }
             })
         });
-        // Rows that it can't wait for: the documents say that it is retried at once.
-        if !is_right && !answers.iter().any(|answer| answer.at_once) {
+        // A transaction that holds a row of the key may not wait for others': the documents say that it retries at once.
+        let may_not_wait = |answer: &Answered| {
+            let holds = at.locked.iter().any(|place| place.key == answer.key);
+            answer.at_once && holds && !(exact && single)
+        };
+        let is_of_now =
+            |answer: &Answered| at.seen.iter().any(|instant| instant.now == answer.now.0);
+        let is_right = is_right || answers.iter().any(may_not_wait);
+        if !is_right || !answers.iter().all(is_of_now) {
             world.is_wrong(Wrong::BadDenial);
         }
         self.judge_locks(world, session);
@@ -253,6 +282,19 @@ impl Scenario {
         if let Some(until) = settled {
             let change =
                 if is_released { Change::Release(id) } else { Change::Extend(id, until.0) };
+            let ttl = match &self.setting.limits[0].limit {
+                Limit::Concurrency(limit) => limit.ttl,
+                _ => Micros(0),
+            };
+            let mut instants = world.sessions[session].seen.iter();
+            // Not sooner than before, where the clock stepped back.
+            let is_extended = |instant: &Instant| {
+                let before = oracle::expiry(instant.states[usize::from(key)].as_ref(), id);
+                before.is_some_and(|before| before.max(Micros(instant.now).plus(ttl)) == until)
+            };
+            if !is_released && !instants.any(is_extended) {
+                world.is_wrong(Wrong::Unexplained);
+            }
             let (xid, now) = (world.database.xid(session), world.database.now);
             self.change(world, session, Applied { xid, key, now, change });
         }
@@ -297,8 +339,9 @@ impl Scenario {
     pub fn check(&self, world: &mut World) {
         for key in 0..KEYS.len() as u8 {
             self.check_key(world, key);
-            if world.has_ended() {
-                self.check_end(world, key);
+            // Rows and the books change in one step: at a commit.
+            if !self.is_in_memory() || world.has_ended() {
+                self.check_committed(world, key);
             }
         }
         let waits = |(session, at): (usize, &SessionState)| {
@@ -347,8 +390,8 @@ impl Scenario {
         }
     }
 
-    /// What is committed in the end is what was answered.
-    fn check_end(&self, world: &mut World, key: u8) {
+    /// What is committed is what was answered.
+    fn check_committed(&self, world: &mut World, key: u8) {
         let limit = &self.setting.limits[0];
         let now = Micros(world.database.now);
         let rows = world.database.committed(key);

@@ -31,6 +31,10 @@ pub fn all(long: bool) -> Vec<Scenario> {
                 .clock(&[HOUR, -2 * HOUR]),
         ]);
     }
+    all.push(
+        Scenario::new("acquire a; commit; extend a | acquire a; commit; acquire a", &[TABLE])
+            .clock(&[HOUR / 2, HOUR / 2]),
+    );
     let one = |text: &str| Scenario::new(text, &[ONE]);
     all.extend([
         one("acquire a; release a; acquire a | acquire a; release a"),

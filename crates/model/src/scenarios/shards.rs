@@ -68,6 +68,8 @@ fn calls() -> Vec<Scenario> {
         of_bucket(4, "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1").shards(0, &[2.0, 2.0]),
         Scenario { may_deadlock: true, ..six("take a 1 @1; reset a @1 | take a 1 @1; reset a @1") },
         two("reset_all @1 | take a 1 @1; commit; take a 1 @1"),
+        two("reset a @1; commit; reset a @1 | take a 1 @1"),
+        two("take a 1 @0 | take a 1 @1").crashing(),
         two("prune @1 | take a 1 @1; commit; take a 1 @1"),
         two("define 0; commit; take a 1 @defined | take a 1 @defined; commit; take a 1 @defined"),
         two("take a 2 @1 | take a 1 @1; rollback; take a 1 @1").crashing(),
