@@ -419,6 +419,7 @@ fn nothing_is_lost_while_shards_move() {
     });
     println!("{moves:?} moves; {} committed; errors: {:#?}", done.committed, done.errors);
     assert_exact(&mut client);
+    done.judge();
     assert!(moves.iter().all(|&moves| moves > 0) && done.committed > 100);
     assert_shells_are_empty(&cluster);
 }
@@ -457,6 +458,7 @@ fn a_killed_worker_loses_no_take_and_leaves_no_prepared_transaction() {
     }
     assert_exact(&mut cluster.coordinator());
     assert!(done.committed > 100 && !done.errors.is_empty());
+    done.judge_after_crashes();
 }
 
 #[test]
@@ -477,6 +479,7 @@ fn limits_are_distributed_and_taken_back_under_load() {
     println!("{} committed; errors: {:#?}", done.committed, done.errors);
     assert!(done.committed > 100);
     assert_exact(&mut client);
+    done.judge();
     assert_shells_are_empty(&cluster);
     assert_exact(&mut cluster.coordinator());
 

@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use postgres::Client;
+use postgres::{Client, Row};
+use ratelimit_judge::{Asked, History, Recorder, Recording, Reply, Storage, judge};
 
 use crate::own::Server;
 
@@ -23,20 +25,77 @@ pub const DEFINE: &str = r#"
 pub const DISTRIBUTE_NOTES: &str =
     "SELECT create_distributed_table('taken', 'key', colocate_with => 'ratelimits')";
 
+/// The same limits, for the judge.
+const LIMITS: [(&str, &str, Storage); 3] = [
+    (
+        "one",
+        r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 1000000}"#,
+        Storage::Row,
+    ),
+    ("window", r#"{"kind": "fixed window", "rate": 1000000, "period": "1000 days"}"#, Storage::Row),
+    // Judged by its sums alone: whose shard a call took from, nobody knows.
+    (
+        "parts",
+        r#"{"kind": "token bucket", "rate": 4, "period": "1000 days", "capacity": 1000000, "shards": 4}"#,
+        Storage::Shards,
+    ),
+];
+
+/// Of each limit, the first of which is hot.
+const KEYS: u32 = 101;
+
 /// What sessions did.
 #[derive(Default)]
 pub struct Done {
     pub committed: u64,
     /// The number of errors, by SQLSTATE and message.
     pub errors: BTreeMap<String, u64>,
+    history: History,
+}
+
+/// Where a history is left that is refused.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
+
+impl Done {
+    /// Has a judge say whether some order of the transactions explains every answer.
+    pub fn judge(&self) {
+        judged(&self.history);
+    }
+
+    /// The same where nodes crashed: what COMMIT has acknowledged may be seen on such a node only when it has recovered.
+    pub fn judge_after_crashes(mut self) {
+        self.history.ends.iter_mut().for_each(|end| end.answered = i64::MAX);
+        judged(&self.history);
+    }
+}
+
+/// Fails where the judge refuses a history, and leaves it in a file.
+pub fn judged(history: &History) {
+    match judge(history) {
+        Ok(judgement) => println!("{judgement}"),
+        Err(refusal) => {
+            let file = Path::new(FOLDER).join("refused-citus.jsonl");
+            history.write(&file, &refusal.to_string()).unwrap();
+            panic!("{refusal}\nthe history is in {}", file.display());
+        }
+    }
 }
 
 /// Runs sessions on these nodes until `work` is done.
 pub fn beside<T>(nodes: &[&Server], work: impl FnOnce() -> T) -> (T, Done) {
     let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let stop = &stop;
-        let session = |n: usize| scope.spawn(move || session(nodes[n % nodes.len()], stop));
+    // Each node reads the clock of the one machine.
+    let recorder = Recorder::new();
+    for (name, config, storage) in LIMITS {
+        (0..KEYS).for_each(|n| {
+            recorder.key(name, &key(n), config, storage);
+        });
+    }
+    let (result, mut done) = thread::scope(|scope| {
+        let (stop, recorder) = (&stop, &recorder);
+        let session = |n: usize| {
+            scope.spawn(move || session(nodes[n % nodes.len()], recorder.session(), stop))
+        };
         let sessions: Vec<_> = (0..SESSIONS).map(session).collect();
         // Also where the work fails: the scope waits for its threads.
         let result = catch_unwind(AssertUnwindSafe(work));
@@ -51,16 +110,20 @@ pub fn beside<T>(nodes: &[&Server], work: impl FnOnce() -> T) -> (T, Done) {
             }
         }
         (result, done)
-    })
+    });
+    done.history = recorder.history();
+    (result, done)
 }
 
-fn session(node: &Server, stop: &AtomicBool) -> Done {
+fn session(node: &Server, mut recording: Recording, stop: &AtomicBool) -> Done {
     let mut done = Done::default();
     let mut client: Option<Client> = None;
     while !stop.load(Ordering::Relaxed) {
         let open = client.take().map_or_else(|| node.connect("postgres"), Ok);
         let result = open.and_then(|mut open| {
-            let result = transaction(&mut open);
+            let result = transaction(&mut open, &mut recording);
+            // An open one has ended with what it took, on a node that crashed perhaps since its last answer.
+            recording.lost();
             if !open.is_closed() {
                 client = Some(open);
             }
@@ -85,46 +148,72 @@ fn session(node: &Server, stop: &AtomicBool) -> Done {
     done
 }
 
-/// Takes tokens of one or two keys; of four transactions one rolls back. True if it committed.
-fn transaction(client: &mut Client) -> Result<bool, postgres::Error> {
-    let mut transaction = client.transaction()?;
-    let name = ["one", "window", "parts"][fastrand::usize(0..3)];
-    let key = || match fastrand::bool() {
-        true => "hot".to_owned(),
-        false => format!("key {}", fastrand::u32(0..100)),
+/// The key of a number.
+fn key(n: u32) -> String {
+    if n == 0 { "hot".to_owned() } else { format!("key {}", n - 1) }
+}
+
+/// Reads the answers of calls on these limits and keys: `ok` and `remaining`.
+fn read(rows: &[Row], of: &[(usize, u32, Asked)]) -> Vec<(u32, Asked, Option<i64>, Reply)> {
+    let answer = |(row, &(limit, key, asked)): (&Row, &(usize, u32, Asked))| {
+        let reply = Reply { ok: row.get(0), remaining: Some(row.get(1)), retry_at: None };
+        (limit as u32 * KEYS + key, asked, None, reply)
     };
+    rows.iter().zip(of).map(answer).collect()
+}
+
+/// Takes tokens of one or two keys; of four transactions one rolls back. True if it committed.
+fn transaction(client: &mut Client, recording: &mut Recording) -> Result<bool, postgres::Error> {
+    let mut transaction = client.transaction()?;
+    recording.begin();
+    let limit = fastrand::usize(0..3);
+    let name = LIMITS[limit].0;
+    let any = || if fastrand::bool() { 0 } else { fastrand::u32(1..KEYS) };
     let count = f64::from(fastrand::u8(1..4));
+    let take = |count| Asked::Limit { count, reserve: false };
     let note = "INSERT INTO taken VALUES ($1, $2, $3)";
-    let read = key();
+    let seen = any();
     if fastrand::u8(0..4) == 0 {
-        transaction.execute("SELECT rl_check($1, $2)", &[&name, &read])?;
+        let check = "SELECT ok, remaining FROM rl_check($1, $2)";
+        let of = [(limit, seen, Asked::Check { count: 1.0, reserve: false })];
+        recording
+            .call(|| transaction.query(check, &[&name, &key(seen)]), |rows| read(rows, &of))?;
     }
     if fastrand::u8(0..4) == 0 {
-        let keys = [key(), key()];
+        let keys = [any(), any()];
         let requests = serde_json::json!([
-            { "name": name, "key": keys[0], "count": count },
-            { "name": "one", "key": keys[1], "count": 1 }
+            { "name": name, "key": key(keys[0]), "count": count },
+            { "name": "one", "key": key(keys[1]), "count": 1 }
         ]);
-        let ok = "SELECT coalesce(bool_and(ok), false) FROM rl_limit_all($1::text::jsonb)";
-        // With shards a call may find none that is free.
-        if !transaction.query_one(ok, &[&requests.to_string()])?.get::<_, bool>(0) {
+        let all = "SELECT ok, remaining FROM rl_limit_all($1::text::jsonb) ORDER BY n";
+        // Each of two requests of one key has what both leave: it is one take.
+        let of = match (limit, keys[0]) == (0, keys[1]) {
+            true => vec![(0, keys[0], take(count + 1.0))],
+            false => vec![(limit, keys[0], take(count)), (0, keys[1], take(1.0))],
+        };
+        let ask = || transaction.query(all, &[&requests.to_string()]);
+        // With shards a call may find none that is free; then it has taken nothing, and is not judged.
+        let answer = |rows: &Vec<Row>| if rows[0].get(0) { read(rows, &of) } else { Vec::new() };
+        if !recording.call(ask, answer)?[0].get::<_, bool>(0) {
             return Ok(false);
         }
-        transaction.execute(note, &[&name, &keys[0], &count])?;
-        transaction.execute(note, &[&"one", &keys[1], &1f64])?;
+        transaction.execute(note, &[&name, &key(keys[0]), &count])?;
+        transaction.execute(note, &[&"one", &key(keys[1]), &1f64])?;
     } else {
         // Also of what was read before.
-        let key = if fastrand::bool() { key() } else { read };
-        let limit = "SELECT ok FROM rl_limit($1, $2, $3)";
-        if transaction.query_one(limit, &[&name, &key, &count])?.get::<_, bool>(0) {
-            transaction.execute(note, &[&name, &key, &count])?;
+        let n = if fastrand::bool() { any() } else { seen };
+        let sql = "SELECT ok, remaining FROM rl_limit($1, $2, $3)";
+        let ask = || transaction.query(sql, &[&name, &key(n), &count]);
+        let rows = recording.call(ask, |rows| read(rows, &[(limit, n, take(count))]))?;
+        if rows[0].get(0) {
+            transaction.execute(note, &[&name, &key(n), &count])?;
         }
     }
     if fastrand::u8(0..4) == 0 {
         transaction.rollback()?;
         return Ok(false);
     }
-    transaction.commit()?;
+    recording.commit(|| transaction.commit())?;
     Ok(true)
 }
 

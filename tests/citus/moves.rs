@@ -460,6 +460,7 @@ fn nothing_is_lost_while_shards_move_among_three_workers() {
     });
     println!("{done_to_shards:?}; {} committed; errors: {:#?}", done.committed, done.errors);
     assert_exact(&mut client);
+    done.judge();
     assert!(
         CHANGES[..2].iter().all(|how| done_to_shards.contains_key(how)) && done.committed > 100
     );
