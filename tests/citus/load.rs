@@ -62,7 +62,7 @@ impl Done {
         judged(&self.history);
     }
 
-    /// The same where nodes crashed: what COMMIT has acknowledged may be seen on such a node only when it has recovered.
+    /// The same where nodes crashed: what was committed may be seen on such a node only when it has recovered.
     pub fn judge_after_crashes(mut self) {
         self.history.ends.iter_mut().for_each(|end| end.answered = i64::MAX);
         judged(&self.history);
