@@ -96,7 +96,10 @@ pub struct Reply {
     pub retry_at: Option<Option<i64>>,
 }
 
-/// A call and its answer. A call without an answer took nothing, and is in no history; the end of its transaction is.
+/// A call and its answer. A call that fails takes nothing, and is in no history; the end of its transaction is.
+///
+/// A call whose connection is lost may have taken something, if it was a transaction of its own or on a limit in
+/// memory: runs with such calls can't be judged.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Invocation {
     /// The session's number.

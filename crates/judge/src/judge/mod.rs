@@ -6,16 +6,18 @@
 //!   transaction's own, at some instant of the call.
 //! - **Memory** (`items`, `order`): each call takes effect at some instant between call and answer.
 //! - **Shards** (`shards`): what is admitted in any span, committed or in progress, is at most the capacity and the
-//!   inflow; without inflow, `remaining` and denials are what some instant of the call allows.
-//! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely
-//!   held at once than there are.
+//!   inflow; denials, and what they and checks tell of `remaining`, are within the bounds of what can be left.
+//! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely held
+//!   at once than there are.
 //!
 //! A take is explained where `ratelimit_core::decide` gives its answer on the state that the order leaves, at the
 //! decision's instant, or at some instant of the call where that isn't known (`oracle`).
 //!
-//! The rules of rows, memory and leases are exact: they accept a history if and only if there is such an order, apart
-//! from instants that are not known, which are taken to be independent of each other. The rule of shards is weaker: it
-//! refuses no right history, and accepts some that no order explains.
+//! The rules of rows, memory and leases refuse every history that has no such order, but for this: instants that are
+//! not known are taken to be independent of each other, and the keys and limits of one transaction are judged each for
+//! itself. The rule of shards is weaker: it refuses no right history, and accepts some that no order explains. It takes
+//! a denial as right, whatever is left, where the transaction has rows of the limit and `retry_at` is about the instant
+//! of the call, or not recorded.
 //!
 //! Not judged: `reset_at`; definitions that change; keys of limits in memory that make room for others; blocks.
 

@@ -1,9 +1,11 @@
 //! A limit with shards, of which it is not known which rows a call changed: what every order allows.
 //!
 //! In any span, what was surely admitted within it, and is committed or still in progress at its end, is at most what
-//! the limit holds, what flows in, and what is given back. Where nothing flows in, what is left is known within
-//! bounds at every instant: a denial, and `remaining`, must be within those of some instant of the call. Which shards
-//! have how much doesn't matter to this, nor how many there are, and so neither does a change of their number.
+//! the limit holds, what flows in, and what is given back. What is left is known within bounds at every instant: at
+//! least the capacity without all that may be taken, and at most the capacity without what is surely taken, with all
+//! that flows in and is given back. A denial, and the `remaining` of a denial or a check, must be within those of some
+//! instant of the call; that of a take is an estimate, and is not judged. Which shards have how much doesn't matter to
+//! this, nor how many there are, and so neither does a change of their number.
 
 use std::collections::HashMap;
 
@@ -80,11 +82,7 @@ pub(super) fn judge(
     if most.is_finite() {
         admitted(history, &source, most + slack, &changes)?;
     }
-    let still = history.skew.is_none();
-    if still && changes.iter().all(|change| change.count >= 0.0) {
-        found(history, limit.capacity(), slack, (&changes, calls))?;
-    }
-    Ok(())
+    found(history, &source, (limit.capacity(), slack), (&changes, calls))
 }
 
 /// The changes among the calls.
@@ -182,58 +180,102 @@ fn admitted(
     Ok(())
 }
 
-/// Checks what calls found, where nothing flows in and nothing is given back.
+/// The counts of changes that were there by an instant, summed: `of` says when, and how many.
+fn by(
+    changes: &[Change],
+    of: impl Fn(&Change) -> Option<(i64, f64)>,
+) -> Box<dyn Fn(i64, bool) -> f64> {
+    let mut sums: Vec<(i64, f64)> = changes.iter().filter_map(of).collect();
+    sums.sort_by_key(|sum| sum.0);
+    let mut total = 0.0;
+    for sum in &mut sums {
+        total += sum.1;
+        sum.1 = total;
+    }
+    Box::new(move |at, inclusive| {
+        let until = sums.partition_point(|sum| sum.0 < at || (inclusive && sum.0 == at));
+        until.checked_sub(1).map_or(0.0, |last| sums[last].1)
+    })
+}
+
+/// What a transaction has taken and may see as taken, and whether it has rows, by its calls before an instant.
+///
+/// What was rolled back to a savepoint by then is undone, and its rows are free.
+fn own(history: &History, before: &[&Invocation], at: i64) -> (f64, bool) {
+    let stays = |call: &&&Invocation| {
+        let end = call.end.map(|end| history.ends[end as usize]);
+        end.is_some_and(|end| end.kept != Some(false) || end.answered > at)
+    };
+    before.iter().filter(stays).fold((0.0, false), |(taken, has_rows), call| match call.asked {
+        Asked::Limit { count, .. } if call.reply.ok => (taken + count, true),
+        Asked::Credit { count } => (taken - count.min(0.0), true),
+        Asked::Reset => (taken, true),
+        _ => (taken, has_rows),
+    })
+}
+
+/// Whether a call was denied to be retried at once, or may have been.
+fn at_once(history: &History, call: &Invocation) -> bool {
+    const MILLISECOND: i64 = 1_000;
+    let (from, to) = super::span(history, call);
+    let takes = matches!(call.asked, Asked::Limit { .. });
+    takes
+        && call.reply.retry_at.is_none_or(|at| {
+            at.is_some_and(|at| (from - MILLISECOND..=to + MILLISECOND).contains(&at))
+        })
+}
+
+/// Checks what calls found.
 ///
 /// # Errors
 /// As [`judge`].
 fn found(
     history: &History,
-    capacity: f64,
-    slack: f64,
+    source: &Source,
+    (capacity, slack): (f64, f64),
     (changes, calls): (&[Change], &[u32]),
 ) -> Result<(), (u32, String)> {
-    let by = |at: &dyn Fn(&Change) -> Option<i64>| {
-        let mut sums: Vec<(i64, f64)> =
-            changes.iter().filter_map(|change| Some((at(change)?, change.count))).collect();
-        sums.sort_by_key(|sum| sum.0);
-        let mut total = 0.0;
-        for sum in &mut sums {
-            total += sum.1;
-            sum.1 = total;
+    let base = changes.iter().map(|change| change.from).min();
+    let inflow = |at| match base {
+        Some(base) if history.skew.is_some() => {
+            ((source.inflow)(at) - (source.inflow)(base)).max(0.0)
         }
-        move |at: i64, inclusive: bool| {
-            let until = sums.partition_point(|sum| sum.0 < at || (inclusive && sum.0 == at));
-            until.checked_sub(1).map_or(0.0, |last| sums[last].1)
-        }
+        _ => 0.0,
     };
-    let perhaps = by(&|change| (change.end.kept != Some(false)).then_some(change.end.invoked));
-    let surely = by(&|change| (change.end.kept == Some(true)).then_some(change.end.answered));
-    let mut held: HashMap<u32, f64> = HashMap::new();
+    let takes = |change: &Change| change.count > 0.0;
+    let perhaps = by(changes, |change| {
+        let is_there = takes(change) && change.end.kept != Some(false);
+        is_there.then_some((change.end.invoked, change.count))
+    });
+    let surely = by(changes, |change| {
+        let is_there = takes(change) && change.end.kept == Some(true);
+        is_there.then_some((change.end.answered, change.count))
+    });
+    let given = by(changes, |change| (!takes(change)).then_some((change.from, -change.count)));
+    let mut before: HashMap<u32, Vec<&Invocation>> = HashMap::new();
     for &n in calls {
         let call = &history.calls[n as usize];
-        // What its transaction has taken before, which may be undone.
-        let own = held.get(&call.transaction).copied().unwrap_or(0.0);
-        let taken = match call.asked {
-            Asked::Limit { count, .. } if call.reply.ok => count,
-            _ => 0.0,
-        };
-        if call.end.is_some() {
-            *held.entry(call.transaction).or_default() += taken;
-        }
-        // Its own take is among those that were perhaps there, if it is a transaction of its own.
-        let alone = if call.end.is_none() { taken } else { 0.0 };
-        let least = capacity - (perhaps(call.answered, true) - alone) - own - slack;
-        let greatest = capacity - surely(call.invoked, false) + slack;
+        let earlier = before.entry(call.transaction).or_default();
+        let (own, has_rows) = own(history, earlier, call.invoked);
+        earlier.push(call);
+        let least = capacity - perhaps(call.answered, true) - own - slack;
+        let until = call.answered.saturating_add(history.skew.unwrap_or(0));
+        let more = inflow(until) + given(until, true);
+        // In debt there is nothing.
+        let greatest = (capacity - surely(call.invoked, false) + more).clamp(0.0, capacity) + slack;
+        let is_check = matches!(call.asked, Asked::Check { .. });
         if let Some(remaining) = call.reply.remaining
-            && !(least..=greatest).contains(&(remaining + taken))
+            && (is_check || !call.reply.ok)
+            && !(least..=greatest).contains(&remaining)
         {
             return Err((n, format!("{least} to {greatest} were there: {call:?}")));
         }
-        // A transaction that has taken may be denied since others have the rows.
         let (Asked::Limit { count, .. } | Asked::Check { count, .. }) = call.asked else {
             continue;
         };
-        if !call.reply.ok && own == 0.0 && least > count {
+        // A transaction that has rows doesn't wait for those that others have.
+        let is_busy = has_rows && at_once(history, call);
+        if !call.reply.ok && !is_busy && least > count {
             return Err((n, format!("it was denied, and {least} were there at least: {call:?}")));
         }
     }

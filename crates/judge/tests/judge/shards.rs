@@ -47,6 +47,87 @@ fn a_denial_of_what_is_there_is_refused() {
     assert!(judge(&denied(20)).is_err());
 }
 
+/// A history under a real clock, of a limit that gets a token a second.
+fn refilled(calls: &[(i64, f64, bool, Option<u32>)]) -> History {
+    let mut history = History { skew: Some(0), ..history(calls, true) };
+    history.keys[0].config = history.keys[0].config.replace("1 day", "10 seconds");
+    history.calls.iter_mut().for_each(|call| call.now = None);
+    history
+}
+
+#[test]
+fn a_denial_of_what_is_there_is_refused_under_a_real_clock() {
+    let mut denied = refilled(&[(10, 1.0, false, None)]);
+    denied.calls[0].reply.remaining = Some(0.0);
+    assert!(judge(&denied).is_err());
+    denied.calls[0].reply.remaining = None;
+    assert!(judge(&denied).is_err());
+    assert!(judge(&refilled(&[(10, 11.0, false, None)])).is_ok());
+}
+
+#[test]
+fn more_than_flows_in_is_not_there() {
+    let told = |remaining| {
+        let mut history = refilled(&[(0, 10.0, true, None), (2_000_000, 1.0, true, None)]);
+        history.calls[1].asked = Asked::Check { count: 1.0, reserve: false };
+        history.calls[1].reply.remaining = Some(remaining);
+        judge(&history)
+    };
+    assert!(told(2.0).is_ok());
+    assert!(told(2.1).is_err());
+}
+
+#[test]
+fn what_is_given_back_is_there() {
+    let told = |remaining| {
+        let calls = [(10, 10.0, true, None), (20, 3.0, true, None), (30, 1.0, true, None)];
+        let mut history = history(&calls, true);
+        history.calls[1].asked = Asked::Credit { count: 3.0 };
+        history.calls[2].asked = Asked::Check { count: 1.0, reserve: false };
+        history.calls[2].reply.remaining = Some(remaining);
+        judge(&history)
+    };
+    assert!(told(3.0).is_ok());
+    assert!(told(4.0).is_err());
+}
+
+/// A transaction takes one token of ten, and is denied another one.
+fn denied_again() -> History {
+    let mut history = history(&[(10, 1.0, true, Some(0)), (20, 1.0, false, Some(0))], true);
+    history.calls[1].transaction = 0;
+    history
+}
+
+#[test]
+fn a_transaction_is_denied_what_is_there_only_to_retry_at_once() {
+    let denied = |retry_at| {
+        let mut history = denied_again();
+        history.calls[1].reply.retry_at = Some(retry_at);
+        judge(&history)
+    };
+    assert!(denied(Some(0)).is_ok());
+    assert!(denied(Some(60_000_000)).is_err());
+    assert!(denied(None).is_err());
+}
+
+#[test]
+fn a_check_is_never_denied_what_is_there() {
+    let mut history = denied_again();
+    history.calls[1].asked = Asked::Check { count: 1.0, reserve: false };
+    history.calls[1].reply.retry_at = Some(Some(0));
+    assert!(judge(&history).is_err());
+}
+
+#[test]
+fn what_is_rolled_back_to_a_savepoint_is_free() {
+    let mut history = denied_again();
+    history.calls[1].reply.retry_at = Some(Some(0));
+    assert!(judge(&history).is_ok());
+    history.ends.push(End { invoked: 16, answered: 18, kept: Some(false) });
+    history.calls[0].end = Some(1);
+    assert!(judge(&history).is_err());
+}
+
 #[test]
 fn a_history_is_read_as_it_was_written() {
     let history = history(&[(10, 6.0, true, Some(0)), (20, 5.0, false, None)], true);
