@@ -68,7 +68,8 @@ impl Take {
         let row = client.query_one(&self.call, &[&name, &key, &count])?;
         let (ok, remaining, retry_at) = (row.get(0), row.get(1), row.get(2));
         let at = match &self.at {
-            Some(at) if ok => client.query_opt(at, &[&name, &key])?.map(|row| row.get(0)),
+            // NULL where another's change of the limit came between.
+            Some(at) if ok => client.query_opt(at, &[&name, &key])?.and_then(|row| row.get(0)),
             _ => None,
         };
         Ok(Answer { ok, remaining, retry_at, at })

@@ -203,7 +203,7 @@ impl Scenario {
                 }
             })
         });
-        // A transaction that holds a row of the key may not wait for others': the documents say that it retries at once.
+        // A transaction that holds a row of the key may not wait for others: the documents say that it retries.
         let may_not_wait = |answer: &Answered| {
             let holds = at.locked.iter().any(|place| place.key == answer.key);
             answer.at_once && holds && !(exact && single)

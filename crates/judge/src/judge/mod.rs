@@ -7,8 +7,8 @@
 //! - **Memory** (`items`, `order`): each call takes effect at some instant between call and answer.
 //! - **Shards** (`shards`): what is admitted in any span, committed or in progress, is at most the capacity and the
 //!   inflow; denials, and what they and checks tell of `remaining`, are within the bounds of what can be left.
-//! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely held
-//!   at once than there are.
+//! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely
+//!   held at once than there are.
 //!
 //! A take is explained where `ratelimit_core::decide` gives its answer on the state that the order leaves, at the
 //! decision's instant, or at some instant of the call where that isn't known (`oracle`).
