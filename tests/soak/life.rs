@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use postgres::Client;
+use postgres::{Client, Row};
 use ratelimit_core::config;
 use ratelimit_core::{Micros, decide};
+use ratelimit_judge::{Asked, Recorder, Reply, Storage};
 
 use crate::check::{check, whole};
 use crate::own::Server;
@@ -88,24 +89,53 @@ fn transaction_ids_wrap_around_under_load() {
     }
 }
 
-/// Takes one key's tokens as fast as 4 sessions can, while `meanwhile` runs, with their counter.
+/// The limits of [`hot`], in the table and in memory: so many tokens, which don't refill.
+const HOT: [(&str, Storage); 2] = [("hot", Storage::Row), ("warm", Storage::Memory)];
+const CAPACITY: f64 = 1e8;
+
+/// The config of one of them.
+fn hot_config(storage: Storage) -> String {
+    let store = if storage == Storage::Memory { "memory" } else { "table" };
+    format!(
+        r#"{{"kind": "token bucket", "rate": 1e-9, "period": "1 day", "capacity": {CAPACITY}, "store": "{store}"}}"#
+    )
+}
+
+/// Takes a key's tokens as fast as 4 sessions can, and at every fourth call those of one in memory, while `meanwhile`
+/// runs, with the counter of the key in the table. The judge then has the word on every answer.
 fn hot(server: &Server, meanwhile: impl FnOnce(&AtomicU64)) -> u64 {
     let (stop, calls) = (&AtomicBool::new(false), &AtomicU64::new(0));
+    let recorder = Recorder::new();
+    for (name, storage) in HOT {
+        recorder.key(name, "key", &hot_config(storage), storage);
+    }
     thread::scope(|scope| {
         for _ in 0..4 {
-            let mut client = server.client();
+            let (mut client, mut recording) = (server.client(), recorder.session());
             scope.spawn(move || {
                 client.batch_execute("SET synchronous_commit = off").unwrap();
-                let take = client.prepare("SELECT ok FROM rl_limit('hot', 'key')").unwrap();
-                while !stop.load(Ordering::Relaxed) {
-                    assert!(client.query_one(&take, &[]).unwrap().get::<_, bool>(0));
-                    calls.fetch_add(1, Ordering::Relaxed);
+                let takes = HOT.map(|(name, _)| {
+                    let take = format!("SELECT ok, remaining FROM rl_limit('{name}', 'key')");
+                    client.prepare(&take).unwrap()
+                });
+                for n in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    let key = usize::from(n % 4 == 3);
+                    let told = |row: &Row| {
+                        let (ok, remaining) = (row.get(0), Some(row.get(1)));
+                        let reply = Reply { ok, remaining, ..Reply::default() };
+                        vec![(key as u32, Asked::Limit { count: 1.0, reserve: false }, None, reply)]
+                    };
+                    let row = recording.call(|| client.query_one(&takes[key], &[]), told).unwrap();
+                    assert!(row.get::<_, bool>(0));
+                    calls.fetch_add(u64::from(key == 0), Ordering::Relaxed);
                 }
             });
         }
         meanwhile(calls);
         stop.store(true, Ordering::Relaxed);
     });
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
+    println!("{}", recorder.judge(folder.as_ref(), "refused-hot").unwrap());
     calls.load(Ordering::Relaxed)
 }
 
@@ -115,11 +145,11 @@ fn hot(server: &Server, meanwhile: impl FnOnce(&AtomicU64)) -> u64 {
 fn a_transaction_that_stays_open_slows_a_hot_key_until_it_ends() {
     let server = Server::start();
     let mut client = server.client();
-    client
-        .batch_execute(
-            "SELECT rl_define('hot', rl_token_bucket(1e-300, '1 day', capacity => 1e12))",
-        )
-        .unwrap();
+    for (name, storage) in HOT {
+        client
+            .execute("SELECT rl_define($1, $2::text::jsonb)", &[&name, &hot_config(storage)])
+            .unwrap();
+    }
     let mut open = server.client();
     let step = Duration::from_millis(scale(300, 10_000));
     let calls = hot(&server, |calls| {
@@ -145,9 +175,9 @@ fn a_transaction_that_stays_open_slows_a_hot_key_until_it_ends() {
         (0..3).for_each(|_| look("after it    "));
     });
     client.batch_execute("VACUUM rateLimits").unwrap();
-    let sql = "SELECT 1e12 - value, pg_relation_size('rateLimits') / 1024 FROM rateLimits";
+    let sql = "SELECT value, pg_relation_size('rateLimits') / 1024 FROM rateLimits";
     let row = client.query_one(sql, &[]).unwrap();
-    assert_eq!(row.get::<_, f64>(0), calls as f64);
+    assert_eq!((CAPACITY - row.get::<_, f64>(0)).round(), calls as f64);
     println!("after VACUUM: table {} kB", row.get::<_, i64>(1));
     whole(&mut client).unwrap();
 }
