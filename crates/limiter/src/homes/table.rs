@@ -79,18 +79,14 @@ pub fn reset_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8])
     if let Some(Some(was)) = was {
         return Ok(was);
     }
-    // Rows that have nothing to forget are free again.
-    let reset = host.attempt(|| {
-        let mut was = None;
-        for (shard, row) in lock_key(host, rows, name, key, true)? {
-            if let Some(reset) = row.stored.reset() {
-                rows.update(RowId { name, key, shard }, row.tuple, &reset)?;
-                was = Some(());
-            }
+    let mut was = false;
+    for (shard, row) in lock_key(host, rows, name, key, true)? {
+        if let Some(reset) = row.stored.reset() {
+            rows.update(RowId { name, key, shard }, row.tuple, &reset)?;
+            was = true;
         }
-        Ok(was)
-    })?;
-    Ok(reset.is_some())
+    }
+    Ok(was)
 }
 
 /// Deletes the rows of a key; false if none had a state.
