@@ -50,8 +50,8 @@ MUTANTS = [
         "Failed",
         "reset a @1 | take a 1 @1; commit; take a 1 @1",
         "homes/table.rs",
-        "    for (shard, row) in lock_key(host, rows, name, key, true)? {",
-        "    for (shard, row) in if ON { rows.read_key(name, key)? } else { lock_key(host, rows, name, key, true)? } {",
+        "        for (shard, row) in lock_key(host, rows, name, key, true)? {",
+        "        for (shard, row) in if ON { rows.read_key(name, key)? } else { lock_key(host, rows, name, key, true)? } {",
     ),
     (
         "rows listed once",

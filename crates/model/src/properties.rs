@@ -72,6 +72,7 @@ impl Scenario {
                 if !self.was_full(world, session, key) {
                     world.is_wrong(Wrong::TokensLost);
                 }
+                self.judge_locks(world, session);
             }
             (command, Outcome::Reset(true)) => self.note_reset(world, session, command),
             (&Command::Rename(from, to), Outcome::Renamed(true)) => {

@@ -38,7 +38,8 @@ fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
 
 /// Locks all rows of a key, in ascending order. The number of shards may change between the list of
 /// the rows and the locks: they are listed again until all of them are locked. A change locks row 0
-/// first, so that there is none once it is locked here.
+/// first, so that there is none once it is locked here. After a row that is gone, those behind it are
+/// not locked: there may be a row again in its place, which comes before them.
 ///
 /// # Errors
 /// As [`RowStore::lock_or_busy`]; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000): they
@@ -55,8 +56,8 @@ pub(super) fn lock_key(
         host.check_for_interrupts();
         let mut locked = Vec::new();
         for (shard, _) in listed {
-            let row = rows.lock_or_busy(RowId { name, key, shard }, wait)?;
-            locked.extend(row.map(|row| (shard, row)));
+            let Some(row) = rows.lock_or_busy(RowId { name, key, shard }, wait)? else { break };
+            locked.push((shard, row));
         }
         listed = rows.read_key(name, key)?;
         if same_rows(&listed, &locked) {
@@ -79,14 +80,18 @@ pub fn reset_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8])
     if let Some(Some(was)) = was {
         return Ok(was);
     }
-    let mut was = false;
-    for (shard, row) in lock_key(host, rows, name, key, true)? {
-        if let Some(reset) = row.stored.reset() {
-            rows.update(RowId { name, key, shard }, row.tuple, &reset)?;
-            was = true;
+    // Rows that have nothing to forget are free again.
+    let reset = host.attempt(|| {
+        let mut was = None;
+        for (shard, row) in lock_key(host, rows, name, key, true)? {
+            if let Some(reset) = row.stored.reset() {
+                rows.update(RowId { name, key, shard }, row.tuple, &reset)?;
+                was = Some(());
+            }
         }
-    }
-    Ok(was)
+        Ok(was)
+    })?;
+    Ok(reset.is_some())
 }
 
 /// Deletes the rows of a key; false if none had a state.

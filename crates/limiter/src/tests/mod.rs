@@ -469,6 +469,20 @@ fn what_is_exempt_and_in_memory_has_no_rows_and_forgets_none() {
 }
 
 #[test]
+fn a_reset_of_shards_that_forgets_nothing_leaves_them_unlocked() {
+    let session = TestSession::with(
+        "n",
+        r#"{"kind": "token bucket", "rate": 1, "period": "1 minute", "capacity": 4, "shards": 2}"#,
+    );
+    assert!(limit(&session, "k", 1.0).ok);
+    for forgets in [true, false] {
+        session.commit();
+        assert_eq!(one::reset(&session, b"n", b"k").unwrap(), forgets);
+        assert_eq!(session.locked().is_empty(), !forgets);
+    }
+}
+
+#[test]
 fn a_lease_that_is_gone_once_its_row_is_locked_leaves_it_unlocked() {
     for replaces in [true, false] {
         for fate in [Fate::Extended, Fate::Released] {

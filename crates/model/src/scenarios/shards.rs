@@ -69,6 +69,8 @@ fn calls() -> Vec<Scenario> {
         Scenario { may_deadlock: true, ..six("take a 1 @1; reset a @1 | take a 1 @1; reset a @1") },
         two("reset_all @1 | take a 1 @1; commit; take a 1 @1"),
         two("reset a @1; commit; reset a @1 | take a 1 @1"),
+        // Rows that come and go between the list of them and their locks.
+        two("reset a @1 | reset_all @1; commit; take a 1 @1; commit; reset_all @1"),
         two("take a 1 @0 | take a 1 @1").crashing(),
         two("prune @1 | take a 1 @1; commit; take a 1 @1"),
         two("define 0; commit; take a 1 @defined | take a 1 @defined; commit; take a 1 @defined"),
@@ -84,6 +86,7 @@ fn through_sql() -> Vec<Scenario> {
         fresh("take a 1 @1 | take a 2 @1"),
         two("take a 1 @0 | take a 1 @1"),
         two("reset a @1 | take a 1 @1; commit; take a 1 @1"),
+        two("reset a @1 | reset_all @1; commit; take a 1 @1; commit; reset_all @1"),
     ];
     all.into_iter().map(Scenario::through_sql).collect()
 }
