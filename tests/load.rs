@@ -21,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use history::FOLDER;
-use history::{Notebook, Take as Taking};
+use history::{LIMITER, Notebook, Take as Taking};
 use postgres::error::SqlState;
 use postgres::{Client, SimpleQueryMessage};
 use ratelimit_judge::{Recording, Storage};
@@ -105,7 +105,7 @@ struct Session<'n> {
     tally: Tally,
 }
 
-const LIMITER: &str = "SELECT ok, remaining, retry_at FROM rl_limit($1, $2, $3)";
+const NOTE: &str = "$1, $2, $3, clock_timestamp()";
 
 impl<'n> Session<'n> {
     /// `limiter` is a query of name, key and count that returns `ok`.
@@ -116,7 +116,7 @@ impl<'n> Session<'n> {
                 "SET default_transaction_isolation = '{level}'; SET deadlock_timeout = '10ms'"
             ))
             .unwrap();
-        let take = Taking::prepare(&mut client, limiter, limiter == LIMITER);
+        let take = Taking::prepare(&mut client, limiter, NOTE).unwrap();
         let conflicts = limiter != LIMITER || may_conflict(&mut client, level);
         let recording = notebook.recorder.session();
         Session { client, take, notebook, recording, conflicts, tally: Tally::default() }
@@ -221,6 +221,11 @@ struct Load<'a> {
     notebook: Arc<Notebook>,
 }
 
+fn notebook(limits: &[(String, Rule)], storage: Storage) -> Arc<Notebook> {
+    let limits = limits.iter().map(|(name, rule)| (name.clone(), *rule, storage));
+    Arc::new(Notebook::new(limits))
+}
+
 const MICROS: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 impl Load<'_> {
@@ -241,13 +246,13 @@ impl Load<'_> {
         }
         let keys: Vec<_> = (0..keys).map(|n| format!("key {n}")).collect();
         let from = now(&mut client);
-        let notebook = Arc::new(Notebook::new(&limits, &keys, Storage::Row));
+        let notebook = notebook(&limits, Storage::Row);
         Load { database, client, limits, keys, from, notebook }
     }
 
     /// The limits have got shards, and no calls yet.
     fn in_shards(&mut self) {
-        self.notebook = Arc::new(Notebook::new(&self.limits, &self.keys, Storage::Shards));
+        self.notebook = notebook(&self.limits, Storage::Shards);
     }
 
     /// 16 sessions at once, each with random transactions.

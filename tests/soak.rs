@@ -13,6 +13,8 @@ mod crash;
 mod failures;
 #[path = "soak/flood.rs"]
 mod flood;
+#[path = "load/history.rs"]
+mod history;
 #[path = "soak/life.rs"]
 mod life;
 #[path = "soak/memory.rs"]

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Mutex;
 
 use postgres::{Client, Error, Statement};
 use ratelimit_judge::{Asked, Recorder, Reply, Storage};
 
-use super::{Rule, SlidingLog, TokenBucket};
+use super::rules::Rule::{self, SlidingLog, TokenBucket};
 
 /// Where a history is left that is refused.
 pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
@@ -14,8 +15,9 @@ pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
 /// What the sessions of a load do.
 pub struct Notebook {
     pub recorder: Recorder,
-    /// The numbers of the keys, and whether a row shows when it was taken from.
-    keys: HashMap<(String, String), (u32, bool)>,
+    limits: HashMap<String, (Rule, Storage)>,
+    /// The numbers of the keys that were called, by limit and key.
+    keys: Mutex<HashMap<(String, String), u32>>,
 }
 
 /// The answer of a take, with the time that the row shows.
@@ -26,6 +28,9 @@ pub struct Answer {
     at: Option<i64>,
 }
 
+/// A take of name, key and count from the extension.
+pub const LIMITER: &str = "SELECT ok, remaining, retry_at FROM rl_limit($1, $2, $3)";
+
 /// A take that is noted in the table `takes`.
 pub struct Take {
     call: Statement,
@@ -34,24 +39,28 @@ pub struct Take {
 }
 
 impl Take {
-    /// `limiter` is a query of name, key and count, which returns `ok`; all columns of the extension's where it
-    /// `is_extension`.
-    pub fn prepare(client: &mut Client, limiter: &str, is_extension: bool) -> Take {
+    /// `limiter` is a query of name, key and count, which returns `ok`; `note` are the columns of a note, made of these.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub fn prepare(client: &mut Client, limiter: &str, note: &str) -> Result<Take, Error> {
+        let is_extension = limiter == LIMITER;
         let told = match is_extension {
             true => "remaining, (extract(epoch FROM retry_at) * 1000000)::bigint",
             false => "NULL::float8, NULL::bigint",
         };
         let call = format!(
             "WITH told AS MATERIALIZED ({limiter}),
-                  noted AS (INSERT INTO takes SELECT $1, $2, $3, clock_timestamp() FROM told WHERE ok)
+                  noted AS (INSERT INTO takes SELECT {note} FROM told WHERE ok)
              SELECT ok, {told} FROM told"
         );
-        let call = client.prepare(&call).unwrap();
+        let call = client.prepare(&call)?;
         // Not of the table, which a transaction sees by its snapshot.
         let at =
             "SELECT round(coalesce(state -> 'log' -> -1, state -> 'ts')::numeric * 1000)::bigint
                   FROM rl_state($1, $2) AS state";
-        Take { call, at: is_extension.then(|| client.prepare(at).unwrap()) }
+        let at = if is_extension { Some(client.prepare(at)?) } else { None };
+        Ok(Take { call, at })
     }
 
     /// Takes; the row then shows when.
@@ -77,18 +86,18 @@ impl Take {
 }
 
 impl Notebook {
-    pub fn new(limits: &[(String, Rule)], keys: &[String], storage: Storage) -> Notebook {
-        let recorder = Recorder::new();
-        let mut numbers = HashMap::new();
-        for (name, rule) in limits {
-            for key in keys {
-                let number = recorder.key(name, key, &rule.config(), storage);
-                let shows = storage == Storage::Row
-                    && matches!(rule, TokenBucket { .. } | SlidingLog { .. });
-                numbers.insert((name.clone(), key.clone()), (number, shows));
-            }
-        }
-        Notebook { recorder, keys: numbers }
+    /// Of these limits, all keys of which are full.
+    pub fn new(limits: impl IntoIterator<Item = (String, Rule, Storage)>) -> Notebook {
+        let limits = limits.into_iter().map(|(name, rule, storage)| (name, (rule, storage)));
+        Notebook { recorder: Recorder::new(), limits: limits.collect(), keys: Mutex::default() }
+    }
+
+    /// The number of a key.
+    pub fn number(&self, name: &str, key: &str) -> u32 {
+        let (rule, storage) = self.limits[name];
+        let mut keys = self.keys.lock().unwrap();
+        let number = || self.recorder.key(name, key, &rule.config(), storage);
+        *keys.entry((name.to_owned(), key.to_owned())).or_insert_with(number)
     }
 
     /// What a take was answered.
@@ -99,7 +108,10 @@ impl Notebook {
         count: f64,
         answer: &Answer,
     ) -> (u32, Asked, Option<i64>, Reply) {
-        let (number, shows) = self.keys[&(name.to_owned(), key.to_owned())];
+        let (rule, storage) = self.limits[name];
+        let shows =
+            storage == Storage::Row && matches!(rule, TokenBucket { .. } | SlidingLog { .. });
+        let number = self.number(name, key);
         let &Answer { ok, remaining, retry_at, at } = answer;
         let reply = Reply { ok, remaining, retry_at: (!ok).then_some(retry_at) };
         (number, Asked::Limit { count, reserve: false }, at.filter(|_| shows), reply)

@@ -14,7 +14,7 @@ use crate::check::{check, whole};
 use crate::own::Server;
 use crate::rules::Random;
 use crate::scale;
-use crate::work::{Round, Works, begin, end_prepared, load};
+use crate::work::{Round, Works, begin, end_prepared, judged, load, notebook};
 
 /// Compared with integers. The refill is in fractions that no float represents, and about as fast as the
 /// takes.
@@ -61,6 +61,7 @@ fn freeze(server: &Server, client: &mut Client) -> i32 {
 #[ignore = "needs a server: make test"]
 fn transaction_ids_wrap_around_under_load() {
     let (server, limits, from) = begin();
+    let notes = notebook(&limits);
     let mut works = Works::new();
     // At most two billion at a time; the load passes the wraparound.
     for (number, xid) in [1_900_000_000, 3_600_000_000, u32::MAX - 200].into_iter().enumerate() {
@@ -68,7 +69,7 @@ fn transaction_ids_wrap_around_under_load() {
         let mut client = server.client();
         let round = Round { number: number as u64, synchronous: false, reconnect: true };
         let mut age = 0;
-        let (more, errors) = load(&server, &limits, round, || {
+        let (more, errors) = load(&server, (&limits, &notes), round, || {
             let until = Instant::now() + Duration::from_millis(scale(500, 5000));
             while Instant::now() < until {
                 age = freeze(&server, &mut client);
@@ -87,6 +88,7 @@ fn transaction_ids_wrap_around_under_load() {
         let next: u64 = next.parse().unwrap();
         assert_eq!(next > u64::from(u32::MAX), number == 2);
     }
+    judged(&notes);
 }
 
 /// The limits of [`hot`], in the table and in memory: so many tokens, which don't refill.

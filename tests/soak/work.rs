@@ -1,5 +1,5 @@
 //! Sessions that take tokens, note it in the same transaction, and remember the outcome, as far as they
-//! know it: without an answer to COMMIT it is unknown.
+//! know it: without an answer to COMMIT it is unknown. What they were answered is recorded for the judge.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,10 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use postgres::error::SqlState;
-use postgres::{Client, GenericClient, Statement};
+use postgres::{Client, GenericClient};
+use ratelimit_judge::{Recording, Storage, judge};
 
 use crate::SESSIONS;
 use crate::check::now;
+use crate::history::{LIMITER, Notebook, Take};
 use crate::own::Server;
 use crate::rules::{Random, Rule, quick, slow};
 
@@ -51,6 +53,20 @@ pub fn begin() -> (Server, Vec<Limit>, i64) {
     define(&mut client, &limits);
     let from = now(&mut client);
     (server, limits, from)
+}
+
+/// For what the sessions on these limits are answered, in all rounds since they were full.
+pub fn notebook(limits: &[Limit]) -> Notebook {
+    Notebook::new(limits.iter().map(|Limit { name, rule, shards, .. }| {
+        (name.clone(), *rule, if *shards > 1 { Storage::Shards } else { Storage::Row })
+    }))
+}
+
+/// Has the judge say whether some order of the transactions explains every answer; it refuses them when one is changed.
+pub fn judged(notebook: &Notebook) {
+    notebook.judge().unwrap();
+    let changed = notebook.recorder.history().with_a_denial().expect("a take");
+    judge(&changed).expect_err("a take that is told to be a denial");
 }
 
 /// The limits in a database, and the tables for notes and checks.
@@ -120,7 +136,9 @@ pub struct Round {
 
 struct Session<'a> {
     client: Client,
-    take: Statement,
+    take: Take,
+    notebook: &'a Notebook,
+    recording: Recording<'a>,
     limits: &'a [Limit],
     random: Random,
     round: Round,
@@ -130,11 +148,7 @@ struct Session<'a> {
     errors: BTreeMap<String, u64>,
 }
 
-fn prepare(
-    mut client: Client,
-    n: usize,
-    round: Round,
-) -> Result<(Client, Statement), postgres::Error> {
+fn prepare(mut client: Client, n: usize, round: Round) -> Result<(Client, Take), postgres::Error> {
     let level = ["read committed", "repeatable read", "serializable"][n / 2 % 3];
     let timeouts = match n % 4 {
         1 => "statement_timeout = '20ms'",
@@ -146,10 +160,8 @@ fn prepare(
         "SET application_name = 'session'; SET {timeouts}; SET synchronous_commit = {synchronous};
          SET default_transaction_isolation = '{level}'"
     ))?;
-    let take = client.prepare(
-        "INSERT INTO takes SELECT $1, $2, $3, $4, clock_timestamp() FROM rl_limit($2, $3, $4)
-         WHERE ok",
-    )?;
+    let note = "current_setting('soak.work')::bigint, $1, $2, $3, clock_timestamp()";
+    let take = Take::prepare(&mut client, LIMITER, note)?;
     Ok((client, take))
 }
 
@@ -177,20 +189,25 @@ impl Session<'_> {
             self.works.insert(work, Work { outcome, tokens });
         };
         told(Outcome::RolledBack, 0.0);
-        let (client, random) = (&mut self.client, &mut self.random);
-        client.batch_execute("BEGIN")?;
+        let Session { client, take, notebook, recording, limits, random, .. } = self;
+        client.batch_execute(&format!("BEGIN; SET LOCAL soak.work = {work}"))?;
+        recording.begin();
         for _ in 0..1 + random.below(3) {
-            let limit = &self.limits[random.below(self.limits.len() as u64) as usize];
+            let limit = &limits[random.below(limits.len() as u64) as usize];
             let key = key(random, self.round.number);
             let count = 1.0 + random.below(3) as f64;
             let savepoint = random.below(6);
             if savepoint < 3 {
                 client.batch_execute("SAVEPOINT s")?;
+                recording.savepoint();
             }
-            let taken = client.execute(&self.take, &[&work, &limit.name, &key, &count])? > 0;
+            let answer = recording.call(
+                || take.call(client, &limit.name, &key, count),
+                |answer| vec![notebook.call(&limit.name, &key, count, answer)],
+            )?;
             if savepoint == 0 {
-                client.batch_execute("ROLLBACK TO SAVEPOINT s")?;
-            } else if taken {
+                recording.roll_back_to(|| client.batch_execute("ROLLBACK TO SAVEPOINT s"))?;
+            } else if answer.ok {
                 tokens += count;
             }
             if savepoint == 1 {
@@ -198,20 +215,21 @@ impl Session<'_> {
             }
         }
         match random.below(20) {
-            0..4 => client.batch_execute("ROLLBACK")?,
+            0..4 => recording.roll_back(|| client.batch_execute("ROLLBACK"))?,
             4 => {
                 told(Outcome::Unknown, tokens);
-                client.batch_execute(&format!("PREPARE TRANSACTION '{work}'"))?;
+                let prepare = format!("PREPARE TRANSACTION '{work}'");
+                recording.prepare(|| client.batch_execute(&prepare))?;
                 told(Outcome::Prepared, tokens);
                 thread::sleep(Duration::from_millis(random.below(10)));
                 let commit = random.below(2) > 0;
                 told(Outcome::Unknown, tokens);
-                finish(client, work, commit)?;
+                recording.finish(commit, || finish(client, work, commit))?;
                 told(if commit { Outcome::Committed } else { Outcome::RolledBack }, tokens);
             }
             _ => {
                 told(Outcome::Unknown, tokens);
-                client.batch_execute("COMMIT")?;
+                recording.commit(|| client.batch_execute("COMMIT"))?;
                 told(Outcome::Committed, tokens);
             }
         }
@@ -248,7 +266,7 @@ pub fn end_prepared(client: &mut Client, works: &mut Works) -> Result<usize, pos
 /// runs beside them; when it ends they stop.
 pub fn load(
     server: &Server,
-    limits: &[Limit],
+    (limits, notebook): (&[Limit], &Notebook),
     round: Round,
     meanwhile: impl FnOnce(),
 ) -> (Works, BTreeMap<String, u64>) {
@@ -266,6 +284,8 @@ pub fn load(
                     let mut session = Session {
                         client,
                         take,
+                        notebook,
+                        recording: notebook.recorder.session(),
                         limits,
                         random: Random(seed),
                         round,
@@ -299,8 +319,9 @@ impl Session<'_> {
                 let code = error.code().map_or("no answer", |code| code.code());
                 *self.errors.entry(code.to_owned()).or_default() += 1;
                 outcome = if !self.client.is_closed() {
-                    self.client.batch_execute("ROLLBACK")
+                    self.recording.roll_back(|| self.client.batch_execute("ROLLBACK"))
                 } else if self.round.reconnect {
+                    self.recording.lost();
                     self.reconnect(server, n)
                 } else {
                     return;

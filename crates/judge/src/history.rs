@@ -147,6 +147,25 @@ enum Line {
 }
 
 impl History {
+    /// The history with one answer changed: of the takes from rows and from memory, the one that left most is denied. A
+    /// judge must refuse that, where so many tokens were always there. `None`: there is no such take.
+    pub fn with_a_denial(&self) -> Option<History> {
+        let is_kept = |call: &Invocation| {
+            call.end.is_none_or(|end| self.ends[end as usize].kept == Some(true))
+        };
+        let is_plain = |call: &Invocation| {
+            self.keys[call.key as usize].storage != Storage::Shards && is_kept(call)
+        };
+        let takes = self.calls.iter().enumerate().filter(|(_, call)| {
+            call.reply.ok && matches!(call.asked, Asked::Limit { .. }) && is_plain(call)
+        });
+        let left = |call: &Invocation| call.reply.remaining.unwrap_or(f64::MIN);
+        let (most, _) = takes.max_by(|(_, one), (_, other)| left(one).total_cmp(&left(other)))?;
+        let mut changed = self.clone();
+        changed.calls[most].reply.ok = false;
+        Some(changed)
+    }
+
     /// Writes the history to a file, as lines of JSON; `note` is the first, a text.
     ///
     /// # Errors

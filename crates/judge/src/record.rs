@@ -96,6 +96,7 @@ impl Recorder {
             session: self.sessions.fetch_add(1, Ordering::Relaxed),
             transaction: 0,
             is_open: false,
+            is_prepared: false,
             failed: None,
             open: Vec::new(),
             savepoint: 0,
@@ -137,8 +138,10 @@ pub struct Recording<'r> {
     recorder: &'r Recorder,
     session: u32,
     transaction: u32,
-    /// Whether a transaction is open, since when it has failed, and its calls that no end is known of.
+    /// Whether a transaction is open, whether it is prepared, since when it has failed, and its calls that no end is
+    /// known of.
     is_open: bool,
+    is_prepared: bool,
     failed: Option<i64>,
     open: Vec<Invocation>,
     /// How many of them were made before the savepoint.
@@ -215,10 +218,37 @@ impl Recording<'_> {
     /// # Errors
     /// That of the statement: whether it was committed is not known then.
     pub fn commit<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        self.finish(true, statement)
+    }
+
+    /// Prepares the transaction by PREPARE TRANSACTION; [`finish`](Recording::finish) ends it. If nothing does, it ends
+    /// some time later, either way.
+    ///
+    /// # Errors
+    /// That of the statement: whether it was prepared is not known then, nor how it ends.
+    pub fn prepare<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let invoked = self.recorder.timeline.now();
+        let result = statement();
+        self.is_prepared = true;
+        if result.is_err() {
+            self.close(End { invoked, answered: i64::MAX, kept: None });
+        }
+        result
+    }
+
+    /// Ends a prepared transaction by COMMIT PREPARED, or by ROLLBACK PREPARED, where it is not to be kept.
+    ///
+    /// # Errors
+    /// That of the statement: whether it has ended is not known then, nor how it ends.
+    pub fn finish<T, E>(
+        &mut self,
+        keep: bool,
+        statement: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
         let invoked = self.recorder.timeline.now();
         let result = statement();
         let end = match result {
-            Ok(_) => End { invoked, answered: self.recorder.timeline.now(), kept: Some(true) },
+            Ok(_) => End { invoked, answered: self.recorder.timeline.now(), kept: Some(keep) },
             Err(_) => End { invoked, answered: i64::MAX, kept: None },
         };
         self.close(end);
@@ -237,16 +267,17 @@ impl Recording<'_> {
         result
     }
 
-    /// The connection was lost, and with it the transaction, at any time since the last answer.
+    /// The connection was lost, and with it the transaction, at any time since the last answer, unless it is prepared.
     pub fn lost(&mut self) {
         let invoked = self.open.last().map_or(0, |call| call.answered);
-        self.close(End { invoked, answered: i64::MAX, kept: Some(false) });
+        let kept = if self.is_prepared { None } else { Some(false) };
+        self.close(End { invoked, answered: i64::MAX, kept });
     }
 
     fn close(&mut self, end: End) {
         let calls = std::mem::take(&mut self.open);
         self.ended(calls, end);
-        (self.is_open, self.failed) = (false, None);
+        (self.is_open, self.is_prepared, self.failed) = (false, false, None);
     }
 
     fn ended(&mut self, calls: Vec<Invocation>, end: End) {

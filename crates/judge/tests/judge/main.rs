@@ -3,6 +3,7 @@
 
 mod faults;
 mod mutations;
+mod outcomes;
 mod shards;
 mod simulate;
 

@@ -1,0 +1,90 @@
+//! Transactions of which the sessions don't know the outcome.
+
+use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage, judge};
+
+/// Two tokens, which don't refill: the clock stands.
+const TWO: &str = r#"{"kind":"token bucket","rate":1,"period":1000,"capacity":2}"#;
+
+const TAKE: Asked = Asked::Limit { count: 1.0, reserve: false };
+
+/// Takes a token, after which so many are left.
+fn take(recording: &mut Recording, left: f64) {
+    let reply = Reply { ok: true, remaining: Some(left), retry_at: None };
+    let told = |(): &()| vec![(0, TAKE, Some(0), reply)];
+    recording.call(|| Ok::<(), ()>(()), told).unwrap();
+}
+
+/// Whether the judge accepts that so many are left to another session, once a transaction has taken one and ended so.
+fn accepts(left: f64, end: fn(&mut Recording)) -> bool {
+    let recorder = Recorder::with_clock_set();
+    recorder.key("two", "", TWO, Storage::Row);
+    let mut recording = recorder.session();
+    recording.begin();
+    take(&mut recording, 1.0);
+    end(&mut recording);
+    drop(recording);
+    let mut other = recorder.session();
+    take(&mut other, left - 1.0);
+    drop(other);
+    judge(&recorder.history()).is_ok()
+}
+
+/// Which of one and two tokens may be left to another session.
+fn left(end: fn(&mut Recording)) -> [bool; 2] {
+    [accepts(1.0, end), accepts(2.0, end)]
+}
+
+const OK: fn() -> Result<(), ()> = || Ok(());
+const LOST: fn() -> Result<(), ()> = || Err(());
+
+#[test]
+fn a_lost_answer_to_an_end_leaves_both_outcomes() {
+    assert_eq!(left(|recording| recording.commit(OK).unwrap()), [true, false]);
+    assert_eq!(left(|recording| recording.roll_back(OK).unwrap()), [false, true]);
+    assert_eq!(left(|recording| recording.commit(LOST).unwrap_err()), [true, true]);
+    assert_eq!(left(|recording| recording.roll_back(LOST).unwrap_err()), [false, true]);
+    assert_eq!(left(|recording| recording.lost()), [false, true]);
+}
+
+#[test]
+fn a_prepared_transaction_has_the_outcome_that_it_was_given() {
+    let finished = |keep| match keep {
+        true => left(|recording| {
+            recording.prepare(OK).unwrap();
+            recording.finish(true, OK).unwrap();
+        }),
+        false => left(|recording| {
+            recording.prepare(OK).unwrap();
+            recording.finish(false, OK).unwrap();
+        }),
+    };
+    assert_eq!(finished(true), [true, false]);
+    assert_eq!(finished(false), [false, true]);
+    let lost: [fn(&mut Recording); 4] = [
+        |recording| recording.prepare(LOST).unwrap_err(),
+        |recording| recording.prepare(OK).unwrap(),
+        |recording| {
+            recording.prepare(OK).unwrap();
+            recording.lost();
+        },
+        |recording| {
+            recording.prepare(OK).unwrap();
+            recording.finish(true, LOST).unwrap_err();
+        },
+    ];
+    for end in lost {
+        assert_eq!(left(end), [true, true]);
+    }
+}
+
+#[test]
+fn a_take_told_to_be_a_denial_is_refused() {
+    let recorder = Recorder::with_clock_set();
+    recorder.key("two", "", TWO, Storage::Row);
+    let mut recording = recorder.session();
+    take(&mut recording, 1.0);
+    take(&mut recording, 0.0);
+    drop(recording);
+    assert!(judge(&recorder.history()).is_ok());
+    judge(&recorder.history().with_a_denial().unwrap()).unwrap_err();
+}
