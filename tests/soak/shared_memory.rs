@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use postgres::Client;
 use postgres::error::SqlState;
+use postgres::{Client, Row};
+use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage, judge};
 
+use crate::history::FOLDER;
 use crate::own::Server;
 use crate::{SESSIONS, scale};
 
@@ -45,29 +47,60 @@ fn room(client: &mut Client) -> i64 {
     client.query_one("SELECT room FROM rl_memory()", &[]).unwrap().get(0)
 }
 
+/// As many keys, each of which a statement takes from.
+const KEYS: u32 = 100;
+
+/// For what is answered until the memory is lost: its keys are full.
+fn recorder() -> Recorder {
+    let recorder = Recorder::new();
+    let config = r#"{"kind": "token bucket", "rate": 1e-300, "period": "1 day", "capacity": 100, "store": "memory"}"#;
+    for n in 1..=KEYS {
+        recorder.key("memory", &n.to_string(), config, Storage::Memory);
+    }
+    recorder
+}
+
+/// Takes from all keys again and again, until the connection is lost, and with it the answers of the last calls.
+fn take_until_lost(client: &mut Client, mut recording: Recording, stop: &AtomicBool) {
+    let sql = format!(
+        "SELECT ok, remaining FROM generate_series(1, {KEYS}) n, rl_limit('memory', n::text) ORDER BY n"
+    );
+    let asked = Asked::Limit { count: 1.0, reserve: false };
+    let told = |rows: &Vec<Row>| {
+        let replies = rows.iter().map(|row| Reply {
+            ok: row.get(0),
+            remaining: Some(row.get(1)),
+            retry_at: None,
+        });
+        (0..).zip(replies).map(|(key, reply)| (key, asked, None, reply)).collect()
+    };
+    while !stop.load(Ordering::Relaxed) {
+        if recording.call(|| client.query(&sql, &[]), told).is_err() {
+            recording.unanswered((0..KEYS).map(|key| (key, asked)));
+            return;
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_restart_and_a_crash_make_limits_in_memory_full_again() {
     let (server, mut client) = server();
     for round in 0..scale(3, 12) {
         assert_eq!(take(&mut client, "memory"), Ok(99.0), "round {round}");
-        let stop = AtomicBool::new(false);
+        let (stop, recorder) = (AtomicBool::new(false), recorder());
         thread::scope(|scope| {
             for _ in 0..SESSIONS {
-                let mut client = server.client();
+                let (mut client, recording) = (server.client(), recorder.session());
                 let stop = &stop;
-                // Their connections are lost.
-                scope.spawn(move || {
-                    let sql = "SELECT rl_limit('memory', n::text) FROM generate_series(1, 100) n";
-                    while !stop.load(Ordering::Relaxed) && client.batch_execute(sql).is_ok() {}
-                });
+                scope.spawn(move || take_until_lost(&mut client, recording, stop));
             }
             thread::sleep(Duration::from_millis(100));
             match round % 3 {
                 0 => {}
                 1 => {
                     // One session, wherever it is: the server ends all others, and starts again.
-                    let sql = "SELECT pid::text FROM pg_stat_activity WHERE query LIKE 'SELECT rl_limit%' LIMIT 1";
+                    let sql = "SELECT pid::text FROM pg_stat_activity WHERE query LIKE '%rl_limit%' AND pid <> pg_backend_pid() LIMIT 1";
                     let pid: String = client.query_one(sql, &[]).unwrap().get(0);
                     server.kill_session(&pid);
                 }
@@ -78,6 +111,9 @@ fn a_restart_and_a_crash_make_limits_in_memory_full_again() {
             }
             stop.store(true, Ordering::Relaxed);
         });
+        println!("{}", recorder.judge(FOLDER.as_ref(), "refused-memory").unwrap());
+        let changed = recorder.history().with_a_denial().expect("a take");
+        judge(&changed).expect_err("a take that is told to be a denial");
         let start = Instant::now();
         client = server.client();
         while client.batch_execute("SELECT").is_err() {

@@ -96,10 +96,9 @@ pub struct Reply {
     pub retry_at: Option<Option<i64>>,
 }
 
-/// A call and its answer. A call that fails takes nothing, and is in no history; the end of its transaction is.
-///
-/// A call whose connection is lost may have taken something, if it was a transaction of its own or on a limit in
-/// memory: runs with such calls can't be judged.
+/// A call and its answer. A call that fails takes nothing, and is in no history; the end of its transaction is. Where
+/// it was a transaction of its own, or on a limit in memory, and its answer is lost, it may have taken something: then
+/// it is `unanswered`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Invocation {
     /// The session's number.
@@ -112,7 +111,7 @@ pub struct Invocation {
     pub asked: Asked,
     /// When the client called.
     pub invoked: i64,
-    /// When the client had the answer.
+    /// When the client had the answer; of an unanswered call, when it gave up: it was decided by then, if ever.
     pub answered: i64,
     /// The server's clock at the decision, where that is known.
     pub now: Option<i64>,
@@ -120,6 +119,10 @@ pub struct Invocation {
     pub reply: Reply,
     /// The index of the end that decides whether its effect stays; `None`: the call was a transaction of its own.
     pub end: Option<u32>,
+    /// Whether it is not known that the call was made, and took what it asked for: the reply is `ok`, and no more. Its
+    /// end is its own, and not known.
+    #[serde(default)]
+    pub unanswered: bool,
 }
 
 /// What concurrent sessions did.

@@ -171,7 +171,7 @@ impl Recording<'_> {
         let result = call();
         let answered = self.recorder.timeline.now();
         let Ok(answer) = &result else {
-            self.failed.get_or_insert(invoked);
+            self.failed = self.failed.filter(|_| self.is_open).or(Some(invoked));
             return result;
         };
         if !self.is_open {
@@ -189,10 +189,34 @@ impl Recording<'_> {
                 now,
                 reply,
                 end: None,
+                unanswered: false,
             };
             if self.is_open { &mut self.open } else { &mut self.calls }.push(made);
         }
         result
+    }
+
+    /// The call that has just failed may have taken this: it was a transaction of its own, or on limits in memory, and
+    /// its connection was lost, or its end is in doubt.
+    pub fn unanswered(&mut self, asked: impl IntoIterator<Item = (u32, Asked)>) {
+        let answered = self.recorder.timeline.now();
+        let invoked = self.failed.unwrap_or(answered);
+        let transaction = self.recorder.transactions.fetch_add(1, Ordering::Relaxed);
+        let reply = Reply { ok: true, ..Reply::default() };
+        let made = |(key, asked)| Invocation {
+            session: self.session,
+            transaction,
+            key,
+            asked,
+            invoked,
+            answered,
+            now: None,
+            reply,
+            end: None,
+            unanswered: true,
+        };
+        let calls = asked.into_iter().map(made).collect();
+        self.ended(calls, End { invoked, answered: i64::MAX, kept: None });
     }
 
     /// What follows can be rolled back to here.
@@ -205,9 +229,11 @@ impl Recording<'_> {
     /// # Errors
     /// That of the statement.
     pub fn roll_back_to<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let invoked = self.recorder.timeline.now();
+        // What has failed is rolled back at once.
+        let invoked = self.failed.unwrap_or_else(|| self.recorder.timeline.now());
         let result = statement()?;
         let answered = self.recorder.timeline.now();
+        self.failed = None;
         let calls = self.open.split_off(self.savepoint);
         self.ended(calls, End { invoked, answered, kept: Some(false) });
         Ok(result)

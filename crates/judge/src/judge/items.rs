@@ -44,6 +44,8 @@ pub(super) struct Item {
     pub seen: i64,
     /// Whether the change is kept; `None`: not known.
     pub kept: Option<bool>,
+    /// Whether an order may do without it: a call that may have been made, or not.
+    pub optional: bool,
 }
 
 /// Whether a call changes what is stored, by its answer.
@@ -73,6 +75,7 @@ pub(super) fn items(
     for &n in calls {
         let call = &history.calls[n as usize];
         match call.end {
+            _ if call.unanswered => items.push(unanswered(history, n)),
             Some(_) if storage != Storage::Memory => {
                 transactions.entry(call.transaction).or_default().push(n)
             }
@@ -107,7 +110,14 @@ fn at_once(history: &History, n: u32) -> Item {
         begun: call.answered,
         seen: read_by(history, call),
         kept: Some(true),
+        optional: false,
     }
+}
+
+/// A call that may have been made, of which it is not known when its transaction has ended.
+fn unanswered(history: &History, n: u32) -> Item {
+    let forever = i64::MAX;
+    Item { latest: forever, begun: forever, seen: forever, optional: true, ..at_once(history, n) }
 }
 
 /// A call of a transaction that doesn't hold the row.
@@ -192,5 +202,6 @@ fn closed(history: &History, steps: Vec<Step>, end: End) -> Item {
         begun,
         seen: first.map_or(begun, |call| read_by(history, call)),
         kept: end.kept,
+        optional: false,
     }
 }

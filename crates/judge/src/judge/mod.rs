@@ -10,6 +10,8 @@
 //! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely
 //!   held at once than there are.
 //!
+//! A call without an answer may have been made, or not: an order may do without it.
+//!
 //! A take is explained where `ratelimit_core::decide` gives its answer on the state that the order leaves, at the
 //! decision's instant, or at some instant of the call where that isn't known (`oracle`).
 //!
@@ -132,6 +134,9 @@ fn judge_key(
         return shards::judge(history, &limit, phase, calls);
     }
     if let Limit::Concurrency(limit) = &limit {
+        if let Some(&n) = calls.iter().find(|&&n| history.calls[n as usize].unanswered) {
+            return Err((n, "a lease whose id is not known can't be judged".to_owned()));
+        }
         leases::judge(history, limit.slots, limited.storage, calls)?;
         judgement.leases += calls.len();
     } else if limited.storage == Storage::Row {

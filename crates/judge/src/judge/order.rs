@@ -124,6 +124,7 @@ pub(super) struct Search<'h> {
     by_latest: Queue,
     by_begun: Queue,
     by_seen: Queue,
+    /// How many must be placed still.
     left: usize,
     /// The fewest that were left, what is left then, and on which beliefs.
     closest: (usize, Vec<u32>, Rc<Vec<Belief>>),
@@ -142,7 +143,7 @@ impl<'h> Search<'h> {
         let by_latest = Queue::new(&items, |item| Some(item.latest));
         let by_begun = Queue::new(&items, |item| (item.writes != Writes::No).then_some(item.begun));
         let by_seen = Queue::new(&items, |item| (item.writes != Writes::No).then_some(item.seen));
-        let left = items.len();
+        let left = items.iter().filter(|item| !item.optional).count();
         let closest = (usize::MAX, Vec::new(), Rc::new(Vec::new()));
         Search { history, oracle, items, by_earliest, by_latest, by_begun, by_seen, left, closest }
     }
@@ -193,12 +194,12 @@ impl<'h> Search<'h> {
 
     fn remove(&mut self, item: u32) {
         self.queues().into_iter().for_each(|queue| queue.remove(item));
-        self.left -= 1;
+        self.left -= usize::from(!self.items[item as usize].optional);
     }
 
     fn restore(&mut self, item: u32) {
         self.queues().into_iter().for_each(|queue| queue.restore(item));
-        self.left += 1;
+        self.left += usize::from(!self.items[item as usize].optional);
     }
 
     /// What can come next here.

@@ -1,22 +1,25 @@
 //! Transactions of which the sessions don't know the outcome.
 
+use std::thread;
+use std::time::Duration;
+
 use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage, judge};
 
-/// Two tokens, which don't refill: the clock stands.
-const TWO: &str = r#"{"kind":"token bucket","rate":1,"period":1000,"capacity":2}"#;
+/// Two tokens, which hardly refill.
+const TWO: &str = r#"{"kind":"token bucket","rate":1,"period":"1000 days","capacity":2}"#;
 
 const TAKE: Asked = Asked::Limit { count: 1.0, reserve: false };
 
 /// Takes a token, after which so many are left.
 fn take(recording: &mut Recording, left: f64) {
     let reply = Reply { ok: true, remaining: Some(left), retry_at: None };
-    let told = |(): &()| vec![(0, TAKE, Some(0), reply)];
+    let told = |(): &()| vec![(0, TAKE, None, reply)];
     recording.call(|| Ok::<(), ()>(()), told).unwrap();
 }
 
 /// Whether the judge accepts that so many are left to another session, once a transaction has taken one and ended so.
 fn accepts(left: f64, end: fn(&mut Recording)) -> bool {
-    let recorder = Recorder::with_clock_set();
+    let recorder = Recorder::new();
     recorder.key("two", "", TWO, Storage::Row);
     let mut recording = recorder.session();
     recording.begin();
@@ -79,7 +82,7 @@ fn a_prepared_transaction_has_the_outcome_that_it_was_given() {
 
 #[test]
 fn a_take_told_to_be_a_denial_is_refused() {
-    let recorder = Recorder::with_clock_set();
+    let recorder = Recorder::new();
     recorder.key("two", "", TWO, Storage::Row);
     let mut recording = recorder.session();
     take(&mut recording, 1.0);
@@ -87,4 +90,40 @@ fn a_take_told_to_be_a_denial_is_refused() {
     drop(recording);
     assert!(judge(&recorder.history()).is_ok());
     judge(&recorder.history().with_a_denial().unwrap()).unwrap_err();
+}
+
+/// Whether the judge accepts that a session finds so many tokens after another has asked for one, without an answer,
+/// and so many again.
+fn accepts_unanswered(storage: Storage, found: [f64; 2]) -> bool {
+    let recorder = Recorder::new();
+    recorder.key("two", "", TWO, storage);
+    let mut recording = recorder.session();
+    recording.call(LOST, |()| Vec::new()).unwrap_err();
+    recording.unanswered([(0, TAKE)]);
+    drop(recording);
+    let mut other = recorder.session();
+    for found in found {
+        let reply = Reply { ok: found >= 1.0, remaining: Some(found), retry_at: None };
+        let check = Asked::Check { count: 1.0, reserve: false };
+        let told = |(): &()| vec![(0, check, None, reply)];
+        other.call(OK, told).unwrap();
+        // So that the calls are one after the other in microseconds, too.
+        thread::sleep(Duration::from_micros(2));
+    }
+    drop(other);
+    judge(&recorder.history()).is_ok()
+}
+
+#[test]
+fn a_call_without_an_answer_was_made_at_any_time_or_never() {
+    for storage in [Storage::Row, Storage::Memory, Storage::Shards] {
+        for found in [[2.0, 2.0], [2.0, 1.0], [1.0, 1.0]] {
+            assert!(accepts_unanswered(storage, found), "{storage:?}, {found:?}");
+        }
+        assert!(!accepts_unanswered(storage, [1.0, 0.0]), "{storage:?}");
+    }
+    // Shards are judged by their bounds alone.
+    for storage in [Storage::Row, Storage::Memory] {
+        assert!(!accepts_unanswered(storage, [1.0, 2.0]), "{storage:?}");
+    }
 }

@@ -12,6 +12,7 @@ fn history(calls: &[(i64, f64, bool, Option<u32>)], kept: bool) -> History {
         storage: Storage::Shards,
     };
     let calls = calls.iter().enumerate().map(|(n, &(at, count, ok, end))| Invocation {
+        unanswered: false,
         session: n as u32,
         transaction: n as u32,
         key: 0,

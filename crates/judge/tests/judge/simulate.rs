@@ -398,6 +398,7 @@ impl Simulation {
             session.leases.push((session.key, lease));
         }
         session.calls.push(Invocation {
+            unanswered: false,
             session: n as u32,
             transaction: session.transaction,
             key: session.key as u32,
