@@ -274,6 +274,7 @@ fn run(cluster: &Cluster, spare: &Server, number: usize, case: &Case) -> Vec<Str
     let nodes = shared.nodes.lock().unwrap().clone();
     let took = Instant::now();
     tally.check(&nodes, &prefix);
+    shared.judge();
     println!("  checked in {:?}", took.elapsed());
     let mut errors = BTreeSet::new();
     for ((code, call), (count, message)) in &tally.errors {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use postgres::{Client, Row};
-use ratelimit_judge::{Asked, History, Recorder, Recording, Reply, Storage, judge};
+use ratelimit_judge::{Asked, End, History, Recorder, Recording, Reply, Storage, judge};
 
 use crate::own::Server;
 
@@ -62,17 +62,39 @@ impl Done {
         judged(&self.history);
     }
 
-    /// The same where nodes crashed: what was committed may be seen on such a node only when it has recovered.
-    pub fn judge_after_crashes(mut self) {
-        self.history.ends.iter_mut().for_each(|end| end.answered = i64::MAX);
-        judged(&self.history);
+    /// The same where nodes crashed.
+    pub fn judge_after_crashes(self) {
+        judged(&disturbed(self.history));
     }
 }
 
-/// Fails where the judge refuses a history, and leaves it in a file.
+/// A history of nodes that crashed, or whose sessions for other nodes were ended. What was committed may be seen on a
+/// node only later, once it has recovered and has committed what was prepared there. And what was not committed may have
+/// been over there right after the call, long before the client was told.
+pub fn disturbed(mut history: History) -> History {
+    let History { ends, calls, .. } = &mut history;
+    for call in calls {
+        match call.end.map(|end| &mut ends[end as usize]) {
+            None => {
+                ends.push(End { invoked: call.invoked, answered: i64::MAX, kept: Some(true) });
+                call.end = Some(ends.len() as u32 - 1);
+            }
+            Some(end) if end.kept == Some(true) => end.answered = i64::MAX,
+            Some(end) => end.invoked = end.invoked.min(call.answered),
+        }
+    }
+    history
+}
+
+/// Fails where the judge refuses a history, and leaves it in a file; or where it doesn't refuse it with one answer
+/// changed.
 pub fn judged(history: &History) {
     match judge(history) {
-        Ok(judgement) => println!("{judgement}"),
+        Ok(judgement) => {
+            println!("{judgement}");
+            let changed = history.with_a_denial().expect("a take");
+            judge(&changed).expect_err("a take that is told to be a denial");
+        }
         Err(refusal) => {
             let file = Path::new(FOLDER).join("refused-citus.jsonl");
             history.write(&file, &refusal.to_string()).unwrap();

@@ -2,6 +2,8 @@
 //!
 //! Told: the call passed, and its transaction was acknowledged. In doubt: COMMIT, or a statement that is a transaction
 //! of its own, ended with an error or without an answer, so either is right. All else took nothing.
+//!
+//! What calls were answered is recorded for the judge, without those on leases.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use postgres::error::SqlState;
 use postgres::{Client, Error};
+use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage};
 
 use crate::cluster::Cluster;
-use crate::load::SESSIONS;
+use crate::load::{SESSIONS, disturbed, judged};
 use crate::one;
 use crate::own::Server;
 
@@ -39,6 +42,27 @@ const LIMITS: [&str; 5] = [
     "CREATE TRIGGER limited BEFORE INSERT ON letters
          FOR EACH ROW EXECUTE FUNCTION rl_trigger('letters', 'key=author')",
 ];
+
+/// The same limits, for the judge. Triggers don't tell what is left: their limits are judged by their sums, as shards.
+const JUDGED: [(&str, &str, Storage); 7] = [
+    (
+        "one",
+        r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 1000000}"#,
+        Storage::Row,
+    ),
+    ("window", r#"{"kind": "fixed window", "rate": 1000000, "period": "1000 days"}"#, Storage::Row),
+    (
+        "parts",
+        r#"{"kind": "token bucket", "rate": 4, "period": "1000 days", "capacity": 1000000}"#,
+        Storage::Shards,
+    ),
+    ("few", FEW, Storage::Row),
+    ("few parts", FEW, Storage::Shards),
+    ("posts", FEW, Storage::Shards),
+    ("letters", FEW, Storage::Shards),
+];
+
+const FEW: &str = r#"{"kind": "token bucket", "rate": 300, "period": "30000 days"}"#;
 
 /// Made on each node, whose tables they are.
 const POSTS: &str = "
@@ -70,11 +94,13 @@ struct Effect {
     key: String,
     count: i64,
     lease: String,
+    /// The tokens left after it, where the answer tells.
+    left: Option<f64>,
 }
 
 impl Effect {
     fn new(name: &'static str, key: String, count: i64) -> Effect {
-        Effect { name, key, count, lease: String::new() }
+        Effect { name, key, count, lease: String::new(), left: None }
     }
 
     /// Whether the session gives it back.
@@ -96,6 +122,10 @@ pub struct Shared<'a> {
     current: [AtomicUsize; SMALL.len()],
     /// Leases of a key that are surely held, now and at most.
     held: Mutex<BTreeMap<String, (i64, i64)>>,
+    /// Each node reads the clock of the one machine.
+    recorder: Recorder,
+    /// The numbers of keys in the recorder.
+    numbers: Mutex<BTreeMap<(&'static str, String), u32>>,
 }
 
 impl<'a> Shared<'a> {
@@ -107,7 +137,38 @@ impl<'a> Shared<'a> {
             stop: AtomicBool::new(false),
             current: Default::default(),
             held: Mutex::default(),
+            recorder: Recorder::new(),
+            numbers: Mutex::default(),
         }
+    }
+
+    /// What the judge is told of effects, all of which passed or were denied. Two of one key are one take.
+    fn told(&self, effects: &[Effect], ok: bool) -> Vec<(u32, Asked, Option<i64>, Reply)> {
+        let mut sums: Vec<Effect> = Vec::new();
+        for of in effects {
+            match sums.iter_mut().find(|sum| (sum.name, &sum.key) == (of.name, &of.key)) {
+                Some(sum) => sum.count += of.count,
+                None => sums.push(of.clone()),
+            }
+        }
+        let mut numbers = self.numbers.lock().unwrap();
+        let judged = |of: &Effect| {
+            let &(name, config, storage) = JUDGED.iter().find(|limit| limit.0 == of.name)?;
+            let key = || self.recorder.key(name, &of.key, config, storage);
+            let number = *numbers.entry((of.name, of.key.clone())).or_insert_with(key);
+            let count = of.count.abs() as f64;
+            let asked = match of.count < 0 {
+                true => Asked::Credit { count },
+                false => Asked::Limit { count, reserve: false },
+            };
+            Some((number, asked, None, Reply { ok, remaining: of.left, retry_at: None }))
+        };
+        sums.iter().filter_map(judged).collect()
+    }
+
+    /// Has the judge say whether some order of the transactions explains every answer.
+    pub fn judge(&self) {
+        judged(&disturbed(self.recorder.history()));
     }
 
     /// The key of a small limit that is being used up.
@@ -405,6 +466,7 @@ impl<'a, 'n> Session<'a, 'n> {
     }
 
     fn run(mut self) -> Tally {
+        let mut recording = self.shared.recorder.session();
         while !self.shared.stop.load(Ordering::Relaxed) {
             let open = self.client.take().map_or_else(|| self.connect(), Ok);
             let result = open.and_then(|mut client| {
@@ -413,10 +475,12 @@ impl<'a, 'n> Session<'a, 'n> {
                     client.batch_execute(&set)?;
                 }
                 let usable = if fastrand::bool() {
-                    self.alone(&mut client)
+                    self.alone(&mut client, &mut recording)
                 } else {
-                    self.block(&mut client)
+                    self.block(&mut client, &mut recording)
                 };
+                // A transaction that is open has ended with what it took.
+                recording.lost();
                 // A new one now and then, also for nodes that are new.
                 if usable && fastrand::u8(..) > 0 {
                     self.client = Some(client);
@@ -497,9 +561,9 @@ impl<'a, 'n> Session<'a, 'n> {
     }
 
     /// A call that is a transaction; whether the session goes on.
-    fn alone(&mut self, client: &mut Client) -> bool {
+    fn alone(&mut self, client: &mut Client, recording: &mut Recording) -> bool {
         let call = CALLS[fastrand::usize(0..CALLS.len())];
-        let (effects, result) = self.call(client, call);
+        let (effects, result) = self.recorded(client, recording, call);
         match result {
             Ok(true) => self.told(effects),
             Ok(false) => self.shared.denied(&effects),
@@ -507,6 +571,8 @@ impl<'a, 'n> Session<'a, 'n> {
             Err(error) => {
                 self.stays_in_none(&error);
                 self.tally.count(&effects, false);
+                let told = self.shared.told(&effects, true).into_iter();
+                recording.unanswered(told.map(|(key, asked, ..)| (key, asked)));
                 return self.note(&error, &format!("{call:?}"));
             }
         }
@@ -514,34 +580,35 @@ impl<'a, 'n> Session<'a, 'n> {
     }
 
     /// A transaction of some calls, which rolls some of it back; whether the session goes on.
-    fn block(&mut self, client: &mut Client) -> bool {
+    fn block(&mut self, client: &mut Client, recording: &mut Recording) -> bool {
         if let Err(error) = client.batch_execute("BEGIN") {
             self.stays_in_none(&error);
             // It may have begun.
             return self.note(&error, "BEGIN") && client.batch_execute("ROLLBACK").is_ok();
         }
+        recording.begin();
         let mut calls: Vec<_> = (0..3).map(|_| CALLS[fastrand::usize(0..CALLS.len())]).collect();
         calls.truncate(fastrand::usize(1..=3));
         calls.sort();
         calls.dedup();
         let mut effects = Vec::new();
         for call in calls {
-            if let Err(error) = self.step(client, call, &mut effects) {
+            if let Err(error) = self.step(client, recording, call, &mut effects) {
                 let goes_on =
                     is_denial(&error) || self.note(&error, &format!("{call:?} in a transaction"));
                 self.undo(effects);
                 // If this fails, the next statement does.
-                return goes_on && client.batch_execute("ROLLBACK").is_ok();
+                return goes_on && recording.roll_back(|| client.batch_execute("ROLLBACK")).is_ok();
             }
         }
         if fastrand::u8(0..4) == 0 {
             self.undo(effects);
-            return client
-                .batch_execute("ROLLBACK")
+            return recording
+                .roll_back(|| client.batch_execute("ROLLBACK"))
                 .map_err(|error| self.note(&error, "ROLLBACK"))
                 .is_ok();
         }
-        match client.batch_execute("COMMIT") {
+        match recording.commit(|| client.batch_execute("COMMIT")) {
             Ok(()) => self.told(effects),
             Err(error) => {
                 self.tally.count(&effects, false);
@@ -556,18 +623,20 @@ impl<'a, 'n> Session<'a, 'n> {
     fn step(
         &mut self,
         client: &mut Client,
+        recording: &mut Recording,
         call: Call,
         all: &mut Vec<Effect>,
     ) -> Result<(), Error> {
         let savepoint = fastrand::u8(0..4) == 0;
         if savepoint {
             client.batch_execute("SAVEPOINT s")?;
+            recording.savepoint();
         }
-        let (effects, result) = self.call(client, call);
+        let (effects, result) = self.recorded(client, recording, call);
         match result {
             Ok(true) if savepoint && fastrand::bool() => {
                 self.undo(effects);
-                client.batch_execute("ROLLBACK TO s")?;
+                recording.roll_back_to(|| client.batch_execute("ROLLBACK TO s"))?;
             }
             Ok(true) => all.extend(effects),
             Ok(false) => self.shared.denied(&effects),
@@ -582,10 +651,34 @@ impl<'a, 'n> Session<'a, 'n> {
                 if !savepoint || !goes_on {
                     return Err(error);
                 }
-                client.batch_execute("ROLLBACK TO s")?;
+                recording.roll_back_to(|| client.batch_execute("ROLLBACK TO s"))?;
             }
         }
         Ok(())
+    }
+
+    /// Makes a call as [`Session::call`] does, and records the answer. Of what does not pass only the takes of one key
+    /// are denials for sure.
+    fn recorded(
+        &mut self,
+        client: &mut Client,
+        recording: &mut Recording,
+        call: Call,
+    ) -> (Vec<Effect>, Result<bool, Error>) {
+        let shared = self.shared;
+        let ask = || match self.call(client, call) {
+            (effects, Ok(passed)) => Ok((effects, passed)),
+            (effects, Err(error)) => Err((effects, error)),
+        };
+        let told = |(effects, passed): &(Vec<Effect>, bool)| match call {
+            Call::Few | Call::FewParts | Call::One => shared.told(effects, *passed),
+            _ if *passed => shared.told(effects, true),
+            _ => Vec::new(),
+        };
+        match recording.call(ask, told) {
+            Ok((effects, passed)) => (effects, Ok(passed)),
+            Err((effects, error)) => (effects, Err(error)),
+        }
     }
 
     /// Makes a call: what it takes if it passes, and whether it did.
@@ -617,12 +710,16 @@ impl<'a, 'n> Session<'a, 'n> {
     }
 
     fn several(&self, client: &mut Client, count: i64) -> (Vec<Effect>, Result<bool, Error>) {
-        let takes = [Effect::new(large(), self.key(), count), Effect::new("one", self.key(), 1)];
+        let mut takes =
+            [Effect::new(large(), self.key(), count), Effect::new("one", self.key(), 1)];
         let request =
             |of: &Effect| serde_json::json!({ "name": of.name, "key": of.key, "count": of.count });
         let requests = serde_json::Value::from_iter(takes.iter().map(request)).to_string();
-        let sql = "SELECT coalesce(bool_and(ok), false) FROM rl_limit_all($1::text::jsonb)";
-        let passed = client.query_one(sql, &[&requests]).map(|row| row.get(0));
+        let sql = "SELECT ok, remaining FROM rl_limit_all($1::text::jsonb) ORDER BY n";
+        let passed = client.query(sql, &[&requests]).map(|rows| {
+            takes.iter_mut().zip(&rows).for_each(|(take, row)| take.left = row.get(1));
+            !rows.is_empty() && rows.iter().all(|row| row.get(0))
+        });
         (takes.to_vec(), passed)
     }
 
@@ -650,10 +747,12 @@ impl<'a, 'n> Session<'a, 'n> {
 
     /// Credits what it took of a key before, or takes: so there are rows for rl_prune.
     fn idle(&mut self, client: &mut Client) -> (Vec<Effect>, Result<bool, Error>) {
-        if let Some(back) = self.take_out("one") {
-            let sql = "SELECT ok FROM rl_credit('one', $1, $2)";
-            let credited =
-                client.query_one(sql, &[&back.key, &(-back.count as f64)]).map(|row| row.get(0));
+        if let Some(mut back) = self.take_out("one") {
+            let sql = "SELECT ok, remaining FROM rl_credit('one', $1, $2)";
+            let credited = client.query_one(sql, &[&back.key, &(-back.count as f64)]).map(|row| {
+                back.left = row.get(1);
+                row.get(0)
+            });
             return (vec![back], credited);
         }
         let key = format!("{} idle {}", self.shared.prefix, fastrand::u32(0..10));
@@ -670,10 +769,13 @@ fn large() -> &'static str {
     ["one", "window", "parts"][fastrand::usize(0..3)]
 }
 
-fn take(client: &mut Client, take: Effect) -> (Vec<Effect>, Result<bool, Error>) {
-    let sql = "SELECT ok FROM rl_limit($1, $2, $3)";
+fn take(client: &mut Client, mut take: Effect) -> (Vec<Effect>, Result<bool, Error>) {
+    let sql = "SELECT ok, remaining FROM rl_limit($1, $2, $3)";
     let count = take.count as f64;
-    let passed = client.query_one(sql, &[&take.name, &take.key, &count]).map(|row| row.get(0));
+    let passed = client.query_one(sql, &[&take.name, &take.key, &count]).map(|row| {
+        take.left = row.get(1);
+        row.get(0)
+    });
     (vec![take], passed)
 }
 

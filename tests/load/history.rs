@@ -39,7 +39,7 @@ pub struct Take {
 }
 
 impl Take {
-    /// `limiter` is a query of name, key and count, which returns `ok`; `note` are the columns of a note, made of these.
+    /// `limiter` is a query of name, key and count, which returns `ok`; `note` are the columns of a note, from these.
     ///
     /// # Errors
     /// Those of the server.

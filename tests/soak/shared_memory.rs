@@ -100,7 +100,8 @@ fn a_restart_and_a_crash_make_limits_in_memory_full_again() {
                 0 => {}
                 1 => {
                     // One session, wherever it is: the server ends all others, and starts again.
-                    let sql = "SELECT pid::text FROM pg_stat_activity WHERE query LIKE '%rl_limit%' AND pid <> pg_backend_pid() LIMIT 1";
+                    let sql = "SELECT pid::text FROM pg_stat_activity
+                               WHERE query LIKE '%rl_limit%' AND pid <> pg_backend_pid() LIMIT 1";
                     let pid: String = client.query_one(sql, &[]).unwrap().get(0);
                     server.kill_session(&pid);
                 }

@@ -257,7 +257,7 @@ impl Recording<'_> {
         let result = statement();
         self.is_prepared = true;
         if result.is_err() {
-            self.close(End { invoked, answered: i64::MAX, kept: None });
+            self.close(self.unknown(None, invoked));
         }
         result
     }
@@ -275,10 +275,17 @@ impl Recording<'_> {
         let result = statement();
         let end = match result {
             Ok(_) => End { invoked, answered: self.recorder.timeline.now(), kept: Some(keep) },
-            Err(_) => End { invoked, answered: i64::MAX, kept: None },
+            Err(_) => self.unknown(None, invoked),
         };
         self.close(end);
         result
+    }
+
+    /// An end whose statement has failed, or was not even asked for: the session may have ended at any time since the
+    /// last answer.
+    fn unknown(&self, kept: Option<bool>, invoked: i64) -> End {
+        let invoked = self.open.last().map_or(invoked, |call| call.answered);
+        End { invoked, answered: i64::MAX, kept }
     }
 
     /// Ends the transaction by ROLLBACK, also one that has failed.
@@ -288,16 +295,19 @@ impl Recording<'_> {
     pub fn roll_back<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let invoked = self.failed.take().unwrap_or_else(|| self.recorder.timeline.now());
         let result = statement();
-        let answered = if result.is_ok() { self.recorder.timeline.now() } else { i64::MAX };
-        self.close(End { invoked, answered, kept: Some(false) });
+        let kept = Some(false);
+        let end = match result {
+            Ok(_) => End { invoked, answered: self.recorder.timeline.now(), kept },
+            Err(_) => self.unknown(kept, invoked),
+        };
+        self.close(end);
         result
     }
 
     /// The connection was lost, and with it the transaction, at any time since the last answer, unless it is prepared.
     pub fn lost(&mut self) {
-        let invoked = self.open.last().map_or(0, |call| call.answered);
         let kept = if self.is_prepared { None } else { Some(false) };
-        self.close(End { invoked, answered: i64::MAX, kept });
+        self.close(self.unknown(kept, 0));
     }
 
     fn close(&mut self, end: End) {
