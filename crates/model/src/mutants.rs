@@ -10,7 +10,7 @@ use crate::world::Wrong;
 const MOST: usize = 100_000;
 
 /// The faults of rows and memory, each with what is wrong then, in which scenario.
-const FLAWS: [(Flaw, Wrong, &str); 15] = [
+const FLAWS: [(Flaw, Wrong, &str); 16] = [
     (Flaw::ChainNotCompared, Wrong::Unexplained, "take a 1 | rename a; commit; take a 1 (SQL)"),
     (Flaw::LockGivenUp, Wrong::Failed, "reset_all | take a 2; commit; take a 2"),
     (Flaw::DecidedBeforeWait, Wrong::OverAdmitted, "take a 2 @1 | take a 1 @1"),
@@ -34,7 +34,8 @@ const FLAWS: [(Flaw, Wrong, &str); 15] = [
     ),
     (Flaw::CommitLost, Wrong::TakeLost, "take a 2; commit; take a 1 | take a 1; commit; take a 2"),
     (Flaw::HeldForgotten, Wrong::Deadlock, "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1"),
-    (Flaw::DirtyRead, Wrong::TokensLost, "check a 1; check a 3 | take a 3; rollback; take a 1"),
+    (Flaw::DirtyRead, Wrong::Unexplained, "check a 1; check a 3 | take a 3; rollback; take a 1"),
+    (Flaw::DirtyRead, Wrong::OverAdmitted, "take a 2 @1 | credit a 1 @1"),
     (Flaw::TryLockWaits, Wrong::Deadlock, "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1"),
     (
         Flaw::PartitionGivenUp,

@@ -367,26 +367,18 @@ impl Scenario {
             }
             return;
         }
-        let gives = |effect: &Applied| !matches!(effect.change, Change::Take(..));
-        for (own, effects) in in_progress.iter().enumerate() {
-            let others = || {
-                in_progress
-                    .iter()
-                    .enumerate()
-                    .filter(|&(other, _)| other != own)
-                    .flat_map(|(_, effects)| effects)
-            };
-            if others().any(gives) {
-                continue;
-            }
-            let mut state = world.committed[usize::from(key)].clone();
-            for effect in effects.iter().chain(others()) {
-                state = oracle::sums(limit, state.as_ref(), effect).or(state);
-            }
-            let now = Micros(world.database.now);
-            if oracle::left(limit, key, state.as_ref(), now) < -self.debt - TOLERANCE {
-                world.is_wrong(Wrong::OverAdmitted);
-            }
+        let now = Micros(world.database.now);
+        let left = |state: &Option<Total>| oracle::left(limit, key, state.as_ref(), now);
+        let after = |state: Option<Total>, effects: &Vec<Applied>| {
+            effects.iter().fold(state, |state, effect| self.after(state.as_ref(), effect).or(state))
+        };
+        // Who gives more than it takes may be rolled back, so that nobody else may spend that.
+        let committed = &world.committed[usize::from(key)];
+        let takes =
+            |effects: &&Vec<Applied>| left(&after(committed.clone(), effects)) < left(committed);
+        let state = in_progress.iter().filter(takes).fold(committed.clone(), after);
+        if left(&state) < -self.debt - TOLERANCE {
+            world.is_wrong(Wrong::OverAdmitted);
         }
     }
 

@@ -38,13 +38,11 @@ impl Database {
 
     /// Whether a version is visible under the latest state, with the session's own writes.
     pub fn is_visible(&self, session: usize, version: &Version) -> bool {
-        let counts = |xid: Xid| {
+        is_visible_if(version, |xid| {
             self.is_own(session, xid)
                 || self.status(xid) == TransactionStatus::Committed
                 || self.has(Flaw::DirtyRead) && self.status(xid) == TransactionStatus::Running
-        };
-        let is_replaced = version.xmax.is_some_and(|(xid, _)| counts(xid));
-        !version.is_speculative && counts(version.xmin) && !is_replaced
+        })
     }
 
     /// What a session finds of a version.
@@ -122,9 +120,15 @@ impl Database {
 
     /// The committed rows of a key, with their shard numbers.
     pub fn committed(&self, key: u8) -> Vec<(i32, &Version)> {
-        let nobody = usize::from(u8::MAX);
         let rows = self.versions.values().filter(|version| version.place.key == key);
-        let visible = rows.filter(|version| self.is_visible(nobody, version));
+        let counts = |xid: Xid| self.status(xid) == TransactionStatus::Committed;
+        let visible = rows.filter(|version| is_visible_if(version, counts));
         visible.map(|version| (version.place.shard, version)).collect()
     }
+}
+
+/// Whether a version is visible to whom the transactions count that `counts` says.
+fn is_visible_if(version: &Version, counts: impl Fn(Xid) -> bool) -> bool {
+    let is_replaced = version.xmax.is_some_and(|(xid, _)| counts(xid));
+    !version.is_speculative && counts(version.xmin) && !is_replaced
 }

@@ -63,6 +63,8 @@ fn calls() -> Vec<Scenario> {
         six("reset a @1 | take a 1 @2"),
         six("take a 1 @1; credit a 1 @2 | take a 1 @1"),
         of_bucket(2, "take a 2 @1 | credit a 1 @1").shards(0, &[0.0, 1.0]),
+        of_bucket(2, "take a 2 @1 | credit a 1 @1; rollback").shards(0, &[0.0, 1.0]),
+        of_bucket(2, "take a 2 @1 | credit a 1 @1; take a 1 @1; rollback").shards(0, &[0.0, 1.0]),
         of_bucket(2, "take a 1 @1; credit a 1 @1 | take a 1 @1; credit a 1 @1")
             .shards(0, &[0.0, 1.0]),
         of_bucket(4, "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1").shards(0, &[2.0, 2.0]),
