@@ -7,7 +7,7 @@ use ratelimit_core::State;
 
 use crate::ports::{Host, KeyRows, KeyedRow, RowStore, Stored};
 
-/// The rows of the first page, and of each after one with a log, which is large.
+/// The most rows of the first page, and of each after one with a log, which is large.
 const PAGE: usize = 128;
 /// The rows of a page where a key fills a usual one: more than a key can have.
 const LARGE_PAGE: usize = 2048;
@@ -25,14 +25,15 @@ pub fn each_key(
     mut visit: impl FnMut(KeyRows) -> Result<ControlFlow<()>>,
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
-    let mut usual = PAGE;
+    let mut usual = PAGE.min(rows.page());
     let mut page = usual;
     let mut visit_page = || -> Result<Option<ControlFlow<()>>> {
         host.check_for_interrupts();
         let found = rows.read_after((&after.0, &after.1), same_name, page as i64)?;
         let more = found.len() == page;
         let is_large = |row: &KeyedRow| matches!(row.row.1.stored, Stored::State(State::Log(_)));
-        usual = if found.iter().any(is_large) { PAGE } else { (16 * usual).min(rows.page()) };
+        let most = if found.iter().any(is_large) { PAGE } else { 16 * usual };
+        usual = most.min(rows.page());
         let mut keys = by_key(found);
         if more {
             if keys.len() > 1 || page < LARGE_PAGE {
