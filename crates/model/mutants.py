@@ -103,6 +103,14 @@ MUTANTS = [
         "        if !sufficient && !ON {",
     ),
     (
+        "refusal of memory overlooked",
+        "Unexplained",
+        "all a 1 @0, b 1 @1 | all a 1 @0, b 2 @1 (rows and memory)",
+        "all/commit.rs",
+        "        if !ok {\n            put(groups",
+        "        if !ok && !ON {\n            put(groups",
+    ),
+    (
         "change in memory overlooked",
         "Unexplained",
         "all a 1, b 1 | all b 1, a 1 | take a 1 (memory)",
@@ -182,6 +190,31 @@ MUTANTS = [
         "homes/row.rs",
         "            return Ok(None);\n        };\n        rows.update(id, tuple, &after)?;",
         "            return Ok(if ON { unchanged.take() } else { None });\n        };\n        rows.update(id, tuple, &after)?;",
+    ),
+    (
+        "shards in any order",
+        "Deadlock",
+        "take a 3 @1 | take a 1 @1; commit; reset a @1 (SQL)",
+        "homes/shards/choose.rs",
+        "            wanted.sort_unstable();",
+        "            if !ON {\n                wanted.sort_unstable();\n            }",
+    ),
+    (
+        "refilled twice",
+        "TakeLost",
+        "take a 2 @1 | take a 1 @1; rollback (clock)",
+        "homes/shards/choose.rs",
+        "                let ts = shards.total(now).ts();",
+        "                let ts = shards.total(now).ts();\n"
+        "                let ts = if ON { Micros(ts.0 - 1_000_000) } else { ts };",
+    ),
+    (
+        "second page overlooked",
+        "TokensLost",
+        "reset_all | take a 2; commit; take b 1",
+        "keys.rs",
+        "        Ok((!more).then_some(",
+        "        Ok((!more || ON).then_some(",
     ),
     (
         "level of a shard forgotten",

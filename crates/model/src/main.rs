@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod content;
 mod entries;
 mod explore;
@@ -29,20 +30,25 @@ mod statement;
 mod world;
 
 use std::io::{IsTerminal, Write};
+use std::panic::resume_unwind;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use explore::{Findings, explore};
 use world::Scenario;
 
 /// At most about so many states of a short scenario are visited, of which none may be left.
+const MOST_OF_SHORT: usize = 400_000;
+/// Likewise of a program that is asked for.
 const MOST: usize = 50_000_000;
 /// At most about so many of a long one, and no more where there are more.
 const MOST_OF_LONG: usize = 3_000_000;
 /// Likewise of a random program, of which many are tried.
 const MOST_OF_RANDOM: usize = 300_000;
-/// How many states are explored at a time.
+/// How many states are explored at a time, or short scenarios.
 const THREADS: usize = 2;
 
 /// What was explored so far.
@@ -59,7 +65,14 @@ impl Totals {
     fn explore_all(&mut self, long: bool, most: usize) {
         for (group, scenarios) in scenarios::groups(long) {
             println!("{group}:");
-            scenarios.iter().for_each(|scenario| self.explore(scenario, most, false));
+            if long {
+                scenarios.iter().for_each(|scenario| self.explore(scenario, most, false));
+                continue;
+            }
+            // Several at a time, each in a thread: of so few states a second thread would mostly wait for some.
+            for (scenario, findings) in scenarios.iter().zip(explore_several(&scenarios, most)) {
+                self.add(scenario, &findings, most, false);
+            }
         }
     }
 
@@ -69,14 +82,20 @@ impl Totals {
             print!("\r{:>6} scenarios, {:>11} states\r", self.scenarios, self.states);
             let _ = std::io::stdout().flush();
         }
-        let report = explore(scenario, None, most, THREADS);
-        let Findings { states, depth, time, is_whole, seen, wrong } = &report;
+        let findings = explore(scenario, None, most, THREADS);
+        self.add(scenario, &findings, most, quiet);
+    }
+
+    /// Adds what an exploration found.
+    fn add(&mut self, scenario: &Scenario, findings: &Findings, most: usize, quiet: bool) {
+        let Findings { states, depth, time, is_whole, seen, wrong } = findings;
         self.scenarios += 1;
         self.states += states;
         self.parts += usize::from(!is_whole);
         // Who never admits or never ends shows nothing.
         let shows = ["admits", "ends"].iter().all(|name| seen.contains(name)) || quiet;
-        let is_right = wrong.is_none() && shows && (*is_whole || most < MOST);
+        let may_be_part = [MOST_OF_LONG, MOST_OF_RANDOM].contains(&most);
+        let is_right = wrong.is_none() && shows && (*is_whole || may_be_part);
         self.wrong += usize::from(!is_right);
         if quiet && is_right {
             return;
@@ -99,12 +118,32 @@ impl Totals {
     }
 }
 
+/// Explores scenarios, [`THREADS`] at a time; returns what was found, in their order.
+fn explore_several(scenarios: &[Arc<Scenario>], most: usize) -> Vec<Findings> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut found = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(scenario) = scenarios.get(number) else { return found };
+            found.push((number, explore(scenario, None, most, 1)));
+        }
+    };
+    let mut found: Vec<(usize, Findings)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        let joined = workers.into_iter().map(|worker| worker.join());
+        joined.flat_map(|found| found.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    found.sort_by_key(|(number, _)| *number);
+    found.into_iter().map(|(_, findings)| findings).collect()
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (began, mut totals) = (Instant::now(), Totals::default());
     match arguments[..] {
-        ["short"] => totals.explore_all(false, MOST),
+        ["short"] => totals.explore_all(false, MOST_OF_SHORT),
         ["long"] => totals.explore_all(true, MOST_OF_LONG),
         ["random", from, to] => {
             let number = |text: &str| {

@@ -10,7 +10,7 @@ use crate::world::Wrong;
 const MOST: usize = 100_000;
 
 /// The faults of rows and memory, each with what is wrong then, in which scenario.
-const FLAWS: [(Flaw, Wrong, &str); 16] = [
+const FLAWS: [(Flaw, Wrong, &str); 17] = [
     (Flaw::ChainNotCompared, Wrong::Unexplained, "take a 1 | rename a; commit; take a 1 (SQL)"),
     (Flaw::LockGivenUp, Wrong::Failed, "reset_all | take a 2; commit; take a 2"),
     (Flaw::DecidedBeforeWait, Wrong::OverAdmitted, "take a 2 @1 | take a 1 @1"),
@@ -46,6 +46,11 @@ const FLAWS: [(Flaw, Wrong, &str); 16] = [
         Flaw::IdDrawnTwice,
         Wrong::LeaseTwice,
         "acquire a; commit; extend a; commit; release a | acquire a; commit; acquire a (memory)",
+    ),
+    (
+        Flaw::DefinitionKept,
+        Wrong::Unexplained,
+        "define 1; commit; take a 3 @defined | take a 2 @defined; commit; take a 2 @defined",
     ),
 ];
 

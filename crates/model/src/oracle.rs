@@ -42,6 +42,8 @@ pub struct Applied {
     pub xid: Xid,
     /// The key.
     pub key: u8,
+    /// The number of the definition that the call used.
+    pub limit: u8,
     /// The instant of the decision.
     pub now: i64,
     /// The change.
@@ -119,7 +121,6 @@ pub fn follows(limit: &Definition, state: Option<&Total>, effect: &Applied) -> O
             (decision.ok && same).then(|| Total(decision.state.unwrap_or(before)))
         }
         (&Change::Credit(count), ..) => credited(limit, &before, now, count.into()),
-        (Change::Reset, ..) => Some(Total(state_of(limit, effect.key, None, now))),
         (&Change::Extend(id, until), _, State::Leases(held)) => {
             let mut held = held.clone();
             let lease = held.leases.iter_mut().find(|lease| lease.id.0 == id)?;

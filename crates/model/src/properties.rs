@@ -6,9 +6,9 @@ use ratelimit_limiter::target::has_no_rows;
 
 use crate::content::Total;
 use crate::oracle::{self, Applied, Change};
-use crate::postgres::TransactionStatus;
+use crate::postgres::{FROZEN, TransactionStatus};
 use crate::run::AccessPath;
-use crate::statement::{Answered, Command, DEFINED, KEYS, Outcome};
+use crate::statement::{Answered, Command, KEYS, Outcome};
 use crate::world::{Instant, Scenario, SessionState, World, Wrong};
 
 /// How many tokens may be missing or too many where shards divide them.
@@ -29,27 +29,37 @@ impl World {
 }
 
 impl Scenario {
-    /// The definition that a statement uses for a key.
-    fn limit(&self, statement: &Command, key: u8) -> &Definition {
-        let number = statement.limit(key).filter(|&number| number != DEFINED).unwrap_or(0);
-        &self.setting.limits[usize::from(number)]
+    /// The definition that a session's call used for a key.
+    fn limit(&self, world: &World, session: usize, key: u8) -> &Definition {
+        &self.setting.limits[usize::from(world.sessions[session].used[usize::from(key)])]
     }
 
-    /// Whether the limit is in memory, where a change counts at once and no rollback takes it back.
-    fn is_in_memory(&self) -> bool {
-        self.setting.limits.iter().all(has_no_rows)
+    /// Whether a key's limit is in memory.
+    fn is_in_memory(&self, key: u8) -> bool {
+        self.in_memory[usize::from(key)]
+    }
+
+    /// A call that brings no definition used one that was in force at some instant since it was invoked.
+    fn judge_definition(&self, world: &mut World, session: usize, statement: &Command) {
+        let at = &world.sessions[session];
+        let is_wrong = |key: u8| {
+            let used = at.used[usize::from(key)];
+            statement.is_for(key)
+                && statement.limit(key).is_none()
+                && at.seen.iter().all(|instant| instant.defined != used)
+        };
+        if (0..KEYS.len() as u8).any(is_wrong) {
+            world.is_wrong(Wrong::Unexplained);
+        }
     }
 
     /// Judges what came of a statement, and notes what it changed.
     pub fn settle(&self, world: &mut World, session: usize, statement: &Command, outcome: Outcome) {
-        let effect = |world: &World, key: u8, now: i64, change: Change| {
-            let xid = world.database.xid(session);
-            Applied { xid, key, now, change }
-        };
+        self.judge_definition(world, session, statement);
         match (statement, outcome) {
             (_, Outcome::Failed(_)) => world.is_wrong(Wrong::Failed),
             (Command::Check(key, ..), Outcome::Answered(answers)) => {
-                self.judge_check(world, session, statement, *key, &answers[0]);
+                self.judge_check(world, session, *key, &answers[0]);
             }
             (_, Outcome::Answered(answers)) if answers[0].ok => {
                 self.judge_admitted(world, session, statement, &answers);
@@ -61,8 +71,8 @@ impl Scenario {
                 world.admitted = true;
                 // What is full already is answered from a read.
                 let is_locked = world.database.locked(session).iter().any(|place| place.key == key);
-                if is_locked || self.is_in_memory() {
-                    let credit = effect(world, key, at.0, Change::Credit(count));
+                if is_locked || self.is_in_memory(key) {
+                    let credit = (key, at.0, Change::Credit(count));
                     self.change(world, session, credit);
                 } else if !self.was_full(world, session, key) {
                     world.is_wrong(Wrong::TokensLost);
@@ -93,14 +103,20 @@ impl Scenario {
         at.log.clear();
         at.seen.clear();
         at.locked.clear();
+        at.used = [0; KEYS.len()];
     }
 
     /// Whether a key was full at some instant of the call.
     fn was_full(&self, world: &World, session: usize, key: u8) -> bool {
-        let limit = &self.setting.limits[0];
+        let limit = self.limit(world, session, key);
         world.sessions[session].seen.iter().any(|instant| {
             let state = instant.states[usize::from(key)].as_ref();
             let now = Micros(instant.now);
+            if let Some(bounds) = instant.bounds.get(usize::from(key)) {
+                let mut bounds = bounds.clone();
+                bounds.refill(&self.setting.limits, now);
+                return bounds.most as f64 / 1e6 > limit.capacity() - TOLERANCE;
+            }
             oracle::left(limit, key, state, now) > limit.capacity() - TOLERANCE
         })
     }
@@ -111,22 +127,30 @@ impl Scenario {
             Command::Reset(key, _) => *key..*key + 1,
             _ => 0..KEYS.len() as u8,
         };
+        // Memory forgets all keys partition by partition, which is noted there; in rows those that there were, and at
+        // least those that were never full.
+        let rows = world.database.locked(session);
+        let is_noted = |key: &u8| match self.is_in_memory(*key) {
+            true => command.is_for(*key),
+            false => {
+                rows.iter().any(|place| place.key == *key) || !self.was_full(world, session, *key)
+            }
+        };
+        let keys: Vec<u8> = keys.filter(is_noted).collect();
         for key in keys {
-            let (xid, now) = (world.database.xid(session), world.database.now);
-            self.change(world, session, Applied { xid, key, now, change: Change::Reset });
+            let reset = (key, world.database.now, Change::Reset);
+            self.change(world, session, reset);
         }
     }
 
     /// Notes a change: in memory it counts at once.
-    fn change(&self, world: &mut World, session: usize, effect: Applied) {
-        if !self.is_in_memory() {
+    fn change(&self, world: &mut World, session: usize, (key, now, change): (u8, i64, Change)) {
+        let limit = world.sessions[session].used[usize::from(key)];
+        let effect = Applied { xid: world.database.xid(session), key, limit, now, change };
+        if !self.is_in_memory(key) {
             world.sessions[session].effects.push(effect);
-            return;
-        }
-        let state = &mut world.committed[usize::from(effect.key)];
-        match self.after(state.as_ref(), &effect) {
-            Some(after) => *state = Some(after),
-            None => world.is_wrong(Wrong::Unexplained),
+        } else if !self.apply(&mut world.committed[usize::from(key)], &effect) {
+            world.is_wrong(Wrong::Unexplained);
         }
     }
 
@@ -149,12 +173,13 @@ impl Scenario {
         }
         for answer in answers {
             let mut instants = world.sessions[session].seen.iter();
-            if !self.is_in_memory() && instants.all(|instant| instant.now != answer.now.0) {
+            if !self.is_in_memory(answer.key) && instants.all(|instant| instant.now != answer.now.0)
+            {
                 world.is_wrong(Wrong::Unexplained);
             }
             let states = self.instant(world, session).states;
             let state = states[usize::from(answer.key)].as_ref();
-            let limit = self.limit(statement, answer.key);
+            let limit = self.limit(world, session, answer.key);
             if self.is_exact() && !oracle::explains(limit, state, answer, reserve) {
                 world.is_wrong(Wrong::Unexplained);
             }
@@ -169,12 +194,8 @@ impl Scenario {
                 }
                 world.sessions[session].leases.push(id);
             }
-            let xid = world.database.xid(session);
-            self.change(
-                world,
-                session,
-                Applied { xid, key: answer.key, now: answer.now.0, change },
-            );
+            let change = (answer.key, answer.now.0, change);
+            self.change(world, session, change);
         }
     }
 
@@ -193,11 +214,16 @@ impl Scenario {
         let is_right = at.seen.iter().any(|instant| {
             answers.iter().any(|answer| {
                 let state = instant.states[usize::from(answer.key)].as_ref();
-                let limit = self.limit(statement, answer.key);
+                let limit = self.limit(world, session, answer.key);
                 if answer.is_blocked {
                     return instant.blocked.contains(&answer.key);
                 }
                 match exact && single {
+                    _ if self.has_bounds() => {
+                        let mut bounds = instant.bounds[usize::from(answer.key)].clone();
+                        bounds.refill(&self.setting.limits, answer.now);
+                        bounds.least < i64::from(answer.count) * 1_000_000
+                    }
                     true => oracle::explains(limit, state, answer, reserve),
                     false => oracle::denies(limit, state, answer, reserve),
                 }
@@ -227,15 +253,8 @@ impl Scenario {
         }
     }
 
-    fn judge_check(
-        &self,
-        world: &mut World,
-        session: usize,
-        statement: &Command,
-        key: u8,
-        answer: &Answered,
-    ) {
-        let limit = self.limit(statement, key);
+    fn judge_check(&self, world: &mut World, session: usize, key: u8, answer: &Answered) {
+        let limit = self.limit(world, session, key);
         let is_right = |instant: &Instant| {
             let mut after = answer.clone();
             // A check answers what is left before.
@@ -282,7 +301,7 @@ impl Scenario {
         if let Some(until) = settled {
             let change =
                 if is_released { Change::Release(id) } else { Change::Extend(id, until.0) };
-            let ttl = match &self.setting.limits[0].limit {
+            let ttl = match &self.limit(world, session, key).limit {
                 Limit::Concurrency(limit) => limit.ttl,
                 _ => Micros(0),
             };
@@ -295,8 +314,8 @@ impl Scenario {
             if !is_released && !instants.any(is_extended) {
                 world.is_wrong(Wrong::Unexplained);
             }
-            let (xid, now) = (world.database.xid(session), world.database.now);
-            self.change(world, session, Applied { xid, key, now, change });
+            let change = (key, world.database.now, change);
+            self.change(world, session, change);
         }
     }
 
@@ -305,10 +324,11 @@ impl Scenario {
         let effects = std::mem::take(&mut world.sessions[session].effects);
         let renamed = world.sessions[session].renamed.take();
         for effect in effects.iter().filter(|_| commits) {
-            let state = &mut world.committed[usize::from(effect.key)];
-            match self.after(state.as_ref(), effect) {
-                Some(after) => *state = Some(after),
-                None => world.is_wrong(Wrong::Unexplained),
+            if self.has_bounds() {
+                world.history.push(Applied { xid: FROZEN, ..effect.clone() });
+            }
+            if !self.apply(&mut world.committed[usize::from(effect.key)], effect) {
+                world.is_wrong(Wrong::Unexplained);
             }
         }
         if let Some((from, to, state)) = renamed.filter(|_| commits) {
@@ -340,7 +360,7 @@ impl Scenario {
         for key in 0..KEYS.len() as u8 {
             self.check_key(world, key);
             // Rows and the books change in one step: at a commit.
-            if !self.is_in_memory() || world.has_ended() {
+            if !self.is_in_memory(key) || world.has_ended() {
                 self.check_committed(world, key);
             }
         }
@@ -355,7 +375,7 @@ impl Scenario {
 
     /// No more is admitted than the limit has, whichever of the transactions in progress commit.
     fn check_key(&self, world: &mut World, key: u8) {
-        let limit = &self.setting.limits[0];
+        let limit = self.largest();
         let of = |session: &SessionState| -> Vec<Applied> {
             session.effects.iter().filter(|effect| effect.key == key).cloned().collect()
         };
@@ -367,10 +387,19 @@ impl Scenario {
             }
             return;
         }
+        if self.has_bounds() {
+            let takes = |effects: &&Vec<Applied>| effects.iter().map(gives).sum::<f64>() < 0.0;
+            let takes: Vec<Applied> = in_progress.iter().filter(takes).flatten().cloned().collect();
+            if (self.bounds(world, key, &takes).lowest as f64) < -1e6 * (self.debt + TOLERANCE) {
+                world.is_wrong(Wrong::OverAdmitted);
+            }
+            return;
+        }
         let now = Micros(world.database.now);
         let left = |state: &Option<Total>| oracle::left(limit, key, state.as_ref(), now);
-        let after = |state: Option<Total>, effects: &Vec<Applied>| {
-            effects.iter().fold(state, |state, effect| self.after(state.as_ref(), effect).or(state))
+        let after = |mut state: Option<Total>, effects: &Vec<Applied>| {
+            effects.iter().for_each(|effect| _ = self.apply(&mut state, effect));
+            state
         };
         // Who gives more than it takes may be rolled back, so that nobody else may spend that.
         let committed = &world.committed[usize::from(key)];
@@ -384,27 +413,37 @@ impl Scenario {
 
     /// What is committed is what was answered.
     fn check_committed(&self, world: &mut World, key: u8) {
-        let limit = &self.setting.limits[0];
         let now = Micros(world.database.now);
         let rows = world.database.committed(key);
         let shards: std::collections::BTreeSet<i32> =
             rows.iter().map(|(shard, _)| *shard).collect();
         let has_two = shards.len() < rows.len();
-        let is = match self.is_in_memory() {
-            true => oracle::left(limit, key, self.stored_entry(world, key).as_ref(), now),
-            false => oracle::left_in_rows(limit, key, &rows, now),
-        };
-        let should = oracle::left(limit, key, world.committed[usize::from(key)].as_ref(), now);
-        // Shards refill one by one, up to their own capacities.
-        let is_refilled = !self.is_exact() && !self.clock.is_empty();
-        if has_two {
-            world.is_wrong(Wrong::TwoRows);
+        let committed = world.committed[usize::from(key)].as_ref();
+        let entry = self.stored_entry(world, key);
+        let bounds = self.has_bounds().then(|| {
+            let mut bounds = self.bounds(world, key, &[]);
+            bounds.refill(&self.setting.limits, now);
+            (bounds.least as f64 / 1e6, bounds.most as f64 / 1e6)
+        });
+        let (mut is_more, mut is_less) = (false, false);
+        for limit in
+            self.setting.limits.iter().filter(|limit| has_no_rows(limit) == self.is_in_memory(key))
+        {
+            let is = match self.is_in_memory(key) {
+                true => oracle::left(limit, key, entry.as_ref(), now),
+                false => oracle::left_in_rows(limit, key, &rows, now),
+            };
+            let should = oracle::left(limit, key, committed, now);
+            let (least, most) = bounds.unwrap_or((should, should));
+            is_more |= is > most + TOLERANCE;
+            is_less |= is < least - TOLERANCE;
         }
-        if is > should + TOLERANCE && !is_refilled {
-            world.is_wrong(Wrong::TakeLost);
-        }
-        if is < should - TOLERANCE && !is_refilled {
-            world.is_wrong(Wrong::TokensLost);
+        for (is, wrong) in
+            [(has_two, Wrong::TwoRows), (is_more, Wrong::TakeLost), (is_less, Wrong::TokensLost)]
+        {
+            if is {
+                world.is_wrong(wrong);
+            }
         }
     }
 
@@ -421,5 +460,15 @@ impl Scenario {
             }
         }
         (!leases.leases.is_empty()).then_some(Total(State::Leases(leases)))
+    }
+}
+
+/// How many tokens a change gives; negative: takes.
+fn gives(effect: &Applied) -> f64 {
+    match effect.change {
+        Change::Take(count, ..) => -f64::from(count),
+        Change::Credit(count) => f64::from(count),
+        Change::Reset => f64::INFINITY,
+        _ => 0.0,
     }
 }

@@ -45,15 +45,27 @@ impl Run<'_> {
     fn lock_newest(&self, id: RowId, wait: bool) -> Option<Row> {
         let seen = self.found(Primitive::Read(place(id)))?;
         let tid = tid(seen.tuple);
-        let mut locked = self.found(match (wait, self.setting.access) {
-            (true, _) => Primitive::Lock(tid, place(id)),
-            (false, AccessPath::Heap) => Primitive::TryLock(tid),
-            (false, AccessPath::Sql) => Primitive::TryLockNewest(tid, place(id)),
-        })?;
+        let mut locked = match (wait, self.setting.access) {
+            (true, _) => self.found(Primitive::Lock(tid, place(id))),
+            (false, AccessPath::Heap) => self.found(Primitive::TryLock(tid)),
+            (false, AccessPath::Sql) => self.skip_locked(tid, place(id)),
+        }?;
         if self.has(Flaw::DecidedBeforeWait) {
             locked.stored = seen.stored;
         }
         Some(locked)
+    }
+
+    /// Locks the newest version as SKIP LOCKED does, which waits where it is updated again while an update ends.
+    fn skip_locked(&self, tid: Tid, place: RowKey) -> Option<Row> {
+        let mut step = Primitive::TryLockNewest(tid, place);
+        loop {
+            match self.step(step) {
+                StepReply::Row(found) => return found.map(row),
+                StepReply::Updated(tid, next) => step = Primitive::TryLockUpdated(tid, next, place),
+                reply => unreachable!("{reply:?}"),
+            }
+        }
     }
 
     fn lock_seen(&self, seen: &Row) -> bool {
@@ -147,6 +159,10 @@ impl RowStore for Run<'_> {
 
     fn table(&self) -> u32 {
         self.number()
+    }
+
+    fn page(&self) -> usize {
+        2
     }
 
     fn replaces(&self) -> bool {

@@ -17,7 +17,7 @@ use ratelimit_limiter::ports::{
 use ratelimit_limiter::target::{FOREVER, has_no_rows};
 
 use crate::postgres::{Database, Flaw, Primitive, StepReply};
-use crate::statement::{Command, Outcome, key_number};
+use crate::statement::{Command, KEYS, Outcome, key_number};
 
 /// Which store of the extension the rows are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +46,8 @@ pub struct Run<'a> {
     session: usize,
     number: u32,
     statement: &'a Command,
+    /// By key, the number of the definition that the statement uses.
+    used: Cell<[u8; KEYS.len()]>,
     /// Whether a partition of the memory is locked.
     pub(crate) is_locked: Cell<bool>,
     inner: RefCell<Inner>,
@@ -64,6 +66,8 @@ pub struct Ran {
     pub database: Database,
     /// The replies so far.
     pub log: Vec<StepReply>,
+    /// By key, the number of the definition that it uses.
+    pub used: [u8; KEYS.len()],
     /// The step that is next, or else what came of the statement.
     pub state: std::result::Result<Outcome, Primitive>,
 }
@@ -89,15 +93,17 @@ pub fn run(
     RUNS.set(number.wrapping_add(1));
     let inner = RefCell::new(Inner { database, log, position: 0, pending: None });
     let is_locked = Cell::new(false);
-    let run = Run { setting, session, number, statement, is_locked, inner };
+    let used = Cell::new([0, 1].map(|key| statement.limit(key).unwrap_or(0)));
+    let run = Run { setting, session, number, statement, used, is_locked, inner };
     let outcome = catch_unwind(AssertUnwindSafe(|| statement.execute(&run, leases)));
+    let used = run.used.get();
     let Inner { database, log, pending, .. } = run.inner.into_inner();
     let state = match (outcome, pending) {
         (Ok(outcome), _) => Ok(outcome),
         (Err(_), Some(step)) => Err(step),
         (Err(panic), None) => resume_unwind(panic),
     };
-    Ran { database, log, state }
+    Ran { database, log, used, state }
 }
 
 impl Run<'_> {
@@ -141,6 +147,9 @@ impl Run<'_> {
         let reply = self.step_if(self.setting.definitions_change, step);
         let StepReply::Known(defined, blocked) = reply else { unreachable!("{reply:?}") };
         let number = self.statement.limit(key_number(key)).unwrap_or(defined);
+        let mut used = self.used.get();
+        used[usize::from(key_number(key))] = number;
+        self.used.set(used);
         (Rc::new(self.setting.limits[usize::from(number)].clone()), blocked)
     }
 }

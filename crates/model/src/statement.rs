@@ -17,9 +17,9 @@ pub const NAME: &[u8] = b"n";
 /// The keys.
 pub const KEYS: [&[u8]; 2] = [b"a", b"b"];
 
-/// The number of a key.
+/// The number of a key; of the empty one, which has no rows, the last.
 pub fn key_number(key: &[u8]) -> u8 {
-    key.first().map_or(0, |letter| letter - b'a')
+    key.first().map_or(u8::MAX, |letter| letter - b'a')
 }
 
 /// The definition that is in force, in place of a number of one.
@@ -182,6 +182,22 @@ impl Command {
             _ => DEFINED,
         };
         (limit != DEFINED).then_some(limit)
+    }
+
+    /// Whether it names a key that a call is for.
+    pub fn is_for(&self, wanted: u8) -> bool {
+        match self {
+            Command::Take(key, ..)
+            | Command::Reserve(key, ..)
+            | Command::Check(key, ..)
+            | Command::Credit(key, ..)
+            | Command::Reset(key, _)
+            | Command::Acquire(key, _)
+            | Command::Extend(key, _)
+            | Command::Release(key, _) => *key == wanted,
+            Command::TakeAll(takes) => takes.iter().any(|take| take.0 == wanted),
+            _ => false,
+        }
     }
 
     /// Whether it changes definitions or blocks.

@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 
 use ratelimit_core::Micros;
 use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::config::Definition;
 use ratelimit_core::{State, config};
 use ratelimit_limiter::ports::Stored;
+use ratelimit_limiter::target::has_no_rows;
 
+use crate::bounds::Bounds;
 use crate::content::{Content, Total};
-use crate::oracle::{self, Applied};
+use crate::oracle::{self, Applied, Change};
 use crate::postgres::{Database, FROZEN, Flaw, Primitive, RowKey, StepReply, Tid, Version};
 use crate::run::{self, AccessPath, Setting};
 use crate::statement::{self, Command, KEYS};
@@ -21,6 +24,8 @@ pub struct Scenario {
     pub setting: Setting,
     /// By session, its transactions.
     pub programs: Vec<Vec<Vec<Command>>>,
+    /// By key, whether its limit is in memory, where a change counts at once and no rollback takes it back.
+    pub in_memory: [bool; KEYS.len()],
     /// The rows at first: key, shard number and contents.
     pub rows: Vec<(u8, i32, Stored)>,
     /// By how much the clock moves, at any instants, in this order: microseconds.
@@ -71,6 +76,10 @@ pub struct Instant {
     pub states: Vec<Option<Total>>,
     /// The keys that are blocked.
     pub blocked: Vec<u8>,
+    /// The number of the definition in force.
+    pub defined: u8,
+    /// By key, the bounds of its shards; none where the state says it exactly.
+    pub bounds: Vec<Bounds>,
 }
 
 /// Where a session stands.
@@ -84,6 +93,8 @@ pub struct SessionState {
     pub log: Vec<StepReply>,
     /// Its next step; `None`: its program has ended.
     pub pending: Option<Primitive>,
+    /// By key, the number of the definition that its call uses.
+    pub used: [u8; KEYS.len()],
     /// What its transaction has changed.
     pub effects: Vec<Applied>,
     /// The states since the call was invoked.
@@ -109,6 +120,8 @@ pub struct World {
     pub sessions: Vec<SessionState>,
     /// By key, the state that follows from what was committed.
     pub committed: Vec<Option<Total>>,
+    /// What was committed of shards that are only known in bounds.
+    pub history: Vec<Applied>,
     /// What is wrong.
     pub wrong: Vec<Wrong>,
     /// How often the clock has moved.
@@ -142,9 +155,11 @@ impl Scenario {
         let parse =
             |json: &&str| config::definition(json).unwrap_or_else(|error| panic!("{error}"));
         let programs = statement::programs(text);
+        let limits: Vec<Definition> = limits.iter().map(parse).collect();
+        let in_memory = [0, 1].map(|key| is_in_memory(&programs, &limits, key));
         let mut statements = programs.iter().flatten().flatten();
         let setting = Setting {
-            limits: limits.iter().map(parse).collect(),
+            limits,
             access: AccessPath::Heap,
             clock_moves: false,
             definitions_change: statements.any(Command::changes_definitions),
@@ -153,6 +168,7 @@ impl Scenario {
             name: text.into(),
             setting,
             programs,
+            in_memory,
             rows: Vec::new(),
             clock: Vec::new(),
             crashes: false,
@@ -226,6 +242,7 @@ impl Scenario {
             database,
             sessions: vec![SessionState::default(); self.programs.len()],
             committed: (0..KEYS.len() as u8).map(|key| oracle::total(states(key))).collect(),
+            history: Vec::new(),
             wrong: Vec::new(),
             moves: 0,
             has_crashed: false,
@@ -242,25 +259,76 @@ impl Scenario {
     pub fn instant(&self, world: &World, session: usize) -> Instant {
         let mut states = world.committed.clone();
         for effect in &world.sessions[session].effects {
-            let state = &mut states[usize::from(effect.key)];
-            if let Some(after) = self.after(state.as_ref(), effect) {
-                *state = Some(after);
-            }
+            self.apply(&mut states[usize::from(effect.key)], effect);
         }
         let database = &world.database;
         let mut blocked = database.blocked.clone();
         blocked.extend(database.blocking[session]);
-        Instant { now: database.now, states, blocked }
+        let defined = database.defining[session].unwrap_or(database.defined);
+        let bounds = match self.has_bounds() {
+            true => (0..KEYS.len() as u8)
+                .map(|key| self.bounds(world, key, &world.sessions[session].effects))
+                .collect(),
+            false => Vec::new(),
+        };
+        Instant { now: database.now, states, blocked, defined, bounds }
     }
 
-    /// The state after a change; `None` where the state before does not explain it.
-    pub fn after(&self, state: Option<&Total>, effect: &Applied) -> Option<Total> {
-        let limit = &self.setting.limits[0];
-        if self.is_exact() {
-            oracle::follows(limit, state, effect)
-        } else {
-            oracle::sums(limit, state, effect)
+    /// Whether what shards hold is only known in bounds: they refill one by one, or are cut to a smaller share.
+    pub fn has_bounds(&self) -> bool {
+        let largest = self.largest().capacity();
+        let is_smaller = |limit: &Definition| limit.capacity() < largest;
+        !self.is_exact() && (!self.clock.is_empty() || self.setting.limits.iter().any(is_smaller))
+    }
+
+    /// The bounds of what a key holds after what was committed and these changes, in the order of their instants.
+    pub fn bounds(&self, world: &World, key: u8, more: &[Applied]) -> Bounds {
+        let of_key = self.rows.iter().filter(|row| row.0 == key);
+        let states = of_key.filter_map(|(.., stored)| match stored {
+            Stored::State(state) => Some(state.value()),
+            _ => None,
+        });
+        let tokens = states.reduce(|sum, value| sum + value);
+        let mut bounds = Bounds::new(tokens.unwrap_or(self.largest().capacity()), BEGIN);
+        let mut effects: Vec<&Applied> =
+            world.history.iter().chain(more).filter(|effect| effect.key == key).collect();
+        effects.sort_by_key(|effect| effect.now);
+        let limits = &self.setting.limits;
+        effects.into_iter().for_each(|effect| bounds.apply(limits, effect));
+        bounds
+    }
+
+    /// Changes a state; false where the state before does not explain it.
+    pub fn apply(&self, state: &mut Option<Total>, effect: &Applied) -> bool {
+        if effect.change == Change::Reset {
+            *state = None; // full, whatever the definition
+            return true;
         }
+        let after = match self.is_exact() {
+            true => {
+                let limit = &self.setting.limits[usize::from(effect.limit)];
+                oracle::follows(limit, state.as_ref(), effect)
+            }
+            false => oracle::sums(self.largest(), state.as_ref(), effect),
+        };
+        let Some(after) = after else { return false };
+        // What is full stays so: nothing is stored, of which the instant would count.
+        let is_full = || {
+            let limit = &self.setting.limits[usize::from(effect.limit)];
+            after.0 == oracle::state_of(limit, effect.key, None, Micros(effect.now))
+        };
+        if state.is_some() || !is_full() {
+            *state = Some(after);
+        }
+        true
+    }
+
+    /// The definition with the largest capacity: by a smaller one a call takes from one shard, and leaves to others
+    /// what doesn't fit into theirs.
+    pub fn largest(&self) -> &Definition {
+        let limits = self.setting.limits.iter();
+        let largest = limits.max_by(|one, other| one.capacity().total_cmp(&other.capacity()));
+        largest.unwrap_or(&self.setting.limits[0])
     }
 
     /// Lets a session go on until it stands at a step.
@@ -293,7 +361,10 @@ impl Scenario {
                     (at.log, at.pending) = (ran.log, Some(step));
                     return;
                 }
-                Ok(outcome) => self.settle(world, session, statement, outcome),
+                Ok(outcome) => {
+                    at.used = ran.used;
+                    self.settle(world, session, statement, outcome);
+                }
             }
         }
     }
@@ -387,7 +458,7 @@ impl Scenario {
     /// Adds what each session sees now to the instants of its call, checks what must always hold, and forgets versions
     /// that nobody has read.
     pub fn observe(&self, world: &mut World) {
-        self.lose_evicted(world);
+        self.lose_forgotten(world);
         for session in 0..world.sessions.len() {
             if !world.sessions[session].seen.is_empty() {
                 let instant = self.instant(world, session);
@@ -404,12 +475,15 @@ impl Scenario {
         self.check(world);
     }
 
-    /// An entry that made room gave its key back what it had taken.
-    fn lose_evicted(&self, world: &mut World) {
-        if let Some(key) = world.database.evicted.take()
-            && let Some(state) = world.committed.get_mut(key as usize)
-        {
-            *state = None;
+    /// A key whose entries were forgotten, or made room for another, has back what was taken.
+    fn lose_forgotten(&self, world: &mut World) {
+        for key in std::mem::take(&mut world.database.forgotten) {
+            // One step may write it again, and rows are forgotten elsewhere.
+            let is_kept = world.database.entries.keys().any(|id| id[0] % 100 == key % 100)
+                || self.in_memory.get(key as usize) != Some(&true);
+            if let Some(state) = world.committed.get_mut(key as usize).filter(|_| !is_kept) {
+                *state = None;
+            }
         }
     }
 
@@ -424,9 +498,9 @@ impl Scenario {
             }
         }
         world.database.versions.retain(|_, version| !version.is_speculative);
-        if !world.database.entries.is_empty() {
-            world.database.entries.clear();
-            world.committed.fill(None);
+        world.database.entries.clear();
+        for (state, _) in world.committed.iter_mut().zip(self.in_memory).filter(|at| at.1) {
+            *state = None;
         }
         for session in 0..world.sessions.len() {
             self.resume(world, session);
@@ -444,6 +518,16 @@ impl Scenario {
     }
 }
 
+/// Whether the limit of a key is in memory.
+fn is_in_memory(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> bool {
+    let statements = programs.iter().flatten().flatten();
+    let numbers = statements.filter(|at| at.is_for(key)).filter_map(|at| at.limit(key));
+    let stores: BTreeSet<bool> =
+        numbers.map(|number| has_no_rows(&limits[usize::from(number)])).collect();
+    assert!(stores.len() < 2, "a key whose limit is in rows and in memory");
+    stores.first().copied().unwrap_or_else(|| has_no_rows(&limits[0]))
+}
+
 /// The versions that a session knows of.
 fn read_versions(session: &SessionState) -> Vec<Tid> {
     let mut read = Vec::new();
@@ -454,10 +538,14 @@ fn read_versions(session: &SessionState) -> Vec<Tid> {
             _ => {}
         }
     }
+    if let Some(Primitive::TryLockUpdated(_, next, _)) = &session.pending {
+        read.push(*next);
+    }
     if let Some(
         Primitive::Lock(tid, _)
         | Primitive::TryLock(tid)
         | Primitive::TryLockNewest(tid, _)
+        | Primitive::TryLockUpdated(tid, ..)
         | Primitive::Update(tid, _)
         | Primitive::Delete(tid)
         | Primitive::Rename(tid, _)

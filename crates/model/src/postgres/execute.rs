@@ -1,5 +1,6 @@
 //! What each step does.
 
+use super::versions::MustWait;
 use super::{
     Content, Database, Flaw, Found, MemoryEntry, Primitive, RowKey, StepReply, Tid,
     TransactionStatus, Version, Xid,
@@ -13,8 +14,11 @@ impl Database {
             | Primitive::ReadKey(_)
             | Primitive::ReadAll
             | Primitive::FindInserter(_) => self.read(session, step),
-            &Primitive::Lock(tid, place) | &Primitive::TryLockNewest(tid, place) => {
-                self.lock_newest(session, tid, place)
+            &Primitive::Lock(tid, place)
+            | &Primitive::TryLockNewest(tid, place)
+            | &Primitive::TryLockUpdated(tid, _, place) => {
+                let is_first = !matches!(step, Primitive::TryLockUpdated(..));
+                self.lock_newest(session, tid, place, is_first)
             }
             &Primitive::TryLock(tid) => self.try_lock(session, tid),
             Primitive::Update(tid, content) => {
@@ -62,7 +66,10 @@ impl Database {
         match *step {
             Primitive::Clock => StepReply::Instant(self.now),
             Primitive::Known(key) => {
-                let defined = self.defining[session].unwrap_or(self.defined);
+                let defined = match self.has(Flaw::DefinitionKept) {
+                    true => 0,
+                    false => self.defining[session].unwrap_or(self.defined),
+                };
                 let blocked = self.blocked.contains(&key) || self.blocking[session] == Some(key);
                 StepReply::Known(defined, blocked)
             }
@@ -94,10 +101,11 @@ impl Database {
                 StepReply::Done
             }
             Primitive::RemoveEntry(id) => StepReply::Was(self.entries.remove(&id).is_some()),
-            Primitive::RemoveEntries => {
+            Primitive::RemoveEntries(key) => {
                 let count = self.entries.len();
-                self.entries.clear();
-                StepReply::Number(count as u8)
+                self.entries.retain(|id, _| id[0] % 100 != key);
+                self.forgotten.push(key);
+                StepReply::Was(self.entries.len() < count)
             }
             _ => StepReply::Done,
         }
@@ -112,7 +120,7 @@ impl Database {
         let next = self.entries.iter().min_by_key(|(_, entry)| entry.idle_at);
         if let Some((&id, entry)) = next {
             if entry.idle_at > now {
-                self.evicted = Some(id[0]);
+                self.forgotten.push(id[0]);
             }
             self.entries.remove(&id);
         }
@@ -151,9 +159,25 @@ impl Database {
         held.push(row);
     }
 
-    fn lock_newest(&mut self, session: usize, tid: Tid, place: RowKey) -> StepReply {
-        let Ok(Some((last, is_other))) = self.follow(session, tid) else {
-            return StepReply::Row(None);
+    /// Locks the newest version; where it is being updated it is only found, with `is_first` or after another.
+    fn lock_newest(
+        &mut self,
+        session: usize,
+        tid: Tid,
+        place: RowKey,
+        is_first: bool,
+    ) -> StepReply {
+        let (last, is_other) = match self.follow(session, tid) {
+            Ok(Some(last)) => last,
+            Ok(None) => return StepReply::Row(None),
+            Err(MustWait(held)) => {
+                return match self.versions[&held].xmax {
+                    Some((_, Some(next))) if is_first || held != tid => {
+                        StepReply::Updated(held, next)
+                    }
+                    _ => StepReply::Row(None),
+                };
+            }
         };
         if is_other && self.versions[&last].place != place && !self.has(Flaw::ChainNotCompared) {
             // The lock stays, as in PostgreSQL.

@@ -12,7 +12,8 @@
 //! - A chain that ends in a row with another key is another row ([`Primitive::Lock`]; EvalPlanQual; `traversed` of
 //!   TM_FailureData; `model_renamed`)
 //! - A lock without waiting gets no row that another session holds ([`Primitive::TryLock`]; heap_lock_tuple with
-//!   LockWaitSkip; `model_try_lock`)
+//!   LockWaitSkip; `model_try_lock`). Through SQL it waits for the second of two updates if the first one ends just
+//!   then ([`Primitive::TryLockUpdated`]; heap_lock_updated_tuple_rec; no spec can stop it there)
 //! - An update of a version waits for its holder, and fails without a lock if it was replaced
 //!   ([`Primitive::Update`]; heap_update; `model_replace`)
 //! - An insert waits for another of the same key, and for a delete ([`Primitive::Insert`],
@@ -122,6 +123,10 @@ pub enum Primitive {
     TryLock(Tid),
     /// Locks the newest version from this one on if nobody has it: SELECT FOR UPDATE SKIP LOCKED of the SQL store.
     TryLockNewest(Tid, RowKey),
+    /// The same of a version that another was updating when it was found, and the version that follows. If that update
+    /// has committed by now it waits for whoever has the next: heap_lock_updated_tuple_rec, which knows of no SKIP
+    /// LOCKED.
+    TryLockUpdated(Tid, Tid, RowKey),
     /// Updates this version after a wait for whoever has it, unless it was replaced: table_tuple_update
     /// (`update_version`).
     Update(Tid, Content),
@@ -174,8 +179,8 @@ pub enum Primitive {
     WriteEntry([u64; 2], EntryContent, i64, i64),
     /// Forgets it, under the lock.
     RemoveEntry([u64; 2]),
-    /// Forgets all.
-    RemoveEntries,
+    /// Forgets all of a key, under the lock.
+    RemoveEntries(u64),
 }
 
 /// What a step returns.
@@ -187,6 +192,8 @@ pub enum StepReply {
     Was(bool),
     /// A row.
     Row(Option<Found>),
+    /// A version that another session is updating, and the next one.
+    Updated(Tid, Tid),
     /// Rows.
     Rows(Vec<(RowKey, Found)>),
     /// A version that is not yet confirmed, and whether there is no other.
@@ -238,6 +245,8 @@ pub enum Flaw {
     PartitionGivenUp,
     /// An id is drawn twice.
     IdDrawnTwice,
+    /// A definition is read once, and kept whatever is defined later.
+    DefinitionKept,
 }
 
 /// What sessions share.
@@ -260,8 +269,8 @@ pub struct Database {
     pub entries: BTreeMap<[u64; 2], MemoryEntry>,
     /// For how many entries there is room; 0: for all.
     pub room: u8,
-    /// The key of an entry that was evicted while it was in use, for who keeps the books.
-    pub evicted: Option<u64>,
+    /// The keys whose entries were forgotten or, while they were in use, evicted, for who keeps the books.
+    pub forgotten: Vec<u64>,
     /// The number of the definition.
     pub defined: u8,
     /// By session, what its transaction defines.

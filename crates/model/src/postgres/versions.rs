@@ -2,8 +2,8 @@
 
 use super::{Database, Flaw, Found, Primitive, RowKey, Tid, TransactionStatus, Version, Xid};
 
-/// A wait for another session.
-pub struct MustWait;
+/// A wait for another session, which has this version.
+pub struct MustWait(pub Tid);
 
 impl Database {
     /// What became of a transaction; of a subtransaction, with its parents.
@@ -57,7 +57,7 @@ impl Database {
         loop {
             let version = &self.versions[&tid];
             if self.has_holder(session, version) {
-                return Err(MustWait);
+                return Err(MustWait(tid));
             }
             match version.xmax {
                 Some((xid, next)) if self.status(xid) == TransactionStatus::Committed => match next
@@ -88,6 +88,11 @@ impl Database {
     pub fn is_enabled(&self, session: usize, step: &Primitive) -> bool {
         match step {
             &Primitive::Lock(tid, _) => self.follow(session, tid).is_ok(),
+            Primitive::TryLockUpdated(tid, next, _) => {
+                let committed = |(xid, _)| self.status(xid) == TransactionStatus::Committed;
+                !self.versions[tid].xmax.is_some_and(committed)
+                    || self.versions.get(next).is_none_or(|next| !self.has_holder(session, next))
+            }
             Primitive::Update(..) if self.has(Flaw::LostUpdate) => true,
             &(Primitive::Update(tid, _) | Primitive::Delete(tid) | Primitive::Rename(tid, _)) => {
                 !self.has_holder(session, &self.versions[&tid])

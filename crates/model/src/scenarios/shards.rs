@@ -1,7 +1,14 @@
 //! Limits with shards, and changes of their number.
 
-use super::of_bucket;
+use super::{bucket, of_bucket};
 use crate::world::Scenario;
+
+const SECOND: i64 = 1_000_000;
+
+/// A bucket of so many tokens with so many shards, which refills one token a second.
+fn a_second(capacity: u32, shards: u32) -> String {
+    bucket(capacity, shards).replace("1000 days", "1 second")
+}
 
 fn fresh(text: &str) -> Scenario {
     of_bucket(2, text)
@@ -22,6 +29,8 @@ fn six(text: &str) -> Scenario {
 /// All of them.
 pub fn all(long: bool) -> Vec<Scenario> {
     let mut all = calls();
+    all.extend(capacities());
+    all.extend(clocks());
     all.extend(through_sql());
     if long {
         all.extend([
@@ -29,6 +38,8 @@ pub fn all(long: bool) -> Vec<Scenario> {
             six("take a 1 @1; take a 1 @2 | take a 1 @1; take a 1 @2"),
             six("take a 1 @1; take a 1 @0 | take a 1 @1; take a 1 @1"),
             six("take a 1 @1; take a 5 @1 | take a 1 @1; take a 4 @1"),
+            two("take a 1 @1; rollback; take a 2 @1 | take a 1 @1; commit; take a 1 @1")
+                .through_sql(),
             two("take a 1 @0 | take a 1 @1 | take a 1 @1"),
             two("take a 2 @1 | take a 2 @1 | take a 1 @1"),
             two("take a 1 @0; rollback | take a 1 @1 | take a 1 @1"),
@@ -81,6 +92,41 @@ fn calls() -> Vec<Scenario> {
     ]
 }
 
+/// Clocks that run, of buckets that refill one token a second.
+fn clocks() -> Vec<Scenario> {
+    let of = |text: &str| {
+        let limits = [1, 2, 3].map(|shards| a_second(2, shards));
+        let limits: Vec<&str> = limits.iter().map(String::as_str).collect();
+        let name = format!("{text} (clock)");
+        Scenario { name, ..Scenario::new(text, &limits) }
+    };
+    let uneven = |text: &str| of(text).shards(0, &[0.0, 1.0]);
+    vec![
+        uneven("take a 2 @1 | take a 1 @1").clock(&[SECOND]),
+        uneven("take a 1 @1; rollback | take a 1 @1").clock(&[SECOND]),
+        uneven("take a 1 @0 | take a 1 @1").clock(&[SECOND]),
+        uneven("take a 1 @1 | credit a 1 @1").clock(&[SECOND]),
+        uneven("reset a @1 | take a 1 @1").clock(&[SECOND]),
+        uneven("prune @1 | take a 1 @1").clock(&[2 * SECOND]),
+        of("take a 2 @1 | take a 1 @1").clock(&[SECOND]),
+        of("take a 2 @1 | take a 1 @1; rollback").shards(0, &[1.0, 1.0]).clock(&[SECOND]),
+    ]
+}
+
+/// Definitions of other capacities, with two shards and with one.
+fn capacities() -> Vec<Scenario> {
+    let limits = [bucket(2, 2), bucket(4, 2), bucket(4, 1)];
+    let limits = limits.each_ref().map(String::as_str);
+    let of = |text: &str| Scenario::new(text, &limits);
+    vec![
+        of("take a 2 @0 | take a 1 @1; commit; take a 1 @0").shards(0, &[2.0, 2.0]),
+        of("take a 3 @1 | take a 1 @0; rollback; take a 1 @0").shards(0, &[2.0, 2.0]),
+        of("take a 1 @0 | take a 3 @2").shards(0, &[2.0, 2.0]),
+        of("reset a @0; commit; take a 4 @1 | take a 1 @0").shards(0, &[1.0, 1.0]),
+        of("define 1; commit; take a 3 @defined | take a 2 @defined").shards(0, &[1.0, 1.0]),
+    ]
+}
+
 /// Rows that are locked first.
 fn through_sql() -> Vec<Scenario> {
     let all = [
@@ -89,6 +135,8 @@ fn through_sql() -> Vec<Scenario> {
         two("take a 1 @0 | take a 1 @1"),
         two("reset a @1 | take a 1 @1; commit; take a 1 @1"),
         two("reset a @1 | reset_all @1; commit; take a 1 @1; commit; reset_all @1"),
+        two("take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1"),
+        of_bucket(4, "take a 3 @1 | take a 1 @1; commit; reset a @1").shards(0, &[2.0, 2.0]),
     ];
     all.into_iter().map(Scenario::through_sql).collect()
 }

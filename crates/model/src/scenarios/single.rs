@@ -26,11 +26,29 @@ fn full(text: &str) -> Scenario {
     of_bucket(3, text).row(0, 3.0)
 }
 
+/// Definitions of other capacities, and of another kind.
+fn capacities() -> Vec<Scenario> {
+    let (small, large) = (bucket(2, 1), bucket(4, 1));
+    let of = |text: &str| Scenario::new(text, &[&small, &large, WINDOW]);
+    vec![
+        of("define 1; commit; take a 3 @defined | take a 2 @defined; commit; take a 2 @defined"),
+        of("define 1; rollback; take a 1 @defined | take a 2 @defined").row(0, 2.0),
+        of("take a 3 @1; rollback; take a 2 @0 | take a 2 @0").row(0, 4.0),
+        of("take a 2 @0; take a 2 @1 | check a 2 @0; take a 1 @1").row(0, 4.0),
+        of("credit a 2 @1; commit; take a 4 @1 | take a 1 @0").row(0, 2.0),
+        of("reset a @0; commit; take a 4 @1 | take a 3 @1; commit; check a 2 @0"),
+        of("take a 2 @0; commit; take a 3 @2 | take a 2 @2; rollback; take a 1 @0"),
+        of("define 1; commit; all b 1 @defined, a 2 @defined | all a 2 @defined, b 2 @defined"),
+        of("take a 3 @1 | take a 2 @0; commit; take a 2 @1").row(0, 4.0).through_sql(),
+    ]
+}
+
 /// All of them.
 pub fn all(long: bool) -> Vec<Scenario> {
     let mut all = takes();
     all.extend(reservations());
     all.extend(clocks());
+    all.extend(capacities());
     all.extend(through_sql());
     if long {
         let bucket = bucket(3, 1);
@@ -68,6 +86,9 @@ fn takes() -> Vec<Scenario> {
         full("take a 1 | rename a; commit; take a 1"),
         full("reset_all | take a 2; commit; take a 2"),
         full("reset_all | take a 2; rollback | take a 2"),
+        full("reset_all | take a 2; commit; take b 1").row(1, 1.0),
+        both("reset_all; commit; take b 3 | take a 1; take b 2"),
+        both("prune | take a 1; commit; take b 3 | take b 1"),
         full("take a 2 | prune; commit; take a 3 | take a 2"),
         full("prune | take a 1; commit; prune | take a 2; rollback"),
         fresh("take a 2 | take a 2; rollback | take a 1").crashing(),
