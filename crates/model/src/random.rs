@@ -17,10 +17,25 @@ impl Numbers {
     }
 }
 
-/// The program of this number: two sessions, or three without shards, each with one or two transactions of a few
-/// statements. A session takes from the second key only after the first, so that no deadlock is to be expected.
+const SECOND: i64 = 1_000_000;
+
+/// The program of this number: of a bucket in rows or shards, or of another limit.
 pub fn scenario(number: u64) -> Arc<Scenario> {
     let numbers = &mut Numbers(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let scenario = match numbers.below(8) {
+        0 => leases(numbers),
+        1 => memory(numbers),
+        2 => timed(numbers),
+        3 => timed_shards(numbers),
+        4 => reserved(numbers),
+        _ => bucket(numbers),
+    };
+    Arc::new(Scenario { name: format!("{number}: {}", scenario.name), ..scenario })
+}
+
+/// Two sessions, or three without shards, each with one or two transactions of a few statements. A session takes from
+/// the second key only after the first, so that no deadlock is to be expected.
+fn bucket(numbers: &mut Numbers) -> Scenario {
     let capacity = 2 + 2 * numbers.below(2);
     let is_sharded = numbers.below(3) > 0;
     let sessions = 2 + u64::from(!is_sharded && numbers.below(2) == 0);
@@ -36,7 +51,142 @@ pub fn scenario(number: u64) -> Arc<Scenario> {
         2 if is_sharded => scenario.shards(0, &half),
         _ => scenario.row(0, capacity / 2.0),
     };
-    Arc::new(if numbers.below(5) == 0 { scenario.through_sql() } else { scenario })
+    match numbers.below(8) {
+        0 | 1 => scenario.through_sql(),
+        2 => scenario.crashing(),
+        _ => scenario,
+    }
+}
+
+/// A program of so many sessions, each with one or two transactions of up to so many statements of these, which have
+/// numbers from 1 to 2 in place of `#`.
+fn program(numbers: &mut Numbers, sessions: u64, most: u64, statements: &[&str]) -> String {
+    let mut transaction = || {
+        let mut all = Vec::new();
+        for _ in 0..1 + numbers.below(most) {
+            let statement = statements[numbers.below(statements.len() as u64) as usize];
+            all.push(statement.replace('#', &(1 + numbers.below(2)).to_string()));
+        }
+        all.push(if numbers.below(4) == 0 { "rollback" } else { "commit" }.into());
+        (all.join("; "), numbers.below(2) == 0)
+    };
+    let mut session = || match transaction() {
+        (first, true) => format!("{first}; {}", transaction().0),
+        (first, false) => first,
+    };
+    (0..sessions).map(|_| session()).collect::<Vec<String>>().join(" | ")
+}
+
+/// The scenario with a crash, or with a clock that moves so, or neither.
+fn disturbed(numbers: &mut Numbers, scenario: Scenario, clocks: &[&[i64]]) -> Scenario {
+    match numbers.below(4) {
+        0 => scenario.crashing(),
+        1 | 2 if !clocks.is_empty() => {
+            let clock = clocks[numbers.below(clocks.len() as u64) as usize];
+            Scenario {
+                name: format!("{} (clock {clock:?})", scenario.name),
+                ..scenario.clock(clock)
+            }
+        }
+        _ => scenario,
+    }
+}
+
+/// Leases of one or two slots, in a row or in memory.
+fn leases(numbers: &mut Numbers) -> Scenario {
+    let statements = ["acquire a", "acquire a", "extend a", "release a", "release a", "reset a"];
+    let text = program(numbers, 2, 3, &statements);
+    let slots = 1 + numbers.below(2);
+    let store = ["table", "memory"][numbers.below(2) as usize];
+    let limit = format!(
+        r#"{{"kind": "concurrency", "slots": {slots}, "ttl": "1 second", "store": "{store}"}}"#
+    );
+    let scenario = Scenario::new(&text, &[&limit]);
+    let name = format!("{text} ({slots} slots in {store})");
+    let clocks: [&[i64]; 3] = [&[SECOND], &[SECOND / 2, SECOND / 2], &[SECOND, -2 * SECOND]];
+    disturbed(numbers, Scenario { name, ..scenario }, &clocks)
+}
+
+/// A bucket in memory, of two keys.
+fn memory(numbers: &mut Numbers) -> Scenario {
+    let statements = [
+        "take a #",
+        "take a #",
+        "take b #",
+        "all a 1, b #",
+        "all b #, a 1",
+        "check a #",
+        "credit a #",
+        "reset a",
+        "reset_all",
+    ];
+    let sessions = 2 + numbers.below(2);
+    let text = program(numbers, sessions, 3, &statements);
+    let limit = r#"{"kind": "token bucket", "rate": 1, "period": "1 second", "capacity": 2, "store": "memory"}"#;
+    let scenario = Scenario::new(&text, &[limit]);
+    let room = u8::from(numbers.below(3) == 0);
+    let name = format!("{text} (memory, room {room})");
+    // An entry that was idle and made room would be in use again when the clock steps back, or for a call that has read
+    // the clock before: nobody can know.
+    let clocks: &[&[i64]] = &[&[SECOND], &[SECOND, -2 * SECOND]];
+    let clocks = if room > 0 { &[] } else { clocks };
+    disturbed(numbers, Scenario { name, room, ..scenario }, clocks)
+}
+
+/// A limit in a row, of any kind, while the clock moves.
+fn timed(numbers: &mut Numbers) -> Scenario {
+    // What is pruned would not be idle if the clock stepped back later, so nothing is.
+    let statements = ["take a #", "take a #", "take a #", "check a #", "reset a", "savepoint"];
+    let text = program(numbers, 2, 3, &statements);
+    let kind = ["token bucket", "fixed window", "sliding log", "sliding window"]
+        [numbers.below(4) as usize];
+    let limit = format!(r#"{{"kind": "{kind}", "rate": 2, "period": "1 second"}}"#);
+    let scenario = Scenario::new(&text, &[&limit]);
+    let name = format!("{text} ({kind})");
+    let clocks: [&[i64]; 3] = [&[SECOND], &[SECOND / 2, SECOND], &[SECOND, -2 * SECOND]];
+    let scenario = disturbed(numbers, Scenario { name, ..scenario }, &clocks);
+    if numbers.below(5) == 0 { scenario.through_sql() } else { scenario }
+}
+
+/// A bucket with one, two or three shards, while the clock runs.
+fn timed_shards(numbers: &mut Numbers) -> Scenario {
+    let statements = ["take a #", "take a #", "take a #", "check a #", "reset a", "prune"];
+    let limits = [1, 2, 3].map(|shards| {
+        format!(
+            r#"{{"kind": "token bucket", "rate": 1, "period": "1 second", "capacity": 2, "shards": {shards}}}"#
+        )
+    });
+    let program = |numbers: &mut Numbers| {
+        let at = ["@1", "@1", "@0", "@2"][numbers.below(4) as usize];
+        let statements = statements.map(|statement| format!("{statement} {at}"));
+        let statements = statements.each_ref().map(String::as_str);
+        program(numbers, 1, 2, &statements)
+    };
+    let text = format!("{} | {}", program(numbers), program(numbers));
+    let limits = limits.each_ref().map(String::as_str);
+    let scenario = Scenario::new(&text, &limits);
+    let scenario = match numbers.below(3) {
+        0 => scenario,
+        1 => scenario.shards(0, &[0.0, 1.0]),
+        _ => scenario.shards(0, &[1.0, 1.0]),
+    };
+    let name = format!("{text} (clock)");
+    Scenario { name, ..scenario }.clock(&[SECOND])
+}
+
+/// A bucket into whose debt reservations go, in one row or with shards.
+fn reserved(numbers: &mut Numbers) -> Scenario {
+    let statements = ["take a #", "reserve a #", "reserve a 3", "check a #", "reset a"];
+    let shards = 1 + numbers.below(2);
+    let most = r#""capacity": 2, "maxReserved": 2"#;
+    let limit = format!(
+        r#"{{"kind": "token bucket", "rate": 1, "period": "1000 days", {most}, "shards": {shards}}}"#
+    );
+    let text = program(numbers, 2, 2, &statements);
+    let scenario = Scenario::new(&text, &[&limit]);
+    let name = format!("{text} (reserved, {shards} shards)");
+    let scenario = disturbed(numbers, Scenario { name, debt: 2.0, ..scenario }, &[]);
+    if numbers.below(5) == 0 { scenario.through_sql() } else { scenario }
 }
 
 fn session(numbers: &mut Numbers, capacity: u64, is_sharded: bool) -> String {
