@@ -43,6 +43,8 @@ pub fn all(long: bool) -> Vec<Scenario> {
         one("acquire a; commit; release a; rollback; extend a | acquire a"),
         one("acquire a; commit; release a | acquire a").crashing(),
         one(&format!("{HOLD} | {HOLD}")).through_sql(),
+        one("acquire a; commit; release a; rollback; extend a | acquire a").through_sql(),
+        one("savepoint; acquire a; rollback_to; acquire a | acquire a").through_sql(),
     ]);
     if long {
         all.push(Scenario::new(&format!("{HOLD} | {HOLD} | acquire a"), &[TABLE]));

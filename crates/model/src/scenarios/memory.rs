@@ -27,6 +27,8 @@ pub fn all(long: bool) -> Vec<Scenario> {
         of("all a 2, b 2; reset_all | all a 1, b 1; take a 2"),
         of("take a 2 | take a 1 | take a 1").crashing(),
         Scenario { room: 1, ..of("take a 2; commit; take a 1 | take b 1") },
+        Scenario { room: 1, ..of("all a 1, b 1 | take b 1; commit; take a 1") },
+        Scenario { room: 1, ..of("take a 1; take b 1; credit a 1 | check a 1; reset b") },
         moving("take a 2; commit; take a 1 | take a 1").clock(&[SECOND, SECOND]),
         moving("take a 2 | take a 1; commit; take a 1").clock(&[SECOND, -2 * SECOND]),
         moving("all a 1, b 1 | all b 2, a 1").clock(&[SECOND]),

@@ -26,6 +26,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
     let sql = rows("all a 1, b 1; commit; all a 1, b 1 | all b 1, a 1; commit; all b 2, a 2");
     all.push(sql.through_sql());
     all.push(rows("all b 2, a 2 | take b 1 | take a 1").through_sql());
+    all.push(shards("all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1").through_sql());
     all.extend(homes());
     if long {
         all.extend([

@@ -31,6 +31,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
     let mut all = calls();
     all.extend(capacities());
     all.extend(clocks());
+    all.extend(reservations());
     all.extend(through_sql());
     if long {
         all.extend([
@@ -89,6 +90,23 @@ fn calls() -> Vec<Scenario> {
         two("define 0; commit; take a 1 @defined | take a 1 @defined; commit; take a 1 @defined"),
         two("take a 2 @1 | take a 1 @1; rollback; take a 1 @1").crashing(),
         two("take a 1 @1 | take a 1 @1 | take a 1 @1"),
+    ]
+}
+
+/// Reservations, which go into the debt of all shards.
+fn reservations() -> Vec<Scenario> {
+    let limits = [1, 2].map(|shards| bucket(2, shards).replace('}', r#", "maxReserved": 2}"#));
+    let limits = limits.each_ref().map(String::as_str);
+    let of = |text: &str| {
+        let name = format!("{text} (reserved)");
+        Scenario { name, debt: 2.0, ..Scenario::new(text, &limits) }.shards(0, &[1.0, 1.0])
+    };
+    vec![
+        of("reserve a 3 @1 | take a 1 @1"),
+        of("reserve a 4 @1; rollback | reserve a 3 @1"),
+        of("reserve a 3 @1; commit; take a 1 @1 | reserve a 1 @1"),
+        of("reserve a 3 @0 | take a 1 @1"),
+        of("reserve a 3 @1 | take a 1 @1").through_sql(),
     ]
 }
 

@@ -140,6 +140,12 @@ fn through_sql() -> Vec<Scenario> {
         full("take a 2 | credit a 1; commit; take a 2 | take a 2"),
         full("take a 1 | rename a; commit; take a 1"),
         full("reset_all | take a 2; commit; take a 2"),
+        full("prune | take a 1; commit; prune | take a 2; rollback"),
+        full("block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined"),
+        Scenario {
+            debt: 2.0,
+            ..Scenario::new("reserve a 4 | take a 2; commit; reserve a 2", &[RESERVED])
+        },
         Scenario::new("take a 2; rollback; take a 1 | take a 2", &[A_SECOND])
             .clock(&[SECOND, -2 * SECOND]),
     ];
