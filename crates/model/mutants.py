@@ -103,6 +103,14 @@ MUTANTS = [
         "        if !sufficient && !ON {",
     ),
     (
+        "entry that came and went overlooked",
+        "Unexplained",
+        "all b 1 | take b 1; take a 1",
+        "homes/memory.rs",
+        "state.is_none().then(|| locked.born(id))",
+        "state.is_none().then(|| if ON { 0 } else { locked.born(id) })",
+    ),
+    (
         "refusal of memory overlooked",
         "Unexplained",
         "all a 1 @0, b 1 @1 | all a 1 @0, b 2 @1 (rows and memory)",

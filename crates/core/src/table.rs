@@ -244,6 +244,11 @@ impl<'a> PartitionView<'a> {
         self.head.taken
     }
 
+    /// How many were ever made, modulo 2^32.
+    pub fn born(self) -> u32 {
+        self.head.born
+    }
+
     /// Whether there is none.
     pub fn is_empty(self) -> bool {
         self.len() == 0

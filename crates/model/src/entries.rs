@@ -71,6 +71,12 @@ impl LockedEntries for LockedPartition<'_> {
         found.map(|EntryContent(kept)| kept)
     }
 
+    fn born(&mut self, _: Id) -> u32 {
+        let reply = self.0.at_once(Primitive::CountEntries);
+        let StepReply::Number(born) = reply else { unreachable!("{reply:?}") };
+        born.into()
+    }
+
     fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
         if self.0.has(Flaw::PartitionGivenUp) {
             self.0.step(Primitive::LockPartition);

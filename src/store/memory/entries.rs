@@ -68,6 +68,11 @@ impl LockedEntries for LockedStates<'_> {
     }
 
     #[inline]
+    fn born(&mut self, id: Id) -> u32 {
+        LockedStates::born(self, id)
+    }
+
+    #[inline]
     fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
         let Worth { idle_at, half_used, now } = worth;
         self.set(id, kept, idle_at, half_used, now);

@@ -274,6 +274,11 @@ impl LockedStates<'_> {
         self.partition(partition_of(id))?.call(id.key).map(Entry::state)
     }
 
+    /// How many were made in the partition of one of them.
+    pub fn born(&mut self, id: Id) -> u32 {
+        self.partition(partition_of(id)).map_or(0, |partition| partition.view().born())
+    }
+
     /// Forgets one of them; false if there was none.
     pub fn remove(&mut self, id: Id) -> bool {
         let partition = self.partition(partition_of(id));

@@ -5,7 +5,7 @@ use ratelimit_core::{Micros, Shards, State};
 
 use super::decide::{Group, GroupVerdict};
 use crate::error::Result;
-use crate::homes::memory;
+use crate::homes::memory::{self, Seen};
 use crate::ports::{Entries, Host, Id, Worth};
 
 /// How often the groups in memory are decided before they are locked. The last time, what has changed since is
@@ -19,8 +19,8 @@ const DECIDED_UNDER_LOCKS: usize = 16;
 struct Plan<'a> {
     group: &'a Group<'a>,
     id: Id,
-    /// The state that is stored; `None`: none is.
-    found: Option<State>,
+    /// What was stored.
+    found: Seen,
     /// The takes, decided on it.
     verdict: GroupVerdict<'a>,
     /// The state after them, and what it is worth; `None`: they change nothing.
@@ -71,7 +71,7 @@ impl<'a> Plan<'a> {
         let found = memory::call(entries, id);
         // Of this state no take is later.
         let now = host.now();
-        let before = memory::state(&group.target, found.clone(), now, group.phase);
+        let before = memory::state(&group.target, found.state.clone(), now, group.phase);
         let verdict = group.decide(host, Shards::new(&group.target.limit, vec![before]), now);
         let worth = |after: &State| memory::worth(&group.target, after, now, group.phase);
         let after = verdict.change.as_ref().map(|(_, after)| (after.clone(), worth(after)));
@@ -120,13 +120,13 @@ fn take_as_planned<H: Host>(
     let now = host.now();
     let (mut passes, mut decided) = (true, 0);
     for plan in plans.iter_mut() {
-        let found = memory::read_locked(&mut locked, plan.id);
+        let found = memory::see(&mut locked, plan.id);
         if found != plan.found {
             decided += plan.group.takes.len();
             if decided > most {
                 return None;
             }
-            passes &= plan.decide_again(found, now);
+            passes &= plan.decide_again(found.state, now);
         }
     }
     for plan in plans.iter().filter(|_| passes) {

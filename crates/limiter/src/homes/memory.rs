@@ -50,13 +50,30 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
     Ok(found.filter(|state| target.limit.accepts(state.shape())))
 }
 
+/// What was read of an entry: the same, as long as it is equal.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// The state that is stored; `None`: none is.
+    pub state: Option<State>,
+    /// Where there is none, [how many entries were made](LockedEntries::born): one may come and go, which tells of
+    /// another instant at which the key is full.
+    born: Option<u32>,
+}
+
 /// Reads what is stored, for a call, which may deny it.
-pub fn call(entries: &impl Entries, id: Id) -> Option<State> {
-    entries.locked(id, |locked| read_locked(locked, id))
+pub fn call(entries: &impl Entries, id: Id) -> Seen {
+    entries.locked(id, |locked| see(locked, id))
 }
 
 /// Reads one of the entries that are locked.
-pub fn read_locked(locked: &mut impl LockedEntries, id: Id) -> Option<State> {
+pub fn see(locked: &mut impl LockedEntries, id: Id) -> Seen {
+    let state = read_locked(locked, id);
+    let born = state.is_none().then(|| locked.born(id));
+    Seen { state, born }
+}
+
+/// Reads the state of one of the entries that are locked.
+fn read_locked(locked: &mut impl LockedEntries, id: Id) -> Option<State> {
     locked.read(id).and_then(Kept::state)
 }
 

@@ -116,7 +116,7 @@ pub fn peek_with<'t, H: Host>(
 ) -> Result<(Micros, Shards<'t>)> {
     match (rows, entry) {
         (_, Some(id)) => {
-            let found = memory::call(host.entries()?, id);
+            let found = memory::call(host.entries()?, id).state;
             let now = host.now();
             let state = memory::state(target, found, now, target.phase());
             Ok((now, Shards::new(&target.limit, vec![state])))

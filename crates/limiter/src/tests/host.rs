@@ -529,6 +529,10 @@ impl LockedEntries for AllLocked<'_> {
         self.0.read(id)
     }
 
+    fn born(&mut self, _: Id) -> u32 {
+        0 // none is evicted
+    }
+
     fn write(&mut self, id: Id, kept: Kept, _: Worth) {
         self.0.0.borrow_mut().insert(id.key, (id.name, kept));
     }

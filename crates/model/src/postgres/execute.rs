@@ -97,9 +97,11 @@ impl Database {
             }
             Primitive::WriteEntry(id, content, idle_at, now) => {
                 self.make_room(id, now);
-                self.entries.insert(id, MemoryEntry { content, idle_at });
+                let was = self.entries.insert(id, MemoryEntry { content, idle_at });
+                self.born += u8::from(was.is_none());
                 StepReply::Done
             }
+            Primitive::CountEntries => StepReply::Number(self.born),
             Primitive::RemoveEntry(id) => StepReply::Was(self.entries.remove(&id).is_some()),
             Primitive::RemoveEntries(key) => {
                 let count = self.entries.len();

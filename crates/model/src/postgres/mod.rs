@@ -175,6 +175,8 @@ pub enum Primitive {
     LockPartition,
     /// Reads an entry, under the lock.
     ReadEntry([u64; 2]),
+    /// Counts the entries that were ever made, under the lock.
+    CountEntries,
     /// Writes it, under the lock: with when nobody misses it, and the instant.
     WriteEntry([u64; 2], EntryContent, i64, i64),
     /// Forgets it, under the lock.
@@ -267,6 +269,8 @@ pub struct Database {
     pub now: i64,
     /// The entries of memory.
     pub entries: BTreeMap<[u64; 2], MemoryEntry>,
+    /// How many were ever made.
+    pub born: u8,
     /// For how many entries there is room; 0: for all.
     pub room: u8,
     /// The keys whose entries were forgotten or, while they were in use, evicted, for who keeps the books.

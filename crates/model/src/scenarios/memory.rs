@@ -29,6 +29,8 @@ pub fn all(long: bool) -> Vec<Scenario> {
         Scenario { room: 1, ..of("take a 2; commit; take a 1 | take b 1") },
         Scenario { room: 1, ..of("all a 1, b 1 | take b 1; commit; take a 1") },
         Scenario { room: 1, ..of("take a 1; take b 1; credit a 1 | check a 1; reset b") },
+        // An entry that comes and goes while a plan says that there is none.
+        Scenario { room: 1, ..moving("all b 1 | take b 1; take a 1").clock(&[SECOND]) },
         moving("take a 2; commit; take a 1 | take a 1").clock(&[SECOND, SECOND]),
         moving("take a 2 | take a 1; commit; take a 1").clock(&[SECOND, -2 * SECOND]),
         moving("all a 1, b 1 | all b 2, a 1").clock(&[SECOND]),
