@@ -105,7 +105,7 @@ MUTANTS = [
     (
         "entry that came and went overlooked",
         "Unexplained",
-        "all b 1 | take b 1; take a 1",
+        "all b 1 | take b 1; take a 1 (memory)",
         "homes/memory.rs",
         "state.is_none().then(|| locked.born(id))",
         "state.is_none().then(|| if ON { 0 } else { locked.born(id) })",
