@@ -158,10 +158,7 @@ impl<'n> Session<'n> {
                 client.batch_execute("SAVEPOINT s")?;
                 recording.savepoint();
             }
-            let answer = recording.call(
-                || take.call(client, name, key, *count),
-                |answer| vec![notebook.call(name, key, *count, answer)],
-            )?;
+            let answer = notebook.take((recording, client), take, (name, key, *count))?;
             denied += u64::from(!answer.ok);
             match savepoint {
                 Savepoint::RollBack => {

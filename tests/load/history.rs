@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use postgres::{Client, Error, Statement};
-use ratelimit_judge::{Asked, Recorder, Reply, Storage};
+use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage};
 
 use super::rules::Rule::{self, SlidingLog, TokenBucket};
 
@@ -36,6 +36,8 @@ pub struct Take {
     call: Statement,
     /// Reads when a row was taken from; none for a limiter whose answers are not judged.
     at: Option<Statement>,
+    /// Reads the rows that this transaction has changed; none where such a read could conflict.
+    rows: Option<Statement>,
 }
 
 impl Take {
@@ -60,14 +62,39 @@ impl Take {
             "SELECT round(coalesce(state -> 'log' -> -1, state -> 'ts')::numeric * 1000)::bigint
                   FROM rl_state($1, $2) AS state";
         let at = if is_extension { Some(client.prepare(at)?) } else { None };
-        Ok(Take { call, at })
+        // Of rows that are seen, those of transactions in progress are one's own.
+        let rows = "SELECT shard, value, (extract(epoch FROM ts) * 1000000)::bigint FROM rateLimits
+                    WHERE name = $1 AND key = $2 AND shard > 0
+                    AND pg_xact_status(xmin::text::xid8) = 'in progress'";
+        let level: String = client.query_one("SHOW default_transaction_isolation", &[])?.get(0);
+        let rows = if is_extension && level == "read committed" {
+            Some(client.prepare(rows)?)
+        } else {
+            None
+        };
+        Ok(Take { call, at, rows })
+    }
+
+    /// Reads the rows of a limit with shards that the transaction has changed: shard, value and time.
+    ///
+    /// # Errors
+    /// Those of the server.
+    fn rows(
+        &self,
+        client: &mut Client,
+        name: &str,
+        key: &str,
+    ) -> Result<Vec<(i32, f64, i64)>, Error> {
+        let Some(rows) = &self.rows else { return Ok(Vec::new()) };
+        let rows = client.query(rows, &[&name, &key])?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect())
     }
 
     /// Takes; the row then shows when.
     ///
     /// # Errors
     /// Those of the server.
-    pub fn call(
+    fn call(
         &self,
         client: &mut Client,
         name: &str,
@@ -100,8 +127,28 @@ impl Notebook {
         *keys.entry((name.to_owned(), key.to_owned())).or_insert_with(number)
     }
 
+    /// Takes within a transaction, and records the call, with what it left in the rows of a limit with shards.
+    ///
+    /// # Errors
+    /// Those of the server.
+    pub fn take(
+        &self,
+        (recording, client): (&mut Recording, &mut Client),
+        take: &Take,
+        (name, key, count): (&str, &str, f64),
+    ) -> Result<Answer, Error> {
+        let answer = recording.call(
+            || take.call(client, name, key, count),
+            |answer| vec![self.call(name, key, count, answer)],
+        )?;
+        if answer.ok && self.limits[name].1 == Storage::Shards {
+            recording.rows(self.number(name, key), take.rows(client, name, key)?);
+        }
+        Ok(answer)
+    }
+
     /// What a take was answered.
-    pub fn call(
+    fn call(
         &self,
         name: &str,
         key: &str,

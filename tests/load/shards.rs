@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::Client;
+use ratelimit_judge::judge;
 
 use super::caller::{Caller, Ending, STILL};
 use super::{End, TokenBucket, now, slow};
@@ -130,6 +131,13 @@ fn transactions_of_several_takes_from_sharded_keys_take_every_token_once() {
             load.in_shards();
             let tally = load.run(1, level, LIMITER, End::Transactions(60));
             load.check(&tally, false).unwrap();
+            if level == LEVELS[0] {
+                // Row by row, which a row that says otherwise is not.
+                let mut history = load.notebook.recorder.history();
+                assert!(judge(&history).unwrap().by_rows > 0);
+                history.rows.iter_mut().for_each(|row| row.value += 0.5);
+                assert!(judge(&history).is_err());
+            }
         }
     }
 }

@@ -201,10 +201,7 @@ impl Session<'_> {
                 client.batch_execute("SAVEPOINT s")?;
                 recording.savepoint();
             }
-            let answer = recording.call(
-                || take.call(client, &limit.name, &key, count),
-                |answer| vec![notebook.call(&limit.name, &key, count, answer)],
-            )?;
+            let answer = notebook.take((recording, client), take, (&limit.name, &key, count))?;
             if savepoint == 0 {
                 recording.roll_back_to(|| client.batch_execute("ROLLBACK TO SAVEPOINT s"))?;
             } else if answer.ok {

@@ -125,6 +125,23 @@ pub struct Invocation {
     pub unanswered: bool,
 }
 
+/// What a row of a limit with shards was after a call that changed it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShardSeen {
+    /// The transaction of the call, its key, and when it was made.
+    pub transaction: u32,
+    /// Likewise.
+    pub key: u32,
+    /// Likewise.
+    pub invoked: i64,
+    /// The number of the row's shard.
+    pub shard: i32,
+    /// Tokens.
+    pub value: f64,
+    /// The time of the row.
+    pub ts: i64,
+}
+
 /// What concurrent sessions did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
@@ -137,6 +154,8 @@ pub struct History {
     pub ends: Vec<End>,
     /// The calls, those of a transaction in their order.
     pub calls: Vec<Invocation>,
+    /// What calls left in rows of limits with shards, where that is known.
+    pub rows: Vec<ShardSeen>,
 }
 
 /// A line of a file.
@@ -147,6 +166,7 @@ enum Line {
     Key(Limited),
     End(End),
     Call(Invocation),
+    Row(ShardSeen),
 }
 
 impl History {
@@ -187,6 +207,9 @@ impl History {
         for call in &self.calls {
             put(serde_json::to_string(&Line::Call(*call))?)?;
         }
+        for row in &self.rows {
+            put(serde_json::to_string(&Line::Row(*row))?)?;
+        }
         file.flush()
     }
 
@@ -202,6 +225,7 @@ impl History {
                 Line::Key(key) => history.keys.push(key),
                 Line::End(end) => history.ends.push(end),
                 Line::Call(call) => history.calls.push(call),
+                Line::Row(row) => history.rows.push(row),
             }
         }
         Ok(history)

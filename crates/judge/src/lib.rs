@@ -15,6 +15,6 @@ pub mod history;
 pub mod judge;
 pub mod record;
 
-pub use history::{Asked, End, History, Invocation, Limited, Reply, Storage};
+pub use history::{Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage};
 pub use judge::{Judgement, Refusal, judge};
 pub use record::{Recorder, Recording};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::history::{Asked, End, History, Invocation, Limited, Reply, Storage};
+use crate::history::{Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage};
 use crate::judge::{Judgement, judge};
 
 /// Two readings that are farther apart say nothing: the thread was interrupted between them.
@@ -102,6 +102,7 @@ impl Recorder {
             savepoint: 0,
             calls: Vec::new(),
             ends: Vec::new(),
+            rows: Vec::new(),
         }
     }
 
@@ -148,6 +149,7 @@ pub struct Recording<'r> {
     savepoint: usize,
     calls: Vec<Invocation>,
     ends: Vec<End>,
+    rows: Vec<ShardSeen>,
 }
 
 impl Recording<'_> {
@@ -194,6 +196,15 @@ impl Recording<'_> {
             if self.is_open { &mut self.open } else { &mut self.calls }.push(made);
         }
         result
+    }
+
+    /// The rows of a limit with shards that the transaction has changed, as they are after its last call on this key:
+    /// shard, value and time.
+    pub fn rows(&mut self, key: u32, rows: impl IntoIterator<Item = (i32, f64, i64)>) {
+        let Some(call) = self.open.iter().rfind(|call| call.key == key) else { return };
+        let &Invocation { transaction, key, invoked, .. } = call;
+        let seen = |(shard, value, ts)| ShardSeen { transaction, key, invoked, shard, value, ts };
+        self.rows.extend(rows.into_iter().map(seen));
     }
 
     /// The call that has just failed may have taken this: it was a transaction of its own, or on limits in memory, and
@@ -334,6 +345,7 @@ impl Drop for Recording<'_> {
         let mut history = self.recorder.history.lock().unwrap_or_else(PoisonError::into_inner);
         let first = history.ends.len() as u32;
         history.ends.append(&mut self.ends);
+        history.rows.append(&mut self.rows);
         let calls = std::mem::take(&mut self.calls).into_iter();
         history.calls.extend(calls.map(|call| {
             let end = call.end.map(|end| first + end);

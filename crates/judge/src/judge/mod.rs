@@ -7,6 +7,7 @@
 //! - **Memory** (`items`, `order`): each call takes effect at some instant between call and answer.
 //! - **Shards** (`shards`): what is admitted in any span, committed or in progress, is at most the capacity and the
 //!   inflow; denials, and what they and checks tell of `remaining`, are within the bounds of what can be left.
+//!   Where it is known what each take left in its rows (`rows`), what they lost is what it took.
 //! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely
 //!   held at once than there are.
 //!
@@ -27,6 +28,7 @@ mod items;
 mod leases;
 mod oracle;
 mod order;
+mod rows;
 mod shards;
 
 use std::fmt;
@@ -46,6 +48,8 @@ pub struct Judgement {
     pub memory: usize,
     /// On limits with shards.
     pub shards: usize,
+    /// How many of those took tokens, and were judged by the rows that they changed.
+    pub by_rows: usize,
     /// On concurrency limits.
     pub leases: usize,
     /// How many of all were denied.
@@ -54,10 +58,11 @@ pub struct Judgement {
 
 impl fmt::Display for Judgement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Judgement { rows, memory, shards, leases, denied } = self;
+        let Judgement { rows, memory, shards, by_rows, leases, denied } = self;
         write!(
             f,
-            "judged {rows} calls on rows, {memory} in memory, {shards} on shards, {leases} of leases; {denied} denied"
+            "judged {rows} calls on rows, {memory} in memory, {shards} on shards ({by_rows} takes by their rows), \
+             {leases} of leases; {denied} denied"
         )
     }
 }
@@ -131,7 +136,9 @@ fn judge_key(
     let phase = phase(limited.name.as_bytes(), limited.key.as_bytes());
     if limited.storage == Storage::Shards {
         judgement.shards += calls.len();
-        return shards::judge(history, &limit, phase, calls);
+        shards::judge(history, &limit, phase, calls)?;
+        judgement.by_rows += rows::judge(history, &limit, calls)?;
+        return Ok(());
     }
     if let Limit::Concurrency(limit) = &limit {
         if let Some(&n) = calls.iter().find(|&&n| history.calls[n as usize].unanswered) {

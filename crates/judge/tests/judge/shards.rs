@@ -1,6 +1,6 @@
 //! Limits with shards: one token too many is refused, and a denial while there are enough.
 
-use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, Storage, judge};
+use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage, judge};
 
 /// Calls of a limit of ten tokens, at an instant each, of which those of a transaction end at 1,000.
 fn history(calls: &[(i64, f64, bool, Option<u32>)], kept: bool) -> History {
@@ -24,7 +24,13 @@ fn history(calls: &[(i64, f64, bool, Option<u32>)], kept: bool) -> History {
         end,
     });
     let end = End { invoked: 1_000, answered: 1_010, kept: Some(kept) };
-    History { skew: None, keys: vec![key], ends: vec![end], calls: calls.collect() }
+    History {
+        skew: None,
+        keys: vec![key],
+        ends: vec![end],
+        calls: calls.collect(),
+        rows: Vec::new(),
+    }
 }
 
 #[test]
@@ -137,4 +143,44 @@ fn a_history_is_read_as_it_was_written() {
     let read = History::read(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
     assert_eq!(read, history);
+}
+
+/// Takes of a limit of two shards with five tokens each, which never refill: shard, what its row is left with, whether
+/// it is kept.
+fn by_rows(takes: &[&[(i32, f64, bool)]]) -> History {
+    let calls: Vec<_> = (0..takes.len()).map(|n| (10 * n as i64, 1.0, true, Some(0))).collect();
+    let mut history = history(&calls, true);
+    history.keys[0].config = history.keys[0].config.replace("\"shards\":4", "\"shards\":2");
+    history.ends.push(End { kept: Some(false), ..history.ends[0] });
+    for (n, rows) in takes.iter().enumerate() {
+        let call = &mut history.calls[n];
+        for &(shard, value, is_kept) in *rows {
+            call.end = Some(u32::from(!is_kept));
+            let ts = 10 * n as i64;
+            let Invocation { transaction, key, invoked, .. } = *call;
+            history.rows.push(ShardSeen { transaction, key, invoked, shard, value, ts });
+        }
+    }
+    history
+}
+
+#[test]
+fn what_rows_lost_is_what_was_taken() {
+    let right = by_rows(&[
+        &[(20_001, 4.0, true)],
+        &[(20_002, 4.0, true)],
+        &[(20_001, 3.0, false)],
+        &[(20_001, 3.0, true)],
+        &[(20_001, 2.5, true), (20_002, 3.5, true)],
+    ]);
+    assert_eq!(judge(&right).unwrap().by_rows, 4);
+    // A take that overwrites another's row, and one on a row that was rolled back: the sums are within bounds.
+    let overwritten = by_rows(&[&[(20_001, 4.0, true)], &[(20_001, 4.0, true)]]);
+    assert!(judge(&overwritten).is_err());
+    let rolled_back = by_rows(&[&[(20_001, 4.0, false)], &[(20_001, 3.0, true)]]);
+    assert!(judge(&rolled_back).is_err());
+    // Without the rows of one, the rows of all tell nothing.
+    let mut unknown = overwritten;
+    unknown.rows.pop();
+    assert_eq!(judge(&unknown).unwrap().by_rows, 0);
 }

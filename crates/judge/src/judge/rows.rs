@@ -1,0 +1,77 @@
+//! A limit with shards, of which it is known what each call left in its rows: each row's versions follow each other,
+//! and what they lost together is what the call took.
+//!
+//! A row is held to the end of the transaction, and its time never goes back: so its versions are ordered by their
+//! times. A version that overwrites another, or that is decided on one that was not there in the end, takes more or
+//! less than its call. Only token buckets: they alone refill from the time that the row has.
+
+use std::collections::HashMap;
+
+use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::{Limit, Micros, State};
+
+use crate::history::{Asked, History, ShardSeen};
+
+/// Judges the takes of one key by their rows, and tells how many; 0 where not all rows are known, how a transaction
+/// ended, or their number changed.
+///
+/// # Errors
+/// The index of a call, and why.
+pub(super) fn judge(
+    history: &History,
+    limit: &Limit,
+    calls: &[u32],
+) -> Result<usize, (u32, String)> {
+    let Limit::TokenBucket(_) = limit else { return Ok(0) };
+    let Some(takes) = takes(history, calls) else { return Ok(0) };
+    // The number in a row's shard column has the number of shards, before four digits of its own.
+    let mut counts = takes.values().flatten().map(|row| row.shard / 10_000);
+    let Some(count) = counts.next().filter(|&count| counts.all(|other| other == count)) else {
+        return Ok(0);
+    };
+    let shard_limit = limit.shard_limit(count.unsigned_abs());
+    let slack = 1e-6 + 1e-9 * limit.capacity();
+    let mut versions: Vec<(&ShardSeen, u32)> = Vec::new();
+    for (&n, rows) in &takes {
+        versions.extend(rows.iter().map(|&row| (row, n)));
+    }
+    versions.sort_by_key(|(row, n)| (row.ts, history.calls[*n as usize].invoked, row.shard));
+    let (mut now, mut taken) = (HashMap::new(), HashMap::<u32, f64>::new());
+    for (row, n) in versions {
+        let left = |state: &State| shard_limit.level(state, Micros(row.ts)).remaining;
+        let before = now.get(&row.shard).map_or(shard_limit.capacity(), left);
+        *taken.entry(n).or_default() += before - row.value;
+        let after = Tokens { value: row.value, ts: Micros(row.ts), brought: None };
+        now.insert(row.shard, State::Tokens(after));
+    }
+    for (n, taken) in taken {
+        let call = &history.calls[n as usize];
+        let Asked::Limit { count, .. } = call.asked else { continue };
+        if (taken - count).abs() > slack {
+            return Err((n, format!("its rows lost {taken}: {call:?}")));
+        }
+    }
+    Ok(takes.len())
+}
+
+/// The takes that were kept, by their indexes, each with its rows; `None` where one has none, where what else changed
+/// rows is not known, or how it ended.
+fn takes<'h>(history: &'h History, calls: &[u32]) -> Option<HashMap<u32, Vec<&'h ShardSeen>>> {
+    let mut rows: HashMap<(u32, u32, i64), Vec<&ShardSeen>> = HashMap::new();
+    for row in &history.rows {
+        rows.entry((row.transaction, row.key, row.invoked)).or_default().push(row);
+    }
+    let mut takes = HashMap::new();
+    for &n in calls {
+        let call = &history.calls[n as usize];
+        let kept = call.end.map_or(Some(true), |end| history.ends[end as usize].kept);
+        match call.asked {
+            Asked::Check { .. } => continue,
+            Asked::Limit { .. } if !call.reply.ok || kept == Some(false) => continue,
+            Asked::Limit { reserve: false, .. } if kept == Some(true) && !call.unanswered => {}
+            _ => return None,
+        }
+        takes.insert(n, rows.remove(&(call.transaction, call.key, call.invoked))?);
+    }
+    Some(takes)
+}
