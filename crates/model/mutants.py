@@ -107,8 +107,8 @@ MUTANTS = [
         "Unexplained",
         "all b 1 | take b 1; take a 1 (memory)",
         "homes/memory.rs",
-        "state.is_none().then(|| locked.born(id))",
-        "state.is_none().then(|| if ON { 0 } else { locked.born(id) })",
+        "state.is_none().then(|| locked.gone(id))",
+        "state.is_none().then(|| if ON { 0 } else { locked.gone(id) })",
     ),
     (
         "refusal of memory overlooked",

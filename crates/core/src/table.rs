@@ -244,9 +244,9 @@ impl<'a> PartitionView<'a> {
         self.head.taken
     }
 
-    /// How many were ever made, modulo 2^32.
-    pub fn born(self) -> u32 {
-        self.head.born
+    /// How many were removed or dropped, modulo 2^32.
+    pub fn gone(self) -> u32 {
+        self.head.born.wrapping_sub(self.head.taken as u32)
     }
 
     /// Whether there is none.

@@ -71,10 +71,10 @@ impl LockedEntries for LockedPartition<'_> {
         found.map(|EntryContent(kept)| kept)
     }
 
-    fn born(&mut self, _: Id) -> u32 {
-        let reply = self.0.at_once(Primitive::CountEntries);
-        let StepReply::Number(born) = reply else { unreachable!("{reply:?}") };
-        born.into()
+    fn gone(&mut self, _: Id) -> u32 {
+        let reply = self.0.at_once(Primitive::CountGone);
+        let StepReply::Number(gone) = reply else { unreachable!("{reply:?}") };
+        gone.into()
     }
 
     fn write(&mut self, id: Id, kept: Kept, worth: Worth) {

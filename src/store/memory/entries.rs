@@ -68,8 +68,8 @@ impl LockedEntries for LockedStates<'_> {
     }
 
     #[inline]
-    fn born(&mut self, id: Id) -> u32 {
-        LockedStates::born(self, id)
+    fn gone(&mut self, id: Id) -> u32 {
+        LockedStates::gone(self, id)
     }
 
     #[inline]

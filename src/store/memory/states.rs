@@ -274,9 +274,9 @@ impl LockedStates<'_> {
         self.partition(partition_of(id))?.call(id.key).map(Entry::state)
     }
 
-    /// How many were made in the partition of one of them.
-    pub fn born(&mut self, id: Id) -> u32 {
-        self.partition(partition_of(id)).map_or(0, |partition| partition.view().born())
+    /// How many are gone of the partition of one of them.
+    pub fn gone(&mut self, id: Id) -> u32 {
+        self.partition(partition_of(id)).map_or(0, |partition| partition.view().gone())
     }
 
     /// Forgets one of them; false if there was none.

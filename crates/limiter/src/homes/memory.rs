@@ -55,9 +55,9 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
 pub struct Seen {
     /// The state that is stored; `None`: none is.
     pub state: Option<State>,
-    /// Where there is none, [how many entries were made](LockedEntries::born): one may come and go, which tells of
+    /// Where there is none, [how many entries are gone](LockedEntries::gone): one may have come and gone, which tells of
     /// another instant at which the key is full.
-    born: Option<u32>,
+    gone: Option<u32>,
 }
 
 /// Reads what is stored, for a call, which may deny it.
@@ -68,8 +68,8 @@ pub fn call(entries: &impl Entries, id: Id) -> Seen {
 /// Reads one of the entries that are locked.
 pub fn see(locked: &mut impl LockedEntries, id: Id) -> Seen {
     let state = read_locked(locked, id);
-    let born = state.is_none().then(|| locked.born(id));
-    Seen { state, born }
+    let gone = state.is_none().then(|| locked.gone(id));
+    Seen { state, gone }
 }
 
 /// Reads the state of one of the entries that are locked.

@@ -84,9 +84,9 @@ pub trait LockedEntries {
     /// Reads an entry, for a call.
     fn read(&mut self, id: Id) -> Option<Kept>;
 
-    /// How many entries were made so far where this one is, modulo 2^32. As long as it stays, none was made, and
-    /// evicted again, for a key that has none.
-    fn born(&mut self, id: Id) -> u32;
+    /// How many entries were removed so far where this one is, or made room for others, modulo 2^32. As long as it
+    /// stays, none came and went for a key that has none.
+    fn gone(&mut self, id: Id) -> u32;
 
     /// Stores an entry.
     fn write(&mut self, id: Id, kept: Kept, worth: Worth);

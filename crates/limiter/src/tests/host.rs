@@ -529,8 +529,8 @@ impl LockedEntries for AllLocked<'_> {
         self.0.read(id)
     }
 
-    fn born(&mut self, _: Id) -> u32 {
-        0 // none is evicted
+    fn gone(&mut self, _: Id) -> u32 {
+        0 // none comes and goes between two looks
     }
 
     fn write(&mut self, id: Id, kept: Kept, _: Worth) {

@@ -101,7 +101,7 @@ impl Database {
                 self.born += u8::from(was.is_none());
                 StepReply::Done
             }
-            Primitive::CountEntries => StepReply::Number(self.born),
+            Primitive::CountGone => StepReply::Number(self.born - self.entries.len() as u8),
             Primitive::RemoveEntry(id) => StepReply::Was(self.entries.remove(&id).is_some()),
             Primitive::RemoveEntries(key) => {
                 let count = self.entries.len();

@@ -175,8 +175,8 @@ pub enum Primitive {
     LockPartition,
     /// Reads an entry, under the lock.
     ReadEntry([u64; 2]),
-    /// Counts the entries that were ever made, under the lock.
-    CountEntries,
+    /// Counts the entries that were removed or evicted, under the lock.
+    CountGone,
     /// Writes it, under the lock: with when nobody misses it, and the instant.
     WriteEntry([u64; 2], EntryContent, i64, i64),
     /// Forgets it, under the lock.
