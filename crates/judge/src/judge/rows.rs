@@ -58,7 +58,8 @@ pub(super) fn judge(
 /// rows is not known, or how it ended.
 fn takes<'h>(history: &'h History, calls: &[u32]) -> Option<HashMap<u32, Vec<&'h ShardSeen>>> {
     let mut rows: HashMap<(u32, u32, i64), Vec<&ShardSeen>> = HashMap::new();
-    for row in &history.rows {
+    let key = history.calls[*calls.first()? as usize].key;
+    for row in history.rows.iter().filter(|row| row.key == key) {
         rows.entry((row.transaction, row.key, row.invoked)).or_default().push(row);
     }
     let mut takes = HashMap::new();
