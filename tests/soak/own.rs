@@ -4,7 +4,8 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::{Client, Config, NoTls};
@@ -14,6 +15,41 @@ const CONF: &str = "tests/soak/postgresql.conf";
 /// A server with the extension in its database postgres.
 pub struct Server {
     socket: PathBuf,
+    /// Dropped with the server, which ends the wait of [`watch`].
+    _alive: Sender<()>,
+}
+
+/// What each session does and waits for, as a test that hangs must tell.
+const SESSIONS: &str = "SELECT format('%s %s %s %s blocked by %s: %s', pid, application_name, state, wait_event,
+                                      pg_blocking_pids(pid), left(query, 200))
+                        FROM pg_stat_activity WHERE backend_type = 'client backend'
+                        UNION ALL SELECT format('prepared: %s since %s', gid, prepared) FROM pg_prepared_xacts";
+
+/// Ends a test whose server is still there after a quarter of an hour (a day in `make soak`): says what hangs, past
+/// the capture of a test's output.
+fn watch(socket: PathBuf) -> Sender<()> {
+    let (alive, ended) = channel();
+    thread::spawn(move || {
+        let long = std::env::var_os("RATELIMIT_SOAK").is_some();
+        let patience = Duration::from_secs(if long { 24 * 3600 } else { 15 * 60 });
+        if ended.recv_timeout(patience) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        let mut config = Config::new();
+        config.host_path(&socket).user("postgres").connect_timeout(Duration::from_secs(10));
+        let sessions = config.connect(NoTls).and_then(|mut client| client.query(SESSIONS, &[]));
+        let mut stderr = std::io::stderr();
+        let _ = writeln!(stderr, "the test hangs since {patience:?}; its server's sessions:");
+        match sessions {
+            Ok(rows) => {
+                rows.iter().for_each(|row| writeln!(stderr, "{}", row.get::<_, &str>(0)).unwrap())
+            }
+            Err(error) => writeln!(stderr, "unknown: {error:?}").unwrap(),
+        }
+        script(&["stop", socket.to_str().unwrap()]);
+        std::process::exit(101);
+    });
+    alive
 }
 
 impl Server {
@@ -25,7 +61,8 @@ impl Server {
     /// Such a one whose clock is so many seconds ahead, as `+0.5`; empty: the machine's.
     pub fn with_clock(conf: &str, ahead: &str) -> Server {
         let owner = std::process::id().to_string();
-        Server { socket: run(&["start", &owner, conf], ahead).into() }
+        let socket: PathBuf = run(&["start", &owner, conf], ahead).into();
+        Server { _alive: watch(socket.clone()), socket }
     }
 
     pub fn start() -> Server {
@@ -71,7 +108,7 @@ impl Server {
         for process in processes {
             while Path::new("/proc").join(&process).exists() {
                 assert!(killed.elapsed() < Duration::from_secs(10), "{process} is not reaped");
-                std::thread::sleep(Duration::from_millis(10));
+                thread::sleep(Duration::from_millis(10));
             }
         }
     }
@@ -115,7 +152,7 @@ impl Server {
             match self.connect("postgres") {
                 Ok(client) => return client,
                 Err(error) if start.elapsed() > Duration::from_secs(60) => panic!("{error:?}"),
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                Err(_) => thread::sleep(Duration::from_millis(10)),
             }
         }
     }
@@ -180,7 +217,7 @@ fn run(args: &[&str], ahead: &str) -> String {
     let mut command = Command::new(script);
     command.args(args).env("RATELIMIT_AHEAD", ahead).stdin(Stdio::null()).stderr(Stdio::inherit());
     let output = command.output().expect("scripts/server runs");
-    if !output.status.success() && !std::thread::panicking() {
+    if !output.status.success() && !thread::panicking() {
         panic!("scripts/server {args:?}: {}", output.status);
     }
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
