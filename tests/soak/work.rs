@@ -259,6 +259,15 @@ pub fn end_prepared(client: &mut Client, works: &mut Works) -> Result<usize, pos
     Ok(ended)
 }
 
+/// Tells the sessions to stop when it is dropped, so also where what runs beside them fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs 16 sessions at once until they are stopped, or, unless they reconnect, terminated. `meanwhile`
 /// runs beside them; when it ends they stop.
 pub fn load(
@@ -295,8 +304,9 @@ pub fn load(
                 })
             })
             .collect();
+        let ends = Ends(stop);
         meanwhile();
-        stop.store(true, Ordering::Relaxed);
+        drop(ends);
         let (mut works, mut errors) = (Works::new(), BTreeMap::new());
         for session in sessions {
             let (own, met) = session.join().unwrap();
@@ -316,7 +326,7 @@ impl Session<'_> {
                 let code = error.code().map_or("no answer", |code| code.code());
                 *self.errors.entry(code.to_owned()).or_default() += 1;
                 outcome = if !self.client.is_closed() {
-                    self.recording.roll_back(|| self.client.batch_execute("ROLLBACK"))
+                    self.roll_back()
                 } else if self.round.reconnect {
                     self.recording.lost();
                     self.reconnect(server, n)
@@ -327,6 +337,14 @@ impl Session<'_> {
             }
             outcome = self.transaction();
         }
+    }
+
+    /// Also where COMMIT PREPARED was cancelled: whoever wants the whole table would wait for the round's end, which may
+    /// wait for him.
+    fn roll_back(&mut self) -> Result<(), postgres::Error> {
+        self.recording.roll_back(|| self.client.batch_execute("ROLLBACK"))?;
+        end_prepared(&mut self.client, &mut self.works)?;
+        Ok(())
     }
 
     fn reconnect(&mut self, server: &Server, n: usize) -> Result<(), postgres::Error> {
