@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use postgres::{Client, GenericClient};
 
 use crate::check::{check, has_amcheck};
-use crate::own::Server;
+use crate::own::{Server, sessions};
 use crate::rules::Random;
 use crate::scale;
 use crate::work::{Limit, Outcome, Round, Work, Works};
@@ -54,8 +54,10 @@ fn maintain(client: &mut Client, what: &[&str], random: &mut Random, until: Inst
                 // A deadlock, or the end.
                 let deadlock = postgres::error::SqlState::T_R_DEADLOCK_DETECTED;
                 if error.code() != Some(&deadlock) {
-                    assert!(client.is_closed(), "{sql}: {error:?}");
-                    break;
+                    if client.is_closed() {
+                        break;
+                    }
+                    panic!("{sql}: {error:?}; {}", sessions(client));
                 }
                 drop_invalid_indexes(client);
             }

@@ -19,11 +19,16 @@ pub struct Server {
     _alive: Sender<()>,
 }
 
-/// What each session does and waits for, as a test that hangs must tell.
-const SESSIONS: &str = "SELECT format('%s %s %s %s blocked by %s: %s', pid, application_name, state, wait_event,
+/// Returns what each session does and waits for, as a test that hangs must tell.
+pub fn sessions(client: &mut Client) -> String {
+    let sql = "SELECT format('%s %s %s %s blocked by %s: %s', pid, application_name, state, wait_event,
                                       pg_blocking_pids(pid), left(query, 200))
                         FROM pg_stat_activity WHERE backend_type = 'client backend'
                         UNION ALL SELECT format('prepared: %s since %s', gid, prepared) FROM pg_prepared_xacts";
+    let rows = client.query(sql, &[]).unwrap();
+    let lines: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+    format!("sessions:\n{}", lines.join("\n"))
+}
 
 /// Ends a test whose server is still there after a quarter of an hour (a day in `make soak`): says what hangs, past
 /// the capture of a test's output.
@@ -37,15 +42,10 @@ fn watch(socket: PathBuf) -> Sender<()> {
         }
         let mut config = Config::new();
         config.host_path(&socket).user("postgres").connect_timeout(Duration::from_secs(10));
-        let sessions = config.connect(NoTls).and_then(|mut client| client.query(SESSIONS, &[]));
+        let sessions = config.connect(NoTls).map(|mut client| sessions(&mut client));
         let mut stderr = std::io::stderr();
-        let _ = writeln!(stderr, "the test hangs since {patience:?}; its server's sessions:");
-        match sessions {
-            Ok(rows) => {
-                rows.iter().for_each(|row| writeln!(stderr, "{}", row.get::<_, &str>(0)).unwrap())
-            }
-            Err(error) => writeln!(stderr, "unknown: {error:?}").unwrap(),
-        }
+        writeln!(stderr, "the test hangs since {patience:?}; its server's {}", sessions.unwrap())
+            .unwrap();
         script(&["stop", socket.to_str().unwrap()]);
         std::process::exit(101);
     });

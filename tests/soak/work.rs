@@ -348,8 +348,10 @@ impl Session<'_> {
     }
 
     fn reconnect(&mut self, server: &Server, n: usize) -> Result<(), postgres::Error> {
-        (self.client, self.take) = prepare(server.client(), n, self.round)?;
-        end_prepared(&mut self.client, &mut self.works)?;
+        // First, as whoever waits for the whole table lets nobody look at it, and waits for what is prepared.
+        let mut client = server.client();
+        end_prepared(&mut client, &mut self.works)?;
+        (self.client, self.take) = prepare(client, n, self.round)?;
         Ok(())
     }
 }
