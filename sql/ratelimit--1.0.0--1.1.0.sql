@@ -16,11 +16,16 @@ ALTER FUNCTION @extschema@.rl_prune COST 200;
 ALTER FUNCTION @extschema@.rl_headers COST 200;
 
 -- Numbers about all limits.
-CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint, OUT dropped_calls bigint)
+CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint, OUT dropped_calls bigint, OUT saved_keys bigint, OUT saved_room bigint, OUT saved_bytes bigint, OUT unsaved_keys bigint, OUT unsaved_since timestamptz, OUT save_error text)
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
 COMMENT ON FUNCTION @extschema@.rl_memory IS 'shared memory of limits in memory: keys stored, capacity, keys evicted, and the configured ratelimit.memory_keys';
+
+CREATE FUNCTION @extschema@.rl_save() RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_save';
+COMMENT ON FUNCTION @extschema@.rl_save IS 'saves limits in memory to the table now; returns how many keys could not be saved, such as those whose row is locked';
 CREATE FUNCTION @extschema@.rl_stats()
 RETURNS TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
@@ -450,13 +455,13 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION
-    @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
+    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
     @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    @extschema@.rl_memory, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
+    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
     TO pg_database_owner WITH GRANT OPTION;
@@ -486,7 +491,7 @@ BEGIN
           AND init.classoid OPERATOR(pg_catalog.=) member.classid
           AND init.objoid OPERATOR(pg_catalog.=) member.objid
           AND (installer.is_owner OR init.objoid OPERATOR(pg_catalog.=) ANY (ARRAY[
-                  '@extschema@.rl_memory'::pg_catalog.regproc, '@extschema@.rl_stats'::pg_catalog.regproc,
+                  '@extschema@.rl_memory'::pg_catalog.regproc, '@extschema@.rl_save'::pg_catalog.regproc, '@extschema@.rl_stats'::pg_catalog.regproc,
                   '@extschema@.rl_stats_reset'::pg_catalog.regproc, '@extschema@.rl_top_denied'::pg_catalog.regproc,
                   '@extschema@.rl_distribute'::pg_catalog.regproc, '@extschema@.rl_undistribute'::pg_catalog.regproc,
                   '@extschema@.rl_node'::pg_catalog.regproc,

@@ -49,6 +49,7 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     several::rl_check_all,
     several::rl_limit_all,
     stats::rl_memory,
+    stats::rl_save,
     stats::rl_stats,
     stats::rl_stats_reset,
     stats::rl_top_denied,

@@ -21,7 +21,8 @@ use crate::schema::spi;
 use crate::store::distributed::Distributed;
 use crate::store::heap;
 use crate::store::held::Remembering;
-use crate::store::memory::{Memory, Scope, SharedEntries};
+use crate::store::memory::writer::{self, Origin};
+use crate::store::memory::{Memory, SavedMemory, SharedEntries};
 use crate::tally;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
@@ -80,8 +81,8 @@ fn run<T>(
 impl Session<'_> {
     /// The entries of a memory, as this database and extension have them.
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
-        let scope = Scope::new(self.catalog.extension);
-        self.entries.get_or_init(|| SharedEntries { memory, scope })
+        let origin = || Origin::new(self.catalog, self.function);
+        self.entries.get_or_init(|| SharedEntries::new(memory, origin()))
     }
 }
 
@@ -242,6 +243,14 @@ impl Host for Session<'_> {
         Ok(self.entries_of(memory))
     }
 
+    fn saved_entries(&self) -> PortResult<&SharedEntries> {
+        if self.catalog.rate_limits.distributed {
+            return Err(Error::SavedOnCitus.into());
+        }
+        SavedMemory::get()?;
+        self.entries()
+    }
+
     fn entries_if_any(&self) -> PortResult<Option<&SharedEntries>> {
         let memory = tally::memory_if_any(false)?;
         Ok(memory.map(|memory| self.entries_of(memory)))
@@ -249,6 +258,10 @@ impl Host for Session<'_> {
 
     fn entry_of(&self, place: tally::Place) -> Id {
         place.id
+    }
+
+    fn wait_for_save(&self) -> PortResult<bool> {
+        Ok(writer::wait(SavedMemory::get()?, &Origin::new(self.catalog, self.function)))
     }
 
     fn refuse_read_only(&self) -> PortResult<()> {

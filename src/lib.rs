@@ -1,10 +1,11 @@
 //! `ratelimit`: rate limiting inside PostgreSQL, in the caller's transaction.
 //!
 //! The modules are layers, each of which depends only on those below it: `functions`, the SQL functions, exported by
-//! `declaration`; `host`, a session as the use cases see it; `keyed`, definitions and blocks, `store`, rows and memory,
-//! and `tally`, counters; `schema`, the extension's objects in a database. They build on crates:
-//! `ratelimit_limiter` (the use cases), `ratelimit_memory` (what sessions share) and `ratelimit_core` (the algorithms)
-//! don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no table and no limit.
+//! `declaration`; `save`, what writes limits in memory to the table; `host`, a session as the use cases see it; `keyed`,
+//! definitions and blocks, `store`, rows and memory, and `tally`, counters; `schema`, the extension's objects in a
+//! database. They build on crates: `ratelimit_limiter` (the use cases), `ratelimit_memory` (what sessions share) and
+//! `ratelimit_core` (the algorithms) don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no table
+//! and no limit.
 
 #![cfg_attr(
     not(any(test, feature = "server_tests")), // tests end with a panic, and say what they found
@@ -17,6 +18,7 @@ mod host;
 mod keyed;
 #[cfg(feature = "server_tests")]
 mod pg_tests;
+mod save;
 mod schema;
 mod store;
 mod tally;
@@ -38,6 +40,7 @@ pub extern "C-unwind" fn _PG_init() {
     ratelimit_pg::oom_reserve::init(ratelimit_pg::raise::end_session);
     ratelimit_pg::relcache::init(&[schema::invalidation::relation_changed]);
     ratelimit_pg::subtransaction::init(&[store::heap::forget, store::held::forget]);
+    store::memory::writer::init(save::at_exit);
     schema::settings::init();
     schema::invalidation::init();
 }

@@ -6,15 +6,19 @@ use std::path::{Path, PathBuf};
 
 /// The modules of `src` from the bottom up, each with those that it may name: none that comes later. Nothing names the
 /// tests, which look into all of them.
-const MODULES: [(&str, &[&str]); 8] = [
+const MODULES: [(&str, &[&str]); 9] = [
     ("schema", &[]),
     ("store", &["schema"]),
     ("keyed", &["schema"]),
     ("tally", &["schema", "store"]),
     ("host", &["schema", "store", "keyed", "tally"]),
+    ("save", &["schema", "store", "host"]),
     ("declaration", &["schema"]),
-    ("functions", &["schema", "keyed", "tally", "host", "declaration"]),
-    ("pg_tests", &["schema", "store", "keyed", "tally", "host", "declaration", "functions"]),
+    ("functions", &["schema", "keyed", "tally", "host", "save", "declaration"]),
+    (
+        "pg_tests",
+        &["schema", "store", "keyed", "tally", "host", "save", "declaration", "functions"],
+    ),
 ];
 
 /// Returns the source files below a folder.

@@ -23,6 +23,8 @@ mod memory;
 mod own;
 #[path = "load/rules.rs"]
 mod rules;
+#[path = "soak/saved.rs"]
+mod saved;
 #[path = "soak/shared_memory.rs"]
 mod shared_memory;
 #[path = "soak/standby.rs"]

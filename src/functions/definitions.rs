@@ -3,6 +3,7 @@
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
 use crate::declaration::{Proceed, sql_function};
 use crate::keyed::definitions;
+use crate::save;
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::Error;
 use ratelimit_pg::call::Call;
@@ -38,7 +39,11 @@ sql_function! {
         // A NULL is left to the table's own constraints.
         trigger.text(c"name")?.map(valid_name).transpose()?;
         trigger.text(c"key")?.map(valid_key).transpose()?;
-        trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
+        let definition = trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
+        if let Some(name) = trigger.text(c"name")? {
+            let is_saved = definition.is_some_and(|definition| definition.save.is_some());
+            save::before_change(call.function(), name, is_saved)?;
+        }
         catalog::announce(call.function(), trigger.relation())?;
         Ok(Proceed(trigger.proceed()))
     }

@@ -2,6 +2,7 @@
 
 use super::arguments::{LimitName, MaxRows};
 use crate::declaration::{One, sql_function};
+use crate::save;
 use crate::schema::settings;
 use crate::tally;
 use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
@@ -91,6 +92,12 @@ sql_row! {
         since: Option<Timestamptz>,
         configured: i64,
         dropped_calls: i64,
+        saved_keys: i64,
+        saved_room: i64,
+        saved_bytes: i64,
+        unsaved_keys: i64,
+        unsaved_since: Option<Timestamptz>,
+        save_error: Option<Text>,
     }
 }
 
@@ -100,6 +107,7 @@ sql_function! {
     fn rl_memory(call: &Call) -> One<MemoryRow> {
         let memory = tally::memory()?;
         let usage = memory.states.usage();
+        let (saved, bytes, problem) = save::usage(call.function())?;
         Ok(One(MemoryRow {
             keys: usage.keys as i64,
             room: usage.room as i64,
@@ -111,6 +119,20 @@ sql_function! {
             since: Timestamptz::new(memory.since()),
             configured: settings::memory_keys() as i64,
             dropped_calls: memory.tallies.dropped_calls() as i64,
+            saved_keys: saved.keys as i64,
+            saved_room: saved.room as i64,
+            saved_bytes: bytes as i64,
+            unsaved_keys: saved.unsaved as i64,
+            unsaved_since: saved.oldest.and_then(Timestamptz::new),
+            save_error: Some(problem).filter(|text| !text.is_empty()).map(|text| Text::new(text.as_bytes())),
         }))
+    }
+}
+
+sql_function! {
+    /// 53100 or 53200 as `rl_stats`.
+    #[effect(Reads)]
+    fn rl_save(call: &Call) -> i64 {
+        Ok(save::now(call.function())? as i64)
     }
 }

@@ -307,6 +307,12 @@ pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
     }
 }
 
+/// The extension of this database; `InvalidOid`: it has none.
+pub fn extension() -> pg_sys::Oid {
+    // SAFETY: a look-up in the system catalogs, in a transaction.
+    unsafe { pg_sys::get_extension_oid(c"ratelimit".as_ptr(), true) }
+}
+
 /// Whether there is a database of this number.
 pub fn has_database(database: pg_sys::Oid) -> bool {
     let key = pg_sys::Datum::from(database);

@@ -82,6 +82,12 @@ pub enum Error {
     /// The shared memory of limits in memory could not be mapped into the session (53200).
     #[error("could not map the shared memory of the rate limiter")]
     NotMapped,
+    /// A limit in memory is to be saved to a table that several nodes share (0A000).
+    #[error("limits in memory can't be saved where Citus distributes the table rateLimits")]
+    SavedOnCitus,
+    /// All room for saved keys in memory is taken by such that are not saved yet (53200).
+    #[error("no room in memory for another key of rate limit \"{name}\"")]
+    NoRoom { name: String },
     /// The system has no random bits to give (58000).
     #[error("could not draw a random number")]
     NoRandom,
@@ -144,10 +150,10 @@ impl Error {
             | Error::NullState { .. }
             | Error::NotWritten { .. }
             | Error::Moved => b"55000",
-            Error::NotMapped => b"53200",
+            Error::NotMapped | Error::NoRoom { .. } => b"53200",
             Error::NoRandom => b"58000",
             Error::Busy => b"55P03",
-            Error::NotForKind { .. } | Error::NoHeap { .. } => b"0A000",
+            Error::NotForKind { .. } | Error::NoHeap { .. } | Error::SavedOnCitus => b"0A000",
             Error::RateLimited { .. } => b"PT429",
         }
     }
@@ -193,6 +199,12 @@ impl Error {
                 "A trigger, a rule or row security on the table {table} prevents rows from being written or read."
             ),
             Error::NoHeap { why } => format!("The table {why}."),
+            Error::SavedOnCitus => {
+                "Each node counts for itself in memory, and would overwrite what others saved.".into()
+            }
+            Error::NoRoom { .. } => {
+                "The keys that are there are not saved to the table yet, so none can be evicted.".into()
+            }
             _ => return None,
         })
     }
@@ -210,6 +222,9 @@ impl Error {
             Error::NoHeap { .. } => "SET ratelimit.access = auto;",
             Error::ReadOnly { .. } => {
                 "Only limits in memory can be used here: those whose config has \"store\": \"memory\"."
+            }
+            Error::SavedOnCitus => {
+                "Leave \"save\" out of its config, or keep it in the table: \"store\": \"table\"."
             }
             Error::Declaration => "ALTER EXTENSION ratelimit UPDATE;",
             Error::NoColumn { .. } => {
@@ -410,6 +425,7 @@ impl From<LimiterError> for Error {
                 Error::BadState { name, column, value }
             }
             LimiterError::NotWritten { table } => Error::NotWritten { table },
+            LimiterError::NoRoom { name } => Error::NoRoom { name },
             LimiterError::Busy => Error::Busy,
             LimiterError::Host(error) => {
                 error.downcast().map_or_else(Error::Host, |error: Box<Error>| *error)

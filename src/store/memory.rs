@@ -24,16 +24,20 @@ use tallies::Tallies;
 mod entries;
 mod id;
 mod rankings;
+mod saved;
 mod states;
 mod tallies;
+
+pub mod writer;
 
 pub use entries::SharedEntries;
 pub use id::Scope;
 pub use ratelimit_memory::{Count, Denied, Totals};
+pub use saved::{SavedMemory, SavedUsage, Writer};
 
 /// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not, as
 /// where an entry (`ratelimit_core::table::Kept`) means something new.
-const LAYOUT: u32 = 4;
+const LAYOUT: u32 = 5;
 
 /// The beginning of the segment. After it come the states, the tallies and the rankings.
 #[repr(C, align(128))]

@@ -22,6 +22,7 @@
 //! - `slots` (concurrency) — the most leases at a time, 1 to 1,000; in memory to 100
 //! - `ttl` (concurrency) — the time after which a lease expires: as `period`
 //! - `store` (all) — `"table"`, or `"memory"`, which can't hold sliding logs and shards; default: `"table"`
+//! - `save` (all, in memory) — how long a change stays in memory only: 100 ms to 1 h, as `period`; default: for ever
 //! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
 //! - `keyed` (all) — `true`: the empty key, which everybody shares, is refused; default: `false`
 //!
@@ -33,13 +34,14 @@ use std::ops::Deref;
 use serde::{Deserialize, Deserializer};
 
 use crate::fields::{FieldError, Fields, Flag, TextField};
-use crate::text::{quoted, shortened};
+use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
 pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_SLOTS, MAX_SLOTS_IN_MEMORY, MAX_TOKENS};
 pub use build::{Given, Interval, build};
 
 use kinds::{AnyConfig, Config};
+use times::Save;
 
 mod build;
 mod kinds;
@@ -84,7 +86,9 @@ impl ConfigError {
                 };
                 (
                     problem,
-                    quoted(["kind"].iter().chain(fields).chain(&["store", "enforce", "keyed"])),
+                    quoted(
+                        ["kind"].iter().chain(fields).chain(&["store", "save", "enforce", "keyed"]),
+                    ),
                 )
             }
             FieldError::Repeated { field } => {
@@ -106,6 +110,8 @@ pub struct Definition {
     pub limit: Limit,
     /// Where its states are kept.
     pub store: StoreKind,
+    /// In memory: how long a change stays there before it is written to the table; `None`: it never is.
+    pub save: Option<Micros>,
     /// Whether calls are denied; otherwise this is a dry run: a call that would be denied is admitted, and changes
     /// nothing.
     pub enforce: bool,
@@ -115,12 +121,22 @@ pub struct Definition {
 
 impl Definition {
     /// Checks a config that is passed with a call: in memory its limit must refill within a leap year, so that callers
-    /// can't leave state there for longer.
+    /// can't leave state there for longer; and it can't be one that is saved, which has a definition.
     ///
     /// # Errors
-    /// It refills later, or its leases expire later.
+    /// It refills later, or its leases expire later; it is saved.
     pub fn check_in_call(&self) -> Result<(), ConfigError> {
         let (kind, time) = (self.kind(), self.time_to_full());
+        if let Some(save) = self.save {
+            let problem = format!("\"save\" is {}", json_number(save.as_millis()));
+            let allowed = "no \"save\" in a config that is passed with the call: only a defined limit is saved";
+            return Err(ConfigError {
+                problem,
+                allowed: allowed.into(),
+                kind: Some(kind),
+                calendar: false,
+            });
+        }
         if self.store == StoreKind::Table || time <= Micros::YEAR {
             return Ok(());
         }
@@ -213,6 +229,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
 fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     let kind = fields.take("kind");
     let store = fields.take::<Option<StoreKind>>("store");
+    let save = fields.take::<Option<Save>>("save");
     let enforce = fields.take::<Option<Flag>>("enforce");
     let keyed = fields.take::<Option<Flag>>("keyed");
     let kind = kind.map_err(|error| {
@@ -225,12 +242,18 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     let limit = Config::read(kind, &fields).map(Limit::from)?;
     let of_field = |error| ConfigError::of_field(error, Some(kind));
     let store = store.map_err(of_field)?.unwrap_or_default();
+    let save = save.map_err(of_field)?.map(|save| save.0);
     let enforce = enforce.map_err(of_field)?.is_none_or(|flag| flag.0);
     let keyed = keyed.map_err(of_field)?.is_some_and(|flag| flag.0);
     let refused = |field, value: String, allowed: &str| {
         of_field(FieldError::Invalid { field, value, allowed: allowed.into() })
     };
     match store {
+        StoreKind::Table if save.is_some() => Err(refused(
+            "save",
+            json_number(save.unwrap_or_default().as_millis()),
+            r#"only with "store": "memory""#,
+        )),
         StoreKind::Memory if kind == Kind::SlidingLog => Err(refused(
             "store",
             r#""memory""#.into(),
@@ -250,7 +273,7 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
                 r#"a whole number from 1 to 100 if "store" is "memory""#,
             ))
         }
-        _ => Ok(Definition { limit, store, enforce, keyed }),
+        _ => Ok(Definition { limit, store, save, enforce, keyed }),
     }
 }
 

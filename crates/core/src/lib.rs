@@ -103,6 +103,7 @@ pub mod config;
 pub mod headers;
 pub mod lease;
 pub mod requests;
+pub mod saved;
 pub mod sketch;
 pub mod state;
 pub mod table;

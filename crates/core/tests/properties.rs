@@ -14,6 +14,8 @@ mod concurrency;
 mod idle;
 #[path = "properties/overage.rs"]
 mod overage;
+#[path = "properties/saved.rs"]
+mod saved;
 #[path = "properties/sharding.rs"]
 mod sharding;
 #[path = "properties/sketch.rs"]

@@ -97,6 +97,12 @@ pub enum LimiterError {
     /// (55P03 where that is not possible).
     #[error("could not lock the rows of a rate limit")]
     Busy,
+    /// All room for saved keys in memory is taken by such that are not saved yet (53200).
+    #[error("no room in memory for another key of rate limit \"{name}\"")]
+    NoRoom {
+        /// The limit.
+        name: String,
+    },
     /// What the host says, from below a port.
     #[error("{0}")]
     Host(Box<dyn std::error::Error>),

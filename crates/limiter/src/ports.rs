@@ -9,7 +9,7 @@ mod session;
 mod tally;
 
 pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
-pub use entries::{Entries, Id, Kept, LockedEntries, Room, Worth};
+pub use entries::{Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth};
 pub use rows::{KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
@@ -50,6 +50,12 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// Those of the host, which has no room for them (53100, 53200).
     fn entries(&self) -> Result<&Self::Entries>;
 
+    /// Returns the entries of memory, with room for keys that are saved.
+    ///
+    /// # Errors
+    /// As [`entries`](Host::entries).
+    fn saved_entries(&self) -> Result<&Self::Entries>;
+
     /// Returns the entries of memory if there are any.
     ///
     /// # Errors
@@ -58,6 +64,12 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
 
     /// Returns what identifies the entry of the request of this place.
     fn entry_of(&self, place: Self::Place) -> Id;
+
+    /// Waits until saved keys that were unsaved are written, and so can make room; false where nobody writes them.
+    ///
+    /// # Errors
+    /// A cancel.
+    fn wait_for_save(&self) -> Result<bool>;
 
     /// Refuses to write rows in a read-only transaction.
     ///

@@ -10,9 +10,9 @@ use ratelimit_core::{Micros, Shards};
 use crate::error::Result;
 use crate::homes;
 use crate::keys::each_key;
-use crate::ports::{BlockInForce, Host, KeyRows, Known, RowAccess};
+use crate::ports::{BlockInForce, Entries, Host, KeyRows, Known, RowAccess, SavedKey};
 use crate::request::Take;
-use crate::target::{Target, after_block, has_no_rows};
+use crate::target::{Home, Target, after_block, has_no_rows};
 
 /// The status of a key.
 pub struct Status<'a> {
@@ -42,8 +42,9 @@ pub struct LimitStatus {
     pub remaining: f64,
 }
 
-/// The blocks that were not visited yet: until when, by name and key.
-type Blocked = BTreeMap<(Vec<u8>, Vec<u8>), Micros>;
+/// The blocks that were not visited yet: until when, by name and key; and keys of limits that are saved, which may have
+/// no row yet.
+type Blocked = BTreeMap<(Vec<u8>, Vec<u8>), Option<Micros>>;
 
 /// Visits the status of each key that has a row or is blocked, in the order of name and key; only of one name or
 /// one key where they are given. Memory has no list of its keys: a limit there is visited where both
@@ -57,8 +58,14 @@ pub fn each<H: Host>(
     key: Option<&[u8]>,
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
-    let by_key = |BlockInForce { name, key, until }| ((name, key), until);
-    let mut blocked: Blocked = host.blocks_in_force(name, key)?.into_iter().map(by_key).collect();
+    let by_key = |BlockInForce { name, key, until }| ((name, key), Some(until));
+    let mut blocked: Blocked = BTreeMap::new();
+    if let Some(entries) = host.entries_if_any()? {
+        let keys = entries.saved_keys(name).into_iter();
+        let keys = keys.filter(|saved| key.is_none_or(|key| saved.key == key));
+        blocked.extend(keys.map(|SavedKey { name, key, .. }| ((name, key), None)));
+    }
+    blocked.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
     if let (Some(name), Some(key)) = (name, key)
         && let Known { limit: Some(limit), blocked_until } = host.known(name, key)?
         && has_no_rows(&limit)
@@ -72,7 +79,7 @@ pub fn each<H: Host>(
     let mut show = |found: KeyRows| {
         let own = (found.name.clone(), found.key.clone());
         show_blocked(host, &mut blocked, |key| *key < own, &mut visit)?;
-        if let Some(status) = status(host, &found, blocked.get(&own).copied())? {
+        if let Some(status) = status(host, &found, blocked.get(&own).copied().flatten())? {
             blocked.remove(&own);
             visit(status);
         }
@@ -118,11 +125,13 @@ fn show_blocked<H: Host>(
         let ((name, key), until) = first.remove_entry();
         let (name, key) = (&name[..], &key[..]);
         match host.defined(name, key)? {
-            Some(limit) => {
-                let target = Target::defined::<H>(name, key, limit, Some(until));
+            Some(limit) if until.is_some() || limit.save.is_some() => {
+                let target = Target::defined::<H>(name, key, limit, until);
                 visit(without_rows(host, &target)?);
             }
-            None => visit(undefined(host.now(), name, key, 1, Some(until))),
+            None if until.is_some() => visit(undefined(host.now(), name, key, 1, until)),
+            // It was saved once, and its name is undefined now, or elsewhere.
+            _ => {}
         }
     }
     Ok(())
@@ -193,6 +202,9 @@ fn status<'a, H: Host>(
         return Ok(None);
     }
     let target = Target::defined::<H>(name, key, limit, blocked_until);
+    if target.home == Home::Saved {
+        return without_rows(host, &target).map(Some);
+    }
     let now = host.now();
     let shards = homes::of_rows(&target, rows.clone(), now)?;
     Ok(Some(defined(&target, &shards, now)))

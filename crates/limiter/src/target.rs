@@ -26,6 +26,8 @@ pub enum Home {
     Memory,
     /// In an entry of memory for each of so many slots.
     Slots(u32),
+    /// In an entry of memory that is saved to its row.
+    Saved,
 }
 
 impl Home {
@@ -35,6 +37,7 @@ impl Home {
             (Kind::Unlimited, ..) => Home::Nowhere,
             (_, StoreKind::Table, limit) if limit.shards() > 1 => Home::Shards(limit.shards()),
             (_, StoreKind::Table, _) => Home::Row,
+            (_, StoreKind::Memory, _) if limit.save.is_some() => Home::Saved,
             (_, StoreKind::Memory, Limit::Concurrency(limit)) => Home::Slots(limit.slots),
             (_, StoreKind::Memory, _) => Home::Memory,
         }
@@ -45,16 +48,21 @@ impl Home {
         matches!(self, Home::Row | Home::Shards(_))
     }
 
+    /// Whether what memory has of it is saved, unless it has no limit now.
+    pub fn may_be_saved(self) -> bool {
+        matches!(self, Home::Saved | Home::Nowhere)
+    }
+
     /// Whether it is in memory.
     pub fn is_in_memory(self) -> bool {
-        matches!(self, Home::Memory | Home::Slots(_))
+        matches!(self, Home::Memory | Home::Slots(_) | Home::Saved)
     }
 }
 
-/// Whether a limit has no rows, whatever is left of them from before: it is kept in memory, or would be if it had a
-/// limit.
+/// Whether a limit has no rows, whatever is left of them from before: it is kept in memory, and is not saved, or would
+/// be if it had a limit.
 pub fn has_no_rows(limit: &Definition) -> bool {
-    limit.store == StoreKind::Memory
+    limit.store == StoreKind::Memory && limit.save.is_none()
 }
 
 /// The key that a call is for, its limit, its block and its home.

@@ -14,12 +14,14 @@
 mod lock;
 mod partitions;
 mod rankings;
+mod saved;
 mod sync;
 mod tallies;
 
 pub use lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
 pub use partitions::{PartitionReadGuard, PartitionWriteGuard, Partitions};
 pub use rankings::{Denied, SharedRankings, TEXT};
+pub use saved::{SavedGuard, SavedPartitions};
 pub use tallies::{Count, SharedTallies, Totals};
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The entries of memory: what happens under a partition's lock is one step.
 
-use ratelimit_limiter::ports::{Entries, Id, Kept, LockedEntries, Room, Worth};
+use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::{
+    Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
+};
 
 use crate::content::EntryContent;
 use crate::postgres::{Flaw, Primitive, StepReply};
@@ -43,6 +46,20 @@ impl Entries for Run<'_> {
         };
         keys.filter(forget).count() as u64
     }
+
+    fn evictions(&self, _: Id) -> u32 {
+        unreachable!("no limit is saved")
+    }
+
+    fn load(&self, _: Id, _: (&[u8], &[u8]), _: Option<&State>, _: (u32, Micros)) -> Loaded {
+        unreachable!("no limit is saved")
+    }
+
+    fn saved_keys(&self, _: Option<&[u8]>) -> Vec<SavedKey> {
+        Vec::new()
+    }
+
+    fn save_later(&self) {}
 
     fn tell_losses(&self) {}
 }
@@ -89,5 +106,13 @@ impl LockedEntries for LockedPartition<'_> {
         let reply = self.0.at_once(Primitive::RemoveEntry(id.key));
         let StepReply::Was(was) = reply else { unreachable!("{reply:?}") };
         was
+    }
+
+    fn read_saved(&mut self, _: Id) -> SavedState {
+        unreachable!("no limit is saved")
+    }
+
+    fn write_saved(&mut self, _: Id, _: Option<&State>, _: Worth, _: Micros) -> bool {
+        unreachable!("no limit is saved")
     }
 }

@@ -267,6 +267,14 @@ impl Host for Run<'_> {
         Ok(self)
     }
 
+    fn saved_entries(&self) -> Result<&Self> {
+        Ok(self)
+    }
+
+    fn wait_for_save(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     fn entries_if_any(&self) -> Result<Option<&Self>> {
         Ok(self.setting.limits.iter().any(has_no_rows).then_some(self))
     }

@@ -8,6 +8,7 @@
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 
+pub mod background;
 pub mod call;
 pub mod clock;
 pub mod error;

@@ -104,6 +104,13 @@ pub fn is_read_only() -> bool {
     unsafe { pg_sys::XactReadOnly }
 }
 
+/// Whether the server is a standby, or recovers.
+#[inline]
+pub fn is_in_recovery() -> bool {
+    // SAFETY: reads the server's state; once it is false, that of this session.
+    unsafe { unguarded::RecoveryInProgress() }
+}
+
 /// Refuses a call of `function` that turns out to write, in a read-only transaction or in recovery.
 ///
 /// # Errors

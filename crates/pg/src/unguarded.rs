@@ -23,6 +23,8 @@ unsafe extern "C-unwind" {
     pub(crate) fn LWLockRelease(lock: *mut LWLock);
     /// Allocates: for a size that can be, and with MCXT_ALLOC_NO_OOM.
     pub fn palloc_extended(size: usize, flags: c_int) -> *mut c_void;
+    /// Whether the server is a standby, or recovers.
+    pub fn RecoveryInProgress() -> bool;
     pub(crate) fn pg_strong_random(buffer: *mut c_void, bytes: usize) -> bool;
 }
 

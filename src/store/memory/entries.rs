@@ -1,22 +1,60 @@
 //! The entries of memory as the limiter has them: the states of this database and extension.
 
-use ratelimit_limiter::ports::{Entries, Id, Kept, LockedEntries, Worth};
+use std::cell::Cell;
 
-use super::Memory;
+use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::{
+    Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
+};
+use ratelimit_memory::SavedGuard;
+
 use super::id::{Scope, inline};
+use super::saved::{self, SavedMemory};
 use super::states::LockedStates;
+use super::{Memory, SessionLock, writer};
+use ratelimit_pg::clock;
 use ratelimit_pg::server_log;
+use ratelimit_pg::transaction::is_in_recovery;
 
 /// The entries of limits of a database and an extension.
 pub struct SharedEntries {
     /// Where they are.
-    pub memory: &'static Memory,
+    memory: &'static Memory,
     /// Whose they are.
-    pub scope: Scope,
+    scope: Scope,
+    /// An SQL function of the extension, and its table: by which who saves finds them.
+    saver: writer::Origin,
+    /// When the first of the keys that this call changed is to be saved.
+    due: Cell<Option<Micros>>,
+}
+
+/// Entries that are locked.
+pub struct SharedLocked<'e> {
+    entries: &'e SharedEntries,
+    states: LockedStates<'e>,
+    /// Partitions of saved keys by their numbers, in that order.
+    first: Option<(usize, SavedGuard<'static, SessionLock>)>,
+    others: Vec<(usize, SavedGuard<'static, SessionLock>)>,
+}
+
+impl SharedEntries {
+    /// The entries in this memory.
+    pub fn new(memory: &'static Memory, saver: writer::Origin) -> SharedEntries {
+        SharedEntries { memory, scope: saver.scope(), saver, due: Cell::new(None) }
+    }
+
+    /// What of the saved keys is locked, by the numbers of their partitions.
+    fn lock_saved(
+        &self,
+        numbers: impl Iterator<Item = usize>,
+    ) -> impl Iterator<Item = (usize, SavedGuard<'static, SessionLock>)> {
+        let saved = SavedMemory::seen();
+        numbers.filter_map(move |number| Some((number, saved?.lock(number))))
+    }
 }
 
 impl Entries for SharedEntries {
-    type Locked<'e> = LockedStates<'e>;
+    type Locked<'e> = SharedLocked<'e>;
 
     #[inline]
     fn id(&self, name: &[u8], key: &[u8]) -> Id {
@@ -37,17 +75,56 @@ impl Entries for SharedEntries {
     }
 
     #[inline]
-    fn locked<T>(&self, id: Id, work: impl FnOnce(&mut LockedStates<'_>) -> T) -> T {
-        work(&mut self.memory.states.lock(id))
+    fn locked<T>(&self, id: Id, work: impl FnOnce(&mut SharedLocked<'_>) -> T) -> T {
+        let (states, first) = match id.room {
+            Room::Saved => {
+                let first = self.lock_saved(std::iter::once(saved::partition_of(id))).next();
+                (self.memory.states.lock_none(), first)
+            }
+            _ => (self.memory.states.lock(id), None),
+        };
+        work(&mut SharedLocked { entries: self, states, first, others: Vec::new() })
     }
 
-    fn lock_all(&self, ids: impl Iterator<Item = Id>) -> LockedStates<'_> {
-        self.memory.states.lock_all(ids)
+    fn lock_all(&self, ids: impl Iterator<Item = Id>) -> SharedLocked<'_> {
+        let (saved, others): (Vec<Id>, Vec<Id>) = ids.partition(|id| id.room == Room::Saved);
+        let states = self.memory.states.lock_all(others.into_iter());
+        let mut numbers: Vec<usize> = saved.into_iter().map(saved::partition_of).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let others = self.lock_saved(numbers.into_iter()).collect();
+        SharedLocked { entries: self, states, first: None, others }
     }
 
     fn forget_name(&self, name: &[u8]) -> u64 {
         let is_counted = |kept| !matches!(kept, Kept::Slot { is_first: false, .. });
         self.memory.states.forget_name(self.id(name, b""), is_counted)
+    }
+
+    fn evictions(&self, id: Id) -> u32 {
+        SavedMemory::seen().map_or(0, |saved| saved.evictions(id))
+    }
+
+    fn load(
+        &self,
+        id: Id,
+        name_and_key: (&[u8], &[u8]),
+        state: Option<&State>,
+        (evictions, save): (u32, Micros),
+    ) -> Loaded {
+        let Some(saved) = SavedMemory::seen() else { return Loaded::NoRoom };
+        saved.load(self.scope, id, name_and_key, state, (evictions, save, is_in_recovery()))
+    }
+
+    fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey> {
+        SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.scope, name))
+    }
+
+    #[inline]
+    fn save_later(&self) {
+        if let (Some(due), Some(saved)) = (self.due.take(), SavedMemory::seen()) {
+            writer::later(saved, &self.saver, due);
+        }
     }
 
     #[inline]
@@ -61,25 +138,64 @@ impl Entries for SharedEntries {
     }
 }
 
-impl LockedEntries for LockedStates<'_> {
+impl SharedLocked<'_> {
+    /// The partition of a saved key.
+    #[inline]
+    fn saved(&mut self, id: Id) -> Option<&mut SavedGuard<'static, SessionLock>> {
+        let number = saved::partition_of(id);
+        match &mut self.first {
+            Some((first, guard)) if *first == number => Some(guard),
+            _ => {
+                let at = self.others.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+                Some(&mut self.others[at].1)
+            }
+        }
+    }
+}
+
+impl LockedEntries for SharedLocked<'_> {
     #[inline]
     fn read(&mut self, id: Id) -> Option<Kept> {
-        self.state(id)
+        self.states.state(id)
     }
 
     #[inline]
     fn gone(&mut self, id: Id) -> u32 {
-        LockedStates::gone(self, id)
+        match id.room {
+            Room::Saved => self.saved(id).map_or(0, |guard| guard.partition().gone()),
+            _ => LockedStates::gone(&mut self.states, id),
+        }
     }
 
     #[inline]
     fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
         let Worth { idle_at, half_used, now } = worth;
-        self.set(id, kept, idle_at, half_used, now);
+        self.states.set(id, kept, idle_at, half_used, now);
     }
 
     #[inline]
     fn remove(&mut self, id: Id) -> bool {
-        LockedStates::remove(self, id)
+        self.states.remove(id)
+    }
+
+    #[inline]
+    fn read_saved(&mut self, id: Id) -> SavedState {
+        self.saved(id).map_or(SavedState::Absent, |guard| saved::read(guard, id))
+    }
+
+    #[inline]
+    fn write_saved(&mut self, id: Id, state: Option<&State>, worth: Worth, save: Micros) -> bool {
+        let save = (!is_in_recovery()).then(|| saved::millis(save));
+        let now = clock::system_time();
+        let Some(guard) = self.saved(id) else { return false };
+        match guard.partition().set(id.key, state, worth.idle_at, (save, now)) {
+            Ok(Some(due)) => {
+                let first = self.entries.due.get().into_iter().chain([due]).min();
+                self.entries.due.set(first);
+                true
+            }
+            Ok(None) => true,
+            Err(_) => false,
+        }
     }
 }

@@ -48,6 +48,21 @@ impl Scope {
         Scope { database: unsafe { pg_sys::MyDatabaseId }.into(), extension: extension.into() }
     }
 
+    /// The scope of these numbers.
+    pub fn of([database, extension]: [u32; 2]) -> Scope {
+        Scope { database, extension }
+    }
+
+    /// Database and extension.
+    pub fn numbers(self) -> [u32; 2] {
+        [self.database, self.extension]
+    }
+
+    /// The two in one, which is not 0.
+    pub fn number(self) -> u64 {
+        u64::from(self.database) << 32 | u64::from(self.extension)
+    }
+
     /// Whether its database is dropped, or its extension, as far as this session can see: of its own database. Asks
     /// Postgres, so not under a lock.
     pub fn is_dropped(self, own: Scope) -> bool {

@@ -16,8 +16,9 @@ use ratelimit_pg::interrupts::check_for_interrupts;
 
 /// How many partitions the states of defined limits have.
 const DEFINED: usize = 128;
-/// How many those of configs in calls: with all others, a session may hold their locks at once.
-const INLINE: usize = 64;
+/// How many those of configs in calls: with all others, a session may hold their locks at once, of which PostgreSQL
+/// allows 200 (MAX_SIMUL_LWLOCKS).
+const INLINE: usize = 32;
 /// How many the states of the server's clock have.
 const PARTITIONS: usize = DEFINED + INLINE;
 /// The partition of states under a fixed clock, so that a test does not touch what others hold.
@@ -90,6 +91,8 @@ fn partition_of(id: Id) -> usize {
         _ if clock::is_fixed() => FIXED_CLOCK,
         Room::Defined => (id.key[0] % DEFINED as u64) as usize,
         Room::Inline => DEFINED + (id.key[0] % INLINE as u64) as usize,
+        // Which has others, in a segment of its own.
+        Room::Saved => usize::MAX,
     }
 }
 
@@ -173,6 +176,12 @@ impl States {
     pub fn lock(&self, id: Id) -> LockedStates<'_> {
         let number = partition_of(id);
         LockedStates { states: self, first: Some((number, self.write(number))), others: Vec::new() }
+    }
+
+    /// Locks none.
+    #[inline]
+    pub fn lock_none(&self) -> LockedStates<'_> {
+        LockedStates { states: self, first: None, others: Vec::new() }
     }
 
     /// Locks several states at once.

@@ -17,6 +17,10 @@ use crate::text::JsonNumber;
 /// The largest period, in milliseconds (31,000 years): sums of periods stay far from overflow.
 const MAX_PERIOD: f64 = 1e15;
 
+/// The least and the largest [`Save`], in milliseconds.
+const MIN_SAVE: f64 = 100.0;
+const MAX_SAVE: f64 = 3_600_000.0;
+
 /// What a `start` says of windows that begin with a key's first request.
 const FIRST_REQUEST: &str = "first request";
 
@@ -60,6 +64,40 @@ impl<'de> Deserialize<'de> for Period {
 impl Serialize for Period {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         JsonNumber(self.0.as_millis()).serialize(serializer)
+    }
+}
+
+/// How often a limit in memory is written to the table: milliseconds, or a duration as text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Save(pub Micros);
+
+impl<'de> Deserialize<'de> for Save {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Save, D::Error> {
+        struct Millis;
+
+        impl Visitor<'_> for Millis {
+            type Value = Save;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(r#"100 milliseconds to 1 hour, such as "1 second" or 1000"#)
+            }
+
+            fn visit_f64<E: de::Error>(self, millis: f64) -> Result<Save, E> {
+                if !(MIN_SAVE..=MAX_SAVE).contains(&millis) {
+                    return Err(E::invalid_value(Unexpected::Float(millis), &self));
+                }
+                Ok(Save(Micros::from_millis(millis)))
+            }
+
+            fn visit_str<E: de::Error>(self, duration: &str) -> Result<Save, E> {
+                match duration_in_millis(duration) {
+                    Some(millis @ MIN_SAVE..=MAX_SAVE) => self.visit_f64(millis),
+                    _ => Err(E::invalid_value(Unexpected::Str(duration), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Millis)
     }
 }
 

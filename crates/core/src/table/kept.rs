@@ -53,7 +53,7 @@ impl Kept {
     }
 
     /// The tag, which is not 0, and the words.
-    pub(super) fn encode(self) -> (u8, [u64; 3]) {
+    pub(crate) fn encode(self) -> (u8, [u64; 3]) {
         let instant = |at: Micros| at.0.cast_unsigned();
         match self {
             Kept::Tokens(Tokens { value, ts, brought: None }) => {
@@ -73,7 +73,7 @@ impl Kept {
     }
 
     /// Reads what [`encode`](Kept::encode) wrote; of a tag that it doesn't write, tokens.
-    pub(super) fn decode(tag: u8, [first, second, third]: [u64; 3]) -> Kept {
+    pub(crate) fn decode(tag: u8, [first, second, third]: [u64; 3]) -> Kept {
         let instant = |word: u64| Micros(word.cast_signed());
         let (value, ts) = (f64::from_bits(first), instant(second));
         match tag {

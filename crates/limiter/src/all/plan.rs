@@ -6,11 +6,11 @@ use ratelimit_core::{Micros, Shards, State};
 use super::decide::{Group, GroupVerdict};
 use crate::error::Result;
 use crate::homes::memory::{self, Seen};
-use crate::ports::{Entries, Host, Id, Worth};
+use crate::ports::{Entries, Host, Id, TRIES, Worth};
 
-/// How often the groups in memory are decided before they are locked. The last time, what has changed since is
+/// How often the groups in memory are decided before they are locked. From the last time on, what has changed since is
 /// decided under the locks however much it is.
-const PLANS: usize = 4;
+const PLANS: u32 = 4;
 
 /// How many takes, of states that have changed since, are decided under the locks before that: some microseconds each.
 const DECIDED_UNDER_LOCKS: usize = 16;
@@ -46,11 +46,11 @@ pub(super) fn take<'a, H: Host>(
     }
     let entries = host.entries()?;
     let (mut plans, mut ok) = (Vec::with_capacity(in_memory.len()), false);
-    for tried in 1..=PLANS {
+    for tried in 1..=TRIES {
         plans.clear();
         for &(group, id) in &in_memory {
             host.check_for_interrupts();
-            plans.push(Plan::new(host, entries, group, id));
+            plans.push(Plan::new(host, group, id)?);
         }
         if !plans.iter().all(|plan| plan.verdict.allows()) {
             break;
@@ -62,20 +62,24 @@ pub(super) fn take<'a, H: Host>(
         }
     }
     entries.tell_losses();
+    entries.save_later();
     Ok((plans.into_iter().map(|plan| plan.verdict(host, ok)).collect(), ok))
 }
 
 impl<'a> Plan<'a> {
     /// Reads the state and decides the takes.
-    fn new<H: Host>(host: &H, entries: &H::Entries, group: &'a Group<'a>, id: Id) -> Plan<'a> {
-        let found = memory::call(entries, id);
+    ///
+    /// # Errors
+    /// As [`memory::call`].
+    fn new<H: Host>(host: &H, group: &'a Group<'a>, id: Id) -> Result<Plan<'a>> {
+        let found = memory::call(host, &group.target, id)?;
         // Of this state no take is later.
         let now = host.now();
         let before = memory::state(&group.target, found.state.clone(), now, group.phase);
         let verdict = group.decide(host, Shards::new(&group.target.limit, vec![before]), now);
         let worth = |after: &State| memory::worth(&group.target, after, now, group.phase);
         let after = verdict.change.as_ref().map(|(_, after)| (after.clone(), worth(after)));
-        Plan { group, id, found, verdict, after, again: None }
+        Ok(Plan { group, id, found, verdict, after, again: None })
     }
 
     /// Decides the takes anew, under the locks: no more than that; whether they pass.
@@ -107,9 +111,9 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Takes what was planned, unless a state that has changed since refuses it; whether it was taken. `None` where more
-/// than `most` takes are of states that have changed since: nothing was decided. Under the locks nothing of the host
-/// is called but the clock.
+/// Takes what was planned, unless a state that has changed since refuses it; whether it was taken. `None` where nothing
+/// was decided: more than `most` takes are of states that have changed since, or one was saved and made room. Under the
+/// locks nothing of the host is called but the clock.
 fn take_as_planned<H: Host>(
     host: &H,
     entries: &H::Entries,
@@ -120,7 +124,7 @@ fn take_as_planned<H: Host>(
     let now = host.now();
     let (mut passes, mut decided) = (true, 0);
     for plan in plans.iter_mut() {
-        let found = memory::see(&mut locked, plan.id);
+        let found = memory::see(&mut locked, plan.id)?;
         if found != plan.found {
             decided += plan.group.takes.len();
             if decided > most {
@@ -131,7 +135,8 @@ fn take_as_planned<H: Host>(
     }
     for plan in plans.iter().filter(|_| passes) {
         if let Some((after, worth)) = &plan.after {
-            memory::write(&mut locked, plan.id, after, Worth { now, ..*worth });
+            let target = &plan.group.target;
+            memory::write(&mut locked, target, plan.id, after, Worth { now, ..*worth });
         }
     }
     Some(passes)

@@ -2,10 +2,10 @@
 
 use ratelimit_core::{Micros, State};
 
-use super::{Contents, Decide, slots};
+use super::{Contents, Decide, saved, slots};
 use crate::error::Result;
-use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Worth};
-use crate::target::Target;
+use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Room, SavedState, Worth};
+use crate::target::{Home, Target};
 
 /// Changes a limit in an entry; `known` is its id in the room of defined limits.
 ///
@@ -25,7 +25,7 @@ pub(super) fn change<H: Host, T>(
         let before = state(target, read_locked(locked, id), now, phase);
         let (result, after) = decide(Contents::One(&before), now)?;
         if let Some(after) = after {
-            write(locked, id, &after, worth(target, &after, now, phase));
+            write(locked, target, id, &after, worth(target, &after, now, phase));
         }
         Ok(result)
     });
@@ -33,11 +33,15 @@ pub(super) fn change<H: Host, T>(
     result
 }
 
-/// Identifies the entry of a target: there is a room for limits that are defined, and one for those whose config is
-/// in the call.
+/// Identifies the entry of a target: there is a room for limits that are defined, one for those whose config is in the
+/// call, and one for those that are saved.
 pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
     let id = known.unwrap_or_else(|| entries.id(target.name, target.key));
-    if target.is_defined { id } else { entries.inline(id) }
+    match target.home {
+        Home::Saved => Id { room: Room::Saved, ..id },
+        _ if target.is_defined => id,
+        _ => entries.inline(id),
+    }
 }
 
 /// Reads what is stored of a target that means something to its limit; `None`: nothing, so that it is full.
@@ -61,13 +65,34 @@ pub struct Seen {
 }
 
 /// Reads what is stored, for a call, which may deny it.
-pub fn call(entries: &impl Entries, id: Id) -> Seen {
-    entries.locked(id, |locked| see(locked, id))
+///
+/// # Errors
+/// As [`change`](super::change).
+pub fn call<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
+    match id.room {
+        Room::Saved => saved::call(host, target, id),
+        _ => Ok(host.entries()?.locked(id, |locked| {
+            let state = read_locked(locked, id);
+            seen(locked, id, state)
+        })),
+    }
 }
 
-/// Reads one of the entries that are locked.
-pub fn see(locked: &mut impl LockedEntries, id: Id) -> Seen {
-    let state = read_locked(locked, id);
+/// Reads one of the entries that are locked, for a call; `None`: it is one that is saved, and must be read from its row
+/// first, as [`call`] does.
+pub fn see(locked: &mut impl LockedEntries, id: Id) -> Option<Seen> {
+    let state = match id.room {
+        Room::Saved => match locked.read_saved(id) {
+            SavedState::Absent | SavedState::OfStandby(_) => return None,
+            SavedState::Here(found) => found,
+        },
+        _ => read_locked(locked, id),
+    };
+    Some(seen(locked, id, state))
+}
+
+/// What a locked entry holds, which has this state.
+pub(super) fn seen(locked: &mut impl LockedEntries, id: Id, state: Option<State>) -> Seen {
     let gone = state.is_none().then(|| locked.gone(id));
     Seen { state, gone }
 }
@@ -78,9 +103,18 @@ fn read_locked(locked: &mut impl LockedEntries, id: Id) -> Option<State> {
 }
 
 /// Writes one of the entries that are locked.
-pub fn write(locked: &mut impl LockedEntries, id: Id, state: &State, worth: Worth) {
-    // A log or leases: no limit in memory has such a state.
-    if let Some(kept) = Kept::of(state) {
+pub fn write(
+    locked: &mut impl LockedEntries,
+    target: &Target,
+    id: Id,
+    state: &State,
+    worth: Worth,
+) {
+    if id.room == Room::Saved {
+        // Such a state has no leases, which alone could lack room.
+        locked.write_saved(id, Some(state), worth, target.limit.save.unwrap_or_default());
+    } else if let Some(kept) = Kept::of(state) {
+        // A log or leases: no limit in memory has such a state.
         locked.write(id, kept, worth);
     }
 }

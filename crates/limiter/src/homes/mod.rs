@@ -5,23 +5,26 @@
 //! that there are others, the numbers of shards and slots, and whom to wait for are known here and to nobody else.
 
 mod row;
+mod saved;
 mod slots;
 mod table;
 
 pub mod memory;
 pub mod shards;
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Kind, Level, Micros, Shards, State};
 
-use crate::error::Result;
+use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
-use crate::ports::{Entries, Host, Id, KeyRows, RowAccess, RowStore, ShardRow};
-use crate::target::{Home, Target, has_no_rows};
+use crate::ports::{Entries, Host, Id, KeyRows, RowAccess, RowStore, SavedKey, ShardRow};
+use crate::target::{Home, Target, has_no_rows, of_state};
 
+pub use saved::write as save;
 pub(crate) use table::shards_present;
 pub use table::{Batch, delete_key, prune_key, reset_key};
 
@@ -56,7 +59,7 @@ impl<T, F: Fn(Contents, Micros) -> Result<(T, Option<State>)>> Decide<T> for F {
 /// is locked then in a subtransaction, and free again where nothing changes.
 ///
 /// # Errors
-/// Those of `decide` and of the ports; [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000);
+/// Those of `decide` and of the ports; [`LimiterError::BadState`] (55000);
 /// those of [`Host::refuse_read_only`].
 pub fn change<H: Host, T>(
     host: &H,
@@ -79,6 +82,7 @@ pub fn change<H: Host, T>(
         }
         Home::Memory => Ok((memory::change(host, target, entry, decide)?, None)),
         Home::Slots(slots) => Ok((slots::change(host, target, slots, decide)?, None)),
+        Home::Saved => Ok((saved::change(host, target, entry, decide)?, None)),
     }
 }
 
@@ -94,7 +98,7 @@ fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn RowStore) -> Result<T>) 
 /// Reads what a target holds, without locking, writing or waiting; with the instant after the read.
 ///
 /// # Errors
-/// Those of the ports; [`LimiterError::BadState`](crate::error::LimiterError::BadState) (55000).
+/// Those of the ports; [`LimiterError::BadState`] (55000).
 pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
     match target.home {
         Home::Row | Home::Shards(_) => {
@@ -116,7 +120,7 @@ pub fn peek_with<'t, H: Host>(
 ) -> Result<(Micros, Shards<'t>)> {
     match (rows, entry) {
         (_, Some(id)) => {
-            let found = memory::call(host.entries()?, id).state;
+            let found = memory::call(host, target, id)?.state;
             let now = host.now();
             let state = memory::state(target, found, now, target.phase());
             Ok((now, Shards::new(&target.limit, vec![state])))
@@ -142,6 +146,7 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros
     let found = match target.home {
         Home::Memory => memory::read(host, target)?,
         Home::Slots(slots) => slots::read(host, target, slots)?,
+        Home::Saved => saved::read(host, target)?,
         _ => None,
     };
     let now = host.now();
@@ -158,6 +163,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
         Home::Nowhere => Ok(None),
         Home::Memory => memory::read(host, target),
         Home::Slots(slots) => slots::read(host, target, slots),
+        Home::Saved => saved::read(host, target),
         Home::Row | Home::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
             let found = rows.read_key(target.name, target.key)?;
             if !table::has_state(&target.limit, &found) {
@@ -179,6 +185,9 @@ pub fn forget<H: Host>(
     key: &[u8],
     limit: Option<&Rc<Definition>>,
 ) -> Result<bool> {
+    if let Some(limit) = limit.filter(|limit| limit.save.is_some()) {
+        return saved::forget(host, &Target::defined::<H>(name, key, limit.clone(), None));
+    }
     let in_memory_only = limit.is_some_and(|limit| has_no_rows(limit));
     if !in_memory_only {
         host.refuse_read_only()?;
@@ -216,8 +225,10 @@ pub fn forget_name<H: Host>(
         host.refuse_read_only()?;
     }
     let entries = if may_be_in_table { host.entries_if_any()? } else { Some(host.entries()?) };
+    let mut saved = BTreeSet::new();
     if let Some(entries) = entries {
         *count += entries.forget_name(name) as i64;
+        saved.extend(entries.saved_keys(Some(name)).into_iter().map(|SavedKey { key, .. }| key));
     }
     if !may_be_in_table {
         return Ok(());
@@ -228,6 +239,10 @@ pub fn forget_name<H: Host>(
         }
         let mut delete = |key: &[u8]| -> Result<()> {
             host.check_for_interrupts();
+            if is_saved(host, name, key)?.is_some() {
+                saved.insert(key.to_vec());
+                return Ok(());
+            }
             *count += i64::from(table::delete_key(host, rows, name, key)?);
             Ok(())
         };
@@ -237,5 +252,25 @@ pub fn forget_name<H: Host>(
             Ok(ControlFlow::Continue(()))
         };
         each_key(host, rows, (name, b""), true, visit).map(|_| ())
-    })
+    })?;
+    // Their rows are written when they are saved: what is being saved now would bring the old state back.
+    for key in saved {
+        host.check_for_interrupts();
+        if let Some(limit) = is_saved(host, name, &key)? {
+            let target = Target::defined::<H>(name, &key, limit, None);
+            *count += i64::from(saved::forget(host, &target)?);
+        }
+    }
+    Ok(())
+}
+
+/// The definition of a key that is saved; `None`: it is not.
+///
+/// # Errors
+/// Those of the definitions.
+fn is_saved<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
+    match of_state(host, name, key) {
+        Err(LimiterError::StoredConfig { .. }) => Ok(None),
+        limit => Ok(limit?.filter(|limit| limit.save.is_some())),
+    }
 }

@@ -1,7 +1,7 @@
 //! The entries of memory that sessions share.
 
-use ratelimit_core::Micros;
 pub use ratelimit_core::table::Kept;
+use ratelimit_core::{Micros, State};
 
 /// What identifies an entry of memory: a keyed hash of name and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum Room {
     Defined,
     /// Of limits whose config is in the call, where whoever may call brings any name.
     Inline,
+    /// Of limits that are saved to the table.
+    Saved,
 }
 
 impl Id {
@@ -44,6 +46,28 @@ pub struct Worth {
     pub half_used: bool,
     /// The instant of the call that stores it.
     pub now: Micros,
+}
+
+/// What memory has of a key that is saved.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SavedState {
+    /// Nothing: its row has what there is.
+    Absent,
+    /// Its state; `None`: it is full.
+    Here(Option<State>),
+    /// The same as this server, which is a primary now, counted it when it was a standby, while its row went on.
+    OfStandby(Option<State>),
+}
+
+/// What came of putting in a key that is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loaded {
+    /// It is there now.
+    Yes,
+    /// Others made room meanwhile, maybe it itself: its row may be newer than it was read.
+    Moved,
+    /// There is no room: all that is there is unsaved.
+    NoRoom,
 }
 
 /// Entries of memory that sessions share, at once and in no transaction.
@@ -75,6 +99,24 @@ pub trait Entries {
     /// Forgets the entries of a name's keys; returns how many keys had one.
     fn forget_name(&self, name: &[u8]) -> u64;
 
+    /// How many saved keys of the part of memory where this one is made room for others; before its row is read.
+    fn evictions(&self, id: Id) -> u32;
+
+    /// Puts in a saved key, with the state that its row has, read since `evictions`.
+    fn load(
+        &self,
+        id: Id,
+        name_and_key: (&[u8], &[u8]),
+        state: Option<&State>,
+        evictions_and_save: (u32, Micros),
+    ) -> Loaded;
+
+    /// Visits the saved keys of a name, or of all, that are in memory: with key and state.
+    fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey>;
+
+    /// Sees to it that what was changed is saved, after the locks are released.
+    fn save_later(&self);
+
     /// Tells in the server's log, now and then, that entries in use made room for others.
     fn tell_losses(&self);
 }
@@ -93,4 +135,22 @@ pub trait LockedEntries {
 
     /// Forgets an entry; false if there was none.
     fn remove(&mut self, id: Id) -> bool;
+
+    /// Reads a saved entry, for a call.
+    fn read_saved(&mut self, id: Id) -> SavedState;
+
+    /// Stores a saved entry that is there, `None`: it is full, to be saved after so long at most; false where there is
+    /// no room for its leases.
+    fn write_saved(&mut self, id: Id, state: Option<&State>, worth: Worth, save: Micros) -> bool;
+}
+
+/// A saved key that is in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SavedKey {
+    /// The limit's name.
+    pub name: Vec<u8>,
+    /// The key.
+    pub key: Vec<u8>,
+    /// Its state; `None`: it is full.
+    pub state: Option<State>,
 }

@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use ratelimit_core::Micros;
 use ratelimit_core::config::{self, Definition};
+use ratelimit_core::{Micros, State};
 
 use crate::error::Result;
 use crate::ports::*;
@@ -263,6 +263,14 @@ impl Host for TestSession {
         Ok(&self.entries)
     }
 
+    fn saved_entries(&self) -> Result<&Shared> {
+        Ok(&self.entries)
+    }
+
+    fn wait_for_save(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     fn entries_if_any(&self) -> Result<Option<&Shared>> {
         Ok(Some(&self.entries))
     }
@@ -461,7 +469,20 @@ impl RowStore for Table<'_> {
 
 /// The entries of memory.
 #[derive(Default)]
-pub struct Shared(RefCell<HashMap<[u64; 2], NamedEntry>>, RefCell<Option<EntriesHook>>);
+pub struct Shared(
+    RefCell<HashMap<[u64; 2], NamedEntry>>,
+    RefCell<Option<EntriesHook>>,
+    /// Those that are saved, by their ids.
+    pub RefCell<HashMap<[u64; 2], SavedEntry>>,
+);
+
+/// A saved key, with whether it is to be written.
+#[derive(Clone, Debug)]
+pub struct SavedEntry {
+    pub key: SavedKey,
+    pub unsaved: bool,
+    pub of_standby: bool,
+}
 
 /// All of them, locked.
 pub struct AllLocked<'a>(&'a Shared);
@@ -521,6 +542,31 @@ impl Entries for Shared {
         counted
     }
 
+    fn evictions(&self, _: Id) -> u32 {
+        0
+    }
+
+    fn load(
+        &self,
+        id: Id,
+        (name, key): (&[u8], &[u8]),
+        state: Option<&State>,
+        _: (u32, Micros),
+    ) -> Loaded {
+        let key = SavedKey { name: name.to_vec(), key: key.to_vec(), state: state.cloned() };
+        let entry = SavedEntry { key, unsaved: false, of_standby: false };
+        self.2.borrow_mut().entry(id.key).or_insert(entry);
+        Loaded::Yes
+    }
+
+    fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey> {
+        let all = self.2.borrow();
+        let keys = all.values().map(|entry| entry.key.clone());
+        keys.filter(|key| name.is_none_or(|name| key.name == name)).collect()
+    }
+
+    fn save_later(&self) {}
+
     fn tell_losses(&self) {}
 }
 
@@ -539,5 +585,21 @@ impl LockedEntries for AllLocked<'_> {
 
     fn remove(&mut self, id: Id) -> bool {
         self.0.0.borrow_mut().remove(&id.key).is_some()
+    }
+
+    fn read_saved(&mut self, id: Id) -> SavedState {
+        match self.0.2.borrow().get(&id.key) {
+            None => SavedState::Absent,
+            Some(entry) if entry.of_standby => SavedState::OfStandby(entry.key.state.clone()),
+            Some(entry) => SavedState::Here(entry.key.state.clone()),
+        }
+    }
+
+    fn write_saved(&mut self, id: Id, state: Option<&State>, _: Worth, _: Micros) -> bool {
+        let mut all = self.0.2.borrow_mut();
+        let entry = all.get_mut(&id.key).expect("a key that was put in");
+        entry.key.state = state.cloned();
+        (entry.unsaved, entry.of_standby) = (true, false);
+        true
     }
 }

@@ -1,0 +1,191 @@
+//! Saves limits in memory to the table: in a background worker, or at the end of a session.
+//!
+//! The worker sleeps until the first key is due, and connects to its database only then: who is connected keeps others
+//! from dropping or renaming it. It is the role that installed the server, and becomes the tables' owner where code of
+//! the owner's could run, as every call does; it runs no SQL of a user's, and no trigger but the owner's own.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use ratelimit_core::Micros;
+use ratelimit_core::saved::Unsaved;
+use ratelimit_limiter::homes;
+use ratelimit_limiter::ports::{Definitions, Host, RowAccess};
+use ratelimit_limiter::target::Home;
+
+use crate::host;
+use crate::schema::catalog::{self, TableLock};
+use crate::schema::error::{Error, Result};
+use crate::schema::settings;
+use crate::store::memory::writer::{self, Origin};
+use crate::store::memory::{SavedMemory, SavedUsage, Writer};
+use ratelimit_pg::background;
+use ratelimit_pg::clock;
+use ratelimit_pg::shared_memory::Need;
+
+/// How many keys are written in one transaction.
+const TOGETHER: usize = 10_000;
+
+/// The worker.
+#[unsafe(no_mangle)]
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
+    let Some(origin) = Origin::of_text(background::begin()) else { return };
+    // Nobody asks for one but who has seen the segment.
+    let Ok(Some(saved)) = SavedMemory::open(Need::May) else { return };
+    let Some(writer) = saved.writer(origin.scope()) else { return };
+    if !writer::come(writer) {
+        return;
+    }
+    let goes_on = background::sleep_until(|| Micros(writer.due.load(SeqCst)));
+    background::connect(origin.database());
+    if !goes_on {
+        save_all(saved, writer, &origin);
+    } else if writer::begin(writer) {
+        let is_for_all = writer.all.swap(0, SeqCst) != 0;
+        turn(saved, writer, &origin, (!is_for_all).then(clock::system_time));
+        if writer::end(saved, writer, &origin) {
+            writer::ask(writer, &origin);
+        }
+    }
+}
+
+/// Saves all that is unsaved, and what comes meanwhile, unless another does.
+fn save_all(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) {
+    while writer::begin(writer) {
+        let is_done = turn(saved, writer, origin, None);
+        if !writer::end(saved, writer, origin) || !is_done {
+            return;
+        }
+    }
+}
+
+/// Saves what is unsaved when a session ends, unless somebody is there who does.
+pub fn at_exit(origin: &Origin) {
+    let Some(saved) = SavedMemory::seen() else { return };
+    let Some(writer) = saved.writer(origin.scope()) else { return };
+    if !writer.will_save() && saved.due(origin.scope()).is_some() {
+        save_all(saved, writer, origin);
+    }
+}
+
+/// Sees to it that what is unsaved in this database is saved now; how many keys are not, as where rows are held by
+/// others. Where the server has no place for a worker, they are when this session ends.
+///
+/// # Errors
+/// Those of the catalog and of the memory; a cancel.
+pub fn now(function: pgrx::pg_sys::Oid) -> Result<usize> {
+    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
+    let catalog = catalog::current(function, TableLock::Read)?;
+    let origin = Origin::new(&catalog, function);
+    writer::wait(saved, &origin);
+    Ok(saved.unsaved(origin.scope()))
+}
+
+/// Has the keys of a name whose definition changes read anew; where it is saved no more, after they are saved.
+///
+/// # Errors
+/// As [`now`]; 55P03: they can't be saved, as where rows are held by others.
+pub fn before_change(function: pgrx::pg_sys::Oid, name: &[u8], is_saved: bool) -> Result<()> {
+    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
+    let catalog = catalog::current(function, TableLock::Read)?;
+    let origin = Origin::new(&catalog, function);
+    if !is_saved && saved.has_unsaved(origin.scope(), name) {
+        writer::wait(saved, &origin);
+        if saved.has_unsaved(origin.scope(), name) {
+            return Err(Error::Busy);
+        }
+    }
+    saved.forget_saved(origin.scope(), name);
+    Ok(())
+}
+
+/// How much of the memory for saved keys is used, with its size in bytes, and what went wrong when they were saved
+/// last.
+///
+/// # Errors
+/// As [`now`].
+pub fn usage(function: pgrx::pg_sys::Oid) -> Result<(SavedUsage, u64, String)> {
+    let Some(saved) = SavedMemory::open(Need::May)? else {
+        let room = settings::memory_keys() as u64;
+        return Ok((SavedUsage { room, ..SavedUsage::default() }, 0, String::new()));
+    };
+    let catalog = catalog::current(function, TableLock::Read)?;
+    let scope = Origin::new(&catalog, function).scope();
+    saved.forget_dropped(scope);
+    let problem = saved.writer(scope).map_or_else(String::new, Writer::problem);
+    Ok((saved.usage(), saved.size(), problem))
+}
+
+/// Saves the keys that are to be by `due`, or all; false if some could not be.
+fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micros>) -> bool {
+    let copies = saved.copy(origin.scope(), due);
+    let mut problem = None;
+    for batch in copies.chunks(TOGETHER) {
+        let mut written = write(origin, batch);
+        if written.is_err() && batch.len() > 1 {
+            // One of them may be in the way of the others.
+            let alone = |copy: &Unsaved| write(origin, std::slice::from_ref(copy));
+            let mut each = Vec::with_capacity(batch.len());
+            let mut failed = 0;
+            for copy in batch {
+                // Where nothing can be written, not each of them is tried.
+                let one = if failed < 3 { alone(copy) } else { written.clone() };
+                failed = if one.is_err() { failed + 1 } else { 0 };
+                each.push(one.is_ok_and(|one| one == [true]));
+            }
+            settle(saved, writer, batch, &each);
+            problem = written.err();
+            continue;
+        }
+        if let Err(why) = &written {
+            problem = Some(why.clone());
+            written = Ok(vec![false; batch.len()]);
+        }
+        settle(saved, writer, batch, &written.unwrap_or_default());
+    }
+    if problem.is_some() {
+        // The extension may be gone, and its tables.
+        let _ = background::transaction(|| {
+            saved.forget_dropped(origin.scope_now());
+            Ok(())
+        });
+    }
+    writer.set_problem(problem.as_deref().unwrap_or_default());
+    problem.is_none()
+}
+
+/// Notes which copies were written.
+fn settle(saved: &SavedMemory, writer: &Writer, copies: &[Unsaved], written: &[bool]) {
+    writer.saved.fetch_add(written.iter().filter(|is| **is).count() as u64, SeqCst);
+    saved.settle(copies.iter().zip(written.iter().copied()));
+}
+
+/// Writes copies to their rows, in a transaction; which of them, since rows that somebody holds are left.
+///
+/// # Errors
+/// What ended the transaction.
+fn write(origin: &Origin, copies: &[Unsaved]) -> std::result::Result<Vec<bool>, String> {
+    background::transaction(|| {
+        // A session that ends waits for nobody.
+        if !background::lock_to_write(origin.table) {
+            return Err("the table rateLimits is locked".into());
+        }
+        let work = |session: &host::Session| {
+            session.with_rows(RowAccess::Write, |rows| {
+                let write = |copy: &Unsaved| {
+                    let (name, key) = (&copy.name[..], &copy.key[..]);
+                    // A definition that says otherwise by now has its own rows.
+                    let is_saved = session.defined(name, key).is_ok_and(|limit| {
+                        limit.is_none_or(|limit| Home::of(&limit).may_be_saved())
+                    });
+                    if !is_saved {
+                        return Ok(true);
+                    }
+                    homes::save(session, rows, (name, key), copy.state.as_ref())
+                };
+                copies.iter().map(write).collect()
+            })
+        };
+        host::write(origin.function, work).map_err(|error| error.to_string())
+    })
+}

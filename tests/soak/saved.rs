@@ -1,0 +1,304 @@
+//! Limits in memory that are saved: nothing is lost where the server stops cleanly, a crash forgets at most what was
+//! taken since they were saved last, and nothing that is unsaved is evicted.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use postgres::Client;
+use postgres::error::SqlState;
+
+use crate::own::Server;
+use crate::scale;
+use crate::shared_memory::set_keys;
+
+/// The tokens that a key has, which never refill.
+const CAPACITY: f64 = 1e9;
+const KEYS: i64 = 20;
+const TAKERS: usize = 4;
+
+/// A bucket in memory, saved so often.
+fn define(client: &mut Client, name: &str, save: &str) {
+    let sql = format!(
+        "SELECT rl_define('{name}', rl_token_bucket(1e-300, '1 day', capacity => {CAPACITY})
+                                    || '{{\"store\": \"memory\", \"save\": \"{save}\"}}')"
+    );
+    client.batch_execute(&sql).unwrap();
+}
+
+fn number(client: &mut Client, sql: &str) -> i64 {
+    client.query_one(sql, &[]).unwrap().get(0)
+}
+
+/// How much was taken of all keys, as calls are answered.
+fn taken(client: &mut Client, name: &str) -> i64 {
+    let sql = format!(
+        "SELECT sum({CAPACITY} - remaining)::bigint FROM generate_series(1, {KEYS}) AS key, rl_check('{name}', key::text)"
+    );
+    number(client, &sql)
+}
+
+/// How much the rows say that was taken.
+fn written(client: &mut Client, name: &str) -> i64 {
+    let sql = format!(
+        "SELECT coalesce(sum({CAPACITY} - value), 0)::bigint FROM rateLimits WHERE name = '{name}'"
+    );
+    number(client, &sql)
+}
+
+/// Waits until something is so.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What sessions were told that they took, while `work` was done; they end with their connections.
+fn under_load(server: &Server, work: impl FnOnce(&AtomicI64)) -> i64 {
+    let (told, stop) = (AtomicI64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for taker in 0..TAKERS {
+            let (mut client, told, stop) = (server.client(), &told, &stop);
+            scope.spawn(move || {
+                let sql = "SELECT FROM rl_limit('saved', $1)";
+                let take = client.prepare(sql).unwrap();
+                for n in (taker as i64..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    if client.execute(&take, &[&(1 + n % KEYS).to_string()]).is_err() {
+                        return;
+                    }
+                    told.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        work(&told);
+        stop.store(true, Ordering::Relaxed);
+    });
+    told.into_inner()
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_clean_stop_loses_nothing_and_a_crash_what_was_taken_since_the_last_save() {
+    let server = Server::start();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    let (mut least, mut most) = (0, 0);
+    for round in 0..scale(6, 30) {
+        let crashes = round % 3 == 2;
+        let mut saved = 0;
+        let told = under_load(&server, |told| {
+            thread::sleep(Duration::from_millis(400));
+            if !crashes {
+                return server.restart();
+            }
+            let before = told.load(Ordering::SeqCst);
+            assert_eq!(number(&mut client, "SELECT rl_save()").min(0), 0);
+            saved = before;
+            server.kill();
+            server.restart();
+        });
+        client = server.client();
+        // A take whose answer got lost may count, of each session one.
+        most += told + TAKERS as i64;
+        least += if crashes { saved } else { told };
+        let taken = taken(&mut client, "saved");
+        println!("round {round}: told {told}, taken {taken} of {least} to {most}");
+        assert!((least..=most).contains(&taken), "round {round}: {taken} of {least} to {most}");
+        (least, most) = (taken, taken);
+    }
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_change_is_in_its_row_soon_and_each_key_is_written_once_a_turn() {
+    let server = Server::start();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    client.batch_execute("SELECT rl_limit('saved', '1') FROM generate_series(1, 1000)").unwrap();
+    until("it is saved", || written(&mut client, "saved") == 1000);
+    let unsaved = "SELECT unsaved_keys FROM rl_memory()";
+    until("nothing is unsaved", || number(&mut client, unsaved) == 0);
+    // Nothing is written where nothing changes.
+    let version = "SELECT ctid::text || xmin FROM rateLimits";
+    let version =
+        |client: &mut Client| -> String { client.query_one(version, &[]).unwrap().get(0) };
+    let before = version(&mut client);
+    client.batch_execute("SELECT rl_check('saved', '1'), rl_limit('saved', '1', 2e9)").unwrap();
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 0);
+    assert_eq!(version(&mut client), before);
+    // What is rolled back, and taken where nothing can be written, counts.
+    client
+        .batch_execute(
+            "BEGIN READ ONLY; SELECT rl_limit('saved', '1', 10); COMMIT;
+             BEGIN; SELECT rl_limit('saved', '1', 100); ROLLBACK",
+        )
+        .unwrap();
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 0);
+    assert_eq!(written(&mut client, "saved"), 1110);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_row_that_somebody_holds_is_saved_when_it_is_free() {
+    let server = Server::start();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    let take = "SELECT rl_limit('saved', key::text) FROM generate_series(1, 20) key";
+    client.batch_execute(take).unwrap();
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 0);
+    let mut holder = server.client();
+    holder.batch_execute("BEGIN; SELECT FROM rateLimits WHERE key = '7' FOR UPDATE").unwrap();
+    client.batch_execute(take).unwrap();
+    until("the others are saved", || written(&mut client, "saved") == 39);
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 1);
+    let age = "SELECT count(*) FROM rl_memory() WHERE unsaved_keys = 1 AND unsaved_since < now()";
+    assert_eq!(number(&mut client, age), 1);
+    holder.batch_execute("COMMIT").unwrap();
+    until("it is saved", || written(&mut client, "saved") == 40);
+    // As long as nobody can write at all, and then.
+    holder.batch_execute("BEGIN; LOCK TABLE rateLimits IN SHARE MODE").unwrap();
+    client.batch_execute(take).unwrap();
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 20);
+    let error = "SELECT count(*) FROM rl_memory() WHERE save_error LIKE '%locked%'";
+    assert_eq!(number(&mut client, error), 1);
+    holder.batch_execute("COMMIT").unwrap();
+    until("they are saved", || written(&mut client, "saved") == 60);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn new_keys_evict_nothing_that_is_unsaved() {
+    let server = Server::start();
+    let mut client = server.client();
+    set_keys(&mut client, 1000);
+    define(&mut client, "saved", "1 hour");
+    define(&mut client, "other", "1 hour");
+    // Ten times as many as there is room for, in one statement: they are saved as room is needed.
+    let flood = "SELECT rl_limit('saved', key::text) FROM generate_series(1, 10000) key";
+    client.batch_execute(flood).unwrap();
+    client.batch_execute(flood).unwrap();
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 0);
+    assert_eq!(written(&mut client, "saved"), 20_000);
+    // Where nothing can be written, new keys are refused; keys that are there, and those of other limits, go on.
+    client
+        .batch_execute("ALTER TABLE rateLimits ADD CONSTRAINT none CHECK (name = 'none') NOT VALID")
+        .unwrap();
+    let take = |client: &mut Client, name: &str, key: i64| {
+        let taken = client.execute("SELECT FROM rl_limit($1, $2)", &[&name, &key.to_string()]);
+        taken.map_err(|error| error.code().expect("an answer").clone())
+    };
+    let mut admitted = 0;
+    for key in 20_001..25_000 {
+        match take(&mut client, "saved", key) {
+            Ok(_) => admitted += 1,
+            Err(error) => {
+                assert_eq!(error, SqlState::OUT_OF_MEMORY);
+                break;
+            }
+        }
+    }
+    assert!((500..2000).contains(&admitted), "{admitted}");
+    assert_eq!(take(&mut client, "saved", 20_001), Ok(1));
+    assert_eq!(take(&mut client, "other", 1), Ok(1));
+    let error =
+        "SELECT count(*) FROM rl_memory() WHERE save_error LIKE '%violates check constraint%'";
+    assert_eq!(number(&mut client, error), 1);
+    client.batch_execute("ALTER TABLE rateLimits DROP CONSTRAINT none").unwrap();
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 0);
+    assert_eq!(written(&mut client, "saved"), 20_000 + admitted + 1);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn without_a_worker_sessions_save_when_they_end() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.batch_execute("ALTER SYSTEM SET max_worker_processes = 0").unwrap();
+    server.restart();
+    let (mut client, warnings) = server.client_with_notices();
+    define(&mut client, "saved", "100 milliseconds");
+    client.batch_execute("SELECT rl_limit('saved', '1', 5)").unwrap();
+    assert!(warnings.recv().unwrap().contains("max_worker_processes"));
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 1);
+    drop(client);
+    let mut client = server.client();
+    until("it is saved", || written(&mut client, "saved") == 5);
+    // A clean stop of sessions that are in the midst of it.
+    let told = under_load(&server, |_| {
+        thread::sleep(Duration::from_millis(200));
+        server.restart();
+    });
+    let taken = taken(&mut server.client(), "saved");
+    assert!((5 + told..=5 + told + TAKERS as i64).contains(&taken), "{taken} of {told}");
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn the_writer_is_in_nobodys_way() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.batch_execute("CREATE DATABASE other").unwrap();
+    client.batch_execute("ALTER DATABASE other SET default_transaction_read_only = on").unwrap();
+    let mut other = server.connect("other").unwrap();
+    other
+        .batch_execute("SET default_transaction_read_only = off; CREATE EXTENSION ratelimit")
+        .unwrap();
+    define(&mut other, "saved", "100 milliseconds");
+    other.batch_execute("SELECT rl_limit('saved', '1', 5)").unwrap();
+    until("it is saved", || written(&mut other, "saved") == 5);
+    // A writer that is asked to end saves; one that is cancelled goes on.
+    let signal =
+        "SELECT count(CASE WHEN $1 THEN pg_terminate_backend(pid) ELSE pg_cancel_backend(pid) END)
+                  FROM pg_stat_activity WHERE backend_type = 'ratelimit writer'";
+    for (round, ends) in (0..200).map(|round| (round, round % 2 == 0)) {
+        other.batch_execute("SELECT rl_limit('saved', '1')").unwrap();
+        thread::sleep(Duration::from_millis(round % 7));
+        client.query(signal, &[&ends]).unwrap();
+    }
+    until("all is saved", || written(&mut other, "saved") == 205);
+    // Without the extension, and without the database, while something is unsaved.
+    other.batch_execute("SELECT rl_limit('saved', '1'); DROP EXTENSION ratelimit").unwrap();
+    other.batch_execute("CREATE EXTENSION ratelimit").unwrap();
+    define(&mut other, "saved", "100 milliseconds");
+    other.batch_execute("SELECT rl_limit('saved', '1')").unwrap();
+    until("it is saved", || written(&mut other, "saved") == 1);
+    other.batch_execute("SELECT rl_limit('saved', '1')").unwrap();
+    drop(other);
+    until("nobody is there", || client.batch_execute("DROP DATABASE other").is_ok());
+    define(&mut client, "saved", "100 milliseconds");
+    client.batch_execute("SELECT rl_limit('saved', '1')").unwrap();
+    until("it is saved", || written(&mut client, "saved") == 1);
+    until("nothing is unsaved", || {
+        number(&mut client, "SELECT unsaved_keys FROM rl_memory()") == 0
+    });
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_standby_that_is_promoted_gives_back_nothing() {
+    let server = Server::start();
+    let mut primary = server.client();
+    define(&mut primary, "saved", "100 milliseconds");
+    primary.batch_execute("SELECT rl_limit('saved', '1', 100)").unwrap();
+    assert_eq!(number(&mut primary, "SELECT rl_save()"), 0);
+    let standby = server.standby();
+    let mut replica = standby.client();
+    let take = |client: &mut Client, key: &str, count: f64| -> f64 {
+        let sql = "SELECT remaining FROM rl_limit('saved', $1, $2)";
+        client.query_one(sql, &[&key, &count]).unwrap().get(0)
+    };
+    // It counts for itself, on what it has.
+    assert_eq!(take(&mut replica, "1", 1.0), CAPACITY - 101.0);
+    assert_eq!(take(&mut replica, "2", 50.0), CAPACITY - 50.0);
+    primary.batch_execute("SELECT rl_limit('saved', '1', 900), rl_limit('saved', '2', 7)").unwrap();
+    assert_eq!(number(&mut primary, "SELECT rl_save()"), 0);
+    until("it is replicated", || written(&mut replica, "saved") == 1007);
+    assert_eq!(take(&mut replica, "1", 1.0), CAPACITY - 102.0);
+    replica.batch_execute("SELECT pg_promote()").unwrap();
+    // The lesser of the two counts.
+    assert_eq!(take(&mut replica, "1", 1.0), CAPACITY - 1001.0);
+    assert_eq!(take(&mut replica, "2", 1.0), CAPACITY - 51.0);
+    until("it is saved", || written(&mut replica, "saved") == 1052);
+}
