@@ -28,7 +28,9 @@ use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::shared_memory;
-use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call, with_lasting_locks};
+use ratelimit_pg::transaction::{
+    is_read_only, refuse_read_only_call, wait_for, with_lasting_locks,
+};
 use ratelimit_pg::values::{Jsonb, utf8};
 
 /// A call of an SQL function, in its transaction.
@@ -262,6 +264,17 @@ impl Host for Session<'_> {
 
     fn wait_for_save(&self) -> PortResult<bool> {
         Ok(writer::wait(SavedMemory::get()?, &Origin::new(self.catalog, self.function)))
+    }
+
+    fn wait_for_leaving(&self, id: Id) -> PortResult<()> {
+        let saved = SavedMemory::get()?;
+        let scope = Origin::new(self.catalog, self.function).scope();
+        if let Some(leaver) = saved.leaver(scope, id) {
+            wait_for(leaver);
+            saved.end_leaving(leaver);
+            return Err(Error::Moved.into());
+        }
+        if catalog::is_up_to_date(self.catalog) { Ok(()) } else { Err(Error::Moved.into()) }
     }
 
     fn refuse_read_only(&self) -> PortResult<()> {

@@ -4,23 +4,28 @@
 //! from dropping or renaming it. It is the role that installed the server, and becomes the tables' owner where code of
 //! the owner's could run, as every call does; it runs no SQL of a user's, and no trigger but the owner's own.
 
+use std::cell::RefCell;
 use std::sync::atomic::Ordering::SeqCst;
 
+use pgrx::pg_sys;
 use ratelimit_core::Micros;
+use ratelimit_core::config::Definition;
 use ratelimit_core::saved::Unsaved;
 use ratelimit_limiter::homes;
-use ratelimit_limiter::ports::{Definitions, Host, RowAccess};
-use ratelimit_limiter::target::Home;
+use ratelimit_limiter::ports::{Definitions, Host, Id, RowAccess};
+use ratelimit_limiter::target::{Home, has_no_rows};
 
 use crate::host;
+use crate::keyed::definitions;
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use crate::store::memory::writer::{self, Origin};
-use crate::store::memory::{SavedMemory, SavedUsage, Writer};
+use crate::store::memory::{Memory, SavedMemory, SavedUsage, Writer};
 use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::shared_memory::Need;
+use ratelimit_pg::transaction::{self, with_lasting_locks};
 
 /// How many keys are written in one transaction.
 const TOGETHER: usize = 10_000;
@@ -81,21 +86,113 @@ pub fn now(function: pgrx::pg_sys::Oid) -> Result<usize> {
     Ok(saved.unsaved(origin.scope()))
 }
 
-/// Has the keys of a name whose definition changes read anew; where it is saved no more, after they are saved.
+/// Prepares a change of the definition of a name and key so that their state moves with it. Where their limit comes into
+/// memory, whoever takes from rows has ended his transaction, and nobody begins one until this ends, as where an index is
+/// created. Where it leaves memory, nobody takes from it until this ends, and all is saved.
 ///
 /// # Errors
-/// As [`now`]; 55P03: they can't be saved, as where rows are held by others.
-pub fn before_change(function: pgrx::pg_sys::Oid, name: &[u8], is_saved: bool) -> Result<()> {
-    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
+/// As [`now`]; 55P03: it can't be saved, as where rows are held by others.
+pub fn before_change(
+    function: pgrx::pg_sys::Oid,
+    (name, key): (&[u8], &[u8]),
+    new: &Definition,
+) -> Result<()> {
+    let need = if new.save.is_some() { Need::Must } else { Need::May };
+    let Some(saved) = SavedMemory::open(need)? else { return Ok(()) };
     let catalog = catalog::current(function, TableLock::Read)?;
     let origin = Origin::new(&catalog, function);
-    if !is_saved && saved.has_unsaved(origin.scope(), name) {
-        writer::wait(saved, &origin);
-        if saved.has_unsaved(origin.scope(), name) {
-            return Err(Error::Busy);
+    let old = definitions::defined(&catalog, name, key)?;
+    if new.save.is_some() {
+        let had_rows = match old {
+            Some(old) => !has_no_rows(&old),
+            None => is_removed(name),
+        };
+        if had_rows {
+            let table = catalog.rate_limits.oid;
+            // SAFETY: in a transaction.
+            with_lasting_locks(|| unsafe {
+                pg_sys::LockRelationOid(table, pg_sys::ShareLock as _);
+            });
         }
+        saved.forget_saved(origin.scope(), name);
+        return Ok(());
     }
-    saved.forget_saved(origin.scope(), name);
+    let (scope, id) = (origin.scope(), Memory::get()?.id(origin.scope(), name, key));
+    let was_saved = old.is_some_and(|old| old.save.is_some())
+        || saved.is_left_by(scope, id, transaction::number_if_any());
+    if was_saved || saved.has_unsaved(scope, name) {
+        move_out(saved, &origin, (name, id))?;
+    }
+    Ok(())
+}
+
+/// Takes the keys of a name out of memory, once they are saved.
+///
+/// # Errors
+/// As [`before_change`].
+fn move_out(saved: &'static SavedMemory, origin: &Origin, (name, id): (&[u8], Id)) -> Result<()> {
+    let scope = origin.scope();
+    if !saved.leave(scope, Some(id), transaction::number()) {
+        return Err(Error::Busy);
+    }
+    if saved.has_unsaved(scope, name) {
+        writer::wait(saved, origin);
+    }
+    if saved.has_unsaved(scope, name) {
+        return Err(Error::Busy);
+    }
+    saved.forget_saved(scope, name);
+    Ok(())
+}
+
+thread_local! {
+    /// The names whose definition a transaction, by its number in this session, has deleted; `None`: all.
+    static REMOVED: RefCell<(u32, Vec<Option<Vec<u8>>>)> = const { RefCell::new((0, Vec::new())) };
+}
+
+/// Whether this transaction has deleted a definition of a name.
+fn is_removed(name: &[u8]) -> bool {
+    REMOVED.with_borrow(|(transaction, names)| {
+        let is_meant = |of: &Option<Vec<u8>>| of.as_deref().is_none_or(|of| of == name);
+        *transaction == transaction::local_transaction() && names.iter().any(is_meant)
+    })
+}
+
+/// Prepares the deletion of a definition, `None`: of all, so that a new one in this transaction moves their state, too.
+/// If they are in memory, nobody takes from them until it ends; their keys stay, and are saved.
+///
+/// # Errors
+/// As [`now`]; 55P03: too many transactions do.
+pub fn before_removal(
+    function: pgrx::pg_sys::Oid,
+    name: Option<&[u8]>,
+    was_saved: bool,
+) -> Result<()> {
+    REMOVED.with_borrow_mut(|(transaction, names)| {
+        let own = transaction::local_transaction();
+        if *transaction != own {
+            (*transaction, *names) = (own, Vec::new());
+        }
+        // Of very many, all are meant.
+        if names.len() >= 1000 {
+            *names = vec![None];
+        } else if !names.iter().any(|of| of.as_deref() == name) {
+            names.push(name.map(Into::into));
+        }
+    });
+    if !was_saved {
+        return Ok(());
+    }
+    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
+    let catalog = catalog::current(function, TableLock::Read)?;
+    let scope = Origin::new(&catalog, function).scope();
+    let id = match name {
+        Some(name) => Some(Memory::get()?.id(scope, name, b"")),
+        None => None,
+    };
+    if !saved.leave(scope, id, transaction::number()) {
+        return Err(Error::Busy);
+    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use crate::save;
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::Error;
 use ratelimit_pg::call::Call;
+use ratelimit_pg::call::trigger_data::{Event, Timing};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
@@ -37,12 +38,22 @@ sql_function! {
         let trigger =
             call.trigger().ok_or(Error::NotATrigger { function: "rl_config_changed" })?;
         // A NULL is left to the table's own constraints.
-        trigger.text(c"name")?.map(valid_name).transpose()?;
-        trigger.text(c"key")?.map(valid_key).transpose()?;
+        let name = trigger.text(c"name")?.map(valid_name).transpose()?;
+        let key = trigger.text(c"key")?.map(valid_key).transpose()?;
         let definition = trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
-        if let Some(name) = trigger.text(c"name")? {
-            let is_saved = definition.is_some_and(|definition| definition.save.is_some());
-            save::before_change(call.function(), name, is_saved)?;
+        if trigger.timing() == Timing::BeforeRow {
+            if let (Some(name), Some(key), Some(definition)) = (name, key, definition) {
+                save::before_change(call.function(), (name, key), &definition)?;
+            }
+        } else {
+            let old = trigger.old_text(c"name")?.filter(|old| Some(*old) != name);
+            // One that is not valid any more is not saved.
+            let config = trigger.old_jsonb(c"config")?.map(definitions::inline);
+            let was_saved = config.is_some_and(|old| old.is_ok_and(|old| old.save.is_some()));
+            let is_truncated = trigger.event() == Event::Truncate;
+            if is_truncated || old.is_some() {
+                save::before_removal(call.function(), old, is_truncated || was_saved)?;
+            }
         }
         catalog::announce(call.function(), trigger.relation())?;
         Ok(Proceed(trigger.proceed()))

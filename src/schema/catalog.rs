@@ -107,6 +107,14 @@ pub fn is_unchanged(catalog: &Catalog) -> bool {
     AGAIN.get() && unsafe { read(catalog.namespace, LOCK.get()) }.is_ok_and(|now| now == *catalog)
 }
 
+/// Whether what other transactions have committed by now has changed neither the catalog nor a definition, since the
+/// running call read them.
+pub fn is_up_to_date(catalog: &Catalog) -> bool {
+    // SAFETY: processes the invalidations of other sessions, in a transaction.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
+    is_current() || is_unchanged(catalog)
+}
+
 /// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table
 /// changes before it writes. `lock` is the lock that it needs on rateLimits, before which no weaker one
 /// is taken.

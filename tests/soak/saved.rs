@@ -302,3 +302,39 @@ fn a_standby_that_is_promoted_gives_back_nothing() {
     assert_eq!(take(&mut replica, "2", 1.0), CAPACITY - 51.0);
     until("it is saved", || written(&mut replica, "saved") == 1052);
 }
+
+/// Defines the limit anew, `times` times: in the table and in memory by turns, in the ways in which that can be done.
+fn change_store(client: &mut Client, times: usize) {
+    let config = |store: &str| {
+        format!("rl_token_bucket(1e-300, '1 day', capacity => {CAPACITY}) || '{{{store}}}'")
+    };
+    let stores = ["\"store\": \"table\"", "\"store\": \"memory\", \"save\": \"100 milliseconds\""];
+    for n in 0..times {
+        let config = config(stores[n % 2]);
+        let change = match n / 2 % 3 {
+            0 => format!("SELECT rl_define('saved', {config})"),
+            1 => format!(
+                "BEGIN; SELECT rl_define('saved', {config}); ROLLBACK;
+                 UPDATE rl_config SET config = {config} WHERE name = 'saved'"
+            ),
+            _ => format!(
+                "BEGIN; SAVEPOINT s; SELECT rl_define('saved', {config}); ROLLBACK TO s;
+                 DELETE FROM rl_config; INSERT INTO rl_config VALUES ('saved', '', {config}); COMMIT"
+            ),
+        };
+        client.batch_execute(&change).unwrap_or_else(|error| panic!("{change}: {error:?}"));
+        thread::sleep(Duration::from_millis(n as u64 % 7 * 5));
+    }
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_change_of_store_carries_every_take() {
+    let server = Server::start();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    let told = under_load(&server, |_| change_store(&mut client, scale(40, 1000)));
+    let mut client = server.client();
+    assert!(told > 1000, "{told}");
+    assert_eq!(taken(&mut client, "saved"), told);
+}

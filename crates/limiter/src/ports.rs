@@ -71,6 +71,15 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// A cancel.
     fn wait_for_save(&self) -> Result<bool>;
 
+    /// Waits for whoever takes the limit of a saved entry out of memory.
+    ///
+    /// # Errors
+    /// That with which the host begins the call anew: it waited, or a definition has changed since the call looked it
+    /// up; a cancel.
+    fn wait_for_leaving(&self, _: Id) -> Result<()> {
+        Ok(())
+    }
+
     /// Refuses to write rows in a read-only transaction.
     ///
     /// # Errors

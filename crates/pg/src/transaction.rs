@@ -140,3 +140,36 @@ pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
     }
     Ok(())
 }
+
+/// Returns the number of the transaction, which gets one now if it has none.
+pub fn number() -> u32 {
+    // SAFETY: in a transaction that may write.
+    unsafe { pg_sys::GetTopTransactionId() }.into_inner()
+}
+
+/// Returns the number of the transaction; 0: it has none.
+#[inline]
+pub fn number_if_any() -> u32 {
+    // SAFETY: reads the state of the transaction.
+    unsafe { unguarded::GetTopTransactionIdIfAny() }.into_inner()
+}
+
+/// Waits until another transaction has ended, and told others what it has changed.
+pub fn wait_for(number: u32) {
+    let (none, oper) = (std::ptr::null_mut(), pg_sys::XLTW_Oper::XLTW_None);
+    // SAFETY: in a transaction, which is another one.
+    unsafe {
+        let number = pg_sys::TransactionId::from_inner(number);
+        pg_sys::XactLockTableWait(number, none, none.cast(), oper);
+    }
+}
+
+/// Whether a transaction has ended, and told others what it has changed.
+pub fn has_ended(number: u32) -> bool {
+    // SAFETY: in a transaction.
+    unsafe {
+        let number = pg_sys::TransactionId::from_inner(number);
+        !pg_sys::TransactionIdIsCurrentTransactionId(number)
+            && pg_sys::ConditionalXactLockTableWait(number)
+    }
+}

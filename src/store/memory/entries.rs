@@ -179,6 +179,11 @@ impl LockedEntries for SharedLocked<'_> {
     }
 
     #[inline]
+    fn is_leaving(&mut self, id: Id) -> bool {
+        SavedMemory::seen().is_some_and(|saved| saved.leaver(self.entries.scope, id).is_some())
+    }
+
+    #[inline]
     fn read_saved(&mut self, id: Id) -> SavedState {
         self.saved(id).map_or(SavedState::Absent, |guard| saved::read(guard, id))
     }

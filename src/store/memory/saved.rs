@@ -17,12 +17,15 @@ use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use ratelimit_pg::clock;
 use ratelimit_pg::shared_memory::{self, Need};
-use ratelimit_pg::transaction::is_in_recovery;
+use ratelimit_pg::transaction::{self, is_in_recovery};
 
 /// How many partitions there are: with all others, a session may hold their locks at once.
 pub(super) const PARTITIONS: usize = 32;
 /// How many databases and extensions can have a writer.
 const WRITERS: usize = 64;
+/// How many limits can leave memory at once, and how many of one transaction, before they are all those of its database.
+const LEAVING: usize = 64;
+const LEAVING_OF_ONE: usize = 8;
 /// How many cells are looked at under one hold of a partition's lock, while the session may be preempted.
 const AT_ONCE: usize = 64;
 
@@ -33,6 +36,21 @@ struct Header {
     keys: u64,
     lock_group: i32,
     writers: [Writer; WRITERS],
+    /// How many of the following there are.
+    leaving: AtomicU32,
+    limits: Guarded<SessionLock, [Leaving; LEAVING]>,
+}
+
+/// A limit that a transaction takes out of memory.
+#[derive(Clone, Copy, Default, PartialEq)]
+#[repr(C)]
+struct Leaving {
+    /// Whose it is.
+    scope: u64,
+    /// The hash of its name; 0: all of them.
+    name: u64,
+    /// The transaction; 0: nothing.
+    xid: u32,
 }
 
 /// Nobody saves.
@@ -270,6 +288,49 @@ impl SavedMemory {
         }
     }
 
+    /// Notes that a transaction takes a limit out of memory, `None`: all of this scope. Whoever locks a key later sees it.
+    /// False where too many do.
+    pub fn leave(&self, scope: Scope, name: Option<Id>, xid: u32) -> bool {
+        self.header.end_leaving(transaction::has_ended);
+        let scope = scope.number();
+        let new = Leaving { scope, name: name.map_or(0, |id| id.name[0]), xid };
+        let is_noted = {
+            let mut limits = self.header.limits.write();
+            let is_same = |limit: &Leaving| limit.xid == xid && limit.scope == scope;
+            if limits.iter().filter(|limit| is_same(limit)).count() >= LEAVING_OF_ONE {
+                limits.iter_mut().filter(|limit| is_same(limit)).for_each(|limit| limit.name = 0);
+                true
+            } else if let Some(free) = limits.iter_mut().find(|limit| limit.xid == 0) {
+                *free = new;
+                self.header.leaving.fetch_add(1, SeqCst);
+                true
+            } else {
+                false
+            }
+        };
+        for number in 0..PARTITIONS {
+            self.lock(number).partition().move_on();
+        }
+        is_noted
+    }
+
+    /// The transaction that takes a key's limit out of memory, unless it is this session's.
+    #[inline]
+    pub fn leaver(&self, scope: Scope, id: Id) -> Option<u32> {
+        if self.header.leaving.load(SeqCst) == 0 { None } else { self.header.leaver(scope, id) }
+    }
+
+    /// Whether this transaction takes a name's limit out of memory.
+    pub fn is_left_by(&self, scope: Scope, id: Id, xid: u32) -> bool {
+        let limits = self.header.limits.read();
+        limits.iter().any(|limit| limit.xid == xid && limit.is_of(scope, id))
+    }
+
+    /// Forgets what a transaction that has ended took out of memory.
+    pub fn end_leaving(&self, xid: u32) {
+        self.header.end_leaving(|of| of == xid);
+    }
+
     /// Visits the keys of a name, or of all.
     pub(super) fn keys(&self, scope: Scope, name: Option<&[u8]>) -> Vec<SavedKey> {
         let mut keys = Vec::new();
@@ -318,6 +379,42 @@ impl SavedMemory {
             let scope = writer.scope.load(SeqCst);
             if scopes.iter().any(|&dropped| Scope::of(dropped).number() == scope) {
                 writer.scope.store(0, SeqCst);
+            }
+        }
+    }
+}
+
+impl Leaving {
+    /// Whether a key's limit is meant.
+    fn is_of(&self, scope: Scope, id: Id) -> bool {
+        self.scope == scope.number() && (self.name == 0 || self.name == id.name[0])
+    }
+}
+
+impl Header {
+    /// The transaction that takes a key's limit out of memory, unless it is this session's.
+    #[cold]
+    fn leaver(&self, scope: Scope, id: Id) -> Option<u32> {
+        let own = transaction::number_if_any();
+        let limits = self.limits.read();
+        let is_other =
+            |limit: &&Leaving| limit.xid != 0 && limit.xid != own && limit.is_of(scope, id);
+        limits.iter().find(is_other).map(|limit| limit.xid)
+    }
+
+    /// Forgets the limits of transactions that a test picks.
+    fn end_leaving(&self, has_ended: impl Fn(u32) -> bool) {
+        if self.leaving.load(SeqCst) == 0 {
+            return;
+        }
+        // Asks Postgres, so not under the lock.
+        let limits = *self.limits.read();
+        let ended = limits.into_iter().filter(|limit| limit.xid != 0 && has_ended(limit.xid));
+        for limit in ended {
+            let mut limits = self.limits.write();
+            if let Some(found) = limits.iter_mut().find(|found| **found == limit) {
+                *found = Leaving::default();
+                self.leaving.fetch_sub(1, SeqCst);
             }
         }
     }
@@ -405,6 +502,7 @@ fn fill(address: *mut u8, keys: usize) {
         (&raw mut (*header).lock_group).write(lock_group);
         let memory = view(address);
         memory.header.writers.iter().for_each(|writer| writer.problem.lock().0.init(lock_group));
+        memory.header.limits.lock().0.init(lock_group);
         memory.partitions.locks().for_each(|lock| lock.0.init(lock_group));
     }
 }

@@ -82,6 +82,7 @@ pub fn call<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
 /// first, as [`call`] does.
 pub fn see(locked: &mut impl LockedEntries, id: Id) -> Option<Seen> {
     let state = match id.room {
+        Room::Saved if locked.is_leaving(id) => return None,
         Room::Saved => match locked.read_saved(id) {
             SavedState::Absent | SavedState::OfStandby(_) => return None,
             SavedState::Here(found) => found,

@@ -2,6 +2,11 @@
 //!
 //! A key that is not in memory is read from its row first. It may be called, saved and evicted between that read and
 //! the lock of its entry: so the evictions of its part of memory are counted, and it is read again where they moved.
+//! Who changes a definition so that a limit leaves memory marks it as leaving, evicts its keys once they are saved, and
+//! commits. A call that found it in its entry, or nothing there, waits for that transaction and begins anew; so does one
+//! that looked up the old definition before, and comes to put a key in after. It must look for the mark, and then at its
+//! definition, between the count of evictions and the row: a mark that is set later moves that count.
+//!
 //! A standby counts for itself, on what it replicated; once it is a primary, what it counted is held against the row,
 //! and the lesser of the two counts.
 
@@ -26,6 +31,8 @@ enum Tried<T> {
     OfStandby,
     /// Its leases have no room.
     NoRoom,
+    /// Its limit leaves memory.
+    Leaving,
 }
 
 /// Changes a limit in an entry that is saved; `known` is its id in the room of defined limits.
@@ -74,6 +81,9 @@ fn locked<H: Host, T>(
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let tried = entries.locked(id, |locked| {
+            if locked.is_leaving(id) {
+                return Ok(Tried::Leaving);
+            }
             let now = host.now();
             let found = match (locked.read_saved(id), row.take()) {
                 (SavedState::Absent, _) => return Ok(Tried::Absent),
@@ -95,6 +105,7 @@ fn locked<H: Host, T>(
             Tried::Absent => load(host, target, id)?,
             Tried::OfStandby => row = Some(read_row(host, target)?),
             Tried::NoRoom => wait_for_room(host, target)?,
+            Tried::Leaving => host.wait_for_leaving(id)?,
         }
     }
     Err(no_room(target))
@@ -130,6 +141,7 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
 fn load<H: Host>(host: &H, target: &Target, id: Id) -> Result<()> {
     let entries = host.saved_entries()?;
     let evictions = entries.evictions(id);
+    host.wait_for_leaving(id)?;
     let state = read_row(host, target)?;
     let texts = (target.name, target.key);
     match entries.load(id, texts, state.as_ref(), (evictions, save(target))) {

@@ -136,6 +136,11 @@ pub trait LockedEntries {
     /// Forgets an entry; false if there was none.
     fn remove(&mut self, id: Id) -> bool;
 
+    /// Whether another transaction takes the limit of a saved entry out of memory, so that nothing may be taken from it.
+    fn is_leaving(&mut self, _: Id) -> bool {
+        false
+    }
+
     /// Reads a saved entry, for a call.
     fn read_saved(&mut self, id: Id) -> SavedState;
 

@@ -193,6 +193,16 @@ impl<'a> Trigger<'a> {
         })
     }
 
+    /// A column, which is of a type.
+    ///
+    /// # Errors
+    /// [`PgError::AlteredColumn`] (42804).
+    fn checked_column(&self, column: &CStr, of: BuiltinOid) -> Result<Column> {
+        self.column(column)
+            .filter(|column| column.declared == of.value())
+            .ok_or_else(|| PgError::AlteredColumn { column: column.to_string_lossy().into() })
+    }
+
     /// A column of the row that an INSERT or UPDATE writes; `None` where it is NULL, or where there
     /// is no such row. The type is checked: the table's owner can alter a column, and put the
     /// trigger elsewhere.
@@ -203,11 +213,40 @@ impl<'a> Trigger<'a> {
         let Some(row) = self.row().filter(|_| self.event() != Event::Delete) else {
             return Ok(None);
         };
-        let column = self
-            .column(column)
-            .filter(|column| column.declared == of.value())
-            .ok_or_else(|| PgError::AlteredColumn { column: column.to_string_lossy().into() })?;
-        Ok(row.value(&column))
+        Ok(row.value(&self.checked_column(column, of)?))
+    }
+
+    /// A text column of a row as it was before an UPDATE or DELETE; `None` where it is NULL, or where there is no such
+    /// row.
+    ///
+    /// # Errors
+    /// [`PgError::AlteredColumn`] (42804).
+    pub fn old_text(&self, column: &CStr) -> Result<Option<&[u8]>> {
+        let datum = self.old_field(column, TEXTOID)?;
+        // SAFETY: the type was checked.
+        Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
+    }
+
+    /// A jsonb column of such a row.
+    ///
+    /// # Errors
+    /// [`PgError::AlteredColumn`] (42804).
+    pub fn old_jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
+        let datum = self.old_field(column, JSONBOID)?;
+        // SAFETY: the type was checked.
+        Ok(datum.map(|datum| unsafe { jsonb(datum) }))
+    }
+
+    /// A column of a row as it was before an UPDATE or DELETE.
+    ///
+    /// # Errors
+    /// [`PgError::AlteredColumn`] (42804).
+    fn old_field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
+        if self.row().is_none() || !matches!(self.event(), Event::Update | Event::Delete) {
+            return Ok(None);
+        }
+        let row = TriggerRow { slot: self.0.tg_trigslot, trigger: PhantomData };
+        Ok(row.value(&self.checked_column(column, of)?))
     }
 
     /// A text column of the new row.
