@@ -159,10 +159,11 @@ fn is_removed(name: &[u8]) -> bool {
 }
 
 /// Prepares the deletion of a definition, `None`: of all, so that a new one in this transaction moves their state, too.
-/// If they are in memory, nobody takes from them until it ends; their keys stay, and are saved.
+/// Where they are in memory, it takes them out, as [`before_change`]; of all, whose table nobody else can read any more,
+/// the keys stay, and are saved later.
 ///
 /// # Errors
-/// As [`now`]; 55P03: too many transactions do.
+/// As [`before_change`].
 pub fn before_removal(
     function: pgrx::pg_sys::Oid,
     name: Option<&[u8]>,
@@ -185,15 +186,15 @@ pub fn before_removal(
     }
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
     let catalog = catalog::current(function, TableLock::Read)?;
-    let scope = Origin::new(&catalog, function).scope();
-    let id = match name {
-        Some(name) => Some(Memory::get()?.id(scope, name, b"")),
-        None => None,
-    };
-    if !saved.leave(scope, id, transaction::number()) {
-        return Err(Error::Busy);
+    let origin = Origin::new(&catalog, function);
+    match name {
+        Some(name) => {
+            let id = Memory::get()?.id(origin.scope(), name, b"");
+            move_out(saved, &origin, (name, id))
+        }
+        None if saved.leave(origin.scope(), None, transaction::number()) => Ok(()),
+        None => Err(Error::Busy),
     }
-    Ok(())
 }
 
 /// How much of the memory for saved keys is used, with its size in bytes, and what went wrong when they were saved

@@ -11,6 +11,7 @@ use postgres::error::SqlState;
 use crate::own::Server;
 use crate::scale;
 use crate::shared_memory::set_keys;
+use crate::work::Ends;
 
 /// The tokens that a key has, which never refill.
 const CAPACITY: f64 = 1e9;
@@ -72,8 +73,9 @@ fn under_load(server: &Server, work: impl FnOnce(&AtomicI64)) -> i64 {
                 }
             });
         }
+        let ends = Ends(&stop);
         work(&told);
-        stop.store(true, Ordering::Relaxed);
+        drop(ends);
     });
     told.into_inner()
 }

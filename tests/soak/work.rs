@@ -260,7 +260,7 @@ pub fn end_prepared(client: &mut Client, works: &mut Works) -> Result<usize, pos
 }
 
 /// Tells the sessions to stop when it is dropped, so also where what runs beside them fails.
-struct Ends<'a>(&'a AtomicBool);
+pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {

@@ -184,6 +184,30 @@ impl<'de> Deserialize<'de> for StoreKind {
     }
 }
 
+/// How often a limit is saved whose `applyUpdates` is "asynchronously".
+const SAVE_LATER: Micros = Micros(1_000_000);
+
+/// When a change of a limit is written to the table, as configs of the Convex rate limiter say it.
+enum Updates {
+    /// With the call, as a limit in the table.
+    Synchronously,
+    /// Later, as a limit in memory that is saved.
+    Asynchronously,
+}
+
+impl<'de> Deserialize<'de> for Updates {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Updates, D::Error> {
+        deserializer.deserialize_str(TextField {
+            allowed: r#""synchronously" or "asynchronously""#,
+            read: |text| match text {
+                "synchronously" => Some(Updates::Synchronously),
+                "asynchronously" => Some(Updates::Asynchronously),
+                _ => None,
+            },
+        })
+    }
+}
+
 /// Reads and checks the limit of a config. The caller checks that the text is no longer than [`MAX_BYTES`].
 ///
 /// ```
@@ -232,6 +256,7 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     let save = fields.take::<Option<Save>>("save");
     let enforce = fields.take::<Option<Flag>>("enforce");
     let keyed = fields.take::<Option<Flag>>("keyed");
+    let updates = fields.take::<Option<Updates>>("applyUpdates");
     let kind = kind.map_err(|error| {
         // Where none is told, a field that no kind has comes first all the same.
         match fields.read::<AnyConfig>() {
@@ -241,12 +266,20 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     })?;
     let limit = Config::read(kind, &fields).map(Limit::from)?;
     let of_field = |error| ConfigError::of_field(error, Some(kind));
-    let store = store.map_err(of_field)?.unwrap_or_default();
-    let save = save.map_err(of_field)?.map(|save| save.0);
+    let (store, save) = (store.map_err(of_field)?, save.map_err(of_field)?.map(|save| save.0));
+    let is_later = matches!(updates.map_err(of_field)?, Some(Updates::Asynchronously));
     let enforce = enforce.map_err(of_field)?.is_none_or(|flag| flag.0);
     let keyed = keyed.map_err(of_field)?.is_some_and(|flag| flag.0);
     let refused = |field, value: String, allowed: &str| {
         of_field(FieldError::Invalid { field, value, allowed: allowed.into() })
+    };
+    let (store, save) = match (is_later, store) {
+        (false, store) => (store.unwrap_or_default(), save),
+        (true, None | Some(StoreKind::Memory)) => (StoreKind::Memory, save.or(Some(SAVE_LATER))),
+        (true, Some(StoreKind::Table)) => {
+            let value = r#""asynchronously""#.into();
+            return Err(refused("applyUpdates", value, r#"only with "store": "memory""#));
+        }
     };
     match store {
         StoreKind::Table if save.is_some() => Err(refused(

@@ -15,6 +15,19 @@ SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"store": "memory", "save": 
 SELECT rl_define('x', rl_sliding_log(1, '1 s') || '{"store": "memory", "save": 100}');
 SELECT rl_limit('x', config => rl_token_bucket(1, '1 s') || '{"store": "memory", "save": 100}');
 
+-- As the Convex rate limiter says it.
+SELECT rl_define('saved/later', rl_token_bucket(10, '10 seconds') || '{"applyUpdates": "asynchronously"}');
+BEGIN READ ONLY;
+SELECT ok, remaining FROM rl_limit('saved/later');
+COMMIT;
+SELECT rl_undefine('saved/later');
+SELECT key, value FROM rateLimits WHERE name = 'saved/later';
+SELECT rl_reset_all('saved/later'), rl_save();
+SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"applyUpdates": "asynchronously", "store": "table"}');
+SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"applyUpdates": "synchronously", "save": "1 second"}');
+SELECT rl_define('x', rl_token_bucket(1, '1 s') || '{"applyUpdates": true}');
+SELECT rl_define('x', rl_sliding_log(1, '1 s') || '{"applyUpdates": "asynchronously"}');
+
 -- Counted at once, in any transaction; written later.
 BEGIN READ ONLY;
 SELECT ok, remaining FROM rl_limit('saved', 'a', 3);

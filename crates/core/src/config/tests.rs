@@ -256,3 +256,31 @@ fn durations_are_cut_to_whole_microseconds() {
         assert_eq!(parse(&json).unwrap().policy().1, Some(Micros(micros)), "{duration}");
     }
 }
+
+#[test]
+fn updates_that_come_later_are_those_of_a_saved_limit() {
+    let kept = |more: &str| {
+        let json = format!(r#"{{"kind": "token bucket", "rate": 1, "period": 1000{more}}}"#);
+        definition(&json).map(|definition| (definition.store, definition.save.map(|save| save.0)))
+    };
+    let second = Some(1_000_000);
+    for (more, is) in [
+        (r#", "applyUpdates": "asynchronously""#, (StoreKind::Memory, second)),
+        (r#", "applyUpdates": "asynchronously", "store": "memory""#, (StoreKind::Memory, second)),
+        (r#", "applyUpdates": "asynchronously", "save": 100"#, (StoreKind::Memory, Some(100_000))),
+        (r#", "applyUpdates": "synchronously""#, (StoreKind::Table, None)),
+        (r#", "applyUpdates": "synchronously", "store": "memory""#, (StoreKind::Memory, None)),
+        (r#", "store": "memory", "save": "1 hour""#, (StoreKind::Memory, Some(3_600_000_000))),
+    ] {
+        assert_eq!(kept(more), Ok(is), "{more}");
+    }
+    for (more, problem) in [
+        (r#", "applyUpdates": "asynchronously", "store": "table""#, "\"applyUpdates\" is"),
+        (r#", "applyUpdates": "later""#, "\"applyUpdates\" is \"later\""),
+        (r#", "save": 100"#, "\"save\" is 100"),
+        (r#", "store": "memory", "save": 99.9"#, "\"save\" is 99.9"),
+    ] {
+        let error = kept(more).unwrap_err();
+        assert!(error.problem.starts_with(problem), "{more}: {}", error.problem);
+    }
+}
