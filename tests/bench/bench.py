@@ -10,14 +10,16 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import report
-from report import MEMORY, REDIS, RL, SETWISE, SQL_STORE, STAR, Bar
+from report import MEMORY, REDIS, RL, SAVED, SETWISE, SQL_STORE, STAR, Bar
 from works import CALL, CALL_EACH, DATABASES, FEW_KEYS, GIVE_UP, KEYS, LIMITS, SAME_KEY, SETTINGS
 from works import TABLES, VACUUM, works
 
@@ -165,12 +167,13 @@ class Bench:
             if label == REDIS:
                 key = f"{limit}:{'hot' if hot else '__rand_int__'}"
                 return lambda: self.of_redis(clients, key, limit)
+            in_memory = label in (MEMORY, SAVED)
             on = lambda key: CALL[label].format(limit=limit, key=key, capacity=capacity, rate=rate)
 
             def measure():
                 self.psql(self.database("single"), VACUUM)
                 if ").ok" in CALL[label]:
-                    if label == MEMORY:
+                    if in_memory:
                         self.psql("single", on("'1'"))  # memory is full, and has no rows to fill
                     answer = self.psql("single", on("'1'")).strip()
                     check(answer == ("t" if limit == "allowed" else "f"), f"{on(1)}: {answer}")
@@ -244,6 +247,50 @@ class Bench:
         ]
         return {"name": "updates", "title": title, "unit": "", "lines": lines}
 
+    def writer(self):
+        """What a turn of the writer costs, by the keys that have changed; and how old a change becomes under load."""
+        database, lines = self.database("single"), []
+        taken = "SELECT count((rl_limit('saved later', key)).ok) FROM (SELECT * FROM keys LIMIT {}) keys; SELECT pg_sleep(0.3)"
+
+        def turn(keys):
+            """The seconds of CPU, the bytes of WAL, and the seconds."""
+            if keys:
+                self.psql(database, taken.format(keys))
+            lsn = "SELECT pg_current_wal_insert_lsn() - '0/0'"
+            wal, cpu = float(self.psql(database, lsn)), cpu_seconds(self.postmaster)
+            began = time.monotonic()
+            left = self.psql(database, "SELECT rl_save()")
+            took = time.monotonic() - began
+            check(left.strip() == "0", f"{left} keys are unsaved")
+            time.sleep(0.1)  # until the writer has ended
+            return cpu_seconds(self.postmaster) - cpu, float(self.psql(database, lsn)) - wal, took
+
+        nothing = min(turn(0) for _ in range(self.options.repeats))
+        for keys in (1000, 10_000, 100_000):
+            turn(keys)  # the rows are new
+            cpu, wal, took = (statistics.median(each) for each in zip(*(turn(keys) for _ in range(self.options.repeats))))
+            shown = f"{(cpu - nothing[0]) * 1000:,.0f} ms of CPU, {wal / 1000:,.0f} kB of WAL, {took * 1000:,.0f} ms"
+            lines.append(report.fact(f"{keys:,} keys changed", shown, took, Bar("s", "at most", 1)))
+        oldest = self.oldest_unsaved(database)
+        lines.append(report.fact("10,000 keys, 16 clients: the oldest change", f"{oldest:.2f} s old", oldest, Bar("s", "at most", 2)))
+        return {"name": "writer", "title": "a turn of the writer, saved each second", "unit": "", "lines": lines}
+
+    def oldest_unsaved(self, database):
+        """The seconds that a change waits at most, while 16 clients call 10,000 keys."""
+        ages, stop = [], threading.Event()
+
+        def look():
+            age = "SELECT extract(epoch FROM clock_timestamp() - unsaved_since) FROM rl_memory()"
+            while not stop.wait(0.05):
+                ages.append(float(self.psql(database, age).strip() or 0))
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        self.pgbench(database, CALL[SAVED].format(limit="allowed", key=":key"), 16, keys=10_000, length=["-T", "10"])
+        stop.set()
+        watcher.join()
+        return max(ages)
+
     def describe(self):
         """The settings that matter: name -> value."""
         names = ["server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_level"]
@@ -312,6 +359,8 @@ def run(bench):
     for work in works(bench):
         if chosen(work.name):
             add(measured(bench, work, bench.options.repeats))
+    if chosen("writer"):
+        add(bench.writer())
     if chosen("updates"):
         add(bench.updates())
     check(results, f"no work has a name like {bench.options.only}")

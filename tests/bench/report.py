@@ -24,11 +24,12 @@ REDIS = "token bucket in Redis"
 SELECT_ROW = "SELECT by primary key"
 SELECT_1 = "SELECT 1"
 MEMORY = "rl_limit, in memory"
+SAVED = "rl_limit, in memory, saved each second"
 NOOP = "a function that does nothing"
 
 # What the lines are called in the tables and the chart.
 NAMES = {
-    MEMORY: "in memory", RL: "rl_limit", SETWISE: "set-based SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
+    MEMORY: "in memory", SAVED: "in memory, saved", RL: "rl_limit", SETWISE: "set-based SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
     REDIS: "Redis", SELECT_ROW: "bare SELECT", NOOP: "no-op", SELECT_1: "SELECT 1",
 }
 # The tables of docs/performance.md: title; a column's name and its line, the first of those that a work has; works by
@@ -49,7 +50,10 @@ TABLES = [
     ),
     (
         "In memory",
-        {"in memory": [MEMORY], "in the table": [RL], "Redis": [REDIS], "SELECT 1": [SELECT_1]},
+        {
+            "in memory": [MEMORY], "with save": [SAVED], "in the table": [RL], "Redis": [REDIS],
+            "SELECT 1": [SELECT_1],
+        },
         {
             "memory_hot": "one hot key, allowed",
             "memory_denied": "one hot key, denied",
@@ -170,7 +174,7 @@ def svg(works):
         upper, lower = top + 29, top + 29 + 22 * len(lines)
         chart = picture.chart(left + 98, upper, left + 278, lower, xlim=(0, max(rates)), xticks=[])
         chart.spines.bottom.set_visible(False)
-        colours = [look.C.level if line["label"] in (RL, MEMORY) else look.C.bar for line in lines]
+        colours = [look.C.level if line["label"] in (RL, MEMORY, SAVED) else look.C.bar for line in lines]
         bars = chart.barh(range(len(lines)), rates, 0.77, color=colours, clip_on=False)
         chart.bar_label(bars, fmt="%.1fk/s", padding=6, color=look.C.text)
         chart.set_yticks(range(len(lines)), [NAMES[line["label"]] for line in lines], color=look.C.text)

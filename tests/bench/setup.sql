@@ -7,6 +7,9 @@ SELECT rl_define('allowed', rl_token_bucket(rate => 1000000, period => '1 second
        rl_define('denied', rl_token_bucket(rate => 1, period => '1 day')),
        rl_define('memory allowed', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory"}'),
        rl_define('memory denied', rl_token_bucket(rate => 1, period => '1 day') || '{"store": "memory"}'),
+       rl_define('saved allowed', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory", "save": "1 second"}'),
+       rl_define('saved denied', rl_token_bucket(rate => 1, period => '1 day') || '{"store": "memory", "save": "1 second"}'),
+       rl_define('saved later', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory", "save": "1 hour"}'),
        rl_define('sharded', rl_token_bucket(rate => 1000000, period => '1 second', shards => 16));
 
 SELECT format('CREATE TABLE %I (LIKE rateLimits INCLUDING ALL) WITH (%s)', competitor, array_to_string(reloptions, ', '))

@@ -6,7 +6,7 @@ Measures nothing itself: bench.py says how a line is measured.
 from dataclasses import dataclass, field
 
 from report import BARE, MEMORY, NOOP, PLPGSQL, REDIS, RL, SELECT_1, SELECT_ROW, SETWISE, SQL_STORE
-from report import STAR, UPSERT
+from report import SAVED, STAR, UPSERT
 from report import Bar
 
 KEYS = 100_000
@@ -30,6 +30,7 @@ CALL = {
     SELECT_ROW: "SELECT value FROM ratelimits WHERE name = '{limit}' AND key = {key} AND shard = 0",
     SELECT_1: "SELECT 1",
     MEMORY: "SELECT (rl_limit('memory {limit}', {key})).ok",
+    SAVED: "SELECT (rl_limit('saved {limit}', {key})).ok",
     # The cost of calling any function: the bound for a call in memory.
     NOOP: "SELECT noop('memory {limit}', {key})",
 }
@@ -139,18 +140,36 @@ def works(bench):
         ),
         Work(
             "memory_hot", "one hot key, allowed, 16 clients, in memory",
-            bench.single([MEMORY, NOOP, SELECT_1, REDIS, RL], "allowed", 16, hot=True),
+            bench.single([MEMORY, NOOP, SELECT_1, REDIS, RL, SAVED], "allowed", 16, hot=True),
             {SELECT_1: at_least(0.8), REDIS: at_least(1.2), RL: at_least(3.0)},
         ),
         Work(
             "memory_denied", "one hot key, denied, 16 clients, in memory",
-            bench.single([MEMORY, NOOP, SELECT_1, REDIS, RL], "denied", 16, hot=True),
+            bench.single([MEMORY, NOOP, SELECT_1, REDIS, RL, SAVED], "denied", 16, hot=True),
             {SELECT_1: at_least(0.85), REDIS: at_least(1.2)},
         ),
         Work(
             "memory_keys", "100,000 keys, allowed, 16 clients, in memory",
-            bench.single([MEMORY, NOOP, SELECT_1, REDIS, RL], "allowed", 16),
+            bench.single([MEMORY, NOOP, SELECT_1, REDIS, RL, SAVED], "allowed", 16),
             {SELECT_1: at_least(0.8), REDIS: at_least(1.5)},
+        ),
+        *(
+            Work(
+                f"saved_{keys}_{clients}", f"{title}, {clients} client{'s' * (clients > 1)}, in memory, saved each second",
+                bench.single([SAVED, MEMORY, RL], "allowed", clients, hot=keys == "hot"),
+                {MEMORY: at_least(0.95 if clients == 1 else 0.9)}, warm_up=True,
+            )
+            for keys, title in (("hot", "one hot key, allowed"), ("keys", "100,000 keys, allowed"))
+            for clients in (1, 16)
+        ),
+        Work(
+            "saved_held", "one key taken in transactions of 5 ms, 16 clients, in memory, saved each second",
+            {
+                SAVED: bench.calls(held("SELECT (rl_limit('saved allowed', '1')).ok;\n"), 16),
+                "no limit": bench.calls(held(""), 16),
+                RL: bench.calls(held("SELECT (rl_limit('allowed', '1')).ok;\n"), 16),
+            },
+            {"no limit": at_least(0.95)},
         ),
         Work(
             "memory_setwise", "100,000 keys in one statement, in memory",
