@@ -26,6 +26,7 @@ use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::transaction::{self, with_lasting_locks};
+use ratelimit_pg::values::utf8;
 
 /// How many keys are written in one transaction.
 const TOGETHER: usize = 10_000;
@@ -139,7 +140,8 @@ fn move_out(saved: &'static SavedMemory, origin: &Origin, (name, id): (&[u8], Id
         writer::wait(saved, origin);
     }
     if saved.has_unsaved(scope, name) {
-        return Err(Error::Busy);
+        saved.end_leaving(transaction::number());
+        return Err(Error::Unsaved { name: utf8(name).into_owned() });
     }
     saved.forget_saved(scope, name);
     Ok(())
