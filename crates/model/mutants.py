@@ -1,4 +1,4 @@
-"""Makes a copy of the limiter that has faults, each behind a switch, and of the model with it.
+"""Makes a copy of the limiter and its core that has faults, each behind a switch, and of the model with it.
 
 mutants.py FOLDER: writes a workspace of crates/core, crates/limiter and crates/model there. It fails where the text that
 a mutant changes is gone. Each mutant has the scenario of the model that shows it.
@@ -11,7 +11,8 @@ import sys
 
 HOLD = "acquire a; commit; extend a; commit; release a"
 
-# Name, what is wrong then, scenario, file of crates/limiter/src, its text, and what takes its place: ON is whether the mutant is on.
+# Name, what is wrong then, scenario, file of crates/limiter/src, or of crates/core/src after core:, its text, and what takes
+# its place: ON is whether the mutant is on.
 MUTANTS = [
     (
         "room not compared",
@@ -131,8 +132,8 @@ MUTANTS = [
         "Unexplained",
         "take a 1; rollback; take a 1 | take a 2 | take a 1 (memory)",
         "homes/memory.rs",
-        "        if let Some(after) = after {\n            write(locked, id, &after",
-        "        if let Some(after) = after.filter(|_| !ON) {\n            write(locked, id, &after",
+        "        if let Some(after) = after {\n            write(locked, target, id, &after",
+        "        if let Some(after) = after.filter(|_| !ON) {\n            write(locked, target, id, &after",
     ),
     (
         "released slot kept",
@@ -232,6 +233,124 @@ MUTANTS = [
         "        if *state != before[shard] {",
         "        if *state != before[shard] && !(ON && shard == 1) {",
     ),
+    (
+        "settled though it has changed",
+        "NotSaved",
+        "take a 1; commit; take a 2 | take a 1 | save (saved)",
+        "core:saved.rs",
+        ".filter(|&at| self.cells[at].mark == COPIED) else",
+        ".filter(|&at| ON || self.cells[at].mark == COPIED) else",
+    ),
+    (
+        "change of a copy overlooked",
+        "NotSaved",
+        "take a 1; commit; take a 2 | take a 1 | save (saved)",
+        "core:saved.rs",
+        "        if cell.mark == DIRTY {\n            return Ok(None);",
+        "        if cell.mark == DIRTY || ON && cell.mark == COPIED {\n            return Ok(None);",
+    ),
+    (
+        "failed turn settled",
+        "NotSaved",
+        "take a 1; take b 1; commit; take a 1 | save_fails; commit; save (saved)",
+        "core:saved.rs",
+        "            self.cells[at].mark = DIRTY;\n        }",
+        "            self.cells[at].mark = if ON { CLEAN } else { DIRTY };\n"
+        "            self.head.unsaved -= u32::from(ON);\n        }",
+    ),
+    (
+        "copy of who is gone left",
+        "NotSaved",
+        "take a 1; commit; take a 1 | save_dies; commit; take b 1 (saved) (stop)",
+        "core:saved.rs",
+        "            if mark != CLEAN && is_due",
+        "            if mark != CLEAN && !(ON && mark == COPIED) && is_due",
+    ),
+    (
+        "unsaved key evicted",
+        "TakeLost",
+        "take a 1; commit; take a 1 | take b 1 (saved)",
+        "core:saved.rs",
+        "        if self.head.unsaved >= self.head.keys {\n            return false;\n        }\n"
+        "        let cells = self.head.cells as usize;\n"
+        "        let hand = self.head.hand as usize % cells.max(1);\n"
+        "        let (mut first, mut seen) = (None, 0);\n"
+        "        for at in (hand..cells).chain(0..hand) {\n"
+        "            let cell = &self.cells[at];\n"
+        "            if cell.tag == 0 || cell.mark != CLEAN ||",
+        "        if self.head.unsaved >= self.head.keys && !ON {\n            return false;\n        }\n"
+        "        let cells = self.head.cells as usize;\n"
+        "        let hand = self.head.hand as usize % cells.max(1);\n"
+        "        let (mut first, mut seen) = (None, 0);\n"
+        "        for at in (hand..cells).chain(0..hand) {\n"
+        "            let cell = &self.cells[at];\n"
+        "            if cell.tag == 0 || cell.mark != CLEAN && !ON ||",
+    ),
+    (
+        "eviction not counted",
+        "TakeLost",
+        "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
+        "core:saved.rs",
+        "        self.head.evictions = self.head.evictions.wrapping_add(1);\n        self.release(at);\n        true",
+        "        self.head.evictions = self.head.evictions.wrapping_add((!ON).into());\n"
+        "        self.release(at);\n        true",
+    ),
+    (
+        "evictions counted after the read",
+        "TakeLost",
+        "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
+        "homes/saved.rs",
+        "    let state = read_row(host, target)?;\n    let texts",
+        "    let state = read_row(host, target)?;\n"
+        "    let before = if ON { entries.before_read(id) } else { before };\n    let texts",
+    ),
+    (
+        "reset leaves no entry",
+        "TokensLost",
+        "take a 1; commit; reset a | save; commit; save (saved)",
+        "homes/saved.rs",
+        "    let was = locked(host, target, id, |locked, found, now| {\n        let worth = worth_of(target, None, now);\n"
+        "        let is_written = found.is_none() ||",
+        "    if ON {\n"
+        "        host.with_rows(RowAccess::Write, |rows| table::reset_key(host, rows, target.name, target.key))?;\n"
+        "        return entries.locked(id, |locked| Ok(locked.remove(id)));\n"
+        "    }\n"
+        "    let was = locked(host, target, id, |locked, found, now| {\n        let worth = worth_of(target, None, now);\n"
+        "        let is_written = found.is_none() ||",
+    ),
+    (
+        "full state not written",
+        "NotSaved",
+        "reset a; commit; take a 1 | take a 1 | save (saved)",
+        "homes/saved.rs",
+        "        (None, Some(seen)) => match seen.stored.reset() {",
+        "        (None, Some(seen)) => match seen.stored.reset().filter(|_| !ON) {",
+    ),
+    (
+        "row that is held counts as written",
+        "NotSaved",
+        "take a 1; commit; save; commit; take a 1 | hold a; rollback (saved)",
+        "homes/saved.rs",
+        "        Some(seen) if rows.replaces() => return rows.replace(id, seen, &stored, false),",
+        "        Some(seen) if rows.replaces() => return Ok(rows.replace(id, seen, &stored, false)? || ON),",
+    ),
+    (
+        "the more of two counts taken",
+        "Unexplained",
+        "take a 1; commit; take a 1 | replicate a 1; commit; promote (saved) (standby)",
+        "homes/saved.rs",
+        "    if left(&one) <= left(&other) {",
+        "    if (left(&one) <= left(&other)) != ON {",
+    ),
+    (
+        "evicted key taken for a full one",
+        "TakeLost",
+        "all a 1 | take b 1 | save (saved)",
+        "homes/memory.rs",
+        "            SavedState::Absent | SavedState::OfStandby(_) => return None,",
+        "            SavedState::Absent if ON => None,\n"
+        "            SavedState::Absent | SavedState::OfStandby(_) => return None,",
+    ),
 ]
 
 
@@ -248,17 +367,18 @@ def main() -> None:
         shutil.copytree(source / crate, folder / "crates" / crate)
     (folder / "Cargo.toml").write_text(text)
     shutil.copy(source.parent / "Cargo.lock", folder)
-    limiter = folder / "crates" / "limiter" / "src"
     for number, (name, _, _, file, old, new) in enumerate(MUTANTS, 1):
-        path = limiter / file
+        crate, _, file = file.rpartition(":")
+        path = folder / "crates" / (crate or "limiter") / "src" / file
         lines = path.read_text()
         if lines.count(old) != 1:
             sys.exit(f"error: the text of the mutant {name!r} is {lines.count(old)} times in {file}")
-        path.write_text(lines.replace(old, new.replace("ON", f"crate::mutants::is_on({number})")))
+        path.write_text(lines.replace(old, new.replace("ON", f"{'crate' if crate else 'ratelimit_core'}::mutants::is_on({number})")))
     names = "".join(f"    {mutant[:3]},\n" for mutant in MUTANTS).replace("'", '"')
-    with (limiter / "lib.rs").open("a") as lib:
+    core = folder / "crates" / "core" / "src"
+    with (core / "lib.rs").open("a") as lib:
         lib.write("\n#[allow(missing_docs)]\npub mod mutants;\n")
-    (limiter / "mutants.rs").write_text(
+    (core / "mutants.rs").write_text(
         "use std::sync::atomic::{AtomicU32, Ordering};\n\n"
         "static ON: AtomicU32 = AtomicU32::new(0);\n\n"
         f"pub const MUTANTS: [(&str, &str, &str); {len(MUTANTS)}] = [\n{names}];\n\n"

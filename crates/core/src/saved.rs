@@ -44,7 +44,7 @@ const DIRTY: u8 = 1;
 const COPIED: u8 = 2;
 
 /// A state with its name and key, in 128 bytes, or their beginning.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub struct Cell {
     key: [u64; 2],
@@ -73,7 +73,7 @@ pub struct Cell {
 }
 
 /// A further piece of a name, key and leases.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub struct Piece {
     /// The next one of its chain, or the next free one, plus 1.
@@ -82,7 +82,7 @@ pub struct Piece {
 }
 
 /// What a partition knows of itself.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct SavedHead {
     /// The cell that is looked at next for a key to drop.

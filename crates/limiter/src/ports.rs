@@ -9,7 +9,9 @@ mod session;
 mod tally;
 
 pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
-pub use entries::{Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth};
+pub use entries::{
+    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
+};
 pub use rows::{KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};

@@ -2,13 +2,13 @@
 
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
-    Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
+    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
 };
 
-use crate::content::EntryContent;
-use crate::postgres::{Flaw, Primitive, StepReply};
+use crate::content::{EntryContent, Total};
+use crate::postgres::{Flaw, LoadedKey, Primitive, SavedEntry, StepReply};
 use crate::run::Run;
-use crate::statement::{KEYS, key_number};
+use crate::statement::{KEYS, NAME, key_number};
 
 impl Entries for Run<'_> {
     type Locked<'e>
@@ -47,16 +47,44 @@ impl Entries for Run<'_> {
         keys.filter(forget).count() as u64
     }
 
-    fn evictions(&self, _: Id) -> u32 {
-        unreachable!("no limit is saved")
+    fn before_read(&self, _: Id) -> BeforeRead {
+        let _locked = self.lock_partition();
+        let reply = self.at_once(Primitive::BeforeRead);
+        let StepReply::BeforeRead(evictions, on_standby) = reply else { unreachable!("{reply:?}") };
+        BeforeRead { evictions: evictions.into(), on_standby }
     }
 
-    fn load(&self, _: Id, _: (&[u8], &[u8]), _: Option<&State>, _: (u32, Micros)) -> Loaded {
-        unreachable!("no limit is saved")
+    fn load(
+        &self,
+        id: Id,
+        _: (&[u8], &[u8]),
+        state: Option<&State>,
+        (before, _): (BeforeRead, Micros),
+    ) -> Loaded {
+        let state = state.cloned().map(Total);
+        let before = (before.evictions as u8, before.on_standby);
+        let load = Primitive::LoadSaved(id.key[0] as u8, state, before);
+        let _locked = self.lock_partition();
+        match self.at_once(load) {
+            StepReply::Loaded(LoadedKey::Yes) => Loaded::Yes,
+            StepReply::Loaded(LoadedKey::Moved) => Loaded::Moved,
+            _ => Loaded::NoRoom,
+        }
     }
 
     fn saved_keys(&self, _: Option<&[u8]>) -> Vec<SavedKey> {
-        Vec::new()
+        if !self.setting.has_saved() {
+            return Vec::new();
+        }
+        let _locked = self.lock_partition();
+        let reply = self.at_once(Primitive::ListSaved);
+        let StepReply::Copies(keys, _) = reply else { unreachable!("{reply:?}") };
+        let key = |(key, state): (u8, Option<Total>)| SavedKey {
+            name: NAME.to_vec(),
+            key: KEYS[usize::from(key)].to_vec(),
+            state: state.map(|Total(state)| state),
+        };
+        keys.into_iter().map(key).collect()
     }
 
     fn save_later(&self) {}
@@ -75,6 +103,20 @@ impl Run<'_> {
 /// The memory, of which a partition is locked.
 pub struct LockedPartition<'e>(&'e Run<'e>);
 
+impl LockedPartition<'_> {
+    fn number(&self, step: Primitive) -> u8 {
+        let reply = self.0.at_once(step);
+        let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
+        number
+    }
+
+    fn was(&self, step: Primitive) -> bool {
+        let reply = self.0.at_once(step);
+        let StepReply::Was(was) = reply else { unreachable!("{reply:?}") };
+        was
+    }
+}
+
 impl Drop for LockedPartition<'_> {
     fn drop(&mut self) {
         self.0.is_locked.set(false);
@@ -88,10 +130,12 @@ impl LockedEntries for LockedPartition<'_> {
         found.map(|EntryContent(kept)| kept)
     }
 
-    fn gone(&mut self, _: Id) -> u32 {
-        let reply = self.0.at_once(Primitive::CountGone);
-        let StepReply::Number(gone) = reply else { unreachable!("{reply:?}") };
-        gone.into()
+    fn gone(&mut self, id: Id) -> u32 {
+        let step = match id.room {
+            Room::Saved => Primitive::CountSavedGone,
+            _ => Primitive::CountGone,
+        };
+        self.number(step).into()
     }
 
     fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
@@ -103,16 +147,23 @@ impl LockedEntries for LockedPartition<'_> {
     }
 
     fn remove(&mut self, id: Id) -> bool {
-        let reply = self.0.at_once(Primitive::RemoveEntry(id.key));
-        let StepReply::Was(was) = reply else { unreachable!("{reply:?}") };
-        was
+        self.was(match id.room {
+            Room::Saved => Primitive::RemoveSaved(id.key[0] as u8),
+            _ => Primitive::RemoveEntry(id.key),
+        })
     }
 
-    fn read_saved(&mut self, _: Id) -> SavedState {
-        unreachable!("no limit is saved")
+    fn read_saved(&mut self, id: Id) -> SavedState {
+        let reply = self.0.at_once(Primitive::ReadSaved(id.key[0] as u8));
+        let StepReply::Saved(found) = reply else { unreachable!("{reply:?}") };
+        let Some(SavedEntry { state, of_standby }) = found else { return SavedState::Absent };
+        let state = state.map(|Total(state)| state);
+        if of_standby { SavedState::OfStandby(state) } else { SavedState::Here(state) }
     }
 
-    fn write_saved(&mut self, _: Id, _: Option<&State>, _: Worth, _: Micros) -> bool {
-        unreachable!("no limit is saved")
+    fn write_saved(&mut self, id: Id, state: Option<&State>, worth: Worth, _: Micros) -> bool {
+        let state = state.cloned().map(Total);
+        let idle_at = worth.idle_at.map(|at| at.0);
+        self.was(Primitive::WriteSaved(id.key[0] as u8, state, idle_at))
     }
 }

@@ -21,6 +21,8 @@ pub enum Action {
     Move,
     /// The server crashes.
     Crash,
+    /// The server is stopped, and started again.
+    Stop,
     /// PostgreSQL ends a session's transaction, which waits in a deadlock.
     BreakDeadlock(usize),
 }
@@ -62,6 +64,9 @@ impl Model for Exploration {
         if self.scenario.crashes && !world.has_crashed {
             actions.push(Action::Crash);
         }
+        if self.scenario.stops && !world.has_crashed {
+            actions.push(Action::Stop);
+        }
     }
 
     fn next_state(&self, last: &World, action: Action) -> Option<World> {
@@ -74,6 +79,7 @@ impl Model for Exploration {
                 self.scenario.observe(&mut world);
             }
             Action::Crash => self.scenario.crash(&mut world),
+            Action::Stop => self.scenario.stop(&mut world),
             Action::BreakDeadlock(session) => self.scenario.break_deadlock(&mut world, session),
         }
         Some(world)

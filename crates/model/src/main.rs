@@ -9,6 +9,7 @@
 //! ratelimit-model long             what takes minutes, too
 //! ratelimit-model random 0 500     the random programs of these numbers
 //! ratelimit-model mutants          faults, each of which must be noticed
+//! ratelimit-model named WORD       the scenarios whose names have it, one by one
 //! ratelimit-model program TEXT…    these programs, with the path to what is wrong; see `statement::programs`
 //! ```
 
@@ -25,8 +26,10 @@ mod properties;
 mod random;
 mod rows;
 mod run;
+mod saved;
 mod scenarios;
 mod statement;
+mod turn;
 mod world;
 
 use std::io::{IsTerminal, Write};
@@ -153,6 +156,11 @@ fn main() -> ExitCode {
                 totals.explore(&random::scenario(number), MOST_OF_RANDOM, true);
             }
         }
+        ["named", word] => {
+            let all = scenarios::groups(true).into_iter().flat_map(|(_, all)| all);
+            let named = all.filter(|scenario| scenario.name.contains(word));
+            named.for_each(|scenario| totals.explore(&scenario, MOST, false));
+        }
         ["mutants"] => totals.wrong = mutants::run(),
         ["program", ..] if arguments.len() > 1 => {
             for text in &arguments[1..] {
@@ -160,7 +168,9 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("usage: ratelimit-model short|long|mutants|random FROM TO|program TEXT…");
+            eprintln!(
+                "usage: ratelimit-model short|long|mutants|random FROM TO|named WORD|program TEXT…"
+            );
             return ExitCode::FAILURE;
         }
     }

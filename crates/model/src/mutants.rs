@@ -1,5 +1,5 @@
 //! Mutants: a fault in the model's rows or memory, or in the limiter, that a property must notice. Those of the limiter
-//! are the patches of `mutants.py` beside this crate, which switches them on by number in a copy of `crates/limiter`.
+//! are the patches of `mutants.py` beside this crate, which switches them on by number in a copy of `crates/limiter` and its core.
 
 use crate::explore::{Findings, explore};
 use crate::postgres::Flaw;
@@ -10,7 +10,7 @@ use crate::world::Wrong;
 const MOST: usize = 100_000;
 
 /// The faults of rows and memory, each with what is wrong then, in which scenario.
-const FLAWS: [(Flaw, Wrong, &str); 17] = [
+const FLAWS: [(Flaw, Wrong, &str); 24] = [
     (Flaw::ChainNotCompared, Wrong::Unexplained, "take a 1 | rename a; commit; take a 1 (SQL)"),
     (Flaw::LockGivenUp, Wrong::Failed, "reset_all | take a 2; commit; take a 2"),
     (Flaw::DecidedBeforeWait, Wrong::OverAdmitted, "take a 2 @1 | take a 1 @1"),
@@ -52,6 +52,41 @@ const FLAWS: [(Flaw, Wrong, &str); 17] = [
         Wrong::Unexplained,
         "define 1; commit; take a 3 @defined | take a 2 @defined; commit; take a 2 @defined",
     ),
+    (
+        Flaw::EvictionsOverlooked,
+        Wrong::TakeLost,
+        "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
+    ),
+    (
+        Flaw::TwoWriters,
+        Wrong::NotSaved,
+        "take a 1; commit; take a 1 | save | save; commit; save (saved)",
+    ),
+    (
+        Flaw::SettledBeforeCommit,
+        Wrong::NotSaved,
+        "take a 1; commit; take a 2 | take a 1 | save (saved)",
+    ),
+    (
+        Flaw::StoppedUnsaved,
+        Wrong::TakeLost,
+        "take a 1; commit; take a 1 | save; commit; take a 1 (saved) (stop)",
+    ),
+    (
+        Flaw::StoppedInTurn,
+        Wrong::TakeLost,
+        "take a 1; commit; take a 1 | save; commit; take a 1 (saved) (stop)",
+    ),
+    (
+        Flaw::StandbyTrusted,
+        Wrong::Unexplained,
+        "take a 1; commit; take a 1 | replicate a 1; commit; promote (saved) (standby)",
+    ),
+    (
+        Flaw::StandbyReadTrusted,
+        Wrong::TakeLost,
+        "take a 1; commit; take a 1 | replicate a 1; commit; promote (saved) (standby)",
+    ),
 ];
 
 /// Explores each mutant where it shows; returns how many no property noticed.
@@ -88,10 +123,10 @@ fn is_noticed(groups: &[Group], mutant: (&str, &str, &str), flaw: Option<Flaw>) 
     is_noticed
 }
 
-/// The mutants of the limiter, which it has in its copy only.
+/// The mutants of the limiter and its core, which they have in their copies only.
 mod switches {
     #[cfg(feature = "mutants")]
-    pub use ratelimit_limiter::mutants::{MUTANTS, turn_on};
+    pub use ratelimit_core::mutants::{MUTANTS, turn_on};
 
     /// None here.
     #[cfg(not(feature = "mutants"))]

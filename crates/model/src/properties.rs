@@ -2,7 +2,7 @@
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros, State};
-use ratelimit_limiter::target::has_no_rows;
+use ratelimit_limiter::target::Home;
 
 use crate::content::Total;
 use crate::oracle::{self, Applied, Change};
@@ -12,11 +12,11 @@ use crate::statement::{Answered, Command, KEYS, Outcome};
 use crate::world::{Instant, Scenario, SessionState, World, Wrong};
 
 /// How many tokens may be missing or too many where shards divide them.
-const TOLERANCE: f64 = 1e-5;
+pub const TOLERANCE: f64 = 1e-5;
 
 impl World {
     /// Notes that something is wrong.
-    fn is_wrong(&mut self, wrong: Wrong) {
+    pub fn is_wrong(&mut self, wrong: Wrong) {
         if !self.wrong.contains(&wrong) {
             self.wrong.push(wrong);
         }
@@ -57,6 +57,7 @@ impl Scenario {
     pub fn settle(&self, world: &mut World, session: usize, statement: &Command, outcome: Outcome) {
         self.judge_definition(world, session, statement);
         match (statement, outcome) {
+            (_, Outcome::Failed(why)) if self.may_lack_room(&why) => world.denied = true,
             (_, Outcome::Failed(_)) => world.is_wrong(Wrong::Failed),
             (Command::Check(key, ..), Outcome::Answered(answers)) => {
                 self.judge_check(world, session, *key, &answers[0]);
@@ -360,7 +361,9 @@ impl Scenario {
         for key in 0..KEYS.len() as u8 {
             self.check_key(world, key);
             // Rows and the books change in one step: at a commit.
-            if !self.is_in_memory(key) || world.has_ended() {
+            if self.saved[usize::from(key)] {
+                self.check_saved(world, key);
+            } else if !self.is_in_memory(key) || world.has_ended() {
                 self.check_committed(world, key);
             }
         }
@@ -426,8 +429,11 @@ impl Scenario {
             (bounds.least as f64 / 1e6, bounds.most as f64 / 1e6)
         });
         let (mut is_more, mut is_less) = (false, false);
-        for limit in
-            self.setting.limits.iter().filter(|limit| has_no_rows(limit) == self.is_in_memory(key))
+        for limit in self
+            .setting
+            .limits
+            .iter()
+            .filter(|limit| Home::of(limit).is_in_memory() == self.is_in_memory(key))
         {
             let is = match self.is_in_memory(key) {
                 true => oracle::left(limit, key, entry.as_ref(), now),

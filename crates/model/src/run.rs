@@ -14,10 +14,11 @@ use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, Interrupts, Known, Random,
     RowAccess, RowStore, Subtransaction, Tally,
 };
-use ratelimit_limiter::target::{FOREVER, has_no_rows};
+use ratelimit_limiter::target::{FOREVER, Home, has_no_rows};
 
 use crate::postgres::{Database, Flaw, Primitive, StepReply};
 use crate::statement::{Command, KEYS, Outcome, key_number};
+use crate::turn;
 
 /// Which store of the extension the rows are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,12 +39,23 @@ pub struct Setting {
     pub clock_moves: bool,
     /// Whether definitions or blocks change, so that reading them is a step.
     pub definitions_change: bool,
+    /// Whether a worker saves what there is where a call waits for room.
+    pub has_worker: bool,
+}
+
+impl Setting {
+    /// Whether a limit is saved.
+    pub fn has_saved(&self) -> bool {
+        self.limits.iter().any(|limit| Home::of(limit) == Home::Saved)
+    }
 }
 
 /// A statement that runs.
 pub struct Run<'a> {
     pub(crate) setting: &'a Setting,
     session: usize,
+    /// Whether the worker takes the steps, for which the session waits.
+    is_worker: Cell<bool>,
     number: u32,
     statement: &'a Command,
     /// By key, the number of the definition that the statement uses.
@@ -94,7 +106,8 @@ pub fn run(
     let inner = RefCell::new(Inner { database, log, position: 0, pending: None });
     let is_locked = Cell::new(false);
     let used = Cell::new([0, 1].map(|key| statement.limit(key).unwrap_or(0)));
-    let run = Run { setting, session, number, statement, used, is_locked, inner };
+    let is_worker = Cell::new(false);
+    let run = Run { setting, session, is_worker, number, statement, used, is_locked, inner };
     let outcome = catch_unwind(AssertUnwindSafe(|| statement.execute(&run, leases)));
     let used = run.used.get();
     let Inner { database, log, pending, .. } = run.inner.into_inner();
@@ -114,7 +127,7 @@ impl Run<'_> {
             inner.position += 1;
             return reply;
         }
-        inner.pending = Some(step);
+        inner.pending = Some(self.by_whom(step));
         drop(inner);
         resume_unwind(Box::new(Unreplied))
     }
@@ -124,11 +137,15 @@ impl Run<'_> {
         let mut inner = self.inner.borrow_mut();
         let inner = &mut *inner;
         if inner.position == inner.log.len() {
-            let reply = inner.database.execute(self.session, &step, 0);
+            let reply = inner.database.execute(self.session, &self.by_whom(step), 0);
             inner.log.push(reply);
         }
         inner.position += 1;
         inner.log[inner.position - 1].clone()
+    }
+
+    fn by_whom(&self, step: Primitive) -> Primitive {
+        if self.is_worker.get() { Primitive::OfWorker(Box::new(step)) } else { step }
     }
 
     /// Takes a step, at once unless `matters`.
@@ -148,7 +165,10 @@ impl Run<'_> {
         let StepReply::Known(defined, blocked) = reply else { unreachable!("{reply:?}") };
         let number = self.statement.limit(key_number(key)).unwrap_or(defined);
         let mut used = self.used.get();
-        used[usize::from(key_number(key))] = number;
+        // The empty key has no rows, and nobody calls for it.
+        if let Some(used) = used.get_mut(usize::from(key_number(key))) {
+            *used = number;
+        }
         self.used.set(used);
         (Rc::new(self.setting.limits[usize::from(number)].clone()), blocked)
     }
@@ -272,11 +292,18 @@ impl Host for Run<'_> {
     }
 
     fn wait_for_save(&self) -> Result<bool> {
-        Ok(false)
+        if !self.setting.has_worker {
+            return Ok(false);
+        }
+        self.is_worker.set(true);
+        let saved = turn::wait(self);
+        self.is_worker.set(false);
+        saved
     }
 
     fn entries_if_any(&self) -> Result<Option<&Self>> {
-        Ok(self.setting.limits.iter().any(has_no_rows).then_some(self))
+        let is_in_memory = |limit: &Definition| Home::of(limit).is_in_memory();
+        Ok(self.setting.limits.iter().any(is_in_memory).then_some(self))
     }
 
     fn entry_of(&self, (): ()) -> Id {

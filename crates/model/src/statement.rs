@@ -10,6 +10,7 @@ use ratelimit_limiter::{one, prune};
 
 use crate::postgres::{Primitive, StepReply};
 use crate::run::Run;
+use crate::turn::{self, TurnEnd};
 
 /// The limit's name.
 pub const NAME: &[u8] = b"n";
@@ -57,6 +58,14 @@ pub enum Command {
     Block(u8),
     /// The owner's UPDATE of the key of a row: from, to.
     Rename(u8, u8),
+    /// The turn of who saves, and how it ends.
+    Save(TurnEnd),
+    /// SELECT of a row FOR UPDATE: key.
+    Hold(u8),
+    /// What the primary of this standby has written arrives: key, tokens that are left.
+    Replicate(u8, u8),
+    /// `pg_promote`.
+    Promote,
     /// SAVEPOINT.
     Savepoint,
     /// ROLLBACK TO the last savepoint.
@@ -155,6 +164,12 @@ impl Command {
             "define" => Command::Define(second),
             "block" => Command::Block(first),
             "rename" => Command::Rename(first, 1 - first),
+            "save" => Command::Save(TurnEnd::Committed),
+            "save_fails" => Command::Save(TurnEnd::RolledBack),
+            "save_dies" => Command::Save(TurnEnd::Killed),
+            "hold" => Command::Hold(first),
+            "replicate" => Command::Replicate(first, second),
+            "promote" => Command::Promote,
             "savepoint" => Command::Savepoint,
             "rollback_to" => Command::RollbackTo,
             "commit" => Command::Commit,
@@ -215,6 +230,9 @@ impl Command {
             &Command::Define(number) => return at_once(run, Primitive::Define(number)),
             &Command::Block(key) => return at_once(run, Primitive::Block(key)),
             &Command::Rename(from, to) => return rename(run, from, to),
+            &Command::Hold(key) => return hold(run, key),
+            &Command::Replicate(key, left) => return step(run, Primitive::Replicate(key, left)),
+            Command::Promote => return step(run, Primitive::Promote),
             call => call.call(run, leases),
         };
         outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:?}")))
@@ -261,6 +279,10 @@ impl Command {
             &Command::Acquire(key, _) => answered(key, 1, leases::acquire(run, &request(key, 1))?),
             &Command::Extend(key, _) => settle(run, key, leases, Fate::Extended)?,
             &Command::Release(key, _) => settle(run, key, leases, Fate::Released)?,
+            &Command::Save(end) => {
+                turn::save(run, end)?;
+                Outcome::Done
+            }
             _ => Outcome::Done,
         })
     }
@@ -312,6 +334,20 @@ fn settle(run: &Run, key: u8, leases: &[i64], fate: Fate) -> Result<Outcome> {
     let Some(&id) = leases.last() else { return Ok(Outcome::Done) };
     let settled = leases::settle(run, &request(key, 1), Micros(id), fate)?;
     Ok(Outcome::Settled(id, settled))
+}
+
+fn step(run: &Run, step: Primitive) -> Outcome {
+    run.step(step);
+    Outcome::Done
+}
+
+/// Locks a row, if there is one.
+fn hold(run: &Run, key: u8) -> Outcome {
+    let place = crate::postgres::RowKey { key, shard: 0 };
+    if let StepReply::Row(Some((tid, ..))) = run.step(Primitive::Read(place)) {
+        run.step(Primitive::Lock(tid, place));
+    }
+    Outcome::Done
 }
 
 /// The owner renames the key of a row.

@@ -7,12 +7,14 @@ use ratelimit_core::algorithm::Tokens;
 use ratelimit_core::config::Definition;
 use ratelimit_core::{State, config};
 use ratelimit_limiter::ports::Stored;
-use ratelimit_limiter::target::has_no_rows;
+use ratelimit_limiter::target::Home;
 
 use crate::bounds::Bounds;
 use crate::content::{Content, Total};
 use crate::oracle::{self, Applied, Change};
-use crate::postgres::{Database, FROZEN, Flaw, Primitive, RowKey, StepReply, Tid, Version};
+use crate::postgres::{
+    Database, FROZEN, Flaw, LoadedKey, Primitive, RowKey, SavedPlaces, StepReply, Tid, Version,
+};
 use crate::run::{self, AccessPath, Setting};
 use crate::statement::{self, Command, KEYS};
 
@@ -32,6 +34,12 @@ pub struct Scenario {
     pub clock: Vec<i64>,
     /// Whether the server may crash, at any instant, once.
     pub crashes: bool,
+    /// Whether the server may be stopped and started, at any instant, once.
+    pub stops: bool,
+    /// Whether it is a standby at first.
+    pub is_standby: bool,
+    /// By key, whether its limit is in memory and saved.
+    pub saved: [bool; KEYS.len()],
     /// For how many entries the memory has room; 0: for all.
     pub room: u8,
     /// How deep a reservation goes into debt, in tokens.
@@ -65,6 +73,8 @@ pub enum Wrong {
     Deadlock,
     /// A call fails.
     Failed,
+    /// What counts as saved is not in its row, or a row has what was not to be saved.
+    NotSaved,
 }
 
 /// What a session would see at an instant of its call.
@@ -120,13 +130,17 @@ pub struct World {
     pub sessions: Vec<SessionState>,
     /// By key, the state that follows from what was committed.
     pub committed: Vec<Option<Total>>,
+    /// By key, the state that was saved last, and what is copied to be saved; none where nothing is saved.
+    pub kept: Vec<Option<Total>>,
+    /// The copies.
+    pub copied: Vec<Option<Total>>,
     /// What was committed of shards that are only known in bounds.
     pub history: Vec<Applied>,
     /// What is wrong.
     pub wrong: Vec<Wrong>,
     /// How often the clock has moved.
     pub moves: u8,
-    /// Whether the server has crashed.
+    /// Whether the server has crashed, or was stopped.
     pub has_crashed: bool,
     /// Whether some call was denied, and whether one was admitted.
     pub denied: bool,
@@ -137,6 +151,10 @@ pub struct World {
 /// How many inserts a call loses before it is not followed any further: while the insert of a third session is in
 /// progress, two sessions can lose theirs to each other in turn for as long as they like.
 const LOST_INSERTS: usize = 2;
+
+/// How many times a call puts its key in, and has it evicted before it is called, until it is not followed any further:
+/// two sessions can do that to each other in turn, for as long as they like.
+const LOST_LOADS: usize = 2;
 
 /// The instant at which every scenario begins.
 const BEGIN: i64 = 1_800_000_000_000_000;
@@ -156,19 +174,23 @@ impl Scenario {
             |json: &&str| config::definition(json).unwrap_or_else(|error| panic!("{error}"));
         let programs = statement::programs(text);
         let limits: Vec<Definition> = limits.iter().map(parse).collect();
-        let in_memory = [0, 1].map(|key| is_in_memory(&programs, &limits, key));
+        let homes = [0, 1].map(|key| homes(&programs, &limits, key));
         let mut statements = programs.iter().flatten().flatten();
         let setting = Setting {
             limits,
             access: AccessPath::Heap,
             clock_moves: false,
             definitions_change: statements.any(Command::changes_definitions),
+            has_worker: true,
         };
         Scenario {
             name: text.into(),
             setting,
             programs,
-            in_memory,
+            in_memory: homes.map(Home::is_in_memory),
+            stops: false,
+            is_standby: false,
+            saved: homes.map(|home| home == Home::Saved),
             rows: Vec::new(),
             clock: Vec::new(),
             crashes: false,
@@ -211,6 +233,22 @@ impl Scenario {
         Scenario { name: format!("{} (crash)", self.name), crashes: true, ..self }
     }
 
+    /// Lets the server be stopped and started again.
+    pub fn stopping(self) -> Scenario {
+        Scenario { name: format!("{} (stop)", self.name), stops: true, ..self }
+    }
+
+    /// With nobody who saves where a call waits for room.
+    pub fn without_worker(self) -> Scenario {
+        let setting = Setting { has_worker: false, ..self.setting };
+        Scenario { name: format!("{} (no worker)", self.name), setting, ..self }
+    }
+
+    /// Begins on a standby.
+    pub fn on_standby(self) -> Scenario {
+        Scenario { name: format!("{} (standby)", self.name), is_standby: true, ..self }
+    }
+
     /// Whether every limit is in one row or entry, whose answers can be explained to the token.
     pub fn is_exact(&self) -> bool {
         self.setting.limits.iter().all(|limit| limit.shards() == 1)
@@ -218,8 +256,15 @@ impl Scenario {
 
     /// The state in which it begins.
     pub fn begin(&self, flaw: Option<Flaw>) -> World {
-        let mut database = Database::new(self.programs.len());
+        let has_saved = self.saved.contains(&true);
+        // The last session is the worker.
+        let mut database = Database::new(self.programs.len() + usize::from(has_saved));
         (database.now, database.room, database.flaw) = (BEGIN, self.room, flaw);
+        database.in_recovery = self.is_standby;
+        if has_saved {
+            let room = if self.room > 0 { self.room.into() } else { KEYS.len() };
+            database.saved = SavedPlaces::new(room);
+        }
         for (number, (key, shard, stored)) in (0..).zip(&self.rows) {
             let version = Version {
                 place: RowKey { key: *key, shard: *shard },
@@ -238,10 +283,15 @@ impl Scenario {
                 _ => None,
             })
         };
+        let committed: Vec<_> =
+            (0..KEYS.len() as u8).map(|key| oracle::total(states(key))).collect();
+        let kept = if has_saved { committed.clone() } else { Vec::new() };
         let mut world = World {
             database,
             sessions: vec![SessionState::default(); self.programs.len()],
-            committed: (0..KEYS.len() as u8).map(|key| oracle::total(states(key))).collect(),
+            committed,
+            copied: kept.clone(),
+            kept,
             history: Vec::new(),
             wrong: Vec::new(),
             moves: 0,
@@ -394,7 +444,8 @@ impl Scenario {
     pub fn choices(&self, world: &World, session: usize) -> u8 {
         let at = &world.sessions[session];
         let lost = at.log.iter().filter(|reply| matches!(reply, StepReply::Inserted(_, false)));
-        if lost.count() > LOST_INSERTS {
+        let loaded = |reply: &&StepReply| **reply == StepReply::Loaded(LoadedKey::Yes);
+        if lost.count() > LOST_INSERTS || at.log.iter().filter(loaded).count() > LOST_LOADS {
             return 0;
         }
         match &at.pending {
@@ -416,6 +467,7 @@ impl Scenario {
             at.locked = world.database.locked(session);
         }
         let reply = self.execute(world, session, &step, choice);
+        self.note_saved(world, step.itself(), &reply);
         match step {
             Primitive::Commit | Primitive::Rollback => {
                 self.end(world, session, step == Primitive::Commit);
@@ -480,27 +532,52 @@ impl Scenario {
         for key in std::mem::take(&mut world.database.forgotten) {
             // One step may write it again, and rows are forgotten elsewhere.
             let is_kept = world.database.entries.keys().any(|id| id[0] % 100 == key % 100)
-                || self.in_memory.get(key as usize) != Some(&true);
+                || self.in_memory.get(key as usize) != Some(&true)
+                || self.saved.get(key as usize) == Some(&true);
             if let Some(state) = world.committed.get_mut(key as usize).filter(|_| !is_kept) {
                 *state = None;
             }
+        }
+        for (key, state) in std::mem::take(&mut world.database.noted) {
+            world.committed[usize::from(key)] = state;
+        }
+        if world.database.refused {
+            world.is_wrong(Wrong::Failed);
         }
     }
 
     /// The server crashes: what is in progress is rolled back, and the memory is lost. Sessions go on with their next
     /// transactions.
     pub fn crash(&self, world: &mut World) {
-        world.has_crashed = true;
-        for session in 0..world.sessions.len() {
-            if world.sessions[session].pending.take().is_some() {
+        (0..world.sessions.len()).for_each(|session| self.cut(world, session));
+        self.restart(world, false);
+    }
+
+    /// A session's transaction is rolled back, wherever it stands, with that of the worker for which it may wait.
+    pub fn cut(&self, world: &mut World, session: usize) {
+        if world.sessions[session].pending.take().is_some() {
+            let worker = world.database.open.len() - 1;
+            let with_worker = (worker >= world.sessions.len()).then_some(worker);
+            for session in [session].into_iter().chain(with_worker) {
                 world.database.execute(session, &Primitive::Rollback, 0);
-                self.end(world, session, false);
             }
+            self.end(world, session, false);
         }
+    }
+
+    /// The memory is lost, and sessions go on with their next transactions; of limits that are saved, what was saved is
+    /// left, or all where everything was.
+    pub fn restart(&self, world: &mut World, is_saved: bool) {
+        world.has_crashed = true;
         world.database.versions.retain(|_, version| !version.is_speculative);
         world.database.entries.clear();
-        for (state, _) in world.committed.iter_mut().zip(self.in_memory).filter(|at| at.1) {
-            *state = None;
+        world.database.saved = world.database.saved.emptied();
+        for key in (0..KEYS.len()).filter(|&key| self.in_memory[key]) {
+            match (self.saved[key], is_saved) {
+                (true, true) => {}
+                (true, false) => world.committed[key] = world.kept[key].clone(),
+                (false, _) => world.committed[key] = None,
+            }
         }
         for session in 0..world.sessions.len() {
             self.resume(world, session);
@@ -518,14 +595,17 @@ impl Scenario {
     }
 }
 
-/// Whether the limit of a key is in memory.
-fn is_in_memory(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> bool {
+/// Where the limit of a key is: in one place, but for the number of its rows.
+fn homes(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> Home {
     let statements = programs.iter().flatten().flatten();
     let numbers = statements.filter(|at| at.is_for(key)).filter_map(|at| at.limit(key));
-    let stores: BTreeSet<bool> =
-        numbers.map(|number| has_no_rows(&limits[usize::from(number)])).collect();
-    assert!(stores.len() < 2, "a key whose limit is in rows and in memory");
-    stores.first().copied().unwrap_or_else(|| has_no_rows(&limits[0]))
+    let mut homes: Vec<Home> =
+        numbers.map(|number| Home::of(&limits[usize::from(number)])).collect();
+    homes.push(homes.first().copied().unwrap_or_else(|| Home::of(&limits[0])));
+    let first = homes[0];
+    let is_same = |home: &Home| *home == first || home.is_in_table() && first.is_in_table();
+    assert!(homes.iter().all(is_same), "a key whose limit is in rows and in memory");
+    first
 }
 
 /// The versions that a session knows of.
@@ -538,7 +618,8 @@ fn read_versions(session: &SessionState) -> Vec<Tid> {
             _ => {}
         }
     }
-    if let Some(Primitive::TryLockUpdated(_, next, _)) = &session.pending {
+    let pending = session.pending.as_ref().map(Primitive::itself);
+    if let Some(Primitive::TryLockUpdated(_, next, _)) = pending {
         read.push(*next);
     }
     if let Some(
@@ -550,7 +631,7 @@ fn read_versions(session: &SessionState) -> Vec<Tid> {
         | Primitive::Delete(tid)
         | Primitive::Rename(tid, _)
         | Primitive::WaitForInsert(tid),
-    ) = &session.pending
+    ) = pending
     {
         read.push(*tid);
     }

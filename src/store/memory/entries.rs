@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
-    Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
+    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
 };
 use ratelimit_memory::SavedGuard;
 
@@ -101,8 +101,9 @@ impl Entries for SharedEntries {
         self.memory.states.forget_name(self.id(name, b""), is_counted)
     }
 
-    fn evictions(&self, id: Id) -> u32 {
-        SavedMemory::seen().map_or(0, |saved| saved.evictions(id))
+    fn before_read(&self, id: Id) -> BeforeRead {
+        let evictions = SavedMemory::seen().map_or(0, |saved| saved.evictions(id));
+        BeforeRead { evictions, on_standby: is_in_recovery() }
     }
 
     fn load(
@@ -110,10 +111,10 @@ impl Entries for SharedEntries {
         id: Id,
         name_and_key: (&[u8], &[u8]),
         state: Option<&State>,
-        (evictions, save): (u32, Micros),
+        (before, save): (BeforeRead, Micros),
     ) -> Loaded {
         let Some(saved) = SavedMemory::seen() else { return Loaded::NoRoom };
-        saved.load(self.scope, id, name_and_key, state, (evictions, save, is_in_recovery()))
+        saved.load(self.scope, id, name_and_key, state, (before, save))
     }
 
     fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey> {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 
 use ratelimit_core::saved::{NewKey, NoRoom, Unsaved};
 use ratelimit_core::{Micros, State};
-use ratelimit_limiter::ports::{Id, Loaded, SavedKey, SavedState};
+use ratelimit_limiter::ports::{BeforeRead, Id, Loaded, SavedKey, SavedState};
 use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;
@@ -219,8 +219,9 @@ impl SavedMemory {
         id: Id,
         (name, key): (&[u8], &[u8]),
         state: Option<&State>,
-        (evictions, save, on_standby): (u32, Micros, bool),
+        (before, save): (BeforeRead, Micros),
     ) -> Loaded {
+        let BeforeRead { evictions, on_standby } = before;
         let mut guard = self.lock(partition_of(id));
         let mut partition = guard.partition();
         if partition.evictions() != evictions {

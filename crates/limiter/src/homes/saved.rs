@@ -140,11 +140,11 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
 /// As [`change`].
 fn load<H: Host>(host: &H, target: &Target, id: Id) -> Result<()> {
     let entries = host.saved_entries()?;
-    let evictions = entries.evictions(id);
+    let before = entries.before_read(id);
     host.wait_for_leaving(id)?;
     let state = read_row(host, target)?;
     let texts = (target.name, target.key);
-    match entries.load(id, texts, state.as_ref(), (evictions, save(target))) {
+    match entries.load(id, texts, state.as_ref(), (before, save(target))) {
         Loaded::Yes | Loaded::Moved => Ok(()),
         Loaded::NoRoom => wait_for_room(host, target),
     }

@@ -59,6 +59,15 @@ pub enum SavedState {
     OfStandby(Option<State>),
 }
 
+/// How things stood before a row was read, which may be newer by now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BeforeRead {
+    /// How many saved keys made room for others in the part of memory where this one is.
+    pub evictions: u32,
+    /// Whether this was a standby, whose rows may have changed up to its promotion.
+    pub on_standby: bool,
+}
+
 /// What came of putting in a key that is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loaded {
@@ -99,16 +108,16 @@ pub trait Entries {
     /// Forgets the entries of a name's keys; returns how many keys had one.
     fn forget_name(&self, name: &[u8]) -> u64;
 
-    /// How many saved keys of the part of memory where this one is made room for others; before its row is read.
-    fn evictions(&self, id: Id) -> u32;
+    /// How things stand before the row of a saved key is read.
+    fn before_read(&self, id: Id) -> BeforeRead;
 
-    /// Puts in a saved key, with the state that its row has, read since `evictions`.
+    /// Puts in a saved key, with the state that its row has, read since `before`.
     fn load(
         &self,
         id: Id,
         name_and_key: (&[u8], &[u8]),
         state: Option<&State>,
-        evictions_and_save: (u32, Micros),
+        before_and_save: (BeforeRead, Micros),
     ) -> Loaded;
 
     /// Visits the saved keys of a name, or of all, that are in memory: with key and state.

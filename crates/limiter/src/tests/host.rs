@@ -542,8 +542,8 @@ impl Entries for Shared {
         counted
     }
 
-    fn evictions(&self, _: Id) -> u32 {
-        0
+    fn before_read(&self, _: Id) -> BeforeRead {
+        BeforeRead { evictions: 0, on_standby: false }
     }
 
     fn load(
@@ -551,7 +551,7 @@ impl Entries for Shared {
         id: Id,
         (name, key): (&[u8], &[u8]),
         state: Option<&State>,
-        _: (u32, Micros),
+        _: (BeforeRead, Micros),
     ) -> Loaded {
         let key = SavedKey { name: name.to_vec(), key: key.to_vec(), state: state.cloned() };
         let entry = SavedEntry { key, unsaved: false, of_standby: false };

@@ -109,7 +109,7 @@ impl Database {
                 self.forgotten.push(key);
                 StepReply::Was(self.entries.len() < count)
             }
-            _ => StepReply::Done,
+            _ => self.save(session, step),
         }
     }
 

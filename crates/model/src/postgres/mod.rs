@@ -1,6 +1,6 @@
 //! A model of PostgreSQL's rows: version chains, transactions and subtransactions, row locks, inserts that are not yet
-//! confirmed, and reads of the latest committed state. It also has what sessions share besides: entries of memory, the
-//! definition, blocks and the clock.
+//! confirmed, and reads of the latest committed state. It also has what sessions share besides: entries of memory, those
+//! that are saved with who saves them, the definition, blocks and the clock.
 //!
 //! Each rule has a step, functions of PostgreSQL that it stands for, and a spec of `tests/isolation/specs` in which
 //! PostgreSQL shows it:
@@ -35,11 +35,14 @@
 
 mod end;
 mod execute;
+mod saved;
 mod versions;
 
 use std::collections::BTreeMap;
 
-use crate::content::{Content, EntryContent};
+use crate::content::{Content, EntryContent, Total};
+
+pub use saved::{LoadedKey, SavedEntry, SavedPlaces};
 
 /// A transaction or subtransaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -183,6 +186,47 @@ pub enum Primitive {
     RemoveEntry([u64; 2]),
     /// Forgets all of a key, under the lock.
     RemoveEntries(u64),
+    /// Counts the saved entries that were removed or evicted, under the lock.
+    CountSavedGone,
+    /// Counts those that were evicted, under the lock, and looks whether this is a standby, before the row of a key is
+    /// read.
+    BeforeRead,
+    /// Puts in a saved key with what its row has, read since so many evictions, on a standby or not, under the lock.
+    LoadSaved(u8, Option<Total>, (u8, bool)),
+    /// Reads a saved entry, under the lock.
+    ReadSaved(u8),
+    /// Writes it, `None`: it is full, under the lock: with when nobody misses it.
+    WriteSaved(u8, Option<Total>, Option<i64>),
+    /// Forgets it, under the lock, which no limiter does.
+    RemoveSaved(u8),
+    /// Lists the saved keys, under the lock.
+    ListSaved,
+    /// Begins to save, unless somebody does (`writer::begin`); where it waits, once nobody does.
+    BeginTurn(bool),
+    /// Copies what is unsaved at a place, under the lock (`SavedMemory::copy`).
+    CopySaved(u8),
+    /// Ends the transaction in which copies were written, of these keys: commits or not (`background::transaction`).
+    EndWrites(bool, Vec<u8>),
+    /// Notes under the lock whether the copy of a key was written (`SavedMemory::settle`).
+    SettleSaved(u8, bool),
+    /// Ceases to save (`writer::end`).
+    EndTurn,
+    /// A step of the worker for which the session waits (`writer::wait`).
+    OfWorker(Box<Primitive>),
+    /// What the primary has written of a key arrives on this standby: so many tokens are left.
+    Replicate(u8, u8),
+    /// This standby becomes a primary.
+    Promote,
+}
+
+impl Primitive {
+    /// The step itself, where it is one of the worker.
+    pub fn itself(&self) -> &Primitive {
+        match self {
+            Primitive::OfWorker(step) => step,
+            step => step,
+        }
+    }
 }
 
 /// What a step returns.
@@ -212,6 +256,14 @@ pub enum StepReply {
     Held(Vec<i32>),
     /// An entry.
     Entry(Option<EntryContent>),
+    /// A saved entry.
+    Saved(Option<SavedEntry>),
+    /// How many saved entries were evicted, and whether this is a standby.
+    BeforeRead(u8, bool),
+    /// What came of a saved key that was to be put in.
+    Loaded(LoadedKey),
+    /// Saved keys with their states, and the place to go on at.
+    Copies(Vec<(u8, Option<Total>)>, Option<u8>),
 }
 
 /// What is wrong with the rows or the memory, to see that the properties notice.
@@ -249,6 +301,20 @@ pub enum Flaw {
     IdDrawnTwice,
     /// A definition is read once, and kept whatever is defined later.
     DefinitionKept,
+    /// What was read of a row is put in though others were evicted meanwhile.
+    EvictionsOverlooked,
+    /// Two save at once.
+    TwoWriters,
+    /// Copies are noted as written before the commit.
+    SettledBeforeCommit,
+    /// A server that stops saves nothing more.
+    StoppedUnsaved,
+    /// A server that stops leaves it to who saves just then, whose copies may be older.
+    StoppedInTurn,
+    /// What a standby counted is trusted once it is a primary.
+    StandbyTrusted,
+    /// Likewise what it read before, where it is put in after.
+    StandbyReadTrusted,
 }
 
 /// What sessions share.
@@ -275,10 +341,18 @@ pub struct Database {
     pub room: u8,
     /// The keys whose entries were forgotten or, while they were in use, evicted, for who keeps the books.
     pub forgotten: Vec<u64>,
+    /// The saved keys that have another state than calls are told: they were reset, or read on a standby.
+    pub noted: Vec<(u8, Option<Total>)>,
+    /// Whether a key was refused though there was room.
+    pub refused: bool,
     /// The number of the definition.
     pub defined: u8,
     /// By session, what its transaction defines.
     pub defining: Vec<Option<u8>>,
+    /// The entries that are saved.
+    pub saved: SavedPlaces,
+    /// Whether this is a standby.
+    pub in_recovery: bool,
     /// The keys that are blocked.
     pub blocked: Vec<u8>,
     /// By session, the key that its transaction blocks.

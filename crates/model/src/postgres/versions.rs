@@ -87,6 +87,8 @@ impl Database {
     /// Whether a step would not wait.
     pub fn is_enabled(&self, session: usize, step: &Primitive) -> bool {
         match step {
+            Primitive::OfWorker(step) => self.is_enabled(self.open.len() - 1, step),
+            Primitive::BeginTurn(true) => self.saved.saver.is_none(),
             &Primitive::Lock(tid, _) => self.follow(session, tid).is_ok(),
             Primitive::TryLockUpdated(tid, next, _) => {
                 let committed = |(xid, _)| self.status(xid) == TransactionStatus::Committed;

@@ -2,6 +2,7 @@
 
 mod leases;
 mod memory;
+mod saved;
 mod several;
 mod shards;
 mod single;
@@ -36,6 +37,7 @@ pub fn groups(long: bool) -> Vec<Group> {
         ("several", several::all(long)),
         ("leases", leases::all(long)),
         ("memory", memory::all(long)),
+        ("saved", saved::all(long)),
     ];
     groups.into_iter().map(|(name, all)| (name, all.into_iter().map(Arc::new).collect())).collect()
 }

@@ -1,0 +1,91 @@
+//! The turn of who saves, as the extension's `save.rs` and `writer.rs` have it: what is unsaved is copied, written by
+//! the limiter in a transaction of its own, and noted as written after the commit.
+
+use ratelimit_core::State;
+use ratelimit_limiter::error::Result;
+use ratelimit_limiter::homes;
+
+use crate::content::Total;
+use crate::postgres::{Flaw, Primitive, StepReply};
+use crate::run::Run;
+use crate::statement::{KEYS, NAME};
+
+/// How a turn ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TurnEnd {
+    /// It commits.
+    Committed,
+    /// Its transaction fails, and is rolled back.
+    RolledBack,
+    /// Who saves is gone before the commit.
+    Killed,
+}
+
+/// Saves what is unsaved, unless somebody does.
+///
+/// # Errors
+/// Those of the rows.
+pub fn save(run: &Run, end: TurnEnd) -> Result<()> {
+    if was(run, Primitive::BeginTurn(false)) {
+        turn(run, end)?;
+        run.step(Primitive::EndTurn);
+    }
+    Ok(())
+}
+
+/// Waits for who saves, and then until the worker has saved; false if that was nothing.
+///
+/// # Errors
+/// Those of the rows.
+pub fn wait(run: &Run) -> Result<bool> {
+    was(run, Primitive::BeginTurn(true));
+    let written = turn(run, TurnEnd::Committed)?;
+    run.step(Primitive::EndTurn);
+    Ok(written)
+}
+
+/// Saves what is unsaved; whether anything was written, or nothing was to be.
+///
+/// # Errors
+/// Those of the rows.
+fn turn(run: &Run, end: TurnEnd) -> Result<bool> {
+    let copies = copies(run);
+    let mut written = Vec::new();
+    for (key, state) in &copies {
+        let state: Option<&State> = state.as_ref().map(|Total(state)| state);
+        written.push(homes::save(run, run, (NAME, KEYS[usize::from(*key)]), state)?);
+    }
+    let all = || copies.iter().map(|(key, _)| *key).zip(written.iter().copied());
+    let settle = |commits: bool| {
+        for (key, is_written) in all() {
+            run.step(Primitive::SettleSaved(key, is_written && commits));
+        }
+    };
+    if run.has(Flaw::SettledBeforeCommit) {
+        settle(true);
+    }
+    let commits = end == TurnEnd::Committed;
+    let keys = all().filter(|(_, is_written)| *is_written).map(|(key, _)| key).collect();
+    run.step(Primitive::EndWrites(commits, keys));
+    if end != TurnEnd::Killed {
+        settle(commits);
+    }
+    Ok(copies.is_empty() || written.contains(&true))
+}
+
+/// Copies what is unsaved, a place at a time.
+fn copies(run: &Run) -> Vec<(u8, Option<Total>)> {
+    let (mut copies, mut from) = (Vec::new(), Some(0));
+    while let Some(place) = from {
+        let reply = run.step(Primitive::CopySaved(place));
+        let StepReply::Copies(more, next) = reply else { unreachable!("{reply:?}") };
+        copies.extend(more);
+        from = next;
+    }
+    copies.sort_by_key(|(key, _)| *key);
+    copies
+}
+
+fn was(run: &Run, step: Primitive) -> bool {
+    run.step(step) == StepReply::Was(true)
+}
