@@ -6,7 +6,7 @@ use ratelimit_limiter::ports::{
 };
 
 use crate::content::{EntryContent, Total};
-use crate::postgres::{Flaw, LoadedKey, Primitive, SavedEntry, StepReply};
+use crate::postgres::{Flaw, LoadedKey, Primitive, SavedContent, StepReply};
 use crate::run::Run;
 use crate::statement::{KEYS, NAME, key_number};
 
@@ -156,7 +156,7 @@ impl LockedEntries for LockedPartition<'_> {
     fn read_saved(&mut self, id: Id) -> SavedState {
         let reply = self.0.at_once(Primitive::ReadSaved(id.key[0] as u8));
         let StepReply::Saved(found) = reply else { unreachable!("{reply:?}") };
-        let Some(SavedEntry { state, of_standby }) = found else { return SavedState::Absent };
+        let Some(SavedContent { state, of_standby }) = found else { return SavedState::Absent };
         let state = state.map(|Total(state)| state);
         if of_standby { SavedState::OfStandby(state) } else { SavedState::Here(state) }
     }

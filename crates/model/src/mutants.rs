@@ -1,5 +1,6 @@
 //! Mutants: a fault in the model's rows or memory, or in the limiter, that a property must notice. Those of the limiter
-//! are the patches of `mutants.py` beside this crate, which switches them on by number in a copy of `crates/limiter` and its core.
+//! are the patches of `mutants.py` beside this crate, which switches them on by number in a copy of the limiter and its
+//! core.
 
 use crate::explore::{Findings, explore};
 use crate::postgres::Flaw;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::scenarios::of_bucket;
+use crate::scenarios::{SAVED_A_SECOND, of_bucket};
 use crate::world::Scenario;
 
 /// Random numbers from a seed: xorshift64, G. Marsaglia, "Xorshift RNGs", 2003.
@@ -28,6 +28,7 @@ pub fn scenario(number: u64) -> Arc<Scenario> {
         2 => timed(numbers),
         3 => timed_shards(numbers),
         4 => reserved(numbers),
+        5 => saved(numbers),
         _ => bucket(numbers),
     };
     Arc::new(Scenario { name: format!("{number}: {}", scenario.name), ..scenario })
@@ -187,6 +188,35 @@ fn reserved(numbers: &mut Numbers) -> Scenario {
     let name = format!("{text} (reserved, {shards} shards)");
     let scenario = disturbed(numbers, Scenario { name, debt: 2.0, ..scenario }, &[]);
     if numbers.below(5) == 0 { scenario.through_sql() } else { scenario }
+}
+
+/// A bucket in memory that is saved, of two keys.
+fn saved(numbers: &mut Numbers) -> Scenario {
+    let room = 1 + u8::from(numbers.below(3) > 0);
+    let statements = [
+        "take a #",
+        "take a #",
+        "take b #",
+        "check a #",
+        "credit a #",
+        "reset a",
+        "reset_all",
+        "all a 1, b #",
+        "all b #, a 1",
+    ];
+    // Two keys at once have no room where there is room for one.
+    let statements = if room == 1 { &statements[..7] } else { &statements[..] };
+    let turns =
+        ["save", "save; commit; save", "save_fails; commit; save", "save_dies; commit; save"];
+    let saver = turns[numbers.below(4) as usize];
+    let text = format!("{} | {saver}", program(numbers, 2, 2, statements));
+    let scenario = Scenario::new(&text, &[SAVED_A_SECOND]);
+    let name = format!("{text} (saved, room {room})");
+    let scenario = match numbers.below(4) {
+        0 => scenario.stopping(),
+        _ => disturbed(numbers, scenario, &[&[SECOND]]),
+    };
+    Scenario { name, room, ..scenario }
 }
 
 fn session(numbers: &mut Numbers, capacity: u64, is_sharded: bool) -> String {

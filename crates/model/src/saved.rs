@@ -6,7 +6,7 @@ use ratelimit_limiter::target::Home;
 
 use crate::content::Total;
 use crate::oracle;
-use crate::postgres::{Flaw, Primitive, SavedEntry, StepReply};
+use crate::postgres::{Flaw, Primitive, SavedContent, StepReply};
 use crate::properties::TOLERANCE;
 use crate::run;
 use crate::statement::{Command, KEYS};
@@ -74,11 +74,11 @@ impl Scenario {
         let row = oracle::left_in_rows(limit, key, &world.database.committed(key), now);
         let (is, of_memory) = match world.database.saved.entry(key) {
             None => (row, None),
-            Some(SavedEntry { state, of_standby: true }) => match world.database.in_recovery {
+            Some(SavedContent { state, of_standby: true }) => match world.database.in_recovery {
                 true => (left(state.as_ref()), None),
                 false => (left(state.as_ref()).min(row), None),
             },
-            Some(SavedEntry { state, .. }) => (left(state.as_ref()), Some(left(state.as_ref()))),
+            Some(SavedContent { state, .. }) => (left(state.as_ref()), Some(left(state.as_ref()))),
         };
         let should = left(world.committed[usize::from(key)].as_ref());
         let kept = left(world.kept[usize::from(key)].as_ref());

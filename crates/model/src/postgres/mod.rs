@@ -1,6 +1,6 @@
 //! A model of PostgreSQL's rows: version chains, transactions and subtransactions, row locks, inserts that are not yet
-//! confirmed, and reads of the latest committed state. It also has what sessions share besides: entries of memory, those
-//! that are saved with who saves them, the definition, blocks and the clock.
+//! confirmed, and reads of the latest committed state. It also has what sessions share besides: entries of memory, with
+//! who saves some of them, the definition, blocks and the clock.
 //!
 //! Each rule has a step, functions of PostgreSQL that it stands for, and a spec of `tests/isolation/specs` in which
 //! PostgreSQL shows it:
@@ -42,7 +42,7 @@ use std::collections::BTreeMap;
 
 use crate::content::{Content, EntryContent, Total};
 
-pub use saved::{LoadedKey, SavedEntry, SavedPlaces};
+pub use saved::{LoadedKey, SavedContent, SavedPlaces};
 
 /// A transaction or subtransaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -257,7 +257,7 @@ pub enum StepReply {
     /// An entry.
     Entry(Option<EntryContent>),
     /// A saved entry.
-    Saved(Option<SavedEntry>),
+    Saved(Option<SavedContent>),
     /// How many saved entries were evicted, and whether this is a standby.
     BeforeRead(u8, bool),
     /// What came of a saved key that was to be put in.

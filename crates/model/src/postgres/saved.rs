@@ -26,7 +26,7 @@ pub enum LoadedKey {
 
 /// A saved entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SavedEntry {
+pub struct SavedContent {
     /// Its state; `None`: it is full.
     pub state: Option<Total>,
     /// Whether it was counted on a standby; as it is read, and this is none any more.
@@ -71,11 +71,11 @@ impl SavedPlaces {
     }
 
     /// What is there of a key.
-    pub fn entry(&self, key: u8) -> Option<SavedEntry> {
+    pub fn entry(&self, key: u8) -> Option<SavedContent> {
         let mut copy = self.clone();
         let mut partition = copy.partition();
         let state = partition.call(hash(key))?.map(Total);
-        Some(SavedEntry { state, of_standby: partition.is_of_standby(hash(key)) })
+        Some(SavedContent { state, of_standby: partition.is_of_standby(hash(key)) })
     }
 
     /// The keys that are not saved.
@@ -132,7 +132,7 @@ impl Database {
                 // A call's, which makes it the last one to be evicted.
                 self.saved.partition().call(hash(key));
                 let is_trusted = in_recovery || self.has(Flaw::StandbyTrusted);
-                StepReply::Saved(self.saved.entry(key).map(|entry| SavedEntry {
+                StepReply::Saved(self.saved.entry(key).map(|entry| SavedContent {
                     of_standby: entry.of_standby && !is_trusted,
                     ..entry
                 }))

@@ -7,6 +7,8 @@ mod several;
 mod shards;
 mod single;
 
+pub use saved::A_SECOND as SAVED_A_SECOND;
+
 use std::sync::Arc;
 
 use crate::world::Scenario;

@@ -3,8 +3,16 @@
 use super::bucket;
 use crate::world::Scenario;
 
-const BUCKET: &str = r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 3, "store": "memory", "save": "1 second"}"#;
-const A_SECOND: &str = r#"{"kind": "token bucket", "rate": 1, "period": "1 second", "capacity": 2, "store": "memory", "save": "1 second"}"#;
+/// A bucket of three tokens, which refills in a time that does not count.
+const BUCKET: &str = concat!(
+    r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 3, "#,
+    r#""store": "memory", "save": "1 second"}"#
+);
+/// A bucket of two that refills one a second.
+pub const A_SECOND: &str = concat!(
+    r#"{"kind": "token bucket", "rate": 1, "period": "1 second", "capacity": 2, "#,
+    r#""store": "memory", "save": "1 second"}"#
+);
 const SLOTS: &str = r#"{"kind": "concurrency", "slots": 2, "ttl": "1 hour", "store": "memory", "save": "1 second"}"#;
 const SECOND: i64 = 1_000_000;
 
