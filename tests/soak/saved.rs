@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use postgres::Client;
 use postgres::error::SqlState;
+use postgres::{Client, Row};
+use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage, judge};
 
+use crate::history::FOLDER;
 use crate::own::Server;
 use crate::scale;
 use crate::shared_memory::set_keys;
@@ -109,6 +111,113 @@ fn a_clean_stop_loses_nothing_and_a_crash_what_was_taken_since_the_last_save() {
         println!("round {round}: told {told}, taken {taken} of {least} to {most}");
         assert!((least..=most).contains(&taken), "round {round}: {taken} of {least} to {most}");
         (least, most) = (taken, taken);
+    }
+}
+
+/// For what is answered of keys of which so much is left: as if the rest had been taken at once.
+fn recorder(left: &[f64]) -> Recorder {
+    let recorder = Recorder::new();
+    let config = format!(
+        r#"{{"kind": "token bucket", "rate": 1e-300, "period": "1 day", "capacity": {CAPACITY}, "store": "memory", "save": "100 milliseconds"}}"#
+    );
+    for key in 1..=KEYS {
+        recorder.key("saved", &key.to_string(), &config, Storage::Memory);
+    }
+    let taken = |left: &&[f64]| {
+        let take = |left: f64| {
+            let reply = Reply { ok: true, remaining: Some(left), retry_at: None };
+            (Asked::Limit { count: CAPACITY - left, reserve: false }, None, reply)
+        };
+        let all = left.iter().map(|&left| take(left));
+        (0..).zip(all).map(|(key, (asked, now, reply))| (key, asked, now, reply)).collect()
+    };
+    recorder.session().call(|| Ok::<_, ()>(left), taken).unwrap();
+    recorder
+}
+
+/// What is left of each key.
+fn left(client: &mut Client) -> Vec<f64> {
+    let sql = format!(
+        "SELECT remaining FROM generate_series(1, {KEYS}) key, rl_check('saved', key::text) ORDER BY key"
+    );
+    client.query(&sql, &[]).unwrap().iter().map(|row| row.get(0)).collect()
+}
+
+/// Takes and checks until the connection is lost, and with it the answer of the last call; counts by key what it was
+/// told.
+fn take_until_lost(client: &mut Client, mut recording: Recording, told: &[AtomicI64]) {
+    let statements = ["rl_limit", "rl_check"].map(|call| {
+        client.prepare(&format!("SELECT ok, remaining FROM {call}('saved', $1)")).unwrap()
+    });
+    for n in 0.. {
+        let (key, checks) = ((n * 7 % KEYS) as usize, n % 5 == 0);
+        let asked = match checks {
+            true => Asked::Check { count: 1.0, reserve: false },
+            false => Asked::Limit { count: 1.0, reserve: false },
+        };
+        let read = |row: &Row| {
+            let reply = Reply { ok: row.get(0), remaining: Some(row.get(1)), retry_at: None };
+            vec![(key as u32, asked, None, reply)]
+        };
+        let name = (key + 1).to_string();
+        let call = || client.query_one(&statements[usize::from(checks)], &[&name]);
+        match (recording.call(call, read), checks) {
+            (Ok(_), false) => drop(told[key].fetch_add(1, Ordering::SeqCst)),
+            (Ok(_), true) => {}
+            (Err(_), false) => return recording.unanswered([(key as u32, asked)]),
+            (Err(_), true) => return,
+        }
+    }
+}
+
+/// Has the judge say whether some order explains every answer; it refuses them when one is changed.
+fn judged(recorder: &Recorder) {
+    println!("{}", recorder.judge(FOLDER.as_ref(), "refused-saved").unwrap());
+    let changed = recorder.history().with_a_denial().expect("a take");
+    judge(&changed).expect_err("a take that is told to be a denial");
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn one_order_explains_every_answer_over_all_clean_stops_and_up_to_each_crash() {
+    let server = Server::start();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    let mut recorder = recorder(&left(&mut client));
+    let now = |told: &[AtomicI64]| -> Vec<i64> {
+        told.iter().map(|told| told.load(Ordering::SeqCst)).collect()
+    };
+    let told: Vec<AtomicI64> = (0..KEYS).map(|_| AtomicI64::new(0)).collect();
+    for round in 0..scale(6, 30) {
+        let (crashes, mut saved) = (round % 3 == 2, Vec::new());
+        thread::scope(|scope| {
+            for _ in 0..TAKERS {
+                let (mut taker, recording) = (server.client(), recorder.session());
+                let told = &told;
+                scope.spawn(move || take_until_lost(&mut taker, recording, told));
+            }
+            thread::sleep(Duration::from_millis(300));
+            if crashes {
+                saved = now(&told);
+                assert_eq!(number(&mut client, "SELECT rl_save()").min(0), 0);
+                server.kill();
+            }
+            server.restart();
+        });
+        client = server.client();
+        if !crashes {
+            continue;
+        }
+        judged(&recorder);
+        let (left, told_now) = (left(&mut client), now(&told));
+        for (key, left) in left.iter().enumerate() {
+            let taken = (CAPACITY - left) as i64;
+            // A take whose answer got lost may count, of each session one a round.
+            let most = told_now[key] + 3 * TAKERS as i64;
+            assert!((saved[key]..=most).contains(&taken), "{taken} of {} to {most}", saved[key]);
+            told[key].store(taken, Ordering::SeqCst);
+        }
+        recorder = self::recorder(&left);
     }
 }
 
