@@ -6,6 +6,8 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+use std::time::Duration;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
@@ -30,6 +32,10 @@ use ratelimit_pg::values::utf8;
 
 /// How many keys are written in one transaction.
 const TOGETHER: usize = 10_000;
+/// Who saves for the last time tries again for so long where nothing can be written, as while sessions that hold rows
+/// or the table are being ended, too; and how often.
+const LAST_PATIENCE: Micros = Micros(2_000_000);
+const LAST_AGAIN: Duration = Duration::from_millis(10);
 
 /// The worker.
 #[unsafe(no_mangle)]
@@ -42,26 +48,43 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     if !writer::come(writer) {
         return;
     }
-    let goes_on = background::sleep_until(|| Micros(writer.due.load(SeqCst)));
+    let due = || if writer::is_own(writer) { writer.due.load(SeqCst) } else { 0 };
+    let goes_on = background::sleep_until(|| Micros(due()));
+    if goes_on && !writer::is_own(writer) {
+        return;
+    }
     background::connect(origin.database());
-    if !goes_on {
-        save_all(saved, writer, &origin);
-    } else if writer::begin(writer) {
+    if goes_on && writer::begin(writer) {
         let is_for_all = writer.all.swap(0, SeqCst) != 0;
         turn(saved, writer, &origin, (!is_for_all).then(clock::system_time));
         if writer::end(saved, writer, &origin) {
             writer::ask(writer, &origin);
         }
     }
+    // The server starts no other when it stops.
+    if !goes_on || background::is_asked_to_end() {
+        save_all(saved, writer, &origin);
+        if saved.due(origin.scope()).is_some() {
+            writer::ask(writer, &origin);
+        }
+    }
 }
 
-/// Saves all that is unsaved, and what comes meanwhile, unless another does.
+/// Saves all that is unsaved, and what comes meanwhile, unless another does; not for long what others hold.
 fn save_all(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) {
+    let (mut before, mut last) = (writer.saved.load(SeqCst), clock::system_time());
     while writer::begin(writer) {
-        let is_done = turn(saved, writer, origin, None);
-        if !writer::end(saved, writer, origin) || !is_done {
+        turn(saved, writer, origin, None);
+        if !writer::end(saved, writer, origin) {
             return;
         }
+        let (now, count) = (clock::system_time(), writer.saved.load(SeqCst));
+        if count != before {
+            (before, last) = (count, now);
+        } else if now.minus(last) >= LAST_PATIENCE {
+            return;
+        }
+        thread::sleep(LAST_AGAIN);
     }
 }
 
@@ -216,8 +239,8 @@ pub fn usage(function: pgrx::pg_sys::Oid) -> Result<(SavedUsage, u64, String)> {
     Ok((saved.usage(), saved.size(), problem))
 }
 
-/// Saves the keys that are to be by `due`, or all; false if some could not be.
-fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micros>) -> bool {
+/// Saves the keys that are to be by `due`, or all.
+fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micros>) {
     let copies = saved.copy(origin.scope(), due);
     let mut problem = None;
     for batch in copies.chunks(TOGETHER) {
@@ -251,7 +274,6 @@ fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micro
         });
     }
     writer.set_problem(problem.as_deref().unwrap_or_default());
-    problem.is_none()
 }
 
 /// Notes which copies were written.

@@ -25,6 +25,8 @@ mod own;
 mod rules;
 #[path = "soak/saved.rs"]
 mod saved;
+#[path = "soak/saved_faults.rs"]
+mod saved_faults;
 #[path = "soak/shared_memory.rs"]
 mod shared_memory;
 #[path = "soak/standby.rs"]

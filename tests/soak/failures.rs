@@ -8,7 +8,7 @@ use crate::own::Server;
 use crate::rules::Random;
 
 /// Checks that table and indexes are intact.
-fn whole(client: &mut Client) {
+pub fn whole(client: &mut Client) {
     crate::check::whole(client).unwrap();
 }
 
@@ -43,7 +43,7 @@ fn limit_files(backend: &mut Client, megabytes: u64) {
 
 /// Returns the n-th key, of 1,024 incompressible bytes. Keys descend, so that pages of the index split in
 /// halves, and it grows faster than the table.
-fn wide_key(n: u64) -> String {
+pub fn wide_key(n: u64) -> String {
     let mut letters = Random(n);
     let letter = |_| char::from(b'!' + letters.below(90) as u8);
     format!("{:06}{}", 100_000 - n, (0..1018).map(letter).collect::<String>())

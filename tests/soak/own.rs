@@ -115,7 +115,12 @@ impl Server {
 
     /// Starts it again; first stops it, unless it was killed.
     pub fn restart(&self) {
-        self.ctl("restart", &["-m", "fast"]);
+        self.restart_by("fast");
+    }
+
+    /// As [`Server::restart`], in a mode of shutdown: smart, fast or immediate.
+    pub fn restart_by(&self, mode: &str) {
+        self.ctl("restart", &["-m", mode]);
     }
 
     /// Restarts it with another next transaction id, not more than 2^31 after the oldest in use.

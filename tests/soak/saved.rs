@@ -16,12 +16,12 @@ use crate::shared_memory::set_keys;
 use crate::work::Ends;
 
 /// The tokens that a key has, which never refill.
-const CAPACITY: f64 = 1e9;
-const KEYS: i64 = 20;
-const TAKERS: usize = 4;
+pub const CAPACITY: f64 = 1e9;
+pub const KEYS: i64 = 20;
+pub const TAKERS: usize = 4;
 
 /// A bucket in memory, saved so often.
-fn define(client: &mut Client, name: &str, save: &str) {
+pub fn define(client: &mut Client, name: &str, save: &str) {
     let sql = format!(
         "SELECT rl_define('{name}', rl_token_bucket(1e-300, '1 day', capacity => {CAPACITY})
                                     || '{{\"store\": \"memory\", \"save\": \"{save}\"}}')"
@@ -29,20 +29,21 @@ fn define(client: &mut Client, name: &str, save: &str) {
     client.batch_execute(&sql).unwrap();
 }
 
-fn number(client: &mut Client, sql: &str) -> i64 {
+pub fn number(client: &mut Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).unwrap().get(0)
 }
 
 /// How much was taken of all keys, as calls are answered.
-fn taken(client: &mut Client, name: &str) -> i64 {
+pub fn taken(client: &mut Client, name: &str) -> i64 {
     let sql = format!(
-        "SELECT sum({CAPACITY} - remaining)::bigint FROM generate_series(1, {KEYS}) AS key, rl_check('{name}', key::text)"
+        "SELECT sum({CAPACITY} - remaining)::bigint
+         FROM generate_series(1, {KEYS}) AS key, rl_check('{name}', key::text)"
     );
     number(client, &sql)
 }
 
 /// How much the rows say that was taken.
-fn written(client: &mut Client, name: &str) -> i64 {
+pub fn written(client: &mut Client, name: &str) -> i64 {
     let sql = format!(
         "SELECT coalesce(sum({CAPACITY} - value), 0)::bigint FROM rateLimits WHERE name = '{name}'"
     );
@@ -50,7 +51,7 @@ fn written(client: &mut Client, name: &str) -> i64 {
 }
 
 /// Waits until something is so.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
@@ -59,7 +60,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// What sessions were told that they took, while `work` was done; they end with their connections.
-fn under_load(server: &Server, work: impl FnOnce(&AtomicI64)) -> i64 {
+pub fn under_load(server: &Server, work: impl FnOnce(&AtomicI64)) -> i64 {
     let (told, stop) = (AtomicI64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         for taker in 0..TAKERS {
@@ -353,9 +354,8 @@ fn the_writer_is_in_nobodys_way() {
     client.batch_execute("CREATE DATABASE other").unwrap();
     client.batch_execute("ALTER DATABASE other SET default_transaction_read_only = on").unwrap();
     let mut other = server.connect("other").unwrap();
-    other
-        .batch_execute("SET default_transaction_read_only = off; CREATE EXTENSION ratelimit")
-        .unwrap();
+    other.batch_execute("SET default_transaction_read_only = off").unwrap();
+    other.batch_execute("CREATE EXTENSION ratelimit").unwrap();
     define(&mut other, "saved", "100 milliseconds");
     other.batch_execute("SELECT rl_limit('saved', '1', 5)").unwrap();
     until("it is saved", || written(&mut other, "saved") == 5);

@@ -53,6 +53,11 @@ pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
     }
 }
 
+/// Whether this worker is asked to end since it began, or was told so last.
+pub fn is_asked_to_end() -> bool {
+    BackgroundWorker::sigterm_received()
+}
+
 /// Connects a worker to a database, as the role that installed the server, under settings with which it can write,
 /// waits for nobody long, and is not slowed by a standby.
 pub fn connect(database: pg_sys::Oid) {
@@ -80,6 +85,8 @@ pub fn transaction<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, Str
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
             pg_sys::StartTransactionCommand();
+            // Whatever the session's default is.
+            pg_sys::XactReadOnly = pg_sys::RecoveryInProgress();
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let outcome = work();
             if outcome.is_ok() {

@@ -104,6 +104,12 @@ pub fn is_read_only() -> bool {
     unsafe { pg_sys::XactReadOnly }
 }
 
+/// Whether the catalogs can be read.
+pub fn is_in_transaction() -> bool {
+    // SAFETY: reads the session's state.
+    unsafe { pg_sys::IsTransactionState() }
+}
+
 /// Whether the server is a standby, or recovers.
 #[inline]
 pub fn is_in_recovery() -> bool {

@@ -53,6 +53,11 @@ impl Scope {
         Scope { database, extension }
     }
 
+    /// The scope of this [number](Scope::number).
+    pub fn of_number(number: u64) -> Scope {
+        Scope { database: (number >> 32) as u32, extension: number as u32 }
+    }
+
     /// Database and extension.
     pub fn numbers(self) -> [u32; 2] {
         [self.database, self.extension]

@@ -194,17 +194,27 @@ impl SavedMemory {
         if let Some((_, writer)) = WRITER.get().filter(|(of, _)| *of == scope) {
             return Some(writer);
         }
-        let number = scope.number();
+        let found = self.find_writer(scope.number()).or_else(|| {
+            // Those of dropped ones are free again.
+            if transaction::is_in_transaction() {
+                self.forget_dropped(scope);
+            }
+            self.find_writer(scope.number())
+        })?;
+        WRITER.set(Some((scope, found)));
+        Some(found)
+    }
+
+    /// Finds the place of a scope by its number, or takes one.
+    fn find_writer(&'static self, number: u64) -> Option<&'static Writer> {
         let all = || self.header.writers.iter();
-        let found = all().find(|writer| writer.scope.load(SeqCst) == number).or_else(|| {
+        all().find(|writer| writer.scope.load(SeqCst) == number).or_else(|| {
             let claim = |writer: &&Writer| {
                 let claimed = writer.scope.compare_exchange(0, number, SeqCst, SeqCst);
                 claimed.is_ok() || claimed == Err(number)
             };
             all().find(claim)
-        })?;
-        WRITER.set(Some((scope, found)));
-        Some(found)
+        })
     }
 
     /// How many keys of a partition were evicted.
@@ -363,7 +373,10 @@ impl SavedMemory {
 
     /// Frees what is kept of dropped databases and extensions; see [`Scope::is_dropped`].
     pub fn forget_dropped(&self, own: Scope) {
-        let mut scopes: Vec<[u32; 2]> = Vec::new();
+        let of_writers = self.header.writers.iter().map(|writer| writer.scope.load(SeqCst));
+        let of_writers = of_writers.filter(|&number| number != 0);
+        let mut scopes: Vec<[u32; 2]> =
+            of_writers.map(|number| Scope::of_number(number).numbers()).collect();
         for number in 0..PARTITIONS {
             scopes.extend(self.lock(number).partition().scopes());
             scopes.sort_unstable();
@@ -378,7 +391,10 @@ impl SavedMemory {
         }
         for writer in &self.header.writers {
             let scope = writer.scope.load(SeqCst);
-            if scopes.iter().any(|&dropped| Scope::of(dropped).number() == scope) {
+            let is_dropped = scopes.iter().any(|&dropped| Scope::of(dropped).number() == scope);
+            // Whoever saves, or will, looks at no other scope: the place is free once he has left it.
+            if is_dropped && writer.state.load(SeqCst) == NONE {
+                writer.set_problem("");
                 writer.scope.store(0, SeqCst);
             }
         }

@@ -44,6 +44,8 @@ thread_local! {
     static CHANGED: Cell<Option<Origin>> = const { Cell::new(None) };
     /// What saves at the end of a session.
     static SAVE: Cell<Option<fn(&Origin)>> = const { Cell::new(None) };
+    /// Whether this process saves.
+    static SAVES_NOW: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Origin {
@@ -120,19 +122,18 @@ fn wake(writer: &Writer) {
 #[cold]
 pub fn ask(writer: &Writer, origin: &Origin) {
     let now = clock::system_time();
-    let state = writer.state.load(SeqCst);
-    let is_refused = now.minus(Micros(writer.refused_at.load(SeqCst))) < AGAIN;
-    if is_refused || state == SAVES {
-        return;
-    }
     // One that was asked for and never came has its time of then.
     let at = writer.at.load(SeqCst);
+    let state = writer.state.load(SeqCst);
+    let is_refused = now.minus(Micros(writer.refused_at.load(SeqCst))) < AGAIN;
+    if is_refused || writer.is_there(now) {
+        return;
+    }
     if writer.at.compare_exchange(at, now.0, SeqCst, SeqCst).is_err()
         || writer.state.compare_exchange(state, WAITS, SeqCst, SeqCst).is_err()
     {
         return;
     }
-    writer.process.store(0, SeqCst);
     if background::register(WORKER.0, WORKER.1, &origin.to_text()) {
         return;
     }
@@ -147,43 +148,77 @@ pub fn ask(writer: &Writer, origin: &Origin) {
     }
 }
 
-/// Notes that this process is the worker, until it ends, however that is; false where none is wanted any more.
+/// Notes that this process is the worker, until it ends, however that is; false where none is wanted any more, or
+/// another is there.
 pub fn come(writer: &'static Writer) -> bool {
     thread_local! {
         static OWN: Cell<Option<&'static Writer>> = const { Cell::new(None) };
     }
-    let process = background::process() as u32 + 1;
-    writer.process.store(process, SeqCst);
-    OWN.set(Some(writer));
-    background::at_exit(|| {
-        let Some(writer) = OWN.get() else { return };
-        // As where its database is gone.
-        if writer.process.load(SeqCst) == background::process() as u32 + 1 {
-            writer.process.store(0, SeqCst);
-            if writer.state.swap(NONE, SeqCst) == WAITS {
-                writer.refused_at.store(clock::system_time().0, SeqCst);
-            }
+    loop {
+        if writer.process.compare_exchange(0, number(), SeqCst, SeqCst).is_err() {
+            return false;
         }
-    });
-    writer.state.load(SeqCst) == WAITS
+        if writer.state.load(SeqCst) == WAITS {
+            OWN.set(Some(writer));
+            background::at_exit(|| OWN.get().map_or((), go));
+            return true;
+        }
+        // Another one that was asked for meanwhile may have left, since this one was there.
+        let _ = writer.process.compare_exchange(number(), 0, SeqCst, SeqCst);
+        if writer.state.load(SeqCst) != WAITS {
+            return false;
+        }
+    }
+}
+
+/// Notes that the worker ends, which could not do what it was there for, as where its database is gone. Whoever else
+/// saves by now goes on.
+fn go(writer: &Writer) {
+    let was_there = writer.process.compare_exchange(number(), 0, SeqCst, SeqCst).is_ok();
+    if SAVES_NOW.get() {
+        writer.state.store(NONE, SeqCst);
+    } else if was_there && writer.state.compare_exchange(WAITS, NONE, SeqCst, SeqCst).is_ok() {
+        writer.refused_at.store(clock::system_time().0, SeqCst);
+    }
+}
+
+/// This process, as [`Writer::process`] has it.
+fn number() -> u32 {
+    background::process() as u32 + 1
+}
+
+/// Whether this process, which came as the worker, still is; a session may have saved meanwhile.
+pub fn is_own(writer: &Writer) -> bool {
+    writer.process.load(SeqCst) == number()
 }
 
 /// Begins to save, unless somebody does: then that one looks once more.
 pub fn begin(writer: &Writer) -> bool {
     let from = |state| writer.state.compare_exchange(state, SAVES, SeqCst, SeqCst).is_ok();
-    from(NONE) || from(WAITS)
+    let has_begun = from(NONE) || from(WAITS);
+    SAVES_NOW.set(has_begun);
+    has_begun
 }
 
 /// Ends it; whether there is more to be saved by now, and nobody who does.
 pub fn end(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) -> bool {
     writer.turns.fetch_add(1, SeqCst);
-    writer.process.store(0, SeqCst);
+    // A worker that sleeps while a session saves has nothing to stay for.
+    let process = writer.process.swap(0, SeqCst);
+    if process != 0 && process != number() {
+        background::wake(process as i32 - 1);
+    }
     writer.due.store(i64::MAX, SeqCst);
+    SAVES_NOW.set(false);
     writer.state.store(NONE, SeqCst);
     let Some(due) = saved.due(origin.scope()) else { return false };
     // What could not be saved now is tried again, but not all the time.
     let soonest = clock::system_time().plus(AGAIN_AFTER);
-    writer.due.fetch_min(due.max(soonest).0, SeqCst);
+    let due = due.max(soonest).0;
+    if due < writer.due.fetch_min(due, SeqCst) {
+        // One that was asked for since may sleep already.
+        wake(writer);
+    }
     true
 }
 
