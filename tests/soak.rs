@@ -27,6 +27,10 @@ mod rules;
 mod saved;
 #[path = "soak/saved_faults.rs"]
 mod saved_faults;
+#[path = "soak/saved_load.rs"]
+mod saved_load;
+#[path = "soak/saved_random.rs"]
+mod saved_random;
 #[path = "soak/shared_memory.rs"]
 mod shared_memory;
 #[path = "soak/standby.rs"]
