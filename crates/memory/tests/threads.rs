@@ -2,15 +2,18 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::hint::spin_loop;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
 
-use ratelimit_core::Micros;
-use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::algorithm::{Lease, Leases, Tokens};
+use ratelimit_core::saved::NewKey;
 use ratelimit_core::table::{Kept, Whose, places};
+use ratelimit_core::{Micros, State};
 use ratelimit_memory::{
-    Count, PartitionReadGuard, Partitions, ReadWriteLock, SharedRankings, SharedTallies,
+    Count, PartitionReadGuard, Partitions, ReadWriteLock, SavedPartitions, SharedRankings,
+    SharedTallies,
 };
 
 const THREADS: usize = 4;
@@ -222,4 +225,98 @@ fn denials_are_counted_for_their_keys() {
     assert!(rankings.scopes().iter().all(|&scope| scope == 7));
     rankings.forget(7, None);
     assert_eq!((rankings.most_denied(7, None, 9), rankings.scopes()), (vec![], vec![]));
+}
+
+/// As [`partitions`].
+fn saved_partitions(segment: &Segment, count: usize, each: usize) -> SavedPartitions<'_, Lock> {
+    // SAFETY: as there.
+    unsafe { SavedPartitions::at(segment.address, count, each) }
+}
+
+#[test]
+fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written() {
+    const COUNT: usize = 2;
+    const KEYS: usize = 40;
+    // No room for all of them at once, so that keys are evicted, and read again from what is written.
+    let each = 24;
+    let segment = Segment::new(SavedPartitions::<Lock>::size(COUNT, each));
+    let partitions = || saved_partitions(&segment, COUNT, each);
+    let states: Vec<Mutex<Option<State>>> = (0..KEYS).map(|_| Mutex::new(None)).collect();
+    let count = |state: &Option<State>| match state {
+        Some(State::Leases(leases)) => leases.ts.0,
+        Some(state) => state.value() as i64,
+        None => 0,
+    };
+    let (scope, done) = ([1, 2], AtomicI32::new(0));
+    let write = || {
+        for number in 0..COUNT {
+            let (mut copies, mut from) = (Vec::new(), Some(0));
+            while let Some(place) = from {
+                let mut guard = partitions().lock(number);
+                from = guard.partition().copy((place, 5), scope, None, &mut copies);
+            }
+            for copy in copies {
+                let n = (0..KEYS).find(|&n| copy.key == text(n)).unwrap();
+                assert_eq!((&copy.name[..], copy.hash), (&b"name"[..], key(n)));
+                *states[n].lock().unwrap() = copy.state;
+                partitions().lock(number).partition().settle(copy.hash, true);
+            }
+        }
+    };
+    threads(|thread| {
+        if thread == 0 {
+            // The writer.
+            while done.load(Relaxed) < THREADS as i32 - 1 {
+                write();
+                thread::yield_now();
+            }
+            return;
+        }
+        for call in 0..CALLS {
+            let n = (call * 7 + thread) % KEYS;
+            let hash = key(n);
+            let number = n % COUNT;
+            loop {
+                let mut guard = partitions().lock(number);
+                let mut partition = guard.partition();
+                let Some(found) = partition.call(hash) else {
+                    let evictions = partition.evictions();
+                    drop(guard);
+                    let state = states[n].lock().unwrap().clone();
+                    let mut guard = partitions().lock(number);
+                    let mut partition = guard.partition();
+                    if partition.evictions() == evictions {
+                        let text = text(n);
+                        let (name, save) = (&b"name"[..], 100);
+                        let new = NewKey { hash, scope, name, key: &text, save, on_standby: false };
+                        // Where there is no room, the writer makes some.
+                        let _ = partition.load(new, state.as_ref(), NOW);
+                    }
+                    drop(guard);
+                    thread::yield_now();
+                    continue;
+                };
+                let value = count(&found) + 1;
+                let state = if n.is_multiple_of(3) {
+                    let lease = Lease { id: Micros(value), expires_at: NOW };
+                    State::Leases(Leases { leases: vec![lease; n % 5], ts: Micros(value) })
+                } else {
+                    State::Tokens(Tokens { value: value as f64, ts: NOW, brought: None })
+                };
+                if partition.set(hash, Some(&state), None, (Some(100), NOW)).is_ok() {
+                    break;
+                }
+            }
+        }
+        done.fetch_add(1, Relaxed);
+    });
+    write();
+    let sum: i64 = states.iter().map(|state| count(&state.lock().unwrap())).sum();
+    assert_eq!(sum, ((THREADS - 1) * CALLS) as i64);
+    assert!((0..COUNT).all(|number| partitions().lock(number).partition().unsaved() == 0));
+}
+
+/// The text of a key, some of them longer than a cell.
+fn text(n: usize) -> Vec<u8> {
+    format!("{n} {}", "long ".repeat(n % 30)).into_bytes()
 }
