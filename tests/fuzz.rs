@@ -40,6 +40,8 @@ const CONFIGS: &[&str] = &[
     r#"{"kind": "token bucket", "rate": 5, "period": 1000, "store": "memory"}"#,
     r#"{"kind": "fixed window", "rate": 5, "period": 1000, "store": "memory", "enforce": false}"#,
     r#"{"kind": "sliding window", "rate": 5, "period": 1000, "store": "memory"}"#,
+    r#"{"kind": "token bucket", "rate": 5, "period": 1000, "store": "memory", "save": "100 ms"}"#,
+    r#"{"kind": "concurrency", "slots": 3, "ttl": 1000, "store": "memory", "save": 3600000}"#,
     r#"{"kind": "fixed window", "rate": 5, "period": 1000, "overage": true}"#,
     r#"{"kind": "concurrency", "slots": 3, "ttl": 1000}"#,
     r#"{"kind": "concurrency", "slots": 3, "ttl": 1000, "store": "memory"}"#,
@@ -56,6 +58,7 @@ const FIELDS: &[&str] = &[
     "start",
     "timezone",
     "store",
+    "save",
     "enforce",
     "keyed",
     "overage",
@@ -343,6 +346,8 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
              SELECT rl_define('b', rl_sliding_log(5, '1 second'), 'k');
              SELECT rl_define('c', rl_token_bucket(5, '1 second') || '{\"store\": \"memory\"}');
              SELECT rl_define('d', rl_concurrency(5, '1 second'));
+             SELECT rl_define('ab', rl_token_bucket(5, '1 second') || '{\"store\": \"memory\", \"save\": 100}');
+             SELECT rl_define('é', rl_concurrency(5, '1 second') || '{\"store\": \"memory\", \"save\": 100}');
              CREATE TABLE written (author text, number int, amount float8, at timestamptz);
              SET client_min_messages = error; SET statement_timeout = '20s'",
         )
