@@ -119,7 +119,7 @@ impl Database {
         match step {
             Primitive::OfWorker(step) => {
                 let worker = self.open.len() - 1;
-                return self.execute(worker, step, 0);
+                self.execute(worker, step, 0)
             }
             Primitive::CountSavedGone => StepReply::Number(self.saved.partition().gone() as u8),
             Primitive::BeforeRead => {
