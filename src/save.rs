@@ -70,12 +70,15 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     }
 }
 
-/// Saves all that is unsaved, and what comes meanwhile, unless another does; not for long what others hold.
+/// Saves all that is unsaved, unless another does: what others hold not for long, and again what sessions have left to it
+/// that ended meanwhile.
 fn save_all(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) {
     let (mut before, mut last) = (writer.saved.load(SeqCst), clock::system_time());
     while writer::begin(writer) {
-        turn(saved, writer, origin, None);
-        if !writer::end(saved, writer, origin) {
+        let ended = writer.ended.load(SeqCst);
+        let is_done = turn(saved, writer, origin, None);
+        let is_more = writer::end(saved, writer, origin);
+        if !is_more || (is_done && writer.ended.load(SeqCst) == ended) {
             return;
         }
         let (now, count) = (clock::system_time(), writer.saved.load(SeqCst));
@@ -92,6 +95,8 @@ fn save_all(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) {
 pub fn at_exit(origin: &Origin) {
     let Some(saved) = SavedMemory::seen() else { return };
     let Some(writer) = saved.writer(origin.scope()) else { return };
+    // Counted before the look whether somebody saves, who looks at the count after he has ceased to.
+    writer.ended.fetch_add(1, SeqCst);
     if !writer.will_save() && saved.due(origin.scope()).is_some() {
         save_all(saved, writer, origin);
     }
@@ -239,9 +244,10 @@ pub fn usage(function: pgrx::pg_sys::Oid) -> Result<(SavedUsage, u64, String)> {
     Ok((saved.usage(), saved.size(), problem))
 }
 
-/// Saves the keys that are to be by `due`, or all.
-fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micros>) {
+/// Saves the keys that are to be by `due`, or all; false if some could not be.
+fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micros>) -> bool {
     let copies = saved.copy(origin.scope(), due);
+    let before = writer.saved.load(SeqCst);
     let mut problem = None;
     for batch in copies.chunks(TOGETHER) {
         let mut written = write(origin, batch);
@@ -274,6 +280,7 @@ fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micro
         });
     }
     writer.set_problem(problem.as_deref().unwrap_or_default());
+    writer.saved.load(SeqCst) - before == copies.len() as u64
 }
 
 /// Notes which copies were written.

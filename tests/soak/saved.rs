@@ -224,6 +224,54 @@ fn one_order_explains_every_answer_over_all_clean_stops_and_up_to_each_crash() {
 
 #[test]
 #[ignore = "needs a server: make test"]
+fn what_is_taken_while_a_turn_is_under_way_survives_a_clean_stop() {
+    let server = Server::start();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    let mut told = 0;
+    for round in 0..scale(5, 30) {
+        let mut many = server.client();
+        told += under_load(&server, |_| {
+            thread::scope(|scope| {
+                // Of many keys, so that there is always a turn, which takes long.
+                let many = scope.spawn(move || {
+                    let take =
+                        "SELECT rl_limit('saved', 'k' || n) FROM generate_series(1, 20000) n";
+                    while many.batch_execute(take).is_ok() {}
+                });
+                thread::sleep(Duration::from_millis(500 + round % 5 * 30));
+                server.restart();
+                many.join().unwrap();
+            });
+        });
+        client = server.client();
+        let taken = taken(&mut client, "saved");
+        assert!((told..=told + TAKERS as i64).contains(&taken), "round {round}: {taken} of {told}");
+        told = taken;
+    }
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_clean_stop_waits_for_no_row_that_a_prepared_transaction_holds() {
+    let server = Server::start();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    let take = "SELECT rl_limit('saved', key::text) FROM generate_series(1, 20) key";
+    client.batch_execute(take).unwrap();
+    assert_eq!(number(&mut client, "SELECT rl_save()"), 0);
+    let hold =
+        "BEGIN; SELECT FROM rateLimits WHERE key = '7' FOR UPDATE; PREPARE TRANSACTION 'held'";
+    client.batch_execute(hold).unwrap();
+    client.batch_execute(take).unwrap();
+    server.restart();
+    let mut client = server.client();
+    assert_eq!(written(&mut client, "saved"), 39);
+    client.batch_execute("ROLLBACK PREPARED 'held'").unwrap();
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
 fn a_change_is_in_its_row_soon_and_each_key_is_written_once_a_turn() {
     let server = Server::start();
     let mut client = server.client();

@@ -53,7 +53,7 @@ pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
     }
 }
 
-/// Whether this worker is asked to end since it began, or was told so last.
+/// Whether this worker was asked to end.
 pub fn is_asked_to_end() -> bool {
     BackgroundWorker::sigterm_received()
 }

@@ -79,6 +79,8 @@ pub struct Writer {
     pub turns: AtomicU64,
     /// How many keys were saved.
     pub saved: AtomicU64,
+    /// How many sessions that changed keys have ended.
+    pub ended: AtomicU64,
     /// When no worker could be had.
     pub refused_at: AtomicI64,
     /// When it was last told that there is none.
