@@ -303,11 +303,9 @@ fn write(origin: &Origin, copies: &[Unsaved]) -> std::result::Result<Vec<bool>, 
             session.with_rows(RowAccess::Write, |rows| {
                 let write = |copy: &Unsaved| {
                     let (name, key) = (&copy.name[..], &copy.key[..]);
-                    // A definition that says otherwise by now has its own rows.
-                    let is_saved = session.defined(name, key).is_ok_and(|limit| {
-                        limit.is_none_or(|limit| Home::of(&limit).may_be_saved())
-                    });
-                    if !is_saved {
+                    // Whose definition says otherwise by now has rows that others write.
+                    let limit = session.defined(name, key).unwrap_or_default();
+                    if limit.is_some_and(|limit| !Home::of(&limit).may_be_saved()) {
                         return Ok(true);
                     }
                     homes::save(session, rows, (name, key), copy.state.as_ref())

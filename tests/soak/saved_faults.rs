@@ -280,3 +280,37 @@ fn a_database_and_its_owner_can_be_changed_while_keys_are_unsaved() {
     copied.batch_execute("SELECT rl_limit('saved', '1')").unwrap();
     until("the copy is saved", || written(&mut copied, "saved") == before + 1);
 }
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_session_that_fails_to_save_at_its_end_leaves_that_to_the_next() {
+    let server = Server::start();
+    server.client().batch_execute("ALTER SYSTEM SET max_worker_processes = 0").unwrap();
+    server.restart();
+    let mut client = server.client();
+    define(&mut client, "saved", "100 milliseconds");
+    let refuse = "ALTER TABLE rateLimits ADD CONSTRAINT none CHECK (name = 'none') NOT VALID";
+    client.batch_execute(refuse).unwrap();
+    server.client().batch_execute(TAKE_EACH).unwrap();
+    let others = "SELECT count(*) - 1 FROM pg_stat_activity WHERE backend_type = 'client backend'";
+    until("it has ended", || number(&mut client, others) == 0);
+    assert_eq!(number(&mut client, UNSAVED), 20);
+    client.batch_execute("ALTER TABLE rateLimits DROP CONSTRAINT none").unwrap();
+    server.client().batch_execute(TAKE_EACH).unwrap();
+    until("the next has saved", || written(&mut client, "saved") == 40);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn writers_that_sleep_make_room_once_their_extension_is_dropped() {
+    let (_server, mut client) = server("1 hour");
+    // More than there are places for workers.
+    for _ in 0..12 {
+        client.batch_execute(TAKE_EACH).unwrap();
+        client.batch_execute("DROP EXTENSION ratelimit; CREATE EXTENSION ratelimit").unwrap();
+        define(&mut client, "saved", "1 hour");
+    }
+    client.batch_execute(TAKE_EACH).unwrap();
+    until("it is saved", || number(&mut client, SAVE) == 0);
+    assert_eq!(written(&mut client, "saved"), 20);
+}

@@ -144,22 +144,34 @@ pub fn pause(duration: Duration) {
 }
 
 thread_local! {
-    static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
+    static AT_EXIT: Cell<Option<(fn(), fn())>> = const { Cell::new(None) };
 }
 
-/// Sees to it that `work` is done once more when this session ends, outside any transaction.
-pub fn at_exit(work: fn()) {
-    if AT_EXIT.replace(Some(work)).is_none() {
-        // SAFETY: runs while the session can still run a transaction, as what drops temporary tables does.
-        unsafe { pg_sys::before_shmem_exit(Some(run_at_exit), pg_sys::Datum::from(0)) };
+/// Sees to it that `work` is done once more when this session ends, outside any transaction, and `then` after it: also
+/// where an error of PostgreSQL's ends the work, which is FATAL there.
+pub fn at_exit(work: fn(), then: fn()) {
+    if AT_EXIT.replace(Some((work, then))).is_none() {
+        // SAFETY: runs while the session can still run a transaction, as what drops temporary tables does; the last first.
+        unsafe {
+            pg_sys::before_shmem_exit(Some(run_after_exit), pg_sys::Datum::from(0));
+            pg_sys::before_shmem_exit(Some(run_at_exit), pg_sys::Datum::from(0));
+        }
     }
 }
 
-/// Called by PostgreSQL when the session ends. An error ends nothing else here.
+/// Called by PostgreSQL when the session ends.
 #[pgrx::pg_guard]
 extern "C-unwind" fn run_at_exit(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    let Some(work) = AT_EXIT.take() else { return };
+    let Some((work, _)) = AT_EXIT.get() else { return };
     // SAFETY: ends what the session was in.
     unsafe { pg_sys::AbortOutOfAnyTransaction() };
     PgTryBuilder::new(AssertUnwindSafe(work)).catch_others(|_| ()).execute();
+}
+
+/// Called after it.
+#[pgrx::pg_guard]
+extern "C-unwind" fn run_after_exit(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
+    if let Some((_, then)) = AT_EXIT.take() {
+        then();
+    }
 }

@@ -13,6 +13,7 @@ use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;
 use super::id::Scope;
+use super::writer;
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use ratelimit_pg::clock;
@@ -395,9 +396,13 @@ impl SavedMemory {
             let scope = writer.scope.load(SeqCst);
             let is_dropped = scopes.iter().any(|&dropped| Scope::of(dropped).number() == scope);
             // Whoever saves, or will, looks at no other scope: the place is free once he has left it.
-            if is_dropped && writer.state.load(SeqCst) == NONE {
-                writer.set_problem("");
-                writer.scope.store(0, SeqCst);
+            match writer.state.load(SeqCst) {
+                NONE if is_dropped => {
+                    writer.set_problem("");
+                    writer.scope.store(0, SeqCst);
+                }
+                WAITS if is_dropped => writer::send_away(writer),
+                _ => {}
             }
         }
     }

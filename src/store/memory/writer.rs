@@ -17,6 +17,7 @@ use crate::schema::catalog::{self, Catalog};
 use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::server_log;
+use ratelimit_pg::transaction;
 
 /// The worker's name in pg_stat_activity, and the function that it runs.
 const WORKER: (&str, &str) = ("ratelimit writer", "ratelimit_writer_main");
@@ -93,7 +94,7 @@ pub fn init(save: fn(&Origin)) {
 /// Sees to it that a key that was just changed is saved by then.
 pub fn later(saved: &'static SavedMemory, origin: &Origin, due: Micros) {
     if CHANGED.replace(Some(*origin)).is_none() {
-        background::at_exit(at_exit);
+        background::at_exit(at_exit, leave);
     }
     let Some(writer) = saved.writer(origin.scope()) else { return };
     let before = writer.due.fetch_min(due.0, SeqCst);
@@ -109,6 +110,21 @@ fn at_exit() {
     if let (Some(origin), Some(save)) = (CHANGED.get(), SAVE.get()) {
         save(&origin);
     }
+}
+
+/// Notes that this session saves no more, where an error has ended that.
+fn leave() {
+    let saved = SavedMemory::seen().zip(CHANGED.get());
+    let writer = saved.and_then(|(saved, origin)| saved.writer(origin.scope()));
+    if let Some(writer) = writer.filter(|_| SAVES_NOW.get()) {
+        writer.state.store(NONE, SeqCst);
+    }
+}
+
+/// Has a worker end that has nothing to save any more, as where its extension is gone.
+pub fn send_away(writer: &Writer) {
+    writer.due.store(0, SeqCst);
+    wake(writer);
 }
 
 /// Wakes the worker, which looks when something is due.
@@ -139,6 +155,10 @@ pub fn ask(writer: &Writer, origin: &Origin) {
     }
     writer.state.store(NONE, SeqCst);
     writer.refused_at.store(now.0, SeqCst);
+    // Those of dropped ones may sleep still.
+    if let Some(saved) = SavedMemory::seen().filter(|_| transaction::is_in_transaction()) {
+        saved.forget_dropped(origin.scope());
+    }
     let problem = "the server has no place for a background worker (max_worker_processes)";
     writer.set_problem(problem);
     if now.minus(Micros(writer.told_at.swap(now.0, SeqCst))) >= TELL_EVERY {
@@ -160,7 +180,7 @@ pub fn come(writer: &'static Writer) -> bool {
         }
         if writer.state.load(SeqCst) == WAITS {
             OWN.set(Some(writer));
-            background::at_exit(|| OWN.get().map_or((), go));
+            background::at_exit(|| OWN.get().map_or((), go), || ());
             return true;
         }
         // Another one that was asked for meanwhile may have left, since this one was there.
