@@ -1,11 +1,11 @@
 //! `ratelimit`: rate limiting inside PostgreSQL, in the caller's transaction.
 //!
 //! The modules are layers, each of which depends only on those below it: `functions`, the SQL functions, exported by
-//! `declaration`; `save`, what writes limits in memory to the table; `host`, a session as the use cases see it; `keyed`,
-//! definitions and blocks, `store`, rows and memory, and `tally`, counters; `schema`, the extension's objects in a
-//! database. They build on crates: `ratelimit_limiter` (the use cases), `ratelimit_memory` (what sessions share) and
-//! `ratelimit_core` (the algorithms) don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no table
-//! and no limit.
+//! `declaration`; `save`, what writes limits in memory to the table; `host`, a session as the use cases see it;
+//! `keyed`, definitions and blocks, `store`, rows and memory, and `tally`, counters; `schema`, the extension's objects
+//! in a database. They build on crates: `ratelimit_limiter` (the use cases), `ratelimit_memory` (what sessions share)
+//! and `ratelimit_core` (the algorithms) don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no
+//! table and no limit.
 
 #![cfg_attr(
     not(any(test, feature = "server_tests")), // tests end with a panic, and say what they found

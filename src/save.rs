@@ -70,8 +70,8 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     }
 }
 
-/// Saves all that is unsaved, unless another does: what others hold not for long, and again what sessions have left to it
-/// that ended meanwhile.
+/// Saves all that is unsaved, unless another does: what others hold not for long, and once more where sessions have
+/// ended meanwhile, which left theirs to it.
 fn save_all(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) {
     let (mut before, mut last) = (writer.saved.load(SeqCst), clock::system_time());
     while writer::begin(writer) {
@@ -115,9 +115,9 @@ pub fn now(function: pgrx::pg_sys::Oid) -> Result<usize> {
     Ok(saved.unsaved(origin.scope()))
 }
 
-/// Prepares a change of the definition of a name and key so that their state moves with it. Where their limit comes into
-/// memory, whoever takes from rows has ended his transaction, and nobody begins one until this ends, as where an index is
-/// created. Where it leaves memory, nobody takes from it until this ends, and all is saved.
+/// Prepares a change of the definition of a name and key so that their state moves with it. Where their limit comes
+/// into memory, whoever takes from rows has ended his transaction, and nobody begins one until this ends, as where an index
+/// is created. Where it leaves memory, nobody takes from it until this ends, and all is saved.
 ///
 /// # Errors
 /// As [`now`]; 55P03: it can't be saved, as where rows are held by others.
@@ -189,8 +189,8 @@ fn is_removed(name: &[u8]) -> bool {
 }
 
 /// Prepares the deletion of a definition, `None`: of all, so that a new one in this transaction moves their state, too.
-/// Where they are in memory, it takes them out, as [`before_change`]; of all, whose table nobody else can read any more,
-/// the keys stay, and are saved later.
+/// Where they are in memory, it takes them out, as [`before_change`]; of all, whose definitions nobody else can read
+/// any more, the keys stay, and are saved later.
 ///
 /// # Errors
 /// As [`before_change`].

@@ -339,8 +339,8 @@ impl Session<'_> {
         }
     }
 
-    /// Also where COMMIT PREPARED was cancelled: whoever wants the whole table would wait for the round's end, which may
-    /// wait for him.
+    /// Also where COMMIT PREPARED was cancelled: whoever wants the whole table would wait for the round's end, which
+    /// may wait for him.
     fn roll_back(&mut self) -> Result<(), postgres::Error> {
         self.recording.roll_back(|| self.client.batch_execute("ROLLBACK"))?;
         end_prepared(&mut self.client, &mut self.works)?;

@@ -73,6 +73,12 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// A cancel.
     fn wait_for_save(&self) -> Result<bool>;
 
+    /// Refuses to write rows in a read-only transaction.
+    ///
+    /// # Errors
+    /// Those of the host (25006).
+    fn refuse_read_only(&self) -> Result<()>;
+
     /// Waits for whoever takes the limit of a saved entry out of memory.
     ///
     /// # Errors
@@ -81,10 +87,4 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     fn wait_for_leaving(&self, _: Id) -> Result<()> {
         Ok(())
     }
-
-    /// Refuses to write rows in a read-only transaction.
-    ///
-    /// # Errors
-    /// Those of the host (25006).
-    fn refuse_read_only(&self) -> Result<()>;
 }

@@ -143,15 +143,23 @@ pub fn pause(duration: Duration) {
     crate::interrupts::check_for_interrupts();
 }
 
+/// What is done when a session ends.
+#[derive(Clone, Copy)]
+struct AtExit {
+    work: fn(),
+    then: fn(),
+}
+
 thread_local! {
-    static AT_EXIT: Cell<Option<(fn(), fn())>> = const { Cell::new(None) };
+    static AT_EXIT: Cell<Option<AtExit>> = const { Cell::new(None) };
 }
 
 /// Sees to it that `work` is done once more when this session ends, outside any transaction, and `then` after it: also
 /// where an error of PostgreSQL's ends the work, which is FATAL there.
 pub fn at_exit(work: fn(), then: fn()) {
-    if AT_EXIT.replace(Some((work, then))).is_none() {
-        // SAFETY: runs while the session can still run a transaction, as what drops temporary tables does; the last first.
+    if AT_EXIT.replace(Some(AtExit { work, then })).is_none() {
+        // SAFETY: the last is called first: while the session can still run a transaction, as what drops temporary
+        // tables does.
         unsafe {
             pg_sys::before_shmem_exit(Some(run_after_exit), pg_sys::Datum::from(0));
             pg_sys::before_shmem_exit(Some(run_at_exit), pg_sys::Datum::from(0));
@@ -162,7 +170,7 @@ pub fn at_exit(work: fn(), then: fn()) {
 /// Called by PostgreSQL when the session ends.
 #[pgrx::pg_guard]
 extern "C-unwind" fn run_at_exit(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    let Some((work, _)) = AT_EXIT.get() else { return };
+    let Some(AtExit { work, .. }) = AT_EXIT.get() else { return };
     // SAFETY: ends what the session was in.
     unsafe { pg_sys::AbortOutOfAnyTransaction() };
     PgTryBuilder::new(AssertUnwindSafe(work)).catch_others(|_| ()).execute();
@@ -171,7 +179,7 @@ extern "C-unwind" fn run_at_exit(_code: std::ffi::c_int, _argument: pg_sys::Datu
 /// Called after it.
 #[pgrx::pg_guard]
 extern "C-unwind" fn run_after_exit(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    if let Some((_, then)) = AT_EXIT.take() {
+    if let Some(AtExit { then, .. }) = AT_EXIT.take() {
         then();
     }
 }

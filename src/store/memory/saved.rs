@@ -24,7 +24,7 @@ use ratelimit_pg::transaction::{self, is_in_recovery};
 pub(super) const PARTITIONS: usize = 32;
 /// How many databases and extensions can have a writer.
 const WRITERS: usize = 64;
-/// How many limits can leave memory at once, and how many of one transaction, before they are all those of its database.
+/// How many limits can leave memory at once; and how many of one transaction, before all of its database do.
 const LEAVING: usize = 64;
 const LEAVING_OF_ONE: usize = 8;
 /// How many cells are looked at under one hold of a partition's lock, while the session may be preempted.
@@ -302,8 +302,8 @@ impl SavedMemory {
         }
     }
 
-    /// Notes that a transaction takes a limit out of memory, `None`: all of this scope. Whoever locks a key later sees it.
-    /// False where too many do.
+    /// Notes that a transaction takes a limit out of memory, `None`: all of this scope. Whoever locks a key later sees
+    /// it. False where too many do.
     pub fn leave(&self, scope: Scope, name: Option<Id>, xid: u32) -> bool {
         self.header.end_leaving(transaction::has_ended);
         let scope = scope.number();

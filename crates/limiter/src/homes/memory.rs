@@ -59,8 +59,8 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
 pub struct Seen {
     /// The state that is stored; `None`: none is.
     pub state: Option<State>,
-    /// Where there is none, [how many entries are gone](LockedEntries::gone): one may have come and gone, which tells of
-    /// another instant at which the key is full.
+    /// Where there is none, [how many entries are gone](LockedEntries::gone): one may have come and gone, which tells
+    /// of another instant at which the key is full.
     gone: Option<u32>,
 }
 

@@ -3,9 +3,9 @@
 //! A key that is not in memory is read from its row first. It may be called, saved and evicted between that read and
 //! the lock of its entry: so the evictions of its part of memory are counted, and it is read again where they moved.
 //! Who changes a definition so that a limit leaves memory marks it as leaving, evicts its keys once they are saved, and
-//! commits. A call that found it in its entry, or nothing there, waits for that transaction and begins anew; so does one
-//! that looked up the old definition before, and comes to put a key in after. It must look for the mark, and then at its
-//! definition, between the count of evictions and the row: a mark that is set later moves that count.
+//! commits. A call that meets the mark waits for that transaction and begins again; so does one that looked up the old
+//! definition before, and comes to put a key in after. It looks for the mark, and then at its definition, between the
+//! count of evictions and the row: a mark that is set later moves that count.
 //!
 //! A standby counts for itself, on what it replicated; once it is a primary, what it counted is held against the row,
 //! and the lesser of the two counts.

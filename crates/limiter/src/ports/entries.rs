@@ -132,6 +132,11 @@ pub trait Entries {
 
 /// Entries that are locked.
 pub trait LockedEntries {
+    /// Whether another transaction takes the limit of a saved entry out of memory: nothing may be taken from it then.
+    fn is_leaving(&mut self, _: Id) -> bool {
+        false
+    }
+
     /// Reads an entry, for a call.
     fn read(&mut self, id: Id) -> Option<Kept>;
 
@@ -144,11 +149,6 @@ pub trait LockedEntries {
 
     /// Forgets an entry; false if there was none.
     fn remove(&mut self, id: Id) -> bool;
-
-    /// Whether another transaction takes the limit of a saved entry out of memory, so that nothing may be taken from it.
-    fn is_leaving(&mut self, _: Id) -> bool {
-        false
-    }
 
     /// Reads a saved entry, for a call.
     fn read_saved(&mut self, id: Id) -> SavedState;
