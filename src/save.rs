@@ -116,8 +116,8 @@ pub fn now(function: pgrx::pg_sys::Oid) -> Result<usize> {
 }
 
 /// Prepares a change of the definition of a name and key so that their state moves with it. Where their limit comes
-/// into memory, whoever takes from rows has ended his transaction, and nobody begins one until this ends, as where an index
-/// is created. Where it leaves memory, nobody takes from it until this ends, and all is saved.
+/// into memory, whoever takes from rows has ended his transaction, and nobody begins one until this ends, as where an
+/// index is created. Where it leaves memory, nobody takes from it until this ends, and all is saved.
 ///
 /// # Errors
 /// As [`now`]; 55P03: it can't be saved, as where rows are held by others.
