@@ -496,6 +496,19 @@ fn limits_are_distributed_and_taken_back_under_load() {
         assert!(notices.iter().any(|told| told == notice), "{notices:#?}");
     }
 
+    // A limit that is saved to the table counts on no node.
+    let define = define.replace("in memory", "saved").replace("}'", ", \"save\": \"1 second\"}'");
+    client.batch_execute(&define).unwrap();
+    for node in &cluster.nodes {
+        let error = node.client().batch_execute("SELECT rl_limit('saved')").unwrap_err();
+        assert_eq!(
+            error.code(),
+            Some(&postgres::error::SqlState::FEATURE_NOT_SUPPORTED),
+            "{error:?}"
+        );
+    }
+    client.batch_execute("SELECT rl_undefine('saved')").unwrap();
+
     // On a worker that knew them before, and not, and again.
     let mut worker = cluster.nodes[1].client();
     assert_eq!(one(&mut worker, "SELECT ok FROM rl_limit('one', 'by a worker')"), "true");
