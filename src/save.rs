@@ -99,6 +99,9 @@ pub fn at_exit(origin: &Origin) {
     writer.ended.fetch_add(1, SeqCst);
     if !writer.will_save() && saved.due(origin.scope()).is_some() {
         save_all(saved, writer, origin);
+        if saved.due(origin.scope()).is_some() {
+            writer::ask(writer, origin);
+        }
     }
 }
 
@@ -117,7 +120,8 @@ pub fn now(function: pgrx::pg_sys::Oid) -> Result<usize> {
 
 /// Prepares a change of the definition of a name and key so that their state moves with it. Where their limit comes
 /// into memory, whoever takes from rows has ended his transaction, and nobody begins one until this ends, as where an
-/// index is created. Where it leaves memory, nobody takes from it until this ends, and all is saved.
+/// index is created. Where it leaves memory, nobody takes from it until this ends, and all is saved. `was_saved`: the
+/// row was of a limit that is saved.
 ///
 /// # Errors
 /// As [`now`]; 55P03: it can't be saved, as where rows are held by others.
@@ -125,15 +129,18 @@ pub fn before_change(
     function: pgrx::pg_sys::Oid,
     (name, key): (&[u8], &[u8]),
     new: &Definition,
+    was_saved: bool,
 ) -> Result<()> {
-    let need = if new.save.is_some() { Need::Must } else { Need::May };
-    let Some(saved) = SavedMemory::open(need)? else { return Ok(()) };
+    let saved = SavedMemory::open(if was_saved { Need::Must } else { Need::May })?;
+    if saved.is_none() && new.save.is_none() {
+        return Ok(());
+    }
     let catalog = catalog::current(function, TableLock::Read)?;
     let origin = Origin::new(&catalog, function);
     let old = definitions::defined(&catalog, name, key)?;
     if new.save.is_some() {
-        let had_rows = match old {
-            Some(old) => !has_no_rows(&old),
+        let had_rows = match &old {
+            Some(old) => !has_no_rows(old),
             None => is_removed(name),
         };
         if had_rows {
@@ -143,11 +150,15 @@ pub fn before_change(
                 pg_sys::LockRelationOid(table, pg_sys::ShareLock as _);
             });
         }
+    }
+    let Some(saved) = saved else { return Ok(()) };
+    if new.save.is_some() {
         saved.forget_saved(origin.scope(), name);
         return Ok(());
     }
     let (scope, id) = (origin.scope(), Memory::get()?.id(origin.scope(), name, key));
-    let was_saved = old.is_some_and(|old| old.save.is_some())
+    let was_saved = was_saved
+        || old.is_some_and(|old| old.save.is_some())
         || saved.is_left_by(scope, id, transaction::number_if_any());
     if was_saved || saved.has_unsaved(scope, name) {
         move_out(saved, &origin, (name, id))?;
@@ -214,7 +225,8 @@ pub fn before_removal(
     if !was_saved {
         return Ok(());
     }
-    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
+    let need = if name.is_some() { Need::Must } else { Need::May };
+    let Some(saved) = SavedMemory::open(need)? else { return Ok(()) };
     let catalog = catalog::current(function, TableLock::Read)?;
     let origin = Origin::new(&catalog, function);
     match name {

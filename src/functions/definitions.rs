@@ -41,15 +41,15 @@ sql_function! {
         let name = trigger.text(c"name")?.map(valid_name).transpose()?;
         let key = trigger.text(c"key")?.map(valid_key).transpose()?;
         let definition = trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
+        // One that is not valid any more is not saved.
+        let old = trigger.old_jsonb(c"config")?.map(definitions::inline);
+        let was_saved = old.is_some_and(|old| old.is_ok_and(|old| old.save.is_some()));
         if trigger.timing() == Timing::BeforeRow {
-            if let (Some(name), Some(key), Some(definition)) = (name, key, definition) {
-                save::before_change(call.function(), (name, key), &definition)?;
+            if let (Some(name), Some(key), Some(new)) = (name, key, definition) {
+                save::before_change(call.function(), (name, key), &new, was_saved)?;
             }
         } else {
             let old = trigger.old_text(c"name")?.filter(|old| Some(*old) != name);
-            // One that is not valid any more is not saved.
-            let config = trigger.old_jsonb(c"config")?.map(definitions::inline);
-            let was_saved = config.is_some_and(|old| old.is_ok_and(|old| old.save.is_some()));
             let is_truncated = trigger.event() == Event::Truncate;
             if is_truncated || old.is_some() {
                 save::before_removal(call.function(), old, is_truncated || was_saved)?;
