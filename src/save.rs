@@ -179,7 +179,6 @@ fn move_out(saved: &'static SavedMemory, origin: &Origin, (name, id): (&[u8], Id
         writer::wait(saved, origin);
     }
     if saved.has_unsaved(scope, name) {
-        saved.end_leaving(transaction::number());
         return Err(Error::Unsaved { name: utf8(name).into_owned() });
     }
     saved.forget_saved(scope, name);
