@@ -175,7 +175,12 @@ pub fn has_ended(number: u32) -> bool {
     // SAFETY: in a transaction.
     unsafe {
         let number = pg_sys::TransactionId::from_inner(number);
-        !pg_sys::TransactionIdIsCurrentTransactionId(number)
-            && pg_sys::ConditionalXactLockTableWait(number)
+        if pg_sys::TransactionIdIsCurrentTransactionId(number) {
+            return false;
+        }
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
+        return pg_sys::ConditionalXactLockTableWait(number, false);
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
+        pg_sys::ConditionalXactLockTableWait(number)
     }
 }
