@@ -12,7 +12,7 @@ const MODULES: [(&str, &[&str]); 9] = [
     ("keyed", &["schema"]),
     ("tally", &["schema", "store"]),
     ("host", &["schema", "store", "keyed", "tally"]),
-    ("save", &["schema", "store", "host"]),
+    ("save", &["schema", "store", "keyed", "host"]),
     ("declaration", &["schema"]),
     ("functions", &["schema", "keyed", "tally", "host", "save", "declaration"]),
     (
