@@ -154,8 +154,7 @@ fn a_dump_is_at_most_a_turn_old_and_goes_on_where_it_is_restored() {
     under_load(&server, |told| {
         thread::sleep(Duration::from_millis(300));
         before = told.load(Ordering::SeqCst);
-        // Some turns.
-        thread::sleep(Duration::from_secs(2));
+        until("it is saved", || written(&mut client, "saved") >= before);
         server.exec(&format!("pg_dump -h {folder} -U postgres postgres >data/dump"));
         after = told.load(Ordering::SeqCst) + TAKERS as i64;
     });
