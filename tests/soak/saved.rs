@@ -378,6 +378,9 @@ fn without_a_worker_sessions_save_when_they_end() {
     client.batch_execute("ALTER SYSTEM SET max_worker_processes = 0").unwrap();
     server.restart();
     let (mut client, warnings) = server.client_with_notices();
+    // Which an end of the session must not heed.
+    let defaults = "SET default_transaction_isolation = 'serializable'; SET default_transaction_deferrable = on";
+    client.batch_execute(defaults).unwrap();
     define(&mut client, "saved", "100 milliseconds");
     client.batch_execute("SELECT rl_limit('saved', '1', 5)").unwrap();
     assert!(warnings.recv().unwrap().contains("max_worker_processes"));

@@ -85,8 +85,10 @@ pub fn transaction<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, Str
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
             pg_sys::StartTransactionCommand();
-            // Whatever the session's default is.
+            // Whatever the session's defaults are; before the first snapshot, as SET TRANSACTION.
             pg_sys::XactReadOnly = pg_sys::RecoveryInProgress();
+            pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
+            pg_sys::XactDeferrable = false;
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let outcome = work();
             if outcome.is_ok() {
