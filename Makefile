@@ -1,9 +1,9 @@
 # The commands of a developer; scripts/ does the work. PG is the major version of
 # PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
 
-export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE PORT PROGRAMS
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE PORT PROGRAMS SCHEMA
 
-.PHONY: all install uninstall help run playground pictures test test-all test-citus accept soak prove bench lint docs package test-packages release clean
+.PHONY: all install uninstall help run plain playground pictures test test-all test-citus accept soak prove bench lint docs package test-packages release clean
 all:
 	@BUILD=release scripts/build
 
@@ -14,6 +14,7 @@ help:
 	@echo 'make           build for the PostgreSQL of PG_CONFIG=/path/to/pg_config; installs nothing'
 	@echo 'make install   copies that into it, or below DESTDIR=…; make uninstall removes it again'
 	@echo 'make run       build, start a throw-away PostgreSQL, give a tour; with a terminal, then psql'
+	@echo 'make plain     leave dist/ratelimit.sql, the limiter as one SQL file; SCHEMA=limits for another schema'
 	@echo 'make playground  build, start a throw-away PostgreSQL, and a web page that shows the limits; PORT=8080'
 	@echo 'make test      the tests of a change, in some minutes; ONLY=rust|pgrx|regress|isolation|server|storms|clients|'
 	@echo '               adapters|playground|pictures|upgrade|soak for a part, ONLY=all for every test,'
@@ -38,7 +39,7 @@ help:
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run playground test test-all test-citus accept prove lint docs package test-packages release:
+run plain playground test test-all test-citus accept prove lint docs package test-packages release:
 	@scripts/$@
 
 pictures:

@@ -1,0 +1,157 @@
+-- Errors, with the SQLSTATEs, messages, details and hints of the extension.
+
+CREATE OR REPLACE FUNCTION ratelimit._raise(state text, message text, detail text DEFAULT NULL, hint text DEFAULT NULL)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF detail IS NOT NULL AND hint IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message, DETAIL = detail, HINT = hint;
+    ELSIF detail IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message, DETAIL = detail;
+    ELSIF hint IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message, HINT = hint;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = state, MESSAGE = message;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._invalid(argument text, value text, allowed text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('22023', format('%s is %s', argument, value), format('Allowed: %s.', allowed));
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._null(argument text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('22004', argument || ' must not be NULL', NULL, CASE WHEN argument ~ '^key\M' THEN
+        'A missing user id must not take from the limit that everybody shares. To use that limit, omit the key.' END);
+END
+$$;
+
+-- What the extension has, and this file doesn't.
+CREATE OR REPLACE FUNCTION ratelimit._unsupported(what text, instead text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('0A000', what || ' requires the extension ratelimit',
+        'This database has the limiter as an SQL file, which ' || instead || '.');
+END
+$$;
+
+-- Cuts a value to what fits a message.
+CREATE OR REPLACE FUNCTION ratelimit._short(value text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN length(value) > 80 THEN left(value, 80) || '...' ELSE value END
+$$;
+
+-- Writes a float as the extension does, below 1e16 in digits.
+CREATE OR REPLACE FUNCTION ratelimit._digits(number double precision) RETURNS text IMMUTABLE LANGUAGE sql
+SET extra_float_digits = 1 AS $$
+    SELECT CASE WHEN abs(number) >= 1e15 AND abs(number) < 1e16 THEN number::bigint::text ELSE number::text END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT '''' || replace(name, '''', '''''') || ''''
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._a(kind int) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT ('{a token bucket,a fixed window,a sliding window,a sliding log,a concurrency limit,an unlimited one}'
+            ::text[])[kind]
+$$;
+
+-- The call that defines a limit of a kind; 7: a window of a calendar.
+CREATE OR REPLACE FUNCTION ratelimit._example(name text, kind int) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT format('SELECT ratelimit.rl_define(%s, ratelimit.%s);', ratelimit._literal(name), (ARRAY[
+        'rl_token_bucket(rate => 10, period => ''1 minute'')', 'rl_fixed_window(rate => 10, period => ''1 minute'')',
+        'rl_sliding_window(rate => 10, period => ''1 minute'')', 'rl_sliding_log(rate => 10, period => ''1 minute'')',
+        'rl_concurrency(slots => 3, ttl => ''5 minutes'')', 'rl_unlimited()',
+        'rl_fixed_window(rate => 1000, period => ''1 month'', timezone => ''Europe/Berlin'')'])[kind])
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('0A000', format('%s() is not supported for %s', function, ratelimit._a(kind)),
+        CASE WHEN function = 'rl_credit' THEN 'Only token buckets and fixed windows can be credited.'
+             WHEN kind = 5 THEN 'Its slots are taken with leases.' ELSE 'Only concurrency limits have leases.' END,
+        CASE WHEN kind = 5 THEN 'Use ratelimit.rl_acquire(name, key) to take a slot and ratelimit.rl_release(lease)'
+                                ' to release it.'
+             WHEN function = 'rl_credit' THEN 'Use ratelimit.rl_reset(name, key) to make the limit full again.'
+             ELSE 'SELECT * FROM ratelimit.rl_limit(name, key);' END);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._bad_state(name text, col text, value text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('55000', format('rate limit "%s" has a stored %s of %s', name, col, value), NULL,
+        format('To make it full again: SELECT ratelimit.rl_reset(%1$s, $1); To find its key: SELECT key FROM '
+               'ratelimit.rateLimits WHERE name = %1$s AND ''%2$s'' = %3$s;',
+               ratelimit._literal(name), value, CASE col WHEN 'log' THEN 'ANY (log)' ELSE col END));
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._not_written() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('55000', 'the rate limit could not be stored', 'A trigger, a rule or row security on the'
+        ' table rateLimits prevents rows from being written or read.');
+END
+$$;
+
+-- Raises a denial.
+CREATE OR REPLACE FUNCTION ratelimit._denied(name text, d ratelimit._decision) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    millis bigint := ratelimit._ceil(d.wait, 1000) / 1000;
+    message CONSTANT text := 'rate limit exceeded';
+    detail text := format('{"kind":"RateLimited","name":%s,"retryAfter":%s}', to_json(name),
+        coalesce(millis::text, 'null'));
+    hint text := CASE
+        WHEN millis = 0 THEN 'Try again at once: other transactions hold the limit''s rows.'
+        WHEN millis = 1000 THEN 'Try again in 1 second.'
+        WHEN millis IS NOT NULL THEN format('Try again in %s seconds.', ratelimit._digits(millis::float8 / 1000))
+        WHEN d.forever THEN 'The key is blocked indefinitely.'
+        ELSE format('The call can never succeed: the count is more than a limit of capacity %s can give.',
+                    ratelimit._digits(d.capacity)) END;
+    style text := coalesce(nullif(current_setting('ratelimit.error_style', true), ''),
+        (SELECT s.value FROM ratelimit.rl_settings s WHERE s.name = 'error_style'));
+BEGIN
+    IF lower(style) = 'pgrst' THEN
+        PERFORM ratelimit._raise('PGRST',
+            format('{"code":"PT429","details":%s,"hint":%s,"message":%s}', to_json(detail), to_json(hint),
+                   to_json(message)),
+            format('{"headers":{%s},"status":429}',
+                   format('"Retry-After":"%s"', ratelimit._ceil(d.wait, 1000000) / 1000000)
+                   || CASE WHEN d.wait IS NOT NULL THEN '' END));
+    END IF;
+    PERFORM ratelimit._raise('PT429', message, detail, hint);
+END
+$$;
+
+-- Checks the arguments that a call has: what is wrong with them.
+CREATE OR REPLACE FUNCTION ratelimit._check(name text, key text, count double precision DEFAULT 1,
+    reserve boolean DEFAULT false, throws boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF name IS NULL THEN
+        PERFORM ratelimit._null('name');
+    ELSIF octet_length(name) NOT BETWEEN 1 AND 200 THEN
+        PERFORM ratelimit._invalid('name', octet_length(name) || ' bytes long', '1 to 200 bytes');
+    ELSIF key IS NULL THEN
+        PERFORM ratelimit._null('key');
+    ELSIF octet_length(key) > 1024 THEN
+        PERFORM ratelimit._invalid('key', octet_length(key) || ' bytes long',
+            'at most 1024 bytes; pass a hash of a longer key');
+    ELSIF count IS NULL THEN
+        PERFORM ratelimit._null('count');
+    ELSIF reserve IS NULL THEN
+        PERFORM ratelimit._null('reserve');
+    ELSIF throws IS NULL THEN
+        PERFORM ratelimit._null('throws');
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._check_count(kind int, count double precision) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF (count >= 0 AND count <= 1e15) IS NOT TRUE THEN
+        PERFORM ratelimit._invalid('count', ratelimit._digits(count), 'a number from 0 to 1e15');
+    ELSIF kind IN (4, 5) AND count <> trunc(count) THEN
+        PERFORM ratelimit._invalid('count', ratelimit._digits(count), 'a whole number, for ' || ratelimit._a(kind));
+    END IF;
+END
+$$;

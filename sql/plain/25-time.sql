@@ -1,0 +1,138 @@
+-- Time, in whole microseconds since 1970.
+
+CREATE OR REPLACE FUNCTION ratelimit._micros(at timestamptz) RETURNS bigint STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN at >= '1970-01-01 00:00:00+00' AND at < '2096-01-01 00:00:00+00'
+                THEN round(date_part('epoch', at) * 1e6)::bigint
+                WHEN at >= '294247-01-01 00:00:00+00' THEN 9223372036854775807
+                WHEN at = '-infinity' THEN -9222425352054775808
+                ELSE (extract(epoch FROM at) * 1000000)::bigint END
+$$;
+
+-- NULL: beyond the times of timestamptz.
+CREATE OR REPLACE FUNCTION ratelimit._instant(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN us >= 0 AND us < 3976214400000000 THEN to_timestamp(us::float8 / 1e6)
+                WHEN us >= -210866803200000000 AND us <= 9223371331199000000
+                THEN timestamptz '1970-01-01 00:00:00+00' + (us / 86400000000) * interval '24 hours'
+                     + (us % 86400000000) * interval '1 microsecond' END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._nearest(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
+    SELECT ratelimit._instant(greatest(least(us, 9223371331199000000), -210866803200000000))
+$$;
+
+-- Rounds up to a multiple, as far as a bigint goes.
+CREATE OR REPLACE FUNCTION ratelimit._ceil(us bigint, unit bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN us < 9223372036853775807 THEN us + ((-us) % unit + unit) % unit
+                WHEN us % unit = 0 THEN us WHEN us IS NOT NULL THEN 9223372036854775807 END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._floor(us bigint, period bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
+    SELECT us - ((us % period) + period) % period
+$$;
+
+-- Adds a span of 0 or more, as far as a bigint goes.
+CREATE OR REPLACE FUNCTION ratelimit._plus(us bigint, span bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN us > 9223372036854775807 - span THEN 9223372036854775807 ELSE us + span END
+$$;
+
+-- The span from ts to now, 0 where that is later.
+CREATE OR REPLACE FUNCTION ratelimit._since(ts bigint, now bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN ts >= now THEN 0 WHEN ts > -4000000000000000000 THEN now - ts
+                ELSE least(now::numeric - ts, 9223372036854775807)::bigint END
+$$;
+
+-- The role that calls, as far as a function that runs as its owner can tell.
+CREATE OR REPLACE FUNCTION ratelimit._caller() RETURNS name STABLE LANGUAGE sql AS $$
+    SELECT coalesce(nullif(current_setting('role'), 'none'), session_user)::name
+$$;
+
+-- The limiter's clock, by ratelimit.clock where its owner has set that: any role can set it, since no library
+-- declares it.
+CREATE OR REPLACE FUNCTION ratelimit._set_clock(given text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    at timestamptz;
+BEGIN
+    IF NOT pg_has_role(ratelimit._caller(), current_user, 'MEMBER') THEN
+        PERFORM ratelimit._raise('42501', 'permission denied to set parameter "ratelimit.clock"');
+    END IF;
+    IF given ~* '^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[-+]?[0-9]{1,2})?$' THEN
+        IF given::float8 BETWEEN -210866803200000 AND 8.64e15 THEN RETURN round(given::numeric * 1000); END IF;
+    ELSIF given ~ ('^[^ ]+[ Tt][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?'
+                   '([Zz]|[-+][0-9]{2}(:?[0-9]{2})?(:?[0-9]{2})?)( BC)?$') THEN
+        at := given;
+        RETURN ratelimit._micros(at);
+    END IF;
+    PERFORM ratelimit._raise('22023', format('invalid value for parameter "ratelimit.clock": "%s"', given),
+        'Allowed: a time with its offset, or epoch milliseconds.');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._now() RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    given text := current_setting('ratelimit.clock', true);
+BEGIN
+    IF given <> '' THEN RETURN ratelimit._set_clock(given); END IF;
+    RETURN round(date_part('epoch', clock_timestamp()) * 1e6);
+END
+$$;
+
+-- Where the windows of a key begin that have no start: XXH64 of name, a zero byte and key, as in the extension.
+-- https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+CREATE OR REPLACE FUNCTION ratelimit._phase(name text, key text) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    m CONSTANT numeric := 18446744073709551616;
+    p CONSTANT numeric[] := '{11400714785074694791, 14029467366897019727, 1609587929392839161, 9650029242287828579,
+                              2870177450012600261}';
+    bytes bytea := convert_to(name, 'UTF8') || '\x00' || convert_to(key, 'UTF8');
+    n int := octet_length(bytes);
+    i int := 0;
+    v numeric[] := ARRAY[(p[1] + p[2]) % m, p[2], 0, m - p[1]];
+    h numeric := p[5];
+BEGIN
+    IF n >= 32 THEN
+        WHILE i + 32 <= n LOOP
+            FOR j IN 1..4 LOOP
+                v[j] := ratelimit._rotate((v[j] + ratelimit._word(bytes, i + j * 8 - 8, 8) * p[2]) % m, 31) * p[1] % m;
+            END LOOP;
+            i := i + 32;
+        END LOOP;
+        h := (ratelimit._rotate(v[1], 1) + ratelimit._rotate(v[2], 7) + ratelimit._rotate(v[3], 12)
+              + ratelimit._rotate(v[4], 18)) % m;
+        FOR j IN 1..4 LOOP
+            h := (ratelimit._xor(h, ratelimit._rotate(v[j] * p[2] % m, 31) * p[1] % m) * p[1] + p[4]) % m;
+        END LOOP;
+    END IF;
+    h := (h + n) % m;
+    WHILE i + 8 <= n LOOP
+        h := ratelimit._xor(h, ratelimit._rotate(ratelimit._word(bytes, i, 8) * p[2] % m, 31) * p[1] % m);
+        h := (ratelimit._rotate(h, 27) * p[1] + p[4]) % m;
+        i := i + 8;
+    END LOOP;
+    IF i + 4 <= n THEN
+        h := (ratelimit._rotate(ratelimit._xor(h, ratelimit._word(bytes, i, 4) * p[1] % m), 23) * p[2] + p[3]) % m;
+        i := i + 4;
+    END IF;
+    WHILE i < n LOOP
+        h := ratelimit._rotate(ratelimit._xor(h, get_byte(bytes, i) * p[5] % m), 11) * p[1] % m;
+        i := i + 1;
+    END LOOP;
+    h := ratelimit._xor(h, div(h, 2^33::numeric)) * p[2] % m;
+    h := ratelimit._xor(h, div(h, 2^29::numeric)) * p[3] % m;
+    RETURN div(ratelimit._xor(h, div(h, 2^32::numeric)), 2);
+END
+$$;
+
+-- Rotates 64 bits to the left.
+CREATE OR REPLACE FUNCTION ratelimit._rotate(x numeric, n int) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
+    SELECT x * (1::bigint << n) % 18446744073709551616 + div(x, 2^(64 - n)::numeric)
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._xor(a numeric, b numeric) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
+    SELECT (div(a, 4294967296)::bigint # div(b, 4294967296)::bigint)::numeric * 4294967296
+           + ((a % 4294967296)::bigint # (b % 4294967296)::bigint)
+$$;
+
+-- Reads an unsigned number, its lowest byte first.
+CREATE OR REPLACE FUNCTION ratelimit._word(bytes bytea, at int, length int) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
+    SELECT sum(get_byte(bytes, at + i) * (256::numeric ^ i)) FROM generate_series(0, length - 1) i
+$$;

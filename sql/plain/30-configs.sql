@@ -1,0 +1,420 @@
+-- Configs: from JSON to a limit, and from arguments to JSON.
+
+CREATE OR REPLACE FUNCTION ratelimit._bad_config(problem text, allowed text, kind int) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('22023', 'invalid rate limit config: ' || problem, format('Allowed: %s.', allowed),
+        'For example: ' || ratelimit._example('sendMessage', coalesce(kind, 1)));
+END
+$$;
+
+-- Reads a duration as text; NULLs: it is none.
+CREATE OR REPLACE FUNCTION ratelimit._duration(given text, OUT months numeric, OUT days numeric, OUT micros numeric)
+IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    number CONSTANT text := '([0-9]+(?:[.,][0-9]{1,9})?)';
+    units CONSTANT text[] := '{years?|yrs?|y,months?|mos?,weeks?|wks?|w,days?|d,hours?|hrs?|h,minutes?|mins?|m,
+        seconds?|secs?|s,milliseconds?|millis?|msecs?|ms,microseconds?|micros?|usecs?|µsecs?|us|µs}';
+    micros_of CONSTANT numeric[] := '{3600000000,60000000,1000000,1000,1}';
+    rest text := given;
+    part text[];
+    unit int := 0;
+    found int;
+    amount numeric;
+BEGIN
+    IF given ~* '^P' THEN
+        part := regexp_match(given, format('^P(?:([0-9]+)Y)?(?:([0-9]+)M)?(?:([0-9]+)W)?(?:([0-9]+)D)?'
+            '(?:T(?:%1$sH)?(?:%1$sM)?(?:%1$sS)?)?$', number), 'i');
+        IF part IS NULL OR given ~* '^P$|T$' OR given ~* '[.,][0-9]+[HM].' THEN RETURN; END IF;
+        part := ARRAY(SELECT coalesce(replace(p, ',', '.'), '0') FROM unnest(part) WITH ORDINALITY u(p, n) ORDER BY n);
+        months := part[1]::numeric * 12 + part[2]::numeric;
+        days := part[3]::numeric * 7 + part[4]::numeric;
+        micros := trunc((part[5]::numeric * 3600 + part[6]::numeric * 60 + part[7]::numeric) * 1000000);
+        RETURN;
+    ELSIF given ~ '^[0-9]+:[0-9][0-9](:[0-9][0-9]([.][0-9]{1,9})?)?$' THEN
+        SELECT 0, 0, trunc(split_part(given, ':', 1)::numeric * 3600000000 + split_part(given, ':', 2)::numeric * 60000000
+            + coalesce(nullif(split_part(given, ':', 3), '')::numeric, 0) * 1000000) INTO months, days, micros;
+        RETURN;
+    END IF;
+    months := 0; days := 0; micros := 0;
+    LOOP
+        part := regexp_match(rest, format('^%s[[:space:]]*([a-zµ]+)(?:,[[:space:]]+|[[:space:]]+(?=[0-9])|(?=[0-9])|$)'
+            '(.*)$', number));
+        found := (SELECT n FROM unnest(units) WITH ORDINALITY u(names, n)
+                  WHERE part[2] ~ format('^(%s)$', btrim(names, E' \n')));
+        -- From large units to small ones, and only the last of time has a fraction.
+        IF found IS NULL OR found <= unit OR part[1] ~ '[.,]' AND (found <= 4 OR part[3] <> '') THEN
+            months := NULL; days := NULL; micros := NULL;
+            RETURN;
+        END IF;
+        unit := found;
+        amount := replace(part[1], ',', '.');
+        CASE unit
+            WHEN 1 THEN months := months + amount * 12;
+            WHEN 2 THEN months := months + amount;
+            WHEN 3 THEN days := days + amount * 7;
+            WHEN 4 THEN days := days + amount;
+            ELSE micros := micros + trunc(amount * micros_of[unit - 4]);
+        END CASE;
+        rest := part[3];
+        EXIT WHEN rest = '';
+    END LOOP;
+END
+$$;
+
+-- Reads the period or the ttl of a config; NULL: it is none.
+CREATE OR REPLACE FUNCTION ratelimit._period(given jsonb) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    millis numeric;
+    span record;
+BEGIN
+    IF jsonb_typeof(given) = 'number' THEN
+        millis := given;
+    ELSIF jsonb_typeof(given) = 'string' THEN
+        span := ratelimit._duration(given #>> '{}');
+        IF span.months = 0 THEN millis := (span.days * 86400000000 + span.micros) / 1000; END IF;
+    END IF;
+    RETURN CASE WHEN millis BETWEEN 1 AND 1e15 THEN round(millis * 1000) END;
+END
+$$;
+
+-- Reads the period of a calendar into a limit; every stays NULL: it is none.
+CREATE OR REPLACE FUNCTION ratelimit._dates(l ratelimit._limit, given jsonb) RETURNS ratelimit._limit
+IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    span record;
+BEGIN
+    IF jsonb_typeof(given) = 'string' THEN
+        span := ratelimit._duration(given #>> '{}');
+        IF span.micros = 0 AND (span.months = 0 AND span.days BETWEEN 1 AND 36525
+                                OR span.days = 0 AND span.months BETWEEN 1 AND 1200) THEN
+            l.months := span.months > 0;
+            l.every := greatest(span.months, span.days);
+            l.first_date := coalesce(l.first_date, CASE WHEN l.months THEN date '1970-01-01' ELSE '1970-01-05' END);
+        END IF;
+    END IF;
+    RETURN l;
+END
+$$;
+
+-- Reads the start of a config, as an instant in text; NULL: it is none.
+CREATE OR REPLACE FUNCTION ratelimit._start(given jsonb) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    at timestamptz;
+BEGIN
+    IF jsonb_typeof(given) = 'number' THEN
+        RETURN CASE WHEN abs(given::numeric) <= 8.64e15 THEN round(given::numeric * 1000) END;
+    ELSIF given #>> '{}' ~ ('^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,9})?)?'
+                            '([Zz]|[-+][0-9]{2}(:?[0-9]{2})?(:?[0-9]{2})?)$') THEN
+        at := given #>> '{}';
+        RETURN ratelimit._micros(at);
+    END IF;
+    RETURN NULL;
+EXCEPTION WHEN data_exception THEN
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._first_date(given jsonb) RETURNS date IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    text CONSTANT text := given #>> '{}';
+    day date;
+BEGIN
+    IF jsonb_typeof(given) = 'string' AND text ~ '^[0-9]{4}-[0-9]{2}-[0-9]{2}$' THEN
+        day := make_date(CASE left(text, 4) WHEN '0000' THEN -1 ELSE left(text, 4)::int END,
+                         substr(text, 6, 2)::int, right(text, 2)::int);
+    END IF;
+    RETURN day;
+EXCEPTION WHEN data_exception THEN
+    RETURN NULL;
+END
+$$;
+
+-- Refuses fields that a kind doesn't have, and a kind that there isn't.
+CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind int, fields text[]) RETURNS void
+IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    any_kind CONSTANT text[] := '{rate,period,capacity,maxReserved,shards,start,timezone,overage,slots,ttl}';
+    own CONSTANT text[] := coalesce(fields, any_kind);
+    common CONSTANT text[] := '{store,save,enforce,keyed}';
+    field text := (SELECT f FROM jsonb_object_keys(config) f
+                   WHERE f <> ALL (own || common || '{kind,applyUpdates}'::text[])
+                   ORDER BY octet_length(f), f COLLATE "C" LIMIT 1);
+BEGIN
+    IF field IS NOT NULL THEN
+        PERFORM ratelimit._bad_config(CASE WHEN kind IS NOT NULL AND field = ANY (any_kind)
+            THEN format('"%s" is %s, and %s has no such field', field, ratelimit._short((config -> field)::text),
+                        ratelimit._a(kind))
+            ELSE to_json(ratelimit._short(field)) || ' is not a field' END,
+            (SELECT string_agg(format('"%s"', f), ', ' ORDER BY n)
+             FROM unnest('{kind}'::text[] || own || common) WITH ORDINALITY u(f, n)), kind);
+    ELSIF kind IS NULL THEN
+        PERFORM ratelimit._bad_config('"kind" is ' || coalesce(ratelimit._short((config -> 'kind')::text), 'missing'),
+            '"token bucket", "fixed window", "sliding window", "sliding log", "concurrency" or "unlimited"', NULL);
+    END IF;
+END
+$$;
+
+-- Reads and checks a config. In the order of its fields, so that of several errors the same one is told.
+CREATE OR REPLACE FUNCTION ratelimit._parse(config jsonb) RETURNS ratelimit._limit IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    length CONSTANT int := octet_length(config::text);
+    is_calendar CONSTANT boolean := config ? 'timezone';
+    l ratelimit._limit;
+    fields text[];
+    field text;
+    given jsonb;
+    number numeric;
+    good boolean;
+    example int;
+BEGIN
+    IF length > 10000 THEN
+        PERFORM ratelimit._bad_config(format('it is %s bytes long', length), 'at most 10000 bytes', NULL);
+    ELSIF jsonb_typeof(config) <> 'object' THEN
+        PERFORM ratelimit._bad_config('it is ' || ratelimit._short(config::text),
+            'an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}', NULL);
+    END IF;
+    IF jsonb_typeof(config -> 'kind') = 'string' THEN
+        l.kind := array_position('{token bucket,fixed window,sliding window,sliding log,concurrency,unlimited}'::text[],
+                                 config ->> 'kind');
+    END IF;
+    fields := string_to_array((ARRAY['rate,period,capacity,maxReserved,shards',
+        'rate,period,capacity,maxReserved,shards,start,timezone,overage', 'rate,period', 'rate,period', 'slots,ttl',
+        ''])[l.kind], ',');
+    PERFORM ratelimit._check_fields(config, l.kind, fields);
+    example := CASE WHEN l.kind = 2 AND is_calendar THEN 7 ELSE l.kind END;
+    l.enforce := true; l.keyed := false; l.overage := false; l.first_request := false;
+    IF is_calendar THEN l.first_date := ratelimit._first_date(config -> 'start'); END IF;
+    FOREACH field IN ARRAY fields || '{"",store,save,applyUpdates,enforce,keyed}'::text[] LOOP
+        IF field = '' THEN PERFORM ratelimit._check_window(l, config, example); CONTINUE; END IF;
+        given := config -> field;
+        CONTINUE WHEN given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
+        number := CASE WHEN jsonb_typeof(given) = 'number' THEN given::numeric END;
+        CASE field
+            WHEN 'rate' THEN
+                good := CASE l.kind WHEN 4 THEN number BETWEEN 1 AND 10000 AND number = trunc(number)
+                                    ELSE number >= 1e-300 AND number <= 1e15 END;
+                IF good THEN l.rate := number; l.capacity := number; END IF;
+            WHEN 'period', 'ttl' THEN
+                IF is_calendar THEN l := ratelimit._dates(l, given); ELSE l.period := ratelimit._period(given); END IF;
+                good := coalesce(l.period, l.every) IS NOT NULL;
+            WHEN 'capacity', 'maxReserved' THEN
+                good := number BETWEEN 0 AND 1e15;
+                IF NOT good THEN NULL;
+                ELSIF field = 'capacity' THEN l.capacity := number;
+                ELSE l.max_reserved := number; END IF;
+            WHEN 'shards' THEN
+                good := number BETWEEN 1 AND 1024 AND number = trunc(number);
+            WHEN 'start' THEN
+                l.first_request := NOT is_calendar AND given = '"first request"';
+                IF NOT is_calendar THEN l.start := ratelimit._start(given); END IF;
+                good := l.first_request OR l.start IS NOT NULL OR ratelimit._first_date(given) IS NOT NULL;
+            WHEN 'timezone' THEN
+                l.zone := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
+                good := l.zone = ANY (ratelimit._zones());
+            WHEN 'slots' THEN
+                good := number BETWEEN 1 AND 1000 AND number = trunc(number);
+                IF good THEN l.rate := number; l.capacity := number; END IF;
+            WHEN 'store' THEN good := given IN ('"table"', '"memory"');
+            WHEN 'save' THEN
+                good := ratelimit._period(given) BETWEEN 100000 AND 3600000000;
+            WHEN 'applyUpdates' THEN good := given IN ('"synchronously"', '"asynchronously"');
+            ELSE
+                good := jsonb_typeof(given) = 'boolean';
+                IF good THEN l := ratelimit._with_flag(l, field, given::boolean); END IF;
+        END CASE;
+        IF good IS NOT TRUE THEN
+            PERFORM ratelimit._bad_config(format('"%s" is %s', field, coalesce(ratelimit._short(given::text), 'missing')),
+                ratelimit._allowed(field, l.kind, is_calendar), example);
+        END IF;
+    END LOOP;
+    PERFORM ratelimit._check_support(config, l.kind, example);
+    l.tolerance := 1e-9 * greatest(l.capacity, 1);
+    RETURN l;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._with_flag(l ratelimit._limit, field text, flag boolean) RETURNS ratelimit._limit
+IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    CASE field
+        WHEN 'overage' THEN l.overage := flag;
+        WHEN 'enforce' THEN l.enforce := flag;
+        ELSE l.keyed := flag;
+    END CASE;
+    RETURN l;
+END
+$$;
+
+-- What a field may have.
+CREATE OR REPLACE FUNCTION ratelimit._allowed(field text, kind int, is_calendar boolean) RETURNS text
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE field
+        WHEN 'rate' THEN CASE kind WHEN 4 THEN 'a whole number from 1 to 10000'
+                                   ELSE 'a number greater than 0, at most 1e15' END
+        WHEN 'capacity' THEN 'a number from 0 to 1e15'
+        WHEN 'maxReserved' THEN 'a number from 0 to 1e15'
+        WHEN 'shards' THEN 'a whole number from 1 to 1024'
+        WHEN 'slots' THEN 'a whole number from 1 to 1000'
+        WHEN 'start' THEN CASE WHEN is_calendar THEN 'with "timezone", a local date such as "2027-01-31"' ELSE
+            'epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request"' END
+        WHEN 'timezone' THEN 'the IANA name of a time zone in its exact spelling, such as "Europe/Berlin"'
+        WHEN 'store' THEN '"table" or "memory"'
+        WHEN 'save' THEN '100 milliseconds to 1 hour, such as "1 second" or 1000'
+        WHEN 'applyUpdates' THEN '"synchronously" or "asynchronously"'
+        WHEN 'overage' THEN 'true or false' WHEN 'enforce' THEN 'true or false' WHEN 'keyed' THEN 'true or false'
+        ELSE CASE WHEN is_calendar AND kind = 2 THEN 'with "timezone", a whole number of days and weeks, or of months '
+                'and years, at most 100 years, such as "7 days" or "1 month"'
+            ELSE 'a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours;'
+                ' months and years only in a fixed window with "timezone"' END END
+$$;
+
+-- Refuses what has no meaning beside an overage, or beside windows that begin with the first request.
+CREATE OR REPLACE FUNCTION ratelimit._check_window(l ratelimit._limit, config jsonb, example int)
+RETURNS void IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    shards CONSTANT text := config ->> 'shards';
+BEGIN
+    IF l.overage AND config ? 'maxReserved' THEN
+        PERFORM ratelimit._bad_config('"maxReserved" is ' || (config ->> 'maxReserved'),
+            'none if "overage" is true: no call has to wait', example);
+    ELSIF l.overage AND shards::numeric >= 2 THEN
+        PERFORM ratelimit._bad_config('"shards" is ' || shards, '1 if "overage" is true', example);
+    ELSIF l.first_request AND shards::numeric >= 2 AND NOT config @> '{"overage": true}' THEN
+        PERFORM ratelimit._bad_config('"shards" is ' || shards,
+            '1 if "start" is "first request": a key''s first request reaches only one of the shards', example);
+    END IF;
+END
+$$;
+
+-- Refuses fields that don't go together, and what only the extension has.
+CREATE OR REPLACE FUNCTION ratelimit._check_support(config jsonb, kind int, example int) RETURNS void
+IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    is_later CONSTANT boolean := config @> '{"applyUpdates": "asynchronously"}';
+    in_memory CONSTANT boolean := coalesce(config ->> 'store' = 'memory', is_later);
+BEGIN
+    IF is_later AND NOT in_memory THEN
+        PERFORM ratelimit._bad_config('"applyUpdates" is "asynchronously"', 'only with "store": "memory"', example);
+    ELSIF config ? 'save' AND NOT in_memory THEN
+        PERFORM ratelimit._bad_config('"save" is ' || trim_scale(ratelimit._period(config -> 'save')::numeric / 1000),
+            'only with "store": "memory"', example);
+    ELSIF in_memory THEN
+        PERFORM ratelimit._unsupported('a limit in memory', 'stores every limit in the table: leave "store" out');
+    ELSIF (config ->> 'shards')::numeric > 1 THEN
+        PERFORM ratelimit._unsupported('a limit with shards', 'stores a key in one row: leave "shards" out');
+    END IF;
+END
+$$;
+
+-- Writes a float as JSON with every digit, whatever the session's settings.
+CREATE OR REPLACE FUNCTION ratelimit._number(number double precision) RETURNS jsonb IMMUTABLE LANGUAGE sql
+SET extra_float_digits = 1 AS $$
+    SELECT to_jsonb(number::text::numeric)
+$$;
+
+-- Builds the config of a kind from arguments, and checks it.
+CREATE OR REPLACE FUNCTION ratelimit._build(kind int, rate double precision, period interval,
+    capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards int DEFAULT NULL,
+    start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, zone text DEFAULT NULL)
+RETURNS jsonb IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    rate_field CONSTANT text := CASE kind WHEN 5 THEN 'slots' ELSE 'rate' END;
+    period_field CONSTANT text := CASE kind WHEN 5 THEN 'ttl' ELSE 'period' END;
+    example CONSTANT int := CASE WHEN zone IS NOT NULL THEN 7 ELSE kind END;
+    months int := extract(year FROM period) * 12 + extract(month FROM period);
+    days int := extract(day FROM period);
+    micros numeric := extract(hour FROM period) * 3600000000 + extract(minute FROM period) * 60000000
+                      + extract(microsecond FROM period);
+    infinite record;
+    config jsonb;
+BEGIN
+    IF rate IS NULL THEN PERFORM ratelimit._null(rate_field); END IF;
+    IF period IS NULL THEN PERFORM ratelimit._null(period_field); END IF;
+    IF start IN ('infinity', '-infinity') THEN PERFORM ratelimit._invalid('start', 'infinite', 'a finite time'); END IF;
+    IF octet_length(zone) > 10000 THEN
+        PERFORM ratelimit._invalid('timezone', octet_length(zone) || ' bytes long', 'the IANA name of a time zone');
+    END IF;
+    IF start IS NOT NULL AND first_request THEN
+        PERFORM ratelimit._bad_config('"start" and "first_request" are both given', 'one of the two', example);
+    END IF;
+    SELECT * INTO infinite FROM (VALUES (rate_field, rate), ('capacity', capacity), ('maxReserved', max_reserved))
+        AS given(field, number) WHERE number IN ('NaN', 'Infinity', '-Infinity') LIMIT 1;
+    IF FOUND THEN
+        PERFORM ratelimit._bad_config(format('"%s" is %s', infinite.field, infinite.number), 'a finite number', example);
+    END IF;
+    config := jsonb_strip_nulls(jsonb_build_object(
+        'kind', ('{token bucket,fixed window,sliding window,sliding log,concurrency}'::text[])[kind],
+        rate_field, ratelimit._number(rate),
+        period_field, CASE WHEN months = 0 AND zone IS NULL
+            THEN to_jsonb(trim_scale((days * 86400000000::numeric + micros) / 1000))
+            ELSE to_jsonb(concat_ws(' ', CASE WHEN months <> 0 THEN months || CASE months WHEN 1 THEN ' month'
+                    ELSE ' months' END END,
+                CASE WHEN days <> 0 THEN days || CASE days WHEN 1 THEN ' day' ELSE ' days' END END,
+                CASE WHEN micros <> 0 OR months = 0 AND days = 0 THEN trim_scale(micros / 1000000) || ' s' END)) END,
+        'capacity', ratelimit._number(capacity), 'maxReserved', ratelimit._number(max_reserved), 'shards', shards,
+        'start', CASE WHEN first_request THEN to_jsonb('first request'::text)
+            WHEN zone IS NULL THEN to_jsonb(trim_scale(ratelimit._micros(start)::numeric / 1000)) END,
+        'timezone', zone));
+    IF start IS NOT NULL AND zone = ANY (ratelimit._zones()) THEN
+        config := config || jsonb_build_object('start',
+            CASE WHEN start < '10000-01-02' AND timezone(zone, start) < '10000-01-01' AND start > '0001-01-02'
+                 THEN to_jsonb(to_char(timezone(zone, start), 'YYYY-MM-DD'))
+                 ELSE to_jsonb(trim_scale(ratelimit._micros(start)::numeric / 1000)) END);
+    END IF;
+    PERFORM ratelimit._parse(config);
+    RETURN config;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_token_bucket(rate double precision, period interval,
+    capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL)
+RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit._build(1, rate, period, capacity, max_reserved, shards);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_fixed_window(rate double precision, period interval,
+    capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
+    start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, timezone text DEFAULT NULL)
+RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit._build(2, rate, period, capacity, max_reserved, shards, start, first_request, timezone);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_window(rate double precision, period interval)
+RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit._build(3, rate, period);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_log(rate double precision, period interval)
+RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit._build(4, rate, period);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_concurrency(slots integer, ttl interval)
+RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ratelimit._build(5, slots, ttl);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_unlimited() RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
+    SELECT '{"kind": "unlimited"}'::jsonb
+$$;
+
+-- The names of the time zones as the server spells them: its view of them takes 70 ms to read.
+DO LANGUAGE plpgsql $do$
+BEGIN
+    EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION ratelimit._zones() RETURNS text[] IMMUTABLE LANGUAGE sql AS '
+        '$$ SELECT %L::text[] $$', (SELECT pg_catalog.array_agg(z.name ORDER BY z.name)
+            FROM pg_catalog.pg_timezone_names z WHERE z.name !~ '^(posix|right)/'
+            AND z.name <> ALL ('{posixrules,localtime,Factory,Etc/Unknown}'::text[])));
+END
+$do$;

@@ -1,0 +1,66 @@
+-- The tables, as the extension has them. Nobody but their owner has a right on them, also where default privileges
+-- grant some.
+DO LANGUAGE plpgsql $do$
+DECLARE
+    path text := pg_catalog.current_setting('search_path');
+    granted record;
+    t text;
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    FOREACH t IN ARRAY '{ratelimits,rl_config,rl_blocks,rl_settings,rl_version}'::text[] LOOP
+        CONTINUE WHEN to_regclass('ratelimit.' || t) IS NOT NULL;
+        CASE t
+        WHEN 'ratelimits' THEN
+            CREATE TABLE ratelimit.rateLimits (
+                name   text COLLATE "C" NOT NULL,
+                key    text COLLATE "C" NOT NULL DEFAULT '',
+                shard  int NOT NULL DEFAULT 0,
+                value  double precision NOT NULL,
+                ts     timestamptz NOT NULL,
+                prior  double precision,
+                log    timestamptz[],
+                PRIMARY KEY (name, key, shard)
+            ) WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
+                    autovacuum_vacuum_cost_delay = 0);
+            COMMENT ON TABLE ratelimit.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key)';
+        WHEN 'rl_config' THEN
+            CREATE TABLE ratelimit.rl_config (
+                name    text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
+                key     text COLLATE "C" NOT NULL DEFAULT '' CHECK (octet_length(key) <= 1024),
+                config  jsonb NOT NULL,
+                parsed  ratelimit._limit GENERATED ALWAYS AS (ratelimit._parse(config)) STORED,
+                PRIMARY KEY (name, key)
+            );
+            COMMENT ON TABLE ratelimit.rl_config IS
+                'rate limiter: defined limits; a row with a key overrides the limit for that key';
+        WHEN 'rl_blocks' THEN
+            CREATE TABLE ratelimit.rl_blocks (
+                name   text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
+                key    text COLLATE "C" NOT NULL DEFAULT '' CHECK (octet_length(key) <= 1024),
+                until  timestamptz NOT NULL,
+                PRIMARY KEY (name, key)
+            );
+            COMMENT ON TABLE ratelimit.rl_blocks IS
+                'rate limiter: keys that are denied until a given time, however many tokens are left';
+        WHEN 'rl_settings' THEN
+            CREATE TABLE ratelimit.rl_settings (
+                name   text COLLATE "C" PRIMARY KEY CHECK (name IN ('error_style')),
+                value  text NOT NULL CHECK (value IN ('pt429', 'pgrst'))
+            );
+            COMMENT ON TABLE ratelimit.rl_settings IS
+                'rate limiter: what ALTER DATABASE would set, which only superusers can: error_style';
+        ELSE
+            CREATE TABLE ratelimit.rl_version (version int NOT NULL, since timestamptz NOT NULL DEFAULT now());
+            COMMENT ON TABLE ratelimit.rl_version IS 'rate limiter: the versions of the SQL file that were installed';
+        END CASE;
+        FOR granted IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role
+                       FROM pg_class c, aclexplode(c.relacl) a
+                       WHERE c.oid = to_regclass('ratelimit.' || t) AND a.grantee <> c.relowner LOOP
+            EXECUTE format('REVOKE ALL ON ratelimit.%I FROM %s CASCADE', t, granted.role);
+        END LOOP;
+    END LOOP;
+    INSERT INTO ratelimit.rl_version (version) SELECT 1 WHERE NOT EXISTS (
+        SELECT FROM ratelimit.rl_version v WHERE v.version = 1);
+    PERFORM set_config('search_path', path, true);
+END
+$do$;

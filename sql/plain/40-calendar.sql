@@ -1,0 +1,145 @@
+-- Windows of local dates. Window k begins at the first instant of the date that lies k of them after the first one;
+-- dates end with the year 9999, where no window turns.
+
+-- The first instant at which the clock of a zone shows a time, or a later one where it skips that.
+CREATE OR REPLACE FUNCTION ratelimit._first_instant(local timestamp, zone text) RETURNS bigint STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    utc timestamptz := timezone('UTC', local);
+    earlier timestamptz := utc - interval '36 hours';
+    later timestamptz := utc + interval '36 hours';
+    one timestamptz;
+    other timestamptz;
+    low bigint;
+    high bigint;
+    middle bigint;
+BEGIN
+    -- By the offsets before and after a change of the clock, if there is one.
+    one := utc - (timezone(zone, earlier) - timezone('UTC', earlier));
+    other := utc - (timezone(zone, later) - timezone('UTC', later));
+    IF one > other THEN SELECT other, one INTO one, other; END IF;
+    IF timezone(zone, one) = local THEN RETURN ratelimit._micros(one); END IF;
+    IF timezone(zone, other) = local THEN RETURN ratelimit._micros(other); END IF;
+    low := ratelimit._micros(one) - 1;
+    high := ratelimit._micros(other);
+    WHILE high - low > 1 LOOP
+        middle := low + (high - low) / 2;
+        IF timezone(zone, ratelimit._instant(middle)) >= local THEN high := middle; ELSE low := middle; END IF;
+    END LOOP;
+    RETURN high;
+END
+$$;
+
+-- The nearest instant of which a date can be told.
+CREATE OR REPLACE FUNCTION ratelimit._dated(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
+    SELECT ratelimit._instant(greatest(least(us, 253402207200999999), -210866803200000000))
+$$;
+
+-- The date on which a window begins; NULL: there is none.
+CREATE OR REPLACE FUNCTION ratelimit._date(l ratelimit._limit, w bigint) RETURNS date IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    day date;
+BEGIN
+    IF abs(w::numeric * l.every) <= (CASE WHEN l.months THEN 140000 ELSE 4300000 END) THEN
+        day := CASE WHEN l.months THEN (l.first_date + make_interval(months => (w * l.every)::int))::date
+                    ELSE l.first_date + (w * l.every)::int END;
+    END IF;
+    RETURN CASE WHEN day >= '4713-01-01 BC' AND day <= '9999-12-31' THEN day END;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._boundary(l ratelimit._limit, w bigint) RETURNS bigint STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    day date := ratelimit._date(l, w);
+BEGIN
+    IF day IS NULL THEN RETURN NULL; END IF;
+    RETURN ratelimit._first_instant(day, l.zone);
+END
+$$;
+
+-- The last window that begins by then.
+CREATE OR REPLACE FUNCTION ratelimit._window(l ratelimit._limit, us bigint) RETURNS bigint STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    local timestamp := timezone(l.zone, ratelimit._dated(us));
+    day date := local;
+    w bigint;
+BEGIN
+    IF l.months THEN
+        w := floor(((extract(year FROM day) - extract(year FROM l.first_date)) * 12
+                    + extract(month FROM day) - extract(month FROM l.first_date)) / l.every);
+        IF ratelimit._date(l, w) > day THEN w := w - 1; END IF;
+    ELSE
+        w := floor((day - l.first_date)::numeric / l.every);
+    END IF;
+    -- A clock that is set back over midnight shows the date before once more.
+    IF local::time >= '18:00' AND ratelimit._boundary(l, w + 1) <= us THEN w := w + 1; END IF;
+    RETURN w;
+END
+$$;
+
+-- The window after the one that began at ts; where that is no boundary, since the config has changed over a row, the
+-- first to begin a whole period later.
+CREATE OR REPLACE FUNCTION ratelimit._next(l ratelimit._limit, ts bigint) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    w bigint := ratelimit._window(l, ts);
+    local timestamp;
+    later timestamp;
+    ends bigint;
+BEGIN
+    IF ratelimit._boundary(l, w) = ts THEN RETURN w + 1; END IF;
+    local := timezone(l.zone, ratelimit._dated(ts));
+    later := local + CASE WHEN l.months THEN make_interval(months => l.every) ELSE make_interval(days => l.every) END;
+    -- The last day of a month may stand for one that the month lacks.
+    IF l.months AND date_part('month', local + interval '1 day') <> date_part('month', local) THEN
+        later := (date_trunc('month', later) + interval '1 month - 1 day')::date + local::time;
+    END IF;
+    IF later >= '10000-01-01' THEN RETURN NULL; END IF;
+    ends := ratelimit._first_instant(later, l.zone);
+    w := ratelimit._window(l, ends);
+    RETURN CASE WHEN ratelimit._boundary(l, w) = ends THEN w ELSE w + 1 END;
+END
+$$;
+
+-- How many windows have begun after ts and by now, and the start of the last of them.
+CREATE OR REPLACE FUNCTION ratelimit._turns(l ratelimit._limit, ts bigint, now bigint, OUT windows bigint,
+    OUT begun bigint) STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    w bigint;
+BEGIN
+    IF l.zone IS NULL THEN
+        windows := ratelimit._since(ts, now) / l.period;
+        begun := ts + windows * l.period;
+        RETURN;
+    END IF;
+    windows := 0;
+    begun := ts;
+    -- No window is shorter: a month has 28 days, and a clock is changed by less than 3 hours.
+    IF now >= ratelimit._plus(ts, l.every * (CASE WHEN l.months THEN 28 ELSE 1 END) * 86400000000 - 10800000000) THEN
+        w := ratelimit._window(l, now);
+        IF ratelimit._boundary(l, w) > ts THEN
+            windows := coalesce(greatest(w - ratelimit._next(l, ts) + 1, 0), 0);
+            IF windows > 0 THEN begun := ratelimit._boundary(l, w); END IF;
+        END IF;
+    END IF;
+END
+$$;
+
+-- The start of the window that begins so many turns after ts; NULL: there is none.
+CREATE OR REPLACE FUNCTION ratelimit._after(l ratelimit._limit, ts bigint, windows double precision) RETURNS bigint
+STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.zone IS NULL THEN
+        IF windows * l.period < 4.6e18 AND ts::float8 + windows * l.period < 9.2e18 THEN
+            RETURN ts + windows::bigint * l.period;
+        END IF;
+        RETURN NULL;
+    ELSIF windows < 1 THEN
+        RETURN ts;
+    ELSIF windows > 1e7 THEN
+        RETURN NULL;
+    END IF;
+    RETURN ratelimit._boundary(l, ratelimit._next(l, ts) + windows::bigint - 1);
+END
+$$;

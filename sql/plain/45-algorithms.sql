@@ -1,0 +1,580 @@
+-- The algorithms, as those of the extension, whose core says where each formula comes from. Time and state are
+-- arguments. Of l, s and now: the limit, what is stored of a key, and the instant of the decision.
+
+-- Whether a state is of the kind of a limit: a prior below 0, or -0, is what a fixed window has added, negated.
+CREATE OR REPLACE FUNCTION ratelimit._fits(kind int, prior double precision, log timestamptz[]) RETURNS boolean
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN kind <= 2 THEN log IS NULL AND (prior IS NULL
+                    OR prior < 0 AND prior > '-Infinity' OR prior = 0 AND prior::text = '-0')
+                WHEN kind = 3 THEN log IS NULL AND (prior > 0 OR prior = 0 AND prior::text <> '-0')
+                WHEN kind = 4 THEN log IS NOT NULL AND prior IS NULL
+                WHEN kind = 5 THEN log IS NOT NULL AND prior IS NOT NULL ELSE false END
+$$;
+
+-- The state of an unused limit.
+CREATE OR REPLACE FUNCTION ratelimit._initial(l ratelimit._limit, now bigint, phase bigint) RETURNS ratelimit._state
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    s ratelimit._state;
+BEGIN
+    s.ts := now;
+    CASE l.kind
+    WHEN 1 THEN s.value := l.capacity;
+    WHEN 2 THEN
+        s.value := l.capacity;
+        s.prior := -least(l.rate, l.capacity);
+        IF l.zone IS NOT NULL THEN
+            s.ts := coalesce(ratelimit._boundary(l, ratelimit._window(l, now)), now);
+        ELSIF NOT l.first_request THEN
+            s.ts := now - ((now::numeric - coalesce(l.start, phase)) % l.period + l.period) % l.period;
+        END IF;
+    WHEN 3 THEN s.value := 0; s.prior := 0; s.ts := ratelimit._floor(now, l.period);
+    WHEN 4 THEN s.value := 0; s.log := '{}';
+    WHEN 5 THEN s.value := 0; s.log := '{}'; s.prior := 0;
+    ELSE s.value := 0;
+    END CASE;
+    RETURN s;
+END
+$$;
+
+-- What a row holds; of none, of a reset one and of one of another kind, what an unused limit does.
+CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, name text, key text, now bigint,
+    value double precision, ts timestamptz, prior double precision, log timestamptz[]) RETURNS ratelimit._state
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    s ratelimit._state;
+BEGIN
+    IF value < 'Infinity' AND ratelimit._fits(l.kind, prior, log) THEN
+        IF value > '-Infinity' AND ts > '-infinity' AND ts < 'infinity' AND (prior IS NULL OR prior < 'Infinity')
+            AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
+                 AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
+            s.value := value; s.ts := ratelimit._micros(ts); s.prior := prior; s.log := log;
+            RETURN s;
+        END IF;
+    ELSIF value IS NULL OR value = 'Infinity'
+        OR NOT ratelimit._fits(l.kind, (CASE WHEN prior IN ('NaN', 'Infinity', '-Infinity') THEN 1 ELSE prior END), log)
+    THEN
+        RETURN ratelimit._initial(l, now, CASE WHEN l.kind = 2 AND l.start IS NULL AND l.zone IS NULL
+            AND NOT l.first_request THEN ratelimit._phase(name, key) END);
+    END IF;
+    IF value IN ('NaN', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'value', value::text);
+    ELSIF prior IN ('NaN', 'Infinity', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'prior', prior::text);
+    ELSIF ts IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad_state(name, 'ts', initcap(ts::text));
+    END IF;
+    PERFORM ratelimit._bad_state(name, 'log', CASE WHEN log[1] = '-infinity' THEN '-Infinity' ELSE 'Infinity' END);
+END
+$$;
+
+-- A state too far ahead of the clock comes from a wrong one, and counts as none: beyond an hour, and a whole refill
+-- or the windows that the kind looks back on.
+CREATE OR REPLACE FUNCTION ratelimit._current(l ratelimit._limit, s ratelimit._state, now bigint)
+RETURNS ratelimit._state STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    soon CONSTANT bigint := ratelimit._plus(now, 3600000000);
+    stored double precision;
+    horizon bigint := soon;
+    seen bigint := s.ts;
+BEGIN
+    CASE l.kind
+    WHEN 1 THEN
+        horizon := ratelimit._due(l, now, greatest(l.capacity - ratelimit._stored(l, s), l.capacity));
+    WHEN 2 THEN
+        stored := ratelimit._stored(l, s);
+        IF l.overage THEN stored := greatest(stored, 0); END IF;
+        horizon := ratelimit._due(l, now, greatest(l.capacity - stored, l.capacity, l.rate));
+    WHEN 3 THEN horizon := ratelimit._plus(now, 2 * l.period);
+    WHEN 4 THEN
+        horizon := ratelimit._plus(now, l.period);
+        seen := CASE WHEN cardinality(s.log) > 0 THEN ratelimit._micros(s.log[cardinality(s.log)]) ELSE now END;
+    ELSE RETURN s;
+    END CASE;
+    IF horizon IS NULL OR seen <= greatest(horizon, soon) THEN RETURN s; END IF;
+    RETURN ratelimit._initial(l, now, s.ts);
+END
+$$;
+
+-- Rounds tokens to a whole number where only float error keeps them from being one.
+CREATE OR REPLACE FUNCTION ratelimit._rounded(tokens double precision, capacity double precision,
+    tolerance double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN tokens = trunc(tokens) THEN tokens + 0
+                WHEN abs(tokens - round(tokens)) <= least(tolerance, 1e-6) AND round(tokens) <= capacity
+                THEN round(tokens) + 0 ELSE tokens END
+$$;
+
+-- Nothing is free: a count too small to change so large a float takes its last bit.
+CREATE OR REPLACE FUNCTION ratelimit._subtract(available double precision, count double precision)
+RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN available - count = available AND count > 0
+                THEN available - abs(available) * 1.1102230246251568e-16 ELSE available - count END
+$$;
+
+-- Of a token bucket and a fixed window: the tokens of a state at its ts. A debt counts as what comes in within ten
+-- years at most.
+CREATE OR REPLACE FUNCTION ratelimit._stored(l ratelimit._limit, s ratelimit._state) RETURNS double precision
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    value double precision := s.value;
+    more double precision;
+    most double precision;
+    following bigint;
+BEGIN
+    IF l.kind = 2 AND s.prior IS NOT NULL THEN
+        -- What this config's window brings beyond what the state's did.
+        more := least(l.rate, l.capacity) + s.prior;
+        value := CASE WHEN more >= -greatest(value, 0) THEN value + more ELSE least(value, 0) END;
+    END IF;
+    IF value >= 0 OR l.overage THEN RETURN value; END IF;
+    IF l.kind = 1 THEN
+        most := 315576000000000 * l.rate / l.period;
+    ELSE
+        following := ratelimit._after(l, s.ts, 1);
+        IF following IS NULL THEN RETURN value; END IF;
+        most := ((ratelimit._turns(l, s.ts, ratelimit._plus(following - 1, 315576000000000))).windows * l.rate
+                 + l.tolerance / 2) * (1 - 8.881784197001252e-16);
+    END IF;
+    RETURN greatest(value, -greatest(most, l.tolerance));
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._refilled(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
+    OUT tokens double precision) STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    windows bigint;
+BEGIN
+    IF s.value >= 0 AND s.prior IS NULL THEN tokens := s.value; ELSE tokens := ratelimit._stored(l, s); END IF;
+    IF l.kind = 1 THEN
+        ts := greatest(s.ts, now);
+        tokens := least(tokens + ratelimit._since(s.ts, now)::float8 * l.rate / l.period, l.capacity);
+    ELSE
+        IF l.zone IS NULL THEN
+            windows := ratelimit._since(s.ts, now) / l.period;
+            ts := s.ts + windows * l.period;
+        ELSE
+            SELECT t.windows, t.begun INTO windows, ts FROM ratelimit._turns(l, s.ts, now) t;
+        END IF;
+        IF windows > 0 AND l.overage THEN tokens := greatest(tokens, 0); END IF;
+        tokens := least(tokens + windows * l.rate, l.capacity);
+    END IF;
+END
+$$;
+
+-- When so many tokens will have come in, from ts; NULL: beyond what a time can hold.
+CREATE OR REPLACE FUNCTION ratelimit._due(l ratelimit._limit, ts bigint, tokens double precision) RETURNS bigint
+STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 1 THEN
+        IF tokens <= 0 THEN RETURN ts; END IF;
+        IF tokens * l.period >= 4.611686018427388e18 * l.rate THEN RETURN NULL; END IF;
+        RETURN ratelimit._plus(ts, ceil(tokens * l.period / l.rate)::bigint);
+    END IF;
+    -- Half the tolerance is left for what comes after: that many windows do suffice.
+    IF tokens >= 1e18 * l.rate THEN RETURN NULL; END IF;
+    RETURN ratelimit._after(l, ts, greatest(ceil((tokens - l.tolerance / 2) / l.rate), 0));
+END
+$$;
+
+-- Whether no window has begun, so that the next take begins one.
+CREATE OR REPLACE FUNCTION ratelimit._awaits(l ratelimit._limit, tokens double precision) RETURNS boolean
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT l.first_request AND tokens >= l.capacity - least(l.tolerance, 1e-6)
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._reset_at(l ratelimit._limit, ts bigint, tokens double precision, now bigint)
+RETURNS bigint STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 1 THEN
+        IF l.capacity - tokens <= l.tolerance THEN RETURN ts; END IF;
+        RETURN ratelimit._due(l, ts, l.capacity - tokens);
+    ELSIF ratelimit._awaits(l, tokens) THEN
+        RETURN now;
+    END IF;
+    RETURN ratelimit._after(l, ts, 1);
+END
+$$;
+
+-- After which wait the tokens of a call are there; NULL: it does not pass.
+CREATE OR REPLACE FUNCTION ratelimit._passes(l ratelimit._limit, ts bigint, available double precision, now bigint,
+    count double precision, reserve boolean) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    wait bigint;
+BEGIN
+    IF count - available <= l.tolerance OR l.overage THEN RETURN 0; END IF;
+    IF NOT reserve OR count - available > l.max_reserved + l.tolerance THEN RETURN NULL; END IF;
+    wait := ratelimit._due(l, ts, count - available) - now;
+    RETURN CASE WHEN wait <= 315576000000000 THEN wait END;
+END
+$$;
+
+-- Whether a denied call passes at a later instant.
+CREATE OR REPLACE FUNCTION ratelimit._passes_at(l ratelimit._limit, s ratelimit._state, at bigint,
+    count double precision, reserve boolean) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+BEGIN
+    IF l.kind = 3 THEN
+        r := ratelimit._counters(l, s, at);
+        RETURN r.used + count <= l.rate + l.tolerance;
+    END IF;
+    r := ratelimit._refilled(l, s, at);
+    RETURN ratelimit._passes(l, CASE WHEN ratelimit._awaits(l, r.tokens) THEN greatest(r.ts, at) ELSE r.ts END,
+                             r.tokens, at, count, reserve) IS NOT NULL;
+END
+$$;
+
+-- Lengthens a computed wait where float error made it too short.
+CREATE OR REPLACE FUNCTION ratelimit._confirmed(l ratelimit._limit, s ratelimit._state, now bigint, wait bigint,
+    count double precision, reserve boolean) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1..4 LOOP
+        EXIT WHEN wait IS NULL;
+        IF ratelimit._passes_at(l, s, ratelimit._plus(now, wait), count, reserve) THEN RETURN wait; END IF;
+        wait := ratelimit._plus(wait, greatest(1, wait >> 50));
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- After which span a call that is denied can first pass, of a token bucket or a fixed window.
+CREATE OR REPLACE FUNCTION ratelimit._retry(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, reserve boolean, ts bigint, available double precision) RETURNS bigint STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    most CONSTANT double precision := CASE WHEN reserve THEN coalesce(l.max_reserved, 'Infinity') ELSE 0 END;
+    at bigint := now;
+    r record;
+BEGIN
+    IF count > l.capacity + most + l.tolerance THEN RETURN NULL; END IF;
+    IF count - available > most THEN at := ratelimit._due(l, ts, count - available - most); END IF;
+    IF reserve AND at IS NOT NULL THEN
+        -- And the reserved tokens come within ten years, from what is there then.
+        r := ratelimit._refilled(l, s, at);
+        at := ratelimit._due(l, r.ts, count - r.tokens) - 315576000000000;
+        at := CASE WHEN at IS NOT NULL THEN greatest(at, now,
+            CASE WHEN count - available > most THEN ratelimit._due(l, ts, count - available - most) END) END;
+    END IF;
+    IF at IS NULL THEN RETURN NULL; END IF;
+    RETURN ratelimit._confirmed(l, s, now, greatest(at - now, 0), count, reserve);
+END
+$$;
+
+-- Decides a take from a token bucket or a fixed window.
+CREATE OR REPLACE FUNCTION ratelimit._take_tokens(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, reserve boolean) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r record;
+    ts bigint;
+BEGIN
+    d.at := now;
+    d.capacity := l.capacity;
+    d.enforced := l.enforce;
+    r := ratelimit._refilled(l, s, now);
+    IF l.first_request AND ratelimit._awaits(l, r.tokens) THEN ts := greatest(r.ts, now); ELSE ts := r.ts; END IF;
+    IF count - r.tokens <= l.tolerance OR l.overage THEN
+        d.ok := true;
+    ELSE
+        d.wait := ratelimit._passes(l, ts, r.tokens, now, count, reserve);
+        d.ok := d.wait IS NOT NULL;
+    END IF;
+    IF NOT d.ok THEN
+        d.remaining := ratelimit._rounded(r.tokens, l.capacity, l.tolerance);
+        d.reset_at := ratelimit._reset_at(l, r.ts, r.tokens, now);
+        d.wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
+        d.changed := false;
+        RETURN d;
+    END IF;
+    IF d.wait <= 0 THEN d.wait := NULL; END IF;
+    d.value := ratelimit._subtract(r.tokens, count);
+    d.ts := ts;
+    d.changed := count > 0;
+    IF l.kind = 2 THEN d.prior := ratelimit._brought(l, s, ts, d.value); END IF;
+    d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
+    d.reset_at := ratelimit._reset_at(l, ts, d.value, now);
+    RETURN d;
+END
+$$;
+
+-- The prior of a fixed window after a change: in the same window what was used stays, also where it is more than
+-- this config brings, while nothing is left of it.
+CREATE OR REPLACE FUNCTION ratelimit._brought(l ratelimit._limit, s ratelimit._state, ts bigint,
+    value double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT -greatest(least(l.rate, l.capacity),
+                     CASE WHEN ts = s.ts AND value <= 0 THEN -s.prior - greatest(s.value, 0) END)
+$$;
+
+-- Of a sliding window: its counters, moved on to the window of now, and what is used of it.
+CREATE OR REPLACE FUNCTION ratelimit._counters(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
+    OUT value double precision, OUT prior double precision, OUT used double precision) IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    begun CONSTANT bigint := ratelimit._floor(now, l.period);
+BEGIN
+    ts := ratelimit._floor(s.ts, l.period);
+    value := s.value;
+    prior := s.prior;
+    IF begun > ts THEN
+        prior := CASE WHEN begun - l.period = ts THEN s.value ELSE 0 END;
+        value := 0;
+        ts := begun;
+    END IF;
+    used := prior * greatest(1 - greatest(now - ts, 0)::float8 / l.period, 0) + value;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._take_window(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    c record := ratelimit._counters(l, s, now);
+    d ratelimit._decision;
+    fading double precision := c.value;
+    fixed double precision := 0;
+    at bigint := c.ts + l.period;
+BEGIN
+    d.at := now;
+    d.capacity := l.capacity;
+    d.enforced := l.enforce;
+    d.ok := count = 0 OR c.used + count <= l.rate + l.tolerance;
+    d.changed := d.ok AND count > 0;
+    d.reset_at := c.ts + l.period;
+    IF d.changed THEN
+        d.ts := c.ts;
+        d.prior := c.prior;
+        d.value := -ratelimit._subtract(-c.value, count);
+        c.used := c.prior * greatest(1 - greatest(now - c.ts, 0)::float8 / l.period, 0) + d.value;
+    END IF;
+    d.remaining := ratelimit._rounded(greatest(l.rate - c.used, 0), l.rate, l.tolerance);
+    IF NOT d.ok AND count <= l.rate + l.tolerance THEN
+        -- Where in a window is what fades small enough beside what doesn't?
+        IF c.value + count <= l.rate + l.tolerance AND c.prior > 0 THEN
+            fading := c.prior; fixed := c.value; at := c.ts;
+        END IF;
+        at := at + ceil(greatest(least(1 - (l.rate - fixed - count) / nullif(fading, 0), 1), 0) * l.period)::bigint;
+        d.wait := ratelimit._confirmed(l, s, now, greatest(at - now, 0), count, false);
+    END IF;
+    RETURN d;
+END
+$$;
+
+-- Of a sliding log: how many entries have left it. A clock behind the newest one stands still.
+CREATE OR REPLACE FUNCTION ratelimit._gone(l ratelimit._limit, log timestamptz[], now bigint) RETURNS int STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    newest timestamptz := log[cardinality(log)];
+    since bigint;
+BEGIN
+    IF newest IS NULL THEN RETURN 0; END IF;
+    since := greatest(ratelimit._micros(newest), now) - l.period;
+    IF since < -210866803200000000 THEN RETURN 0; END IF;
+    RETURN width_bucket(ratelimit._instant(since), log);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._take_log(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    gone int := ratelimit._gone(l, s.log, now);
+    live int := cardinality(s.log) - gone;
+    newest timestamptz := CASE WHEN live > 0 THEN s.log[cardinality(s.log)] END;
+    nth timestamptz;
+BEGIN
+    d.at := now;
+    d.capacity := l.capacity;
+    d.enforced := l.enforce;
+    d.ok := count = 0 OR live + count <= l.rate;
+    d.changed := d.ok AND count > 0;
+    IF d.changed THEN
+        d.ts := greatest(ratelimit._micros(newest), now);
+        newest := ratelimit._nearest(d.ts);
+        d.log := s.log[gone + 1:] || array_fill(newest, ARRAY[count::int]);
+        live := live + count::int;
+        d.value := live;
+    ELSIF NOT d.ok AND count <= l.rate THEN
+        -- So many of the oldest entries must leave.
+        nth := s.log[gone + (live + count - l.rate)::int];
+        d.wait := ratelimit._micros(nth) + l.period - now;
+    END IF;
+    d.remaining := greatest(l.rate - live, 0);
+    d.reset_at := CASE WHEN newest IS NULL THEN now ELSE ratelimit._plus(ratelimit._micros(newest), l.period) END;
+    RETURN d;
+END
+$$;
+
+-- Of a concurrency limit: the leases that have not expired, as pairs of id and expiry.
+CREATE OR REPLACE FUNCTION ratelimit._live(log timestamptz[], now bigint) RETURNS timestamptz[] STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    at CONSTANT timestamptz := ratelimit._nearest(now);
+    live timestamptz[] := '{}';
+BEGIN
+    FOR i IN 1..cardinality(log) - 1 BY 2 LOOP
+        IF log[i + 1] > at THEN live := live || log[i:i + 1]; END IF;
+    END LOOP;
+    RETURN live;
+END
+$$;
+
+-- When leases expire, the soonest first.
+CREATE OR REPLACE FUNCTION ratelimit._expiries(live timestamptz[]) RETURNS timestamptz[] IMMUTABLE LANGUAGE sql AS $$
+    SELECT coalesce(array_agg(live[i] ORDER BY live[i]), '{}') FROM generate_series(2, cardinality(live), 2) i
+$$;
+
+-- Grants a lease of count slots, by this id or the next one that no lease of the state has.
+CREATE OR REPLACE FUNCTION ratelimit._acquire(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, id bigint) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    live timestamptz[] := ratelimit._live(s.log, now);
+    taken int := cardinality(live) / 2 + count::int;
+    expiries timestamptz[];
+    last timestamptz;
+BEGIN
+    d.at := now;
+    d.capacity := l.capacity;
+    d.enforced := l.enforce;
+    d.ok := count = 0 OR taken <= l.capacity;
+    d.changed := d.ok AND count > 0;
+    IF d.changed THEN
+        WHILE EXISTS (SELECT FROM generate_series(1, cardinality(s.log), 2) i
+                      WHERE s.log[i] = ratelimit._nearest(id)) LOOP
+            id := id + 1;
+        END LOOP;
+        FOR i IN 1..count::int LOOP
+            live := live || ARRAY[ratelimit._nearest(id), ratelimit._nearest(ratelimit._plus(now, l.period))];
+        END LOOP;
+        d.value := taken;
+        d.ts := greatest(s.ts, now);
+        d.prior := 0;
+        d.log := live;
+    END IF;
+    expiries := ratelimit._expiries(live);
+    IF NOT d.ok AND count <= l.capacity THEN
+        last := expiries[greatest(taken - l.capacity::int, 1)];
+        d.wait := ratelimit._micros(last) - now;
+    END IF;
+    last := expiries[cardinality(expiries)];
+    d.remaining := greatest(l.capacity - cardinality(expiries), 0);
+    d.reset_at := CASE WHEN last IS NULL THEN now ELSE ratelimit._micros(last) END;
+    RETURN d;
+END
+$$;
+
+-- Decides a take of any kind.
+CREATE OR REPLACE FUNCTION ratelimit._decide(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, reserve boolean, id bigint DEFAULT NULL) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+BEGIN
+    IF s.ts > now OR l.kind = 4 THEN s := ratelimit._current(l, s, now); END IF;
+    CASE l.kind
+    WHEN 1 THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve);
+    WHEN 2 THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve);
+    WHEN 3 THEN RETURN ratelimit._take_window(l, s, now, count);
+    WHEN 4 THEN RETURN ratelimit._take_log(l, s, now, count);
+    WHEN 5 THEN RETURN ratelimit._acquire(l, s, now, count, coalesce(id, now));
+    ELSE
+        d.ok := true; d.at := now; d.enforced := l.enforce; d.changed := false;
+        RETURN d;
+    END CASE;
+END
+$$;
+
+-- Gives count tokens back, first against a debt, or takes them whatever is there; of a token bucket or fixed window.
+CREATE OR REPLACE FUNCTION ratelimit._credit(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r record;
+    after ratelimit._state;
+BEGIN
+    d.ok := true;
+    d.at := now;
+    d.capacity := l.capacity;
+    d.enforced := l.enforce;
+    d.changed := false;
+    IF l.kind = 6 THEN RETURN d; END IF;
+    IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+    r := ratelimit._refilled(l, s, now);
+    d.ts := r.ts;
+    d.value := r.tokens;
+    IF count < 0 THEN
+        IF ratelimit._awaits(l, r.tokens) THEN d.ts := greatest(r.ts, now); END IF;
+        after.value := ratelimit._subtract(r.tokens, -count);
+        after.ts := d.ts;
+        d.value := ratelimit._stored(l, after);
+    ELSIF l.kind = 1 OR taken_at IS NULL OR ratelimit._micros(taken_at) >= r.ts THEN
+        d.value := least(r.tokens + count, l.capacity);
+    END IF;
+    IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
+    d.changed := d.value <> r.tokens;
+    IF l.kind = 2 THEN d.prior := ratelimit._brought(l, s, d.ts, d.value); END IF;
+    d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
+    d.reset_at := ratelimit._reset_at(l, d.ts, d.value, now);
+    RETURN d;
+END
+$$;
+
+-- How full a limit is: what a take of nothing leaves, also where that is denied since there is a debt.
+CREATE OR REPLACE FUNCTION ratelimit._level(l ratelimit._limit, s ratelimit._state, now bigint)
+RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r record;
+BEGIN
+    IF l.kind > 2 THEN RETURN ratelimit._decide(l, s, now, 0, false); END IF;
+    IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+    r := ratelimit._refilled(l, s, now);
+    d.remaining := ratelimit._rounded(r.tokens, l.capacity, l.tolerance);
+    d.reset_at := ratelimit._reset_at(l, r.ts, r.tokens, now);
+    RETURN d;
+END
+$$;
+
+-- The instant at which a call is decided: now, or a later one that the state has seen.
+CREATE OR REPLACE FUNCTION ratelimit._present(l ratelimit._limit, s ratelimit._state, now bigint) RETURNS bigint
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    newest timestamptz;
+BEGIN
+    IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+    CASE l.kind
+    WHEN 3 THEN RETURN greatest(now, s.ts);
+    WHEN 4 THEN
+        newest := s.log[cardinality(s.log)];
+        RETURN greatest(now, ratelimit._micros(newest));
+    WHEN 5, 6 THEN RETURN now;
+    ELSE RETURN greatest(now, s.ts);
+    END CASE;
+END
+$$;
+
+-- Whether every call from now on is answered as without the state.
+CREATE OR REPLACE FUNCTION ratelimit._idle(l ratelimit._limit, s ratelimit._state, now bigint, name text, key text)
+RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    fresh ratelimit._state;
+BEGIN
+    IF s.ts > now THEN RETURN false; END IF;
+    CASE l.kind
+    WHEN 1 THEN
+        r := ratelimit._refilled(l, s, now);
+        RETURN r.tokens >= l.capacity;
+    WHEN 2 THEN
+        r := ratelimit._refilled(l, s, now);
+        -- Full, and no more used of its window than that brings.
+        IF r.tokens < l.capacity OR r.ts = s.ts AND -s.prior - greatest(s.value, 0) > least(l.rate, l.capacity) THEN
+            RETURN false;
+        END IF;
+        fresh := ratelimit._state_of(l, name, key, now, NULL, NULL, NULL, NULL);
+        RETURN ratelimit._awaits(l, r.tokens) OR r.ts = fresh.ts;
+    WHEN 3 THEN
+        r := ratelimit._counters(l, s, now);
+        RETURN r.value = 0 AND r.prior = 0;
+    WHEN 4 THEN RETURN ratelimit._gone(l, s.log, now) = cardinality(s.log);
+    WHEN 5 THEN RETURN ratelimit._live(s.log, now) = '{}';
+    ELSE RETURN true;
+    END CASE;
+END
+$$;

@@ -1,0 +1,329 @@
+-- Calls of one limit.
+
+-- The limit of a call: its config, or what is defined. 42501, 22023, 42704, 22004.
+CREATE OR REPLACE FUNCTION ratelimit._resolve(function text, name text, key text, defined ratelimit._limit,
+    config jsonb) RETURNS ratelimit._limit LANGUAGE plpgsql AS $$
+DECLARE
+    l ratelimit._limit := defined;
+    leases CONSTANT boolean := function IN ('rl_acquire', 'rl_extend', 'rl_release');
+BEGIN
+    IF config IS NOT NULL THEN
+        IF defined.kind IS NOT NULL AND NOT has_function_privilege(ratelimit._caller(),
+            'ratelimit.rl_define(text, jsonb, text)', 'EXECUTE') THEN
+            PERFORM ratelimit._raise('42501', format('permission denied to override rate limit "%s"', name),
+                'A config passed with the call overrides the definition; that requires EXECUTE on rl_define.',
+                format('Call it without a config: SELECT * FROM ratelimit.rl_limit(%s, $1);', ratelimit._literal(name)));
+        END IF;
+        l := ratelimit._parse(config);
+    ELSIF l.kind IS NULL THEN
+        PERFORM ratelimit._raise('42704', format('rate limit "%s" is not defined', name), NULL,
+            'Define it: ' || ratelimit._example(name, CASE WHEN leases THEN 5 ELSE 1 END));
+    END IF;
+    IF key = '' AND (l.keyed OR defined.keyed) AND function NOT IN ('rl_extend', 'rl_release') THEN
+        PERFORM ratelimit._keyed(name, l.kind);
+    END IF;
+    RETURN l;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._keyed(name text, kind int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('22004', format('rate limit "%s" requires a key', name),
+        'Its config has "keyed": true, so that a call without a key fails instead of taking from a limit that '
+        'everybody shares.',
+        format('For example: SELECT * FROM ratelimit.%s(%s, ''user-1''); in a list "key": "user-1", in a trigger '
+               '''key=author''.', CASE kind WHEN 5 THEN 'rl_acquire' ELSE 'rl_limit' END, ratelimit._literal(name)));
+END
+$$;
+
+-- Refuses a kind that the function is not for, and a count out of range.
+CREATE OR REPLACE FUNCTION ratelimit._check_use(function text, kind int, count double precision) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF function = 'rl_credit' THEN
+        IF (count >= -1e15 AND count <= 1e15) IS NOT TRUE THEN
+            PERFORM ratelimit._invalid('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
+        ELSIF kind IN (3, 4, 5) THEN
+            PERFORM ratelimit._wrong_kind(function, kind);
+        END IF;
+        RETURN;
+    ELSIF kind = 5 AND function LIKE 'rl\_%limit%' OR kind < 5 AND function = 'rl_acquire' THEN
+        PERFORM ratelimit._wrong_kind(function, kind);
+    END IF;
+    PERFORM ratelimit._check_count(kind, count);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._writable(function text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('transaction_read_only') = 'on' THEN
+        PERFORM ratelimit._raise('25006', format('cannot execute %s() in a read-only transaction', function));
+    END IF;
+END
+$$;
+
+-- A number for a lease that nobody can guess: greater than 0 and less than 2^52.
+CREATE OR REPLACE FUNCTION ratelimit._random_id() RETURNS bigint LANGUAGE sql AS $$
+    SELECT greatest(('x' || substr(u, 1, 12) || substr(u, 32, 1))::bit(52)::bigint, 1)
+    FROM (SELECT replace(gen_random_uuid()::text, '-', '')) AS drawn(u)
+$$;
+
+-- What a call would be answered on a state, whether the key is blocked or not. After a block a dry run lets a take
+-- pass, and a check goes on telling what would be denied.
+CREATE OR REPLACE FUNCTION ratelimit._look(l ratelimit._limit, s ratelimit._state, now bigint, until timestamptz,
+    count double precision, reserve boolean, dry_run_passes boolean) RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+DECLARE
+    ends CONSTANT bigint := ratelimit._micros(until);
+    d ratelimit._decision;
+    level ratelimit._decision := ratelimit._level(l, s, now);
+BEGIN
+    IF ends > now THEN
+        IF until < 'infinity' THEN
+            d := ratelimit._decide(l, s, ends, count, reserve);
+            d.wait := ends - now + CASE WHEN d.ok OR dry_run_passes AND NOT l.enforce THEN 0 ELSE d.wait END;
+        END IF;
+        d.ok := false;
+        d.at := now;
+        d.capacity := l.capacity;
+        d.enforced := true;
+        d.changed := false;
+        d.blocked := true;
+        d.forever := until = 'infinity';
+    ELSE
+        d := ratelimit._decide(l, s, now, count, reserve);
+    END IF;
+    d.remaining := level.remaining;
+    d.reset_at := level.reset_at;
+    RETURN d;
+END
+$$;
+
+-- Decides a change of what a row holds, at an instant after it was read.
+CREATE OR REPLACE FUNCTION ratelimit._decided(function text, l ratelimit._limit, name text, key text, now bigint,
+    count double precision, reserve boolean, taken_at timestamptz, id bigint,
+    value double precision, ts timestamptz, prior double precision, log timestamptz[]) RETURNS ratelimit._decision
+LANGUAGE plpgsql AS $$
+DECLARE
+    s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log);
+BEGIN
+    IF function = 'rl_credit' THEN RETURN ratelimit._credit(l, s, now, count, taken_at); END IF;
+    IF l.kind <= 2 AND s.ts <= now THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve); END IF;
+    RETURN ratelimit._decide(l, s, now, count, reserve, id);
+END
+$$;
+
+-- Makes a change of one limit: a take, or a credit. What changes nothing, as a denial, is answered from a plain read.
+-- Otherwise the row is locked, and decided again where it or the time has changed since; or it is inserted.
+CREATE OR REPLACE FUNCTION ratelimit._change(function text, name text, key text, count double precision,
+    reserve boolean, config jsonb, taken_at timestamptz DEFAULT NULL, id bigint DEFAULT NULL)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+DECLARE
+    seen record;
+    held record;
+    l ratelimit._limit;
+    d ratelimit._decision;
+    now bigint;
+BEGIN
+    FOR try IN 1..100 LOOP
+        SELECT coalesce((SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = $3),
+                        (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = '')) AS defined,
+               b.until, r.ctid AS place, r.value, r.ts, r.prior, r.log INTO seen
+        FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $2 AND b.key = $3
+        LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3 AND r.shard = 0;
+        l := seen.defined;
+        IF config IS NOT NULL OR l.kind IS NULL OR l.keyed THEN
+            l := ratelimit._resolve(function, name, key, l, config);
+        END IF;
+        IF (l.kind <= 2 AND count >= 0 AND count <= 1e15) IS NOT TRUE OR function = 'rl_acquire' THEN
+            PERFORM ratelimit._check_use(function, l.kind, count);
+        END IF;
+        now := ratelimit._now();
+        IF seen.until IS NOT NULL AND function <> 'rl_credit' THEN
+            d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log),
+                                 now, seen.until, count, reserve, true);
+            IF d.blocked THEN RETURN d; END IF;
+        END IF;
+        IF l.kind <> 6 AND current_setting('transaction_read_only') = 'on' THEN
+            PERFORM ratelimit._writable(function);
+        END IF;
+        d := ratelimit._decided(function, l, name, key, now, count, reserve, taken_at, id,
+                                seen.value, seen.ts, seen.prior, seen.log);
+        IF NOT d.changed THEN
+            IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
+            RETURN d;
+        END IF;
+
+        IF seen.place IS NULL THEN
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log)
+            VALUES ($2, $3, d.value, ratelimit._nearest(d.ts), d.prior, d.log) ON CONFLICT DO NOTHING;
+            CONTINUE WHEN NOT FOUND;
+            IF ratelimit._now() - now < 1000 THEN RETURN d; END IF;
+            -- It waited for an insert that was rolled back. The row is this transaction's own now.
+            held := seen;
+        ELSE
+            SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
+            WHERE r.name = $2 AND r.key = $3 AND r.shard = 0 FOR UPDATE;
+            CONTINUE WHEN NOT FOUND;
+        END IF;
+        IF held.place IS DISTINCT FROM seen.place OR held.place IS NULL OR ratelimit._now() - now >= 1000 THEN
+            now := ratelimit._now();
+            d := ratelimit._decided(function, l, name, key, now, count, reserve, taken_at, id,
+                                    held.value, held.ts, held.prior, held.log);
+        END IF;
+        IF d.changed THEN
+            UPDATE ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior, log = d.log
+            WHERE r.name = $2 AND r.key = $3 AND r.shard = 0;
+            IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+        ELSIF NOT d.ok AND NOT d.enforced THEN
+            d.ok := true; d.wait := NULL;
+        END IF;
+        RETURN d;
+    END LOOP;
+    PERFORM ratelimit._not_written();
+END
+$$;
+
+-- The answer of a call: times and waits are rounded up to milliseconds.
+CREATE OR REPLACE FUNCTION ratelimit._answer(d ratelimit._decision) RETURNS ratelimit.rl_result STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    r ratelimit.rl_result;
+    at bigint;
+BEGIN
+    r.ok := d.ok;
+    r.remaining := d.remaining;
+    r.capacity := d.capacity;
+    at := ratelimit._ceil(d.reset_at, 1000);
+    r.reset_at := ratelimit._instant(at);
+    IF d.wait IS NOT NULL THEN
+        at := ratelimit._plus(d.at, d.wait);
+        at := ratelimit._ceil(at, 1000);
+        r.retry_at := ratelimit._instant(at);
+        IF r.retry_at IS NOT NULL THEN r.retry_after := ratelimit._ceil(d.wait, 1000)::float8 / 1e6; END IF;
+    END IF;
+    RETURN r;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_limit(name text, key text DEFAULT '', count double precision DEFAULT 1,
+    reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS ratelimit.rl_result LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    d ratelimit._decision;
+BEGIN
+    IF (octet_length(name) BETWEEN 1 AND 200 AND octet_length(key) <= 1024 AND count IS NOT NULL
+        AND reserve IS NOT NULL AND throws IS NOT NULL) IS NOT TRUE THEN
+        PERFORM ratelimit._check(name, key, count, reserve, throws);
+    END IF;
+    d := ratelimit._change('rl_limit', name, key, count, reserve, config);
+    IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
+    RETURN ratelimit._answer(d);
+END
+$$;
+
+-- What is defined and stored of a key, read without a lock.
+CREATE OR REPLACE FUNCTION ratelimit._seen(function text, name text, key text, config jsonb,
+    OUT l ratelimit._limit, OUT s ratelimit._state, OUT now bigint, OUT until timestamptz, OUT has_state boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    seen record;
+BEGIN
+    SELECT coalesce((SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = $3),
+                    (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = '')) AS defined,
+           b.until, r.value, r.ts, r.prior, r.log INTO seen
+    FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $2 AND b.key = $3
+    LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3 AND r.shard = 0;
+    l := ratelimit._resolve(function, name, key, seen.defined, config);
+    now := ratelimit._now();
+    until := seen.until;
+    s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log);
+    has_state := seen.value <> 'Infinity' AND ratelimit._fits(l.kind, seen.prior, seen.log);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_check(name text, key text DEFAULT '', count double precision DEFAULT 1,
+    reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
+RETURNS ratelimit.rl_result LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    seen record;
+    l ratelimit._limit;
+    d ratelimit._decision;
+BEGIN
+    PERFORM ratelimit._check(name, key, count, reserve, throws);
+    seen := ratelimit._seen('rl_check', name, key, config);
+    l := seen.l;
+    PERFORM ratelimit._check_use('rl_check', l.kind, count);
+    d := ratelimit._look(l, seen.s, seen.now, seen.until, count, reserve, false);
+    IF throws AND NOT d.ok AND d.enforced THEN PERFORM ratelimit._denied(name, d); END IF;
+    RETURN ratelimit._answer(d);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_credit(name text, key text, count double precision,
+    taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
+RETURNS ratelimit.rl_result LANGUAGE plpgsql COST 10000 AS $$
+BEGIN
+    PERFORM ratelimit._check(name, key, count);
+    IF taken_at IN ('infinity', '-infinity') THEN
+        PERFORM ratelimit._invalid('taken_at', 'infinite', 'a finite time');
+    END IF;
+    RETURN ratelimit._answer(ratelimit._change('rl_credit', name, key, count, false, config, taken_at));
+END
+$$;
+
+-- The limit that has a key's state: of a key that is exempt, that of the name, which holds again afterwards.
+CREATE OR REPLACE FUNCTION ratelimit._defined(name text, key text, of_state boolean DEFAULT false)
+RETURNS ratelimit._limit LANGUAGE plpgsql AS $$
+DECLARE
+    l ratelimit._limit;
+BEGIN
+    SELECT (c.parsed).* INTO l FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)
+    ORDER BY of_state AND (c.parsed).kind = 6, c.key DESC LIMIT 1;
+    RETURN l;
+END
+$$;
+
+-- A row that was reset has the value Infinity, and counts as none.
+CREATE OR REPLACE FUNCTION ratelimit.rl_reset(name text, key text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    l ratelimit._limit;
+BEGIN
+    PERFORM ratelimit._check(name, key);
+    l := ratelimit._defined(name, key, true);
+    IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind); END IF;
+    PERFORM ratelimit._writable('rl_reset');
+    UPDATE ratelimit.rateLimits r SET value = 'Infinity', prior = NULL, log = NULL
+    WHERE r.name = $1 AND r.key = $2 AND r.shard = 0 AND r.value <> 'Infinity';
+    RETURN FOUND;
+END
+$$;
+
+-- Key by key, in the order in which every call locks rows.
+CREATE OR REPLACE FUNCTION ratelimit.rl_reset_all(name text) RETURNS bigint LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    found_key text;
+    was double precision;
+    count bigint := 0;
+BEGIN
+    PERFORM ratelimit._check(name, '');
+    PERFORM ratelimit._writable('rl_reset_all');
+    FOR found_key IN SELECT r.key FROM ratelimit.rateLimits r WHERE r.name = $1 ORDER BY r.key LOOP
+        DELETE FROM ratelimit.rateLimits r WHERE r.name = $1 AND r.key = found_key AND r.shard = 0
+        RETURNING r.value INTO was;
+        IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
+    END LOOP;
+    RETURN count;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
+RETURNS jsonb LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    seen record;
+BEGIN
+    PERFORM ratelimit._check(name, key);
+    seen := ratelimit._seen('rl_state', name, key, config);
+    RETURN CASE WHEN seen.has_state THEN ratelimit._state_json(seen.s) END;
+END
+$$;

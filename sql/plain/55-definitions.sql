@@ -1,0 +1,70 @@
+-- Definitions, and keys that are blocked.
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_define(name text, config jsonb, key text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql COST 10000 AS $$
+BEGIN
+    PERFORM ratelimit._check(name, '');
+    IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
+    PERFORM ratelimit._check(name, key), ratelimit._parse(config), ratelimit._writable('rl_define');
+    IF EXISTS (SELECT FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
+        RETURN false;
+    END IF;
+    INSERT INTO ratelimit.rl_config AS c (name, config, key) VALUES ($1, $2, $3)
+    ON CONFLICT ON CONSTRAINT rl_config_pkey DO UPDATE SET config = excluded.config WHERE c.config <> excluded.config;
+    RETURN FOUND;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_undefine(name text, key text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql COST 10000 AS $$
+BEGIN
+    PERFORM ratelimit._check(name, key), ratelimit._writable('rl_undefine');
+    DELETE FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2;
+    RETURN FOUND;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL,
+    until timestamptz DEFAULT NULL) RETURNS timestamptz LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    now CONSTANT bigint := ratelimit._now();
+    at CONSTANT timestamptz := ratelimit._nearest(now);
+    ends timestamptz := until;
+    l ratelimit._limit;
+BEGIN
+    PERFORM ratelimit._check(name, key);
+    IF duration IS NOT NULL AND until IS NOT NULL THEN
+        PERFORM ratelimit._invalid('until', 'given together with duration', 'one of the two');
+    ELSIF duration IS NOT NULL THEN
+        ends := at + duration;
+        IF ends <= at THEN PERFORM ratelimit._invalid('duration', 'not positive', 'an interval greater than 0'); END IF;
+    ELSIF until IS NULL THEN
+        PERFORM ratelimit._invalid('duration', 'NULL, and until is not given',
+            'an interval, or NULL if until is given');
+    ELSIF until <= at THEN
+        PERFORM ratelimit._invalid('until', 'in the past', 'a future time, or infinity');
+    END IF;
+    PERFORM ratelimit._writable('rl_block');
+    INSERT INTO ratelimit.rl_blocks (name, key, until) VALUES ($1, $2, ends)
+    ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until;
+    l := ratelimit._defined(name, key);
+    IF l.kind IS NULL THEN
+        RAISE NOTICE 'rate limit "%" is not defined: the block applies to calls that pass a config, and to all calls '
+            'once it is defined', name;
+    ELSIF l.keyed AND key = '' THEN
+        PERFORM ratelimit._keyed(name, l.kind);
+    END IF;
+    RETURN ends;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_unblock(name text, key text DEFAULT '') RETURNS boolean
+LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    was bigint;
+BEGIN
+    PERFORM ratelimit._check(name, key), ratelimit._writable('rl_unblock');
+    DELETE FROM ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._micros(b.until) INTO was;
+    RETURN coalesce(was > ratelimit._now(), false);
+END
+$$;

@@ -1,0 +1,424 @@
+-- Several limits in one call, all or nothing. First a read without locks: if a limit refuses, that is the answer.
+-- Otherwise the rows are locked in the order of name and key, so that two such calls never deadlock, and all limits
+-- are decided again, at one instant; if one refuses then, the locks are released.
+
+DO LANGUAGE plpgsql $do$
+BEGIN
+    IF pg_catalog.to_regtype('ratelimit._group') IS NULL THEN
+        -- The requests for one name and key: ns are their numbers; place is where the row was seen.
+        CREATE TYPE ratelimit._group AS (
+            name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
+            ns int[], counts double precision[], reserves boolean[],
+            place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
+            s ratelimit._state, after ratelimit._state, changed boolean, allows boolean, never boolean,
+            decisions ratelimit._decision[]
+        );
+        COMMENT ON TYPE ratelimit._group IS 'rate limiter, internal: requests for one name and key';
+    END IF;
+    IF pg_catalog.to_regtype('ratelimit._outcome') IS NULL THEN
+        CREATE TYPE ratelimit._outcome AS (
+            n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
+            retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz
+        );
+        COMMENT ON TYPE ratelimit._outcome IS 'rate limiter, internal: a row of rl_limit_all';
+    END IF;
+END
+$do$;
+
+-- What a value is in a message, which may be a key.
+CREATE OR REPLACE FUNCTION ratelimit._type_of(given jsonb) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE jsonb_typeof(given) WHEN 'object' THEN 'an object' WHEN 'null' THEN 'null'
+           WHEN 'array' THEN CASE given WHEN '[]' THEN 'an empty array' ELSE 'an array' END
+           ELSE 'a ' || jsonb_typeof(given) END
+$$;
+
+-- Refuses a request whose fields are not of their types.
+CREATE OR REPLACE FUNCTION ratelimit._check_request(request jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    allowed CONSTANT text := 'an object with "name", and "key", "count", "reserve" or "config"';
+    types CONSTANT jsonb := '{"name": "string", "key": "string", "count": "number", "reserve": "boolean"}';
+    field text;
+    given jsonb;
+BEGIN
+    IF jsonb_typeof(request) <> 'object' THEN
+        PERFORM ratelimit._invalid('it', ratelimit._type_of(request), allowed);
+    END IF;
+    SELECT f INTO field FROM jsonb_object_keys(request) f WHERE f <> ALL ('{name,key,count,reserve,config}') LIMIT 1;
+    IF FOUND THEN
+        PERFORM ratelimit._invalid('a field', 'unknown: ' || to_json(ratelimit._short(field)), allowed);
+    END IF;
+    FOREACH field IN ARRAY '{name,key,count,reserve}'::text[] LOOP
+        given := request -> field;
+        CONTINUE WHEN given IS NULL AND field <> 'name';
+        IF coalesce(given, 'null') = 'null' THEN
+            PERFORM ratelimit._null(field);
+        ELSIF jsonb_typeof(given) <> types ->> field THEN
+            PERFORM ratelimit._invalid(field,
+                CASE field WHEN 'key' THEN ratelimit._type_of(given) ELSE ratelimit._short(given::text) END,
+                CASE field WHEN 'count' THEN 'a number from 0 to 1e15' WHEN 'reserve' THEN 'true or false'
+                           ELSE 'a string' END);
+        ELSIF field = 'name' AND octet_length(given #>> '{}') > 1200 THEN
+            PERFORM ratelimit._invalid(field, 'too long', '1 to 200 bytes');
+        ELSIF field = 'key' AND octet_length(given #>> '{}') > 6144 THEN
+            PERFORM ratelimit._invalid(field, 'too long', 'at most 1024 bytes; pass a hash of a longer key');
+        END IF;
+    END LOOP;
+    IF octet_length((request -> 'config')::text) > 10000 THEN
+        PERFORM ratelimit._invalid('config', octet_length((request -> 'config')::text) || ' bytes long',
+            'at most 10000 bytes');
+    END IF;
+END
+$$;
+
+-- Reads a list of requests into groups, in the order in which rows are locked.
+CREATE OR REPLACE FUNCTION ratelimit._groups(function text, requests jsonb) RETURNS ratelimit._group[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    groups ratelimit._group[] := '{}';
+    g ratelimit._group;
+    i int;
+    at int := 0;
+    l ratelimit._limit;
+    request jsonb;
+    given jsonb;
+    count double precision;
+    is_new boolean;
+    state text; message text; detail text; hint text;
+BEGIN
+    IF jsonb_typeof(requests) <> 'array' OR requests = '[]' THEN
+        PERFORM ratelimit._invalid('requests', ratelimit._type_of(requests),
+            'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]');
+    ELSIF jsonb_array_length(requests) > 10000 THEN
+        PERFORM ratelimit._invalid('requests', 'a list of ' || jsonb_array_length(requests),
+            'a list of at most 10000');
+    END IF;
+    BEGIN
+        FOR at IN 1..jsonb_array_length(requests) LOOP
+            i := at;
+            PERFORM ratelimit._check_request(requests -> at - 1);
+        END LOOP;
+        FOR at IN 1..jsonb_array_length(requests) LOOP
+            i := at;
+            request := requests -> at - 1;
+            PERFORM ratelimit._check(request ->> 'name', coalesce(request ->> 'key', ''));
+        END LOOP;
+        FOR at IN 1..jsonb_array_length(requests) LOOP
+            i := at;
+            request := requests -> at - 1;
+            given := nullif(request -> 'config', 'null');
+            count := CASE WHEN NOT request ? 'count' THEN 1
+                          WHEN abs((request -> 'count')::numeric) > 1e300 THEN sign((request -> 'count')::numeric) * 1e300
+                          ELSE (request -> 'count')::float8 END;
+            g := NULL;
+            SELECT (x).* INTO g FROM unnest(groups) x
+            WHERE x.name = request ->> 'name' AND x.key = coalesce(request ->> 'key', '');
+            is_new := NOT FOUND;
+            l := g.l;
+            IF is_new OR given IS NOT NULL OR NOT g.defined THEN
+                IF is_new THEN
+                    g := ratelimit._group(request ->> 'name', coalesce(request ->> 'key', ''));
+                END IF;
+                l := ratelimit._resolve(function, g.name, g.key, ratelimit._defined(g.name, g.key), given);
+            END IF;
+            PERFORM ratelimit._check_use(function, l.kind, count);
+            IF NOT is_new AND l IS DISTINCT FROM g.l THEN
+                PERFORM ratelimit._invalid('config', 'different from that of an earlier request for the same name and key',
+                    'one config per name and key');
+            END IF;
+            g.l := l;
+            g.defined := coalesce(g.defined, false) OR given IS NULL;
+            g.ns := g.ns || at;
+            g.counts := g.counts || count;
+            g.reserves := g.reserves || coalesce((request -> 'reserve')::boolean, false);
+            groups := ARRAY(SELECT x FROM unnest(groups) x WHERE (x.name, x.key) <> (g.name, g.key)) || g;
+        END LOOP;
+    EXCEPTION WHEN invalid_parameter_value OR null_value_not_allowed OR undefined_object OR insufficient_privilege
+        OR feature_not_supported THEN
+        GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
+            hint = PG_EXCEPTION_HINT;
+        PERFORM ratelimit._raise(state, format('request %s: %s', i, message), nullif(detail, ''), nullif(hint, ''));
+    END;
+    RETURN ARRAY(SELECT x FROM unnest(groups) x ORDER BY x.name COLLATE "C", x.key COLLATE "C");
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._group(name text, key text) RETURNS ratelimit._group LANGUAGE plpgsql AS $$
+DECLARE
+    g ratelimit._group;
+BEGIN
+    g.name := name; g.key := key; g.ns := '{}'; g.counts := '{}'; g.reserves := '{}';
+    SELECT b.until INTO g.until FROM ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2;
+    RETURN g;
+END
+$$;
+
+-- Decides takes of a group one after the other, each on the state that those before it left; whether all pass.
+CREATE OR REPLACE FUNCTION ratelimit._run(l ratelimit._limit, s ratelimit._state, now bigint,
+    counts double precision[], reserves boolean[], OUT decisions ratelimit._decision[], OUT after ratelimit._state,
+    OUT changed boolean, OUT passes boolean) STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+BEGIN
+    after := s;
+    changed := false;
+    passes := true;
+    FOR i IN 1..cardinality(counts) LOOP
+        d := ratelimit._decide(l, after, now, counts[i], reserves[i]);
+        IF d.changed THEN
+            after.value := d.value; after.ts := d.ts; after.prior := d.prior; after.log := d.log;
+            changed := true;
+        END IF;
+        passes := passes AND d.ok;
+        decisions := decisions || d;
+    END LOOP;
+END
+$$;
+
+-- Finds the first wait from the soonest on after which the takes of a group pass together, by doubling and halving; NULL:
+-- there is none.
+CREATE OR REPLACE FUNCTION ratelimit._first_pass(g ratelimit._group, now bigint, soonest bigint) RETURNS bigint STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    fails bigint := soonest;
+    wait bigint := soonest;
+    step bigint := 1;
+    middle bigint;
+BEGIN
+    WHILE NOT (ratelimit._run(g.l, g.s, ratelimit._plus(now, wait), g.counts, g.reserves)).passes LOOP
+        IF wait > 2305843009213693951 THEN RETURN NULL; END IF;
+        fails := wait;
+        wait := soonest + step;
+        step := step * 2;
+    END LOOP;
+    WHILE wait - fails > 1 LOOP
+        middle := fails + (wait - fails) / 2;
+        IF (ratelimit._run(g.l, g.s, ratelimit._plus(now, middle), g.counts, g.reserves)).passes THEN wait := middle;
+        ELSE fails := middle;
+        END IF;
+    END LOOP;
+    RETURN wait;
+END
+$$;
+
+-- Decides a group at an instant, as if its key were not blocked.
+CREATE OR REPLACE FUNCTION ratelimit._decide_takes(g ratelimit._group, now bigint) RETURNS ratelimit._group
+LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r record;
+    wait bigint;
+BEGIN
+    IF cardinality(g.counts) = 1 THEN
+        d := ratelimit._decide(g.l, g.s, now, g.counts[1], g.reserves[1]);
+        g.decisions := ARRAY[d];
+        g.changed := d.changed;
+        g.after := g.s;
+        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log); END IF;
+        RETURN g;
+    END IF;
+    r := ratelimit._run(g.l, g.s, now, g.counts, g.reserves);
+    g.decisions := r.decisions;
+    g.after := r.after;
+    g.changed := r.changed;
+    IF NOT r.passes THEN
+        -- Takes that exceed even a full limit together never pass.
+        IF (ratelimit._run(g.l, ratelimit._state_of(g.l, g.name, g.key, now, NULL, NULL, NULL, NULL), now, g.counts,
+                           g.reserves)).passes THEN
+            SELECT CASE WHEN bool_and(x.wait IS NOT NULL) THEN max(x.wait) END INTO wait
+            FROM unnest(g.decisions) x WHERE NOT x.ok;
+            IF wait IS NOT NULL THEN wait := ratelimit._first_pass(g, now, wait); END IF;
+        END IF;
+        FOR i IN 1..cardinality(g.decisions) LOOP
+            d := g.decisions[i];
+            IF NOT d.ok THEN d.wait := wait; END IF;
+            g.decisions[i] := d;
+        END LOOP;
+    END IF;
+    RETURN g;
+END
+$$;
+
+-- Decides a group at an instant.
+CREATE OR REPLACE FUNCTION ratelimit._decide_group(g ratelimit._group, now bigint) RETURNS ratelimit._group
+LANGUAGE plpgsql AS $$
+DECLARE
+    ends CONSTANT bigint := ratelimit._micros(g.until);
+    d ratelimit._decision;
+BEGIN
+    g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log);
+    IF (ends > now) IS NOT TRUE THEN
+        g := ratelimit._decide_takes(g, now);
+    ELSE
+        g := ratelimit._decide_takes(g, CASE WHEN g.until = 'infinity' THEN now ELSE ends END);
+        FOR i IN 1..cardinality(g.decisions) LOOP
+            d := g.decisions[i];
+            d.wait := CASE WHEN g.until < 'infinity'
+                      THEN ends - now + CASE WHEN d.ok OR NOT g.l.enforce THEN 0 ELSE d.wait END END;
+            d.ok := false; d.at := now; d.enforced := true; d.blocked := true; d.forever := g.until = 'infinity';
+            g.decisions[i] := d;
+        END LOOP;
+        g.after := g.s;
+        g.changed := false;
+    END IF;
+    g.allows := true;
+    g.never := false;
+    FOREACH d IN ARRAY g.decisions LOOP
+        IF NOT d.ok AND d.enforced THEN
+            g.allows := false;
+            g.never := g.never OR d.wait IS NULL;
+        END IF;
+    END LOOP;
+    RETURN g;
+END
+$$;
+
+-- Locks the rows of the groups that change, or inserts them, decides again at one instant, and writes. 55000 where a
+-- limit refuses now, which is told by the groups, once the locks are released.
+CREATE OR REPLACE FUNCTION ratelimit._commit(groups ratelimit._group[]) RETURNS ratelimit._group[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    g ratelimit._group;
+    d ratelimit._decision;
+    now bigint;
+    passes boolean := true;
+BEGIN
+    FOR i IN 1..cardinality(groups) LOOP
+        g := groups[i];
+        CONTINUE WHEN NOT g.changed;
+        FOR try IN 1..100 LOOP
+            SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
+            FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key AND r.shard = 0 FOR UPDATE;
+            EXIT WHEN FOUND;
+            -- As a row that was reset, which counts as none.
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+            VALUES (g.name, g.key, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+        END LOOP;
+        groups[i] := g;
+    END LOOP;
+    now := ratelimit._now();
+    FOR i IN 1..cardinality(groups) LOOP
+        groups[i] := ratelimit._decide_group(groups[i], now);
+        passes := passes AND (groups[i]).allows;
+    END LOOP;
+    IF NOT passes THEN RETURN groups; END IF;
+    FOREACH g IN ARRAY groups LOOP
+        CONTINUE WHEN NOT g.changed;
+        UPDATE ratelimit.rateLimits r SET value = (g.after).value, ts = ratelimit._nearest((g.after).ts),
+            prior = (g.after).prior, log = (g.after).log
+        WHERE r.name = g.name AND r.key = g.key AND r.shard = 0;
+        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    END LOOP;
+    RETURN groups;
+END
+$$;
+
+-- The rows of the answer; taken: whether the states are those after the takes.
+CREATE OR REPLACE FUNCTION ratelimit._outcomes(groups ratelimit._group[], ok boolean, taken boolean, throws boolean)
+RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
+DECLARE
+    outcomes ratelimit._outcome[] := '{}';
+    g ratelimit._group;
+    d ratelimit._decision;
+    worst ratelimit._decision;
+    worst_name text;
+    worst_rank text;
+    rank text;
+    level ratelimit._decision;
+    never boolean := false;
+    r ratelimit.rl_result;
+BEGIN
+    FOREACH g IN ARRAY groups LOOP never := never OR NOT ok AND g.never; END LOOP;
+    FOREACH g IN ARRAY groups LOOP
+        d := g.decisions[1];
+        level := d;
+        IF NOT taken OR cardinality(g.counts) > 1 OR d.blocked THEN
+            level := ratelimit._level(g.l, CASE WHEN taken THEN g.after ELSE g.s END, d.at);
+        END IF;
+        FOR i IN 1..cardinality(g.decisions) LOOP
+            d := g.decisions[i];
+            IF throws AND NOT ok THEN
+                -- Of those that refuse, the one to wait for longest; the one that never passes before all others.
+                rank := concat((NOT d.ok AND d.enforced)::int, lpad(coalesce(
+                    CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END, 9223372036854775807)::text, 20, '0'),
+                    (NOT d.ok AND d.enforced AND d.wait IS NULL)::int, lpad(g.ns[i]::text, 6, '0')) COLLATE "C";
+                IF worst_rank IS NULL OR rank > worst_rank THEN
+                    worst := d; worst_rank := rank; worst_name := g.name;
+                END IF;
+            END IF;
+            IF NOT (CASE WHEN ok THEN d.ok ELSE NOT d.ok AND d.enforced AND NOT never END) THEN d.wait := NULL; END IF;
+            d.remaining := level.remaining;
+            d.reset_at := level.reset_at;
+            r := ratelimit._answer(d);
+            outcomes[g.ns[i]] := ROW(g.ns[i], g.name, g.key, ok, d.ok, r.retry_after, r.retry_at, r.remaining,
+                                     r.capacity, r.reset_at);
+        END LOOP;
+    END LOOP;
+    IF throws AND NOT ok THEN
+        IF never THEN worst.wait := NULL; END IF;
+        PERFORM ratelimit._denied(worst_name, worst);
+    END IF;
+    RETURN outcomes;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._several(function text, requests jsonb, throws boolean)
+RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
+DECLARE
+    groups ratelimit._group[];
+    now bigint;
+    ok boolean := true;
+    changed boolean := false;
+    rowless boolean := true;
+    refused boolean := false;
+    g ratelimit._group;
+BEGIN
+    IF requests IS NULL THEN PERFORM ratelimit._null('requests'); END IF;
+    IF throws IS NULL THEN PERFORM ratelimit._null('throws'); END IF;
+    groups := ratelimit._groups(function, requests);
+    FOREACH g IN ARRAY groups LOOP rowless := rowless AND (g.l).kind = 6; END LOOP;
+    IF function = 'rl_limit_all' AND NOT rowless AND current_setting('transaction_read_only') = 'on' THEN
+        PERFORM ratelimit._writable(function);
+    END IF;
+    FOR i IN 1..cardinality(groups) LOOP
+        g := groups[i];
+        SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
+        FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key AND r.shard = 0;
+        groups[i] := g;
+    END LOOP;
+    now := ratelimit._now();
+    FOR i IN 1..cardinality(groups) LOOP
+        g := ratelimit._decide_group(groups[i], now);
+        ok := ok AND g.allows;
+        changed := changed OR g.changed;
+        groups[i] := g;
+    END LOOP;
+    IF function = 'rl_check_all' OR NOT ok OR NOT changed THEN
+        RETURN ratelimit._outcomes(groups, ok, false, throws);
+    END IF;
+    BEGIN
+        groups := ratelimit._commit(groups);
+        FOREACH g IN ARRAY groups LOOP refused := refused OR NOT g.allows; END LOOP;
+        IF refused THEN RAISE SQLSTATE 'RL001'; END IF;
+    EXCEPTION WHEN SQLSTATE 'RL001' THEN NULL; -- releases the locks
+    END;
+    RETURN ratelimit._outcomes(groups, NOT refused, NOT refused, throws);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
+RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
+    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
+LANGUAGE plpgsql COST 10000 ROWS 10 AS $$
+BEGIN
+    RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_limit_all', requests, throws)) o;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_check_all(requests jsonb, throws boolean DEFAULT false)
+RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
+    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
+LANGUAGE plpgsql COST 10000 ROWS 10 AS $$
+BEGIN
+    RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_check_all', requests, throws)) o;
+END
+$$;

@@ -1,0 +1,120 @@
+-- Leases of concurrency limits: name/key/id, percent-encoded.
+
+-- Percent-encodes all but visible ASCII and blanks, and these characters.
+CREATE OR REPLACE FUNCTION ratelimit._encoded(given text, but text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT coalesce(string_agg(CASE WHEN byte BETWEEN 32 AND 126 AND position(chr(byte) IN but) = 0 THEN chr(byte)
+                               ELSE '%' || upper(lpad(to_hex(byte), 2, '0')) END, '' ORDER BY i), '')
+    FROM convert_to(given, 'UTF8') bytes, generate_series(0, octet_length(bytes) - 1) i,
+         LATERAL (SELECT get_byte(bytes, i)) b (byte)
+$$;
+
+-- NULL: it is not encoded so.
+CREATE OR REPLACE FUNCTION ratelimit._decoded(given text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    bytes bytea := '';
+    part text;
+BEGIN
+    FOR part IN SELECT (regexp_matches(given, '%[0-9A-F]{2}|[^%]+|.', 'g'))[1] LOOP
+        bytes := bytes || CASE WHEN part ~ '^%..$' THEN decode(right(part, 2), 'hex') ELSE convert_to(part, 'UTF8') END;
+    END LOOP;
+    RETURN CASE WHEN position('\x00' IN bytes) = 0 THEN convert_from(bytes, 'UTF8') END;
+EXCEPTION WHEN data_exception OR character_not_in_repertoire OR untranslatable_character THEN
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._lease(name text, key text, id text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT concat_ws('/', CASE WHEN name ~ '^[!-$&-.0-~]*$' THEN name ELSE ratelimit._encoded(name, ' %/') END,
+                     CASE WHEN key ~ '^[!-$&-.0-~]*$' THEN key ELSE ratelimit._encoded(key, ' %/') END, id)
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1,
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text,
+    OUT expires_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz,
+    OUT remaining double precision, OUT capacity double precision) LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    d ratelimit._decision;
+    r ratelimit.rl_result;
+BEGIN
+    PERFORM ratelimit._check(name, key, count, false, throws);
+    d := ratelimit._change('rl_acquire', name, key, count, false, config, NULL, ratelimit._random_id());
+    IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
+    r := ratelimit._answer(d);
+    ok := r.ok; retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
+    IF d.changed THEN
+        -- The last pair is the lease that was given.
+        lease := ratelimit._lease(name, key, ratelimit._micros(d.log[cardinality(d.log) - 1])::text);
+        expires_at := d.log[cardinality(d.log)];
+    END IF;
+END
+$$;
+
+-- Extends or releases a lease; NULL where it has expired or was released, otherwise when it expires.
+CREATE OR REPLACE FUNCTION ratelimit._settle(function text, lease text, config jsonb) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+DECLARE
+    parts text[] := string_to_array(lease, '/');
+    lease_name CONSTANT text := ratelimit._decoded(parts[1]);
+    lease_key CONSTANT text := ratelimit._decoded(parts[2]);
+    l ratelimit._limit;
+    id timestamptz;
+    now bigint;
+    place tid;
+    held record;
+    kept timestamptz[];
+    ends timestamptz;
+BEGIN
+    IF (cardinality(parts) = 3 AND octet_length(lease_name) BETWEEN 1 AND 200 AND octet_length(lease_key) <= 1024
+        AND parts[3] ~ '^-?(0|[1-9][0-9]{0,17})$' AND ratelimit._lease(lease_name, lease_key, parts[3]) = lease)
+        IS NOT TRUE THEN
+        PERFORM ratelimit._invalid('lease', 'malformed', 'a lease that rl_acquire() returned');
+    END IF;
+    l := ratelimit._resolve(function, lease_name, lease_key, ratelimit._defined(lease_name, lease_key), config);
+    IF l.kind = 6 THEN RETURN CASE function WHEN 'rl_extend' THEN timestamptz 'infinity' END; END IF;
+    IF l.kind <> 5 THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;
+    PERFORM ratelimit._writable(function);
+    id := ratelimit._nearest(parts[3]::bigint);
+    -- A plain read first: what is not there needs no lock.
+    SELECT r.ctid INTO place FROM ratelimit.rateLimits r WHERE r.name = lease_name AND r.key = lease_key AND r.shard = 0
+        AND r.prior IS NOT NULL AND id = ANY (r.log) AND r.value <> 'Infinity';
+    IF NOT FOUND THEN RETURN NULL; END IF;
+    SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
+    WHERE r.name = lease_name AND r.key = lease_key AND r.shard = 0 FOR UPDATE;
+    IF NOT FOUND OR held.prior IS NULL OR held.log IS NULL OR held.value = 'Infinity' THEN RETURN NULL; END IF;
+    now := ratelimit._now();
+    held.log := ratelimit._live(held.log, now);
+    kept := '{}';
+    FOR i IN 1..cardinality(held.log) BY 2 LOOP
+        IF held.log[i] <> id THEN
+            kept := kept || held.log[i:i + 1];
+        ELSE
+            -- Not sooner than before, where the clock stepped back or the ttl was shortened.
+            ends := greatest(held.log[i + 1], ratelimit._nearest(ratelimit._plus(now, l.period)));
+            IF function = 'rl_extend' THEN kept := kept || ARRAY[id, ends]; END IF;
+        END IF;
+    END LOOP;
+    IF ends IS NOT NULL THEN
+        UPDATE ratelimit.rateLimits r SET value = cardinality(kept) / 2, log = kept,
+            ts = greatest(r.ts, ratelimit._nearest(now))
+        WHERE r.name = lease_name AND r.key = lease_key AND r.shard = 0;
+        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    END IF;
+    RETURN ends;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_extend(lease text, config jsonb DEFAULT NULL) RETURNS timestamptz
+LANGUAGE plpgsql COST 10000 AS $$
+BEGIN
+    IF lease IS NULL THEN RETURN NULL; END IF;
+    RETURN ratelimit._settle('rl_extend', lease, config);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_release(lease text, config jsonb DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql COST 10000 AS $$
+BEGIN
+    IF lease IS NULL THEN RETURN false; END IF;
+    RETURN ratelimit._settle('rl_release', lease, config) IS NOT NULL;
+END
+$$;

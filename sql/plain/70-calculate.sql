@@ -1,0 +1,127 @@
+-- The algorithm alone, and states as JSON.
+
+CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
+    SELECT trim_scale(us::numeric / 1000)
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state) RETURNS jsonb STABLE LANGUAGE sql AS $$
+    SELECT jsonb_build_object('value', ratelimit._number(CASE WHEN s.log IS NULL THEN s.value
+               ELSE cardinality(s.log) / CASE WHEN s.prior IS NULL THEN 1 ELSE 2 END END),
+               'ts', ratelimit._millis(s.ts))
+        || CASE WHEN s.prior IS NOT NULL AND s.log IS NOT NULL THEN jsonb_build_object('leases', coalesce((
+               SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(ratelimit._micros(s.log[i])),
+                                                  ratelimit._millis(ratelimit._micros(s.log[i + 1]))) ORDER BY i)
+               FROM generate_series(1, cardinality(s.log), 2) i), '[]'))
+           WHEN s.log IS NOT NULL THEN jsonb_build_object('log', coalesce((
+               SELECT jsonb_agg(ratelimit._millis(ratelimit._micros(e)) ORDER BY n)
+               FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]'))
+           WHEN s.prior > 0 OR s.prior = 0 AND s.prior::text <> '-0'
+           THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
+$$;
+
+-- Reads times in epoch milliseconds; NULL: one of them is none.
+CREATE OR REPLACE FUNCTION ratelimit._times(given jsonb) RETURNS timestamptz[] IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN bool_and(jsonb_typeof(e) = 'number' AND abs((CASE jsonb_typeof(e) WHEN 'number' THEN e
+                END)::numeric) <= 9223372036854775.807) IS NOT FALSE THEN coalesce(array_agg(ratelimit._nearest(
+                round((CASE jsonb_typeof(e) WHEN 'number' THEN e END)::numeric * 1000)::bigint) ORDER BY n), '{}') END
+    FROM jsonb_array_elements(given) WITH ORDINALITY u(e, n)
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._read_state(l ratelimit._limit, state jsonb) RETURNS ratelimit._state
+IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    fields CONSTANT text := (ARRAY['value,ts', 'value,ts', 'value,ts,prior', 'value,ts,log', 'value,ts,leases',
+                                   ''])[l.kind];
+    problem text;
+    allowed text;
+    s ratelimit._state;
+    field text;
+    given jsonb;
+    number numeric;
+    good boolean;
+BEGIN
+    IF octet_length(state::text) > 1000000 THEN
+        problem := format('it is %s bytes long', octet_length(state::text));
+        allowed := 'at most 1000000 bytes';
+    ELSIF jsonb_typeof(state) <> 'object' THEN
+        problem := 'it is ' || ratelimit._short(state::text);
+        allowed := 'an object such as {"value": 3, "ts": 1798804800000}';
+    ELSE
+        SELECT to_json(ratelimit._short(f)) || ' is not a field of this kind''s state' INTO problem
+        FROM jsonb_object_keys(state) f WHERE f <> ALL (string_to_array(fields, ',')) LIMIT 1;
+        allowed := CASE fields WHEN '' THEN 'none' ELSE '"' || replace(fields, ',', '", "') || '"' END;
+    END IF;
+    FOREACH field IN ARRAY string_to_array(fields, ',') LOOP
+        EXIT WHEN problem IS NOT NULL;
+        given := state -> field;
+        number := CASE jsonb_typeof(given) WHEN 'number' THEN given::numeric END;
+        CASE field
+        WHEN 'ts' THEN
+            allowed := 'epoch milliseconds';
+            good := abs(number) <= 9223372036854775.807;
+            IF good THEN s.ts := round(number * 1000); END IF;
+        WHEN 'log' THEN
+            allowed := 'an array of at most 10000 epoch milliseconds, oldest first';
+            IF jsonb_typeof(given) = 'array' THEN s.log := ratelimit._times(given); END IF;
+            good := cardinality(s.log) <= 10000 AND s.log = ARRAY(SELECT e FROM unnest(s.log) e ORDER BY e);
+        WHEN 'leases' THEN
+            allowed := 'an array of at most 1000 pairs of epoch milliseconds';
+            IF jsonb_typeof(given) = 'array' THEN
+                good := NOT jsonb_path_exists(given, 'strict $[*] ? (@.type() != "array" || @.size() != 2)');
+                IF good THEN s.log := ratelimit._times(jsonb_path_query_array(given, '$[*][*]')); s.prior := 0; END IF;
+            END IF;
+            good := cardinality(s.log) <= 2000;
+        ELSE
+            allowed := 'a finite number';
+            good := abs(number) < 1.7976931348623158e308;
+            IF NOT good THEN NULL;
+            ELSIF field = 'value' THEN s.value := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END;
+            ELSE s.prior := CASE WHEN abs(number) < 1e-307 THEN 0 ELSE number END; END IF;
+        END CASE;
+        IF good IS NOT TRUE THEN
+            problem := format('"%s" is %s', field, coalesce(ratelimit._short(given::text), 'missing'));
+        END IF;
+    END LOOP;
+    IF problem IS NOT NULL THEN
+        PERFORM ratelimit._raise('22023', 'invalid rate limit state: ' || problem, format('Allowed: %s.', allowed));
+    END IF;
+    RETURN s;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._calculate(config jsonb, state jsonb, at timestamptz, count double precision,
+    reserve boolean, OUT ok boolean, OUT retry_after double precision, OUT retry_at timestamptz,
+    OUT remaining double precision, OUT new_state jsonb) IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+DECLARE
+    now CONSTANT bigint := ratelimit._micros(at);
+    l ratelimit._limit;
+    s ratelimit._state;
+    d ratelimit._decision;
+    retry bigint;
+BEGIN
+    IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
+    IF at IS NULL THEN PERFORM ratelimit._null('at'); END IF;
+    IF at IN ('infinity', '-infinity') THEN PERFORM ratelimit._invalid('at', 'infinite', 'a finite time'); END IF;
+    IF count IS NULL THEN PERFORM ratelimit._null('count'); END IF;
+    IF reserve IS NULL THEN PERFORM ratelimit._null('reserve'); END IF;
+    l := ratelimit._parse(config);
+    PERFORM ratelimit._check_count(l.kind, count);
+    -- A fixed window without a start of its own begins at the time given.
+    IF state IS NULL THEN s := ratelimit._initial(l, now, now); ELSE s := ratelimit._read_state(l, state); END IF;
+    d := ratelimit._decide(l, s, now, count, reserve);
+    ok := d.ok;
+    remaining := d.remaining;
+    retry := ratelimit._plus(now, d.wait);
+    retry_at := ratelimit._instant(retry);
+    IF retry_at IS NOT NULL THEN retry_after := d.wait::float8 / 1e6; END IF;
+    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log)) ELSE state END;
+END
+$$;
+
+-- In SQL, since PL/pgSQL takes no argument and result of one name.
+CREATE OR REPLACE FUNCTION ratelimit.rl_calculate(config jsonb, state jsonb, at timestamptz,
+    count double precision DEFAULT 1, reserve boolean DEFAULT false, OUT ok boolean, OUT retry_after double precision,
+    OUT retry_at timestamptz, OUT remaining double precision, OUT state jsonb)
+IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
+    SELECT * FROM ratelimit._calculate($1, $2, $3, $4, $5)
+$$;

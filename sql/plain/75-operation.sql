@@ -1,0 +1,169 @@
+-- What there is, and what can go.
+
+CREATE OR REPLACE FUNCTION ratelimit._status(of_name text, of_key text)
+RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
+    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    seen record;
+    l ratelimit._limit;
+    s ratelimit._state;
+    d ratelimit._decision;
+    now bigint := ratelimit._now();
+    level ratelimit._decision;
+    retry bigint;
+BEGIN
+    PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
+    FOR seen IN
+        SELECT coalesce(r.name, b.name) AS name, coalesce(r.key, b.key) AS key, r.value, r.ts, r.prior, r.log, b.until
+        FROM (SELECT * FROM ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
+              AND (x.key = of_key OR of_key IS NULL) AND x.shard = 0) r
+        FULL JOIN (SELECT * FROM ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
+                   AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
+            ON b.name = r.name AND b.key = r.key
+        ORDER BY 1, 2
+    LOOP
+        name := seen.name; key := seen.key; shards := 1;
+        kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL;
+        now := ratelimit._now();
+        as_of := ratelimit._instant(now);
+        retry := ratelimit._micros(seen.until);
+        l := ratelimit._defined(name, key);
+        IF l.kind IS NOT NULL THEN
+            s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log);
+            d := ratelimit._look(l, s, now, seen.until, 1, false, false);
+            limited := NOT d.ok;
+            retry := ratelimit._plus(now, d.wait);
+            kind := ('{token bucket,fixed window,sliding window,sliding log,concurrency,unlimited}'::text[])[l.kind];
+            remaining := d.remaining;
+            capacity := l.capacity;
+            as_of := ratelimit._nearest(ratelimit._present(l, s, now));
+        ELSIF seen.until > as_of THEN
+            limited := true;
+            IF seen.until = 'infinity' THEN retry := NULL; END IF;
+        ELSE
+            retry := NULL;
+        END IF;
+        retry := ratelimit._ceil(retry, 1000);
+        retry_at := ratelimit._instant(retry);
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
+RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
+    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean) LANGUAGE sql COST 10000 AS $$
+    SELECT * FROM ratelimit._status($1, $2)
+$$;
+
+-- Whether a row can be deleted. One of an undefined name, or of an exempt key, has no limit.
+CREATE OR REPLACE FUNCTION ratelimit._prunable(seen ratelimit.rateLimits, span bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    now CONSTANT bigint := ratelimit._now();
+    l ratelimit._limit := ratelimit._defined(seen.name, seen.key);
+BEGIN
+    IF l.kind IS NULL OR l.kind = 6 THEN
+        RETURN seen.value = 'Infinity' OR coalesce(ratelimit._micros(seen.ts) < now - span
+            AND (seen.prior IS NULL OR seen.log IS NULL OR ratelimit._live(seen.log, now) = '{}'), false);
+    END IF;
+    RETURN ratelimit._idle(l, ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior,
+                                                  seen.log), now, seen.name, seen.key);
+EXCEPTION WHEN object_not_in_prerequisite_state THEN
+    RETURN false; -- kept for inspection
+END
+$$;
+
+-- Deletes blocks that are over, then idle rows that nobody holds, from a random key on and around.
+CREATE OR REPLACE FUNCTION ratelimit.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    span bigint;
+    deleted bigint;
+    seen ratelimit.rateLimits;
+    first record;
+BEGIN
+    IF max_rows IS NULL THEN PERFORM ratelimit._null('max_rows'); END IF;
+    IF max_rows < 1 THEN PERFORM ratelimit._invalid('max_rows', max_rows::text, 'a whole number from 1'); END IF;
+    IF undefined_idle < interval '0' THEN
+        PERFORM ratelimit._invalid('undefined_idle', 'negative', 'an interval of 0 or more, or NULL');
+    END IF;
+    PERFORM ratelimit._writable('rl_prune');
+    -- A month counts as 30 days, as PostgreSQL compares intervals.
+    span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
+             + extract(day FROM undefined_idle)) * 86400000000
+            + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
+    DELETE FROM ratelimit.rl_blocks b WHERE b.ctid = ANY (ARRAY(SELECT x.ctid FROM ratelimit.rl_blocks x
+        WHERE x.until <= ratelimit._instant(ratelimit._now()) LIMIT max_rows FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    SELECT r.name, r.key INTO first FROM ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;
+    FOR seen IN
+        (SELECT r.* FROM ratelimit.rateLimits r WHERE first.name IS NULL OR (r.name, r.key) >= (first.name, first.key)
+         ORDER BY r.name, r.key)
+        UNION ALL
+        (SELECT r.* FROM ratelimit.rateLimits r WHERE (r.name, r.key) < (first.name, first.key)
+         ORDER BY r.name, r.key)
+    LOOP
+        EXIT WHEN deleted >= max_rows;
+        CONTINUE WHEN NOT ratelimit._prunable(seen, span);
+        -- Unless it has changed since, or somebody has it.
+        DELETE FROM ratelimit.rateLimits r WHERE r.ctid = (SELECT x.ctid FROM ratelimit.rateLimits x
+            WHERE x.name = seen.name AND x.key = seen.key AND x.shard = seen.shard AND x.value = seen.value
+            AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
+            FOR UPDATE SKIP LOCKED);
+        IF FOUND THEN deleted := deleted + 1; END IF;
+    END LOOP;
+    RETURN deleted;
+END
+$$;
+
+-- Of the extension alone.
+CREATE OR REPLACE FUNCTION ratelimit.rl_stats() RETURNS TABLE (name text, allowed bigint, denied bigint,
+    denied_in_dry_run bigint, tokens double precision, since timestamptz) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._unsupported('rl_stats()', 'counts no calls');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_stats_reset(name text DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._unsupported('rl_stats_reset()', 'counts no calls');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
+RETURNS TABLE (name text, key text, denied bigint, error bigint) LANGUAGE sql AS $$
+    SELECT NULL::text, NULL::text, NULL::bigint, NULL::bigint
+    FROM ratelimit._unsupported('rl_top_denied()', 'counts no calls')
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_memory(OUT keys bigint, OUT room bigint, OUT bytes bigint) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._unsupported('rl_memory()', 'stores every limit in the table');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_save() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._unsupported('rl_save()', 'stores every limit in the table');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1,
+    reserve boolean DEFAULT false) RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._unsupported('rl_replay()', 'has rl_calculate() for one call');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_distribute() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._unsupported('rl_distribute()', 'knows nothing of Citus');
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_undistribute() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._unsupported('rl_undistribute()', 'knows nothing of Citus');
+END
+$$;

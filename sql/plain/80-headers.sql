@@ -1,0 +1,126 @@
+-- HTTP headers for the result of a call.
+
+-- A number of at most 15 digits.
+CREATE OR REPLACE FUNCTION ratelimit._whole(number double precision) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT trunc(least(greatest(number, 0), 999999999999999))::numeric::text
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._seconds(us numeric) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT least(greatest(ceil(us / 1000000), 0), 999999999999999)::text
+$$;
+
+-- The rate of a limit as whole tokens, and the whole seconds that they are for, which a month and a slot have not.
+CREATE OR REPLACE FUNCTION ratelimit._policy(l ratelimit._limit, OUT quota text, OUT secs text) IMMUTABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    period CONSTANT bigint := CASE WHEN l.kind = 5 OR l.months THEN NULL WHEN l.zone IS NOT NULL
+                                   THEN l.every * 86400000000 ELSE l.period END;
+    longer CONSTANT bigint := greatest(ceil(period::numeric / 1000000), 1) * 1000000;
+    tokens CONSTANT double precision := CASE WHEN longer = period THEN l.rate ELSE l.rate * longer / period END;
+BEGIN
+    IF period IS NULL THEN
+        quota := ratelimit._whole(greatest(floor(l.rate), 1));
+    ELSIF tokens >= 1 THEN
+        quota := ratelimit._whole(floor(tokens));
+        secs := ratelimit._seconds(longer);
+    ELSE
+        quota := '1';
+        secs := ratelimit._whole(ceil(CASE WHEN l.rate > 1e-100 THEN round(period / l.rate) / 1e6 ELSE 1e15 END));
+    END IF;
+END
+$$;
+
+-- From now until more tokens are there, in microseconds: to the reset, or the retry of a denial; of a bucket without
+-- a whole token, until it has one.
+CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait bigint, now numeric)
+RETURNS numeric STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    reset CONSTANT numeric := ratelimit._micros(result.reset_at) - now;
+    until CONSTANT numeric := CASE WHEN reset IS NOT NULL THEN least(wait, reset) END;
+BEGIN
+    IF l.kind <> 1 OR result.remaining >= 1 OR result.capacity <= 1 THEN RETURN until; END IF;
+    -- At the rate at which it is full by the reset, to a whole millisecond.
+    RETURN CASE WHEN until IS NOT NULL THEN least(until, round((reset::float8
+        * ((1 - result.remaining) / (result.capacity - result.remaining)) / 1e3)::numeric) * 1000) END;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._check_result(result ratelimit.rl_result, style text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF result IS NOT DISTINCT FROM NULL THEN PERFORM ratelimit._null('result'); END IF;
+    IF style IS NULL THEN PERFORM ratelimit._null('style'); END IF;
+    IF style NOT IN ('ietf', 'github', 'postgrest') THEN
+        PERFORM ratelimit._invalid('style', '''' || ratelimit._short(style) || '''', '''ietf'', ''github'' or ''postgrest''');
+    ELSIF result.ok IS NULL THEN
+        PERFORM ratelimit._null('result.ok');
+    ELSIF NOT (result.retry_after BETWEEN 0 AND 1e13) THEN
+        PERFORM ratelimit._invalid('result.retry_after', ratelimit._digits(result.retry_after),
+            'a number of seconds from 0 to 1e13, or NULL');
+    ELSIF result.retry_at IN ('infinity', '-infinity') THEN
+        PERFORM ratelimit._invalid('result.retry_at', 'infinite', 'a finite time');
+    ELSIF result.remaining IN ('NaN', 'Infinity', '-Infinity') THEN
+        PERFORM ratelimit._invalid('result.remaining', result.remaining::text, 'a finite number');
+    ELSIF NOT (result.capacity BETWEEN 0 AND 1e15) THEN
+        PERFORM ratelimit._invalid('result.capacity', ratelimit._digits(result.capacity), 'a number from 0 to 1e15');
+    ELSIF result.remaining IS NULL AND result.capacity IS NOT NULL THEN
+        PERFORM ratelimit._null('result.remaining');
+    ELSIF result.capacity IS NULL AND result.remaining IS NOT NULL THEN
+        PERFORM ratelimit._null('result.capacity');
+    ELSIF result.reset_at IN ('infinity', '-infinity') THEN
+        PERFORM ratelimit._invalid('result.reset_at', 'infinite', 'a finite time');
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_headers(name text, result ratelimit.rl_result, style text DEFAULT 'ietf',
+    config jsonb DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql COST 10000 AS $$
+DECLARE
+    l ratelimit._limit;
+    policy record;
+    quoted text;
+    wait CONSTANT bigint := CASE WHEN NOT result.ok THEN round(result.retry_after * 1e6) END;
+    retry CONSTANT text := ratelimit._seconds(wait);
+    now numeric;
+    until numeric;
+    headers jsonb := '[]';
+    name_value jsonb;
+BEGIN
+    PERFORM ratelimit._check(name, ''), ratelimit._check_result(result, style);
+    IF config IS NOT NULL THEN
+        l := ratelimit._parse(config);
+    ELSE
+        l := ratelimit._resolve('rl_extend', name, '', ratelimit._defined(name, ''), NULL);
+    END IF;
+    now := coalesce(ratelimit._micros(result.retry_at) - round((result.retry_after * 1e6)::numeric),
+                    ratelimit._ceil(ratelimit._now(), 1000));
+    IF result.capacity IS NULL THEN
+        NULL;
+    ELSIF style = 'github' THEN
+        headers := jsonb_build_array(
+            jsonb_build_array('x-ratelimit-limit', ratelimit._whole(floor(result.capacity))),
+            jsonb_build_array('x-ratelimit-remaining', ratelimit._whole(floor(result.remaining))),
+            jsonb_build_array('x-ratelimit-used', ratelimit._whole(floor(result.capacity) - floor(result.remaining))),
+            jsonb_build_array('x-ratelimit-reset', ratelimit._seconds(ratelimit._micros(result.reset_at))),
+            jsonb_build_array('x-ratelimit-resource', ratelimit._encoded(name, '% ')));
+    ELSE
+        quoted := '"' || replace(replace(ratelimit._encoded(name, '%'), '\', '\\'), '"', '\"') || '"';
+        policy := ratelimit._policy(l);
+        until := ratelimit._until_more(l, result, wait, now);
+        headers := jsonb_build_array(
+            jsonb_build_array('RateLimit-Policy', concat(quoted, ';q=',
+                CASE l.kind WHEN 6 THEN ratelimit._whole(floor(result.capacity)) ELSE policy.quota END,
+                CASE l.kind WHEN 5 THEN ';qu="concurrent-requests"' END, ';w=' || policy.secs)),
+            jsonb_build_array('RateLimit', concat(quoted, ';r=', ratelimit._whole(floor(result.remaining)),
+                ';t=' || ratelimit._seconds(until))));
+    END IF;
+    headers := headers || jsonb_build_array(jsonb_build_array(
+        CASE style WHEN 'github' THEN 'retry-after' ELSE 'Retry-After' END, retry));
+    IF style = 'postgrest' THEN
+        RETURN (SELECT coalesce(jsonb_agg(jsonb_build_object(h ->> 0, h -> 1) ORDER BY n), '[]')
+                FROM jsonb_array_elements(headers) WITH ORDINALITY u(h, n) WHERE h ->> 1 IS NOT NULL);
+    END IF;
+    RETURN (SELECT coalesce(jsonb_object_agg(h ->> 0, h -> 1), '{}') FROM jsonb_array_elements(headers) h
+            WHERE h ->> 1 IS NOT NULL);
+END
+$$;
