@@ -68,7 +68,8 @@ BEGIN
         CREATE TYPE ratelimit._limit AS (
             kind smallint, rate double precision, period bigint, capacity double precision, tolerance double precision,
             max_reserved double precision, enforce boolean, keyed boolean, overage boolean, start bigint,
-            first_request boolean, zone text, months boolean, every int, first_date date
+            first_request boolean, zone text, months boolean, every int, first_date date,
+            usual boolean -- a token bucket or a fixed window without options
         );
         COMMENT ON TYPE ratelimit._limit IS 'rate limiter, internal: a config as calls read it';
     END IF;

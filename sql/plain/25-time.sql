@@ -1,29 +1,50 @@
 -- Time, in whole microseconds since 1970.
 
+-- What is called at every call is one expression of few nodes: PL/pgSQL prepares each anew in every transaction, which
+-- costs more than to compute it.
+
+CREATE OR REPLACE FUNCTION ratelimit._far_micros(at timestamptz) RETURNS bigint STABLE STRICT LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN CASE WHEN at >= '294247-01-01 00:00:00+00' THEN 9223372036854775807
+                WHEN at = '-infinity' THEN -9222425352054775808 ELSE extract(epoch FROM at) * 1000000 END;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION ratelimit._micros(at timestamptz) RETURNS bigint STABLE LANGUAGE sql AS $$
     SELECT CASE WHEN at >= '1970-01-01 00:00:00+00' AND at < '2096-01-01 00:00:00+00'
-                THEN round(date_part('epoch', at) * 1e6)::bigint
-                WHEN at >= '294247-01-01 00:00:00+00' THEN 9223372036854775807
-                WHEN at = '-infinity' THEN -9222425352054775808
-                ELSE (extract(epoch FROM at) * 1000000)::bigint END
+                THEN round(date_part('epoch', at) * 1e6)::bigint ELSE ratelimit._far_micros(at) END
 $$;
 
 -- NULL: beyond the times of timestamptz.
-CREATE OR REPLACE FUNCTION ratelimit._instant(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN us >= 0 AND us < 3976214400000000 THEN to_timestamp(us::float8 / 1e6)
-                WHEN us >= -210866803200000000 AND us <= 9223371331199000000
+CREATE OR REPLACE FUNCTION ratelimit._far_instant(us bigint) RETURNS timestamptz STABLE STRICT LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN CASE WHEN us >= -210866803200000000 AND us <= 9223371331199000000
                 THEN timestamptz '1970-01-01 00:00:00+00' + (us / 86400000000) * interval '24 hours'
-                     + (us % 86400000000) * interval '1 microsecond' END
+                     + (us % 86400000000) * interval '1 microsecond' END;
+END
 $$;
 
+CREATE OR REPLACE FUNCTION ratelimit._instant(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN us >= 0 AND us < 3976214400000000 THEN to_timestamp(us::float8 / 1e6)
+                ELSE ratelimit._far_instant(us) END
+$$;
+
+-- The instant, or the nearest that timestamptz has.
 CREATE OR REPLACE FUNCTION ratelimit._nearest(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
-    SELECT ratelimit._instant(greatest(least(us, 9223371331199000000), -210866803200000000))
+    SELECT CASE WHEN us >= 0 AND us < 3976214400000000 THEN to_timestamp(us::float8 / 1e6)
+                ELSE ratelimit._far_instant(greatest(least(us, 9223371331199000000), -210866803200000000)) END
 $$;
 
 -- Rounds up to a multiple, as far as a bigint goes.
 CREATE OR REPLACE FUNCTION ratelimit._ceil(us bigint, unit bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN us < 9223372036853775807 THEN us + ((-us) % unit + unit) % unit
                 WHEN us % unit = 0 THEN us WHEN us IS NOT NULL THEN 9223372036854775807 END
+$$;
+
+-- The instant, rounded up to a millisecond.
+CREATE OR REPLACE FUNCTION ratelimit._rounded_up(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN us >= 0 AND us < 3976214400000000 THEN to_timestamp(ceil(us::float8 / 1e3) / 1e3)
+                ELSE ratelimit._far_instant(ratelimit._ceil(us, 1000)) END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._floor(us bigint, period bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
@@ -67,13 +88,10 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._now() RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    given text := current_setting('ratelimit.clock', true);
-BEGIN
-    IF given <> '' THEN RETURN ratelimit._set_clock(given); END IF;
-    RETURN round(date_part('epoch', clock_timestamp()) * 1e6);
-END
+CREATE OR REPLACE FUNCTION ratelimit._now() RETURNS bigint LANGUAGE sql AS $$
+    SELECT CASE WHEN current_setting('ratelimit.clock', true) <> ''
+                THEN ratelimit._set_clock(current_setting('ratelimit.clock', true))
+                ELSE round(date_part('epoch', clock_timestamp()) * 1e6)::bigint END
 $$;
 
 -- Where the windows of a key begin that have no start: XXH64 of name, a zero byte and key, as in the extension.

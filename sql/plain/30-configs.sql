@@ -230,6 +230,7 @@ BEGIN
     END LOOP;
     PERFORM ratelimit._check_support(config, l.kind, example);
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
+    l.usual := l.kind <= 2 AND l.enforce AND l.zone IS NULL AND NOT (l.keyed OR l.overage OR l.first_request);
     RETURN l;
 END
 $$;

@@ -96,16 +96,15 @@ $$;
 -- Rounds tokens to a whole number where only float error keeps them from being one.
 CREATE OR REPLACE FUNCTION ratelimit._rounded(tokens double precision, capacity double precision,
     tolerance double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN tokens = trunc(tokens) THEN tokens + 0
-                WHEN abs(tokens - round(tokens)) <= least(tolerance, 1e-6) AND round(tokens) <= capacity
+    SELECT CASE WHEN abs(tokens - round(tokens)) <= least(tolerance, 1e-6) AND round(tokens) <= capacity
                 THEN round(tokens) + 0 ELSE tokens END
 $$;
 
 -- Nothing is free: a count too small to change so large a float takes its last bit.
 CREATE OR REPLACE FUNCTION ratelimit._subtract(available double precision, count double precision)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN available - count = available AND count > 0
-                THEN available - abs(available) * 1.1102230246251568e-16 ELSE available - count END
+    SELECT CASE WHEN available - count < available OR count = 0 THEN available - count
+                ELSE available - abs(available) * 1.1102230246251568e-16 END
 $$;
 
 -- Of a token bucket and a fixed window: the tokens of a state at its ts. A debt counts as what comes in within ten
@@ -136,24 +135,31 @@ BEGIN
 END
 $$;
 
+-- The tokens at now, and the time that they count from.
 CREATE OR REPLACE FUNCTION ratelimit._refilled(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
     OUT tokens double precision) STABLE LANGUAGE plpgsql AS $$
 DECLARE
     windows bigint;
 BEGIN
-    IF s.value >= 0 AND s.prior IS NULL THEN tokens := s.value; ELSE tokens := ratelimit._stored(l, s); END IF;
-    IF l.kind = 1 THEN
-        ts := greatest(s.ts, now);
-        tokens := least(tokens + ratelimit._since(s.ts, now)::float8 * l.rate / l.period, l.capacity);
+    IF s.value >= 0 AND (l.kind = 1 OR s.prior = -least(l.rate, l.capacity)) THEN
+        tokens := s.value;
     ELSE
-        IF l.zone IS NULL THEN
-            windows := ratelimit._since(s.ts, now) / l.period;
-            ts := s.ts + windows * l.period;
-        ELSE
-            SELECT t.windows, t.begun INTO windows, ts FROM ratelimit._turns(l, s.ts, now) t;
-        END IF;
-        IF windows > 0 AND l.overage THEN tokens := greatest(tokens, 0); END IF;
-        tokens := least(tokens + windows * l.rate, l.capacity);
+        tokens := ratelimit._stored(l, s);
+    END IF;
+    IF l.kind = 1 THEN
+        tokens := least(tokens + ratelimit._since(s.ts, now)::float8 * l.rate / l.period, l.capacity);
+        ts := greatest(s.ts, now);
+        RETURN;
+    ELSIF l.zone IS NULL THEN
+        windows := ratelimit._since(s.ts, now) / l.period;
+        ts := s.ts + windows * l.period;
+    ELSE
+        SELECT t.windows, t.begun INTO windows, ts FROM ratelimit._turns(l, s.ts, now) t;
+    END IF;
+    IF windows > 0 THEN
+        tokens := least(CASE WHEN l.overage THEN greatest(tokens, 0) ELSE tokens END + windows * l.rate, l.capacity);
+    ELSE
+        tokens := least(tokens, l.capacity);
     END IF;
 END
 $$;
@@ -185,7 +191,7 @@ BEGIN
     IF l.kind = 1 THEN
         IF l.capacity - tokens <= l.tolerance THEN RETURN ts; END IF;
         RETURN ratelimit._due(l, ts, l.capacity - tokens);
-    ELSIF ratelimit._awaits(l, tokens) THEN
+    ELSIF l.first_request AND ratelimit._awaits(l, tokens) THEN
         RETURN now;
     END IF;
     RETURN ratelimit._after(l, ts, 1);
@@ -257,49 +263,61 @@ BEGIN
 END
 $$;
 
--- Decides a take from a token bucket or a fixed window.
-CREATE OR REPLACE FUNCTION ratelimit._take_tokens(l ratelimit._limit, s ratelimit._state, now bigint,
-    count double precision, reserve boolean) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    d ratelimit._decision;
-    r record;
-    ts bigint;
-BEGIN
-    d.at := now;
-    d.capacity := l.capacity;
-    d.enforced := l.enforce;
-    r := ratelimit._refilled(l, s, now);
-    IF l.first_request AND ratelimit._awaits(l, r.tokens) THEN ts := greatest(r.ts, now); ELSE ts := r.ts; END IF;
-    IF count - r.tokens <= l.tolerance OR l.overage THEN
-        d.ok := true;
-    ELSE
-        d.wait := ratelimit._passes(l, ts, r.tokens, now, count, reserve);
-        d.ok := d.wait IS NOT NULL;
-    END IF;
-    IF NOT d.ok THEN
-        d.remaining := ratelimit._rounded(r.tokens, l.capacity, l.tolerance);
-        d.reset_at := ratelimit._reset_at(l, r.ts, r.tokens, now);
-        d.wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
-        d.changed := false;
-        RETURN d;
-    END IF;
-    IF d.wait <= 0 THEN d.wait := NULL; END IF;
-    d.value := ratelimit._subtract(r.tokens, count);
-    d.ts := ts;
-    d.changed := count > 0;
-    IF l.kind = 2 THEN d.prior := ratelimit._brought(l, s, ts, d.value); END IF;
-    d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
-    d.reset_at := ratelimit._reset_at(l, ts, d.value, now);
-    RETURN d;
-END
-$$;
-
 -- The prior of a fixed window after a change: in the same window what was used stays, also where it is more than
 -- this config brings, while nothing is left of it.
 CREATE OR REPLACE FUNCTION ratelimit._brought(l ratelimit._limit, s ratelimit._state, ts bigint,
     value double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
     SELECT -greatest(least(l.rate, l.capacity),
                      CASE WHEN ts = s.ts AND value <= 0 THEN -s.prior - greatest(s.value, 0) END)
+$$;
+
+-- Decides a take from a token bucket or a fixed window.
+CREATE OR REPLACE FUNCTION ratelimit._take_tokens(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, reserve boolean) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    wait bigint;
+    value double precision;
+    prior double precision;
+    reset bigint;
+BEGIN
+    r := ratelimit._refilled(l, s, now);
+    value := ratelimit._subtract(r.tokens, count);
+    IF value < -l.tolerance AND NOT l.overage OR l.first_request THEN
+        wait := ratelimit._passes(l, r.ts, r.tokens, now, count, reserve);
+        IF wait IS NULL THEN
+            reset := ratelimit._reset_at(l, r.ts, r.tokens, now);
+            wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
+            RETURN ROW(false, wait, ratelimit._rounded(r.tokens, l.capacity, l.tolerance), l.capacity, reset, now,
+                false, l.enforce, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
+        END IF;
+        IF wait <= 0 THEN wait := NULL; END IF;
+        IF ratelimit._awaits(l, r.tokens) THEN r.ts := greatest(r.ts, now); END IF;
+    END IF;
+    IF l.kind = 2 THEN
+        prior := ratelimit._brought(l, s, r.ts, value);
+        IF l.usual AND r.ts < now + l.period THEN reset := r.ts + l.period;
+        ELSE reset := ratelimit._reset_at(l, r.ts, value, now); END IF;
+    ELSIF (l.capacity - value) * l.period < 1e18 * l.rate AND l.capacity - value > l.tolerance THEN
+        reset := r.ts + ceil((l.capacity - value) * l.period / l.rate)::bigint;
+    ELSE
+        reset := ratelimit._reset_at(l, r.ts, value, now);
+    END IF;
+    RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
+               l.enforce, NULL, NULL, value, r.ts, prior, NULL)::ratelimit._decision;
+END
+$$;
+
+-- The prior of a fixed window after a change: in the same window what was used stays, also where it is more than
+-- this config brings, while nothing is left of it.
+CREATE OR REPLACE FUNCTION ratelimit._brought(l ratelimit._limit, s ratelimit._state, ts bigint,
+    value double precision) RETURNS double precision IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF value <= 0 AND ts = s.ts THEN
+        RETURN -greatest(least(l.rate, l.capacity), -s.prior - greatest(s.value, 0));
+    END IF;
+    RETURN -least(l.rate, l.capacity);
+END
 $$;
 
 -- Of a sliding window: its counters, moved on to the window of now, and what is used of it.

@@ -54,6 +54,18 @@ BEGIN
 END
 $$;
 
+CREATE OR REPLACE FUNCTION ratelimit._usable(function text, name text, key text, defined ratelimit._limit,
+    config jsonb, count double precision) RETURNS ratelimit._limit LANGUAGE plpgsql AS $$
+DECLARE
+    l ratelimit._limit;
+BEGIN
+    PERFORM ratelimit._check(name, key, count);
+    l := ratelimit._resolve(function, name, key, defined, config);
+    PERFORM ratelimit._check_use(function, l.kind, count);
+    RETURN l;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION ratelimit._writable(function text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_read_only') = 'on' THEN
@@ -122,32 +134,34 @@ DECLARE
     held record;
     l ratelimit._limit;
     d ratelimit._decision;
-    now bigint;
+    tries int;
 BEGIN
-    FOR try IN 1..100 LOOP
+    LOOP
         SELECT coalesce((SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = $3),
                         (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = '')) AS defined,
-               b.until, r.ctid AS place, r.value, r.ts, r.prior, r.log INTO seen
+               b.until, r.ctid AS place, r.value, r.ts, r.prior, r.log, ratelimit._micros(r.ts) AS us,
+               ratelimit._now() AS now INTO seen
         FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $2 AND b.key = $3
         LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3 AND r.shard = 0;
         l := seen.defined;
-        IF config IS NOT NULL OR l.kind IS NULL OR l.keyed THEN
-            l := ratelimit._resolve(function, name, key, l, config);
+        -- The usual case in few expressions: what else there may be is looked at in the general one.
+        IF l.usual AND count >= 0 AND count <= 1e15 AND config IS NULL AND seen.until IS NULL AND seen.us <= seen.now
+            AND seen.value >= 0 AND seen.value < 'Infinity' AND seen.log IS NULL
+            AND (seen.prior IS NULL OR seen.prior < 0 AND seen.prior > '-Infinity')
+            AND function = 'rl_limit' AND current_setting('transaction_read_only') = 'off' THEN
+            d := ratelimit._take_tokens(l, ROW(seen.value, seen.us, seen.prior, NULL)::ratelimit._state, seen.now,
+                                        count, reserve);
+        ELSE
+            l := ratelimit._usable(function, name, key, l, config, count);
+            IF seen.until IS NOT NULL AND function <> 'rl_credit' THEN
+                d := ratelimit._look(l, ratelimit._state_of(l, name, key, seen.now, seen.value, seen.ts, seen.prior,
+                                     seen.log), seen.now, seen.until, count, reserve, true);
+                IF d.blocked THEN RETURN d; END IF;
+            END IF;
+            IF l.kind <> 6 THEN PERFORM ratelimit._writable(function); END IF;
+            d := ratelimit._decided(function, l, name, key, seen.now, count, reserve, taken_at, id,
+                                    seen.value, seen.ts, seen.prior, seen.log);
         END IF;
-        IF (l.kind <= 2 AND count >= 0 AND count <= 1e15) IS NOT TRUE OR function = 'rl_acquire' THEN
-            PERFORM ratelimit._check_use(function, l.kind, count);
-        END IF;
-        now := ratelimit._now();
-        IF seen.until IS NOT NULL AND function <> 'rl_credit' THEN
-            d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log),
-                                 now, seen.until, count, reserve, true);
-            IF d.blocked THEN RETURN d; END IF;
-        END IF;
-        IF l.kind <> 6 AND current_setting('transaction_read_only') = 'on' THEN
-            PERFORM ratelimit._writable(function);
-        END IF;
-        d := ratelimit._decided(function, l, name, key, now, count, reserve, taken_at, id,
-                                seen.value, seen.ts, seen.prior, seen.log);
         IF NOT d.changed THEN
             IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
             RETURN d;
@@ -156,30 +170,31 @@ BEGIN
         IF seen.place IS NULL THEN
             INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log)
             VALUES ($2, $3, d.value, ratelimit._nearest(d.ts), d.prior, d.log) ON CONFLICT DO NOTHING;
-            CONTINUE WHEN NOT FOUND;
-            IF ratelimit._now() - now < 1000 THEN RETURN d; END IF;
-            -- It waited for an insert that was rolled back. The row is this transaction's own now.
+            IF FOUND AND ratelimit._now() - seen.now < 1000 THEN RETURN d; END IF;
+            -- Where it waited for an insert that was rolled back, the row is this transaction's own now.
             held := seen;
+            held.now := CASE WHEN FOUND THEN ratelimit._now() END;
         ELSE
-            SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
-            WHERE r.name = $2 AND r.key = $3 AND r.shard = 0 FOR UPDATE;
-            CONTINUE WHEN NOT FOUND;
+            SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log, ratelimit._now() AS now INTO held
+            FROM ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 AND r.shard = 0 FOR UPDATE;
         END IF;
-        IF held.place IS DISTINCT FROM seen.place OR held.place IS NULL OR ratelimit._now() - now >= 1000 THEN
-            now := ratelimit._now();
-            d := ratelimit._decided(function, l, name, key, now, count, reserve, taken_at, id,
-                                    held.value, held.ts, held.prior, held.log);
+        IF held.now IS NOT NULL THEN
+            IF held.place <> seen.place OR held.now - seen.now >= 1000 THEN
+                d := ratelimit._decided(function, l, name, key, held.now, count, reserve, taken_at, id,
+                                        held.value, held.ts, held.prior, held.log);
+                IF NOT d.changed THEN
+                    IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
+                    RETURN d;
+                END IF;
+            END IF;
+            UPDATE ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
+                log = d.log WHERE r.name = $2 AND r.key = $3 AND r.shard = 0;
+            IF FOUND THEN RETURN d; END IF;
+            PERFORM ratelimit._not_written();
         END IF;
-        IF d.changed THEN
-            UPDATE ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior, log = d.log
-            WHERE r.name = $2 AND r.key = $3 AND r.shard = 0;
-            IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-        ELSIF NOT d.ok AND NOT d.enforced THEN
-            d.ok := true; d.wait := NULL;
-        END IF;
-        RETURN d;
+        tries := coalesce(tries, 0) + 1;
+        IF tries = 100 THEN PERFORM ratelimit._not_written(); END IF;
     END LOOP;
-    PERFORM ratelimit._not_written();
 END
 $$;
 
@@ -187,21 +202,16 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._answer(d ratelimit._decision) RETURNS ratelimit.rl_result STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
-    r ratelimit.rl_result;
     at bigint;
+    retry_at timestamptz;
 BEGIN
-    r.ok := d.ok;
-    r.remaining := d.remaining;
-    r.capacity := d.capacity;
-    at := ratelimit._ceil(d.reset_at, 1000);
-    r.reset_at := ratelimit._instant(at);
-    IF d.wait IS NOT NULL THEN
-        at := ratelimit._plus(d.at, d.wait);
-        at := ratelimit._ceil(at, 1000);
-        r.retry_at := ratelimit._instant(at);
-        IF r.retry_at IS NOT NULL THEN r.retry_after := ratelimit._ceil(d.wait, 1000)::float8 / 1e6; END IF;
+    IF d.wait IS NULL THEN
+        RETURN ROW(d.ok, NULL, NULL, d.remaining, d.capacity, ratelimit._rounded_up(d.reset_at))::ratelimit.rl_result;
     END IF;
-    RETURN r;
+    at := ratelimit._plus(d.at, d.wait);
+    retry_at := ratelimit._rounded_up(at);
+    RETURN ROW(d.ok, CASE WHEN retry_at IS NOT NULL THEN ratelimit._ceil(d.wait, 1000)::float8 / 1e6 END, retry_at,
+               d.remaining, d.capacity, ratelimit._rounded_up(d.reset_at))::ratelimit.rl_result;
 END
 $$;
 
@@ -211,10 +221,7 @@ RETURNS ratelimit.rl_result LANGUAGE plpgsql COST 10000 AS $$
 DECLARE
     d ratelimit._decision;
 BEGIN
-    IF (octet_length(name) BETWEEN 1 AND 200 AND octet_length(key) <= 1024 AND count IS NOT NULL
-        AND reserve IS NOT NULL AND throws IS NOT NULL) IS NOT TRUE THEN
-        PERFORM ratelimit._check(name, key, count, reserve, throws);
-    END IF;
+    IF reserve IS NULL OR throws IS NULL THEN PERFORM ratelimit._check(name, key, count, reserve, throws); END IF;
     d := ratelimit._change('rl_limit', name, key, count, reserve, config);
     IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);

@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION ratelimit._column(argument text, relation oid, statem
     OUT name text, OUT as_text text, OUT as_number text) STABLE LANGUAGE plpgsql AS $$
 DECLARE
     numbers CONSTANT regtype[] := '{int2,int4,int8,float4,float8,numeric}';
-    found record;
+    col record;
 BEGIN
     option := substring(argument FROM '^(key|count)=');
     name := substr(argument, length(option) + 2);
@@ -26,7 +26,7 @@ BEGIN
         PERFORM ratelimit._invalid('option', format('"%s"', ratelimit._short(argument)),
             '''key=<column>'' and ''count=<column>'', each at most once');
     END IF;
-    SELECT a.atttypid::regtype AS type, a.attgenerated AS generated, b.oid::regtype AS base, b.typnamespace INTO found
+    SELECT a.atttypid::regtype AS type, a.attgenerated AS generated, b.oid::regtype AS base, b.typnamespace INTO col
     FROM pg_attribute a, LATERAL (
         WITH RECURSIVE types AS (SELECT t.* FROM pg_type t WHERE t.oid = a.atttypid
             UNION ALL SELECT t.* FROM types JOIN pg_type t ON t.oid = types.typbasetype WHERE types.typtype = 'd')
@@ -36,18 +36,18 @@ BEGIN
         PERFORM ratelimit._raise('42703', format('column "%s" of table "%s" does not exist', ratelimit._short(name),
             (SELECT relname FROM pg_class WHERE oid = relation)), NULL,
             'Write the name as it is in pg_attribute, without quotes or spaces around it: ''key=author''.');
-    ELSIF option = 'count' AND found.base <> ALL (numbers) THEN
-        PERFORM ratelimit._invalid(option, format('column "%s" of type %s', ratelimit._short(name), found.type),
+    ELSIF option = 'count' AND col.base <> ALL (numbers) THEN
+        PERFORM ratelimit._invalid(option, format('column "%s" of type %s', ratelimit._short(name), col.type),
             'smallint, integer, bigint, real, double precision, numeric, or a domain over one');
-    ELSIF found.generated <> '' AND NOT (statement AND found.generated = 's') THEN
+    ELSIF col.generated <> '' AND NOT (statement AND col.generated = 's') THEN
         PERFORM ratelimit._invalid(option, format('column "%s", which is generated', ratelimit._short(name)),
             'an ordinary column; a stored generated one only AFTER the event FOR EACH STATEMENT, since BEFORE triggers '
             'run before it is computed');
     END IF;
-    as_text := format(CASE WHEN found.base = 'numeric'::regtype THEN 'trim_scale(r.%I::numeric)::text'
-        WHEN found.typnamespace = 'pg_catalog'::regnamespace THEN 'r.%I::text'
+    as_text := format(CASE WHEN col.base = 'numeric'::regtype THEN 'trim_scale(r.%I::numeric)::text'
+        WHEN col.typnamespace = 'pg_catalog'::regnamespace THEN 'r.%I::text'
         ELSE 'CASE WHEN r.%1$I IS DISTINCT FROM NULL THEN format(''%%s'', r.%1$I) END' END, name);
-    as_number := format(CASE WHEN found.base = 'numeric'::regtype THEN
+    as_number := format(CASE WHEN col.base = 'numeric'::regtype THEN
         'CASE WHEN abs(r.%1$I) > 1e300 AND r.%1$I <> ''NaN'' THEN sign(r.%1$I) * 1e300 ELSE r.%1$I END::float8'
         ELSE 'r.%I::float8' END, name);
 END
