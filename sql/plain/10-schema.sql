@@ -13,7 +13,7 @@ BEGIN
     IF EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'ratelimit'
                AND e.extnamespace = to_regnamespace('ratelimit')) THEN
         RAISE EXCEPTION 'the extension ratelimit is installed in schema "ratelimit"'
-            USING HINT = 'This file is for databases without the extension.';
+            USING HINT = 'This file is for databases without it.';
     END IF;
 
     -- What another role has made there would run as this one, or be read.
@@ -71,11 +71,11 @@ BEGIN
             first_request boolean, zone text, months boolean, every int, first_date date,
             usual boolean -- a token bucket or a fixed window without options
         );
-        COMMENT ON TYPE ratelimit._limit IS 'rate limiter, internal: a config as calls read it';
+        COMMENT ON TYPE ratelimit._limit IS 'rate limiter, internal';
     END IF;
     IF to_regtype('ratelimit._state') IS NULL THEN
         CREATE TYPE ratelimit._state AS (value double precision, ts bigint, prior double precision, log timestamptz[]);
-        COMMENT ON TYPE ratelimit._state IS 'rate limiter, internal: what a row holds';
+        COMMENT ON TYPE ratelimit._state IS 'rate limiter, internal';
     END IF;
     IF to_regtype('ratelimit._decision') IS NULL THEN
         CREATE TYPE ratelimit._decision AS (
@@ -83,7 +83,7 @@ BEGIN
             changed boolean, enforced boolean, blocked boolean, forever boolean,
             value double precision, ts bigint, prior double precision, log timestamptz[]
         );
-        COMMENT ON TYPE ratelimit._decision IS 'rate limiter, internal: what is decided, and the state after it';
+        COMMENT ON TYPE ratelimit._decision IS 'rate limiter, internal';
     END IF;
     PERFORM set_config('search_path', path, true);
 END

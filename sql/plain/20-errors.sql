@@ -51,18 +51,23 @@ CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE 
     SELECT '''' || replace(name, '''', '''''') || ''''
 $$;
 
+-- The kinds, as configs name them.
+CREATE OR REPLACE FUNCTION ratelimit._kinds() RETURNS text[] IMMUTABLE LANGUAGE sql AS $$
+    SELECT '{token bucket,fixed window,sliding window,sliding log,concurrency,unlimited}'::text[]
+$$;
+
 CREATE OR REPLACE FUNCTION ratelimit._a(kind int) RETURNS text IMMUTABLE LANGUAGE sql AS $$
-    SELECT ('{a token bucket,a fixed window,a sliding window,a sliding log,a concurrency limit,an unlimited one}'
-            ::text[])[kind]
+    SELECT CASE kind WHEN 6 THEN 'an unlimited one' WHEN 5 THEN 'a concurrency limit'
+           ELSE 'a ' || (ratelimit._kinds())[kind] END
 $$;
 
 -- The call that defines a limit of a kind; 7: a window of a calendar.
 CREATE OR REPLACE FUNCTION ratelimit._example(name text, kind int) RETURNS text IMMUTABLE LANGUAGE sql AS $$
-    SELECT format('SELECT ratelimit.rl_define(%s, ratelimit.%s);', ratelimit._literal(name), (ARRAY[
-        'rl_token_bucket(rate => 10, period => ''1 minute'')', 'rl_fixed_window(rate => 10, period => ''1 minute'')',
-        'rl_sliding_window(rate => 10, period => ''1 minute'')', 'rl_sliding_log(rate => 10, period => ''1 minute'')',
-        'rl_concurrency(slots => 3, ttl => ''5 minutes'')', 'rl_unlimited()',
-        'rl_fixed_window(rate => 1000, period => ''1 month'', timezone => ''Europe/Berlin'')'])[kind])
+    SELECT format('SELECT ratelimit.rl_define(%s, ratelimit.rl_%s(%s));', ratelimit._literal(name),
+        replace((ratelimit._kinds())[CASE kind WHEN 7 THEN 2 ELSE kind END], ' ', '_'),
+        CASE kind WHEN 5 THEN 'slots => 3, ttl => ''5 minutes''' WHEN 6 THEN ''
+        WHEN 7 THEN 'rate => 1000, period => ''1 month'', timezone => ''Europe/Berlin'''
+        ELSE 'rate => 10, period => ''1 minute''' END)
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind int) RETURNS void LANGUAGE plpgsql AS $$

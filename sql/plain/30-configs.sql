@@ -175,8 +175,7 @@ BEGIN
             'an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}', NULL);
     END IF;
     IF jsonb_typeof(config -> 'kind') = 'string' THEN
-        l.kind := array_position('{token bucket,fixed window,sliding window,sliding log,concurrency,unlimited}'::text[],
-                                 config ->> 'kind');
+        l.kind := array_position(ratelimit._kinds(), config ->> 'kind');
     END IF;
     fields := string_to_array((ARRAY['rate,period,capacity,maxReserved,shards',
         'rate,period,capacity,maxReserved,shards,start,timezone,overage', 'rate,period', 'rate,period', 'slots,ttl',
@@ -216,9 +215,7 @@ BEGIN
                 good := number BETWEEN 1 AND 1000 AND number = trunc(number);
                 IF good THEN l.rate := number; l.capacity := number; END IF;
             WHEN 'store' THEN good := given IN ('"table"', '"memory"');
-            WHEN 'save' THEN
-                good := ratelimit._period(given) BETWEEN 100000 AND 3600000000;
-            WHEN 'applyUpdates' THEN good := given IN ('"synchronously"', '"asynchronously"');
+            WHEN 'save', 'applyUpdates' THEN good := true; -- refused below where they are for memory
             ELSE
                 good := jsonb_typeof(given) = 'boolean';
                 IF good THEN l := ratelimit._with_flag(l, field, given::boolean); END IF;
@@ -228,7 +225,7 @@ BEGIN
                 ratelimit._allowed(field, l.kind, is_calendar), example);
         END IF;
     END LOOP;
-    PERFORM ratelimit._check_support(config, l.kind, example);
+    PERFORM ratelimit._check_support(config);
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
     l.usual := l.kind <= 2 AND l.enforce AND l.zone IS NULL AND NOT (l.keyed OR l.overage OR l.first_request);
     RETURN l;
@@ -261,8 +258,6 @@ IMMUTABLE LANGUAGE sql AS $$
             'epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request"' END
         WHEN 'timezone' THEN 'the IANA name of a time zone in its exact spelling, such as "Europe/Berlin"'
         WHEN 'store' THEN '"table" or "memory"'
-        WHEN 'save' THEN '100 milliseconds to 1 hour, such as "1 second" or 1000'
-        WHEN 'applyUpdates' THEN '"synchronously" or "asynchronously"'
         WHEN 'overage' THEN 'true or false' WHEN 'enforce' THEN 'true or false' WHEN 'keyed' THEN 'true or false'
         ELSE CASE WHEN is_calendar AND kind = 2 THEN 'with "timezone", a whole number of days and weeks, or of months '
                 'and years, at most 100 years, such as "7 days" or "1 month"'
@@ -289,18 +284,10 @@ END
 $$;
 
 -- Refuses fields that don't go together, and what only the extension has.
-CREATE OR REPLACE FUNCTION ratelimit._check_support(config jsonb, kind int, example int) RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._check_support(config jsonb) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
-DECLARE
-    is_later CONSTANT boolean := config @> '{"applyUpdates": "asynchronously"}';
-    in_memory CONSTANT boolean := coalesce(config ->> 'store' = 'memory', is_later);
 BEGIN
-    IF is_later AND NOT in_memory THEN
-        PERFORM ratelimit._bad_config('"applyUpdates" is "asynchronously"', 'only with "store": "memory"', example);
-    ELSIF config ? 'save' AND NOT in_memory THEN
-        PERFORM ratelimit._bad_config('"save" is ' || trim_scale(ratelimit._period(config -> 'save')::numeric / 1000),
-            'only with "store": "memory"', example);
-    ELSIF in_memory THEN
+    IF config ? 'save' OR config @> '{"store": "memory"}' OR config ->> 'applyUpdates' <> 'synchronously' THEN
         PERFORM ratelimit._unsupported('a limit in memory', 'stores every limit in the table: leave "store" out');
     ELSIF (config ->> 'shards')::numeric > 1 THEN
         PERFORM ratelimit._unsupported('a limit with shards', 'stores a key in one row: leave "shards" out');
@@ -345,7 +332,7 @@ BEGIN
         PERFORM ratelimit._bad_config(format('"%s" is %s', infinite.field, infinite.number), 'a finite number', example);
     END IF;
     config := jsonb_strip_nulls(jsonb_build_object(
-        'kind', ('{token bucket,fixed window,sliding window,sliding log,concurrency}'::text[])[kind],
+        'kind', (ratelimit._kinds())[kind],
         rate_field, ratelimit._number(rate),
         period_field, CASE WHEN months = 0 AND zone IS NULL
             THEN to_jsonb(trim_scale((days * 86400000000::numeric + micros) / 1000))

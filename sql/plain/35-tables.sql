@@ -14,7 +14,7 @@ BEGIN
             CREATE TABLE ratelimit.rateLimits (
                 name   text COLLATE "C" NOT NULL,
                 key    text COLLATE "C" NOT NULL DEFAULT '',
-                shard  int NOT NULL DEFAULT 0,
+                shard  int NOT NULL DEFAULT 0 CHECK (shard = 0),
                 value  double precision NOT NULL,
                 ts     timestamptz NOT NULL,
                 prior  double precision,

@@ -142,7 +142,7 @@ BEGIN
                b.until, r.ctid AS place, r.value, r.ts, r.prior, r.log, ratelimit._micros(r.ts) AS us,
                ratelimit._now() AS now INTO seen
         FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $2 AND b.key = $3
-        LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3 AND r.shard = 0;
+        LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
         l := seen.defined;
         -- The usual case in few expressions: what else there may be is looked at in the general one.
         IF l.usual AND count >= 0 AND count <= 1e15 AND config IS NULL AND seen.until IS NULL AND seen.us <= seen.now
@@ -176,7 +176,7 @@ BEGIN
             held.now := CASE WHEN FOUND THEN ratelimit._now() END;
         ELSE
             SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log, ratelimit._now() AS now INTO held
-            FROM ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 AND r.shard = 0 FOR UPDATE;
+            FROM ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
         END IF;
         IF held.now IS NOT NULL THEN
             IF held.place <> seen.place OR held.now - seen.now >= 1000 THEN
@@ -188,7 +188,7 @@ BEGIN
                 END IF;
             END IF;
             UPDATE ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
-                log = d.log WHERE r.name = $2 AND r.key = $3 AND r.shard = 0;
+                log = d.log WHERE r.name = $2 AND r.key = $3;
             IF FOUND THEN RETURN d; END IF;
             PERFORM ratelimit._not_written();
         END IF;
@@ -217,7 +217,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_limit(name text, key text DEFAULT '', count double precision DEFAULT 1,
     reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
-RETURNS ratelimit.rl_result LANGUAGE plpgsql COST 10000 AS $$
+RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
 BEGIN
@@ -239,7 +239,7 @@ BEGIN
                     (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = '')) AS defined,
            b.until, r.value, r.ts, r.prior, r.log INTO seen
     FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $2 AND b.key = $3
-    LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3 AND r.shard = 0;
+    LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
     l := ratelimit._resolve(function, name, key, seen.defined, config);
     now := ratelimit._now();
     until := seen.until;
@@ -250,7 +250,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_check(name text, key text DEFAULT '', count double precision DEFAULT 1,
     reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
-RETURNS ratelimit.rl_result LANGUAGE plpgsql COST 10000 AS $$
+RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
     l ratelimit._limit;
@@ -268,7 +268,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_credit(name text, key text, count double precision,
     taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
-RETURNS ratelimit.rl_result LANGUAGE plpgsql COST 10000 AS $$
+RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._check(name, key, count);
     IF taken_at IN ('infinity', '-infinity') THEN
@@ -292,7 +292,7 @@ $$;
 
 -- A row that was reset has the value Infinity, and counts as none.
 CREATE OR REPLACE FUNCTION ratelimit.rl_reset(name text, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql COST 10000 AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
 BEGIN
@@ -301,13 +301,13 @@ BEGIN
     IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind); END IF;
     PERFORM ratelimit._writable('rl_reset');
     UPDATE ratelimit.rateLimits r SET value = 'Infinity', prior = NULL, log = NULL
-    WHERE r.name = $1 AND r.key = $2 AND r.shard = 0 AND r.value <> 'Infinity';
+    WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity';
     RETURN FOUND;
 END
 $$;
 
 -- Key by key, in the order in which every call locks rows.
-CREATE OR REPLACE FUNCTION ratelimit.rl_reset_all(name text) RETURNS bigint LANGUAGE plpgsql COST 10000 AS $$
+CREATE OR REPLACE FUNCTION ratelimit.rl_reset_all(name text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     found_key text;
     was double precision;
@@ -316,7 +316,7 @@ BEGIN
     PERFORM ratelimit._check(name, '');
     PERFORM ratelimit._writable('rl_reset_all');
     FOR found_key IN SELECT r.key FROM ratelimit.rateLimits r WHERE r.name = $1 ORDER BY r.key LOOP
-        DELETE FROM ratelimit.rateLimits r WHERE r.name = $1 AND r.key = found_key AND r.shard = 0
+        DELETE FROM ratelimit.rateLimits r WHERE r.name = $1 AND r.key = found_key
         RETURNING r.value INTO was;
         IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
     END LOOP;
@@ -325,7 +325,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
-RETURNS jsonb LANGUAGE plpgsql COST 10000 AS $$
+RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
 BEGIN

@@ -1,7 +1,7 @@
 -- Definitions, and keys that are blocked.
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_define(name text, config jsonb, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql COST 10000 AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._check(name, '');
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
@@ -16,7 +16,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_undefine(name text, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql COST 10000 AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._check(name, key), ratelimit._writable('rl_undefine');
     DELETE FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2;
@@ -25,7 +25,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL,
-    until timestamptz DEFAULT NULL) RETURNS timestamptz LANGUAGE plpgsql COST 10000 AS $$
+    until timestamptz DEFAULT NULL) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := ratelimit._now();
     at CONSTANT timestamptz := ratelimit._nearest(now);
@@ -59,7 +59,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_unblock(name text, key text DEFAULT '') RETURNS boolean
-LANGUAGE plpgsql COST 10000 AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     was bigint;
 BEGIN

@@ -13,14 +13,14 @@ BEGIN
             s ratelimit._state, after ratelimit._state, changed boolean, allows boolean, never boolean,
             decisions ratelimit._decision[]
         );
-        COMMENT ON TYPE ratelimit._group IS 'rate limiter, internal: requests for one name and key';
+        COMMENT ON TYPE ratelimit._group IS 'rate limiter, internal';
     END IF;
     IF pg_catalog.to_regtype('ratelimit._outcome') IS NULL THEN
         CREATE TYPE ratelimit._outcome AS (
             n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
             retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz
         );
-        COMMENT ON TYPE ratelimit._outcome IS 'rate limiter, internal: a row of rl_limit_all';
+        COMMENT ON TYPE ratelimit._outcome IS 'rate limiter, internal';
     END IF;
 END
 $do$;
@@ -287,7 +287,7 @@ BEGIN
         CONTINUE WHEN NOT g.changed;
         FOR try IN 1..100 LOOP
             SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
-            FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key AND r.shard = 0 FOR UPDATE;
+            FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
             EXIT WHEN FOUND;
             -- As a row that was reset, which counts as none.
             INSERT INTO ratelimit.rateLimits (name, key, value, ts)
@@ -305,7 +305,7 @@ BEGIN
         CONTINUE WHEN NOT g.changed;
         UPDATE ratelimit.rateLimits r SET value = (g.after).value, ts = ratelimit._nearest((g.after).ts),
             prior = (g.after).prior, log = (g.after).log
-        WHERE r.name = g.name AND r.key = g.key AND r.shard = 0;
+        WHERE r.name = g.name AND r.key = g.key;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END LOOP;
     RETURN groups;
@@ -382,7 +382,7 @@ BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
         SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
-        FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key AND r.shard = 0;
+        FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
         groups[i] := g;
     END LOOP;
     now := ratelimit._now();
@@ -408,7 +408,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
 RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
     retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
-LANGUAGE plpgsql COST 10000 ROWS 10 AS $$
+LANGUAGE plpgsql ROWS 10 AS $$
 BEGIN
     RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_limit_all', requests, throws)) o;
 END
@@ -417,7 +417,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_check_all(requests jsonb, throws boolean DEFAULT false)
 RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
     retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
-LANGUAGE plpgsql COST 10000 ROWS 10 AS $$
+LANGUAGE plpgsql ROWS 10 AS $$
 BEGIN
     RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_check_all', requests, throws)) o;
 END

@@ -31,7 +31,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1,
     throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text,
     OUT expires_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz,
-    OUT remaining double precision, OUT capacity double precision) LANGUAGE plpgsql COST 10000 AS $$
+    OUT remaining double precision, OUT capacity double precision) LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
     r ratelimit.rl_result;
@@ -75,11 +75,11 @@ BEGIN
     PERFORM ratelimit._writable(function);
     id := ratelimit._nearest(parts[3]::bigint);
     -- A plain read first: what is not there needs no lock.
-    SELECT r.ctid INTO place FROM ratelimit.rateLimits r WHERE r.name = lease_name AND r.key = lease_key AND r.shard = 0
+    SELECT r.ctid INTO place FROM ratelimit.rateLimits r WHERE r.name = lease_name AND r.key = lease_key
         AND r.prior IS NOT NULL AND id = ANY (r.log) AND r.value <> 'Infinity';
     IF NOT FOUND THEN RETURN NULL; END IF;
     SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
-    WHERE r.name = lease_name AND r.key = lease_key AND r.shard = 0 FOR UPDATE;
+    WHERE r.name = lease_name AND r.key = lease_key FOR UPDATE;
     IF NOT FOUND OR held.prior IS NULL OR held.log IS NULL OR held.value = 'Infinity' THEN RETURN NULL; END IF;
     now := ratelimit._now();
     held.log := ratelimit._live(held.log, now);
@@ -96,7 +96,7 @@ BEGIN
     IF ends IS NOT NULL THEN
         UPDATE ratelimit.rateLimits r SET value = cardinality(kept) / 2, log = kept,
             ts = greatest(r.ts, ratelimit._nearest(now))
-        WHERE r.name = lease_name AND r.key = lease_key AND r.shard = 0;
+        WHERE r.name = lease_name AND r.key = lease_key;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END IF;
     RETURN ends;
@@ -104,7 +104,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_extend(lease text, config jsonb DEFAULT NULL) RETURNS timestamptz
-LANGUAGE plpgsql COST 10000 AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF lease IS NULL THEN RETURN NULL; END IF;
     RETURN ratelimit._settle('rl_extend', lease, config);
@@ -112,7 +112,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_release(lease text, config jsonb DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql COST 10000 AS $$
+LANGUAGE plpgsql AS $$
 BEGIN
     IF lease IS NULL THEN RETURN false; END IF;
     RETURN ratelimit._settle('rl_release', lease, config) IS NOT NULL;

@@ -16,7 +16,7 @@ BEGIN
     FOR seen IN
         SELECT coalesce(r.name, b.name) AS name, coalesce(r.key, b.key) AS key, r.value, r.ts, r.prior, r.log, b.until
         FROM (SELECT * FROM ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
-              AND (x.key = of_key OR of_key IS NULL) AND x.shard = 0) r
+              AND (x.key = of_key OR of_key IS NULL)) r
         FULL JOIN (SELECT * FROM ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
                    AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
             ON b.name = r.name AND b.key = r.key
@@ -33,7 +33,7 @@ BEGIN
             d := ratelimit._look(l, s, now, seen.until, 1, false, false);
             limited := NOT d.ok;
             retry := ratelimit._plus(now, d.wait);
-            kind := ('{token bucket,fixed window,sliding window,sliding log,concurrency,unlimited}'::text[])[l.kind];
+            kind := (ratelimit._kinds())[l.kind];
             remaining := d.remaining;
             capacity := l.capacity;
             as_of := ratelimit._nearest(ratelimit._present(l, s, now));
@@ -52,7 +52,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
 RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
-    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean) LANGUAGE sql COST 10000 AS $$
+    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean) LANGUAGE sql AS $$
     SELECT * FROM ratelimit._status($1, $2)
 $$;
 
@@ -76,7 +76,7 @@ $$;
 
 -- Deletes blocks that are over, then idle rows that nobody holds, from a random key on and around.
 CREATE OR REPLACE FUNCTION ratelimit.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql COST 10000 AS $$
+RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     span bigint;
     deleted bigint;
@@ -108,7 +108,7 @@ BEGIN
         CONTINUE WHEN NOT ratelimit._prunable(seen, span);
         -- Unless it has changed since, or somebody has it.
         DELETE FROM ratelimit.rateLimits r WHERE r.ctid = (SELECT x.ctid FROM ratelimit.rateLimits x
-            WHERE x.name = seen.name AND x.key = seen.key AND x.shard = seen.shard AND x.value = seen.value
+            WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
             AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
             FOR UPDATE SKIP LOCKED);
         IF FOUND THEN deleted := deleted + 1; END IF;
@@ -118,52 +118,24 @@ END
 $$;
 
 -- Of the extension alone.
-CREATE OR REPLACE FUNCTION ratelimit.rl_stats() RETURNS TABLE (name text, allowed bigint, denied bigint,
-    denied_in_dry_run bigint, tokens double precision, since timestamptz) LANGUAGE plpgsql AS $$
+DO LANGUAGE plpgsql $do$
+DECLARE
+    f record;
 BEGIN
-    PERFORM ratelimit._unsupported('rl_stats()', 'counts no calls');
+    FOR f IN SELECT * FROM (VALUES
+        ('rl_stats()', 'TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, '
+            'tokens double precision, since timestamptz)', 'counts no calls'),
+        ('rl_stats_reset(name text DEFAULT NULL)', 'bigint', 'counts no calls'),
+        ('rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)', 'bigint', 'counts no calls'),
+        ('rl_memory()', 'bigint', 'stores every limit in the table'),
+        ('rl_save()', 'bigint', 'stores every limit in the table'),
+        ('rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)',
+            'ratelimit.rl_result', 'has rl_calculate() for one call'),
+        ('rl_distribute()', 'void', 'knows nothing of Citus'), ('rl_undistribute()', 'void', 'knows nothing of Citus')
+    ) AS functions (declaration, result, instead) LOOP
+        EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION ratelimit.%s RETURNS %s LANGUAGE plpgsql AS $$ '
+            'BEGIN PERFORM ratelimit._unsupported(%L, %L); END $$', f.declaration,
+            f.result, pg_catalog.split_part(f.declaration, '(', 1) || '()', f.instead);
+    END LOOP;
 END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_stats_reset(name text DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._unsupported('rl_stats_reset()', 'counts no calls');
-END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
-RETURNS TABLE (name text, key text, denied bigint, error bigint) LANGUAGE sql AS $$
-    SELECT NULL::text, NULL::text, NULL::bigint, NULL::bigint
-    FROM ratelimit._unsupported('rl_top_denied()', 'counts no calls')
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_memory(OUT keys bigint, OUT room bigint, OUT bytes bigint) LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._unsupported('rl_memory()', 'stores every limit in the table');
-END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_save() RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._unsupported('rl_save()', 'stores every limit in the table');
-END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1,
-    reserve boolean DEFAULT false) RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._unsupported('rl_replay()', 'has rl_calculate() for one call');
-END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_distribute() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._unsupported('rl_distribute()', 'knows nothing of Citus');
-END
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit.rl_undistribute() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM ratelimit._unsupported('rl_undistribute()', 'knows nothing of Citus');
-END
-$$;
+$do$;

@@ -32,8 +32,8 @@ $$;
 
 -- From now until more tokens are there, in microseconds: to the reset, or the retry of a denial; of a bucket without
 -- a whole token, until it has one.
-CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait bigint, now numeric)
-RETURNS numeric STABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait bigint,
+    now numeric) RETURNS numeric STABLE LANGUAGE plpgsql AS $$
 DECLARE
     reset CONSTANT numeric := ratelimit._micros(result.reset_at) - now;
     until CONSTANT numeric := CASE WHEN reset IS NOT NULL THEN least(wait, reset) END;
@@ -47,34 +47,36 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._check_result(result ratelimit.rl_result, style text) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    f record;
 BEGIN
     IF result IS NOT DISTINCT FROM NULL THEN PERFORM ratelimit._null('result'); END IF;
     IF style IS NULL THEN PERFORM ratelimit._null('style'); END IF;
     IF style NOT IN ('ietf', 'github', 'postgrest') THEN
-        PERFORM ratelimit._invalid('style', '''' || ratelimit._short(style) || '''', '''ietf'', ''github'' or ''postgrest''');
+        PERFORM ratelimit._invalid('style', ratelimit._literal(ratelimit._short(style)),
+            '''ietf'', ''github'' or ''postgrest''');
     ELSIF result.ok IS NULL THEN
         PERFORM ratelimit._null('result.ok');
-    ELSIF NOT (result.retry_after BETWEEN 0 AND 1e13) THEN
-        PERFORM ratelimit._invalid('result.retry_after', ratelimit._digits(result.retry_after),
-            'a number of seconds from 0 to 1e13, or NULL');
-    ELSIF result.retry_at IN ('infinity', '-infinity') THEN
-        PERFORM ratelimit._invalid('result.retry_at', 'infinite', 'a finite time');
-    ELSIF result.remaining IN ('NaN', 'Infinity', '-Infinity') THEN
-        PERFORM ratelimit._invalid('result.remaining', result.remaining::text, 'a finite number');
-    ELSIF NOT (result.capacity BETWEEN 0 AND 1e15) THEN
-        PERFORM ratelimit._invalid('result.capacity', ratelimit._digits(result.capacity), 'a number from 0 to 1e15');
-    ELSIF result.remaining IS NULL AND result.capacity IS NOT NULL THEN
-        PERFORM ratelimit._null('result.remaining');
-    ELSIF result.capacity IS NULL AND result.remaining IS NOT NULL THEN
-        PERFORM ratelimit._null('result.capacity');
-    ELSIF result.reset_at IN ('infinity', '-infinity') THEN
-        PERFORM ratelimit._invalid('result.reset_at', 'infinite', 'a finite time');
     END IF;
+    FOR f IN SELECT * FROM (VALUES
+        ('retry_after', result.retry_after, NULL, 0, 1e13, 'a number of seconds from 0 to 1e13, or NULL'),
+        ('retry_at', NULL, result.retry_at, 0, 0, 'a finite time'),
+        ('remaining', result.remaining, NULL, -1.7976931348623157e308, 1.7976931348623157e308, 'a finite number'),
+        ('capacity', result.capacity, NULL, 0, 1e15, 'a number from 0 to 1e15'),
+        ('reset_at', NULL, result.reset_at, 0, 0, 'a finite time')
+    ) AS fields (name, number, at, lowest, highest, allowed) LOOP
+        IF f.number < f.lowest OR f.number > f.highest OR f.at IN ('infinity', '-infinity') THEN
+            PERFORM ratelimit._invalid('result.' || f.name, coalesce(ratelimit._digits(f.number), 'infinite'), f.allowed);
+        ELSIF f.name IN ('remaining', 'capacity') AND f.number IS NULL
+            AND (result.remaining IS NOT NULL OR result.capacity IS NOT NULL) THEN
+            PERFORM ratelimit._null('result.' || f.name);
+        END IF;
+    END LOOP;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_headers(name text, result ratelimit.rl_result, style text DEFAULT 'ietf',
-    config jsonb DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql COST 10000 AS $$
+    config jsonb DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
     policy record;

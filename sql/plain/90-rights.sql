@@ -6,33 +6,33 @@ DECLARE
     path text := pg_catalog.current_setting('search_path');
     entry CONSTANT jsonb := jsonb_build_object(
         'rl_limit', 'takes count tokens from a rate limit, inside the caller''s transaction',
-        'rl_check', 'reports whether rl_limit would succeed; takes no tokens, locks and writes nothing',
-        'rl_credit', 'gives back count tokens that were taken but not used; a negative count takes tokens unconditionally',
-        'rl_limit_all', 'takes tokens from several rate limits, all or nothing; returns one row per request',
-        'rl_check_all', 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing',
+        'rl_check', 'reports whether rl_limit would succeed; locks and writes nothing',
+        'rl_credit', 'gives back tokens that were not used; a negative count takes tokens unconditionally',
+        'rl_limit_all', 'takes tokens from several rate limits, all or nothing',
+        'rl_check_all', 'reports whether rl_limit_all would succeed; locks and writes nothing',
         'rl_acquire', 'takes count slots of a concurrency limit; returns a lease, or when to retry',
-        'rl_extend', 'extends a lease to its full ttl from now; returns when it expires, NULL if it had expired or was released',
+        'rl_extend', 'extends a lease; returns when it expires, NULL if it had expired or was released',
         'rl_release', 'releases the slots of a lease; false if it had expired or was released',
-        'rl_define', 'creates or replaces a rate limit, or its override for one key; false if nothing changed',
-        'rl_undefine', 'drops a rate limit, or its override for one key; keeps the state; false if there was none',
-        'rl_block', 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely); returns the end of the block',
+        'rl_define', 'defines a rate limit, or its override for one key; false if nothing changed',
+        'rl_undefine', 'drops a rate limit, or its override for one key; keeps the state',
+        'rl_block', 'blocks a key of a rate limit for a duration or until a time; returns the end',
         'rl_unblock', 'ends the block of a key; false if it was not blocked',
-        'rl_reset', 'makes a rate limit full again and cancels its debt; false if there was nothing to reset',
+        'rl_reset', 'makes a rate limit full again; false if there was nothing to reset',
         'rl_reset_all', 'makes a rate limit full again for every key; returns how many were reset',
         'rl_prune', 'deletes a batch of expired blocks and idle rows; returns how many',
-        'rl_status', 'current state of the rate limits in use, one row per name and key; of one name or key if given',
-        'rl_state', 'state of a rate limit, in the form that rl_calculate accepts; NULL: no state, so the limit is full',
+        'rl_status', 'current state of the rate limits in use, one row per name and key',
+        'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
-        'rl_trigger', 'trigger: takes tokens from the rate limit named by its first argument for the rows written; options key=<column>, count=<column>');
+        'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
     pure CONSTANT jsonb := jsonb_build_object(
-        'rl_token_bucket', 'config of a token bucket: rate tokens per period, refilled continuously up to capacity',
-        'rl_fixed_window', 'config of a fixed window: rate tokens are added at the start of each window, up to capacity',
-        'rl_sliding_window', 'config of a sliding window: about rate tokens in any period',
-        'rl_sliding_log', 'config of a sliding log: exactly rate tokens in any period',
-        'rl_concurrency', 'config of a concurrency limit: slots at a time, each for at most ttl',
-        'rl_unlimited', 'config of no limit: every call is allowed',
-        'rl_calculate', 'evaluates a call on a given state at a given time, without side effects; returns the result and the new state',
-        '_parse', 'rate limiter, internal: reads a config, for whoever may write to rl_config');
+        'rl_token_bucket', 'config of a token bucket',
+        'rl_fixed_window', 'config of a fixed window',
+        'rl_sliding_window', 'config of a sliding window',
+        'rl_sliding_log', 'config of a sliding log',
+        'rl_concurrency', 'config of a concurrency limit',
+        'rl_unlimited', 'config of no limit',
+        'rl_calculate', 'evaluates a call on a state at a time; returns the result and the new state',
+        '_parse', 'rate limiter, internal: reads a config');
     f record;
     roles text;
 BEGIN
@@ -55,9 +55,9 @@ BEGIN
         END IF;
         IF f.name = 'rl_trigger' THEN
             -- What the text of a key can depend on.
-            EXECUTE format('ALTER FUNCTION %s SET datestyle = ''ISO, MDY'' SET intervalstyle = postgres SET timezone = ''GMT'' '
-                'SET bytea_output = hex SET extra_float_digits = 1 SET lc_monetary = ''C'' SET quote_all_identifiers = off',
-                f.signature);
+            EXECUTE format('ALTER FUNCTION %s SET datestyle = ''ISO, MDY'' SET intervalstyle = postgres '
+                'SET timezone = ''GMT'' SET bytea_output = hex SET extra_float_digits = 1 SET lc_monetary = ''C'' '
+                'SET quote_all_identifiers = off', f.signature);
         END IF;
     END LOOP;
     PERFORM set_config('search_path', path, true);
