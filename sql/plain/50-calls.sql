@@ -47,7 +47,7 @@ BEGIN
             PERFORM ratelimit._wrong_kind(function, kind);
         END IF;
         RETURN;
-    ELSIF kind = 5 AND function LIKE 'rl\_%limit%' OR kind < 5 AND function = 'rl_acquire' THEN
+    ELSIF kind = 5 AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all') OR kind < 5 AND function = 'rl_acquire' THEN
         PERFORM ratelimit._wrong_kind(function, kind);
     END IF;
     PERFORM ratelimit._check_count(kind, count);

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION ratelimit._whole(number double precision) RETURNS tex
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._seconds(us numeric) RETURNS text IMMUTABLE LANGUAGE sql AS $$
-    SELECT least(greatest(ceil(us / 1000000), 0), 999999999999999)::text
+    SELECT CASE WHEN us IS NOT NULL THEN least(greatest(ceil(us / 1000000), 0), 999999999999999)::text END
 $$;
 
 -- The rate of a limit as whole tokens, and the whole seconds that they are for, which a month and a slot have not.
