@@ -41,7 +41,7 @@ for my $line (@lines) {
         next;
     }
     $indent = $own if !$continues;
-    push @joined, " " x ($own > $indent + 2 ? $indent + 2 : $own) . $text;
+    push @joined, " " x ($own > $indent + 1 ? $indent + 1 : $own) . $text;
 }
 
 my @out;

@@ -69,7 +69,7 @@ BEGIN
             kind smallint, rate double precision, period bigint, capacity double precision, tolerance double precision,
             max_reserved double precision, enforce boolean, keyed boolean, overage boolean, start bigint,
             first_request boolean, zone text, months boolean, every int, first_date date,
-            usual boolean -- a token bucket or a fixed window without options
+            usual boolean, fresh_prior double precision -- of a token bucket or a fixed window without options
         );
         COMMENT ON TYPE ratelimit._limit IS 'rate limiter, internal';
     END IF;

@@ -44,7 +44,8 @@ $$;
 -- Writes a float as the extension does, below 1e16 in digits.
 CREATE OR REPLACE FUNCTION ratelimit._digits(number double precision) RETURNS text IMMUTABLE LANGUAGE sql
 SET extra_float_digits = 1 AS $$
-    SELECT CASE WHEN abs(number) >= 1e15 AND abs(number) < 1e16 THEN number::bigint::text ELSE regexp_replace(number::text, 'e([-+])0', 'e\1') END
+    SELECT CASE WHEN abs(number) >= 1e15 AND abs(number) < 1e16 THEN number::bigint::text
+                ELSE regexp_replace(number::text, 'e([-+])0', 'e\1') END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE LANGUAGE sql AS $$

@@ -185,9 +185,12 @@ BEGIN
     l.enforce := true; l.keyed := false; l.overage := false; l.first_request := false;
     IF is_calendar THEN l.first_date := ratelimit._first_date(config -> 'start'); END IF;
     FOREACH field IN ARRAY fields || '{"",store,save,applyUpdates,enforce,keyed}'::text[] LOOP
-        IF field = '' THEN PERFORM ratelimit._check_window(l, config, example); CONTINUE; END IF;
+        IF field = '' AND l.overage AND config ? 'maxReserved' THEN
+            PERFORM ratelimit._bad_config('"maxReserved" is ' || (config ->> 'maxReserved'),
+                'none if "overage" is true: no call has to wait', example);
+        END IF;
         given := config -> field;
-        CONTINUE WHEN given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
+        CONTINUE WHEN field = '' OR given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
         number := CASE WHEN jsonb_typeof(given) = 'number' THEN given::numeric END;
         CASE field
             WHEN 'rate' THEN
@@ -227,7 +230,9 @@ BEGIN
     END LOOP;
     PERFORM ratelimit._check_support(config);
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
-    l.usual := l.kind <= 2 AND l.enforce AND l.zone IS NULL AND NOT (l.keyed OR l.overage OR l.first_request);
+    l.usual := l.kind <= 2 AND l.enforce AND l.zone IS NULL AND NOT (l.keyed OR l.overage OR l.first_request)
+        AND l.capacity * l.period < 1e17 * l.rate; -- it is full again within the times of a bigint
+    IF l.kind = 2 THEN l.fresh_prior := -least(l.rate, l.capacity); END IF;
     RETURN l;
 END
 $$;
@@ -265,25 +270,7 @@ IMMUTABLE LANGUAGE sql AS $$
                 ' months and years only in a fixed window with "timezone"' END END
 $$;
 
--- Refuses what has no meaning beside an overage, or beside windows that begin with the first request.
-CREATE OR REPLACE FUNCTION ratelimit._check_window(l ratelimit._limit, config jsonb, example int)
-RETURNS void IMMUTABLE LANGUAGE plpgsql AS $$
-DECLARE
-    shards CONSTANT text := config ->> 'shards';
-BEGIN
-    IF l.overage AND config ? 'maxReserved' THEN
-        PERFORM ratelimit._bad_config('"maxReserved" is ' || (config ->> 'maxReserved'),
-            'none if "overage" is true: no call has to wait', example);
-    ELSIF l.overage AND shards::numeric >= 2 THEN
-        PERFORM ratelimit._bad_config('"shards" is ' || shards, '1 if "overage" is true', example);
-    ELSIF l.first_request AND shards::numeric >= 2 AND NOT config @> '{"overage": true}' THEN
-        PERFORM ratelimit._bad_config('"shards" is ' || shards,
-            '1 if "start" is "first request": a key''s first request reaches only one of the shards', example);
-    END IF;
-END
-$$;
-
--- Refuses fields that don't go together, and what only the extension has.
+-- Refuses what only the extension has.
 CREATE OR REPLACE FUNCTION ratelimit._check_support(config jsonb) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN

@@ -22,7 +22,7 @@ BEGIN
     WHEN 1 THEN s.value := l.capacity;
     WHEN 2 THEN
         s.value := l.capacity;
-        s.prior := -least(l.rate, l.capacity);
+        s.prior := l.fresh_prior;
         IF l.zone IS NOT NULL THEN
             s.ts := coalesce(ratelimit._boundary(l, ratelimit._window(l, now)), now);
         ELSIF NOT l.first_request THEN
@@ -119,7 +119,7 @@ DECLARE
 BEGIN
     IF l.kind = 2 AND s.prior IS NOT NULL THEN
         -- What this config's window brings beyond what the state's did.
-        more := least(l.rate, l.capacity) + s.prior;
+        more := s.prior - l.fresh_prior;
         value := CASE WHEN more >= -greatest(value, 0) THEN value + more ELSE least(value, 0) END;
     END IF;
     IF value >= 0 OR l.overage THEN RETURN value; END IF;
@@ -135,32 +135,47 @@ BEGIN
 END
 $$;
 
+-- The tokens at now of so many at ts, without a calendar.
+CREATE OR REPLACE FUNCTION ratelimit._tokens_at(l ratelimit._limit, value double precision, ts bigint, now bigint)
+RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT least(value + CASE l.kind WHEN 1 THEN ratelimit._since(ts, now)::float8 * l.rate / l.period
+                                     ELSE ratelimit._since(ts, now) / l.period * l.rate END, l.capacity)
+$$;
+
+-- The time that they count from then.
+CREATE OR REPLACE FUNCTION ratelimit._counted_at(l ratelimit._limit, ts bigint, now bigint) RETURNS bigint
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE l.kind WHEN 1 THEN greatest(ts, now) ELSE ts + ratelimit._since(ts, now) / l.period * l.period END
+$$;
+
+-- How long so many tokens take to come in, without a calendar. Of windows half the tolerance is left for what comes
+-- after: that many do suffice.
+CREATE OR REPLACE FUNCTION ratelimit._span(l ratelimit._limit, tokens double precision) RETURNS double precision
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE l.kind WHEN 1 THEN ceil(tokens * l.period / l.rate)
+                       ELSE ceil((tokens - l.tolerance / 2) / l.rate) * l.period END
+$$;
+
 -- The tokens at now, and the time that they count from.
 CREATE OR REPLACE FUNCTION ratelimit._refilled(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
     OUT tokens double precision) STABLE LANGUAGE plpgsql AS $$
 DECLARE
     windows bigint;
 BEGIN
-    IF s.value >= 0 AND (l.kind = 1 OR s.prior = -least(l.rate, l.capacity)) THEN
+    IF s.value >= 0 AND (l.kind = 1 OR s.prior = l.fresh_prior) THEN
         tokens := s.value;
     ELSE
         tokens := ratelimit._stored(l, s);
     END IF;
-    IF l.kind = 1 THEN
-        tokens := least(tokens + ratelimit._since(s.ts, now)::float8 * l.rate / l.period, l.capacity);
-        ts := greatest(s.ts, now);
-        RETURN;
-    ELSIF l.zone IS NULL THEN
-        windows := ratelimit._since(s.ts, now) / l.period;
-        ts := s.ts + windows * l.period;
-    ELSE
+    IF l.zone IS NOT NULL THEN
         SELECT t.windows, t.begun INTO windows, ts FROM ratelimit._turns(l, s.ts, now) t;
+        IF windows > 0 AND l.overage THEN tokens := greatest(tokens, 0); END IF;
+        tokens := least(tokens + windows * l.rate, l.capacity);
+        RETURN;
     END IF;
-    IF windows > 0 THEN
-        tokens := least(CASE WHEN l.overage THEN greatest(tokens, 0) ELSE tokens END + windows * l.rate, l.capacity);
-    ELSE
-        tokens := least(tokens, l.capacity);
-    END IF;
+    ts := ratelimit._counted_at(l, s.ts, now);
+    IF l.overage AND ts > s.ts THEN tokens := greatest(tokens, 0); END IF;
+    tokens := ratelimit._tokens_at(l, tokens, s.ts, now);
 END
 $$;
 
@@ -171,9 +186,8 @@ BEGIN
     IF l.kind = 1 THEN
         IF tokens <= 0 THEN RETURN ts; END IF;
         IF tokens * l.period >= 4.611686018427388e18 * l.rate THEN RETURN NULL; END IF;
-        RETURN ratelimit._plus(ts, ceil(tokens * l.period / l.rate)::bigint);
+        RETURN ratelimit._plus(ts, ratelimit._span(l, tokens)::bigint);
     END IF;
-    -- Half the tolerance is left for what comes after: that many windows do suffice.
     IF tokens >= 1e18 * l.rate THEN RETURN NULL; END IF;
     RETURN ratelimit._after(l, ts, greatest(ceil((tokens - l.tolerance / 2) / l.rate), 0));
 END
@@ -294,15 +308,8 @@ BEGIN
         IF wait <= 0 THEN wait := NULL; END IF;
         IF ratelimit._awaits(l, r.tokens) THEN r.ts := greatest(r.ts, now); END IF;
     END IF;
-    IF l.kind = 2 THEN
-        prior := ratelimit._brought(l, s, r.ts, value);
-        IF l.usual AND r.ts < now + l.period THEN reset := r.ts + l.period;
-        ELSE reset := ratelimit._reset_at(l, r.ts, value, now); END IF;
-    ELSIF (l.capacity - value) * l.period < 1e18 * l.rate AND l.capacity - value > l.tolerance THEN
-        reset := r.ts + ceil((l.capacity - value) * l.period / l.rate)::bigint;
-    ELSE
-        reset := ratelimit._reset_at(l, r.ts, value, now);
-    END IF;
+    reset := ratelimit._reset_at(l, r.ts, value, now);
+    IF l.kind = 2 THEN prior := ratelimit._brought(l, s, r.ts, value); END IF;
     RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
                l.enforce, NULL, NULL, value, r.ts, prior, NULL)::ratelimit._decision;
 END
@@ -313,10 +320,8 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._brought(l ratelimit._limit, s ratelimit._state, ts bigint,
     value double precision) RETURNS double precision IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
-    IF value <= 0 AND ts = s.ts THEN
-        RETURN -greatest(least(l.rate, l.capacity), -s.prior - greatest(s.value, 0));
-    END IF;
-    RETURN -least(l.rate, l.capacity);
+    IF value <= 0 AND ts = s.ts THEN RETURN -greatest(-l.fresh_prior, -s.prior - greatest(s.value, 0)); END IF;
+    RETURN l.fresh_prior;
 END
 $$;
 
@@ -582,7 +587,7 @@ BEGIN
     WHEN 2 THEN
         r := ratelimit._refilled(l, s, now);
         -- Full, and no more used of its window than that brings.
-        IF r.tokens < l.capacity OR r.ts = s.ts AND -s.prior - greatest(s.value, 0) > least(l.rate, l.capacity) THEN
+        IF r.tokens < l.capacity OR r.ts = s.ts AND -s.prior - greatest(s.value, 0) > -l.fresh_prior THEN
             RETURN false;
         END IF;
         fresh := ratelimit._state_of(l, name, key, now, NULL, NULL, NULL, NULL);

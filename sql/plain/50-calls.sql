@@ -47,7 +47,8 @@ BEGIN
             PERFORM ratelimit._wrong_kind(function, kind);
         END IF;
         RETURN;
-    ELSIF kind = 5 AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all') OR kind < 5 AND function = 'rl_acquire' THEN
+    ELSIF kind = 5 AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all')
+        OR kind < 5 AND function = 'rl_acquire' THEN
         PERFORM ratelimit._wrong_kind(function, kind);
     END IF;
     PERFORM ratelimit._check_count(kind, count);
@@ -78,6 +79,18 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._random_id() RETURNS bigint LANGUAGE sql AS $$
     SELECT greatest(('x' || substr(u, 1, 12) || substr(u, 32, 1))::bit(52)::bigint, 1)
     FROM (SELECT replace(gen_random_uuid()::text, '-', '')) AS drawn(u)
+$$;
+
+-- What is defined and stored of a key, and until when it is blocked; one row, which is planned with the caller's
+-- statement.
+CREATE OR REPLACE FUNCTION ratelimit._found(name text, key text) RETURNS TABLE (defined ratelimit._limit,
+    until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[])
+STABLE LANGUAGE sql AS $$
+    SELECT coalesce((SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
+                    (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = '')),
+           b.until, r.ctid, r.value, r.ts, r.prior, r.log
+    FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
+    LEFT JOIN ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
 $$;
 
 -- What a call would be answered on a state, whether the key is blocked or not. After a block a dry run lets a take
@@ -119,8 +132,16 @@ DECLARE
     s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log);
 BEGIN
     IF function = 'rl_credit' THEN RETURN ratelimit._credit(l, s, now, count, taken_at); END IF;
-    IF l.kind <= 2 AND s.ts <= now THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve); END IF;
     RETURN ratelimit._decide(l, s, now, count, reserve, id);
+END
+$$;
+
+-- Lets a dry run pass.
+CREATE OR REPLACE FUNCTION ratelimit._let_pass(d ratelimit._decision) RETURNS ratelimit._decision IMMUTABLE
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
+    RETURN d;
 END
 $$;
 
@@ -137,35 +158,17 @@ DECLARE
     tries int;
 BEGIN
     LOOP
-        SELECT coalesce((SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = $3),
-                        (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = '')) AS defined,
-               b.until, r.ctid AS place, r.value, r.ts, r.prior, r.log, ratelimit._micros(r.ts) AS us,
-               ratelimit._now() AS now INTO seen
-        FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $2 AND b.key = $3
-        LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
-        l := seen.defined;
-        -- The usual case in few expressions: what else there may be is looked at in the general one.
-        IF l.usual AND count >= 0 AND count <= 1e15 AND config IS NULL AND seen.until IS NULL AND seen.us <= seen.now
-            AND seen.value >= 0 AND seen.value < 'Infinity' AND seen.log IS NULL
-            AND (seen.prior IS NULL OR seen.prior < 0 AND seen.prior > '-Infinity')
-            AND function = 'rl_limit' AND current_setting('transaction_read_only') = 'off' THEN
-            d := ratelimit._take_tokens(l, ROW(seen.value, seen.us, seen.prior, NULL)::ratelimit._state, seen.now,
-                                        count, reserve);
-        ELSE
-            l := ratelimit._usable(function, name, key, l, config, count);
-            IF seen.until IS NOT NULL AND function <> 'rl_credit' THEN
-                d := ratelimit._look(l, ratelimit._state_of(l, name, key, seen.now, seen.value, seen.ts, seen.prior,
-                                     seen.log), seen.now, seen.until, count, reserve, true);
-                IF d.blocked THEN RETURN d; END IF;
-            END IF;
-            IF l.kind <> 6 THEN PERFORM ratelimit._writable(function); END IF;
-            d := ratelimit._decided(function, l, name, key, seen.now, count, reserve, taken_at, id,
-                                    seen.value, seen.ts, seen.prior, seen.log);
+        SELECT f.*, ratelimit._now() AS now INTO seen FROM ratelimit._found($2, $3) f;
+        l := ratelimit._usable(function, name, key, seen.defined, config, count);
+        IF seen.until IS NOT NULL AND function <> 'rl_credit' THEN
+            d := ratelimit._look(l, ratelimit._state_of(l, name, key, seen.now, seen.value, seen.ts, seen.prior,
+                                 seen.log), seen.now, seen.until, count, reserve, true);
+            IF d.blocked THEN RETURN d; END IF;
         END IF;
-        IF NOT d.changed THEN
-            IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
-            RETURN d;
-        END IF;
+        IF l.kind <> 6 THEN PERFORM ratelimit._writable(function); END IF;
+        d := ratelimit._decided(function, l, name, key, seen.now, count, reserve, taken_at, id,
+                                seen.value, seen.ts, seen.prior, seen.log);
+        IF NOT d.changed THEN RETURN ratelimit._let_pass(d); END IF;
 
         IF seen.place IS NULL THEN
             INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log)
@@ -182,10 +185,7 @@ BEGIN
             IF held.place <> seen.place OR held.now - seen.now >= 1000 THEN
                 d := ratelimit._decided(function, l, name, key, held.now, count, reserve, taken_at, id,
                                         held.value, held.ts, held.prior, held.log);
-                IF NOT d.changed THEN
-                    IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
-                    RETURN d;
-                END IF;
+                IF NOT d.changed THEN RETURN ratelimit._let_pass(d); END IF;
             END IF;
             UPDATE ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
                 log = d.log WHERE r.name = $2 AND r.key = $3;
@@ -205,9 +205,6 @@ DECLARE
     at bigint;
     retry_at timestamptz;
 BEGIN
-    IF d.wait IS NULL THEN
-        RETURN ROW(d.ok, NULL, NULL, d.remaining, d.capacity, ratelimit._rounded_up(d.reset_at))::ratelimit.rl_result;
-    END IF;
     at := ratelimit._plus(d.at, d.wait);
     retry_at := ratelimit._rounded_up(at);
     RETURN ROW(d.ok, CASE WHEN retry_at IS NOT NULL THEN ratelimit._ceil(d.wait, 1000)::float8 / 1e6 END, retry_at,
@@ -215,13 +212,55 @@ BEGIN
 END
 $$;
 
+-- The usual case is done here, in as few expressions as possible: a key with a row, of a token bucket or a fixed
+-- window without options. All else goes to _change, which gives the same answers.
 CREATE OR REPLACE FUNCTION ratelimit.rl_limit(name text, key text DEFAULT '', count double precision DEFAULT 1,
     reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
 RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 DECLARE
+    seen record;
+    held record;
+    l ratelimit._limit;
+    tokens double precision;
+    at bigint;
+    wait double precision;
     d ratelimit._decision;
 BEGIN
-    IF reserve IS NULL OR throws IS NULL THEN PERFORM ratelimit._check(name, key, count, reserve, throws); END IF;
+    SELECT f.defined, f.until, f.place, f.value, f.prior, f.log, ratelimit._micros(f.ts) AS ts, ratelimit._now() AS now
+    INTO seen FROM ratelimit._found($1, $2) f;
+    l := seen.defined;
+    IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
+        AND seen.until IS NULL AND seen.log IS NULL AND seen.prior IS NOT DISTINCT FROM l.fresh_prior
+        AND seen.value >= 0 AND seen.value < 'Infinity' AND seen.ts <= seen.now AND seen.ts >= 0
+        AND current_setting('transaction_read_only') = 'off' THEN
+        tokens := ratelimit._tokens_at(l, seen.value, seen.ts, seen.now);
+        at := ratelimit._counted_at(l, seen.ts, seen.now);
+        IF count - tokens > l.tolerance THEN
+            wait := ratelimit._span(l, count - tokens) - CASE l.kind WHEN 1 THEN 0 ELSE seen.now - at END;
+            -- Confirmed: it passes then.
+            IF wait < 1e15 AND count - ratelimit._tokens_at(l, seen.value, seen.ts, seen.now + wait::bigint)
+                <= l.tolerance THEN
+                at := at + CASE l.kind WHEN 1 THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
+                RETURN ROW(false, ceil(wait / 1e3) / 1e3, ratelimit._rounded_up(seen.now + wait::bigint),
+                    ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity, ratelimit._rounded_up(at))
+                    ::ratelimit.rl_result;
+            END IF;
+        ELSIF tokens - count < tokens AND l.capacity - tokens + count > l.tolerance THEN
+            SELECT r.ctid AS place, ratelimit._now() AS now INTO held
+            FROM ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+            -- Nobody has changed it since, and it was not waited for.
+            IF held.place = seen.place AND held.now - seen.now < 1000 THEN
+                tokens := tokens - count;
+                UPDATE ratelimit.rateLimits r SET value = tokens, ts = ratelimit._nearest(at)
+                WHERE r.name = $1 AND r.key = $2;
+                IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+                at := at + CASE l.kind WHEN 1 THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
+                RETURN ROW(true, NULL, NULL, ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity,
+                    ratelimit._rounded_up(at))::ratelimit.rl_result;
+            END IF;
+        END IF;
+    END IF;
+    PERFORM ratelimit._check(name, key, count, reserve, throws);
     d := ratelimit._change('rl_limit', name, key, count, reserve, config);
     IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
@@ -235,11 +274,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
 BEGIN
-    SELECT coalesce((SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = $3),
-                    (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $2 AND c.key = '')) AS defined,
-           b.until, r.value, r.ts, r.prior, r.log INTO seen
-    FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $2 AND b.key = $3
-    LEFT JOIN ratelimit.rateLimits r ON r.name = $2 AND r.key = $3;
+    SELECT f.* INTO seen FROM ratelimit._found($2, $3) f;
     l := ratelimit._resolve(function, name, key, seen.defined, config);
     now := ratelimit._now();
     until := seen.until;

@@ -57,10 +57,6 @@ BEGIN
                 CASE field WHEN 'key' THEN ratelimit._type_of(given) ELSE ratelimit._short(given::text) END,
                 CASE field WHEN 'count' THEN 'a number from 0 to 1e15' WHEN 'reserve' THEN 'true or false'
                            ELSE 'a string' END);
-        ELSIF field = 'name' AND octet_length(given #>> '{}') > 1200 THEN
-            PERFORM ratelimit._invalid(field, 'too long', '1 to 200 bytes');
-        ELSIF field = 'key' AND octet_length(given #>> '{}') > 6144 THEN
-            PERFORM ratelimit._invalid(field, 'too long', 'at most 1024 bytes; pass a hash of a longer key');
         END IF;
     END LOOP;
     IF octet_length((request -> 'config')::text) > 10000 THEN
@@ -406,18 +402,14 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
-    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
-LANGUAGE plpgsql ROWS 10 AS $$
+RETURNS SETOF ratelimit._outcome LANGUAGE plpgsql ROWS 10 AS $$
 BEGIN
     RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_limit_all', requests, throws)) o;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_check_all(requests jsonb, throws boolean DEFAULT false)
-RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
-    retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz)
-LANGUAGE plpgsql ROWS 10 AS $$
+RETURNS SETOF ratelimit._outcome LANGUAGE plpgsql ROWS 10 AS $$
 BEGIN
     RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_check_all', requests, throws)) o;
 END

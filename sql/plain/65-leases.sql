@@ -59,7 +59,6 @@ DECLARE
     l ratelimit._limit;
     id timestamptz;
     now bigint;
-    place tid;
     held record;
     kept timestamptz[];
     ends timestamptz;
@@ -75,7 +74,7 @@ BEGIN
     PERFORM ratelimit._writable(function);
     id := ratelimit._nearest(parts[3]::bigint);
     -- A plain read first: what is not there needs no lock.
-    SELECT r.ctid INTO place FROM ratelimit.rateLimits r WHERE r.name = lease_name AND r.key = lease_key
+    PERFORM FROM ratelimit.rateLimits r WHERE r.name = lease_name AND r.key = lease_key
         AND r.prior IS NOT NULL AND id = ANY (r.log) AND r.value <> 'Infinity';
     IF NOT FOUND THEN RETURN NULL; END IF;
     SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r

@@ -58,14 +58,10 @@ CREATE OR REPLACE FUNCTION ratelimit._take_row(name text, key text, count double
 DECLARE
     d ratelimit._decision;
 BEGIN
-    FOR i IN 1..2 LOOP
-        IF (CASE i WHEN 1 THEN key IS NULL ELSE count IS NULL END) THEN
-            PERFORM ratelimit._raise('22004', format('%s column "%s" of table "%s" must not be NULL',
-                CASE i WHEN 1 THEN 'key' ELSE 'count' END, columns[i], relation), NULL, CASE i WHEN 1 THEN
-                'A missing user id must not take from the limit that everybody shares. To use that limit, omit the key.'
-                END);
-        END IF;
-    END LOOP;
+    IF key IS NULL THEN PERFORM ratelimit._null(format('key column "%s" of table "%s"', columns[1], relation)); END IF;
+    IF count IS NULL THEN
+        PERFORM ratelimit._null(format('count column "%s" of table "%s"', columns[2], relation));
+    END IF;
     PERFORM ratelimit._check(name, key), ratelimit._check_count(1, count);
     d := ratelimit._change('rl_limit', name, key, count, false, NULL);
     IF NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;

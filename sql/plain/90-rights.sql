@@ -24,15 +24,8 @@ DECLARE
         'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
-    pure CONSTANT jsonb := jsonb_build_object(
-        'rl_token_bucket', 'config of a token bucket',
-        'rl_fixed_window', 'config of a fixed window',
-        'rl_sliding_window', 'config of a sliding window',
-        'rl_sliding_log', 'config of a sliding log',
-        'rl_concurrency', 'config of a concurrency limit',
-        'rl_unlimited', 'config of no limit',
-        'rl_calculate', 'evaluates a call on a state at a time; returns the result and the new state',
-        '_parse', 'rate limiter, internal: reads a config');
+    pure CONSTANT jsonb := '["rl_token_bucket", "rl_fixed_window", "rl_sliding_window", "rl_sliding_log", "rl_concurrency",
+        "rl_unlimited", "rl_calculate", "_parse"]';
     f record;
     roles text;
 BEGIN
@@ -45,8 +38,10 @@ BEGIN
             WHERE p.oid = f.oid AND a.grantee <> p.proowner;
             IF roles IS NOT NULL THEN EXECUTE format('REVOKE ALL ON FUNCTION %s FROM %s CASCADE', f.signature, roles); END IF;
             IF pure ? f.name THEN EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', f.signature); END IF;
-            EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.signature, coalesce(entry ->> f.name, pure ->> f.name,
-                CASE WHEN f.name ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
+            EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.signature, coalesce(entry ->> f.name,
+                CASE WHEN f.name = 'rl_calculate' THEN 'evaluates a call on a state at a time, without side effects'
+                     WHEN pure ? f.name THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
+                     WHEN f.name ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
         END IF;
         IF entry ? f.name OR pure ? f.name THEN
             -- Rows are found by their keys, also while statistics say that the tables are small.
