@@ -59,6 +59,9 @@ package=${RATELIMIT_PACKAGE:-$repo/target/pg$PG/$BUILD} # what scripts/build lea
 results=$repo/target/results
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
+# Where scripts/setup plain leaves a PostgreSQL 14 or 17 that has no extension.
+without() { echo "$repo/target/without/$1"; }
+
 # one_at_a_time NAME: waits until no other script has this lock, and holds it until $lock is closed.
 one_at_a_time() {
     mkdir -p "$repo/target"

@@ -14,6 +14,9 @@ pub struct Database {
 }
 
 impl Database {
+    /// Where limits may be.
+    pub const STORES: [&str; 2] = ["table", "memory"];
+
     pub fn new(name: &'static str) -> Database {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut database = Database::beside(name);
@@ -38,6 +41,13 @@ impl Database {
 
     pub fn connect(&self) -> Client {
         connect(self.name)
+    }
+
+    /// Whether a call above READ COMMITTED may fail to be serialized: of the SQL store, never of the heap store.
+    pub fn may_conflict(client: &mut Client) -> bool {
+        client.batch_execute("LOAD 'ratelimit'").unwrap();
+        let access: String = client.query_one("SHOW ratelimit.access", &[]).unwrap().get(0);
+        access == "sql"
     }
 }
 

@@ -116,13 +116,11 @@ fn hold_at_once(database: &Database, name: &str) -> (i64, u64) {
 fn no_more_than_the_slots_are_held_at_once() {
     let database = Database::new("leases");
     let mut client = database.connect();
-    client
-        .batch_execute(&format!(
-            r#"SELECT rl_define('table', rl_concurrency({SLOTS}, '1 hour')),
-                      rl_define('memory', rl_concurrency({SLOTS}, '1 hour') || '{{"store": "memory"}}')"#
-        ))
-        .unwrap();
-    for name in ["table", "memory"] {
+    for name in Database::STORES {
+        let define = format!(
+            r#"SELECT rl_define('{name}', rl_concurrency({SLOTS}, '1 hour') || '{{"store": "{name}"}}')"#
+        );
+        client.batch_execute(&define).unwrap();
         let (most, leases) = hold_at_once(&database, name);
         println!("{name}: {leases} leases, {most} slots at once");
         assert!(most <= SLOTS && leases > 100, "{name}: {leases} leases, {most} slots at once");
@@ -136,9 +134,10 @@ fn no_more_than_the_slots_are_held_at_once() {
 #[ignore = "needs a server: make test"]
 fn as_many_leases_are_given_as_there_are_slots() {
     let database = Database::new("leases_once");
-    for config in ["'{}'", r#"'{"store": "memory"}'"#] {
-        let define =
-            format!("SELECT rl_define('job', rl_concurrency({SLOTS}, '1 hour') || {config})");
+    for store in Database::STORES {
+        let define = format!(
+            r#"SELECT rl_define('job', rl_concurrency({SLOTS}, '1 hour') || '{{"store": "{store}"}}')"#
+        );
         database.connect().batch_execute(&define).unwrap();
         let ready = Barrier::new(SESSIONS);
         let given: usize = thread::scope(|scope| {
@@ -155,7 +154,7 @@ fn as_many_leases_are_given_as_there_are_slots() {
                 .collect();
             sessions.into_iter().map(|session| session.join().unwrap()).sum()
         });
-        assert_eq!(given as i64, SLOTS, "{config}");
+        assert_eq!(given as i64, SLOTS, "{store}");
     }
 }
 
@@ -168,7 +167,7 @@ fn a_slot_of_a_session_that_died_is_free_after_its_ttl() {
         client.batch_execute(&format!("SET ratelimit.clock = '2027-01-01 {time}+00'")).unwrap();
     };
     let mut client = database.connect();
-    for store in ["table", "memory"] {
+    for store in Database::STORES {
         let define = format!(
             r#"SELECT rl_define('{store}', rl_concurrency(1, '1 minute') || '{{"store": "{store}"}}')"#
         );

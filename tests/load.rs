@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 pub use history::FOLDER;
 use history::{LIMITER, Notebook, Take as Taking};
+use postgres::Client;
 use postgres::error::SqlState;
-use postgres::{Client, SimpleQueryMessage};
 use ratelimit_judge::{Recording, Storage};
 use rules::Rule::{FixedWindow, SlidingLog, SlidingWindow, TokenBucket};
 use rules::{Random, Rule, SECOND, Take, quick, slow};
@@ -180,15 +180,9 @@ impl<'n> Session<'n> {
     }
 }
 
-/// Whether calls at this isolation level may meet a serialization failure: those of the SQL store,
-/// above READ COMMITTED. Those of the heap store never do.
+/// Whether calls at this isolation level may meet a serialization failure: those through SQL, above READ COMMITTED.
 fn may_conflict(client: &mut Client, level: &str) -> bool {
-    let access = "LOAD 'ratelimit'; SHOW ratelimit.access";
-    let messages = client.simple_query(access).unwrap();
-    let sql = messages.iter().any(
-        |message| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some("sql")),
-    );
-    sql && level != LEVELS[0]
+    level != LEVELS[0] && Database::may_conflict(client)
 }
 
 fn is_conflict(error: &postgres::Error) -> bool {

@@ -1,0 +1,100 @@
+//! A database of a test's own with the SQL file in it, loaded by the role that owns it and is no superuser. In place of
+//! tests/database.rs, so that the extension's own tests run on the file.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use postgres::{Client, Config, NoTls};
+
+/// The tests share the server's connections, so they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Owns the databases and what is in them.
+pub const OWNER: &str = "plain_owner";
+
+/// A fresh database with the file in it; dropped when this is.
+pub struct Database {
+    name: &'static str,
+    _turn: Option<MutexGuard<'static, ()>>,
+}
+
+impl Database {
+    /// Where limits may be.
+    pub const STORES: [&str; 1] = ["table"];
+
+    pub fn new(name: &'static str) -> Database {
+        let turn = turn();
+        let mut database = Database::beside(name);
+        database._turn = Some(turn);
+        database
+    }
+
+    /// One of several of a test, which takes no turn.
+    pub fn beside(name: &'static str) -> Database {
+        let database = Database::empty(name);
+        database.connect_as(OWNER).batch_execute(&file()).unwrap();
+        database
+    }
+
+    /// Such a one without the file.
+    pub fn empty(name: &'static str) -> Database {
+        let mut server = connect_as("postgres", "postgres");
+        // Of tests that run beside each other, one creates it.
+        let role = format!(
+            "DO $$ BEGIN CREATE ROLE {OWNER} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
+        );
+        let drop = format!("DROP DATABASE IF EXISTS {name} (FORCE)");
+        let create = format!("CREATE DATABASE {name} OWNER {OWNER}");
+        let path = format!("ALTER DATABASE {name} SET search_path = ratelimit, public");
+        for sql in [role, drop, create, path] {
+            server.batch_execute(&sql).unwrap();
+        }
+        Database { name, _turn: None }
+    }
+
+    /// Connects as a superuser, who may set deadlock_timeout.
+    pub fn connect(&self) -> Client {
+        self.connect_as("postgres")
+    }
+
+    pub fn connect_as(&self, role: &str) -> Client {
+        connect_as(self.name, role)
+    }
+
+    /// Whether a call above READ COMMITTED may fail to be serialized.
+    pub fn may_conflict(_: &mut Client) -> bool {
+        true
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let drop = format!("DROP DATABASE {} (FORCE)", self.name);
+        if let Err(error) = connect_as("postgres", "postgres").batch_execute(&drop) {
+            eprintln!("{drop}: {error}");
+        }
+    }
+}
+
+/// Waits until no other test uses the server.
+pub fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The file as `make plain` left it.
+pub fn file() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/ratelimit.sql");
+    std::fs::read_to_string(path).expect("make plain has built dist/ratelimit.sql")
+}
+
+/// The server's settings for a connection.
+pub fn config(database: &str, role: &str) -> Config {
+    let server = std::env::var("RATELIMIT_TEST_SERVER")
+        .expect("RATELIMIT_TEST_SERVER is not set: run make test ONLY=plain");
+    let mut config: Config = server.parse().expect("RATELIMIT_TEST_SERVER is a connection string");
+    config.dbname(database).user(role);
+    config
+}
+
+fn connect_as(database: &str, role: &str) -> Client {
+    config(database, role).connect(NoTls).expect("the test server answers")
+}

@@ -1,0 +1,15 @@
+-- What every file stands on: dist/ratelimit.sql is loaded already, so only the function that shows an error as text.
+CREATE FUNCTION error_of(statement text, with_hint boolean DEFAULT false) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    detail text;
+    hint text;
+BEGIN
+    EXECUTE statement;
+    RETURN 'no error';
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+    RETURN concat_ws(' / ', sqlstate || ': ' || sqlerrm, nullif(detail, ''),
+                     CASE WHEN with_hint THEN nullif(hint, '') END);
+END
+$$;
