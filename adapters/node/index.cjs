@@ -1,5 +1,6 @@
 'use strict';
 const { createHash } = require('node:crypto');
+const { installSql, install } = require('./sql.cjs');
 
 /** Of one row of rl_limit or rl_check. Times are epoch milliseconds: a pool may read a timestamptz as it likes. */
 const HITS = "ok, capacity - remaining AS hits, date_part('epoch', reset_at) * 1000 AS reset";
@@ -192,4 +193,4 @@ class RateLimitThrottlerStorage {
     }
 }
 
-module.exports = { RateLimitStore, RateLimitThrottlerStorage };
+module.exports = { RateLimitStore, RateLimitThrottlerStorage, installSql, install };

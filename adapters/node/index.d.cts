@@ -49,3 +49,17 @@ export declare class RateLimitThrottlerStorage {
         throttler: string,
     ): Promise<{ totalHits: number; timeToExpire: number; isBlocked: boolean; timeToBlockExpire: number }>;
 }
+
+export interface InstallOptions {
+    /** The schema that is to hold the functions. Default: "ratelimit". */
+    schema?: string;
+}
+
+/** The SQL that installs the functions of the extension, for a database that can't have it: for a migration. */
+export declare function installSql(options?: InstallOptions): string;
+
+/** Runs it: on a Pool or a Client of pg, in its transaction if it is in one, or on a PGlite. */
+export declare function install(
+    database: { query(text: string): Promise<any> } | { exec(text: string): Promise<any> },
+    options?: InstallOptions,
+): Promise<void>;

@@ -12,6 +12,7 @@ import * as forHono from 'hono-rate-limiter';
 import pg from 'pg';
 
 import { RateLimitStore } from 'ratelimit-store';
+import { STORES } from './edition.js';
 
 const pool = new pg.Pool();
 after(() => pool.end());
@@ -80,7 +81,7 @@ const JUDGES = [(status) => status < 400, (status) => status !== 401];
 const SKIPS = [[], ['skipFailedRequests'], ['skipSuccessfulRequests'], ['skipFailedRequests', 'skipSuccessfulRequests']];
 
 for (const [name, framework] of Object.entries(FRAMEWORKS)) {
-    for (const kept of ['table', 'memory']) {
+    for (const kept of STORES) {
         for (const skips of SKIPS) {
             test(`as with MemoryStore: ${name}, in the ${kept}, ${skips.join(', ') || 'all count'}`, async () => {
                 for (const judge of JUDGES) {

@@ -9,6 +9,8 @@ import { fileURLToPath } from 'node:url';
 import { test } from 'node:test';
 import { promisify } from 'node:util';
 
+import { onFile } from './edition.js';
+
 const source = fileURLToPath(new URL('..', import.meta.url));
 const run = async (program, args, options) => (await promisify(execFile)(program, args, options)).stdout;
 /** Runs SQL as the database's owner. */
@@ -28,18 +30,18 @@ test('the package of npm pack is installed, and the README is right', async (con
     context.after(() => rm(folder, { recursive: true }));
     const [packed] = JSON.parse(await run('npm', ['pack', '--json', '--pack-destination', folder], { cwd: source }));
     const files = packed.files.map(({ path }) => path).sort();
-    assert.deepEqual(files, ['LICENSE', 'README.md', 'index.cjs', 'index.d.cts', 'index.d.ts', 'index.js', 'package.json']);
+    const code = ['cli.cjs', 'index.cjs', 'index.d.cts', 'index.d.ts', 'index.js', 'package.json', 'ratelimit.sql', 'sql.cjs'];
+    assert.deepEqual(files, ['LICENSE', 'README.md', ...code]);
 
     const readme = await readFile(`${source}/README.md`, 'utf8');
     assert.doesNotMatch(readme, /\]\((?!https:\/\/)/, 'a link that is dead outside of the repository');
-    const block = (language) => new RegExp(`\`\`\`${language}\n(.*?)\n\`\`\``, 's').exec(readme)[1];
+    const blocks = (language) => [...readme.matchAll(new RegExp(`\`\`\`${language}\n(.*?)\n\`\`\``, 'gs'))].map(([, text]) => text);
     await sql('postgres', 'CREATE DATABASE readme');
     context.after(() => sql('postgres', 'DROP DATABASE readme WITH (FORCE)', 'DROP ROLE app'));
-    await sql('readme', block('sql'));
 
     // Of others the versions that all is tested with.
     const { devDependencies: versions } = JSON.parse(await readFile(`${source}/package.json`, 'utf8'));
-    const [npm, install, ...wanted] = block('sh').split(' ');
+    const [[npm, install, ...wanted], [npx, ...command]] = blocks('sh').map((line) => line.split(' '));
     assert.deepEqual([npm, install, wanted[0]], ['npm', 'install', packed.name]);
     const exact = wanted.map((name) => (name === packed.name ? `${folder}/${packed.filename}` : `${name}@${versions[name]}`));
     const cwd = `${folder}/app`;
@@ -47,7 +49,11 @@ test('the package of npm pack is installed, and the README is right', async (con
     await run(npm, [install, '--no-audit', '--no-fund', '--prefer-offline', ...exact], { cwd });
     await run(process.execPath, ['-e', `require('${packed.name}').RateLimitStore.name`], { cwd });
 
-    await writeFile(`${cwd}/app.mjs`, block('js'));
+    const [extension, file] = blocks('sql');
+    if (onFile) await run(npx, ['--no', ...command], { cwd, env: { ...process.env, PGUSER: 'postgres', PGDATABASE: 'readme' } });
+    await sql('readme', onFile ? file : extension);
+
+    await writeFile(`${cwd}/app.mjs`, blocks('js')[0]);
     const port = await freePort();
     const app = spawn(process.execPath, ['app.mjs'], {
         cwd,

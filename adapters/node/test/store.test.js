@@ -14,6 +14,7 @@ import { rateLimiter } from 'hono-rate-limiter';
 import pg from 'pg';
 
 import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+import { onFile, STORES } from './edition.js';
 
 const pool = new pg.Pool({ max: 16, application_name: 'store.test.js' });
 after(() => pool.end());
@@ -26,7 +27,7 @@ const open = (options = {}, middleware = {}) => {
 };
 const hits = async (store, key) => (await store.get(key))?.totalHits;
 
-for (const store of ['table', 'memory']) {
+for (const store of STORES) {
     test(`hits are counted key by key, in the ${store}`, async () => {
         const of = open({ store });
         assert.equal(await of.get('a'), undefined);
@@ -65,7 +66,7 @@ test('stores of one name count together, those of others apart', async () => {
     assert.equal((await apart.increment('k')).totalHits, 1);
 });
 
-for (const store of ['table', 'memory']) {
+for (const store of STORES) {
     test(`a limit that is raised or lowered in a window keeps what was used, in the ${store}`, async () => {
         const name = `raised ${store}`;
         const [first, raised] = [3, 5].map((limit) => open({ store, name }, { limit }));
@@ -94,7 +95,7 @@ test('a window ends', async () => {
 });
 
 test('a window without hits is one until it ends', async () => {
-    for (const store of ['table', 'memory']) {
+    for (const store of STORES) {
         const of = open({ store }, { windowMs: 1000 });
         const { resetTime } = await of.increment('k');
         await of.decrement('k');
@@ -107,7 +108,7 @@ test('a window without hits is one until it ends', async () => {
 });
 
 test('keys that are too long, or that no text can be, are counted, each by itself', async () => {
-    for (const store of ['table', 'memory']) {
+    for (const store of STORES) {
         const of = open({ store });
         const long = ['k'.repeat(1025), 'k'.repeat(100_000), 'é'.repeat(513), 'a\0b', 'a\0c', '\0', '\ud800'];
         for (const key of long) {
@@ -144,10 +145,10 @@ test('a pool may read times as it likes', async (context) => {
 });
 
 test('an extension in a schema of its own is found by the search_path', async (context) => {
-    const elsewhere = new pg.Pool({ database: 'elsewhere', max: 1 });
+    const elsewhere = new pg.Pool({ database: `${process.env.PGDATABASE}_elsewhere`, max: 1 });
     context.after(() => elsewhere.end());
     await assert.rejects(open({ pool: elsewhere }).increment('k'), { code: '42883' });
-    const found = new pg.Pool({ database: 'elsewhere', max: 1, options: '-c search_path=limits' });
+    const found = new pg.Pool({ database: `${process.env.PGDATABASE}_elsewhere`, max: 1, options: '-c search_path=limits' });
     context.after(() => found.end());
     const store = open({ pool: found });
     assert.equal((await store.increment('k')).totalHits, 1);
@@ -165,7 +166,11 @@ test('what is wrong is named', async () => {
     await assert.rejects(open().increment(undefined), { code: '22004' }, 'no key is not the key of everybody');
 });
 
-test('memory counts in a read-only session, and the table says that it cannot', async () => {
+test('memory is refused by the file, which says who has it', { skip: !onFile }, async () => {
+    await assert.rejects(open({ store: 'memory' }).increment('k'), { code: '0A000', message: /extension/ });
+});
+
+test('memory counts in a read-only session, and the table says that it cannot', { skip: onFile }, async () => {
     const client = await pool.connect();
     try {
         await client.query('SET default_transaction_read_only = on');
@@ -197,7 +202,7 @@ const honoApp = (context, options) => {
 };
 
 for (const [name, start] of [['Express', expressApp], ['Hono', honoApp]]) {
-    for (const kept of ['table', 'memory']) {
+    for (const kept of STORES) {
         test(`of 100 requests at once ${name} lets exactly the limit pass, in the ${kept}`, async (context) => {
             const store = new RateLimitStore({ pool, name: `${name} ${kept}`, store: kept });
             const url = await start(context, { store });

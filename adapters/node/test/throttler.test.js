@@ -9,11 +9,12 @@ import { ThrottlerGuard, ThrottlerModule } from '@nestjs/throttler';
 import pg from 'pg';
 
 import { RateLimitThrottlerStorage } from 'ratelimit-store';
+import { STORES } from './edition.js';
 
 const pool = new pg.Pool({ max: 16 });
 after(() => pool.end());
 
-for (const store of ['table', 'memory']) {
+for (const store of STORES) {
     test(`hits are counted, and denials are blocked, in the ${store}`, async () => {
         const storage = new RateLimitThrottlerStorage({ pool, name: `throttler ${store}`, store });
         const increment = (key, throttler = 'default') => storage.increment(key, 60_000, 2, 60_000, throttler);
@@ -30,7 +31,7 @@ for (const store of ['table', 'memory']) {
 }
 
 test('a limit of 0 lets nothing pass', async () => {
-    for (const store of ['table', 'memory']) {
+    for (const store of STORES) {
         const storage = new RateLimitThrottlerStorage({ pool, name: `none ${store}`, store });
         for (const hits of [1, 2, 3]) {
             const answer = await storage.increment('a', 60_000, 0, 60_000, 'default');

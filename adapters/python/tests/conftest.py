@@ -19,8 +19,20 @@ from limits.storage import storage_from_string
 import ratelimit_storage  # noqa: F401  registers the schemes
 
 FIXED, MOVING, SLIDING = "fixed-window", "moving-window", "sliding-window-counter"
-EVERY = [(FIXED, "table"), (FIXED, "memory"), (MOVING, "table"), (SLIDING, "table"), (SLIDING, "memory")]
+# The server has the extension, or the file of SQL, which keeps no limits in memory.
+ON_FILE = os.environ.get("RATELIMIT_EDITION") == "file"
+STORES = ["table"] if ON_FILE else ["table", "memory"]
+EVERY = [(strategy, store) for strategy in (FIXED, MOVING, SLIDING) for store in STORES if (strategy, store) != (MOVING, "memory")]
 every = pytest.mark.parametrize("strategy, store", EVERY)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is for the other edition."""
+    others = [item for item in items for mark in item.iter_markers("edition") if (mark.args[0] == "file") != ON_FILE]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
 SCHEMES = {"sync": "postgresql+ratelimit", "async": "async+postgresql+ratelimit"}
 
 

@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 import pytest
-from conftest import window_with_room
+from conftest import STORES, window_with_room
 from limits.storage.base import TimestampedSlidingWindow
 
 from ratelimit_storage import AsyncRateLimitStorage, RateLimitStorage
@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc):
         if next(iter(storages)).values[0].startswith("async+"):
             uri, storage = f"async+{uri}", AsyncRateLimitStorage
         test, ours = metafunc.definition.name, []
-        for store in ("table", "memory"):
+        for store in STORES:
             if store == "table" or not ("moving" in test or "acquire_entry" in test):
                 args = {"name": uuid4().hex, "store": store, "max_size": 4}
                 values = {"uri": uri, "args": args, "expected_instance": storage, "fixture": None}

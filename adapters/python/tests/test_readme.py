@@ -1,5 +1,6 @@
 """What `python -m build` makes, installed into an empty environment by the README's line; and its example, word by word."""
 
+import os
 import re
 import shlex
 import socket
@@ -8,18 +9,21 @@ import sys
 import tarfile
 import time
 import venv
+import zipfile
 from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
+from conftest import ON_FILE
 
 SOURCE = Path(__file__).parent.parent
+CARRIED = ("ratelimit_storage/py.typed", "ratelimit_storage/ratelimit.sql")
 README = (SOURCE / "README.md").read_text()
 
 
-def block(language):
-    return re.search(f"```{language}\n(.*?)\n```", README, re.S)[1]
+def blocks(language):
+    return re.findall(f"```{language}\n(.*?)\n```", README, re.S)
 
 
 def run(*command, **options):
@@ -28,11 +32,8 @@ def run(*command, **options):
 
 @pytest.fixture
 def database():
-    """The README's, made as its owner."""
     owner = psycopg.connect("user=postgres dbname=postgres", autocommit=True)
     owner.execute("CREATE DATABASE readme")
-    with psycopg.connect("user=postgres dbname=readme", autocommit=True) as connection:
-        connection.execute(block("sql"))
     yield owner
     owner.execute("DROP DATABASE readme WITH (FORCE)")
     owner.execute("DROP ROLE app")
@@ -47,14 +48,26 @@ def package(tmp_path):
     with tarfile.open(sdist) as archive:
         names = [Path(*Path(name).parts[1:]) for name in archive.getnames()]
     mine = [path.relative_to(SOURCE) for path in SOURCE.glob("tests/*.py")]
-    wanted = {*mine, *map(Path, ("LICENSE", "README.md", "requirements.txt", "ratelimit_storage/py.typed"))}
+    wanted = {*mine, *map(Path, ("LICENSE", "README.md", "requirements.txt", "backend.py", *CARRIED))}
     assert wanted <= set(names)
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(CARRIED) <= set(archive.namelist())
     return wheel
+
+
+def prepare_database(programs):
+    """As the README says, as its owner: the extension's way, or the file's."""
+    extension, file = blocks("sql")
+    if ON_FILE:
+        python, *install = shlex.split(blocks("sh")[1])
+        run(programs / python, *install, env={**os.environ, "PGUSER": "postgres", "PGDATABASE": "readme"})
+    with psycopg.connect("user=postgres dbname=readme", autocommit=True) as connection:
+        connection.execute(file if ON_FILE else extension)
 
 
 def test_the_package_is_installed_and_the_readme_is_right(database, package, tmp_path, monkeypatch):
     assert not re.search(r"\]\((?!https://)", README), "a link that is dead outside of the repository"
-    pip, install, ours, *others = shlex.split(block("sh"))
+    pip, install, ours, *others = shlex.split(blocks("sh")[0])
     name, extra = re.fullmatch(r"([\w-]+)(\[\w+\])", ours).groups()
     assert (pip, install, name) == ("pip", "install", "ratelimit-storage")
     venv.create(tmp_path / "venv", with_pip=True)
@@ -63,7 +76,8 @@ def test_the_package_is_installed_and_the_readme_is_right(database, package, tmp
     quiet = ("-q", "--disable-pip-version-check", "-c", SOURCE / "requirements.txt")
     run(programs / pip, install, *quiet, f"{package}{extra}", *others)
 
-    (tmp_path / "app.py").write_text(block("python"))
+    prepare_database(programs)
+    (tmp_path / "app.py").write_text(blocks("python")[0])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("PGUSER", "app")

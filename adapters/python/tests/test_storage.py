@@ -1,13 +1,14 @@
 """The storages against a real server with the extension."""
 
 import asyncio
+import os
 import threading
 import time
 from hashlib import sha256
 
 import psycopg
 import pytest
-from conftest import EVERY, FIXED, MOVING, SLIDING, every, window_with_room
+from conftest import EVERY, FIXED, MOVING, SLIDING, STORES, every, window_with_room
 from limits import RateLimitItem, parse
 from limits.aio.strategies import STRATEGIES as ASYNC_STRATEGIES
 from limits.errors import ConfigurationError, StorageError
@@ -82,7 +83,7 @@ def test_a_moving_window_moves(create, limiter):
     assert limits.hit(item) and not limits.hit(item)
 
 
-@pytest.mark.parametrize("store", ["table", "memory"])
+@pytest.mark.parametrize("store", STORES)
 def test_the_counter_weighs_the_window_before(create, limiter, store):
     storage, item = create(store=store), parse("8 per 2 seconds")
     limits, key = limiter(SLIDING, storage), item.key_for()
@@ -113,7 +114,7 @@ def weight(window, previous, current):
     return previous * window[1] / 2 + current
 
 
-@pytest.mark.parametrize("store", ["table", "memory"])
+@pytest.mark.parametrize("store", STORES)
 def test_a_key_may_have_several_strategies(create, limiter, store):
     window_with_room(MINUTE, 5)
     storage, item = create(store=store), parse("2 per minute")
@@ -128,7 +129,7 @@ def test_a_key_may_have_several_strategies(create, limiter, store):
     assert all(limits.get_window_stats(item).remaining == 2 for limits in every)
 
 
-@pytest.mark.parametrize("store", ["table", "memory"])
+@pytest.mark.parametrize("store", STORES)
 def test_one_name_counts_together_others_apart(create, name, store):
     one, other, apart = create(store=store), create(store=store), create(store=store, name=f"{name} apart")
     key = parse("2 per minute").key_for()
@@ -137,7 +138,7 @@ def test_one_name_counts_together_others_apart(create, name, store):
     assert (other.get(key), apart.get(key)) == (0, 1)
 
 
-@pytest.mark.parametrize("store", ["table", "memory"])
+@pytest.mark.parametrize("store", STORES)
 def test_what_is_denied_takes_nothing_and_answers_more_than_the_limit(create, store):
     storage, key = create(store=store), parse("5 per minute").key_for()
     assert [storage.incr(key, MINUTE, amount) for amount in (6, 4, 2, 10**15, 1, 1)] == [6, 4, 6, 10**15 + 4, 5, 6]
@@ -320,13 +321,21 @@ def test_of_the_arguments_of_a_connection_some_can_be_given(create):
 
 
 def test_an_extension_in_a_schema_of_its_own_is_found_by_the_search_path(create):
+    elsewhere = f"{os.environ['PGDATABASE']}_elsewhere"
     with pytest.raises(psycopg.errors.UndefinedFunction):
-        create("///elsewhere").incr("k", MINUTE)
-    storage = create("///elsewhere?options=-csearch_path%3Dlimits")
+        create(f"///{elsewhere}").incr("k", MINUTE)
+    storage = create(f"///{elsewhere}?options=-csearch_path%3Dlimits")
     for method, arguments in calls(parse("3 per minute")):
         getattr(storage, method)(*arguments)
 
 
+@pytest.mark.edition("file")
+def test_memory_is_refused_by_the_file_which_says_who_has_it(create):
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="extension"):
+        create(store="memory").incr("k", MINUTE)
+
+
+@pytest.mark.edition("extension")
 def test_memory_counts_in_a_read_only_session_and_the_table_says_that_it_cannot(create):
     read_only = "//?options=-cdefault_transaction_read_only%3Don"
     assert create(read_only, store="memory").incr("k", MINUTE) == 1

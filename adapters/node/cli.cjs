@@ -1,0 +1,53 @@
+#!/usr/bin/env node
+'use strict';
+const { parseArgs } = require('node:util');
+const { install, installSql } = require('./sql.cjs');
+
+const USAGE = `Usage: ratelimit-store install [URL] [--schema NAME] [--print]
+
+Installs the functions of the extension ratelimit as SQL, for a database that can't have the extension: into the
+schema "ratelimit", or NAME. Run it as the role that is to own them; run it again to upgrade.
+Connects to URL, such as postgresql://owner@db.example.com/shop, or by PGHOST, PGUSER, PGDATABASE, PGPASSWORD and
+pg's other environment variables. With --print it writes the SQL to standard output instead.
+`;
+const OPTIONS = { schema: { type: 'string' }, print: { type: 'boolean' }, help: { type: 'boolean', short: 'h' } };
+
+/** What the arguments ask for: { url, schema, print }, or undefined where they can't be read. */
+function asked() {
+    try {
+        const { values, positionals } = parseArgs({ options: OPTIONS, allowPositionals: true });
+        if (!values.help && (positionals[0] !== 'install' || positionals.length > 2)) return undefined;
+        return { ...values, url: positionals[1] };
+    } catch {
+        return undefined;
+    }
+}
+
+async function main() {
+    const options = asked();
+    if (!options || options.help) {
+        (options ? process.stdout : process.stderr).write(USAGE);
+        process.exitCode = options ? 0 : 2;
+        return;
+    }
+    const { url, schema = 'ratelimit', print } = options;
+    if (print) {
+        process.stdout.write(installSql({ schema }));
+        return;
+    }
+    const pg = require('pg');
+    const client = new pg.Client(url);
+    await client.connect();
+    try {
+        await install(client, { schema });
+        const { rows } = await client.query('SELECT current_database() AS name');
+        process.stdout.write(`ratelimit is installed in schema "${schema}" of database "${rows[0].name}"\n`);
+    } finally {
+        await client.end();
+    }
+}
+
+main().catch((error) => {
+    process.stderr.write(`error: ${error.message || error.code}\n${error.hint ? `hint: ${error.hint}\n` : ''}`);
+    process.exitCode = 1;
+});

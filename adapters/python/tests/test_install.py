@@ -1,0 +1,127 @@
+"""ratelimit.sql as the package installs it, on databases of their own.
+
+RATELIMIT_LIMITS is the file that the build makes for the schema "limits".
+"""
+
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from ratelimit_storage import install, install_sql
+
+pytestmark = pytest.mark.edition("file")
+CONFIG = '{"kind": "fixed window", "rate": 2, "period": 3600000}'
+
+
+@pytest.fixture(scope="module")
+def database():
+    """Of a role that is no superuser."""
+    name = f"install_{uuid4().hex}"
+    with psycopg.connect("user=postgres dbname=postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN")
+        connection.execute(f"CREATE DATABASE {name} OWNER {name}")
+        yield name
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(f"DROP ROLE {name}")
+
+
+@pytest.fixture
+def connection(database):
+    with psycopg.connect(f"dbname={database} user={database}", autocommit=True) as connection:
+        yield connection
+        for schema in schemas(connection):
+            connection.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def schemas(connection):
+    found = "SELECT nspname FROM pg_namespace WHERE nspname IN ('ratelimit', 'limits', 'others')"
+    return sorted(name for (name,) in connection.execute(found).fetchall())
+
+
+def take(connection, schema):
+    """Takes one of two from a limit of this schema; what is left."""
+    return connection.execute(f"SELECT remaining FROM {schema}.rl_limit('k', config => %s)", [CONFIG]).fetchone()[0]
+
+
+def command(*arguments, **variables):
+    """Runs python -m ratelimit_storage; its code and outputs."""
+    run = [sys.executable, "-m", "ratelimit_storage", *arguments]
+    ended = subprocess.run(run, text=True, capture_output=True, env={**os.environ, **variables})
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_the_text_is_the_file_and_for_another_schema_what_the_build_makes_of_it():
+    file = files("ratelimit_storage").joinpath("ratelimit.sql").read_text("utf-8")
+    assert len(file) > 50_000
+    assert install_sql() == install_sql("ratelimit") == file
+    limits = Path(os.environ["RATELIMIT_LIMITS"]).read_text("utf-8")
+    assert (install_sql(schema="limits") == limits) is True  # without a diff of thousands of lines
+
+
+@pytest.mark.parametrize("schema", ["", "Limits", "a b", 'a"; DROP SCHEMA public; --', "a'", "pg_limits", "1st", "public", "x" * 64, "a\n", r"\g<0>"])
+def test_a_name_that_can_be_no_schema_is_refused(schema):
+    with pytest.raises(ValueError, match="schema is .*; allowed: lower-case letters"):
+        install_sql(schema)
+    with pytest.raises(ValueError, match="schema is"):
+        install(None, schema)
+
+
+def test_a_migration_installs_it_keeps_what_is_there_and_takes_it_back(connection):
+    with connection.transaction(force_rollback=True):
+        install(connection)
+        assert schemas(connection) == ["ratelimit"]
+        assert take(connection, "ratelimit") == 1
+    assert schemas(connection) == []
+
+    install(connection)
+    assert take(connection, "ratelimit") == 1
+    install(connection, "ratelimit")
+    assert take(connection, "ratelimit") == 0  # over itself it keeps its state
+
+    install(connection, schema="others")
+    assert take(connection, "others") == 1
+    connection.execute("DROP SCHEMA ratelimit CASCADE")
+    assert take(connection, "others") == 0  # and needs nothing of the first
+
+
+async def test_an_asynchronous_connection_runs_the_text(connection, database):
+    async with await psycopg.AsyncConnection.connect(f"dbname={database} user={database}") as other:
+        await other.execute(install_sql())
+    assert take(connection, "ratelimit") == 1
+
+
+def test_the_command_installs_by_variables_or_url_and_prints(connection, database):
+    owner = {"PGUSER": database, "PGDATABASE": database}
+    installed = f'ratelimit is installed in schema "ratelimit" of database "{database}"\n'
+    assert command("install", **owner) == (0, installed, "")
+    assert take(connection, "ratelimit") == 1
+    url = f"postgresql://{database}@/{database}?host={os.environ['PGHOST']}&port={os.environ['PGPORT']}"
+    code, _, told = command("install", url, "--schema", "limits", PGHOST="/nowhere")
+    assert (code, told, schemas(connection)) == (0, "", ["limits", "ratelimit"])
+    code, text, _ = command("install", "--print", "--schema=limits", PGHOST="/nowhere")
+    assert (code, text == install_sql("limits")) == (0, True)
+
+
+def test_the_command_says_what_is_wrong(connection, database):
+    for arguments in ([], ["remove"], ["install", "a", "b"], ["install", "--force"], ["install", "--schema"]):
+        code, text, told = command(*arguments)
+        assert (code, text, told[:6]) == (2, "", "usage:"), arguments
+    wrong = "error: schema is 'Limits'; allowed: lower-case letters, digits and _, but not public\n"
+    assert command("install", "--schema", "Limits") == (1, "", wrong)
+    code, text, told = command("install", PGHOST="/nowhere")
+    assert (code, text, told[:7], "/nowhere" in told) == (1, "", "error: ", True)
+
+    # Where somebody else has the schema.
+    with psycopg.connect(f"dbname={database} user=postgres", autocommit=True) as superuser:
+        superuser.execute("CREATE SCHEMA ratelimit")
+        code, text, told = command("install", PGUSER=database, PGDATABASE=database)
+        superuser.execute("DROP SCHEMA ratelimit")
+    assert (code, text) == (1, "")
+    first, second = told.splitlines()
+    assert first.startswith("error: ") and "another role" in first and second.startswith("hint: ")
