@@ -29,7 +29,7 @@ help:
 	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
 	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
 	@echo 'make pictures  draw docs/pictures from what the extension answers; CHECK=yes only compares'
-	@echo 'make docs      build the book of docs/ in target/book, and see that its links lead somewhere'
+	@echo 'make docs      build the book of docs/ in target/book, with the page that runs in the browser, and check links'
 	@echo 'make lint      formatting, clippy, rustdoc, tests without expected output; shell, workflows, spelling, licenses'
 	@echo 'make package   leave packages for PostgreSQL 15 to 18 in dist/ (PG=17 for one); make test-packages'
 	@echo '               installs each of them into a new system or a throw-away server'

@@ -40,6 +40,8 @@ def stage(folder):
             return pages_of[target] + mark + anchor
         if target == "docs/SUMMARY.md":
             return "toc.html"
+        if target == "playground/try/README.md":
+            return "try/index.html"  # the page that it describes, which scripts/docs puts there
         if target.startswith("docs/"):
             return target.removeprefix("docs/") + mark + anchor
         # As text, since mdBook leaves out Markdown that is not a page, and browsers don't show programs.

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "adapters/*/README.md", "playground/README.md"]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "adapters/*/README.md", "playground/README.md", "playground/try/README.md"]
 SQL = ["sql/*.sql", ":!sql/install/"]
 RUST = ["src/*.rs", "crates/*/src/*.rs", ":!*tests*"]
 

@@ -27,10 +27,14 @@ const README_LINES: usize = 160;
 /// Where programs in other languages come from, by the language of a block. The front page links to the first.
 const PROGRAMS: [(&str, &[&str]); 4] = [
     ("python", &["python.py", "with_sqlalchemy.py", "with_asyncpg.py", "citus_pools.py"]),
-    ("js", &["node.mjs", "postgraphile.mjs"]),
+    ("js", &["node.mjs", "postgraphile.mjs", PGLITE, TRY]),
     ("rust", &["rust.rs"]),
     ("bash", &["shell.sh"]),
 ];
+
+/// Programs for PGlite, which are no clients of a server.
+const PGLITE: &str = "../../adapters/node/test/file/pglite.test.js";
+const TRY: &str = "../../playground/try/try.js";
 
 /// A Markdown file of the repository.
 struct Page {

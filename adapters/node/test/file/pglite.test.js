@@ -16,9 +16,17 @@ const db = await PGlite.create();
 await install(db);
 await db.exec('SET search_path = public, ratelimit');
 
+await db.query("SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute'))");
+const take = "SELECT ok, remaining, retry_after FROM rl_limit('sendMessage', $1)";
+const { rows: [answer] } = await db.query(take, ['user-1']);
+
 after(() => db.close());
 const rows = async (sql, values) => (await db.query(sql, values)).rows;
 const first = async (sql, values) => (await rows(sql, values))[0];
+
+test('the first call takes one of ten', () => {
+    assert.deepEqual(answer, { ok: true, remaining: 9, retry_after: null });
+});
 
 test('a bucket of two lets two pass, and denies the third until it has flowed in', async () => {
     await db.exec("SET ratelimit.clock = '2027-01-01 12:00:00+00'");
