@@ -9,6 +9,8 @@ mod in_memory;
 mod layers;
 mod leases;
 mod load;
+#[path = "plain/moves.rs"]
+mod moves;
 mod replication;
 mod rl_calculate;
 mod server_log;

@@ -1,0 +1,121 @@
+-- From the extension to ratelimit.sql, which must be beside this script, in the same schema: limits, overrides,
+-- state, leases, blocks, grants, settings, and what names the functions. As the owner of the extension and the schema:
+--     psql -1 -v ON_ERROR_STOP=1 -f ratelimit-from-extension.sql
+-- The rows of a limit with shards are added up. Limits in memory with "save" come into the table; others that are in
+-- memory begin with all their tokens. Calls of the extension that wait meanwhile end with an error.
+\ir move.sql
+
+CREATE TEMP TABLE rl_kept_config (name text, key text, config jsonb) ON COMMIT DROP;
+CREATE TEMP TABLE rl_kept_block (name text, key text, until timestamptz) ON COMMIT DROP;
+CREATE TEMP TABLE rl_kept_state (
+    name text, key text, value float8, ts timestamptz, prior float8, log timestamptz[]
+) ON COMMIT DROP;
+CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
+
+-- Reads what the extension has. Limits in memory that are saved are saved by their change into the table.
+CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    forgotten text;
+BEGIN
+    EXECUTE format($q$SELECT string_agg(DISTINCT quote_literal(name), ', ') FROM %1$s.rl_config
+                      WHERE config ->> 'store' = 'memory' AND NOT config ? 'save'$q$, home) INTO forgotten;
+    IF forgotten IS NOT NULL THEN
+        RAISE NOTICE 'these limits were in memory without "save", and begin with all their tokens: %', forgotten;
+    END IF;
+    EXECUTE format($q$UPDATE %1$s.rl_config SET config = config - 'store' - 'save' WHERE config ? 'store'$q$, home);
+    EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM %1$s.rl_config$q$, home);
+    EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until FROM %1$s.rl_blocks$q$, home);
+    EXECUTE format($q$
+        INSERT INTO rl_kept_state
+        SELECT name, key, value, ts, prior, log FROM %1$s.ratelimits AS r
+        WHERE shard = 0 AND value <> 'Infinity'
+          AND NOT EXISTS (SELECT FROM %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
+        UNION ALL
+        -- The total, as the extension adds it up; of a limit whose config came with the calls nobody knows it, and less
+        -- rather than more is there.
+        SELECT k.name, k.key, coalesce((s.state ->> 'value')::float8, k.value),
+               coalesce(timestamptz 'epoch' + (s.state ->> 'ts')::float8 * interval '1 millisecond', k.ts),
+               coalesce((s.state ->> 'prior')::float8, k.prior), NULL
+        FROM (SELECT name, key, sum(CASE WHEN value = 'Infinity' THEN 0 ELSE value END) AS value, max(ts) AS ts,
+                     sum(prior) AS prior
+              FROM %1$s.ratelimits WHERE shard > 0 GROUP BY name, key) AS k
+        CROSS JOIN LATERAL (
+            SELECT EXISTS (SELECT FROM %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
+        ) AS known (defined)
+        CROSS JOIN LATERAL (SELECT CASE WHEN known.defined THEN %1$s.rl_state(k.name, k.key) END) AS s (state)
+        WHERE s.state IS NOT NULL OR NOT known.defined
+        $q$, home);
+    INSERT INTO rl_kept_setting
+    SELECT split_part(split_part(item, '=', 1), '.', 2), substr(item, strpos(item, '=') + 1)
+    FROM pg_db_role_setting AS s CROSS JOIN unnest(s.setconfig) AS item
+    WHERE s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()) AND s.setrole = 0
+      AND item LIKE 'ratelimit.error\_style=%%';
+END
+$$;
+
+DO LANGUAGE plpgsql $do$
+DECLARE
+    home text := quote_ident(current_setting('rl_move.home'));
+    aside text := quote_ident(current_setting('rl_move.home') || '_moved');
+    extension pg_extension;
+    owner oid;
+    items text;
+BEGIN
+    SELECT * INTO extension FROM pg_extension WHERE extname = 'ratelimit';
+    IF extension.extname IS NULL THEN
+        RAISE EXCEPTION 'the extension ratelimit is not installed';
+    ELSIF extension.extnamespace <> coalesce(to_regnamespace(home), 0) THEN
+        RAISE EXCEPTION 'the extension is in schema %, and this script for schema %',
+            extension.extnamespace::regnamespace, home
+            USING HINT = 'Make the script for its schema: SCHEMA=… make plain.';
+    ELSIF to_regnamespace(aside) IS NOT NULL THEN
+        RAISE EXCEPTION 'schema % is left from a move to the extension', aside
+            USING HINT = 'Run ratelimit-to-extension.sql once more, which drops it.';
+    ELSIF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
+        EXECUTE format('SELECT string_agg(logicalrelid::text, '', '') FROM pg_dist_partition
+                        WHERE logicalrelid IN (%1$L::regclass, %2$L::regclass)',
+                       home || '.ratelimits', home || '.rl_config') INTO items;
+        IF items IS NOT NULL THEN
+            RAISE EXCEPTION 'the limits are distributed by Citus'
+                USING HINT = format('SELECT %s.rl_undistribute();', home);
+        END IF;
+    END IF;
+    owner := (SELECT relowner FROM pg_class WHERE oid = (home || '.ratelimits')::regclass);
+    PERFORM pg_temp.rl_list_members(extension.oid);
+    PERFORM pg_temp.rl_list_plan();
+    PERFORM pg_temp.rl_refuse();
+    PERFORM pg_temp.rl_lock();
+    PERFORM pg_temp.rl_list_plan();
+    PERFORM pg_temp.rl_refuse();
+    PERFORM pg_temp.rl_list_grants();
+    PERFORM pg_temp.rl_keep(home);
+    PERFORM pg_temp.rl_rewrite(off => true);
+    DROP EXTENSION ratelimit;
+    -- The file belongs to the schema's owner, which the tables' owner becomes.
+    IF owner <> current_user::regrole THEN
+        EXECUTE format('ALTER SCHEMA %s OWNER TO %s', home, owner::regrole);
+        GRANT ALL ON rl_kept_config, rl_kept_block, rl_kept_state, rl_kept_setting, rl_grant, rl_plan TO PUBLIC;
+        PERFORM set_config('role', pg_get_userbyid(owner), true);
+    END IF;
+END
+$do$;
+
+\ir ratelimit.sql
+
+DO LANGUAGE plpgsql $do$
+DECLARE
+    home text := quote_ident(current_setting('rl_move.home'));
+BEGIN
+    SET LOCAL search_path = pg_catalog, pg_temp;
+    EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT * FROM rl_kept_config', home);
+    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT * FROM rl_kept_block', home);
+    EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log) SELECT * FROM rl_kept_state', home);
+    EXECUTE format('INSERT INTO %s.rl_settings (name, value) SELECT * FROM rl_kept_setting', home);
+    PERFORM pg_temp.rl_grant_again();
+    PERFORM pg_temp.rl_rewrite(off => false);
+    PERFORM pg_temp.rl_recompile();
+    RAISE NOTICE 'moved to ratelimit.sql: % definitions, % blocks, % rows of state',
+        (SELECT count(*) FROM rl_kept_config), (SELECT count(*) FROM rl_kept_block),
+        (SELECT count(*) FROM rl_kept_state);
+END
+$do$;
