@@ -12,8 +12,8 @@ CREATE TEMP TABLE rl_kept_state (
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
 
--- Reads what the extension has. Limits in memory that are saved are saved by their change into the table.
-CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
+-- Lets the extension save limits that are in memory, by their change into the table. Their calls wait from here on.
+CREATE FUNCTION pg_temp.rl_leave_memory(home text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     forgotten text;
 BEGIN
@@ -23,6 +23,12 @@ BEGIN
         RAISE NOTICE 'these limits were in memory without "save", and begin with all their tokens: %', forgotten;
     END IF;
     EXECUTE format($q$UPDATE %1$s.rl_config SET config = config - 'store' - 'save' WHERE config ? 'store'$q$, home);
+END
+$$;
+
+-- Reads what the extension has.
+CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM %1$s.rl_config$q$, home);
     EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until FROM %1$s.rl_blocks$q$, home);
     EXECUTE format($q$
@@ -84,7 +90,8 @@ BEGIN
     PERFORM pg_temp.rl_list_members(extension.oid);
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
-    PERFORM pg_temp.rl_lock();
+    PERFORM pg_temp.rl_leave_memory(home);
+    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks}');
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
     PERFORM pg_temp.rl_list_grants();

@@ -231,27 +231,29 @@ CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
       AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,config,until,parsed}')
 $$;
 
--- Locks all that names the limiter, then its tables. What takes too long is given up, and all locks with it, before any
--- session has waited for so long that it looks for a deadlock; then all is tried again.
-CREATE FUNCTION pg_temp.rl_lock() RETURNS void LANGUAGE plpgsql AS $$
+-- Locks all that names the limiter, and its tables in the order in which calls lock them. What takes too long is
+-- given up, and all locks with it, before any session has waited for so long that it looks for a deadlock. Then all is
+-- tried again, in another order: one that the transactions of the application keep, too, if there is one.
+CREATE FUNCTION pg_temp.rl_lock(tables text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     home text := quote_ident(current_setting('rl_move.home'));
     patience text := current_setting('lock_timeout');
     most int := (SELECT setting::int * 0.8 FROM pg_settings WHERE name = 'deadlock_timeout');
-    began timestamptz;
+    locks text[] := (SELECT array_agg(DISTINCT lock) FROM rl_plan WHERE lock IS NOT NULL);
+    own text := (SELECT string_agg(format('LOCK TABLE %s.%I IN ACCESS EXCLUSIVE MODE', home, name), ';')
+                 FROM unnest(tables) AS name);
+    ends timestamptz;
     statement text;
 BEGIN
     FOR attempt IN 1..300 LOOP
         BEGIN
-            began := clock_timestamp();
-            FOR statement IN
-                SELECT lock FROM (SELECT DISTINCT lock, 1 FROM rl_plan WHERE lock IS NOT NULL UNION ALL
-                    SELECT format('LOCK TABLE %s.%I IN ACCESS EXCLUSIVE MODE', home, t), 2
-                    FROM unnest('{ratelimits,rl_config,rl_blocks}'::text[]) t) AS locks (lock, place)
-                ORDER BY place
+            ends := clock_timestamp() + most * interval '1 millisecond';
+            FOREACH statement IN ARRAY regexp_split_to_array(array_to_string(CASE WHEN attempt % 3 = 1 THEN locks || own
+                WHEN attempt % 3 = 2 THEN own || locks
+                ELSE ARRAY(SELECT lock FROM unnest(locks || own) AS lock ORDER BY random()) END, ';'), ';')
             LOOP
-                PERFORM set_config('lock_timeout', greatest(most - extract(epoch FROM clock_timestamp() - began) * 1000, 1)
-                                                   ::int::text, true);
+                PERFORM set_config('lock_timeout', (extract(epoch FROM greatest(ends - clock_timestamp(),
+                    interval '1 millisecond')) * 1000)::int::text, true);
                 EXECUTE statement;
             END LOOP;
             PERFORM set_config('lock_timeout', patience, true);

@@ -35,7 +35,7 @@ BEGIN
     PERFORM pg_temp.rl_list_plan();
     DELETE FROM rl_plan WHERE object LIKE '% of table ' || home || '.rl_config'; -- that column of the extension's
     PERFORM pg_temp.rl_refuse();
-    PERFORM pg_temp.rl_lock(); -- until the calls of the file are over
+    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks}'); -- until the calls of the file are over
     SET LOCAL client_min_messages = warning;
     EXECUTE format('ALTER TABLE %s.rl_config DROP COLUMN IF EXISTS parsed', home);
     FOR kind, names IN
@@ -85,7 +85,7 @@ BEGIN
     PERFORM pg_temp.rl_list_members(NULL, ARRAY[home::regnamespace]);
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
-    PERFORM pg_temp.rl_lock();
+    PERFORM pg_temp.rl_lock('{rl_blocks,rl_config,ratelimits}');
     PERFORM pg_temp.rl_list_members(NULL, ARRAY[home::regnamespace]);
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
