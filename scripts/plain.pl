@@ -13,7 +13,7 @@ while (<STDIN>) {
     s/^( +)/" " x (length($1) \/ 2)/e;
     s/\bdouble precision\b/float8/g;
     s/\bCONSTANT //g;
-    s/(?<!")\bboolean\b/bool/g;
+    s/(?<!["'])\bboolean\b/bool/g;
     s/(?<!extension )(?<!extname = ')\bratelimit\b(?!\.(clock|error_style)\b)/$ENV{schema}/g;
     push @lines, $_;
 }

@@ -44,7 +44,7 @@ BEGIN
     IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.nspname = 'ratelimit'
                AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner) THEN
         RAISE EXCEPTION 'other roles can create objects in schema "ratelimit"'
-            USING HINT = 'REVOKE CREATE ON SCHEMA ratelimit FROM them, or install into another schema.';
+            USING HINT = 'Revoke that, or install into another schema.';
     END IF;
 
     IF to_regclass('ratelimit.rl_version') IS NOT NULL THEN

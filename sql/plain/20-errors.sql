@@ -151,6 +151,14 @@ BEGIN
 END
 $$;
 
+-- For the tables, whose errors would show the row.
+CREATE OR REPLACE FUNCTION ratelimit._valid(name text, key text) RETURNS boolean IMMUTABLE STRICT LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._check(name, key);
+    RETURN true;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION ratelimit._check_count(kind int, count double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -58,7 +58,7 @@ $$;
 
 -- The span from ts to now, 0 where that is later.
 CREATE OR REPLACE FUNCTION ratelimit._since(ts bigint, now bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN ts >= now THEN 0 WHEN ts > -4000000000000000000 THEN now - ts
+    SELECT CASE WHEN ts >= now THEN 0 WHEN ts >= 0 THEN now - ts
                 ELSE least(now::numeric - ts, 9223372036854775807)::bigint END
 $$;
 

@@ -31,9 +31,9 @@ BEGIN
         days := part[3]::numeric * 7 + part[4]::numeric;
         micros := trunc((part[5]::numeric * 3600 + part[6]::numeric * 60 + part[7]::numeric) * 1000000);
         RETURN;
-    ELSIF given ~ '^[0-9]+:[0-9][0-9](:[0-9][0-9]([.][0-9]{1,9})?)?$' THEN
+    ELSIF given ~ '^[0-9]+:[0-9][0-9]:[0-9][0-9]([.][0-9]{1,9})?$' THEN
         SELECT 0, 0, trunc(split_part(given, ':', 1)::numeric * 3600000000 + split_part(given, ':', 2)::numeric * 60000000
-            + coalesce(nullif(split_part(given, ':', 3), '')::numeric, 0) * 1000000) INTO months, days, micros;
+            + split_part(given, ':', 3)::numeric * 1000000) INTO months, days, micros;
         RETURN;
     END IF;
     months := 0; days := 0; micros := 0;
@@ -131,7 +131,7 @@ END
 $$;
 
 -- Refuses fields that a kind doesn't have, and a kind that there isn't.
-CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind int, fields text[]) RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind int, fields text[], example int) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     any_kind CONSTANT text[] := '{rate,period,capacity,maxReserved,shards,start,timezone,overage,slots,ttl}';
@@ -147,7 +147,7 @@ BEGIN
                         ratelimit._a(kind))
             ELSE to_json(ratelimit._short(field)) || ' is not a field' END,
             (SELECT string_agg(format('"%s"', f), ', ' ORDER BY n)
-             FROM unnest('{kind}'::text[] || own || common) WITH ORDINALITY u(f, n)), kind);
+             FROM unnest('{kind}'::text[] || own || common) WITH ORDINALITY u(f, n)), example);
     ELSIF kind IS NULL THEN
         PERFORM ratelimit._bad_config('"kind" is ' || coalesce(ratelimit._short((config -> 'kind')::text), 'missing'),
             '"token bucket", "fixed window", "sliding window", "sliding log", "concurrency" or "unlimited"', NULL);
@@ -156,7 +156,8 @@ END
 $$;
 
 -- Reads and checks a config. In the order of its fields, so that of several errors the same one is told.
-CREATE OR REPLACE FUNCTION ratelimit._parse(config jsonb) RETURNS ratelimit._limit IMMUTABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._parse(config jsonb) RETURNS ratelimit._limit IMMUTABLE STRICT
+LANGUAGE plpgsql AS $$
 DECLARE
     length CONSTANT int := octet_length(config::text);
     is_calendar CONSTANT boolean := config ? 'timezone';
@@ -180,8 +181,8 @@ BEGIN
     fields := string_to_array((ARRAY['rate,period,capacity,maxReserved,shards',
         'rate,period,capacity,maxReserved,shards,start,timezone,overage', 'rate,period', 'rate,period', 'slots,ttl',
         ''])[l.kind], ',');
-    PERFORM ratelimit._check_fields(config, l.kind, fields);
     example := CASE WHEN l.kind = 2 AND is_calendar THEN 7 ELSE l.kind END;
+    PERFORM ratelimit._check_fields(config, l.kind, fields, example);
     l.enforce := true; l.keyed := false; l.overage := false; l.first_request := false;
     IF is_calendar THEN l.first_date := ratelimit._first_date(config -> 'start'); END IF;
     FOREACH field IN ARRAY fields || '{"",store,save,applyUpdates,enforce,keyed}'::text[] LOOP
@@ -195,7 +196,7 @@ BEGIN
         CASE field
             WHEN 'rate' THEN
                 good := CASE l.kind WHEN 4 THEN number BETWEEN 1 AND 10000 AND number = trunc(number)
-                                    ELSE number >= 1e-300 AND number <= 1e15 END;
+                                    ELSE number >= 5e-324 AND number <= 1e15 END;
                 IF good THEN l.rate := number; l.capacity := number; END IF;
             WHEN 'period', 'ttl' THEN
                 IF is_calendar THEN l := ratelimit._dates(l, given); ELSE l.period := ratelimit._period(given); END IF;
@@ -210,7 +211,7 @@ BEGIN
             WHEN 'start' THEN
                 l.first_request := NOT is_calendar AND given = '"first request"';
                 IF NOT is_calendar THEN l.start := ratelimit._start(given); END IF;
-                good := l.first_request OR l.start IS NOT NULL OR ratelimit._first_date(given) IS NOT NULL;
+                good := l.first_request OR l.start IS NOT NULL OR is_calendar AND ratelimit._first_date(given) IS NOT NULL;
             WHEN 'timezone' THEN
                 l.zone := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
                 good := l.zone = ANY (ratelimit._zones());
@@ -218,7 +219,8 @@ BEGIN
                 good := number BETWEEN 1 AND 1000 AND number = trunc(number);
                 IF good THEN l.rate := number; l.capacity := number; END IF;
             WHEN 'store' THEN good := given IN ('"table"', '"memory"');
-            WHEN 'save', 'applyUpdates' THEN good := true; -- refused below where they are for memory
+            WHEN 'save' THEN good := true; -- refused below
+            WHEN 'applyUpdates' THEN good := given IN ('"synchronously"', '"asynchronously"');
             ELSE
                 good := jsonb_typeof(given) = 'boolean';
                 IF good THEN l := ratelimit._with_flag(l, field, given::boolean); END IF;
@@ -263,6 +265,7 @@ IMMUTABLE LANGUAGE sql AS $$
             'epoch milliseconds, a time with its offset such as "2027-01-01T00:00:00Z", or "first request"' END
         WHEN 'timezone' THEN 'the IANA name of a time zone in its exact spelling, such as "Europe/Berlin"'
         WHEN 'store' THEN '"table" or "memory"'
+        WHEN 'applyUpdates' THEN '"synchronously" or "asynchronously"'
         WHEN 'overage' THEN 'true or false' WHEN 'enforce' THEN 'true or false' WHEN 'keyed' THEN 'true or false'
         ELSE CASE WHEN is_calendar AND kind = 2 THEN 'with "timezone", a whole number of days and weeks, or of months '
                 'and years, at most 100 years, such as "7 days" or "1 month"'

@@ -25,20 +25,20 @@ BEGIN
             COMMENT ON TABLE ratelimit.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key)';
         WHEN 'rl_config' THEN
             CREATE TABLE ratelimit.rl_config (
-                name    text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
-                key     text COLLATE "C" NOT NULL DEFAULT '' CHECK (octet_length(key) <= 1024),
+                name    text COLLATE "C" NOT NULL,
+                key     text COLLATE "C" NOT NULL DEFAULT '',
                 config  jsonb NOT NULL,
                 parsed  ratelimit._limit GENERATED ALWAYS AS (ratelimit._parse(config)) STORED,
-                PRIMARY KEY (name, key)
+                PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_config IS
                 'rate limiter: defined limits; a row with a key overrides the limit for that key';
         WHEN 'rl_blocks' THEN
             CREATE TABLE ratelimit.rl_blocks (
-                name   text COLLATE "C" NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 200),
-                key    text COLLATE "C" NOT NULL DEFAULT '' CHECK (octet_length(key) <= 1024),
+                name   text COLLATE "C" NOT NULL,
+                key    text COLLATE "C" NOT NULL DEFAULT '',
                 until  timestamptz NOT NULL,
-                PRIMARY KEY (name, key)
+                PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_blocks IS
                 'rate limiter: keys that are denied until a given time, however many tokens are left';

@@ -1,12 +1,13 @@
 -- Windows of local dates. Window k begins at the first instant of the date that lies k of them after the first one;
 -- dates end with the year 9999, where no window turns.
 
--- The first instant at which the clock of a zone shows a time, or a later one where it skips that.
+-- The first instant at which the clock of a zone shows a time, or a later one where it skips that; NULL: after the
+-- last instant of which a date can be told.
 CREATE OR REPLACE FUNCTION ratelimit._first_instant(local timestamp, zone text) RETURNS bigint STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
     utc timestamptz := timezone('UTC', local);
-    earlier timestamptz := utc - interval '36 hours';
+    earlier timestamptz := CASE WHEN local > '4713-01-01 BC' THEN utc - interval '36 hours' ELSE utc END;
     later timestamptz := utc + interval '36 hours';
     one timestamptz;
     other timestamptz;
@@ -18,15 +19,15 @@ BEGIN
     one := utc - (timezone(zone, earlier) - timezone('UTC', earlier));
     other := utc - (timezone(zone, later) - timezone('UTC', later));
     IF one > other THEN SELECT other, one INTO one, other; END IF;
-    IF timezone(zone, one) = local THEN RETURN ratelimit._micros(one); END IF;
-    IF timezone(zone, other) = local THEN RETURN ratelimit._micros(other); END IF;
     low := ratelimit._micros(one) - 1;
-    high := ratelimit._micros(other);
-    WHILE high - low > 1 LOOP
-        middle := low + (high - low) / 2;
-        IF timezone(zone, ratelimit._instant(middle)) >= local THEN high := middle; ELSE low := middle; END IF;
-    END LOOP;
-    RETURN high;
+    high := ratelimit._micros(CASE WHEN timezone(zone, one) = local THEN one ELSE other END);
+    IF timezone(zone, one) <> local AND timezone(zone, other) <> local THEN
+        WHILE high - low > 1 LOOP
+            middle := low + (high - low) / 2;
+            IF timezone(zone, ratelimit._instant(middle)) >= local THEN high := middle; ELSE low := middle; END IF;
+        END LOOP;
+    END IF;
+    RETURN CASE WHEN high <= 253402207200999999 THEN high END;
 END
 $$;
 
@@ -97,6 +98,7 @@ BEGIN
     END IF;
     IF later >= '10000-01-01' THEN RETURN NULL; END IF;
     ends := ratelimit._first_instant(later, l.zone);
+    IF ends IS NULL THEN RETURN NULL; END IF;
     w := ratelimit._window(l, ends);
     RETURN CASE WHEN ratelimit._boundary(l, w) = ends THEN w ELSE w + 1 END;
 END

@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION ratelimit._fits(kind int, prior double precision, log
 IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN kind <= 2 THEN log IS NULL AND (prior IS NULL
                     OR prior < 0 AND prior > '-Infinity' OR prior = 0 AND prior::text = '-0')
-                WHEN kind = 3 THEN log IS NULL AND (prior > 0 OR prior = 0 AND prior::text <> '-0')
+                WHEN kind = 3 THEN log IS NULL AND coalesce(prior > 0 OR prior = 0 AND prior::text <> '-0', false)
                 WHEN kind = 4 THEN log IS NOT NULL AND prior IS NULL
                 WHEN kind = 5 THEN log IS NOT NULL AND prior IS NOT NULL ELSE false END
 $$;
@@ -49,6 +49,8 @@ BEGIN
             AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
                  AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
             s.value := value; s.ts := ratelimit._micros(ts); s.prior := prior; s.log := log;
+            -- In order, and without NULLs, since the table's owner may write another.
+            IF l.kind = 4 THEN s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e); END IF;
             RETURN s;
         END IF;
     ELSIF value IS NULL OR value = 'Infinity'
@@ -350,14 +352,14 @@ DECLARE
     d ratelimit._decision;
     fading double precision := c.value;
     fixed double precision := 0;
-    at bigint := c.ts + l.period;
+    at bigint := ratelimit._plus(c.ts, l.period);
 BEGIN
     d.at := now;
     d.capacity := l.capacity;
     d.enforced := l.enforce;
     d.ok := count = 0 OR c.used + count <= l.rate + l.tolerance;
     d.changed := d.ok AND count > 0;
-    d.reset_at := c.ts + l.period;
+    d.reset_at := at;
     IF d.changed THEN
         d.ts := c.ts;
         d.prior := c.prior;
@@ -370,7 +372,8 @@ BEGIN
         IF c.value + count <= l.rate + l.tolerance AND c.prior > 0 THEN
             fading := c.prior; fixed := c.value; at := c.ts;
         END IF;
-        at := at + ceil(greatest(least(1 - (l.rate - fixed - count) / nullif(fading, 0), 1), 0) * l.period)::bigint;
+        at := ratelimit._plus(at, ceil(greatest(least(1 - (l.rate - fixed - count) / nullif(fading, 0), 1), 0)
+                                       * l.period)::bigint);
         d.wait := ratelimit._confirmed(l, s, now, greatest(at - now, 0), count, false);
     END IF;
     RETURN d;
@@ -387,7 +390,7 @@ BEGIN
     IF newest IS NULL THEN RETURN 0; END IF;
     since := greatest(ratelimit._micros(newest), now) - l.period;
     IF since < -210866803200000000 THEN RETURN 0; END IF;
-    RETURN width_bucket(ratelimit._instant(since), log);
+    RETURN width_bucket(ratelimit._nearest(since), log);
 END
 $$;
 
@@ -414,7 +417,7 @@ BEGIN
     ELSIF NOT d.ok AND count <= l.rate THEN
         -- So many of the oldest entries must leave.
         nth := s.log[gone + (live + count - l.rate)::int];
-        d.wait := ratelimit._micros(nth) + l.period - now;
+        d.wait := ratelimit._plus(ratelimit._micros(nth), l.period) - now;
     END IF;
     d.remaining := greatest(l.rate - live, 0);
     d.reset_at := CASE WHEN newest IS NULL THEN now ELSE ratelimit._plus(ratelimit._micros(newest), l.period) END;
@@ -447,7 +450,7 @@ CREATE OR REPLACE FUNCTION ratelimit._acquire(l ratelimit._limit, s ratelimit._s
 DECLARE
     d ratelimit._decision;
     live timestamptz[] := ratelimit._live(s.log, now);
-    taken int := cardinality(live) / 2 + count::int;
+    taken double precision := cardinality(live) / 2 + count;
     expiries timestamptz[];
     last timestamptz;
 BEGIN
@@ -471,7 +474,7 @@ BEGIN
     END IF;
     expiries := ratelimit._expiries(live);
     IF NOT d.ok AND count <= l.capacity THEN
-        last := expiries[greatest(taken - l.capacity::int, 1)];
+        last := expiries[greatest(taken - l.capacity, 1)::int];
         d.wait := ratelimit._micros(last) - now;
     END IF;
     last := expiries[cardinality(expiries)];

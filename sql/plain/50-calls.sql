@@ -19,7 +19,7 @@ BEGIN
         PERFORM ratelimit._raise('42704', format('rate limit "%s" is not defined', name), NULL,
             'Define it: ' || ratelimit._example(name, CASE WHEN leases THEN 5 ELSE 1 END));
     END IF;
-    IF key = '' AND (l.keyed OR defined.keyed) AND function NOT IN ('rl_extend', 'rl_release') THEN
+    IF key = '' AND (l.keyed OR defined.keyed) AND function NOT IN ('rl_extend', 'rl_release', 'rl_headers') THEN
         PERFORM ratelimit._keyed(name, l.kind);
     END IF;
     RETURN l;
@@ -44,7 +44,7 @@ BEGIN
         IF (count >= -1e15 AND count <= 1e15) IS NOT TRUE THEN
             PERFORM ratelimit._invalid('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
         ELSIF kind IN (3, 4, 5) THEN
-            PERFORM ratelimit._wrong_kind(function, kind);
+            PERFORM ratelimit._writable(function), ratelimit._wrong_kind(function, kind);
         END IF;
         RETURN;
     ELSIF kind = 5 AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all')
@@ -366,6 +366,6 @@ DECLARE
 BEGIN
     PERFORM ratelimit._check(name, key);
     seen := ratelimit._seen('rl_state', name, key, config);
-    RETURN CASE WHEN seen.has_state THEN ratelimit._state_json(seen.s) END;
+    RETURN CASE WHEN seen.has_state THEN ratelimit._state_json(ratelimit._current(seen.l, seen.s, seen.now)) END;
 END
 $$;

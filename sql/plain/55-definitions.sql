@@ -3,9 +3,9 @@
 CREATE OR REPLACE FUNCTION ratelimit.rl_define(name text, config jsonb, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit._check(name, '');
+    PERFORM ratelimit._writable('rl_define'), ratelimit._check(name, '');
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
-    PERFORM ratelimit._check(name, key), ratelimit._parse(config), ratelimit._writable('rl_define');
+    PERFORM ratelimit._check(name, key), ratelimit._parse(config);
     IF EXISTS (SELECT FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
         RETURN false;
     END IF;
@@ -18,7 +18,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_undefine(name text, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit._check(name, key), ratelimit._writable('rl_undefine');
+    PERFORM ratelimit._writable('rl_undefine'), ratelimit._check(name, key);
     DELETE FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2;
     RETURN FOUND;
 END
@@ -32,7 +32,7 @@ DECLARE
     ends timestamptz := until;
     l ratelimit._limit;
 BEGIN
-    PERFORM ratelimit._check(name, key);
+    PERFORM ratelimit._writable('rl_block'), ratelimit._check(name, key);
     IF duration IS NOT NULL AND until IS NOT NULL THEN
         PERFORM ratelimit._invalid('until', 'given together with duration', 'one of the two');
     ELSIF duration IS NOT NULL THEN
@@ -44,7 +44,6 @@ BEGIN
     ELSIF until <= at THEN
         PERFORM ratelimit._invalid('until', 'in the past', 'a future time, or infinity');
     END IF;
-    PERFORM ratelimit._writable('rl_block');
     INSERT INTO ratelimit.rl_blocks (name, key, until) VALUES ($1, $2, ends)
     ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until;
     l := ratelimit._defined(name, key);
@@ -63,7 +62,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     was bigint;
 BEGIN
-    PERFORM ratelimit._check(name, key), ratelimit._writable('rl_unblock');
+    PERFORM ratelimit._writable('rl_unblock'), ratelimit._check(name, key);
     DELETE FROM ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._micros(b.until) INTO was;
     RETURN coalesce(was > ratelimit._now(), false);
 END

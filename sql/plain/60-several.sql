@@ -249,7 +249,7 @@ BEGIN
         FOR i IN 1..cardinality(g.decisions) LOOP
             d := g.decisions[i];
             d.wait := CASE WHEN g.until < 'infinity'
-                      THEN ends - now + CASE WHEN d.ok OR NOT g.l.enforce THEN 0 ELSE d.wait END END;
+                      THEN ends - now + CASE WHEN d.ok OR NOT (g.l).enforce THEN 0 ELSE d.wait END END;
             d.ok := false; d.at := now; d.enforced := true; d.blocked := true; d.forever := g.until = 'infinity';
             g.decisions[i] := d;
         END LOOP;

@@ -24,8 +24,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._lease(name text, key text, id text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
-    SELECT concat_ws('/', CASE WHEN name ~ '^[!-$&-.0-~]*$' THEN name ELSE ratelimit._encoded(name, ' %/') END,
-                     CASE WHEN key ~ '^[!-$&-.0-~]*$' THEN key ELSE ratelimit._encoded(key, ' %/') END, id)
+    SELECT concat_ws('/', ratelimit._encoded(name, ' %/'), ratelimit._encoded(key, ' %/'), id)
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1,

@@ -32,7 +32,7 @@ $$;
 
 -- From now until more tokens are there, in microseconds: to the reset, or the retry of a denial; of a bucket without
 -- a whole token, until it has one.
-CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait bigint,
+CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait numeric,
     now numeric) RETURNS numeric STABLE LANGUAGE plpgsql AS $$
 DECLARE
     reset CONSTANT numeric := ratelimit._micros(result.reset_at) - now;
@@ -81,18 +81,20 @@ DECLARE
     l ratelimit._limit;
     policy record;
     quoted text;
-    wait CONSTANT bigint := CASE WHEN NOT result.ok THEN round(result.retry_after * 1e6) END;
-    retry CONSTANT text := ratelimit._seconds(wait);
+    wait numeric;
     now numeric;
     until numeric;
     headers jsonb := '[]';
     name_value jsonb;
 BEGIN
     PERFORM ratelimit._check(name, ''), ratelimit._check_result(result, style);
+    IF NOT result.ok AND result.retry_after IS NOT NULL THEN
+        wait := least(round((result.retry_after * 1e6)::numeric), 9223372036854775807);
+    END IF;
     IF config IS NOT NULL THEN
         l := ratelimit._parse(config);
     ELSE
-        l := ratelimit._resolve('rl_extend', name, '', ratelimit._defined(name, ''), NULL);
+        l := ratelimit._resolve('rl_headers', name, '', ratelimit._defined(name, ''), NULL);
     END IF;
     now := coalesce(ratelimit._micros(result.retry_at) - round((result.retry_after * 1e6)::numeric),
                     ratelimit._ceil(ratelimit._now(), 1000));
@@ -117,7 +119,7 @@ BEGIN
                 ';t=' || ratelimit._seconds(until))));
     END IF;
     headers := headers || jsonb_build_array(jsonb_build_array(
-        CASE style WHEN 'github' THEN 'retry-after' ELSE 'Retry-After' END, retry));
+        CASE style WHEN 'github' THEN 'retry-after' ELSE 'Retry-After' END, ratelimit._seconds(wait)));
     IF style = 'postgrest' THEN
         RETURN (SELECT coalesce(jsonb_agg(jsonb_build_object(h ->> 0, h -> 1) ORDER BY n), '[]')
                 FROM jsonb_array_elements(headers) WITH ORDINALITY u(h, n) WHERE h ->> 1 IS NOT NULL);

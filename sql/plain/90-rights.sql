@@ -25,7 +25,7 @@ DECLARE
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
     pure CONSTANT jsonb := '["rl_token_bucket", "rl_fixed_window", "rl_sliding_window", "rl_sliding_log", "rl_concurrency",
-        "rl_unlimited", "rl_calculate", "_parse"]';
+        "rl_unlimited", "rl_calculate", "_parse", "_valid"]';
     f record;
     roles text;
 BEGIN
@@ -40,7 +40,7 @@ BEGIN
             IF pure ? f.name THEN EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', f.signature); END IF;
             EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.signature, coalesce(entry ->> f.name,
                 CASE WHEN f.name = 'rl_calculate' THEN 'evaluates a call on a state at a time, without side effects'
-                     WHEN pure ? f.name THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
+                     WHEN pure ? f.name AND f.name ~ '^rl_' THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
                      WHEN f.name ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
         END IF;
         IF entry ? f.name OR pure ? f.name THEN

@@ -1,5 +1,8 @@
--- What every file stands on: dist/ratelimit.sql is loaded already, so only the function that shows an error as text.
-CREATE FUNCTION error_of(statement text, with_hint boolean DEFAULT false) RETURNS text
+-- What every file stands on: dist/ratelimit.sql is loaded already, and has the rights of a schema that everybody uses.
+GRANT USAGE ON SCHEMA ratelimit TO PUBLIC;
+
+-- Shows an error as text.
+CREATE FUNCTION public.error_of(statement text, with_hint boolean DEFAULT false) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     detail text;
