@@ -14,7 +14,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._invalid(argument text, value text, allowed text) RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._bad(argument text, value text, allowed text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('22023', format('%s is %s', argument, value), format('Allowed: %s.', allowed));
@@ -135,11 +135,11 @@ BEGIN
     IF name IS NULL THEN
         PERFORM ratelimit._null('name');
     ELSIF octet_length(name) NOT BETWEEN 1 AND 200 THEN
-        PERFORM ratelimit._invalid('name', octet_length(name) || ' bytes long', '1 to 200 bytes');
+        PERFORM ratelimit._bad('name', octet_length(name) || ' bytes long', '1 to 200 bytes');
     ELSIF key IS NULL THEN
         PERFORM ratelimit._null('key');
     ELSIF octet_length(key) > 1024 THEN
-        PERFORM ratelimit._invalid('key', octet_length(key) || ' bytes long',
+        PERFORM ratelimit._bad('key', octet_length(key) || ' bytes long',
             'at most 1024 bytes; pass a hash of a longer key');
     ELSIF count IS NULL THEN
         PERFORM ratelimit._null('count');
@@ -163,9 +163,9 @@ CREATE OR REPLACE FUNCTION ratelimit._check_count(kind int, count double precisi
 LANGUAGE plpgsql AS $$
 BEGIN
     IF (count >= 0 AND count <= 1e15) IS NOT TRUE THEN
-        PERFORM ratelimit._invalid('count', ratelimit._digits(count), 'a number from 0 to 1e15');
+        PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from 0 to 1e15');
     ELSIF kind IN (4, 5) AND count <> trunc(count) THEN
-        PERFORM ratelimit._invalid('count', ratelimit._digits(count), 'a whole number, for ' || ratelimit._a(kind));
+        PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a whole number, for ' || ratelimit._a(kind));
     END IF;
 END
 $$;

@@ -3,16 +3,16 @@
 -- What is called at every call is one expression of few nodes: PL/pgSQL prepares each anew in every transaction, which
 -- costs more than to compute it.
 
-CREATE OR REPLACE FUNCTION ratelimit._far_micros(at timestamptz) RETURNS bigint STABLE STRICT LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._far_us(at timestamptz) RETURNS bigint STABLE STRICT LANGUAGE plpgsql AS $$
 BEGIN
     RETURN CASE WHEN at >= '294247-01-01 00:00:00+00' THEN 9223372036854775807
                 WHEN at = '-infinity' THEN -9222425352054775808 ELSE extract(epoch FROM at) * 1000000 END;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._micros(at timestamptz) RETURNS bigint STABLE LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._us(at timestamptz) RETURNS bigint STABLE LANGUAGE sql AS $$
     SELECT CASE WHEN at >= '1970-01-01 00:00:00+00' AND at < '2096-01-01 00:00:00+00'
-                THEN round(date_part('epoch', at) * 1e6)::bigint ELSE ratelimit._far_micros(at) END
+                THEN round(date_part('epoch', at) * 1e6)::bigint ELSE ratelimit._far_us(at) END
 $$;
 
 -- NULL: beyond the times of timestamptz.
@@ -81,7 +81,7 @@ BEGIN
     ELSIF given ~ ('^[^ ]+[ Tt][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?'
                    '([Zz]|[-+][0-9]{2}(:?[0-9]{2})?(:?[0-9]{2})?)( BC)?$') THEN
         at := given;
-        RETURN ratelimit._micros(at);
+        RETURN ratelimit._us(at);
     END IF;
     PERFORM ratelimit._raise('22023', format('invalid value for parameter "ratelimit.clock": "%s"', given),
         'Allowed: a time with its offset, or epoch milliseconds.');

@@ -107,7 +107,7 @@ BEGIN
     ELSIF given #>> '{}' ~ ('^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,9})?)?'
                             '([Zz]|[-+][0-9]{2}(:?[0-9]{2})?(:?[0-9]{2})?)$') THEN
         at := given #>> '{}';
-        RETURN ratelimit._micros(at);
+        RETURN ratelimit._us(at);
     END IF;
     RETURN NULL;
 EXCEPTION WHEN data_exception THEN
@@ -309,9 +309,9 @@ DECLARE
 BEGIN
     IF rate IS NULL THEN PERFORM ratelimit._null(rate_field); END IF;
     IF period IS NULL THEN PERFORM ratelimit._null(period_field); END IF;
-    IF start IN ('infinity', '-infinity') THEN PERFORM ratelimit._invalid('start', 'infinite', 'a finite time'); END IF;
+    IF start IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad('start', 'infinite', 'a finite time'); END IF;
     IF octet_length(zone) > 10000 THEN
-        PERFORM ratelimit._invalid('timezone', octet_length(zone) || ' bytes long', 'the IANA name of a time zone');
+        PERFORM ratelimit._bad('timezone', octet_length(zone) || ' bytes long', 'the IANA name of a time zone');
     END IF;
     IF start IS NOT NULL AND first_request THEN
         PERFORM ratelimit._bad_config('"start" and "first_request" are both given', 'one of the two', example);
@@ -332,13 +332,13 @@ BEGIN
                 CASE WHEN micros <> 0 OR months = 0 AND days = 0 THEN trim_scale(micros / 1000000) || ' s' END)) END,
         'capacity', ratelimit._number(capacity), 'maxReserved', ratelimit._number(max_reserved), 'shards', shards,
         'start', CASE WHEN first_request THEN to_jsonb('first request'::text)
-            WHEN zone IS NULL THEN to_jsonb(trim_scale(ratelimit._micros(start)::numeric / 1000)) END,
+            WHEN zone IS NULL THEN to_jsonb(trim_scale(ratelimit._us(start)::numeric / 1000)) END,
         'timezone', zone));
     IF start IS NOT NULL AND zone = ANY (ratelimit._zones()) THEN
         config := config || jsonb_build_object('start',
             CASE WHEN start < '10000-01-02' AND timezone(zone, start) < '10000-01-01' AND start > '0001-01-02'
                  THEN to_jsonb(to_char(timezone(zone, start), 'YYYY-MM-DD'))
-                 ELSE to_jsonb(trim_scale(ratelimit._micros(start)::numeric / 1000)) END);
+                 ELSE to_jsonb(trim_scale(ratelimit._us(start)::numeric / 1000)) END);
     END IF;
     PERFORM ratelimit._parse(config);
     RETURN config;

@@ -32,7 +32,7 @@ BEGIN
                 PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_config IS
-                'rate limiter: defined limits; a row with a key overrides the limit for that key';
+                'rate limiter: defined limits, and overrides for a key';
         WHEN 'rl_blocks' THEN
             CREATE TABLE ratelimit.rl_blocks (
                 name   text COLLATE "C" NOT NULL,
@@ -41,17 +41,17 @@ BEGIN
                 PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_blocks IS
-                'rate limiter: keys that are denied until a given time, however many tokens are left';
+                'rate limiter: keys that are blocked, and until when';
         WHEN 'rl_settings' THEN
             CREATE TABLE ratelimit.rl_settings (
                 name   text COLLATE "C" PRIMARY KEY CHECK (name IN ('error_style')),
                 value  text NOT NULL CHECK (value IN ('pt429', 'pgrst'))
             );
             COMMENT ON TABLE ratelimit.rl_settings IS
-                'rate limiter: what ALTER DATABASE would set, which only superusers can: error_style';
+                'rate limiter: settings of the database';
         ELSE
             CREATE TABLE ratelimit.rl_version (version int NOT NULL, since timestamptz NOT NULL DEFAULT now());
-            COMMENT ON TABLE ratelimit.rl_version IS 'rate limiter: the versions of the SQL file that were installed';
+            COMMENT ON TABLE ratelimit.rl_version IS 'rate limiter: installed versions';
         END CASE;
         FOR granted IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role
                        FROM pg_class c, aclexplode(c.relacl) a

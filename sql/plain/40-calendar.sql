@@ -19,8 +19,8 @@ BEGIN
     one := utc - (timezone(zone, earlier) - timezone('UTC', earlier));
     other := utc - (timezone(zone, later) - timezone('UTC', later));
     IF one > other THEN SELECT other, one INTO one, other; END IF;
-    low := ratelimit._micros(one) - 1;
-    high := ratelimit._micros(CASE WHEN timezone(zone, one) = local THEN one ELSE other END);
+    low := ratelimit._us(one) - 1;
+    high := ratelimit._us(CASE WHEN timezone(zone, one) = local THEN one ELSE other END);
     IF timezone(zone, one) <> local AND timezone(zone, other) <> local THEN
         WHILE high - low > 1 LOOP
             middle := low + (high - low) / 2;

@@ -48,7 +48,7 @@ BEGIN
         IF value > '-Infinity' AND ts > '-infinity' AND ts < 'infinity' AND (prior IS NULL OR prior < 'Infinity')
             AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
                  AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
-            s.value := value; s.ts := ratelimit._micros(ts); s.prior := prior; s.log := log;
+            s.value := value; s.ts := ratelimit._us(ts); s.prior := prior; s.log := log;
             -- In order, and without NULLs, since the table's owner may write another.
             IF l.kind = 4 THEN s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e); END IF;
             RETURN s;
@@ -87,7 +87,7 @@ BEGIN
     WHEN 3 THEN horizon := ratelimit._plus(now, 2 * l.period);
     WHEN 4 THEN
         horizon := ratelimit._plus(now, l.period);
-        seen := CASE WHEN cardinality(s.log) > 0 THEN ratelimit._micros(s.log[cardinality(s.log)]) ELSE now END;
+        seen := CASE WHEN cardinality(s.log) > 0 THEN ratelimit._us(s.log[cardinality(s.log)]) ELSE now END;
     ELSE RETURN s;
     END CASE;
     IF horizon IS NULL OR seen <= greatest(horizon, soon) THEN RETURN s; END IF;
@@ -388,7 +388,7 @@ DECLARE
     since bigint;
 BEGIN
     IF newest IS NULL THEN RETURN 0; END IF;
-    since := greatest(ratelimit._micros(newest), now) - l.period;
+    since := greatest(ratelimit._us(newest), now) - l.period;
     IF since < -210866803200000000 THEN RETURN 0; END IF;
     RETURN width_bucket(ratelimit._nearest(since), log);
 END
@@ -409,7 +409,7 @@ BEGIN
     d.ok := count = 0 OR live + count <= l.rate;
     d.changed := d.ok AND count > 0;
     IF d.changed THEN
-        d.ts := greatest(ratelimit._micros(newest), now);
+        d.ts := greatest(ratelimit._us(newest), now);
         newest := ratelimit._nearest(d.ts);
         d.log := s.log[gone + 1:] || array_fill(newest, ARRAY[count::int]);
         live := live + count::int;
@@ -417,10 +417,10 @@ BEGIN
     ELSIF NOT d.ok AND count <= l.rate THEN
         -- So many of the oldest entries must leave.
         nth := s.log[gone + (live + count - l.rate)::int];
-        d.wait := ratelimit._plus(ratelimit._micros(nth), l.period) - now;
+        d.wait := ratelimit._plus(ratelimit._us(nth), l.period) - now;
     END IF;
     d.remaining := greatest(l.rate - live, 0);
-    d.reset_at := CASE WHEN newest IS NULL THEN now ELSE ratelimit._plus(ratelimit._micros(newest), l.period) END;
+    d.reset_at := CASE WHEN newest IS NULL THEN now ELSE ratelimit._plus(ratelimit._us(newest), l.period) END;
     RETURN d;
 END
 $$;
@@ -475,11 +475,11 @@ BEGIN
     expiries := ratelimit._expiries(live);
     IF NOT d.ok AND count <= l.capacity THEN
         last := expiries[greatest(taken - l.capacity, 1)::int];
-        d.wait := ratelimit._micros(last) - now;
+        d.wait := ratelimit._us(last) - now;
     END IF;
     last := expiries[cardinality(expiries)];
     d.remaining := greatest(l.capacity - cardinality(expiries), 0);
-    d.reset_at := CASE WHEN last IS NULL THEN now ELSE ratelimit._micros(last) END;
+    d.reset_at := CASE WHEN last IS NULL THEN now ELSE ratelimit._us(last) END;
     RETURN d;
 END
 $$;
@@ -528,7 +528,7 @@ BEGIN
         after.value := ratelimit._subtract(r.tokens, -count);
         after.ts := d.ts;
         d.value := ratelimit._stored(l, after);
-    ELSIF l.kind = 1 OR taken_at IS NULL OR ratelimit._micros(taken_at) >= r.ts THEN
+    ELSIF l.kind = 1 OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
         d.value := least(r.tokens + count, l.capacity);
     END IF;
     IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
@@ -568,7 +568,7 @@ BEGIN
     WHEN 3 THEN RETURN greatest(now, s.ts);
     WHEN 4 THEN
         newest := s.log[cardinality(s.log)];
-        RETURN greatest(now, ratelimit._micros(newest));
+        RETURN greatest(now, ratelimit._us(newest));
     WHEN 5, 6 THEN RETURN now;
     ELSE RETURN greatest(now, s.ts);
     END CASE;

@@ -42,7 +42,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     IF function = 'rl_credit' THEN
         IF (count >= -1e15 AND count <= 1e15) IS NOT TRUE THEN
-            PERFORM ratelimit._invalid('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
+            PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
         ELSIF kind IN (3, 4, 5) THEN
             PERFORM ratelimit._writable(function), ratelimit._wrong_kind(function, kind);
         END IF;
@@ -98,7 +98,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._look(l ratelimit._limit, s ratelimit._state, now bigint, until timestamptz,
     count double precision, reserve boolean, dry_run_passes boolean) RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
-    ends CONSTANT bigint := ratelimit._micros(until);
+    ends CONSTANT bigint := ratelimit._us(until);
     d ratelimit._decision;
     level ratelimit._decision := ratelimit._level(l, s, now);
 BEGIN
@@ -226,7 +226,7 @@ DECLARE
     wait double precision;
     d ratelimit._decision;
 BEGIN
-    SELECT f.defined, f.until, f.place, f.value, f.prior, f.log, ratelimit._micros(f.ts) AS ts, ratelimit._now() AS now
+    SELECT f.defined, f.until, f.place, f.value, f.prior, f.log, ratelimit._us(f.ts) AS ts, ratelimit._now() AS now
     INTO seen FROM ratelimit._found($1, $2) f;
     l := seen.defined;
     IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
@@ -307,7 +307,7 @@ RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._check(name, key, count);
     IF taken_at IN ('infinity', '-infinity') THEN
-        PERFORM ratelimit._invalid('taken_at', 'infinite', 'a finite time');
+        PERFORM ratelimit._bad('taken_at', 'infinite', 'a finite time');
     END IF;
     RETURN ratelimit._answer(ratelimit._change('rl_credit', name, key, count, false, config, taken_at));
 END

@@ -34,15 +34,15 @@ DECLARE
 BEGIN
     PERFORM ratelimit._writable('rl_block'), ratelimit._check(name, key);
     IF duration IS NOT NULL AND until IS NOT NULL THEN
-        PERFORM ratelimit._invalid('until', 'given together with duration', 'one of the two');
+        PERFORM ratelimit._bad('until', 'given together with duration', 'one of the two');
     ELSIF duration IS NOT NULL THEN
         ends := at + duration;
-        IF ends <= at THEN PERFORM ratelimit._invalid('duration', 'not positive', 'an interval greater than 0'); END IF;
+        IF ends <= at THEN PERFORM ratelimit._bad('duration', 'not positive', 'an interval greater than 0'); END IF;
     ELSIF until IS NULL THEN
-        PERFORM ratelimit._invalid('duration', 'NULL, and until is not given',
+        PERFORM ratelimit._bad('duration', 'NULL, and until is not given',
             'an interval, or NULL if until is given');
     ELSIF until <= at THEN
-        PERFORM ratelimit._invalid('until', 'in the past', 'a future time, or infinity');
+        PERFORM ratelimit._bad('until', 'in the past', 'a future time, or infinity');
     END IF;
     INSERT INTO ratelimit.rl_blocks (name, key, until) VALUES ($1, $2, ends)
     ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until;
@@ -63,7 +63,7 @@ DECLARE
     was bigint;
 BEGIN
     PERFORM ratelimit._writable('rl_unblock'), ratelimit._check(name, key);
-    DELETE FROM ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._micros(b.until) INTO was;
+    DELETE FROM ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._us(b.until) INTO was;
     RETURN coalesce(was > ratelimit._now(), false);
 END
 $$;

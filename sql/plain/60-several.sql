@@ -41,11 +41,11 @@ DECLARE
     given jsonb;
 BEGIN
     IF jsonb_typeof(request) <> 'object' THEN
-        PERFORM ratelimit._invalid('it', ratelimit._type_of(request), allowed);
+        PERFORM ratelimit._bad('it', ratelimit._type_of(request), allowed);
     END IF;
     SELECT f INTO field FROM jsonb_object_keys(request) f WHERE f <> ALL ('{name,key,count,reserve,config}') LIMIT 1;
     IF FOUND THEN
-        PERFORM ratelimit._invalid('a field', 'unknown: ' || to_json(ratelimit._short(field)), allowed);
+        PERFORM ratelimit._bad('a field', 'unknown: ' || to_json(ratelimit._short(field)), allowed);
     END IF;
     FOREACH field IN ARRAY '{name,key,count,reserve}'::text[] LOOP
         given := request -> field;
@@ -53,14 +53,14 @@ BEGIN
         IF coalesce(given, 'null') = 'null' THEN
             PERFORM ratelimit._null(field);
         ELSIF jsonb_typeof(given) <> types ->> field THEN
-            PERFORM ratelimit._invalid(field,
+            PERFORM ratelimit._bad(field,
                 CASE field WHEN 'key' THEN ratelimit._type_of(given) ELSE ratelimit._short(given::text) END,
                 CASE field WHEN 'count' THEN 'a number from 0 to 1e15' WHEN 'reserve' THEN 'true or false'
                            ELSE 'a string' END);
         END IF;
     END LOOP;
     IF octet_length((request -> 'config')::text) > 10000 THEN
-        PERFORM ratelimit._invalid('config', octet_length((request -> 'config')::text) || ' bytes long',
+        PERFORM ratelimit._bad('config', octet_length((request -> 'config')::text) || ' bytes long',
             'at most 10000 bytes');
     END IF;
 END
@@ -82,10 +82,10 @@ DECLARE
     state text; message text; detail text; hint text;
 BEGIN
     IF jsonb_typeof(requests) <> 'array' OR requests = '[]' THEN
-        PERFORM ratelimit._invalid('requests', ratelimit._type_of(requests),
+        PERFORM ratelimit._bad('requests', ratelimit._type_of(requests),
             'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]');
     ELSIF jsonb_array_length(requests) > 10000 THEN
-        PERFORM ratelimit._invalid('requests', 'a list of ' || jsonb_array_length(requests),
+        PERFORM ratelimit._bad('requests', 'a list of ' || jsonb_array_length(requests),
             'a list of at most 10000');
     END IF;
     BEGIN
@@ -118,7 +118,7 @@ BEGIN
             END IF;
             PERFORM ratelimit._check_use(function, l.kind, count);
             IF NOT is_new AND l IS DISTINCT FROM g.l THEN
-                PERFORM ratelimit._invalid('config', 'different from that of an earlier request for the same name and key',
+                PERFORM ratelimit._bad('config', 'different from that of an earlier request for the same name and key',
                     'one config per name and key');
             END IF;
             g.l := l;
@@ -238,7 +238,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._decide_group(g ratelimit._group, now bigint) RETURNS ratelimit._group
 LANGUAGE plpgsql AS $$
 DECLARE
-    ends CONSTANT bigint := ratelimit._micros(g.until);
+    ends CONSTANT bigint := ratelimit._us(g.until);
     d ratelimit._decision;
 BEGIN
     g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log);

@@ -42,7 +42,7 @@ BEGIN
     ok := r.ok; retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
     IF d.changed THEN
         -- The last pair is the lease that was given.
-        lease := ratelimit._lease(name, key, ratelimit._micros(d.log[cardinality(d.log) - 1])::text);
+        lease := ratelimit._lease(name, key, ratelimit._us(d.log[cardinality(d.log) - 1])::text);
         expires_at := d.log[cardinality(d.log)];
     END IF;
 END
@@ -65,7 +65,7 @@ BEGIN
     IF (cardinality(parts) = 3 AND octet_length(lease_name) BETWEEN 1 AND 200 AND octet_length(lease_key) <= 1024
         AND parts[3] ~ '^-?(0|[1-9][0-9]{0,17})$' AND ratelimit._lease(lease_name, lease_key, parts[3]) = lease)
         IS NOT TRUE THEN
-        PERFORM ratelimit._invalid('lease', 'malformed', 'a lease that rl_acquire() returned');
+        PERFORM ratelimit._bad('lease', 'malformed', 'a lease that rl_acquire() returned');
     END IF;
     l := ratelimit._resolve(function, lease_name, lease_key, ratelimit._defined(lease_name, lease_key), config);
     IF l.kind = 6 THEN RETURN CASE function WHEN 'rl_extend' THEN timestamptz 'infinity' END; END IF;

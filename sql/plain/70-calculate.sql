@@ -9,11 +9,11 @@ CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state) RETURNS jso
                ELSE cardinality(s.log) / CASE WHEN s.prior IS NULL THEN 1 ELSE 2 END END),
                'ts', ratelimit._millis(s.ts))
         || CASE WHEN s.prior IS NOT NULL AND s.log IS NOT NULL THEN jsonb_build_object('leases', coalesce((
-               SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(ratelimit._micros(s.log[i])),
-                                                  ratelimit._millis(ratelimit._micros(s.log[i + 1]))) ORDER BY i)
+               SELECT jsonb_agg(jsonb_build_array(ratelimit._millis(ratelimit._us(s.log[i])),
+                                                  ratelimit._millis(ratelimit._us(s.log[i + 1]))) ORDER BY i)
                FROM generate_series(1, cardinality(s.log), 2) i), '[]'))
            WHEN s.log IS NOT NULL THEN jsonb_build_object('log', coalesce((
-               SELECT jsonb_agg(ratelimit._millis(ratelimit._micros(e)) ORDER BY n)
+               SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
                FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]'))
            WHEN s.prior > 0 OR s.prior = 0 AND s.prior::text <> '-0'
            THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
@@ -93,7 +93,7 @@ CREATE OR REPLACE FUNCTION ratelimit._calculate(config jsonb, state jsonb, at ti
     reserve boolean, OUT ok boolean, OUT retry_after double precision, OUT retry_at timestamptz,
     OUT remaining double precision, OUT new_state jsonb) IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 DECLARE
-    now CONSTANT bigint := ratelimit._micros(at);
+    now CONSTANT bigint := ratelimit._us(at);
     l ratelimit._limit;
     s ratelimit._state;
     d ratelimit._decision;
@@ -101,7 +101,7 @@ DECLARE
 BEGIN
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
     IF at IS NULL THEN PERFORM ratelimit._null('at'); END IF;
-    IF at IN ('infinity', '-infinity') THEN PERFORM ratelimit._invalid('at', 'infinite', 'a finite time'); END IF;
+    IF at IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad('at', 'infinite', 'a finite time'); END IF;
     IF count IS NULL THEN PERFORM ratelimit._null('count'); END IF;
     IF reserve IS NULL THEN PERFORM ratelimit._null('reserve'); END IF;
     l := ratelimit._parse(config);

@@ -26,7 +26,7 @@ BEGIN
         kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL;
         now := ratelimit._now();
         as_of := ratelimit._instant(now);
-        retry := ratelimit._micros(seen.until);
+        retry := ratelimit._us(seen.until);
         l := ratelimit._defined(name, key);
         IF l.kind IS NOT NULL THEN
             s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log);
@@ -64,7 +64,7 @@ DECLARE
     l ratelimit._limit := ratelimit._defined(seen.name, seen.key);
 BEGIN
     IF l.kind IS NULL OR l.kind = 6 THEN
-        RETURN seen.value = 'Infinity' OR coalesce(ratelimit._micros(seen.ts) < now - span
+        RETURN seen.value = 'Infinity' OR coalesce(ratelimit._us(seen.ts) < now - span
             AND (seen.prior IS NULL OR seen.log IS NULL OR ratelimit._live(seen.log, now) = '{}'), false);
     END IF;
     RETURN ratelimit._idle(l, ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior,
@@ -84,9 +84,9 @@ DECLARE
     first record;
 BEGIN
     IF max_rows IS NULL THEN PERFORM ratelimit._null('max_rows'); END IF;
-    IF max_rows < 1 THEN PERFORM ratelimit._invalid('max_rows', max_rows::text, 'a whole number from 1'); END IF;
+    IF max_rows < 1 THEN PERFORM ratelimit._bad('max_rows', max_rows::text, 'a whole number from 1'); END IF;
     IF undefined_idle < interval '0' THEN
-        PERFORM ratelimit._invalid('undefined_idle', 'negative', 'an interval of 0 or more, or NULL');
+        PERFORM ratelimit._bad('undefined_idle', 'negative', 'an interval of 0 or more, or NULL');
     END IF;
     PERFORM ratelimit._writable('rl_prune');
     -- A month counts as 30 days, as PostgreSQL compares intervals.

@@ -35,7 +35,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait numeric,
     now numeric) RETURNS numeric STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    reset CONSTANT numeric := ratelimit._micros(result.reset_at) - now;
+    reset CONSTANT numeric := ratelimit._us(result.reset_at) - now;
     until CONSTANT numeric := CASE WHEN reset IS NOT NULL THEN least(wait, reset) END;
 BEGIN
     IF l.kind <> 1 OR result.remaining >= 1 OR result.capacity <= 1 THEN RETURN until; END IF;
@@ -53,7 +53,7 @@ BEGIN
     IF result IS NOT DISTINCT FROM NULL THEN PERFORM ratelimit._null('result'); END IF;
     IF style IS NULL THEN PERFORM ratelimit._null('style'); END IF;
     IF style NOT IN ('ietf', 'github', 'postgrest') THEN
-        PERFORM ratelimit._invalid('style', ratelimit._literal(ratelimit._short(style)),
+        PERFORM ratelimit._bad('style', ratelimit._literal(ratelimit._short(style)),
             '''ietf'', ''github'' or ''postgrest''');
     ELSIF result.ok IS NULL THEN
         PERFORM ratelimit._null('result.ok');
@@ -66,7 +66,7 @@ BEGIN
         ('reset_at', NULL, result.reset_at, 0, 0, 'a finite time')
     ) AS fields (name, number, at, lowest, highest, allowed) LOOP
         IF f.number < f.lowest OR f.number > f.highest OR f.at IN ('infinity', '-infinity') THEN
-            PERFORM ratelimit._invalid('result.' || f.name, coalesce(ratelimit._digits(f.number), 'infinite'), f.allowed);
+            PERFORM ratelimit._bad('result.' || f.name, coalesce(ratelimit._digits(f.number), 'infinite'), f.allowed);
         ELSIF f.name IN ('remaining', 'capacity') AND f.number IS NULL
             AND (result.remaining IS NOT NULL OR result.capacity IS NOT NULL) THEN
             PERFORM ratelimit._null('result.' || f.name);
@@ -96,7 +96,7 @@ BEGIN
     ELSE
         l := ratelimit._resolve('rl_headers', name, '', ratelimit._defined(name, ''), NULL);
     END IF;
-    now := coalesce(ratelimit._micros(result.retry_at) - round((result.retry_after * 1e6)::numeric),
+    now := coalesce(ratelimit._us(result.retry_at) - round((result.retry_after * 1e6)::numeric),
                     ratelimit._ceil(ratelimit._now(), 1000));
     IF result.capacity IS NULL THEN
         NULL;
@@ -105,7 +105,7 @@ BEGIN
             jsonb_build_array('x-ratelimit-limit', ratelimit._whole(floor(result.capacity))),
             jsonb_build_array('x-ratelimit-remaining', ratelimit._whole(floor(result.remaining))),
             jsonb_build_array('x-ratelimit-used', ratelimit._whole(floor(result.capacity) - floor(result.remaining))),
-            jsonb_build_array('x-ratelimit-reset', ratelimit._seconds(ratelimit._micros(result.reset_at))),
+            jsonb_build_array('x-ratelimit-reset', ratelimit._seconds(ratelimit._us(result.reset_at))),
             jsonb_build_array('x-ratelimit-resource', ratelimit._encoded(name, '% ')));
     ELSE
         quoted := '"' || replace(replace(ratelimit._encoded(name, '%'), '\', '\\'), '"', '\"') || '"';

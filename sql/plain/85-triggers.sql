@@ -23,7 +23,7 @@ BEGIN
     option := substring(argument FROM '^(key|count)=');
     name := substr(argument, length(option) + 2);
     IF option IS NULL THEN
-        PERFORM ratelimit._invalid('option', format('"%s"', ratelimit._short(argument)),
+        PERFORM ratelimit._bad('option', format('"%s"', ratelimit._short(argument)),
             '''key=<column>'' and ''count=<column>'', each at most once');
     END IF;
     SELECT a.atttypid::regtype AS type, a.attgenerated AS generated, b.oid::regtype AS base, b.typnamespace INTO col
@@ -37,10 +37,10 @@ BEGIN
             (SELECT relname FROM pg_class WHERE oid = relation)), NULL,
             'Write the name as it is in pg_attribute, without quotes or spaces around it: ''key=author''.');
     ELSIF option = 'count' AND col.base <> ALL (numbers) THEN
-        PERFORM ratelimit._invalid(option, format('column "%s" of type %s', ratelimit._short(name), col.type),
+        PERFORM ratelimit._bad(option, format('column "%s" of type %s', ratelimit._short(name), col.type),
             'smallint, integer, bigint, real, double precision, numeric, or a domain over one');
     ELSIF col.generated <> '' AND NOT (statement AND col.generated = 's') THEN
-        PERFORM ratelimit._invalid(option, format('column "%s", which is generated', ratelimit._short(name)),
+        PERFORM ratelimit._bad(option, format('column "%s", which is generated', ratelimit._short(name)),
             'an ordinary column; a stored generated one only AFTER the event FOR EACH STATEMENT, since BEFORE triggers '
             'run before it is computed');
     END IF;
@@ -95,14 +95,14 @@ BEGIN
         END IF;
     END IF;
     IF TG_NARGS = 0 THEN
-        PERFORM ratelimit._invalid('name', 'missing', 'rl_trigger(''<name>'', ''key=<column>'', ''count=<column>'')');
+        PERFORM ratelimit._bad('name', 'missing', 'rl_trigger(''<name>'', ''key=<column>'', ''count=<column>'')');
     END IF;
     PERFORM ratelimit._check(TG_ARGV[0], '');
     FOR i IN 1..TG_NARGS - 1 LOOP
         c := ratelimit._column(TG_ARGV[i], TG_RELID, statement);
         place := CASE c.option WHEN 'key' THEN 1 ELSE 2 END;
         IF columns[place] IS NOT NULL THEN
-            PERFORM ratelimit._invalid('option', format('"%s", given twice', ratelimit._short(TG_ARGV[i])),
+            PERFORM ratelimit._bad('option', format('"%s", given twice', ratelimit._short(TG_ARGV[i])),
                 '''key=<column>'' and ''count=<column>'', each at most once');
         END IF;
         columns[place] := c.name;

@@ -5,12 +5,12 @@ DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
     entry CONSTANT jsonb := jsonb_build_object(
-        'rl_limit', 'takes count tokens from a rate limit, inside the caller''s transaction',
+        'rl_limit', 'takes tokens from a rate limit, inside the caller''s transaction',
         'rl_check', 'reports whether rl_limit would succeed; locks and writes nothing',
         'rl_credit', 'gives back tokens that were not used; a negative count takes tokens unconditionally',
         'rl_limit_all', 'takes tokens from several rate limits, all or nothing',
         'rl_check_all', 'reports whether rl_limit_all would succeed; locks and writes nothing',
-        'rl_acquire', 'takes count slots of a concurrency limit; returns a lease, or when to retry',
+        'rl_acquire', 'takes slots of a concurrency limit; returns a lease, or when to retry',
         'rl_extend', 'extends a lease; returns when it expires, NULL if it had expired or was released',
         'rl_release', 'releases the slots of a lease; false if it had expired or was released',
         'rl_define', 'defines a rate limit, or its override for one key; false if nothing changed',
@@ -21,6 +21,7 @@ DECLARE
         'rl_reset_all', 'makes a rate limit full again for every key; returns how many were reset',
         'rl_prune', 'deletes a batch of expired blocks and idle rows; returns how many',
         'rl_status', 'current state of the rate limits in use, one row per name and key',
+        'rl_calculate', 'evaluates a call on a state at a time, without side effects',
         'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
@@ -39,8 +40,7 @@ BEGIN
             IF roles IS NOT NULL THEN EXECUTE format('REVOKE ALL ON FUNCTION %s FROM %s CASCADE', f.signature, roles); END IF;
             IF pure ? f.name THEN EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', f.signature); END IF;
             EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.signature, coalesce(entry ->> f.name,
-                CASE WHEN f.name = 'rl_calculate' THEN 'evaluates a call on a state at a time, without side effects'
-                     WHEN pure ? f.name AND f.name ~ '^rl_' THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
+                CASE WHEN pure ? f.name AND f.name ~ '^rl_' THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
                      WHEN f.name ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
         END IF;
         IF entry ? f.name OR pure ? f.name THEN
