@@ -73,7 +73,7 @@ CREATE OR REPLACE FUNCTION ratelimit._set_clock(given text) RETURNS bigint LANGU
 DECLARE
     at timestamptz;
 BEGIN
-    IF NOT pg_has_role(ratelimit._caller(), current_user, 'MEMBER') THEN
+    IF NOT pg_has_role(session_user, current_user, 'MEMBER') THEN
         PERFORM ratelimit._raise('42501', 'permission denied to set parameter "ratelimit.clock"');
     END IF;
     IF given ~* '^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[-+]?[0-9]{1,2})?$' THEN
