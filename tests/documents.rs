@@ -21,6 +21,9 @@ const PG_CRON: &str = "CREATE SCHEMA cron;
     CREATE FUNCTION cron.schedule(name text, schedule text, command text) RETURNS bigint
     LANGUAGE plpgsql AS 'BEGIN EXECUTE command; RETURN 1; END'";
 
+/// How a page installs the SQL file, in whose place `make plain` has left the file.
+const SQL_FILE: &str = "-v ON_ERROR_STOP=1 -f ratelimit.sql\n";
+
 /// A front page is read in a few minutes.
 const README_LINES: usize = 160;
 
@@ -236,15 +239,20 @@ fn wrong_examples(server: &str, page: &Page, examples: &mut usize) -> Vec<String
     }
     assert_eq!(visible(&psql(server, "postgres", "CREATE DATABASE documents")), "");
     assert_eq!(psql(server, "documents", PG_CRON), "");
+    let mut before = CLOCK.to_owned();
     // The page does it, or says where it is done.
-    if !page.text.contains("\nCREATE EXTENSION ratelimit") {
+    if page.text.contains(SQL_FILE) {
+        let file = fs::read_to_string(root().join("dist/ratelimit.sql")).expect("make plain");
+        assert!(!psql(server, "documents", &file).contains("ERROR:"), "dist/ratelimit.sql");
+        before = format!("{CLOCK} \n\\set SHOW_CONTEXT never");
+    } else if !page.text.contains("\nCREATE EXTENSION ratelimit") {
         assert!(page.text.contains("](installation.md"), "{path} needs a link to the installation");
         assert_eq!(psql(server, "documents", "CREATE EXTENSION ratelimit"), "");
     }
     let mut wrong = Vec::new();
     for (i, block) in blocks.iter().enumerate().filter(|(_, block)| block.language == "sql") {
         let shown = blocks.get(i + 1).filter(|next| next.language == "text");
-        let printed = visible(&psql(server, "documents", &format!("{CLOCK}\n{}", block.code)));
+        let printed = visible(&psql(server, "documents", &format!("{before}\n{}", block.code)));
         let as_shown = match shown {
             Some(output) => printed == visible(&output.code),
             None => !printed.contains("ERROR:"),
@@ -264,8 +272,15 @@ fn every_example_prints_what_its_page_shows() {
     let server = std::env::var("RATELIMIT_TEST_SERVER").expect("RATELIMIT_TEST_SERVER: make test");
     // What an earlier run may have left, and the roles that the pages name.
     psql(&server, "postgres", "DROP DATABASE IF EXISTS documents");
-    psql(&server, "postgres", "DROP ROLE IF EXISTS app, authenticator, authenticated");
-    let roles = "CREATE ROLE app; CREATE ROLE authenticator; CREATE ROLE authenticated;";
+    psql(
+        &server,
+        "postgres",
+        "DROP ROLE IF EXISTS app, authenticator, authenticated, service_role",
+    );
+    // With the SQL file, the clock is for members of its owner. These don't inherit its rights.
+    let roles = "CREATE ROLE app; CREATE ROLE authenticator;
+        CREATE ROLE authenticated NOINHERIT; CREATE ROLE service_role NOINHERIT;
+        DO $$ BEGIN EXECUTE format('GRANT %I TO authenticated, service_role', current_user); END $$";
     assert_eq!(psql(&server, "postgres", roles), "");
 
     let mut examples = 0;
@@ -273,7 +288,7 @@ fn every_example_prints_what_its_page_shows() {
         documents().iter().flat_map(|page| wrong_examples(&server, page, &mut examples)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
     assert!(examples > 40, "only {examples} examples found");
-    let drop = "DROP ROLE app, authenticator, authenticated";
+    let drop = "DROP ROLE app, authenticator, authenticated, service_role";
     assert_eq!(psql(&server, "postgres", drop), "");
 }
 

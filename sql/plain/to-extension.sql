@@ -138,6 +138,6 @@ BEGIN
     PERFORM pg_temp.rl_recompile();
     PERFORM pg_temp.rl_settings_to_database(home);
     RAISE NOTICE 'moved to the extension: % definitions, % blocks, % rows of state', definitions, blocks, states
-        USING HINT = 'When transactions that began before are over, run this script again: it drops what they need.';
+        USING HINT = 'When transactions that began before have ended, run this script again: it drops what they need.';
 END
 $do$;

@@ -267,7 +267,7 @@ fn calls_go_on_while_limits_move_up_and_back() {
 
 /// What names the limiter in every way that moves, and what it answers.
 const NAMING: &str = "
-    GRANT USAGE ON SCHEMA ratelimit TO mover;
+    SET search_path = public, ratelimit; GRANT USAGE ON SCHEMA ratelimit TO mover;
     GRANT EXECUTE ON FUNCTION rl_limit, rl_check TO mover; GRANT SELECT ON rateLimits TO mover;
     REVOKE EXECUTE ON FUNCTION rl_sliding_log FROM PUBLIC;
     INSERT INTO rl_settings VALUES ('error_style', 'pgrst');
