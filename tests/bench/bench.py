@@ -236,7 +236,7 @@ class Bench:
         size = "SELECT pg_relation_size('ratelimits')"
         before = int(self.psql(database, size))
         self.pgbench(database, call, clients, keys=1000, length=["-t", str(updates // clients)])
-        counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'ratelimits'"
+        counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'public.ratelimits'::regclass"
         done, hot = map(int, self.psql(database, counts).split("|"))
         growth = int(self.psql(database, size)) / before
         title = f"{done:,} updates of 1,000 hot keys, {clients} clients"

@@ -21,6 +21,8 @@ SETWISE = "set-based UPDATE or upsert"
 PLPGSQL = "token bucket in PL/pgSQL"
 UPSERT = "upsert of Node limiters"
 REDIS = "token bucket in Redis"
+FILE = "rl_limit of the SQL file"
+EIGHT = "eight lines of PL/pgSQL"
 SELECT_ROW = "SELECT by primary key"
 SELECT_1 = "SELECT 1"
 MEMORY = "rl_limit, in memory"
@@ -30,7 +32,7 @@ NOOP = "a function that does nothing"
 # What the lines are called in the tables and the chart.
 NAMES = {
     MEMORY: "in memory", SAVED: "in memory, saved", RL: "rl_limit", SETWISE: "set-based SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
-    REDIS: "Redis", SELECT_ROW: "bare SELECT", NOOP: "no-op", SELECT_1: "SELECT 1",
+    FILE: "SQL file", EIGHT: "eight lines", REDIS: "Redis", SELECT_ROW: "bare SELECT", NOOP: "no-op", SELECT_1: "SELECT 1",
 }
 # The tables of docs/performance.md: title; a column's name and its line, the first of those that a work has; works by
 # their rows' names. No cell is empty: a work without one of the lines has no row.
@@ -58,6 +60,16 @@ TABLES = [
             "memory_hot": "one hot key, allowed",
             "memory_denied": "one hot key, denied",
             "memory_keys": "100,000 keys, allowed",
+        },
+    ),
+    (
+        "The SQL file",
+        {"SQL file": [FILE], "extension": [RL], "eight lines": [EIGHT], "PL/pgSQL": [PLPGSQL], "plain SQL": [BARE, SELECT_ROW]},
+        {
+            "file_hot_allowed": "one hot key, allowed",
+            "file_hot_denied": "one hot key, denied",
+            "file_single_16": "100,000 keys, allowed",
+            "file_single_1": "100,000 keys, allowed, 1 client",
         },
     ),
     (

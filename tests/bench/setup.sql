@@ -12,18 +12,24 @@ SELECT rl_define('allowed', rl_token_bucket(rate => 1000000, period => '1 second
        rl_define('saved later', rl_token_bucket(rate => 1000000, period => '1 second') || '{"store": "memory", "save": "1 hour"}'),
        rl_define('sharded', rl_token_bucket(rate => 1000000, period => '1 second', shards => 16));
 
+-- The SQL file, in its own schema next to the extension.
+\i dist/ratelimit.sql
+SELECT ratelimit.rl_define('allowed', ratelimit.rl_token_bucket(rate => 1000000, period => '1 second')),
+       ratelimit.rl_define('denied', ratelimit.rl_token_bucket(rate => 1, period => '1 day'));
+
 SELECT format('CREATE TABLE %I (LIKE rateLimits INCLUDING ALL) WITH (%s)', competitor, array_to_string(reloptions, ', '))
 FROM pg_class, unnest(ARRAY['bare', 'plpgsql', 'upsert']) competitor
 WHERE pg_class.oid = 'rateLimits'::regclass \gexec
 
--- The rows of a limit, keys '1' to 'n', in all four tables: full, or empty.
-CREATE PROCEDURE fill(name text, n int, tokens double precision, tables text[] DEFAULT '{ratelimits, bare, plpgsql, upsert}')
+-- The rows of a limit, keys '1' to 'n', in all tables: full, or empty.
+CREATE PROCEDURE fill(name text, n int, tokens double precision,
+                      tables text[] DEFAULT '{public.ratelimits, bare, plpgsql, upsert, ratelimit.ratelimits}')
 LANGUAGE plpgsql AS $$
 DECLARE
     tab text;
 BEGIN
     FOREACH tab IN ARRAY tables LOOP
-        EXECUTE format('INSERT INTO %I (name, key, value, ts)
+        EXECUTE format('INSERT INTO %s (name, key, value, ts)
                         SELECT $1, n::text, $3, clock_timestamp() FROM generate_series(1, $2) n', tab)
             USING name, n, tokens;
     END LOOP;
@@ -61,6 +67,21 @@ BEGIN
         UPDATE plpgsql SET value = remaining, ts = at WHERE name = p_name AND key = p_key AND shard = 0;
     ELSE
         retry_after := (p_count - remaining) / p_rate;
+    END IF;
+END $$;
+
+-- The fewest lines of PL/pgSQL that keep a token bucket.
+CREATE FUNCTION eight_lines(p_name text, p_key text, capacity double precision, rate double precision, OUT ok boolean)
+LANGUAGE plpgsql AS $$
+DECLARE
+    bucket plpgsql;
+BEGIN
+    INSERT INTO plpgsql (name, key, value, ts) VALUES (p_name, p_key, capacity, clock_timestamp()) ON CONFLICT DO NOTHING;
+    SELECT * INTO bucket FROM plpgsql WHERE name = p_name AND key = p_key FOR UPDATE;
+    bucket.value := least(capacity, bucket.value + extract(epoch FROM clock_timestamp() - bucket.ts) * rate);
+    ok := bucket.value >= 1;
+    IF ok THEN
+        UPDATE plpgsql SET value = bucket.value - 1, ts = clock_timestamp() WHERE name = p_name AND key = p_key;
     END IF;
 END $$;
 

@@ -5,7 +5,7 @@ Measures nothing itself: bench.py says how a line is measured.
 
 from dataclasses import dataclass, field
 
-from report import BARE, MEMORY, NOOP, PLPGSQL, REDIS, RL, SELECT_1, SELECT_ROW, SETWISE, SQL_STORE
+from report import BARE, EIGHT, FILE, MEMORY, NOOP, PLPGSQL, REDIS, RL, SELECT_1, SELECT_ROW, SETWISE, SQL_STORE
 from report import SAVED, STAR, UPSERT
 from report import Bar
 
@@ -22,6 +22,8 @@ CALL = {
     BARE: "UPDATE bare SET value = value - 1, ts = clock_timestamp()"
     " WHERE name = '{limit}' AND key = {key} AND shard = 0",
     PLPGSQL: "SELECT (plpgsql_limit('{limit}', {key}, {capacity}, {rate})).ok",
+    FILE: "SELECT (ratelimit.rl_limit('{limit}', {key})).ok",
+    EIGHT: "SELECT eight_lines('{limit}', {key}, {capacity}, {rate})",
     UPSERT: "INSERT INTO upsert (name, key, value, ts) VALUES ('{limit}', {key}, 1, now() + '1 minute')"
     " ON CONFLICT (name, key, shard) DO UPDATE SET"
     " value = CASE WHEN upsert.ts <= now() THEN 1 ELSE upsert.value + 1 END,"
@@ -67,7 +69,7 @@ DATABASES = {
     "many_rows": "CALL fill('allowed', 5000000, 1000000, '{ratelimits}')",
     "updates": "CALL fill('allowed', 1000, 1000000)",
 }
-TABLES = "ratelimits, bare, plpgsql, upsert"
+TABLES = "public.ratelimits, bare, plpgsql, upsert, ratelimit.ratelimits"
 VACUUM, EMPTY = f"VACUUM {TABLES}", f"TRUNCATE {TABLES}"
 
 
@@ -95,6 +97,7 @@ def works(bench):
     any_key = CALL[RL].format(limit="allowed", key=":key")
     two_limits = """SELECT ok FROM rl_limit_all(('[{"name": "allowed", "key": "' || :key || '"},
         {"name": "allowed", "key": "' || :other || '"}]')::jsonb)"""
+    against_lines = {EIGHT: at_least(0.5), PLPGSQL: at_least(0.5)}
     held = "BEGIN;\n{}SELECT pg_sleep(0.005);\nCOMMIT".format
     insert = "INSERT INTO {}_messages VALUES (:key, 'hello')"
     return [
@@ -209,6 +212,31 @@ def works(bench):
                 "1,000 rows": bench.calls(any_key, 1, "few_rows", keys=1000),
             },
             {"1,000 rows": at_most(1.5)}, warm_up=True,
+        ),
+        *(
+            Work(
+                f"file_single_{clients}", f"the SQL file: single calls, 100,000 keys, {clients} client{'s' * (clients > 1)}",
+                bench.single([FILE, RL, EIGHT, PLPGSQL, BARE], "allowed", clients), against_lines,
+            )
+            for clients in (1, 16)
+        ),
+        Work(
+            "file_hot_allowed", "the SQL file: one hot key, allowed, 16 clients",
+            bench.single([FILE, RL, EIGHT, PLPGSQL, BARE], "allowed", 16, hot=True), against_lines,
+        ),
+        Work(
+            "file_hot_denied", "the SQL file: one hot key, denied, 16 clients",
+            bench.single([FILE, RL, EIGHT, PLPGSQL, SELECT_ROW], "denied", 16, hot=True),
+            {EIGHT: at_least(1.5), PLPGSQL: at_least(1.5)},
+        ),
+        Work(
+            "file_two", "the SQL file: rl_limit_all of two limits, 1 client",
+            {
+                "of the SQL file": bench.calls(two_limits.replace("rl_limit_all", "ratelimit.rl_limit_all"), 1),
+                "of the extension": bench.calls(two_limits, 1),
+                SELECT_1: bench.calls(CALL[SELECT_1], 1),
+            },
+            {SELECT_1: Bar("µs", "at most", 600)},
         ),
         Work(
             "others", "other calls, 100,000 keys, 16 clients",
