@@ -2,13 +2,14 @@
 const { readFileSync } = require('node:fs');
 const path = require('node:path');
 
-/** The schema, wherever the file names it: not the extension and settings that have its name. scripts/plain has the same. */
+// The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain.pl has it.
 const SCHEMA = /(?<!extension )(?<!extname = ')\bratelimit\b(?!\.(clock|error_style)\b)/g;
 
 /** ratelimit.sql, the functions of the extension ratelimit in SQL, for a schema. */
 function installSql({ schema = 'ratelimit' } = {}) {
     if (typeof schema !== 'string' || !/^(?!pg_|public$)[a-z_][a-z0-9_]{0,62}$/.test(schema)) {
-        throw new TypeError(`installSql: schema is ${schema}; allowed: lower-case letters, digits and _, but not public`);
+        const allowed = 'lower-case letters, digits and _, but not public';
+        throw new TypeError(`installSql: schema is ${schema}; allowed: ${allowed}`);
     }
     const text = readFileSync(path.join(__dirname, 'ratelimit.sql'), 'utf8');
     const [head] = /^(--.*\n)*/.exec(text);

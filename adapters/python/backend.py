@@ -1,4 +1,4 @@
-"""Builds the package, with flit: in a clone of the repository it first makes the file ratelimit.sql that goes into it."""
+"""Builds the package with flit; in a clone of the repository it first makes ratelimit.sql, which goes into it."""
 
 import os
 import shutil
@@ -15,7 +15,9 @@ def _with_file(build):
     def built(*arguments, **others):
         plain = HERE.parents[1] / "scripts" / "plain"
         if HERE.parent.name == "adapters" and plain.is_file():
-            subprocess.run([plain], check=True, env={name: value for name, value in os.environ.items() if name != "SCHEMA"})
+            # A SCHEMA of the caller's is not the package's.
+            environment = {name: value for name, value in os.environ.items() if name != "SCHEMA"}
+            subprocess.run([plain], check=True, env=environment)
             shutil.copy(plain.parents[1] / "dist" / "ratelimit.sql", FILE)
         if not FILE.is_file():
             raise FileNotFoundError(f"there is no {FILE}: make plain in the repository makes it, as dist/ratelimit.sql")
@@ -24,7 +26,9 @@ def _with_file(build):
     return built
 
 
-build_wheel, build_sdist, build_editable = map(_with_file, (buildapi.build_wheel, buildapi.build_sdist, buildapi.build_editable))
+build_wheel = _with_file(buildapi.build_wheel)
+build_sdist = _with_file(buildapi.build_sdist)
+build_editable = _with_file(buildapi.build_editable)
 get_requires_for_build_wheel = buildapi.get_requires_for_build_wheel
 get_requires_for_build_sdist = buildapi.get_requires_for_build_sdist
 get_requires_for_build_editable = buildapi.get_requires_for_build_editable

@@ -1,5 +1,5 @@
-// The page that needs no database server, in Chromium, from a server of static files below a path: the folder TRY, which
-// playground/try/build makes.
+// The page that needs no database server, in Chromium, from a server of static files below a path: the folder TRY,
+// which playground/try/build makes.
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';

@@ -119,7 +119,8 @@ async function take() {
 async function run() {
     try {
         const results = await db.exec(fields('run').sql);
-        const shown = results.filter(({ fields }) => fields.length).map((result) => table(result.fields.map(({ name }) => name), result.rows));
+        const shown = results.filter(({ fields }) => fields.length)
+            .map(({ fields, rows }) => table(fields.map(({ name }) => name), rows));
         byId('results').replaceChildren(...(shown.length ? shown : [element('p', 'done')]));
     } catch (error) {
         byId('results').replaceChildren(problem(error));

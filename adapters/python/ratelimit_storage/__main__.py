@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ratelimit_storage")
     command = parser.add_subparsers(required=True, metavar="install").add_parser("install", description=ABOUT)
     command.add_argument("url", nargs="?", default="", metavar="URL")
-    command.add_argument("--schema", default="ratelimit", metavar="NAME", help='the schema that is to hold them: "ratelimit"')
+    command.add_argument("--schema", default="ratelimit", metavar="NAME", help="another schema than ratelimit")
     command.add_argument("--print", action="store_true", help="write the SQL to standard output instead")
     given = parser.parse_args()
     try:

@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
-# The schema, wherever the file names it: not the extension and settings that have its name. scripts/plain has the same.
+# The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain.pl has it.
 _SCHEMA = re.compile(r"(?<!extension )(?<!extname = ')\bratelimit\b(?!\.(clock|error_style)\b)")
 
 
@@ -20,7 +20,7 @@ def install_sql(schema: str = "ratelimit") -> str:
 
 
 def install(connection: Any, schema: str = "ratelimit") -> None:
-    """Runs install_sql on a connection of psycopg or another driver that has cursors, in its transaction if it is in one."""
+    """Runs install_sql on a connection of psycopg, or of another driver that has cursors, in its transaction."""
     text = install_sql(schema)
     cursor = connection.cursor()
     try:
