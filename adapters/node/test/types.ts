@@ -2,7 +2,8 @@
 import { rateLimit } from 'express-rate-limit';
 import { rateLimiter } from 'hono-rate-limiter';
 import type { ThrottlerStorage } from '@nestjs/throttler';
-import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+import { PGlite } from '@electric-sql/pglite';
+import { install, installSql, RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
 
 const pool = { query: async () => ({ rows: [] }) };
 rateLimit({ limit: 3, windowMs: 1000, store: new RateLimitStore({ pool, name: 'api' }) });
@@ -12,4 +13,11 @@ new RateLimitStore({ pool });
 // @ts-expect-error
 new RateLimitStore({ pool, name: 'api', store: 'redis' });
 const storage: ThrottlerStorage = new RateLimitThrottlerStorage({ pool, name: 'api' });
+
+const text: string = installSql({ schema: 'limits' });
+// @ts-expect-error
+installSql({ schema: 7 });
+// @ts-expect-error
+install({});
+export const installed: Promise<void>[] = [install(pool), install(new PGlite(), { schema: text })];
 export default storage;
