@@ -292,15 +292,18 @@ CREATE OR REPLACE FUNCTION ratelimit._take_tokens(l ratelimit._limit, s ratelimi
     count double precision, reserve boolean) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     r record;
+    ts bigint;
     wait bigint;
     value double precision;
     prior double precision;
     reset bigint;
 BEGIN
     r := ratelimit._refilled(l, s, now);
+    ts := r.ts;
     value := ratelimit._subtract(r.tokens, count);
     IF value < -l.tolerance AND NOT l.overage OR l.first_request THEN
-        wait := ratelimit._passes(l, r.ts, r.tokens, now, count, reserve);
+        IF ratelimit._awaits(l, r.tokens) THEN ts := greatest(ts, now); END IF;
+        wait := ratelimit._passes(l, ts, r.tokens, now, count, reserve);
         IF wait IS NULL THEN
             reset := ratelimit._reset_at(l, r.ts, r.tokens, now);
             wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
@@ -308,12 +311,11 @@ BEGIN
                 false, l.enforce, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
         END IF;
         IF wait <= 0 THEN wait := NULL; END IF;
-        IF ratelimit._awaits(l, r.tokens) THEN r.ts := greatest(r.ts, now); END IF;
     END IF;
-    reset := ratelimit._reset_at(l, r.ts, value, now);
-    IF l.kind = 2 THEN prior := ratelimit._brought(l, s, r.ts, value); END IF;
+    reset := ratelimit._reset_at(l, ts, value, now);
+    IF l.kind = 2 THEN prior := ratelimit._brought(l, s, ts, value); END IF;
     RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
-               l.enforce, NULL, NULL, value, r.ts, prior, NULL)::ratelimit._decision;
+               l.enforce, NULL, NULL, value, ts, prior, NULL)::ratelimit._decision;
 END
 $$;
 

@@ -268,14 +268,14 @@ END
 $$;
 
 -- What is defined and stored of a key, read without a lock.
-CREATE OR REPLACE FUNCTION ratelimit._seen(function text, name text, key text, config jsonb,
+CREATE OR REPLACE FUNCTION ratelimit._seen(function text, name text, key text, config jsonb, count double precision,
     OUT l ratelimit._limit, OUT s ratelimit._state, OUT now bigint, OUT until timestamptz, OUT has_state boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
 BEGIN
     SELECT f.* INTO seen FROM ratelimit._found($2, $3) f;
-    l := ratelimit._resolve(function, name, key, seen.defined, config);
+    l := ratelimit._usable(function, name, key, seen.defined, config, count);
     now := ratelimit._now();
     until := seen.until;
     s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log);
@@ -292,9 +292,8 @@ DECLARE
     d ratelimit._decision;
 BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws);
-    seen := ratelimit._seen('rl_check', name, key, config);
+    seen := ratelimit._seen('rl_check', name, key, config, count);
     l := seen.l;
-    PERFORM ratelimit._check_use('rl_check', l.kind, count);
     d := ratelimit._look(l, seen.s, seen.now, seen.until, count, reserve, false);
     IF throws AND NOT d.ok AND d.enforced THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
@@ -364,8 +363,7 @@ RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
 BEGIN
-    PERFORM ratelimit._check(name, key);
-    seen := ratelimit._seen('rl_state', name, key, config);
+    seen := ratelimit._seen('rl_state', name, key, config, 0);
     RETURN CASE WHEN seen.has_state THEN ratelimit._state_json(ratelimit._current(seen.l, seen.s, seen.now)) END;
 END
 $$;
