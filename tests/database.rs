@@ -14,6 +14,8 @@ pub struct Database {
 }
 
 impl Database {
+    /// How many a storm has.
+    pub const SESSIONS: usize = 16;
     /// Where limits may be.
     pub const STORES: [&str; 2] = ["table", "memory"];
 
@@ -37,6 +39,16 @@ impl Database {
         postgres.batch_execute(&format!("DROP DATABASE IF EXISTS {name} (FORCE)")).unwrap();
         postgres.batch_execute(&format!("CREATE DATABASE {name}")).unwrap();
         Database { name, _turn: None }
+    }
+
+    /// How much of so many calls a storm makes: all.
+    pub const fn part(all: usize) -> usize {
+        all
+    }
+
+    /// The SQL that defines limits, as it is.
+    pub fn limits(sql: &str) -> String {
+        sql.to_owned()
     }
 
     pub fn connect(&self) -> Client {

@@ -1,4 +1,4 @@
-//! 16 sessions at once over one key and over a few, with the real clock, random rollbacks and
+//! 16 sessions at once (32 on the SQL file) over one key and over a few, with the real clock, random rollbacks and
 //! savepoints, at every isolation level: no token is given twice, and none is lost.
 //!
 //! A session notes each take in a table of its own, in the same transaction, so the notes are the
@@ -30,7 +30,7 @@ use rules::{Random, Rule, SECOND, Take, quick, slow};
 
 use crate::database::Database;
 
-const SESSIONS: usize = 16;
+const SESSIONS: usize = Database::SESSIONS;
 const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];
 
 /// The savepoint around one take.
@@ -371,11 +371,12 @@ fn now(client: &mut Client) -> i64 {
 fn takes_every_token_once(database: &Database, level: &str) {
     for (n, rule) in slow(1000.0).into_iter().enumerate() {
         let mut load = Load::new(database, &[rule], 1);
-        let tally = load.run(n as u64, level, LIMITER, End::Transactions(25));
+        let tally =
+            load.run(n as u64, level, LIMITER, End::Transactions(Database::part(25) as u64));
         load.check(&tally, false).unwrap();
     }
     let mut load = Load::new(database, &slow(100.0), 3);
-    let tally = load.run(9, level, LIMITER, End::Transactions(30));
+    let tally = load.run(9, level, LIMITER, End::Transactions(Database::part(30) as u64));
     load.check(&tally, false).unwrap();
 }
 
@@ -542,7 +543,7 @@ fn hungry_clients_get_all_that_flows_in() {
 #[ignore = "needs a server: make test"]
 fn the_first_take_of_a_key_happens_once() {
     const TOKENS: f64 = 5.0;
-    const ROUNDS: usize = 40;
+    const ROUNDS: usize = Database::part(40);
     let database = Database::new("load_first");
     for level in LEVELS {
         let mut load = Load::new(&database, &slow(TOKENS), ROUNDS);

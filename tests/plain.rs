@@ -1,10 +1,18 @@
 //! Tests of the SQL file, dist/ratelimit.sql, on the server that RATELIMIT_TEST_SERVER names: `make test ONLY=plain`.
 //!
 //! `leases`, `load` and `rl_calculate` are the extension's own, on databases with the file instead; tests/plain/run
-//! leaves out those of them that tests/plain/server lists.
+//! leaves out those of them that tests/plain/server lists. `beside` compares both editions.
 
+#[path = "plain/beside.rs"]
+mod beside;
+#[path = "plain/calls.rs"]
+mod calls;
 #[path = "plain/database.rs"]
 mod database;
+#[path = "plain/known.rs"]
+mod known;
 mod leases;
 mod load;
+#[path = "plain/real_clock.rs"]
+mod real_clock;
 mod rl_calculate;

@@ -150,7 +150,7 @@ fn load(database: &Database, mut more: impl FnMut(usize) -> bool) {
 
 fn define(client: &mut Client, n: usize, shards: u32) {
     let sql = format!("SELECT rl_define('{}', {})", name(n), config(n, shards));
-    client.batch_execute(&sql).unwrap();
+    client.batch_execute(&Database::limits(&sql)).unwrap();
 }
 
 /// RATELIMIT_LOAD_SECONDS says how long, instead of so many keys.

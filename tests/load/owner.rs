@@ -281,12 +281,12 @@ fn table_and_takes_are_whole_whatever_the_owner_does() {
     let database = Database::new("load_owner");
     let mut client = quick_to_see_deadlocks(&database);
     client
-        .batch_execute(&format!(
+        .batch_execute(&Database::limits(&format!(
             "CREATE TABLE takes (name text, key text, count float8);
              SELECT rl_define('exact', rl_token_bucket({CAPACITY}, '1 day'));
              SELECT rl_define('exact wide', rl_token_bucket({CAPACITY}, '1 day', shards => 4));
              SELECT rl_define('loose', rl_token_bucket({CAPACITY}, '1 day', max_reserved => 1e9))"
-        ))
+        )))
         .unwrap();
     let started = Instant::now();
     let mut wrong = Errors::new();

@@ -12,11 +12,11 @@ fn rebuilding_under_load_is_no_deadlock() {
     let database = Database::new("load_rebuild");
     let mut rebuilder = quick_to_see_deadlocks(&database);
     rebuilder
-        .batch_execute(
+        .batch_execute(&Database::limits(
             "SELECT rl_define('api', rl_token_bucket(1e9, '1 day'));
              SELECT rl_define('wide', rl_token_bucket(1e9, '1 day', shards => 3));
              SELECT ok FROM generate_series(1, 20) n, LATERAL rl_limit('api', 'key ' || n);",
-        )
+        ))
         .unwrap();
     let (errors, (calls, rebuilds)) = calls_beside(
         &database,

@@ -10,10 +10,10 @@ use crate::database::Database;
 
 const SESSIONS: usize = 6;
 const KEYS: u64 = 6;
-const CALLS: usize = 500;
+const CALLS: usize = Database::part(500);
 /// Sessions, rounds and calls of a round, for calls whose race is short.
 const MANY: (usize, usize) = (16, 3);
-const EACH: usize = 500;
+const EACH: usize = Database::part(500);
 
 const LIMITS: &str = "
     SELECT rl_define('api', rl_token_bucket(1e9, '1 day'));
@@ -57,7 +57,7 @@ fn in_turn(one: &str, other: &str) -> String {
 /// A database with some limits.
 fn limits(name: &'static str) -> Database {
     let database = Database::new(name);
-    database.connect().batch_execute(LIMITS).unwrap();
+    database.connect().batch_execute(&Database::limits(LIMITS)).unwrap();
     database
 }
 

@@ -18,6 +18,8 @@ pub struct Database {
 }
 
 impl Database {
+    /// How many a storm has.
+    pub const SESSIONS: usize = 32;
     /// Where limits may be.
     pub const STORES: [&str; 1] = ["table"];
 
@@ -51,6 +53,22 @@ impl Database {
         Database { name, _turn: None }
     }
 
+    /// How much of so many calls a storm makes: with twice the sessions, and calls that take longer, a quarter.
+    pub const fn part(all: usize) -> usize {
+        all.div_ceil(4)
+    }
+
+    /// The SQL that defines limits, each in one row.
+    pub fn limits(sql: &str) -> String {
+        let mut parts = sql.split("shards => ");
+        let mut one = parts.next().unwrap().to_owned();
+        for part in parts {
+            one += "shards => 1";
+            one += part.trim_start_matches(|letter: char| letter.is_ascii_digit());
+        }
+        one
+    }
+
     /// Connects as a superuser, who may set deadlock_timeout.
     pub fn connect(&self) -> Client {
         self.connect_as("postgres")
@@ -58,6 +76,10 @@ impl Database {
 
     pub fn connect_as(&self, role: &str) -> Client {
         connect_as(self.name, role)
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Whether a call above READ COMMITTED may fail to be serialized.

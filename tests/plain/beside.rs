@@ -1,0 +1,405 @@
+//! The extension and the SQL file in one database, with the same calls at the same times: the same answers, errors,
+//! notices and rows. RATELIMIT_SEED sets the seed, RATELIMIT_CALLS how many calls.
+//!
+//! Calls are sent to both without waiting for the answers of those before them. Where the two differ, the calls that
+//! led there are made again in fewer and fewer, and what is left is shown.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
+
+use crate::calls::{Call, Calls};
+use crate::database::Database;
+use crate::known;
+
+const CALLS: usize = 100_000;
+/// Sent at once; then states are compared.
+const BATCH: usize = 250;
+/// The most calls from which a difference is looked for again.
+const RETOLD: usize = 8_000;
+
+/// After so many it is enough.
+const DIFFERENCES: usize = 20;
+
+/// The schemas of the editions, each with one for the tests' own tables.
+const SCHEMAS: [&str; 2] = ["extension", "ratelimit"];
+
+/// A session that calls one of the editions.
+struct Edition {
+    client: Client,
+    notices: Arc<Mutex<Vec<String>>>,
+}
+
+/// What a statement was answered: its rows, or its error, whole.
+type Answer = String;
+
+impl Edition {
+    async fn connect(database: &Database, schema: &str) -> Edition {
+        let mut config: tokio_postgres::Config =
+            std::env::var("RATELIMIT_TEST_SERVER").unwrap().parse().unwrap();
+        config.dbname(database.name()).application_name(schema);
+        let (client, mut connection) = config.connect(NoTls).await.unwrap();
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let noted = notices.clone();
+        tokio::spawn(async move {
+            while let Some(message) =
+                std::future::poll_fn(|context| connection.poll_message(context)).await
+            {
+                if let Ok(AsyncMessage::Notice(notice)) = message {
+                    noted.lock().unwrap().push(whole(&notice));
+                }
+            }
+        });
+        let setup = format!(
+            "SET search_path = {schema}, {schema}_tests; SET timezone = 'UTC'; SET lc_messages = 'C';
+             SET client_min_messages = notice; SET lock_timeout = '20 s'"
+        );
+        client.batch_execute(&setup).await.unwrap();
+        Edition { client, notices }
+    }
+
+    /// Sends the calls, and returns their answers.
+    async fn run(&self, calls: &[Call]) -> Vec<Answer> {
+        type Sent<'a> = Pin<
+            Box<
+                dyn Future<Output = Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>>
+                    + Send
+                    + 'a,
+            >,
+        >;
+        enum Waiting<'a> {
+            For(Sent<'a>),
+            Done(Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>),
+        }
+        let mut waiting: Vec<Waiting> = calls
+            .iter()
+            .map(|call| Waiting::For(Box::pin(self.client.simple_query(&call.sql))))
+            .collect();
+        std::future::poll_fn(|context| {
+            for one in &mut waiting {
+                if let Waiting::For(sent) = one
+                    && let Poll::Ready(answer) = sent.as_mut().poll(context)
+                {
+                    *one = Waiting::Done(answer);
+                }
+            }
+            Poll::Ready(())
+        })
+        .await;
+        let mut answers = Vec::with_capacity(calls.len());
+        for one in waiting {
+            answers.push(answer(match one {
+                Waiting::For(sent) => sent.await,
+                Waiting::Done(answer) => answer,
+            }));
+        }
+        answers
+    }
+
+    fn notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap())
+    }
+}
+
+/// All that a user sees of an error or a notice, without the schema.
+fn whole(error: &tokio_postgres::error::DbError) -> String {
+    let mut text = format!("{} {}", error.code().code(), error.message());
+    for (field, value) in [("DETAIL", error.detail()), ("HINT", error.hint())] {
+        if let Some(value) = value {
+            text += &format!("\n{field}: {value}");
+        }
+    }
+    known::alike(SCHEMAS.iter().fold(text, |text, schema| text.replace(&format!("{schema}."), "")))
+}
+
+fn answer(result: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>) -> Answer {
+    match result {
+        Ok(messages) => {
+            let mut text = String::new();
+            for message in messages {
+                if let SimpleQueryMessage::Row(row) = message {
+                    let values: Vec<_> =
+                        (0..row.len()).map(|n| row.get(n).unwrap_or("NULL")).collect();
+                    text += &(values.join("|") + "\n");
+                }
+            }
+            text
+        }
+        Err(error) => match error.as_db_error() {
+            Some(error) => whole(error),
+            None => panic!("{error:?}"),
+        },
+    }
+}
+
+/// Rows that differ, with what each edition has; of a lease not its id, which is random.
+const ROWS: &str = "
+    SELECT coalesce(a.place, b.place), a.row, b.row
+    FROM (SELECT concat_ws('/', name, key, shard) AS place, row(float8send(value + 0), ts, float8send(prior),
+                 CASE WHEN prior IS NULL OR log IS NULL THEN log
+                      ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
+          FROM extension.rateLimits
+          UNION ALL SELECT concat_ws('/', 'config', name, key), config::text FROM extension.rl_config
+          UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM extension.rl_blocks) AS a (place, row)
+    FULL JOIN
+         (SELECT concat_ws('/', name, key, shard), row(float8send(value + 0), ts, float8send(prior),
+                 CASE WHEN prior IS NULL OR log IS NULL THEN log
+                      ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
+          FROM ratelimit.rateLimits
+          UNION ALL SELECT concat_ws('/', 'config', name, key), config::text FROM ratelimit.rl_config
+          UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM ratelimit.rl_blocks) AS b (place, row)
+    USING (place) WHERE a.row IS DISTINCT FROM b.row ORDER BY 1 LIMIT 3";
+
+/// A difference, in words.
+struct Difference {
+    text: String,
+    /// The same for differences that are told once.
+    shape: String,
+    /// The call, if its answer differs; otherwise what was left by the calls up to here.
+    at: usize,
+}
+
+impl Difference {
+    fn new(at: usize, what: &str, [extension, file]: [&str; 2]) -> Difference {
+        // The function, and the errors' codes.
+        let function = what.split("rl_").nth(1).and_then(|text| text.split('(').next());
+        let code = |text: &str| {
+            text.split_once(' ')
+                .map(|(code, _)| code)
+                .filter(|code| code.len() == 5)
+                .unwrap_or("")
+                .to_owned()
+        };
+        let shape = format!("{} {} {}", function.unwrap_or(what), code(extension), code(file));
+        let text = format!("{what}\nextension: {extension}\nfile:      {file}");
+        Difference { text, shape, at }
+    }
+}
+
+struct Pair {
+    editions: [Edition; 2],
+    /// The shapes of differences that were told.
+    told: Mutex<BTreeSet<String>>,
+    /// Sees what both have committed.
+    reader: Client,
+}
+
+impl Pair {
+    async fn connect(database: &Database) -> Pair {
+        let editions = [
+            Edition::connect(database, SCHEMAS[0]).await,
+            Edition::connect(database, SCHEMAS[1]).await,
+        ];
+        let reader = Edition::connect(database, "pg_catalog").await.client;
+        Pair { editions, told: Mutex::default(), reader }
+    }
+
+    /// Makes the calls on both; returns what differs first, in a shape that was not told yet or in the given one, and
+    /// the answers.
+    async fn run(&self, calls: &[Call], shape: Option<&str>) -> (Option<Difference>, Vec<Answer>) {
+        let [extension, file] = &self.editions;
+        let (told, retold) = tokio::join!(extension.run(calls), file.run(calls));
+        let mut difference = told.iter().zip(&retold).enumerate().find_map(|(at, (a, b))| {
+            let differ = a != b && !known::is_known(a, b);
+            let found = || Difference::new(at, &calls[at].sql, [a, b]);
+            if differ { Some(found()).filter(|found| self.is_sought(found, shape)) } else { None }
+        });
+        let (a, b) = (extension.notices(), file.notices());
+        let at = calls.len() - 1;
+        if difference.is_none() && a != b {
+            difference = Some(Difference::new(at, "notices", [&a.join("\n"), &b.join("\n")]));
+        }
+        if difference.is_none() {
+            let rows = answer(self.reader.simple_query(ROWS).await);
+            if !rows.is_empty() {
+                difference = Some(Difference::new(at, "rows, extension | file", ["", &rows]));
+            }
+        }
+        (difference.filter(|found| self.is_sought(found, shape)), told)
+    }
+
+    fn is_sought(&self, found: &Difference, shape: Option<&str>) -> bool {
+        match shape {
+            Some(shape) => found.shape == shape,
+            None => !self.told.lock().unwrap().contains(&found.shape),
+        }
+    }
+
+    /// Forgets everything.
+    async fn start_again(&self) {
+        for edition in &self.editions {
+            let empty = "ROLLBACK; TRUNCATE rateLimits, rl_config, rl_blocks, held;
+                         SELECT set_config('ratelimit.clock', '', false)";
+            edition.client.batch_execute(empty).await.unwrap();
+            edition.notices();
+        }
+    }
+
+    /// Whether these calls, made anew, differ, in this shape.
+    async fn differ(&self, calls: &[Call], shape: &str) -> Option<Difference> {
+        self.start_again().await;
+        for (n, batch) in calls.chunks(1_000).enumerate() {
+            let mut batch = batch.to_vec();
+            batch.push(Call { sql: "COMMIT".into(), names: vec![] });
+            if let (Some(found), _) = self.run(&batch, Some(shape)).await {
+                return Some(Difference {
+                    at: (found.at + n * 1_000).min(calls.len() - 1),
+                    ..found
+                });
+            }
+        }
+        None
+    }
+
+    /// Leaves out of the calls what the difference does not need.
+    async fn shrink(&self, mut calls: Vec<Call>, shape: &str) -> (Vec<Call>, Option<Difference>) {
+        let started = Instant::now();
+        let mut found = self.differ(&calls, shape).await;
+        let Some(difference) = &found else { return (calls, None) };
+        calls.truncate(difference.at + 1);
+        let mut part = calls.len().div_ceil(2);
+        while part > 0 && started.elapsed() < Duration::from_secs(10) {
+            let mut from = 0;
+            let mut less = false;
+            while from < calls.len() {
+                let to = (from + part).min(calls.len());
+                let fewer = [&calls[..from], &calls[to..]].concat();
+                let again = if fewer.is_empty() { None } else { self.differ(&fewer, shape).await };
+                match again {
+                    Some(difference) => {
+                        calls = fewer;
+                        calls.truncate(difference.at + 1);
+                        found = Some(difference);
+                        less = true;
+                    }
+                    None => from = to,
+                }
+            }
+            part = if part == 1 && !less {
+                0
+            } else {
+                part.div_ceil(2).min(part.saturating_sub(1).max(1))
+            };
+        }
+        (calls, found)
+    }
+
+    /// Shows the calls that lead to a difference, as few as can be found.
+    async fn tell(&self, seed: u64, done: usize, made: &[Call], found: &Difference) -> String {
+        let at = &made[found.at.min(made.len() - 1)];
+        let names: BTreeSet<&String> = at.names.iter().collect();
+        let concerns = |call: &&Call| {
+            call.names.is_empty()
+                || names.is_empty()
+                || call.names.iter().any(|name| names.contains(name))
+        };
+        let mut calls: Vec<Call> = made[..=found.at].iter().filter(concerns).cloned().collect();
+        if calls.len() > RETOLD {
+            calls.drain(..calls.len() - RETOLD);
+        }
+        let mut report = format!("RATELIMIT_SEED={seed}, about call {done}: {}\n", found.text);
+        let last = calls[calls.len().saturating_sub(40)..].to_vec();
+        let (calls, again) = self.shrink(calls, &found.shape).await;
+        match again {
+            Some(again) => {
+                let sql: Vec<_> = calls.iter().map(|call| call.sql.clone() + ";\n").collect();
+                report += &format!("in {} calls: {}\n{}", calls.len(), again.text, sql.concat());
+            }
+            None => {
+                let sql: Vec<_> = last.iter().map(|call| call.sql.clone() + ";\n").collect();
+                report += &format!("not again; the last calls on its limits:\n{}", sql.concat());
+            }
+        }
+        report
+    }
+}
+
+/// A database with both, and what calls use besides.
+fn both(name: &'static str) -> Database {
+    let database = Database::new(name);
+    let mut client = database.connect();
+    client
+        .batch_execute("CREATE SCHEMA extension; CREATE EXTENSION ratelimit SCHEMA extension")
+        .unwrap();
+    for schema in SCHEMAS {
+        client
+            .batch_execute(&format!(
+                "CREATE SCHEMA {schema}_tests;
+                 SET search_path = {schema}_tests, {schema};
+                 CREATE TABLE held (n int, lease text);
+                 CREATE TABLE by_row (author text, tokens float8);
+                 CREATE TABLE by_statement (author text, tokens float8);
+                 CREATE TRIGGER limits BEFORE INSERT ON by_row FOR EACH ROW
+                     EXECUTE FUNCTION {schema}.rl_trigger('limit 00', 'key=author', 'count=tokens');
+                 CREATE TRIGGER limits AFTER INSERT ON by_statement REFERENCING NEW TABLE AS new FOR EACH STATEMENT
+                     EXECUTE FUNCTION {schema}.rl_trigger('limit 05', 'key=author')"
+            ))
+            .unwrap();
+    }
+    database
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().unwrap())
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn both_editions_give_the_same_answers() {
+    let seed = number("RATELIMIT_SEED", 1);
+    let limit = number("RATELIMIT_CALLS", CALLS as u64) as usize;
+    println!("RATELIMIT_SEED={seed} RATELIMIT_CALLS={limit}");
+    let database = both("plain_beside");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let reports = runtime.block_on(compare(&database, seed, limit));
+    assert!(reports.is_empty(), "{}", reports.join("\n"));
+}
+
+/// Makes so many calls on both; returns what differed, at most some.
+async fn compare(database: &Database, seed: u64, limit: usize) -> Vec<String> {
+    let pair = Pair::connect(database).await;
+    let mut calls = Calls::new(seed);
+    let mut made = calls.setup();
+    let mut next = made.clone();
+    let (mut done, mut errors, mut rows) = (0, 0, 0);
+    let mut reports = Vec::new();
+    while done < limit && reports.len() < DIFFERENCES {
+        let (found, answers) = pair.run(&next, None).await;
+        for answer in answers {
+            errors += usize::from(!answer.is_empty() && !answer.ends_with('\n'));
+            rows += usize::from(answer.ends_with('\n'));
+        }
+        if let Some(found) = found {
+            let at = made.len() - next.len() + found.at;
+            reports.push(
+                pair.tell(
+                    seed,
+                    done,
+                    &made,
+                    &Difference { at, shape: found.shape.clone(), text: found.text },
+                )
+                .await,
+            );
+            println!("{}", reports.last().unwrap());
+            pair.told.lock().unwrap().insert(found.shape);
+            // On from nothing, since the editions' rows may differ now.
+            pair.start_again().await;
+            made = calls.setup();
+            next = made.clone();
+            continue;
+        }
+        next = (0..BATCH).map(|_| calls.call()).collect();
+        next.push(calls.end());
+        done += next.iter().filter(|call| !call.sql.contains("set_config")).count();
+        made.extend(next.iter().cloned());
+    }
+    println!("{done} calls: {rows} with rows, {errors} errors");
+    assert!(!reports.is_empty() || rows > limit / 2 && errors > limit / 50);
+    reports
+}

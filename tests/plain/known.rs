@@ -1,0 +1,44 @@
+//! Where the SQL file may answer otherwise than the extension, and why. Nothing else may differ.
+
+/// A difference between two answers, which have all of their error, or their rows, as text.
+pub struct Known {
+    /// What both answers contain: the extension's, and the file's.
+    pub extension: &'static str,
+    pub file: &'static str,
+    pub why: &'static str,
+}
+
+pub const KNOWN: &[Known] = &[
+    Known {
+        extension: "Only limits in memory can be used here",
+        file: "in a read-only transaction",
+        why: "the hint is on limits in memory, which the file has none of",
+    },
+    Known {
+        extension: "is 1e+",
+        file: "is 1000000000000000",
+        why: "a builder's number that is out of range is told in all its digits, as it is in jsonb",
+    },
+    Known { extension: "is 1e-300", file: "is 0.00000000000000000000", why: "as above" },
+];
+
+/// An error or a notice with what is alike made the same: the extension writes seconds with as many digits as a float
+/// has, which are more than it knows of a wait of thousands of years.
+pub fn alike(text: String) -> String {
+    const BEFORE: &str = "Try again in ";
+    let Some((before, rest)) = text.split_once(BEFORE) else { return text };
+    match rest.split_once(" seconds.").map(|(seconds, after)| (seconds.parse::<f64>(), after)) {
+        Some((Ok(seconds), after)) if seconds > 1e9 => {
+            format!("{before}{BEFORE}{seconds:.3} seconds.{after}")
+        }
+        _ => text,
+    }
+}
+
+/// Whether this difference is in the list.
+pub fn is_known(extension: &str, file: &str) -> bool {
+    KNOWN.iter().any(|known| {
+        assert!(!known.why.is_empty());
+        extension.contains(known.extension) && file.contains(known.file)
+    })
+}
