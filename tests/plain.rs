@@ -15,4 +15,6 @@ mod leases;
 mod load;
 #[path = "plain/real_clock.rs"]
 mod real_clock;
+#[path = "plain/rights.rs"]
+mod rights;
 mod rl_calculate;

@@ -1,0 +1,646 @@
+//! Who may do what in a database with the SQL file: nobody but its owner, whatever the default privileges say, while
+//! it is loaded and afterwards; and what a caller or a stranger puts in the way changes nothing.
+
+use std::process::{Command, Stdio};
+
+use postgres::error::SqlState;
+use postgres::{Client, Error};
+
+use crate::database::{self, Database, OWNER};
+
+/// Supabase's, by other names.
+const ROLES: [&str; 2] = ["plain_anon", "plain_authenticated"];
+
+/// Makes the roles, and gives them by default all that `OWNER` creates, as Supabase does.
+fn open_to_all(database: &Database) {
+    let mut client = database.connect();
+    for role in ROLES {
+        let sql = format!(
+            "DO $$ BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
+        );
+        client.batch_execute(&sql).unwrap();
+    }
+    for kind in ["TABLES", "SEQUENCES", "FUNCTIONS", "TYPES", "SCHEMAS"] {
+        let sql = format!(
+            "ALTER DEFAULT PRIVILEGES FOR ROLE {OWNER} GRANT ALL ON {kind} TO {}, PUBLIC",
+            ROLES.join(", ")
+        );
+        client.batch_execute(&sql).unwrap();
+    }
+}
+
+/// The statements of the file.
+fn statements() -> Vec<String> {
+    let (text, mut found, mut from, mut at) = (database::file(), Vec::new(), 0, 0);
+    while at < text.len() {
+        let rest = &text[at..];
+        if rest.starts_with("--") {
+            at += rest.find('\n').unwrap();
+        } else if let Some(quoted) = rest.strip_prefix('\'') {
+            at += 1 + quoted.find('\'').unwrap() + 1;
+        } else if let Some(tag) =
+            rest.strip_prefix('$').and_then(|rest| rest.split_once('$')).map(|(tag, _)| tag)
+            && tag.chars().all(|letter| letter.is_alphanumeric() || letter == '_')
+        {
+            let quote = format!("${tag}$");
+            at += quote.len() + rest[quote.len()..].find(&quote).unwrap() + quote.len();
+        } else if rest.starts_with(';') {
+            found.push(text[from..=at].trim().to_owned());
+            at += 1;
+            from = at;
+        } else {
+            at += rest.chars().next().unwrap().len_utf8();
+        }
+    }
+    assert!(text[from..].trim().is_empty(), "{}", &text[from..]);
+    assert!(found.len() > 50, "{} statements", found.len());
+    found
+}
+
+/// What others than the owner may do with what reads or writes: functions that run as the owner, tables, types and the
+/// schema. What only computes is everybody's.
+const OPEN: &str = "
+    SELECT format('%s: %s to %s', object, privilege_type,
+                  CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
+    FROM (SELECT p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
+          WHERE p.pronamespace = to_regnamespace('ratelimit') AND p.prosecdef
+            AND p.proname !~ '^(rl_(token_bucket|fixed_window|sliding_.*|concurrency|unlimited|calculate)|_parse|_valid)$'
+          UNION ALL
+          SELECT c.oid::regclass::text, c.relowner, c.relacl FROM pg_class c
+          WHERE c.relnamespace = to_regnamespace('ratelimit') AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+          UNION ALL
+          SELECT 'the schema', n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = 'ratelimit'
+         ) AS o (object, owner, acl), aclexplode(acl) WHERE grantee <> owner";
+
+/// What is open, in words; and whether a stranger with USAGE of the schema gets anything done.
+fn assert_closed(database: &Database, stranger: &mut Client, after: &str) {
+    let mut client = database.connect();
+    let open: Vec<String> = client.query(OPEN, &[]).unwrap().iter().map(|row| row.get(0)).collect();
+    let usage = format!("the schema: USAGE to {}", ROLES[0]);
+    let open: Vec<_> = open.into_iter().filter(|line| *line != usage).collect();
+    assert!(open.is_empty(), "after: {after}\n{}", open.join("\n"));
+    let usage = format!(
+        "DO $$ BEGIN GRANT USAGE ON SCHEMA ratelimit TO {}; EXCEPTION WHEN invalid_schema_name THEN END $$",
+        ROLES[0]
+    );
+    client.batch_execute(&usage).unwrap();
+    for sql in CALLS {
+        let Err(error) = stranger.batch_execute(sql) else { panic!("after: {after}\nmay: {sql}") };
+        let code = error.code().unwrap().clone();
+        let refused = [
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            SqlState::UNDEFINED_FUNCTION,
+            SqlState::UNDEFINED_TABLE,
+            SqlState::INVALID_SCHEMA_NAME,
+            SqlState::UNDEFINED_OBJECT,
+        ];
+        assert!(refused.contains(&code), "after: {after}\n{sql}: {error:?}");
+    }
+}
+
+const CALLS: [&str; 12] = [
+    "SELECT ratelimit.rl_limit('l', 'k', config => '{\"kind\": \"token bucket\", \"rate\": 1, \"period\": 1000}')",
+    "SELECT ratelimit.rl_check('l', config => '{\"kind\": \"token bucket\", \"rate\": 1, \"period\": 1000}')",
+    "SELECT ratelimit.rl_limit_all('[{\"name\": \"l\", \"config\": {\"kind\": \"unlimited\"}}]')",
+    "SELECT ratelimit.rl_define('l', '{\"kind\": \"unlimited\"}')",
+    "SELECT ratelimit.rl_block('l', 'k', '1 s')",
+    "SELECT ratelimit.rl_reset('l')",
+    "SELECT ratelimit.rl_reset_all('l')",
+    "SELECT ratelimit.rl_prune()",
+    "SELECT ratelimit.rl_status()",
+    "SELECT ratelimit.rl_acquire('l', config => '{\"kind\": \"concurrency\", \"slots\": 1, \"ttl\": 1000}')",
+    "SELECT 1 FROM ratelimit.rateLimits",
+    "INSERT INTO ratelimit.rl_config VALUES ('l', '', '{\"kind\": \"unlimited\"}')",
+];
+
+/// Loads the whole file as one string.
+fn load(database: &Database) -> Result<(), Error> {
+    database.connect_as(OWNER).batch_execute(&database::file())
+}
+
+/// A limit that works for the owner.
+fn assert_works(database: &Database) {
+    let mut client = database.connect_as(OWNER);
+    client
+        .batch_execute("SELECT rl_define('works', rl_token_bucket(2, '1 day')), rl_reset('works')")
+        .unwrap();
+    let ok: Vec<bool> = (0..3)
+        .map(|_| client.query_one("SELECT ok FROM rl_limit('works')", &[]).unwrap().get(0))
+        .collect();
+    assert_eq!(ok, [true, true, false]);
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn nobody_but_the_owner_may_call_after_any_statement() {
+    let _turn = database::turn();
+    let database = Database::empty("plain_rights");
+    open_to_all(&database);
+    let mut stranger = database.connect_as(ROLES[0]);
+    for statement in statements() {
+        database
+            .connect_as(OWNER)
+            .batch_execute(&statement)
+            .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+        assert_closed(&database, &mut stranger, &statement);
+    }
+    assert_works(&database);
+    // Once more, now that everything is there and grants were made in between.
+    let grant = format!("GRANT EXECUTE ON FUNCTION ratelimit.rl_limit TO {}", ROLES[1]);
+    database.connect_as(OWNER).batch_execute(&grant).unwrap();
+    for statement in statements() {
+        database
+            .connect_as(OWNER)
+            .batch_execute(&statement)
+            .unwrap_or_else(|error| panic!("{statement}: {error:?}"));
+        let open = database.connect().query(OPEN, &[]).unwrap();
+        let open: Vec<String> = open.iter().map(|row| row.get(0)).collect();
+        let granted = |line: &&String| {
+            **line == format!("the schema: USAGE to {}", ROLES[0])
+                || line.starts_with("ratelimit.rl_limit(")
+                    && line.ends_with(&format!("EXECUTE to {}", ROLES[1]))
+                || line.starts_with("rl_limit(")
+                    && line.ends_with(&format!("EXECUTE to {}", ROLES[1]))
+        };
+        let more: Vec<_> = open.iter().filter(|line| !granted(line)).collect();
+        assert!(more.is_empty(), "after: {statement}\n{more:?}");
+    }
+    assert_eq!(database.connect().query(OPEN, &[]).unwrap().len(), 2, "grants were lost");
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn a_run_that_stopped_half_way_is_healed_by_a_whole_one() {
+    let _turn = database::turn();
+    let statements = statements();
+    let cuts = [
+        1,
+        2,
+        5,
+        statements.len() / 3,
+        statements.len() / 2,
+        statements.len() - 2,
+        statements.len() - 1,
+    ];
+    for cut in cuts {
+        let database = Database::empty("plain_half");
+        open_to_all(&database);
+        for statement in &statements[..cut] {
+            database.connect_as(OWNER).batch_execute(statement).unwrap();
+        }
+        load(&database).unwrap_or_else(|error| panic!("after {cut} statements: {error:?}"));
+        let mut stranger = database.connect_as(ROLES[0]);
+        assert_closed(&database, &mut stranger, &format!("{cut} statements, and all"));
+        assert_works(&database);
+    }
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn the_file_over_itself_keeps_grants_and_state() {
+    let database = Database::new("plain_twice");
+    open_to_all(&database);
+    let mut owner = database.connect_as(OWNER);
+    owner
+        .batch_execute(&format!(
+            "SELECT rl_define('l', rl_token_bucket(5, '1 day')), rl_define('l', rl_unlimited(), 'vip'),
+                    rl_limit('l', 'k', 3),
+                    rl_block('l', 'b', until => 'infinity');
+             GRANT USAGE ON SCHEMA ratelimit TO {0}; GRANT EXECUTE ON FUNCTION rl_limit TO {0};
+             CREATE TABLE public.posts (author text);
+             CREATE TRIGGER l BEFORE INSERT ON public.posts FOR EACH ROW EXECUTE FUNCTION rl_trigger('l', 'key=author');
+             GRANT INSERT ON public.posts TO {0}",
+            ROLES[0]
+        ))
+        .unwrap();
+    let all = "SELECT (SELECT array_agg(r::text ORDER BY r::text) FROM rateLimits r),
+                      (SELECT array_agg(c::text ORDER BY c::text) FROM rl_config c),
+                      (SELECT array_agg(b::text ORDER BY b::text) FROM rl_blocks b),
+                      (SELECT array_agg(concat(proname, proacl, prosecdef, proconfig) ORDER BY oid::regprocedure::text)
+                       FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace),
+                      (SELECT array_agg(concat(relname, relacl, reloptions) ORDER BY relname) FROM pg_class
+                       WHERE relnamespace = 'ratelimit'::regnamespace)";
+    let mut seen = || -> Vec<Vec<String>> {
+        let row = owner.query_one(all, &[]).unwrap();
+        (0..5).map(|n| row.get(n)).collect()
+    };
+    let before = seen();
+    for _ in 0..2 {
+        load(&database).unwrap();
+        assert_eq!(seen(), before);
+    }
+    let mut caller = database.connect_as(ROLES[0]);
+    let left: f64 =
+        caller.query_one("SELECT remaining FROM rl_limit('l', 'k')", &[]).unwrap().get(0);
+    assert!((1.0..1.1).contains(&left), "{left}");
+    caller.batch_execute("INSERT INTO public.posts VALUES ('k')").unwrap();
+    let error = caller.batch_execute("INSERT INTO public.posts VALUES ('k')").unwrap_err();
+    assert_eq!(error.code().map(SqlState::code), Some("PT429"));
+}
+
+/// What a caller may make: operators, functions and tables by the names that the file uses, first in the search path.
+const HOSTILE: &str = r#"
+CREATE SCHEMA IF NOT EXISTS evil;
+CREATE FUNCTION evil.strike() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'hijacked as %', current_user; END $$;
+CREATE FUNCTION evil.strike(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
+CREATE FUNCTION evil.strike(float8, float8) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
+CREATE FUNCTION evil.strike(int, int) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
+CREATE FUNCTION evil.strike(bigint, bigint) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
+CREATE FUNCTION evil.strike(bigint, int) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
+CREATE FUNCTION evil.strike(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
+CREATE FUNCTION evil.strike(jsonb, text) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
+CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
+    'SELECT ''infinity''::timestamptz WHERE evil.strike()';
+CREATE FUNCTION evil.octet_length(text) RETURNS int LANGUAGE sql AS 'SELECT 1 WHERE evil.strike()';
+CREATE FUNCTION evil.current_setting(text) RETURNS text LANGUAGE sql AS 'SELECT ''x'' WHERE evil.strike()';
+CREATE FUNCTION evil.current_setting(text, boolean) RETURNS text LANGUAGE sql AS 'SELECT ''x'' WHERE evil.strike()';
+CREATE FUNCTION evil.ceil(float8) RETURNS float8 LANGUAGE sql AS 'SELECT 1.0::float8 WHERE evil.strike()';
+CREATE FUNCTION evil.format(text, text) RETURNS text LANGUAGE sql AS 'SELECT ''x'' WHERE evil.strike()';
+CREATE FUNCTION evil.cardinality(anyarray) RETURNS int LANGUAGE sql AS 'SELECT 1 WHERE evil.strike()';
+CREATE FUNCTION evil.has_function_privilege(name, text, text) RETURNS boolean LANGUAGE sql AS
+    'SELECT true WHERE evil.strike()';
+CREATE TYPE evil.word AS (word text);
+CREATE FUNCTION evil.text(evil.word) RETURNS text LANGUAGE sql AS 'SELECT current_user::text';
+CREATE CAST (evil.word AS text) WITH FUNCTION evil.text AS IMPLICIT;
+CREATE TEMP TABLE rl_config (name text, key text, config jsonb, parsed text);
+CREATE TEMP TABLE rateLimits (name text, key text, shard int, value float8, ts timestamptz, prior float8,
+    log timestamptz[]);
+CREATE TEMP TABLE rl_blocks (name text, key text, until timestamptz);
+CREATE TEMP VIEW pg_proc AS SELECT evil.strike();
+SET search_path = evil, pg_temp, ratelimit, pg_catalog;
+"#;
+
+/// Operators, one of each two types.
+fn hostile_operators() -> String {
+    let types = [
+        "text, text",
+        "float8, float8",
+        "int, int",
+        "bigint, bigint",
+        "bigint, int",
+        "timestamptz, timestamptz",
+        "jsonb, text",
+    ];
+    let mut sql = String::new();
+    for pair in types {
+        let (left, right) = pair.split_once(", ").unwrap();
+        for operator in
+            ["=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "||", "~", "->", "->>", "?", "%"]
+        {
+            sql += &format!(
+                "CREATE OPERATOR evil.{operator} (FUNCTION = evil.strike, LEFTARG = {left}, RIGHTARG = {right});\n"
+            );
+        }
+    }
+    sql
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn what_a_caller_puts_first_in_the_path_changes_nothing() {
+    let database = Database::new("plain_hostile");
+    open_to_all(&database);
+    let caller = ROLES[0];
+    database
+        .connect_as(OWNER)
+        .batch_execute(&format!(
+            "SELECT rl_define('bucket', rl_token_bucket(9, '1 day')),
+                    rl_define('window', rl_fixed_window(9, '1 day', timezone => 'UTC')),
+                    rl_define('sliding', rl_sliding_window(9, '1 day')), rl_define('log', rl_sliding_log(9, '1 day')),
+                    rl_define('slots', rl_concurrency(9, '1 day'));
+             GRANT USAGE ON SCHEMA ratelimit TO {caller};
+             GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA ratelimit TO {caller}"
+        ))
+        .unwrap();
+    database
+        .connect()
+        .batch_execute(&format!("GRANT CREATE, TEMPORARY ON DATABASE plain_hostile TO {caller}"))
+        .unwrap();
+    let calls = [
+        "SELECT ok, remaining = 8 FROM ratelimit.rl_limit('bucket')",
+        "SELECT ok, remaining = 8 FROM ratelimit.rl_limit('window')",
+        "SELECT ok, remaining = 8 FROM ratelimit.rl_limit('sliding')",
+        "SELECT ok, remaining = 8 FROM ratelimit.rl_limit('log')",
+        "SELECT ok, lease IS NOT NULL FROM ratelimit.rl_acquire('slots')",
+        r#"SELECT ok, allows FROM ratelimit.rl_limit_all('[{"name": "bucket", "key": "k"}, {"name": "log"}]')"#,
+        "SELECT ok, true FROM ratelimit.rl_credit('bucket', '', 1)",
+        "SELECT ratelimit.rl_define('other', ratelimit.rl_fixed_window(3, '1 month', timezone => 'UTC')), true",
+        "SELECT ratelimit.rl_block('bucket', 'b', '1 minute') IS NOT NULL, true",
+        "SELECT ratelimit.rl_unblock('bucket', 'b'), true",
+        "SELECT ratelimit.rl_reset('log'), true",
+        "SELECT ratelimit.rl_headers('bucket', ratelimit.rl_check('bucket')) IS NOT NULL, true",
+        "SELECT count(*) > 3, true FROM ratelimit.rl_status()",
+        "SELECT ratelimit.rl_state('bucket', 'k') IS NOT NULL, true",
+        "SELECT ratelimit.rl_prune() IS NOT NULL, true",
+        "SELECT ok, true FROM ratelimit.rl_calculate(ratelimit.rl_sliding_log(3, '1 s'), NULL, now())",
+    ];
+    let mut client = database.connect_as(caller);
+    client.batch_execute(HOSTILE).unwrap();
+    client.batch_execute(&hostile_operators()).unwrap();
+    for sql in calls {
+        // The statement's own operators are the caller's; so it has none outside of the functions but pg_catalog's.
+        let sql = sql
+            .replace(" = 8", " OPERATOR(pg_catalog.=) 8")
+            .replace(" > 3", " OPERATOR(pg_catalog.>) 3");
+        let row = client.query(&sql, &[]).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+        assert!(row[0].get::<_, bool>(0) && row[0].get::<_, bool>(1), "{sql}");
+    }
+    // A cast of the caller's runs as the caller.
+    let sql = "SELECT ratelimit.rl_define(row('x')::evil.word, '{\"kind\": \"unlimited\"}')";
+    client.batch_execute(sql).unwrap();
+    let sql = format!("SELECT FROM ratelimit.rl_config WHERE name = '{caller}'");
+    assert_eq!(database.connect().query(&sql, &[]).unwrap().len(), 1);
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn what_strangers_put_into_the_schema_is_refused() {
+    let _turn = database::turn();
+    let stranger = ROLES[0];
+    for (what, object) in [
+        ("a schema", "SELECT"),
+        (
+            "a function",
+            "CREATE FUNCTION ratelimit.rl_limit(text) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        ),
+        (
+            "another function",
+            "CREATE FUNCTION ratelimit.other() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        ),
+        ("a table", "CREATE TABLE ratelimit.rl_config (name text)"),
+        ("a view", "CREATE VIEW ratelimit.v AS SELECT 1"),
+        ("a type", "CREATE TYPE ratelimit.rl_result AS (ok boolean)"),
+        ("a domain", "CREATE DOMAIN ratelimit.d AS text"),
+        (
+            "an operator",
+            "CREATE OPERATOR ratelimit.= (FUNCTION = pg_catalog.texteq, LEFTARG = text, RIGHTARG = text)",
+        ),
+        ("a right to create", "SELECT"),
+    ] {
+        let database = Database::empty("plain_strange");
+        open_to_all(&database);
+        let mut server = database.connect();
+        let owner = if what == "a schema" { stranger } else { OWNER };
+        let create = format!(
+            "CREATE SCHEMA ratelimit AUTHORIZATION {owner}; REVOKE ALL ON SCHEMA ratelimit FROM PUBLIC"
+        );
+        server.batch_execute(&create).unwrap();
+        server.batch_execute(&format!("GRANT ALL ON SCHEMA ratelimit TO {stranger}")).unwrap();
+        database.connect_as(stranger).batch_execute(object).unwrap();
+        if what != "a right to create" {
+            server
+                .batch_execute(&format!("REVOKE CREATE ON SCHEMA ratelimit FROM {stranger}"))
+                .unwrap();
+        }
+        let error = load(&database).expect_err(what);
+        let message = error.as_db_error().unwrap().message().to_owned();
+        println!("{what}: {message}");
+        assert!(
+            message.contains("another role") || message.contains("other roles"),
+            "{what}: {message}"
+        );
+        let left =
+            "SELECT FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace AND proname ~ '^_'";
+        assert_eq!(server.query(left, &[]).unwrap().len(), 0, "{what}");
+    }
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn the_clock_is_the_owners() {
+    let database = Database::new("plain_clock");
+    open_to_all(&database);
+    let caller = ROLES[0];
+    let mut owner = database.connect_as(OWNER);
+    owner
+        .batch_execute(&format!(
+            "SELECT rl_define('l', rl_token_bucket(1, '1 day'));
+             GRANT USAGE ON SCHEMA ratelimit TO {caller};
+             GRANT EXECUTE ON FUNCTION rl_limit, rl_limit_all, rl_check TO {caller}"
+        ))
+        .unwrap();
+    let mut client = database.connect_as(caller);
+    let take = "SELECT ok FROM rl_limit('l')";
+    assert!(client.query_one(take, &[]).unwrap().get::<_, bool>(0));
+    for clock in ["2100-01-01 00:00:00+00", "4102444800000", "nonsense"] {
+        let _ = client.batch_execute(&format!("SET ratelimit.clock = '{clock}'"));
+        for take in [
+            take,
+            "SELECT ok FROM rl_check('l')",
+            "SELECT ok FROM rl_limit_all('[{\"name\": \"l\"}]')",
+        ] {
+            match client.query_one(take, &[]) {
+                Ok(row) => assert!(!row.get::<_, bool>(0), "{clock}: {take}"),
+                Err(error) => assert_eq!(
+                    error.code(),
+                    Some(&SqlState::INSUFFICIENT_PRIVILEGE),
+                    "{clock}: {take}"
+                ),
+            }
+        }
+    }
+    owner.batch_execute("SET ratelimit.clock = '2100-01-01 00:00:00+00'").unwrap();
+    assert!(owner.query_one(take, &[]).unwrap().get::<_, bool>(0));
+    // Where the owner's rights are inherited, as by a function of his, the session is still another's.
+    owner.batch_execute("RESET ratelimit.clock").unwrap();
+}
+
+#[test]
+fn the_file_is_small() {
+    let text = database::file();
+    let lines: Vec<&str> = text.lines().collect();
+    let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
+    println!("{} bytes, {} lines of at most {longest} characters", text.len(), lines.len());
+    assert!(text.len() < 128 * 1024, "{} bytes", text.len());
+    assert!(lines.len() <= 2300, "{} lines", lines.len());
+    assert!(longest <= 120, "a line of {longest} characters");
+    for statement in statements() {
+        let lines = statement.lines().count();
+        let first = statement.lines().find(|line| !line.starts_with("--")).unwrap_or_default();
+        assert!(lines <= 100 || !first.contains("FUNCTION"), "{lines} lines: {first}");
+    }
+}
+
+/// Runs a program on the server, in an environment of its settings; what it prints.
+fn run(
+    program: &str,
+    database: &Database,
+    arguments: &[&str],
+    input: &str,
+) -> Result<String, String> {
+    use std::io::Write;
+    let config = database::config(database.name(), OWNER);
+    let host = config.get_hosts().iter().find_map(|host| match host {
+        postgres::config::Host::Unix(path) => path.to_str().map(str::to_owned),
+        postgres::config::Host::Tcp(name) => Some(name.clone()),
+    });
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env("PGHOST", host.unwrap())
+        .env("PGPORT", config.get_ports()[0].to_string())
+        .env("PGUSER", OWNER)
+        .env("PGDATABASE", database.name())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{program}: {error}"))?;
+    let mut stdin = child.stdin.take().unwrap();
+    let input = input.to_owned();
+    let writing = std::thread::spawn(move || stdin.write_all(input.as_bytes()));
+    let output = child.wait_with_output().unwrap();
+    let _ = writing.join().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn every_way_to_load_it_works() {
+    let _turn = database::turn();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/ratelimit.sql");
+    let file = database::file();
+    let ways: [(&str, &[&str], &str); 4] = [
+        ("a transaction of psql", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-1", "-f", path], ""),
+        ("statement by statement", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", path], ""),
+        ("an argument", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", &file], ""),
+        ("standard input", &["-X", "-q", "-v", "ON_ERROR_STOP=1"], &file),
+    ];
+    for (way, arguments, input) in ways {
+        let database = Database::empty("plain_ways");
+        open_to_all(&database);
+        for round in 0..2 {
+            run("psql", &database, arguments, input)
+                .unwrap_or_else(|error| panic!("{way}, round {round}: {error}"));
+        }
+        let mut stranger = database.connect_as(ROLES[0]);
+        assert_closed(&database, &mut stranger, way);
+        assert_works(&database);
+    }
+}
+
+/// Whether pg_dump is old, or missing: then the test that needs it says so.
+fn no_dump(database: &Database) -> bool {
+    let Err(error) = run("pg_dump", database, &["--schema=none"], "") else { return false };
+    if error.contains("no matching schemas") {
+        return false;
+    }
+    use std::io::Write;
+    // Past the capture of a test's output; scripts/test counts it.
+    let mut stderr = std::io::stderr();
+    writeln!(
+        stderr,
+        "skipped: dumps of the SQL file: {}",
+        error.lines().last().unwrap_or_default()
+    )
+    .unwrap();
+    true
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn dumps_are_restored_with_state_and_rights() {
+    let database = Database::new("plain_dumped");
+    if no_dump(&database) {
+        return;
+    }
+    open_to_all(&database);
+    let mut owner = database.connect_as(OWNER);
+    owner
+        .batch_execute(&format!(
+            "SET ratelimit.clock = '2027-01-15 10:00:00.123457+00';
+             SELECT rl_define('odd', rl_token_bucket(0.12345678901234567, '1 day', capacity => 7.123456789012345)),
+                    rl_define('calendar', rl_fixed_window(5, '1 month', timezone => 'Europe/Berlin')),
+                    rl_define('log', rl_sliding_log(5, '1 hour')), rl_define('slots', rl_concurrency(3, '1 hour')),
+                    rl_define('calendar', rl_unlimited(), 'vip');
+             SELECT rl_limit('odd', 'k', 0.1), rl_limit('calendar', 'k'), rl_limit('log', 'k', 2),
+                    rl_acquire('slots', 'k'),
+                    rl_block('odd', 'b', until => 'infinity');
+             GRANT USAGE ON SCHEMA ratelimit TO {0}; GRANT EXECUTE ON FUNCTION rl_limit TO {0}",
+            ROLES[0]
+        ))
+        .unwrap();
+    // Each with a state that no other has, if a digit was lost.
+    let look = "SET ratelimit.clock = '2027-01-15 10:20:00+00'";
+    let all = "SELECT concat(rl_check('odd', 'k'), rl_check('odd', 'b'), rl_check('calendar', 'k'),
+                      rl_check('log', 'k'),
+                      rl_check('slots', 'k'), rl_check('calendar', 'vip'), rl_state('odd', 'k'),
+                      (SELECT string_agg(config::text, ' ' ORDER BY name, key) FROM rl_config))";
+    let seen = |database: &Database| -> String {
+        let mut client = database.connect_as(OWNER);
+        client.batch_execute(look).unwrap();
+        client.query_one(all, &[]).unwrap().get(0)
+    };
+    let before = seen(&database);
+
+    let dump = run("pg_dump", &database, &[], "").unwrap();
+    let restored = Database::empty("plain_restored");
+    // The comment on the schema public is not the owner's to make everywhere.
+    run("psql", &restored, &["-X", "-q"], &dump).unwrap();
+    assert_eq!(seen(&restored), before);
+    let mut stranger = restored.connect_as(ROLES[0]);
+    stranger.batch_execute("SELECT rl_limit('odd', 'k', 0.1)").unwrap();
+    assert_eq!(
+        stranger.batch_execute("SELECT rl_reset('odd', 'k')").unwrap_err().code(),
+        Some(&SqlState::INSUFFICIENT_PRIVILEGE)
+    );
+    load(&restored).unwrap();
+    assert_works(&restored);
+
+    for digits in ["--extra-float-digits=3", "--extra-float-digits=-15"] {
+        let data = run("pg_dump", &database, &["--data-only", digits], "").unwrap();
+        let loaded = Database::beside("plain_loaded");
+        run("psql", &loaded, &["-X", "-q", "-1", "-v", "ON_ERROR_STOP=1"], &data).unwrap();
+        if digits.ends_with('3') {
+            assert_eq!(seen(&loaded), before);
+        }
+        assert_works(&loaded);
+    }
+}
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn settings_of_a_session_change_no_config() {
+    let database = Database::new("plain_settings");
+    let mut client = database.connect();
+    let sql = "SELECT concat(rl_token_bucket(0.12345678901234567, '1.5 s', 1e15, max_reserved => 123456.78901234567),
+                      rl_fixed_window(1.1, '1 day', start => timestamptz '2027-01-15 10:00:00.123456+00'),
+                      (rl_calculate(rl_token_bucket(0.1, '7 s', capacity => 3.3), NULL,
+                                    timestamptz '2027-01-15 10:00:00.123456+00', 1.7)).state,
+                      rl_define('l', rl_fixed_window(0.1, '1 week', timezone => 'Europe/Berlin')), rl_reset_all('l'),
+                      rl_limit('l', 'k', 0.01), rl_state('l', 'k'), (SELECT config FROM rl_config WHERE name = 'l'),
+                      rl_undefine('l'))";
+    client.batch_execute("SET ratelimit.clock = '2027-01-15 10:00:00.123457+00'").unwrap();
+    let mut seen = |setting: &str| -> String {
+        client.batch_execute(&format!("BEGIN; {setting}")).unwrap();
+        // As its own text depends on the settings, too, the row of rl_limit is read under the usual ones.
+        let row = client.query_one(sql, &[]).unwrap().get(0);
+        client.batch_execute("ROLLBACK").unwrap();
+        row
+    };
+    let usual = seen("SELECT");
+    for setting in [
+        "SET LOCAL extra_float_digits = -15",
+        "SET LOCAL IntervalStyle = iso_8601",
+        "SET LOCAL IntervalStyle = sql_standard",
+        "SET LOCAL standard_conforming_strings = off; SET LOCAL escape_string_warning = off",
+        "SET LOCAL quote_all_identifiers = on",
+        "SET LOCAL plan_cache_mode = force_generic_plan",
+        "SET LOCAL enable_indexscan = off; SET LOCAL jit = on; SET LOCAL jit_above_cost = 0",
+        "SET LOCAL transform_null_equals = on",
+        "SET LOCAL row_security = off",
+        "SET LOCAL plpgsql.variable_conflict = use_column",
+        "SET LOCAL plpgsql.extra_errors = 'all'",
+    ] {
+        let text = seen(setting);
+        if setting.contains("float") {
+            // rl_limit's row is the session's to print.
+            let (a, b) = (usual.split(')').next(), text.split(')').next());
+            let of = |text: &str| text.split_once('(').map(|(config, _)| config.to_owned());
+            assert_eq!(of(&usual), of(&text), "{setting}: {a:?} {b:?}");
+        } else {
+            assert_eq!(text, usual, "{setting}");
+        }
+    }
+}
