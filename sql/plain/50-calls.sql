@@ -176,17 +176,15 @@ BEGIN
             IF FOUND AND ratelimit._now() - seen.now < 1000 THEN RETURN d; END IF;
             -- Where it waited for an insert that was rolled back, the row is this transaction's own now.
             held := seen;
-            held.now := CASE WHEN FOUND THEN ratelimit._now() END;
         ELSE
-            SELECT r.ctid AS place, r.value, r.ts, r.prior, r.log, ratelimit._now() AS now INTO held
+            SELECT r.value, r.ts, r.prior, r.log INTO held
             FROM ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
         END IF;
-        IF held.now IS NOT NULL THEN
-            IF held.place <> seen.place OR held.now - seen.now >= 1000 THEN
-                d := ratelimit._decided(function, l, name, key, held.now, count, reserve, taken_at, id,
-                                        held.value, held.ts, held.prior, held.log);
-                IF NOT d.changed THEN RETURN ratelimit._let_pass(d); END IF;
-            END IF;
+        IF FOUND THEN
+            -- Whatever was read before: others may have changed it, and the clock goes on while it is waited for.
+            d := ratelimit._decided(function, l, name, key, ratelimit._now(), count, reserve, taken_at, id,
+                                    held.value, held.ts, held.prior, held.log);
+            IF NOT d.changed THEN RETURN ratelimit._let_pass(d); END IF;
             UPDATE ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
                 log = d.log WHERE r.name = $2 AND r.key = $3;
             IF FOUND THEN RETURN d; END IF;
@@ -222,6 +220,7 @@ DECLARE
     held record;
     l ratelimit._limit;
     tokens double precision;
+    now bigint;
     at bigint;
     wait double precision;
     d ratelimit._decision;
@@ -231,33 +230,42 @@ BEGIN
     l := seen.defined;
     IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
         AND seen.until IS NULL AND seen.log IS NULL AND seen.prior IS NOT DISTINCT FROM l.fresh_prior
-        AND seen.value >= 0 AND seen.value < 'Infinity' AND seen.ts <= seen.now AND seen.ts >= 0
+        AND seen.value >= 0 AND seen.value < 'Infinity' AND seen.ts BETWEEN 0 AND seen.now
         AND current_setting('transaction_read_only') = 'off' THEN
         tokens := ratelimit._tokens_at(l, seen.value, seen.ts, seen.now);
-        at := ratelimit._counted_at(l, seen.ts, seen.now);
         IF count - tokens > l.tolerance THEN
+            at := ratelimit._counted_at(l, seen.ts, seen.now);
             wait := ratelimit._span(l, count - tokens) - CASE l.kind WHEN 1 THEN 0 ELSE seen.now - at END;
             -- Confirmed: it passes then.
-            IF wait < 1e15 AND count - ratelimit._tokens_at(l, seen.value, seen.ts, seen.now + wait::bigint)
-                <= l.tolerance THEN
-                at := at + CASE l.kind WHEN 1 THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
-                RETURN ROW(false, ceil(wait / 1e3) / 1e3, ratelimit._rounded_up(seen.now + wait::bigint),
-                    ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity, ratelimit._rounded_up(at))
-                    ::ratelimit.rl_result;
+            IF (wait < 1e15 AND count - ratelimit._tokens_at(l, seen.value, seen.ts, seen.now + wait::bigint)
+                <= l.tolerance) IS NOT TRUE THEN
+                tokens := NULL;
             END IF;
-        ELSIF tokens - count < tokens AND l.capacity - tokens + count > l.tolerance THEN
-            SELECT r.ctid AS place, ratelimit._now() AS now INTO held
+        ELSE
+            SELECT r.ctid AS place, r.value, r.prior, r.log, ratelimit._us(r.ts) AS ts INTO held
             FROM ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
-            -- Nobody has changed it since, and it was not waited for.
-            IF held.place = seen.place AND held.now - seen.now < 1000 THEN
+            -- Whatever was read before: others may have changed it, and the clock goes on while it is waited for.
+            now := ratelimit._now();
+            tokens := CASE WHEN held.log IS NULL AND held.prior IS NOT DISTINCT FROM l.fresh_prior
+                AND held.value >= 0 AND held.value < 'Infinity' AND held.ts BETWEEN 0 AND now
+                THEN ratelimit._tokens_at(l, held.value, held.ts, now) END;
+            IF count - tokens <= l.tolerance AND tokens - count < tokens
+                AND l.capacity - tokens + count > l.tolerance THEN
                 tokens := tokens - count;
+                at := ratelimit._counted_at(l, held.ts, now);
                 UPDATE ratelimit.rateLimits r SET value = tokens, ts = ratelimit._nearest(at)
-                WHERE r.name = $1 AND r.key = $2;
+                WHERE r.ctid = held.place;
                 IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-                at := at + CASE l.kind WHEN 1 THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
-                RETURN ROW(true, NULL, NULL, ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity,
-                    ratelimit._rounded_up(at))::ratelimit.rl_result;
+            ELSE
+                tokens := NULL;
             END IF;
+        END IF;
+        IF tokens IS NOT NULL THEN
+            at := at + CASE l.kind WHEN 1 THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
+            RETURN ROW(wait IS NULL, ceil(wait / 1e3) / 1e3,
+                CASE WHEN wait > 0 THEN ratelimit._rounded_up(seen.now + wait::bigint) END,
+                ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity, ratelimit._rounded_up(at))
+                ::ratelimit.rl_result;
         END IF;
     END IF;
     PERFORM ratelimit._check(name, key, count, reserve, throws);
