@@ -33,7 +33,7 @@ $$;
 
 -- The nearest instant of which a date can be told.
 CREATE OR REPLACE FUNCTION ratelimit._dated(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
-    SELECT ratelimit._instant(greatest(least(us, 253402207200999999), -210866803200000000))
+    SELECT ratelimit._instant(greatest(least(us, 253402207200999999), -210866630400000000))
 $$;
 
 -- The date on which a window begins; NULL: there is none.
