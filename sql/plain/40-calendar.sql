@@ -39,13 +39,15 @@ $$;
 -- The date on which a window begins; NULL: there is none.
 CREATE OR REPLACE FUNCTION ratelimit._date(l ratelimit._limit, w bigint) RETURNS date IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
+    far CONSTANT numeric := w::numeric * l.every;
     day date;
 BEGIN
-    IF abs(w::numeric * l.every) <= (CASE WHEN l.months THEN 140000 ELSE 4300000 END) THEN
-        day := CASE WHEN l.months THEN (l.first_date + make_interval(months => (w * l.every)::int))::date
-                    ELSE l.first_date + (w * l.every)::int END;
+    IF l.months AND extract(year FROM l.first_date) * 12 + far BETWEEN -56400 AND 119999 THEN
+        day := l.first_date + make_interval(months => far::int);
+    ELSIF NOT l.months AND far BETWEEN date '4713-01-01 BC' - l.first_date AND date '9999-12-31' - l.first_date THEN
+        day := l.first_date + far::int;
     END IF;
-    RETURN CASE WHEN day >= '4713-01-01 BC' AND day <= '9999-12-31' THEN day END;
+    RETURN CASE WHEN day <= '9999-12-31' THEN day END;
 END
 $$;
 
