@@ -127,6 +127,18 @@ impl Calls {
                 self.transaction()
             }
         };
+        for (what, touched) in [
+            ("rl_prune", None),
+            ("UPDATE rl_config", None),
+            ("by_row", Some(0)),
+            ("by_statement", Some(5)),
+        ] {
+            match touched {
+                _ if !call.sql.contains(what) => {}
+                Some(n) => call.names.push(self::name(n)),
+                None => call.names.clear(),
+            }
+        }
         call
     }
 
