@@ -240,7 +240,8 @@ fn the_file_over_itself_keeps_grants_and_state() {
 
 /// What a caller may make: operators, functions and tables by the names that the file uses, first in the search path.
 const HOSTILE: &str = r#"
-CREATE SCHEMA IF NOT EXISTS evil;
+CREATE SCHEMA evil;
+GRANT ALL ON SCHEMA evil TO PUBLIC; -- or the owner's functions would not look there
 CREATE FUNCTION evil.strike() RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'hijacked as %', current_user; END $$;
 CREATE FUNCTION evil.strike(text, text) RETURNS boolean LANGUAGE sql AS 'SELECT evil.strike()';
@@ -268,6 +269,7 @@ CREATE TEMP TABLE rateLimits (name text, key text, shard int, value float8, ts t
     log timestamptz[]);
 CREATE TEMP TABLE rl_blocks (name text, key text, until timestamptz);
 CREATE TEMP VIEW pg_proc AS SELECT evil.strike();
+GRANT ALL ON rl_config, rateLimits, rl_blocks, pg_proc TO PUBLIC;
 SET search_path = evil, pg_temp, ratelimit, pg_catalog;
 "#;
 
