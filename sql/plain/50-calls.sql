@@ -43,8 +43,6 @@ BEGIN
     IF function = 'rl_credit' THEN
         IF (count >= -1e15 AND count <= 1e15) IS NOT TRUE THEN
             PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
-        ELSIF kind IN (3, 4, 5) THEN
-            PERFORM ratelimit._writable(function), ratelimit._wrong_kind(function, kind);
         END IF;
         RETURN;
     ELSIF kind = 5 AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all')
@@ -131,7 +129,10 @@ LANGUAGE plpgsql AS $$
 DECLARE
     s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log);
 BEGIN
-    IF function = 'rl_credit' THEN RETURN ratelimit._credit(l, s, now, count, taken_at); END IF;
+    IF function = 'rl_credit' THEN
+        IF l.kind IN (3, 4, 5) THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;
+        RETURN ratelimit._credit(l, s, now, count, taken_at);
+    END IF;
     RETURN ratelimit._decide(l, s, now, count, reserve, id);
 END
 $$;
