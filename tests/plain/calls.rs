@@ -104,6 +104,10 @@ impl Calls {
         if self.random.u8(..4) == 0 {
             return self.turn_clock();
         }
+        // Short ones, since all that follows an error in it fails.
+        if self.in_transaction && self.random.u8(..4) == 0 {
+            return Call { sql: self.transaction(), names: vec![] };
+        }
         let n = self.random.usize(..NAMES);
         let (mut name, key) = (name(n), self.key());
         if self.random.u16(..300) == 0 {
@@ -121,7 +125,7 @@ impl Calls {
             81..86 => self.calculate(n),
             86..91 => self.headers(&quoted(&name), &key),
             91..93 => self.builder(),
-            93..96 => self.rows(&quoted(&name), &key),
+            93..98 => self.rows(&quoted(&name), &key),
             _ => {
                 call.names.clear();
                 self.transaction()
