@@ -83,12 +83,12 @@ DECLARE
     seen ratelimit.rateLimits;
     first record;
 BEGIN
+    PERFORM ratelimit._writable('rl_prune');
     IF max_rows IS NULL THEN PERFORM ratelimit._null('max_rows'); END IF;
     IF max_rows < 1 THEN PERFORM ratelimit._bad('max_rows', max_rows::text, 'a whole number from 1'); END IF;
     IF undefined_idle < interval '0' THEN
         PERFORM ratelimit._bad('undefined_idle', 'negative', 'an interval of 0 or more, or NULL');
     END IF;
-    PERFORM ratelimit._writable('rl_prune');
     -- A month counts as 30 days, as PostgreSQL compares intervals.
     span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
              + extract(day FROM undefined_idle)) * 86400000000
