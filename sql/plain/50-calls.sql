@@ -255,7 +255,7 @@ BEGIN
                 tokens := tokens - count;
                 at := ratelimit._counted_at(l, held.ts, now);
                 UPDATE ratelimit.rateLimits r SET value = tokens, ts = ratelimit._nearest(at)
-                WHERE r.ctid = held.place;
+                WHERE r.ctid = held.place AND r.name = $1 AND r.key = $2; -- a table that inherits has ctids of its own
                 IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
             ELSE
                 tokens := NULL;
