@@ -371,8 +371,10 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_state(name text, key text DEFAULT '', co
 RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
+    l ratelimit._limit;
 BEGIN
     seen := ratelimit._seen('rl_state', name, key, config, 0);
-    RETURN CASE WHEN seen.has_state THEN ratelimit._state_json(ratelimit._current(seen.l, seen.s, seen.now)) END;
+    l := seen.l;
+    RETURN CASE WHEN seen.has_state THEN ratelimit._state_json(ratelimit._current(l, seen.s, seen.now), l.kind) END;
 END
 $$;

@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABL
     SELECT trim_scale(us::numeric / 1000)
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state) RETURNS jsonb STABLE LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind int) RETURNS jsonb STABLE LANGUAGE sql AS $$
     SELECT jsonb_build_object('value', ratelimit._number(CASE WHEN s.log IS NULL THEN s.value
                ELSE cardinality(s.log) / CASE WHEN s.prior IS NULL THEN 1 ELSE 2 END END),
                'ts', ratelimit._millis(s.ts))
@@ -15,8 +15,7 @@ CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state) RETURNS jso
            WHEN s.log IS NOT NULL THEN jsonb_build_object('log', coalesce((
                SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
                FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]'))
-           WHEN s.prior > 0 OR s.prior = 0 AND s.prior::text <> '-0'
-           THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
+           WHEN kind = 3 THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
 $$;
 
 -- Reads times in epoch milliseconds; NULL: one of them is none.
@@ -114,7 +113,8 @@ BEGIN
     retry := ratelimit._plus(now, d.wait);
     retry_at := ratelimit._instant(retry);
     IF retry_at IS NOT NULL THEN retry_after := d.wait::float8 / 1e6; END IF;
-    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log)) ELSE state END;
+    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log), l.kind)
+                      ELSE state END;
 END
 $$;
 
