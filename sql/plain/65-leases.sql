@@ -59,6 +59,7 @@ DECLARE
     id timestamptz;
     now bigint;
     held record;
+    s ratelimit._state;
     kept timestamptz[];
     ends timestamptz;
 BEGIN
@@ -73,30 +74,33 @@ BEGIN
     PERFORM ratelimit._writable(function);
     id := ratelimit._nearest(parts[3]::bigint);
     -- A plain read first: what is not there needs no lock.
-    PERFORM FROM ratelimit.rateLimits r WHERE r.name = lease_name AND r.key = lease_key
-        AND r.prior IS NOT NULL AND id = ANY (r.log) AND r.value <> 'Infinity';
-    IF NOT FOUND THEN RETURN NULL; END IF;
-    SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
-    WHERE r.name = lease_name AND r.key = lease_key FOR UPDATE;
-    IF NOT FOUND OR held.prior IS NULL OR held.log IS NULL OR held.value = 'Infinity' THEN RETURN NULL; END IF;
-    now := ratelimit._now();
-    held.log := ratelimit._live(held.log, now);
-    kept := '{}';
-    FOR i IN 1..cardinality(held.log) BY 2 LOOP
-        IF held.log[i] <> id THEN
-            kept := kept || held.log[i:i + 1];
+    FOR reads IN 1..2 LOOP
+        IF reads = 1 THEN
+            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
+            WHERE r.name = lease_name AND r.key = lease_key;
         ELSE
-            -- Not sooner than before, where the clock stepped back or the ttl was shortened.
-            ends := greatest(held.log[i + 1], ratelimit._nearest(ratelimit._plus(now, l.period)));
-            IF function = 'rl_extend' THEN kept := kept || ARRAY[id, ends]; END IF;
+            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
+            WHERE r.name = lease_name AND r.key = lease_key FOR UPDATE;
         END IF;
+        now := ratelimit._now();
+        s := ratelimit._state_of(l, lease_name, lease_key, now, held.value, held.ts, held.prior, held.log);
+        s.log := ratelimit._live(s.log, now);
+        kept := '{}';
+        ends := NULL;
+        FOR i IN 1..cardinality(s.log) BY 2 LOOP
+            IF s.log[i] <> id THEN
+                kept := kept || s.log[i:i + 1];
+            ELSE
+                -- Not sooner than before, where the clock stepped back or the ttl was shortened.
+                ends := greatest(s.log[i + 1], ratelimit._nearest(ratelimit._plus(now, l.period)));
+                IF function = 'rl_extend' THEN kept := kept || ARRAY[id, ends]; END IF;
+            END IF;
+        END LOOP;
+        IF ends IS NULL THEN RETURN NULL; END IF;
     END LOOP;
-    IF ends IS NOT NULL THEN
-        UPDATE ratelimit.rateLimits r SET value = cardinality(kept) / 2, log = kept,
-            ts = greatest(r.ts, ratelimit._nearest(now))
-        WHERE r.name = lease_name AND r.key = lease_key;
-        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
-    END IF;
+    UPDATE ratelimit.rateLimits r SET value = cardinality(kept) / 2, log = kept,
+        ts = greatest(r.ts, ratelimit._nearest(now)) WHERE r.name = lease_name AND r.key = lease_key;
+    IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     RETURN ends;
 END
 $$;
