@@ -606,8 +606,8 @@ fn extras(random: &mut Rng) -> &'static str {
 }
 
 fn fixed_window(random: &mut Rng, rate: &str, period: &str) -> String {
-    // A window of 31,000 years began before the first instant of a timestamptz, of which PostgreSQL can't tell every zone's
-    // date; and states of long ago are told in floats by the extension, which have no digits left for microseconds.
+    // A window of 31,000 years began before the first instant of a timestamptz, where not every zone has a date;
+    // and of long ago the extension tells states in floats, which have no digits left for microseconds.
     let period = if period == "1e15" { "1e12" } else { period };
     let mut fields = format!(r#""kind": "fixed window", "rate": {rate}"#);
     match random.u8(..8) {
