@@ -93,7 +93,8 @@ BEGIN
     span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
              + extract(day FROM undefined_idle)) * 86400000000
             + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
-    DELETE FROM ratelimit.rl_blocks b WHERE b.ctid = ANY (ARRAY(SELECT x.ctid FROM ratelimit.rl_blocks x
+    DELETE FROM ratelimit.rl_blocks b WHERE b.until <= ratelimit._instant(ratelimit._now())
+        AND b.ctid = ANY (ARRAY(SELECT x.ctid FROM ratelimit.rl_blocks x
         WHERE x.until <= ratelimit._instant(ratelimit._now()) LIMIT max_rows FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS deleted = ROW_COUNT;
     SELECT r.name, r.key INTO first FROM ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;
@@ -106,8 +107,9 @@ BEGIN
     LOOP
         EXIT WHEN deleted >= max_rows;
         CONTINUE WHEN NOT ratelimit._prunable(seen, span);
-        -- Unless it has changed since, or somebody has it.
-        DELETE FROM ratelimit.rateLimits r WHERE r.ctid = (SELECT x.ctid FROM ratelimit.rateLimits x
+        -- Unless it has changed since, or somebody has it. A table that inherits has places of its own.
+        DELETE FROM ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
+            AND r.ctid = (SELECT x.ctid FROM ratelimit.rateLimits x
             WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
             AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
             FOR UPDATE SKIP LOCKED);

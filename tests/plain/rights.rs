@@ -646,3 +646,23 @@ fn settings_of_a_session_change_no_config() {
         }
     }
 }
+
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn rows_of_a_table_that_inherits_are_left_alone() {
+    let database = Database::new("plain_child");
+    let mut client = database.connect();
+    // The first row of each table, so that they have the same place.
+    client
+        .batch_execute(
+            "CREATE TABLE child () INHERITS (ratelimit.rateLimits);
+             INSERT INTO child VALUES ('other', 'k', 0, 77, now());
+             SELECT ratelimit.rl_define('s', ratelimit.rl_token_bucket(5, '1 hour'));
+             INSERT INTO ratelimit.rateLimits VALUES ('s', 'k', 0, 5, now() - interval '1 day');
+             SELECT ratelimit.rl_prune()",
+        )
+        .unwrap();
+    let rows = "SELECT sum(value), count(*) FROM ratelimit.rateLimits";
+    let left = client.query_one(rows, &[]).unwrap();
+    assert_eq!((left.get::<_, f64>(0), left.get::<_, i64>(1)), (77.0, 1));
+}
