@@ -108,8 +108,8 @@ impl<H: Host> Sharded<'_, H> {
             let amount = after.value() - shards.total(now).value();
             // A debt is shared by all rows, and paid back first; so is what was used beyond a config that has changed.
             let in_debt = (0..shards.states().len()).any(|n| shards.available(n, now) < 0.0);
-            let owes = in_debt || asked > 0.0 && shards.are_overused(now);
-            if matches_limit && after.value() >= 0.0 && !owes {
+            let is_owed = in_debt || asked > 0.0 && shards.are_overused(now);
+            if matches_limit && after.value() >= 0.0 && !is_owed {
                 if let Some(changed) = self.change_any_row(decide, &shards, now, amount)? {
                     return Ok(changed);
                 }
