@@ -109,6 +109,26 @@ RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
                 ELSE available - abs(available) * 1.1102230246251568e-16 END
 $$;
 
+-- Tokens at ts, of which a debt counts as what comes in within ten years at most.
+CREATE OR REPLACE FUNCTION ratelimit._bounded(l ratelimit._limit, value double precision, ts bigint)
+RETURNS double precision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    most double precision;
+    following bigint;
+BEGIN
+    IF value >= 0 OR l.overage THEN RETURN value; END IF;
+    IF l.kind = 1 THEN
+        most := 315576000000000 * l.rate / l.period;
+    ELSE
+        following := ratelimit._after(l, ts, 1);
+        IF following IS NULL THEN RETURN value; END IF;
+        most := ((ratelimit._turns(l, ts, ratelimit._plus(following - 1, 315576000000000))).windows * l.rate
+                 + l.tolerance / 2) * (1 - 8.881784197001252e-16);
+    END IF;
+    RETURN greatest(value, -greatest(most, l.tolerance));
+END
+$$;
+
 -- Of a token bucket and a fixed window: the tokens of a state at its ts.
 CREATE OR REPLACE FUNCTION ratelimit._stored(l ratelimit._limit, s ratelimit._state) RETURNS double precision
 STABLE LANGUAGE plpgsql AS $$
@@ -138,26 +158,6 @@ BEGIN
         RETURN ratelimit._after(l, ts, 1);
     END IF;
     RETURN NULL;
-END
-$$;
-
--- Tokens at ts, of which a debt counts as what comes in within ten years at most.
-CREATE OR REPLACE FUNCTION ratelimit._bounded(l ratelimit._limit, value double precision, ts bigint)
-RETURNS double precision STABLE LANGUAGE plpgsql AS $$
-DECLARE
-    most double precision;
-    following bigint;
-BEGIN
-    IF value >= 0 OR l.overage THEN RETURN value; END IF;
-    IF l.kind = 1 THEN
-        most := 315576000000000 * l.rate / l.period;
-    ELSE
-        following := ratelimit._after(l, ts, 1);
-        IF following IS NULL THEN RETURN value; END IF;
-        most := ((ratelimit._turns(l, ts, ratelimit._plus(following - 1, 315576000000000))).windows * l.rate
-                 + l.tolerance / 2) * (1 - 8.881784197001252e-16);
-    END IF;
-    RETURN greatest(value, -greatest(most, l.tolerance));
 END
 $$;
 
