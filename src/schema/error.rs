@@ -101,7 +101,7 @@ pub enum Error {
     Declaration,
     /// A call that would take from a limit in the table, where nothing can be written (25006).
     #[error("cannot execute {call} in a read-only transaction")]
-    ReadOnly { call: String },
+    ReadOnly { call: String, is_standby: bool },
     /// Called while the query runs in parallel (25000).
     #[error("cannot execute {} during a parallel operation", .function.to_string_lossy())]
     Parallel { function: &'static CStr },
@@ -226,6 +226,10 @@ impl Error {
                 "Restore its type, or DROP EXTENSION ratelimit and create it again."
             }
             Error::NoHeap { .. } => "SET ratelimit.access = auto;",
+            Error::ReadOnly { is_standby: true, .. } => {
+                "This server is a standby: make the call on the primary. Limits in memory can be used here, but \
+                 each server counts them separately."
+            }
             Error::ReadOnly { .. } => {
                 "Only limits in memory can be used here: those whose config has \"store\": \"memory\"."
             }
@@ -407,7 +411,7 @@ impl From<PgError> for Error {
             PgError::Declaration => Error::Declaration,
             PgError::NotMapped => Error::NotMapped,
             PgError::Parallel { function } => Error::Parallel { function },
-            PgError::ReadOnly { call } => Error::ReadOnly { call },
+            PgError::ReadOnly { call, is_standby } => Error::ReadOnly { call, is_standby },
         }
     }
 }
