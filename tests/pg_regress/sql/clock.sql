@@ -154,7 +154,7 @@ SELECT call, error_of(call) FROM unnest(ARRAY['SELECT rl_limit(''cl/real'')', 'S
     'SELECT rl_define(''cl/real'', rl_unlimited())', 'INSERT INTO posts VALUES (''ada'')']) call;
 SHOW ratelimit.clock;
 SELECT error_of('RESET ratelimit.clock');
-SET force_parallel_mode = on;
+SELECT set_config(name, 'on', false) AS parallel FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
 SELECT count(*) > 0 AS counted FROM pg_class;
 RESET ALL;
 SELECT clock FROM real;
