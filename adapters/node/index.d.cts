@@ -19,7 +19,7 @@ export interface RateLimitStoreOptions {
 export interface Hits {
     /** Requests in this window. Beyond the limit: all of them, or the limit and one, if only allowed ones are counted. */
     totalHits: number;
-    /** When the window ends. */
+    /** When the window ends, or a key that is blocked may call again, by the clock of this process. */
     resetTime: Date;
 }
 
