@@ -58,8 +58,8 @@ export interface InstallOptions {
 /** The SQL that installs the functions of the extension, for a database that can't have it: for a migration. */
 export declare function installSql(options?: InstallOptions): string;
 
-/** Runs it: on a Pool or a Client of pg, in its transaction if it is in one, or on a PGlite. */
+/** Runs it: on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */
 export declare function install(
-    database: { query(text: string): Promise<any> } | { exec(text: string): Promise<any> },
+    database: { query(text: string): Promise<any> } | { exec(text: string): Promise<any> } | { raw(text: string): any },
     options?: InstallOptions,
 ): Promise<void>;
