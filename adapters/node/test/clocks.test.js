@@ -12,30 +12,19 @@ import { rateLimiter } from 'hono-rate-limiter';
 import pg from 'pg';
 
 import { RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
+import { application } from './application.js';
 import { STORES } from './edition.js';
 
 const SECOND = 1000;
 const HOUR = 3600 * SECOND;
 const APART = [-HOUR, -10 * SECOND, 0, 10 * SECOND, HOUR];
 
-const RealDate = Date;
-/** The application's clock, in milliseconds ahead of the real one. */
-let ahead = 0;
-globalThis.Date = class Date extends RealDate {
-    constructor(...given) {
-        super(...(given.length === 0 ? [RealDate.now() + ahead] : given));
-    }
-    static now() {
-        return RealDate.now() + ahead;
-    }
-};
-
-const NOON = RealDate.UTC(2027, 0, 1, 12);
+const NOON = Date.UTC(2027, 0, 1, 12);
 /** The database, whose clock is the server's, or stands where it is set. */
 async function database(context) {
     const pool = new pg.Pool({ user: 'postgres', max: 1, idleTimeoutMillis: 0 });
     context.after(async () => {
-        ahead = 0;
+        application.ahead = 0;
         await pool.end();
     });
     const set = (text) => pool.query("SELECT set_config('ratelimit.clock', $1, false)", [text]);
@@ -43,7 +32,7 @@ async function database(context) {
     return {
         pool,
         // Alternately in each of the forms that the setting may have.
-        setClock: (time) => set(forms++ % 2 ? new RealDate(time).toISOString().replace('T', ' ').replace('Z', '+00') : String(time)),
+        setClock: (time) => set(forms++ % 2 ? new Date(time).toISOString().replace('T', ' ').replace('Z', '+00') : String(time)),
     };
 }
 
@@ -90,11 +79,11 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
             const { pool, setClock } = await database(context);
             for (const clock of ['set', 'running']) {
                 if (clock === 'running') await pool.query('RESET ratelimit.clock');
-                for (ahead of APART) {
+                for (application.ahead of APART) {
                     const store = new RateLimitStore({ pool, name: nameOf(name), store: kept });
                     const call = await open(context, start, { windowMs: 5000, limit: 1, store });
                     if (clock === 'set') await setClock(NOON);
-                    const seconds = (got) => assert.ok(got === 5 || (clock === 'running' && got === 4), `${got} s, ${ahead} ms ahead`);
+                    const seconds = (got) => assert.ok(got === 5 || (clock === 'running' && got === 4), `${got} s, ${application.ahead} ms ahead`);
                     const first = await call();
                     assert.equal(first.status, 200);
                     seconds(first.reset);
@@ -119,14 +108,14 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
             const { pool, setClock } = await database(context);
             for (const clock of ['set', 'running']) {
                 if (clock === 'running') await pool.query('RESET ratelimit.clock');
-                for (ahead of APART) {
+                for (application.ahead of APART) {
                     let status = 500;
                     const store = new RateLimitStore({ pool, name: nameOf(name), store: kept });
                     const options = { windowMs: 5000, limit: 2, store, skipFailedRequests: true };
                     const call = await open(context, start, options, () => status);
                     if (clock === 'set') await setClock(NOON);
                     for (let n = 0; n < 4; n++) {
-                        assert.equal((await call()).status, 500, `${ahead} ms ahead`);
+                        assert.equal((await call()).status, 500, `${application.ahead} ms ahead`);
                         await hits(store, 0);
                         const left = (await store.get('key')).resetTime.getTime() - Date.now();
                         assert.ok(left > 3000 && left <= 5000, `of a window without hits ${left} ms are left`);
@@ -142,7 +131,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
             const { pool, setClock } = await database(context);
             await setClock(NOON);
             for (const step of APART) {
-                ahead = 0;
+                application.ahead = 0;
                 let status = 200;
                 let steps = () => {};
                 const store = new RateLimitStore({ pool, name: nameOf(name), store: kept });
@@ -152,19 +141,19 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
                     return status;
                 });
                 assert.equal((await call()).reset, 5);
-                ahead = step;
+                application.ahead = step;
                 assert.equal((await call()).reset, 5);
                 assert.equal((await call()).wait, 5);
                 await store.resetAll();
                 status = 500;
                 for (let n = 0; n < 3; n++) {
-                    ahead = n % 2 ? step : 0;
+                    application.ahead = n % 2 ? step : 0;
                     assert.equal((await call()).status, 500);
                     await hits(store, 0);
                 }
                 // While a request runs: express-rate-limit compares the clock with the window's end by itself.
-                ahead = 0;
-                steps = () => (ahead = step);
+                application.ahead = 0;
+                steps = () => (application.ahead = step);
                 assert.equal((await call()).status, 500);
                 await new Promise((resolve) => setTimeout(resolve, 20));
                 await hits(store, name === 'Express' && step > 5000 ? 1 : 0);
@@ -208,12 +197,12 @@ for (const kept of STORES) {
         let key = 0;
         const increment = () => storage.increment(`${key}`, 5000, 1, 5000, 'default');
         const times = ({ timeToExpire, timeToBlockExpire }) => [timeToExpire, timeToBlockExpire];
-        for (ahead of APART) {
+        for (application.ahead of APART) {
             key++;
             await setClock(NOON);
             assert.deepEqual(times(await increment()), [5, 0]);
             for (const step of APART) {
-                ahead = step;
+                application.ahead = step;
                 assert.deepEqual(times(await increment()), [5, 5]);
             }
             for (const [at, left] of [[2000, 3], [-10 * SECOND, 15], [-HOUR, 3605], [4000, 1], [4999, 1], [4999.001, 1], [4999.9, 1]]) {
@@ -224,7 +213,7 @@ for (const kept of STORES) {
             assert.deepEqual(times(await increment()), [5, 0]);
         }
         await pool.query('RESET ratelimit.clock');
-        for (ahead of APART) {
+        for (application.ahead of APART) {
             key++;
             for (const blocked of [0, 1]) {
                 const [left, block] = times(await increment());
@@ -235,7 +224,7 @@ for (const kept of STORES) {
 }
 
 test('a call has its time-out over a step of the clock', async (context) => {
-    context.after(() => (ahead = 0));
+    context.after(() => (application.ahead = 0));
     for (const step of [HOUR, -HOUR]) {
         let sent;
         const client = { on() {}, off() {}, query: (config) => (sent = config) };
@@ -243,9 +232,9 @@ test('a call has its time-out over a step of the clock', async (context) => {
         const pool = { totalCount: 0, query() {}, connect: (connected) => (connect = connected) };
         const store = new RateLimitStore({ pool, name: 'step', timeout: 5000 });
         store.init({ limit: 1, windowMs: 5000 });
-        ahead = 0;
+        application.ahead = 0;
         void store.increment('key');
-        ahead = step;
+        application.ahead = step;
         connect(undefined, client, () => {});
         assert.ok(sent.query_timeout > 4000 && sent.query_timeout <= 5000, `${sent.query_timeout} ms`);
     }
@@ -254,7 +243,7 @@ test('a call has its time-out over a step of the clock', async (context) => {
 test('a key that rl_block denies is told when that ends', async (context) => {
     const { pool, setClock } = await database(context);
     await setClock(NOON);
-    for (ahead of APART) {
+    for (application.ahead of APART) {
         for (const [until, seconds] of [["'2027-01-01 12:01:30+00'", 90], ["'infinity'", 5]]) {
             const name = nameOf('blocked');
             await pool.query(`SELECT rl_block(blocked, 'key', until => ${until}) FROM unnest($1::text[]) AS blocked`, [[name, `${name}/default`]]);
