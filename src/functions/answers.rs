@@ -29,7 +29,7 @@ impl From<&Answer> for RlResult {
             retry_at,
             remaining: finite(answer.level.remaining),
             capacity: finite(answer.capacity),
-            reset_at: answer.level.reset_at.and_then(|at| Timestamptz::new(at.ceil_to_millis())),
+            reset_at: answer.level.reset_at.and_then(|at| time(at.ceil_to_millis())),
         }
     }
 }
@@ -44,19 +44,23 @@ pub fn denied(request: &Request, answer: &Answer) -> Error {
     }
 }
 
+/// A time in a result, where drivers can read it: a later one is [`Micros::LATEST_SHOWN`], as is [`FOREVER`].
+pub fn time(at: Micros) -> Option<Timestamptz> {
+    Timestamptz::new(at.min(Micros::LATEST_SHOWN))
+}
+
 /// A number of tokens; NULL without a limit.
 pub fn finite(tokens: f64) -> Option<f64> {
     Some(tokens).filter(|tokens| tokens.is_finite())
 }
 
-/// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait
-/// for, or where the time is later than a timestamptz can tell.
+/// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait for.
 pub fn retry(
     now: Micros,
     wait: Option<Micros>,
     rounded: fn(Micros) -> Micros,
 ) -> (Option<f64>, Option<Timestamptz>) {
-    wait.and_then(|wait| Some((wait, Timestamptz::new(rounded(now.plus(wait)))?)))
+    wait.and_then(|wait| Some((wait, time(rounded(now.plus(wait)))?)))
         .map(|(wait, at)| (rounded(wait).as_secs(), at))
         .unzip()
 }

@@ -34,10 +34,7 @@ sql_function! {
             blocks::put(catalog, name.0, key.0, until)?;
             check_limit(catalog, name.0, key.0)
         })?;
-        Ok(match until {
-            FOREVER => Timestamptz::infinity(),
-            until => Timestamptz::nearest(until),
-        })
+        Ok(Timestamptz::nearest(until.min(Micros::LATEST_SHOWN)))
     }
 }
 

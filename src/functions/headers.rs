@@ -64,6 +64,8 @@ fn outcome(result: &Composite<RlResult>) -> Result<(headers::CallOutcome, Option
     let retry_after = number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?
         .map(|seconds| Micros::from_millis(seconds * 1e3));
     let retry_at = time(c"retry_at", "result.retry_at")?;
+    // The latest stands for all later ones.
+    let is_known = |at: &Micros| *at < Micros::LATEST_SHOWN;
     let remaining =
         number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, "a finite number")?;
     let capacity =
@@ -77,7 +79,8 @@ fn outcome(result: &Composite<RlResult>) -> Result<(headers::CallOutcome, Option
         retry_after,
         remaining,
         capacity,
-        reset_at: time(c"reset_at", "result.reset_at")?,
+        reset_at: time(c"reset_at", "result.reset_at")?.filter(is_known),
     };
-    Ok((outcome, retry_at.zip(retry_after).map(|(at, wait)| at.minus(wait))))
+    let retry = retry_at.filter(is_known).zip(retry_after);
+    Ok((outcome, retry.map(|(at, wait)| at.minus(wait))))
 }

@@ -5,10 +5,9 @@ use ratelimit_core::algorithm::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
 use ratelimit_limiter::leases::{self, Fate};
 use ratelimit_limiter::request::Request;
-use ratelimit_limiter::target::FOREVER;
 use ratelimit_pg::error::PgError;
 
-use super::answers::{RlResult, denied};
+use super::answers::{RlResult, denied, time};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::{One, sql_function};
 use crate::host::{self, CallConfig, inline};
@@ -80,7 +79,7 @@ sql_function! {
         let text = |given: Given| lease::to_text(name.0, key.0, given.id);
         let lease = answer.lease.map(|given| Text::new(text(given).as_bytes()));
         let RlResult { ok, retry_after, retry_at, remaining, capacity, .. } = RlResult::from(&answer);
-        let expires_at = answer.lease.and_then(|given| Timestamptz::new(given.expires_at));
+        let expires_at = answer.lease.and_then(|given| time(given.expires_at));
         Ok(One(Acquired { ok, lease, expires_at, retry_after, retry_at, remaining, capacity }))
     }
 }
@@ -94,11 +93,7 @@ sql_function! {
         config: Option<Jsonb>,
     ) -> Option<Timestamptz> {
         let Some(lease) = lease else { return Ok(None) };
-        let expires_at = lease.settle(call, config, Fate::Extended)?;
-        Ok(expires_at.and_then(|at| match at {
-            FOREVER => Some(Timestamptz::infinity()),
-            at => Timestamptz::new(at),
-        }))
+        Ok(lease.settle(call, config, Fate::Extended)?.and_then(time))
     }
 }
 

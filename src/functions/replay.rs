@@ -10,7 +10,7 @@ use crate::keyed::definitions;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::values::Jsonb;
 
-/// What a partition remembers: the state that its last row left.
+/// What a partition remembers: the state that its calls have left, as a row has it, so none of a call that was denied.
 #[derive(Default)]
 pub struct Replay {
     /// When its first request was, from which windows without a start count.
@@ -32,11 +32,11 @@ sql_function! {
         check_count(&limit, count)?;
         call.in_partition(|replay: &mut Replay| {
             let first = *replay.first.get_or_insert(at);
-            let state = replay.state.take().filter(|state| limit.accepts(state.shape()));
-            let state = state.unwrap_or_else(|| limit.initial_state(at, first));
-            let decision = decide(&limit, &state, at, count, reserve);
+            let fresh = limit.initial_state(at, first);
+            let state = replay.state.as_ref().filter(|state| limit.accepts(state.shape()));
+            let decision = decide(&limit, state.unwrap_or(&fresh), at, count, reserve);
             let answer = Answer::of(&limit, &decision, decision.level, at);
-            replay.state = Some(decision.state.unwrap_or(state));
+            replay.state = decision.state.or(replay.state.take());
             Ok(OneInWindow(RlResult::from(&answer)))
         })
     }

@@ -1,5 +1,6 @@
 //! Numbers about all limits, whatever their store: counted in shared memory since the server started.
 
+use super::answers::time;
 use super::arguments::{LimitName, MaxRows};
 use crate::declaration::{One, sql_function};
 use crate::save;
@@ -32,7 +33,7 @@ sql_function! {
                 denied: totals.denied as i64,
                 denied_in_dry_run: totals.denied_in_dry_run as i64,
                 tokens: totals.tokens,
-                since: Timestamptz::new(totals.since),
+                since: time(totals.since),
             });
         }
         Ok(rows)
@@ -116,14 +117,14 @@ sql_function! {
             bytes: memory.size() as i64,
             dropped_idle: usage.dropped_idle as i64,
             dropped_live: usage.dropped_live as i64,
-            since: Timestamptz::new(memory.since()),
+            since: time(memory.since()),
             configured: settings::memory_keys() as i64,
             dropped_calls: memory.tallies.dropped_calls() as i64,
             saved_keys: saved.keys as i64,
             saved_room: saved.room as i64,
             saved_bytes: bytes as i64,
             unsaved_keys: saved.unsaved as i64,
-            unsaved_since: saved.oldest.and_then(Timestamptz::new),
+            unsaved_since: saved.oldest.and_then(time),
             save_error: Some(problem).filter(|text| !text.is_empty()).map(|text| Text::new(text.as_bytes())),
         }))
     }

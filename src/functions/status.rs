@@ -5,7 +5,7 @@ use ratelimit_limiter::one;
 use ratelimit_limiter::request::Request;
 use ratelimit_limiter::status::{self, Status};
 
-use super::answers::{finite, retry};
+use super::answers::{finite, retry, time};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
 use crate::host::{self, CallConfig, inline};
@@ -48,7 +48,7 @@ sql_function! {
                 remaining: standing.and_then(|standing| finite(standing.remaining)),
                 capacity: standing.and_then(|standing| finite(standing.limit.capacity())),
                 retry_at,
-                as_of: Timestamptz::new(status.as_of),
+                as_of: time(status.as_of),
                 shards: status.shards as i32,
                 limited: status.limited,
             });

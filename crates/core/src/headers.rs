@@ -145,11 +145,25 @@ fn ietf(name: &[u8], limit: &Limit, outcome: &CallOutcome, now: Micros) -> Heade
 }
 
 /// From `now` until more tokens are there: to the reset, or the retry of a denial, since the draft wants no
-/// Retry-After that is earlier; of a bucket without a whole token, until it has one. `None`: unknown.
+/// Retry-After that is earlier; without a whole token, until there is one. `None`: unknown.
 fn until_more(limit: &Limit, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
+    let wait = outcome.wait();
+    // Whether one token is missing, which there can be.
+    let needs_one = outcome.remaining < 1.0 && outcome.capacity > 1.0;
+    match limit {
+        // What was taken comes back at several times, of which the outcome has the last only.
+        Limit::SlidingWindow(_) | Limit::SlidingLog(_) | Limit::Concurrency(_) => return wait,
+        // One window doesn't suffice.
+        Limit::FixedWindow(limit)
+            if needs_one && !limit.overage && outcome.remaining + limit.rate < 1.0 =>
+        {
+            return wait;
+        }
+        _ => {}
+    }
     let reset = outcome.reset_at?.minus(now);
-    let until = outcome.wait().map_or(reset, |wait| wait.min(reset));
-    if limit.kind() != Kind::TokenBucket || outcome.remaining >= 1.0 || outcome.capacity <= 1.0 {
+    let until = wait.map_or(reset, |wait| wait.min(reset));
+    if limit.kind() != Kind::TokenBucket || !needs_one {
         return Some(until);
     }
     // At the rate at which it is full by the reset, which is the key's own. That is rounded up to a millisecond, so
@@ -350,13 +364,19 @@ mod tests {
             ietf(&limit("token bucket", 0.7, 60_000.0), &small)["RateLimit"],
             r#""api";r=0;t=30"#
         );
-        for kind in ["fixed window", "sliding window", "sliding log"] {
+        for (kind, t) in [("fixed window", ";t=30"), ("sliding window", ""), ("sliding log", "")] {
             assert_eq!(
                 ietf(&limit(kind, 10.0, 60_000.0), &none)["RateLimit"],
-                r#""api";r=0;t=30"#,
+                format!(r#""api";r=0{t}"#),
                 "{kind}"
             );
         }
+        // A debt that one window doesn't pay back.
+        let deep = CallOutcome { remaining: -12.0, ..none };
+        let window = limit("fixed window", 10.0, 60_000.0);
+        assert_eq!(ietf(&window, &deep)["RateLimit"], r#""api";r=0"#);
+        let denied = CallOutcome { ok: false, retry_after: Some(seconds(90.0)), ..deep };
+        assert_eq!(ietf(&window, &denied)["RateLimit"], r#""api";r=0;t=90"#);
         // The reset is rounded up to a millisecond: of that no second may come.
         let remaining = 1.0 - 2.0 / 6.0;
         let reset_at = Some(NOW.plus(seconds((10.0 - remaining) * 6.0)).plus(Micros(999)));
@@ -372,7 +392,9 @@ mod tests {
             ietf(&slots, &outcome)["RateLimit-Policy"],
             r#""api";q=3;qu="concurrent-requests""#
         );
-        assert_eq!(ietf(&slots, &outcome)["RateLimit"], r#""api";r=2;t=18"#);
+        assert_eq!(ietf(&slots, &outcome)["RateLimit"], r#""api";r=2"#);
+        let denied = CallOutcome { ok: false, remaining: 0.0, ..outcome };
+        assert_eq!(ietf(&slots, &denied)["RateLimit"], r#""api";r=0;t=18"#);
     }
 
     #[test]
@@ -483,7 +505,14 @@ mod tests {
             prop_assert_eq!(decoded(&current_name), name.clone());
             prop_assert_eq!(&current[0].0, "r");
             prop_assert!(current[0].1 >= 0 && current[0].1 as f64 <= remaining.max(0.0));
-            prop_assert_eq!(current.get(1).map(|t| &*t.0), reset_at.map(|_| "t"));
+            let until = match kind {
+                "sliding window" => retry_after.filter(|_| !ok),
+                "fixed window" if remaining < 1.0 && capacity > 1.0 && remaining + rate < 1.0 => {
+                    retry_after.filter(|_| !ok)
+                }
+                _ => reset_at,
+            };
+            prop_assert_eq!(current.get(1).map(|t| &*t.0), until.map(|_| "t"));
             prop_assert!(current.iter().all(|(_, value)| *value >= 0));
             prop_assert_eq!(ietf.get("Retry-After").is_some(), retry);
             prop_assert_eq!(ietf.as_object().unwrap().len(), 2 + usize::from(retry));

@@ -60,6 +60,10 @@ impl Micros {
         if rest == 0 { self } else { Micros(self.0.saturating_add(Self::MILLISECOND.0 - rest)) }
     }
 
+    /// The latest time in results, which stands for all later ones and for infinity: drivers have no times after the
+    /// year 9999, and in a zone east of Greenwich its last day begins before. 9999-12-30 00:00:00 UTC.
+    pub const LATEST_SHOWN: Micros = Micros(253_402_128_000_000_000);
+
     /// In whole seconds, rounded up.
     pub fn ceil_to_secs(self) -> i64 {
         let rest = self.0.rem_euclid(Self::SECOND.0);

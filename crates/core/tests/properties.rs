@@ -10,6 +10,8 @@ mod changed;
 mod clock;
 #[path = "properties/concurrency.rs"]
 mod concurrency;
+#[path = "properties/http.rs"]
+mod http;
 #[path = "properties/idle.rs"]
 mod idle;
 #[path = "properties/overage.rs"]

@@ -116,8 +116,8 @@ impl Change {
             (Change::Take(take), Contents::All(shards)) => {
                 Ok(shards.decide(now, take.count, take.reserve))
             }
-            (Change::Credit { .. }, Contents::All(shards)) => {
-                self.apply(limit, &shards.total(now), now)
+            (Change::Credit { count, taken_at }, Contents::All(shards)) => {
+                shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
             }
             // Retried at once.
             (Change::Take(_), Contents::Busy(shards)) => {
@@ -142,10 +142,15 @@ impl Change {
             }),
             Change::Credit { count, taken_at } => {
                 algorithm::credit(limit, state, now, count, taken_at)
-                    .ok_or(LimiterError::NotForKind { function: "rl_credit", kind: limit.kind() })
+                    .ok_or_else(|| not_for_credit(limit))
             }
         }
     }
+}
+
+/// The error for a kind that can't be credited (0A000).
+fn not_for_credit(limit: &Limit) -> LimiterError {
+    LimiterError::NotForKind { function: "rl_credit", kind: limit.kind() }
 }
 
 /// Makes a change where the limit is kept.

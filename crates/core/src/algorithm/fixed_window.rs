@@ -7,7 +7,8 @@
 //! What was used of a window stays used when the config changes. The state tells it: beside `value` it has what
 //! the window brought ([`Tokens::brought`]), which is this config's `min(rate, capacity)` unless it has changed. A
 //! config that brings more gives the difference at once, one that brings less takes it from what is left, and
-//! makes no debt. A state without it, as that of the component has none, keeps its value.
+//! makes no debt; a credit then counts against what was used beyond it. A window that has ended keeps what it brought:
+//! the new config counts from the next one. A state without it, as that of the component has none, keeps its value.
 //!
 //! With overage a call passes beyond what is there, into a debt that ends with its window.
 //!
@@ -129,14 +130,14 @@ impl FixedWindow {
     pub(super) fn is_idle(&self, stored: &Tokens, now: Micros, phase: Micros) -> bool {
         let (ts, tokens) = self.refilled(stored, now);
         let in_phase = self.awaits_request(tokens) || ts == self.initial_state(now, phase).ts;
-        ts <= now && tokens >= self.capacity && in_phase && !self.is_overused(stored, ts)
+        ts <= now && tokens >= self.capacity && in_phase && self.overused(stored, ts) == 0.0
     }
 
-    /// Whether more was used of the window that begins at `ts` than it brings. Nothing is left of it, which is all
-    /// that a capacity of 0 holds.
-    fn is_overused(&self, stored: &Tokens, ts: Micros) -> bool {
+    /// The tokens that were used of the window that begins at `ts` beyond what it brings now. Nothing is left of it
+    /// then, which is all that a capacity of 0 holds.
+    pub(super) fn overused(&self, stored: &Tokens, ts: Micros) -> f64 {
         let used = stored.brought.map_or(0.0, |brought| brought - stored.value.max(0.0));
-        ts == stored.ts && used > self.brings()
+        if ts == stored.ts { (used - self.brings()).max(0.0) } else { 0.0 }
     }
 
     /// What a window brings where none is left.
@@ -146,16 +147,23 @@ impl FixedWindow {
 
     /// When the window with the last token begins.
     pub(super) fn full_at(&self, stored: &Tokens) -> Option<Micros> {
-        let at =
-            self.due(stored.ts, self.capacity - self.next_tokens(self.stored_tokens(stored)))?;
+        let missing = self.capacity - self.stored_tokens(stored);
+        let at = match self.recounted_at(stored, stored.ts) {
+            Some(turn) if missing > 0.0 => {
+                turn.max(self.due(stored.ts, self.capacity - self.rolls_over(stored))?)
+            }
+            _ => self.due(stored.ts, missing)?,
+        };
         let (ts, tokens) = self.refilled(stored, at);
         // It may leave half a tolerance open.
-        let is_full = tokens >= self.capacity && !self.is_overused(stored, ts);
+        let is_full = tokens >= self.capacity && self.overused(stored, ts) == 0.0;
         if is_full { Some(at) } else { self.windows.after(ts, 1.0) }
     }
 
-    /// What is left of these tokens when the window turns: of an overage nothing.
-    fn next_tokens(&self, tokens: f64) -> f64 {
+    /// What is left of stored tokens when their window turns: of an overage nothing. A config that has changed since
+    /// counts from the next window.
+    pub(super) fn rolls_over(&self, stored: &Tokens) -> f64 {
+        let tokens = self.bounded(stored.value, stored.ts);
         if self.overage { tokens.max(0.0) } else { tokens }
     }
 
@@ -198,9 +206,25 @@ impl Refill for FixedWindow {
 
     fn refilled(&self, stored: &Tokens, now: Micros) -> (Micros, f64) {
         let (windows, ts) = self.windows.turns(stored.ts, now);
-        let tokens = self.stored_tokens(stored);
-        let tokens = if windows > 0 { self.next_tokens(tokens) } else { tokens };
+        let tokens = if windows > 0 { self.rolls_over(stored) } else { self.stored_tokens(stored) };
         (ts, (tokens + windows as f64 * self.rate).min(self.capacity))
+    }
+
+    fn recounted_at(&self, stored: &Tokens, ts: Micros) -> Option<Micros> {
+        let changes = ts == stored.ts && self.rolls_over(stored) != self.stored_tokens(stored);
+        if changes { self.windows.after(ts, 1.0) } else { None }
+    }
+
+    fn given_back(&self, stored: &Tokens, ts: Micros, available: f64, count: f64) -> Tokens {
+        let more = available + count;
+        // First what was used beyond what this config brings, of which nothing else would be left.
+        let overused = self.overused(stored, ts);
+        let against = overused.min(more.max(0.0));
+        let value = (more - against).min(self.capacity);
+        if against == 0.0 {
+            return self.stored(value, ts, stored);
+        }
+        Tokens { value, ts, brought: Some(self.brings() + (overused - against)) }
     }
 
     fn max_debt(&self, ts: Micros) -> f64 {
@@ -217,7 +241,8 @@ impl Refill for FixedWindow {
     }
 
     fn whole_refill(&self, stored: &Tokens, now: Micros) -> Option<Micros> {
-        let missing = self.capacity - self.next_tokens(self.stored_tokens(stored));
+        let least = self.stored_tokens(stored).min(self.rolls_over(stored));
+        let missing = self.capacity - if self.overage { least.max(0.0) } else { least };
         // Of the window that it is in at least, also where nothing accumulates.
         self.due(now, missing.max(self.capacity).max(self.rate))
     }

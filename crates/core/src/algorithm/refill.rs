@@ -31,14 +31,30 @@ pub(super) trait Refill {
 
     /// What is there at the `ts` of stored tokens.
     fn stored_tokens(&self, tokens: &Tokens) -> f64 {
-        let value = self.value_of(tokens);
+        self.bounded(self.value_of(tokens), tokens.ts)
+    }
+
+    /// Tokens at `ts`, of which a debt counts as the [largest](Refill::max_debt) at most.
+    fn bounded(&self, value: f64, ts: Micros) -> f64 {
         // Only a debt needs the bound, which can take some computing; an overage ends with its window.
-        if value < 0.0 && !self.overage() { value.max(-self.max_debt(tokens.ts)) } else { value }
+        if value < 0.0 && !self.overage() { value.max(-self.max_debt(ts)) } else { value }
     }
 
     /// What is stored of so many tokens, which count from `ts`, after `before`.
     fn stored(&self, value: f64, ts: Micros, _before: &Tokens) -> Tokens {
         Tokens { value, ts, brought: None }
+    }
+
+    /// The state after `count` tokens, 0 or more, were given back to `available` ones, which count from `ts`; `before`
+    /// is what was stored.
+    fn given_back(&self, before: &Tokens, ts: Micros, available: f64, count: f64) -> Tokens {
+        self.stored((available + count).min(self.capacity()), ts, before)
+    }
+
+    /// When stored tokens, which count from `ts`, will count differently than by what comes in: at the end of the
+    /// window in which the config has changed.
+    fn recounted_at(&self, _: &Tokens, _: Micros) -> Option<Micros> {
+        None
     }
 
     /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
@@ -100,6 +116,15 @@ pub(super) trait Refill {
             return None;
         }
         let (ts, available) = self.refilled(tokens, now);
+        if let Some(then) = self.recounted_at(tokens, ts).filter(|&then| then > now) {
+            let (ts, available) = self.refilled(tokens, then);
+            let ts = self.stored_ts(ts, available, then);
+            let wait = then.minus(now);
+            return match self.passes((ts, available), then, count, reserve) {
+                Some(_) => Some(wait),
+                None => Some(wait.plus(self.retry_after(tokens, then, count, reserve)?)),
+            };
+        }
         let missing = count - available;
         let mut at = now;
         if missing > max_debt {
@@ -146,15 +171,17 @@ pub(super) trait Refill {
         taken_at: Option<Micros>,
     ) -> Decision {
         let (ts, available) = self.refilled(tokens, now);
-        let (ts, value) = if count < 0.0 {
+        let unchanged = self.stored(available, ts, tokens);
+        let after = if count < 0.0 {
             let ts = self.stored_ts(ts, available, now);
-            let value = subtract(available, -count);
-            (ts, self.stored_tokens(&Tokens { value, ts, brought: None }))
+            let value = self.bounded(subtract(available, -count), ts);
+            self.stored(value, ts, tokens)
         } else if taken_at.is_none_or(|taken_at| self.can_return(taken_at, ts)) {
-            (ts, (available + count).min(self.capacity()))
+            self.given_back(tokens, ts, available, count)
         } else {
-            (ts, available)
+            unchanged
         };
+        let Tokens { value, ts, .. } = after;
         let in_debt = value < -tolerance(self.capacity());
         Decision {
             ok: true,
@@ -163,7 +190,7 @@ pub(super) trait Refill {
                 .filter(|_| in_debt && !self.overage())
                 .map(|due| due.minus(now)),
             level: self.level_of(ts, value, now),
-            state: (value != available).then(|| State::Tokens(self.stored(value, ts, tokens))),
+            state: (after != unchanged).then_some(State::Tokens(after)),
         }
     }
 }

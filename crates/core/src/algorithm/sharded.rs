@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use super::refill::Refill;
-use super::{Current, Decision, Level, Limit, State, Tokens, decide, subtract};
+use super::{Current, Decision, Level, Limit, State, Tokens, credit, decide, subtract};
 use crate::Micros;
 
 impl Limit {
@@ -68,7 +68,7 @@ impl Limit {
 /// // Eight tokens are more than one shard holds, and less than both.
 /// let decision = shards.decide(now, 8.0, false);
 /// let after = decision.state.expect("it passes");
-/// shards.distribute(&[0, 1], now, after.value(), after.ts());
+/// shards.distribute(&[0, 1], now, &after);
 /// assert_eq!(shards.level(now).remaining, 2.0);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
@@ -179,23 +179,29 @@ impl<'a> Shards<'a> {
     /// The total of a divided limit.
     fn total_tokens(&self, now: Micros) -> Tokens {
         let mut total = Tokens { value: 0.0, ts: Micros(i64::MIN), brought: None };
-        let mut overused = 0.0;
         for shard in 0..self.states.len() {
-            let tokens = self.refilled_tokens(shard, now);
-            overused += tokens.brought.map_or(0.0, |brought| brought - self.brings(shard));
-            total.value += tokens.value;
-            total.ts = total.ts.max(tokens.ts);
+            let (ts, value) = self.tokens(shard, now);
+            total.value += value;
+            total.ts = total.ts.max(ts);
         }
         total.value = total.value.min(self.limit.capacity());
-        self.less_overused(total, overused)
+        self.less_overused(total, self.overused(0..self.states.len(), now))
     }
 
-    /// What a window brings to a shard.
-    fn brings(&self, shard: usize) -> f64 {
-        match self.limit_of(shard) {
-            Limit::FixedWindow(limit) => limit.brings(),
+    /// The tokens that were used of some shards beyond what their windows bring now.
+    fn overused(&self, among: impl IntoIterator<Item = usize>, now: Micros) -> f64 {
+        let overused = |shard| match self.limit_of(shard) {
+            Limit::FixedWindow(limit) => {
+                limit.overused(&tokens_of(&self.states[shard]), self.tokens(shard, now).0)
+            }
             _ => 0.0,
-        }
+        };
+        among.into_iter().map(overused).sum()
+    }
+
+    /// Whether more was used of any shard than its window brings now: a credit counts against that first.
+    pub fn are_overused(&self, now: Micros) -> bool {
+        self.overused(0..self.states.len(), now) > 0.0
     }
 
     /// The total where more was used of some shards than their windows bring now. It is known as long as nothing is
@@ -221,8 +227,26 @@ impl<'a> Shards<'a> {
         let rate: f64 = self.unequal.iter().map(|limit| limit.policy().0).sum();
         let more = rate > self.limit.policy().0 * (1.0 + 1e-12);
         let known = Tokens { ts: ts.unwrap_or(total.ts), ..total };
+        // Where the config has changed in the present window, more may roll over than is there now.
+        let later = (0..self.states.len()).map(|shard| self.rolls_over_more(shard, now)).sum();
+        let known = match later {
+            0.0 => known,
+            later => Tokens { value: known.value + later, brought: None, ..known },
+        };
         let unknown = Tokens { value: self.limit.capacity(), brought: None, ..known };
         State::Tokens(if more { unknown } else { known })
+    }
+
+    /// By how much a shard has more tokens at the next turn of its window, before that brings any, than at `now`.
+    fn rolls_over_more(&self, shard: usize, now: Micros) -> f64 {
+        match self.limit_of(shard).current(&self.states[shard], now) {
+            Current::FixedWindow(limit, tokens) => {
+                let (ts, available) = limit.refilled(&tokens, now);
+                let changes = limit.recounted_at(&tokens, ts).is_some();
+                if changes { (limit.rolls_over(&tokens) - available).max(0.0) } else { 0.0 }
+            }
+            _ => 0.0,
+        }
     }
 
     /// The states of so many equal shards that together hold what these hold at `now`.
@@ -279,14 +303,39 @@ impl<'a> Shards<'a> {
         Decision { retry_after, level: self.level(now), ..decision }
     }
 
-    /// Changes the equal shards that are `among`, counted from 0, so that together they hold `target`
-    /// tokens: takes from the fullest first and gives to the emptiest first; a debt is divided
+    /// Gives tokens back to the shards together, as [`credit`](super::credit()) does; the state is that of the
+    /// [total](Shards::total).
+    pub fn credit(&self, now: Micros, count: f64, taken_at: Option<Micros>) -> Option<Decision> {
+        let total = self.total(now);
+        let overused = self.overused(0..self.states.len(), now);
+        let (Limit::FixedWindow(limit), State::Tokens(tokens)) = (self.limit, &total) else {
+            return credit(self.limit, &total, now, count, taken_at);
+        };
+        // What is left of some shards does not hide what was used beyond the others'.
+        let against = if tokens.value > 0.0 { overused.min(count) } else { 0.0 };
+        let can_return = taken_at.is_none_or(|taken_at| limit.can_return(taken_at, tokens.ts));
+        if against <= 0.0 || !can_return {
+            return credit(self.limit, &total, now, count, taken_at);
+        }
+        let decision = credit(self.limit, &total, now, count - against, taken_at)?;
+        let value = decision.state.as_ref().map_or(tokens.value, State::value);
+        let brought = Some(limit.brings() + (overused - against));
+        Some(Decision {
+            state: Some(State::Tokens(Tokens { value, brought, ..*tokens })),
+            ..decision
+        })
+    }
+
+    /// Changes the equal shards that are `among`, counted from 0, so that together they hold the tokens of
+    /// `after`: takes from the fullest first and gives to the emptiest first; a debt is divided
     /// equally, so that it is paid back as fast as by the whole limit, and before any shard gets
-    /// more. Shards that need no change keep their state. `ts` is what their tokens count from.
+    /// more. Where `after` is that of a credit and tells what the window has brought, what was used of shards beyond
+    /// their windows is reduced likewise. Shards that need no change keep their state.
     ///
     /// # Panics
     /// Where there is no such shard.
-    pub fn distribute(&mut self, among: &[usize], now: Micros, target: f64, ts: Micros) {
+    pub fn distribute(&mut self, among: &[usize], now: Micros, after: &State) {
+        let Tokens { value: target, ts, brought } = tokens_of(after);
         let held: Vec<f64> = among.iter().map(|&shard| self.available(shard, now)).collect();
         let sum: f64 = held.iter().sum();
         let mut values = held.clone();
@@ -310,9 +359,18 @@ impl<'a> Shards<'a> {
                 more -= give;
             }
         }
+        let mut against = match (self.limit, brought) {
+            (Limit::FixedWindow(limit), Some(brought)) if target >= sum => {
+                self.overused(among.iter().copied(), now) - (brought - limit.brings()).max(0.0)
+            }
+            _ => 0.0,
+        };
         for ((&shard, value), held) in among.iter().zip(values).zip(held) {
-            if value != held {
-                let before = tokens_of(&self.states[shard]);
+            let mut before = tokens_of(&self.states[shard]);
+            let less = self.overused([shard], now).min(against).max(0.0);
+            against -= less;
+            if value != held || less > 0.0 {
+                before.brought = before.brought.map(|brought| brought - less);
                 self.states[shard] = State::Tokens(Self::stored(&self.shard, value, ts, &before));
             }
         }

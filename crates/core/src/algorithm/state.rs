@@ -72,6 +72,11 @@ pub enum Shape {
 }
 
 impl State {
+    /// So many tokens, counted at `ts`, of which nothing else is known.
+    pub fn of_tokens(value: f64, ts: Micros) -> State {
+        State::Tokens(Tokens { value, ts, brought: None })
+    }
+
     /// When it was counted; of the window kinds, the window's start.
     pub fn ts(&self) -> Micros {
         match self {

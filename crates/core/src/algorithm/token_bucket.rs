@@ -68,10 +68,11 @@ impl Refill for TokenBucket {
         Some(ts.plus(span))
     }
 
-    fn level_of(&self, ts: Micros, tokens: f64, _: Micros) -> Level {
+    fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level {
         let missing = self.capacity - tokens;
+        // A full one is full now, also where the clock has stepped back behind its state.
         let reset_at =
-            if missing <= tolerance(self.capacity) { Some(ts) } else { self.due(ts, missing) };
+            if missing <= tolerance(self.capacity) { Some(now) } else { self.due(ts, missing) };
         Level { remaining: rounded(tokens, self.capacity), reset_at }
     }
 

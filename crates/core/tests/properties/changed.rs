@@ -136,11 +136,98 @@ proptest! {
         let owed = f64::from(left).min(0.0);
         let level = small.level(&state, now).remaining;
         prop_assert_eq!(level, (f64::from(left) + f64::from(plan) - 100.0).max(owed));
-        // Given back, it is there, also at the next call.
+        // What is given back pays the debt, then what was used beyond the plan; the rest is there, also at the next call.
         let after = credit(&small, &state, now, back.into(), None).unwrap();
-        prop_assert_eq!(after.level.remaining, (level + f64::from(back)).min(plan.into()));
+        let used = f64::from(100 - left.max(0));
+        let rest = (f64::from(back) + owed).max(0.0);
+        let there = (f64::from(plan) - (used - rest)).clamp(0.0, plan.into());
+        let debt = owed + f64::from(back);
+        prop_assert_eq!(after.level.remaining, if debt < 0.0 { debt } else { there });
         let state = after.state.unwrap_or(state);
         prop_assert_eq!(small.level(&state, now), after.level);
+        // The larger plan again: what was taken less what was given back, of which no more than the plan had room.
+        let room = f64::from(plan) - level;
+        let beyond = (used - f64::from(plan)).max(0.0);
+        let returned = f64::from(back).min(room + beyond);
+        prop_assert_eq!(large.level(&state, now).remaining, f64::from(left) + returned);
+    }
+
+    #[test]
+    fn shards_give_back_no_more_than_was_taken(
+        spent in 0..=100u32,
+        plan in 1..100u32,
+        credits in prop::collection::vec(0..60u32, 1..4),
+        shards in 2..5u32,
+        free in any::<u64>(),
+    ) {
+        let now = Micros(HOUR / 2);
+        let (large, small) = (window(100, 100, shards, false), window(plan, plan, shards, false));
+        let fresh = vec![large.shard_limit(shards).initial_state(now, now); shards as usize];
+        let mut all = Shards::new(&large, fresh);
+        take(&mut all, free, now, spent.into(), false).unwrap();
+        let mut all = Shards::new(&small, all.states().to_vec());
+        let number: Vec<usize> = (0..shards as usize).collect();
+        let mut back = 0.0;
+        for count in credits {
+            let decision = all.credit(now, count.into(), None).unwrap();
+            if let Some(after) = &decision.state {
+                all.distribute(&number, now, after);
+            }
+            prop_assert!((all.level(now).remaining - decision.level.remaining).abs() < 1e-6);
+            back += f64::from(count);
+        }
+        let left = Shards::new(&large, all.states().to_vec()).level(now).remaining;
+        prop_assert!(left <= f64::from(100 - spent) + back + 1e-6, "{left} of {spent} less {back}");
+        // Where all of them use more than their share of the smaller plan, nothing is lost either.
+        if f64::from(spent) - back >= f64::from(plan) && spent == 100 {
+            prop_assert!((left - back).abs() < 1e-6, "{left} of {back}");
+        }
+    }
+
+    /// A config that has changed counts from the window in which a call comes: what ended before keeps what it had.
+    #[test]
+    fn a_window_that_has_ended_stays_as_it_was(
+        rates in (1..50u32, 1..50u32),
+        spent in 0..=100u32,
+        windows in 1..4u32,
+        count in 0..=100u32,
+    ) {
+        let (old, new) = (window(rates.0, 100, 1, false), window(rates.1, 100, 1, false));
+        let now = Micros(HOUR / 2);
+        let state = decide(&old, &old.initial_state(now, now), now, spent.into(), false).state;
+        let Some(state) = state else { return Ok(()) };
+        let at = |windows: u32| Micros(HOUR / 2 + i64::from(windows) * HOUR);
+        let there = (100 - spent + windows * rates.1).min(100);
+        let level = new.level(&state, at(windows));
+        prop_assert_eq!(level.remaining, f64::from(there));
+        // A call waits for the first window that has enough, whenever it is asked.
+        for asked in 0..windows {
+            let decision = decide(&new, &state, at(asked), count.into(), false);
+            if let Some(wait) = decision.retry_after {
+                let then = at(asked).plus(wait);
+                prop_assert!(decide(&new, &state, then, count.into(), false).ok);
+                prop_assert!(!decide(&new, &state, then.minus(Micros(1)), count.into(), false).ok);
+            } else {
+                prop_assert!(decision.ok);
+            }
+        }
+        let full = new.idle_at(&state, at(0), Micros(0)).unwrap();
+        prop_assert!(new.level(&state, full).remaining == 100.0);
+        let before = full.minus(Micros(1));
+        if before >= at(0) {
+            prop_assert!(new.level(&state, before).remaining < 100.0 || !new.is_idle(&state, before, Micros(0)));
+        }
+        // Shards wait as exactly.
+        let (old, new) = (window(rates.0, 100, 2, false), window(rates.1, 100, 2, false));
+        let mut parts = Shards::new(&old, vec![old.shard_limit(2).initial_state(now, now); 2]);
+        take(&mut parts, u64::MAX, now, spent.into(), false);
+        let parts = Shards::new(&new, parts.states().to_vec());
+        let decision = parts.decide(at(0), count.into(), false);
+        if let Some(wait) = decision.retry_after {
+            let then = at(0).plus(wait);
+            prop_assert!(parts.decide(then, count.into(), false).ok);
+            prop_assert!(!parts.decide(then.minus(Micros(1)), count.into(), false).ok);
+        }
     }
 }
 
@@ -163,7 +250,12 @@ fn what_rolled_over_stays() {
     assert_eq!(window(1000, 3000, 1, false).level(&state, now).remaining, 920.0);
     assert_eq!(window(100, 600, 1, false).level(&state, now).remaining, 20.0);
     assert_eq!(window(100, 600, 1, false).level(&state, Micros(HOUR)).remaining, 120.0);
-    assert_eq!(window(1000, 3000, 1, false).level(&state, Micros(HOUR)).remaining, 1920.0);
+    // The window that has ended stays as it was.
+    assert_eq!(window(1000, 3000, 1, false).level(&state, Micros(HOUR)).remaining, 1020.0);
+    // 10 of this window, and the 40 of the raise.
+    let small = window(10, 100, 1, false);
+    let state = decide(&small, &small.initial_state(now, now), now, 100.0, false).state.unwrap();
+    assert_eq!(window(50, 100, 1, false).level(&state, Micros(HOUR)).remaining, 50.0);
     assert_eq!(window(10, 30, 1, false).level(&state, now).remaining, 0.0);
     assert_eq!(window(10, 30, 1, false).level(&spent(100.0), now).remaining, 30.0);
     // Never more than the capacity; also where that is below the rate.

@@ -180,7 +180,7 @@ proptest! {
         let target = share * room - debt;
         let ts = divided.number().iter().map(|&n| parts.refilled(n, now).ts()).max().unwrap();
         let before: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
-        parts.distribute(&among, now, target, ts);
+        parts.distribute(&among, now, &State::of_tokens(target, ts));
 
         let after: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
         let sum = |of: &[f64]| among.iter().map(|&n| of[n]).sum::<f64>();
@@ -225,7 +225,7 @@ proptest! {
         let decision = parts.decide(now, count, false);
         prop_assert_eq!(decision.ok, held >= -divided.config.tolerance());
         if let Some(after) = decision.state {
-            parts.distribute(&divided.number(), now, after.value(), after.ts());
+            parts.distribute(&divided.number(), now, &after);
             let left = parts.level(now).remaining;
             prop_assert!((held - count - left).abs() <= divided.slack(), "{held}, then {left}");
         }
@@ -384,7 +384,7 @@ pub fn take(
         _ if in_debt || held < count => {
             let decision = parts.decide(now, count, reserve);
             if let Some(after) = &decision.state {
-                parts.distribute(&all, now, after.value(), after.ts());
+                parts.distribute(&all, now, after);
             }
             decision
         }
@@ -398,7 +398,7 @@ pub fn take(
         _ => {
             let decision = parts.decide(now, count, reserve);
             let ts = parts.total(now).ts();
-            parts.distribute(&among, now, held - count, ts);
+            parts.distribute(&among, now, &State::of_tokens(held - count, ts));
             decision
         }
     };

@@ -133,9 +133,9 @@ pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) 
         .unwrap_or_else(|| target.limit.initial_state(now, phase))
 }
 
-/// Forgets the entry of a key, with `has_slots` also those of its slots; false if there was none.
-pub(super) fn forget(entries: &impl Entries, id: Id, has_slots: bool) -> bool {
+/// Forgets the entry of a key, and those of its slots; false if there was none. `slots` is how many it may have, of
+/// which some may be missing.
+pub(super) fn forget(entries: &impl Entries, id: Id, slots: u32) -> bool {
     let was = entries.locked(id, |locked| locked.remove(id));
-    let slots = has_slots && slots::forget(entries, id);
-    was || slots
+    slots::forget(entries, id, slots) || was
 }

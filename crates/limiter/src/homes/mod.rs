@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-use ratelimit_core::config::Definition;
+use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
 use ratelimit_core::{Kind, Level, Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
@@ -192,14 +192,17 @@ pub fn forget<H: Host>(
     if !in_memory_only {
         host.refuse_read_only()?;
     }
-    // Of what is not defined, they may be as many as any limit has.
-    let has_slots = limit.is_none_or(|limit| limit.kind() == Kind::Concurrency);
+    // Of what is not defined, they may be as many as any limit has; of another kind, left from before it was defined.
+    let slots = match limit {
+        Some(limit) if limit.kind() != Kind::Concurrency => 0,
+        _ => MAX_SLOTS_IN_MEMORY,
+    };
     let entries = if in_memory_only { Some(host.entries()?) } else { host.entries_if_any()? };
     let was_in_memory = entries.is_some_and(|entries| {
         let id = entries.id(name, key);
         // Of which kind a config in a call was no definition tells.
-        let was_inline = memory::forget(entries, entries.inline(id), true);
-        memory::forget(entries, id, has_slots) || was_inline
+        let was_inline = memory::forget(entries, entries.inline(id), MAX_SLOTS_IN_MEMORY);
+        memory::forget(entries, id, slots) || was_inline
     });
     if in_memory_only {
         return Ok(was_in_memory);

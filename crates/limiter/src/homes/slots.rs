@@ -1,6 +1,9 @@
 //! The leases of a concurrency limit in memory: an entry for each slot that is taken, since an entry has no room for
 //! more than one lease. Those of a key are numbered from 0 on without a gap, whatever the number of slots is now, and
 //! are in one partition: they are read, decided, written and forgotten under its lock, at once, as a row is.
+//!
+//! The key's own entry has the state of another kind. As in a row, a take under one kind ends the state of the other:
+//! leases count as none while that entry is there, and a lease that is granted removes it.
 
 use ratelimit_core::algorithm::{Lease, Leases};
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
@@ -58,12 +61,17 @@ pub(super) fn read<H: Host>(host: &H, target: &Target, slots: u32) -> Result<Opt
     Ok((!leases.leases.is_empty()).then_some(State::Leases(leases)))
 }
 
-/// Forgets the leases of a key; false if there was none.
-pub(super) fn forget(entries: &impl Entries, id: Id) -> bool {
+/// Forgets the leases of a key, in so many slots and those beyond up to the first that is not there; false if there was
+/// none.
+pub(super) fn forget(entries: &impl Entries, id: Id, slots: u32) -> bool {
     entries.locked(id, |locked| {
         let mut was = false;
         for number in 0..MAX_SLOTS_IN_MEMORY {
-            was |= locked.remove(id.slot(number));
+            let removed = locked.remove(id.slot(number));
+            was |= removed;
+            if !removed && number >= slots {
+                break;
+            }
         }
         was
     })
@@ -72,6 +80,7 @@ pub(super) fn forget(entries: &impl Entries, id: Id) -> bool {
 /// Reads the slots of the definition, where one may be missing that has made room for another key's, and those
 /// beyond up to the first that is not there.
 fn find(locked: &mut impl LockedEntries, id: Id, slots: u32) -> Found {
+    let was_another_kind = locked.read(id).is_some();
     let (mut leases, mut end) = (Leases { leases: Vec::new(), ts: Micros(i64::MIN) }, 0);
     for number in 0..MAX_SLOTS_IN_MEMORY {
         match locked.read(id.slot(number)) {
@@ -83,6 +92,9 @@ fn find(locked: &mut impl LockedEntries, id: Id, slots: u32) -> Found {
             _ if number < slots => {}
             _ => break,
         }
+    }
+    if was_another_kind {
+        leases = Leases { leases: Vec::new(), ts: Micros(i64::MIN) };
     }
     Found { leases, end }
 }
@@ -97,6 +109,7 @@ fn write(
     now: Micros,
     slots: u32,
 ) {
+    locked.remove(id);
     let half_used = 2 * after.leases.len() >= slots as usize;
     let mut number = 0;
     for &lease in &after.leases {

@@ -106,6 +106,86 @@ fn a_reset_makes_a_limit_full_in_every_home() {
 }
 
 #[test]
+fn a_take_under_another_kind_ends_the_state_in_both_homes() {
+    for store in ["table", "memory"] {
+        let stored = |config: &str| config.replace('}', &format!(r#", "store": "{store}"}}"#));
+        let bucket = stored(r#"{"kind": "token bucket", "rate": 10, "period": "1 day"}"#);
+        let sliding = stored(r#"{"kind": "sliding window", "rate": 10, "period": "1 day"}"#);
+        let slots = stored(SLOTS);
+        let session = TestSession::with("n", &bucket);
+        let left = || check(&session, "k").level.remaining;
+        let free = || one::check(&session, &request("n", "k", 0.0)).unwrap().level.remaining;
+        let acquire = || leases::acquire(&session, &request("n", "k", 1.0)).unwrap();
+        limit(&session, "k", 3.0);
+
+        // Nothing was taken under the other kind: what there was goes on.
+        session.define("n", &slots);
+        assert_eq!(free(), 2.0, "{store}");
+        session.define("n", &bucket);
+        assert_eq!(left(), 7.0, "{store}");
+
+        session.define("n", &slots);
+        let lease = acquire().lease.unwrap();
+        assert_eq!(free(), 1.0, "{store}");
+        session.define("n", &bucket);
+        assert_eq!(left(), 10.0, "{store}");
+        session.define("n", &slots);
+        assert_eq!(free(), 1.0, "{store}");
+
+        for other in [&bucket, &sliding] {
+            session.define("n", other);
+            assert_eq!(limit(&session, "k", 3.0).level.remaining, 7.0, "{store}");
+            session.define("n", &slots);
+            assert_eq!(free(), 2.0, "{store}");
+            let gone = leases::settle(&session, &request("n", "k", 0.0), lease.id, Fate::Extended);
+            assert_eq!(gone.unwrap(), None, "{store}");
+            assert!(acquire().ok && acquire().ok && !acquire().ok, "{store}");
+        }
+        // A reset forgets the leases, whatever the kind is when it comes.
+        session.define("n", &bucket);
+        assert!(one::reset(&session, b"n", b"k").unwrap(), "{store}");
+        session.define("n", &slots);
+        assert_eq!(free(), 2.0, "{store}");
+    }
+}
+
+#[test]
+fn a_cut_that_is_undone_gives_back_what_it_took_and_what_was_returned() {
+    for shards in [1, 2, 5] {
+        for store in ["table", "memory"] {
+            if shards > 1 && store == "memory" {
+                continue;
+            }
+            let window = |rate| {
+                format!(
+                    r#"{{"kind": "fixed window", "rate": {rate}, "period": "1 day", "start": 0,
+                        "shards": {shards}, "store": "{store}"}}"#
+                )
+            };
+            let (large, small) = (window(10), window(5));
+            let session = TestSession::with("n", &large);
+            let left = || check(&session, "k").level.remaining;
+            let give = |count| one::credit(&session, &request("n", "k", count), None).unwrap();
+            limit(&session, "k", 10.0);
+            session.commit();
+            session.define("n", &small);
+            assert_eq!(left(), 0.0, "{store} {shards}");
+            for _ in 0..3 {
+                assert_eq!(give(1.0).level.remaining, 0.0, "{store} {shards}");
+                session.commit();
+            }
+            session.define("n", &large);
+            assert!((left() - 3.0).abs() < 1e-9, "{} of {store} {shards}", left());
+            session.define("n", &small);
+            assert!((give(3.0).level.remaining - 1.0).abs() < 1e-9, "{store} {shards}");
+            session.commit();
+            session.define("n", &large);
+            assert!((left() - 6.0).abs() < 1e-9, "{} of {store} {shards}", left());
+        }
+    }
+}
+
+#[test]
 fn leases_expire_are_extended_and_released_in_both_homes() {
     for config in [SLOTS, SLOTS_IN_MEMORY] {
         let session = TestSession::with("n", config);

@@ -163,11 +163,6 @@ impl Timestamptz {
         Timestamptz(to_nearest_timestamptz(at).into())
     }
 
-    /// Later than all others.
-    pub fn infinity() -> Timestamptz {
-        Timestamptz(i64::MAX.into())
-    }
-
     /// Whether it is later than all others.
     pub fn is_infinity(self) -> bool {
         self.0.value() as i64 == i64::MAX

@@ -90,7 +90,8 @@ impl<H: Host> Sharded<'_, H> {
         if is_held { take() } else { self.host.attempt(take) }
     }
 
-    /// Reads two rows; `None` where the better one has no room for the whole change.
+    /// Reads two rows; `None` where the better one has no room for the whole change, or where a credit goes to
+    /// others first.
     ///
     /// # Errors
     /// As [`change`](super::change).
@@ -118,7 +119,8 @@ impl<H: Host> Sharded<'_, H> {
         let room = |shard| room(&shards, shard, now, amount);
         let better = if own.is_some() || room(first) >= room(second) { first } else { second };
         let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
-        if room(better) < amount.abs() || in_debt {
+        let is_owed = in_debt || amount > 0.0 && shards.are_overused(now);
+        if room(better) < amount.abs() || is_owed {
             return Ok(None);
         }
         let Some(at) = found.iter().position(|&(n, _)| n == number(better)) else {
@@ -209,7 +211,8 @@ impl<H: Host> Sharded<'_, H> {
                 };
                 let held: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
                 let ts = shards.total(now).ts();
-                write(*rows, target, &mut shards, &locked, (now, held + amount, ts))?;
+                let after = State::of_tokens(held + amount, ts);
+                write(*rows, target, &mut shards, &locked, now, &after)?;
                 Ok(Some((result, Some(shards.level(now)))))
             })?;
             if changed.is_some() {

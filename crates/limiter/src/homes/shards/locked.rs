@@ -69,11 +69,11 @@ impl<'a> LockedRows<'a> {
         if self.locked.is_empty() {
             return Err(rows.not_written()); // nothing would be taken
         }
-        let tokens = match self.locked.len() == shards.states().len() {
-            true => after.value(),
-            false => self.available(shards, now) + after.value() - before.value(),
-        };
-        write(rows, target, shards, &self.locked, (now, tokens, after.ts()))
+        if self.locked.len() == shards.states().len() {
+            return write(rows, target, shards, &self.locked, now, after);
+        }
+        let tokens = self.available(shards, now) + after.value() - before.value();
+        write(rows, target, shards, &self.locked, now, &State::of_tokens(tokens, after.ts()))
     }
 
     /// One of the rows.
@@ -190,8 +190,7 @@ fn lock_some<'a, H: Host>(
     Ok(locked.map(|locked| LockedRows { shards, locked }))
 }
 
-/// Spreads tokens over the locked rows, and writes those that change. `to` is the instant, how many they are to hold
-/// together, and what these count from.
+/// Spreads the tokens of `after`, which they are to hold together, over the locked rows, and writes those that change.
 ///
 /// # Errors
 /// Those of the rows.
@@ -200,11 +199,12 @@ pub(super) fn write(
     target: &Target,
     shards: &mut Shards,
     locked: &[LockedShard],
-    (now, tokens, ts): (Micros, f64, Micros),
+    now: Micros,
+    after: &State,
 ) -> Result<()> {
     let before = shards.states().to_vec();
     let among: Vec<usize> = locked.iter().map(|&(shard, _)| shard).collect();
-    shards.distribute(&among, now, tokens, ts);
+    shards.distribute(&among, now, after);
     for &(shard, tuple) in locked {
         let state = &shards.states()[shard];
         if *state != before[shard] {

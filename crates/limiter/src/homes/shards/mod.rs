@@ -106,9 +106,10 @@ impl<H: Host> Sharded<'_, H> {
             let (result, after) = decide(Contents::All(&shards), now)?;
             let Some(after) = after else { return Ok((result, Some(shards.level(now)))) };
             let amount = after.value() - shards.total(now).value();
-            // A debt is shared by all rows, and paid back first.
+            // A debt is shared by all rows, and paid back first; so is what was used beyond a config that has changed.
             let in_debt = (0..shards.states().len()).any(|n| shards.available(n, now) < 0.0);
-            if matches_limit && after.value() >= 0.0 && !in_debt {
+            let is_owed = in_debt || asked > 0.0 && shards.are_overused(now);
+            if matches_limit && after.value() >= 0.0 && !is_owed {
                 if let Some(changed) = self.change_any_row(decide, &shards, now, amount)? {
                     return Ok(changed);
                 }
@@ -217,7 +218,7 @@ impl<H: Host> Sharded<'_, H> {
                 return Ok(Some((result, None)));
             }
             let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
-            locked::write(*rows, target, &mut shards, &locked, (now, after.value(), after.ts()))?;
+            locked::write(*rows, target, &mut shards, &locked, now, &after)?;
             Ok(Some((result, Some(shards.level(now)))))
         })?;
         Ok(changed.or(unchanged))
