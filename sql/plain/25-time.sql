@@ -41,10 +41,16 @@ CREATE OR REPLACE FUNCTION ratelimit._ceil(us bigint, unit bigint) RETURNS bigin
                 WHEN us % unit = 0 THEN us WHEN us IS NOT NULL THEN 9223372036854775807 END
 $$;
 
--- The instant, rounded up to a millisecond.
+-- A time in a result. Drivers have none after the year 9999, so a later one is 9999-12-30 UTC, as is infinity.
+CREATE OR REPLACE FUNCTION ratelimit._shown(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN us >= 253402128000000000 THEN timestamptz '9999-12-30 00:00:00+00'
+                ELSE ratelimit._instant(us) END
+$$;
+
+-- The same, rounded up to a millisecond.
 CREATE OR REPLACE FUNCTION ratelimit._rounded_up(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
     SELECT CASE WHEN us >= 0 AND us < 3976214400000000 THEN to_timestamp(ceil(us::float8 / 1e3) / 1e3)
-                ELSE ratelimit._far_instant(ratelimit._ceil(us, 1000)) END
+                ELSE ratelimit._shown(ratelimit._ceil(us, 1000)) END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._floor(us bigint, period bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$

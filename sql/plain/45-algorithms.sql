@@ -81,7 +81,7 @@ BEGIN
     WHEN 1 THEN
         horizon := ratelimit._due(l, now, greatest(l.capacity - ratelimit._stored(l, s), l.capacity));
     WHEN 2 THEN
-        stored := ratelimit._stored(l, s);
+        stored := least(ratelimit._stored(l, s), ratelimit._rolls_over(l, s));
         IF l.overage THEN stored := greatest(stored, 0); END IF;
         horizon := ratelimit._due(l, now, greatest(l.capacity - stored, l.capacity, l.rate));
     WHEN 3 THEN horizon := ratelimit._plus(now, 2 * l.period);
@@ -109,31 +109,55 @@ RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
                 ELSE available - abs(available) * 1.1102230246251568e-16 END
 $$;
 
--- Of a token bucket and a fixed window: the tokens of a state at its ts. A debt counts as what comes in within ten
--- years at most.
-CREATE OR REPLACE FUNCTION ratelimit._stored(l ratelimit._limit, s ratelimit._state) RETURNS double precision
-STABLE LANGUAGE plpgsql AS $$
+-- Tokens at ts, of which a debt counts as what comes in within ten years at most.
+CREATE OR REPLACE FUNCTION ratelimit._bounded(l ratelimit._limit, value double precision, ts bigint)
+RETURNS double precision STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    value double precision := s.value;
-    more double precision;
     most double precision;
     following bigint;
 BEGIN
-    IF l.kind = 2 AND s.prior IS NOT NULL THEN
-        -- What this config's window brings beyond what the state's did.
-        more := s.prior - l.fresh_prior;
-        value := CASE WHEN more >= -greatest(value, 0) THEN value + more ELSE least(value, 0) END;
-    END IF;
     IF value >= 0 OR l.overage THEN RETURN value; END IF;
     IF l.kind = 1 THEN
         most := 315576000000000 * l.rate / l.period;
     ELSE
-        following := ratelimit._after(l, s.ts, 1);
+        following := ratelimit._after(l, ts, 1);
         IF following IS NULL THEN RETURN value; END IF;
-        most := ((ratelimit._turns(l, s.ts, ratelimit._plus(following - 1, 315576000000000))).windows * l.rate
+        most := ((ratelimit._turns(l, ts, ratelimit._plus(following - 1, 315576000000000))).windows * l.rate
                  + l.tolerance / 2) * (1 - 8.881784197001252e-16);
     END IF;
     RETURN greatest(value, -greatest(most, l.tolerance));
+END
+$$;
+
+-- Of a token bucket and a fixed window: the tokens of a state at its ts.
+CREATE OR REPLACE FUNCTION ratelimit._stored(l ratelimit._limit, s ratelimit._state) RETURNS double precision
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    more double precision;
+BEGIN
+    IF l.kind = 2 AND s.prior IS NOT NULL THEN
+        -- What this config's window brings beyond what the state's did.
+        more := s.prior - l.fresh_prior;
+        s.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
+    END IF;
+    RETURN ratelimit._bounded(l, s.value, s.ts);
+END
+$$;
+
+-- What is left of a state when its window turns: a config that has changed counts from the next one.
+CREATE OR REPLACE FUNCTION ratelimit._rolls_over(l ratelimit._limit, s ratelimit._state) RETURNS double precision
+STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN l.overage THEN greatest(s.value, 0) ELSE ratelimit._bounded(l, s.value, s.ts) END
+$$;
+
+-- When a state will count differently than by what comes in: at the end of the window in which its config has changed.
+CREATE OR REPLACE FUNCTION ratelimit._recounted_at(l ratelimit._limit, s ratelimit._state, ts bigint) RETURNS bigint
+STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 2 AND ts = s.ts AND ratelimit._stored(l, s) <> ratelimit._rolls_over(l, s) THEN
+        RETURN ratelimit._after(l, ts, 1);
+    END IF;
+    RETURN NULL;
 END
 $$;
 
@@ -164,19 +188,22 @@ CREATE OR REPLACE FUNCTION ratelimit._refilled(l ratelimit._limit, s ratelimit._
 DECLARE
     windows bigint;
 BEGIN
+    IF l.zone IS NOT NULL THEN
+        SELECT t.windows, t.begun INTO windows, ts FROM ratelimit._turns(l, s.ts, now) t;
+    ELSE
+        ts := ratelimit._counted_at(l, s.ts, now);
+    END IF;
     IF s.value >= 0 AND (l.kind = 1 OR s.prior = l.fresh_prior) THEN
         tokens := s.value;
+    ELSIF l.kind = 2 AND (windows > 0 OR windows IS NULL AND ts > s.ts) THEN
+        tokens := ratelimit._rolls_over(l, s);
     ELSE
         tokens := ratelimit._stored(l, s);
     END IF;
     IF l.zone IS NOT NULL THEN
-        SELECT t.windows, t.begun INTO windows, ts FROM ratelimit._turns(l, s.ts, now) t;
-        IF windows > 0 AND l.overage THEN tokens := greatest(tokens, 0); END IF;
         tokens := least(tokens + windows * l.rate, l.capacity);
         RETURN;
     END IF;
-    ts := ratelimit._counted_at(l, s.ts, now);
-    IF l.overage AND ts > s.ts THEN tokens := greatest(tokens, 0); END IF;
     tokens := ratelimit._tokens_at(l, tokens, s.ts, now);
 END
 $$;
@@ -205,7 +232,8 @@ CREATE OR REPLACE FUNCTION ratelimit._reset_at(l ratelimit._limit, ts bigint, to
 RETURNS bigint STABLE LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = 1 THEN
-        IF l.capacity - tokens <= l.tolerance THEN RETURN ts; END IF;
+        -- Full now, also with a clock behind the state.
+        IF l.capacity - tokens <= l.tolerance THEN RETURN now; END IF;
         RETURN ratelimit._due(l, ts, l.capacity - tokens);
     ELSIF l.first_request AND ratelimit._awaits(l, tokens) THEN
         RETURN now;
@@ -266,6 +294,13 @@ DECLARE
     r record;
 BEGIN
     IF count > l.capacity + most + l.tolerance THEN RETURN NULL; END IF;
+    at := ratelimit._recounted_at(l, s, ts);
+    IF at > now THEN
+        IF ratelimit._passes_at(l, s, at, count, reserve) THEN RETURN at - now; END IF;
+        r := ratelimit._refilled(l, s, at);
+        RETURN ratelimit._plus(ratelimit._retry(l, s, at, count, reserve, r.ts, r.tokens), at - now);
+    END IF;
+    at := now;
     IF count - available > most THEN at := ratelimit._due(l, ts, count - available - most); END IF;
     IF reserve AND at IS NOT NULL THEN
         -- And the reserved tokens come within ten years, from what is there then.
@@ -277,14 +312,6 @@ BEGIN
     IF at IS NULL THEN RETURN NULL; END IF;
     RETURN ratelimit._confirmed(l, s, now, greatest(at - now, 0), count, reserve);
 END
-$$;
-
--- The prior of a fixed window after a change: in the same window what was used stays, also where it is more than
--- this config brings, while nothing is left of it.
-CREATE OR REPLACE FUNCTION ratelimit._brought(l ratelimit._limit, s ratelimit._state, ts bigint,
-    value double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
-    SELECT -greatest(least(l.rate, l.capacity),
-                     CASE WHEN ts = s.ts AND value <= 0 THEN -s.prior - greatest(s.value, 0) END)
 $$;
 
 -- Decides a take from a token bucket or a fixed window.
@@ -514,6 +541,7 @@ DECLARE
     d ratelimit._decision;
     r record;
     after ratelimit._state;
+    over double precision;
 BEGIN
     d.ok := true;
     d.at := now;
@@ -529,13 +557,24 @@ BEGIN
         IF ratelimit._awaits(l, r.tokens) THEN d.ts := greatest(r.ts, now); END IF;
         after.value := ratelimit._subtract(r.tokens, -count);
         after.ts := d.ts;
-        d.value := ratelimit._stored(l, after);
+        d.value := ratelimit._bounded(l, after.value, after.ts);
     ELSIF l.kind = 1 OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
-        d.value := least(r.tokens + count, l.capacity);
+        d.value := r.tokens + count;
+        -- First what was used beyond what this config brings, of which nothing else would be left.
+        IF l.kind = 2 AND d.ts = s.ts AND d.value > 0 THEN
+            over := greatest(-s.prior - greatest(s.value, 0) + l.fresh_prior, 0);
+        END IF;
+        IF over > 0 THEN
+            after.value := least(over, d.value);
+            d.value := d.value - after.value;
+            d.prior := l.fresh_prior - (over - after.value);
+            d.changed := true;
+        END IF;
+        d.value := least(d.value, l.capacity);
     END IF;
     IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
-    d.changed := d.value <> r.tokens;
-    IF l.kind = 2 THEN d.prior := ratelimit._brought(l, s, d.ts, d.value); END IF;
+    d.changed := d.changed OR d.value <> r.tokens;
+    IF l.kind = 2 AND (over > 0) IS NOT TRUE THEN d.prior := ratelimit._brought(l, s, d.ts, d.value); END IF;
     d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
     d.reset_at := ratelimit._reset_at(l, d.ts, d.value, now);
     RETURN d;

@@ -53,7 +53,7 @@ BEGIN
     ELSIF l.keyed AND key = '' THEN
         PERFORM ratelimit._keyed(name, l.kind);
     END IF;
-    RETURN ends;
+    RETURN ratelimit._shown(ratelimit._us(ends));
 END
 $$;
 

@@ -43,7 +43,7 @@ BEGIN
     IF d.changed THEN
         -- The last pair is the lease that was given.
         lease := ratelimit._lease(name, key, ratelimit._us(d.log[cardinality(d.log) - 1])::text);
-        expires_at := d.log[cardinality(d.log)];
+        expires_at := ratelimit._shown(ratelimit._us(d.log[cardinality(d.log)]));
     END IF;
 END
 $$;
@@ -109,7 +109,7 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_extend(lease text, config jsonb DEFAULT 
 LANGUAGE plpgsql AS $$
 BEGIN
     IF lease IS NULL THEN RETURN NULL; END IF;
-    RETURN ratelimit._settle('rl_extend', lease, config);
+    RETURN ratelimit._shown(ratelimit._us(ratelimit._settle('rl_extend', lease, config)));
 END
 $$;
 

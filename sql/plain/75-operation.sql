@@ -25,7 +25,7 @@ BEGIN
         name := seen.name; key := seen.key; shards := 1;
         kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL;
         now := ratelimit._now();
-        as_of := ratelimit._instant(now);
+        as_of := ratelimit._shown(now);
         retry := ratelimit._us(seen.until);
         l := ratelimit._defined(name, key);
         IF l.kind IS NOT NULL THEN
@@ -36,7 +36,7 @@ BEGIN
             kind := (ratelimit._kinds())[l.kind];
             remaining := d.remaining;
             capacity := l.capacity;
-            as_of := ratelimit._nearest(ratelimit._present(l, s, now));
+            as_of := ratelimit._shown(ratelimit._present(l, s, now));
         ELSIF seen.until > as_of THEN
             limited := true;
             IF seen.until = 'infinity' THEN retry := NULL; END IF;
@@ -44,7 +44,7 @@ BEGIN
             retry := NULL;
         END IF;
         retry := ratelimit._ceil(retry, 1000);
-        retry_at := ratelimit._instant(retry);
+        retry_at := ratelimit._shown(retry);
         RETURN NEXT;
     END LOOP;
 END

@@ -30,15 +30,20 @@ BEGIN
 END
 $$;
 
--- From now until more tokens are there, in microseconds: to the reset, or the retry of a denial; of a bucket without
--- a whole token, until it has one.
+-- From now until more tokens are there, in microseconds: to the reset, or the retry of a denial; without a whole token,
+-- until there is one. NULL: unknown.
 CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait numeric,
     now numeric) RETURNS numeric STABLE LANGUAGE plpgsql AS $$
 DECLARE
     reset CONSTANT numeric := ratelimit._us(result.reset_at) - now;
     until CONSTANT numeric := CASE WHEN reset IS NOT NULL THEN least(wait, reset) END;
+    needs_one CONSTANT boolean := result.remaining < 1 AND result.capacity > 1;
 BEGIN
-    IF l.kind <> 1 OR result.remaining >= 1 OR result.capacity <= 1 THEN RETURN until; END IF;
+    -- What was taken comes back at several times, or not with the next window.
+    IF l.kind BETWEEN 3 AND 5 OR l.kind = 2 AND needs_one AND NOT l.overage AND result.remaining + l.rate < 1 THEN
+        RETURN wait;
+    END IF;
+    IF l.kind <> 1 OR NOT needs_one THEN RETURN until; END IF;
     -- At the rate at which it is full by the reset, to a whole millisecond.
     RETURN CASE WHEN until IS NOT NULL THEN least(until, round((reset::float8
         * ((1 - result.remaining) / (result.capacity - result.remaining)) / 1e3)::numeric) * 1000) END;
@@ -96,8 +101,12 @@ BEGIN
     ELSE
         l := ratelimit._resolve('rl_headers', name, '', ratelimit._defined(name, ''), NULL);
     END IF;
-    now := coalesce(ratelimit._us(result.retry_at) - round((result.retry_after * 1e6)::numeric),
-                    ratelimit._ceil(ratelimit._now(), 1000));
+    -- The latest time in a result stands for all later ones.
+    IF result.retry_at < '9999-12-30 00:00:00+00' THEN
+        now := ratelimit._us(result.retry_at) - round((result.retry_after * 1e6)::numeric);
+    END IF;
+    IF result.reset_at >= '9999-12-30 00:00:00+00' THEN result.reset_at := NULL; END IF;
+    now := coalesce(now, ratelimit._ceil(ratelimit._now(), 1000));
     IF result.capacity IS NULL THEN
         NULL;
     ELSIF style = 'github' THEN

@@ -14,7 +14,7 @@ BEGIN
         PERFORM rl_reset(name, at::text), set_clock(at);
         taken := (rl_limit(name, at::text, 10)).ok;
         SELECT NOT l.ok, l.retry_at INTO denied, retry_at FROM rl_limit(name, at::text) l;
-        PERFORM set_clock(retry_at);
+        PERFORM set_clock(at + make_interval(secs => (SELECT l.retry_after FROM rl_check(name, at::text) l)));
         later := (rl_limit(name, at::text)).ok;
         RETURN NEXT;
     END LOOP;

@@ -31,7 +31,7 @@ SELECT plans(1001);
 SELECT name, ok, remaining FROM ra, rl_check(name, 'acme');
 SELECT plans(100000);
 SELECT name, ok, remaining FROM ra, rl_check(name, 'acme');
--- Given back under a smaller plan, it is there.
+-- Given back under a smaller plan, it counts against what was used beyond that.
 SELECT plans(500);
 SELECT name, remaining FROM ra, rl_credit(name, 'acme', 5) WHERE name NOT LIKE '%over%';
 SELECT name, remaining FROM ra, rl_check(name, 'acme') WHERE name NOT LIKE '%over%';

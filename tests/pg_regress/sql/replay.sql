@@ -25,6 +25,22 @@ FROM (VALUES ('bucket', rl_token_bucket(3, '1 minute')), ('debt', rl_token_bucke
 LATERAL replay_called('re/' || kind, config)
 JOIN LATERAL (SELECT n, rl_replay(config, at, count) OVER (PARTITION BY key ORDER BY at, n) AS replayed FROM requests) r USING (n)
 GROUP BY kind ORDER BY kind;
+-- A denied first call leaves no time behind, as it leaves no row.
+CREATE OR REPLACE TEMPORARY VIEW stepping AS
+    SELECT * FROM (VALUES (1, 'k', timestamptz '2027-01-01 12:00:00+00', 2), (2, 'k', '2027-01-01 11:26:45+00', 1), (3, 'k', '2027-01-01 11:50:00+00', 1)) s (n, key, at, count);
+CREATE FUNCTION stepped(name text, config jsonb) RETURNS SETOF boolean LANGUAGE plpgsql AS $$
+DECLARE request record;
+BEGIN
+    FOR request IN SELECT * FROM stepping ORDER BY n LOOP
+        PERFORM set_config('ratelimit.clock', to_char(request.at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US"+00"'), true);
+        RETURN NEXT (rl_limit(name, request.key, request.count, config => config)).ok;
+    END LOOP;
+END
+$$;
+SELECT kind, ARRAY(SELECT stepped('re/step/' || kind, config)) AS called, ARRAY(SELECT (rl_replay(config, at, count) OVER (ORDER BY n)).ok FROM stepping) AS replayed
+FROM (VALUES ('bucket', rl_token_bucket(1, '20 minutes')), ('window', rl_fixed_window(1, '20 minutes', start => '2027-01-01Z')),
+             ('first', rl_fixed_window(1, '20 minutes', first_request => true)), ('sliding', rl_sliding_window(1, '10 minutes')),
+             ('log', rl_sliding_log(1, '20 minutes'))) configs (kind, config);
 -- Four configs of last week's traffic in one query.
 SELECT rate, count(*) FILTER (WHERE NOT ok) AS denied
 FROM generate_series(1, 4) rate, LATERAL (SELECT (rl_replay(rl_token_bucket(rate, '1 minute'), at, count) OVER (PARTITION BY key ORDER BY at, n)).ok FROM requests) r
