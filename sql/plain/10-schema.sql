@@ -8,7 +8,8 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF current_setting('server_version_num')::int < 140000 THEN
-        RAISE EXCEPTION 'PostgreSQL % is too old', current_setting('server_version') USING HINT = 'It must be 14 or later.';
+        RAISE EXCEPTION 'PostgreSQL % is too old', current_setting('server_version')
+            USING HINT = 'It must be 14 or later.';
     END IF;
     IF EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'ratelimit'
                AND e.extnamespace = to_regnamespace('ratelimit')) THEN
