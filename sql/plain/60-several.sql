@@ -335,7 +335,8 @@ BEGIN
             IF throws AND NOT ok THEN
                 -- Of those that refuse, the one to wait for longest; the one that never passes before all others.
                 rank := concat((NOT d.ok AND d.enforced)::int, lpad(coalesce(
-                    CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END, 9223372036854775807)::text, 20, '0'),
+                    CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END,
+                    9223372036854775807)::text, 20, '0'),
                     (NOT d.ok AND d.enforced AND d.wait IS NULL)::int, lpad(g.ns[i]::text, 6, '0')) COLLATE "C";
                 IF worst_rank IS NULL OR rank > worst_rank THEN
                     worst := d; worst_rank := rank; worst_name := g.name;
