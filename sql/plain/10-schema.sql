@@ -49,7 +49,7 @@ BEGIN
     END IF;
 
     IF to_regclass('ratelimit.rl_version') IS NOT NULL THEN
-        EXECUTE 'SELECT max(version) FROM ratelimit.rl_version' INTO installed;
+        EXECUTE 'SELECT max(version) FROM ONLY ratelimit.rl_version' INTO installed;
         IF installed > version THEN
             RAISE EXCEPTION 'version % is installed, and this file is version %', installed, version
                 USING HINT = 'Run the newer file.';
