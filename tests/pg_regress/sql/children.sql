@@ -41,7 +41,7 @@ INSERT INTO calls (call) VALUES
     ('SELECT rl_reset_all(''parent/wide'')'),
     ('SELECT rl_reset_all(''parent'')'),
     ('SELECT ok, remaining FROM rl_limit(''parent'', ''k'')'),
-    ('SELECT rl_prune() FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)');
+    ('SELECT rl_prune() > 0 AS pruned FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)');
 -- What the calls answer, one after the other; then all of it is rolled back. And what they have locked.
 CREATE FUNCTION answers(children regclass[]) RETURNS TABLE (answers text[], locks bigint, changes bigint) LANGUAGE plpgsql AS $$
 DECLARE
