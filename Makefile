@@ -1,7 +1,7 @@
 # The commands of a developer; scripts/ does the work. PG is the major version of
 # PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
 
-export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION CITUS_SOURCE PORT PROGRAMS SCHEMA
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION PORT PROGRAMS SCHEMA
 
 .PHONY: all install uninstall help run plain playground pictures test test-all test-citus accept soak prove bench lint docs package test-packages release clean
 all:
@@ -21,7 +21,7 @@ help:
 	@echo '               TESTS="a b" for these files of a part (without ONLY: regress)'
 	@echo 'make accept    TESTS="a b": runs these, shows what their output changes, and makes it the expected'
 	@echo 'make test-all  every test on PostgreSQL 15, 16 and 18, with the release build; an hour or two'
-	@echo 'make test-citus  CITUS_SOURCE=/path/to/citus-13.0.4.tar.xz: builds Citus from that archive of its source,'
+	@echo 'make test-citus =/path/to/citus-13.0.4.tar.xz: builds Citus from that archive of its source,'
 	@echo '               and tests limits on a coordinator and two workers; TESTS="a b" for some'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
 	@echo 'make prove     the limiter in every order of the steps of a few sessions, over a model of rows; some ten'

@@ -4,10 +4,11 @@
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
-use ratelimit_pg::error::Result;
 
+use crate::schema::{error, settings};
 use ratelimit_pg::call::sql_types::{self, Json, SqlRow, SqlValue, Timestamptz};
 use ratelimit_pg::call::{Call, Rows};
+use ratelimit_pg::error::Result;
 use ratelimit_pg::transaction::{refuse_parallel, refuse_read_only};
 
 /// What a function does beside computing its result, and so where it is refused.
@@ -32,13 +33,14 @@ impl Effect {
     /// Refuses the call of a function, given with its parentheses, where it can't be made.
     ///
     /// # Errors
-    /// 25006: in a read-only transaction; 25000: in a parallel operation.
-    pub fn allow(self, function: &'static CStr) -> Result<()> {
+    /// 25006: in a read-only transaction; 25000: in a parallel operation; 42501, 22023: `ratelimit.clock` is refused.
+    pub fn allow(self, function: &'static CStr) -> error::Result<()> {
         match self {
-            Effect::Writes => refuse_read_only(function),
-            Effect::Takes | Effect::Reads => refuse_parallel(function),
-            Effect::Computes | Effect::Window | Effect::Trigger => Ok(()),
+            Effect::Writes => refuse_read_only(function)?,
+            Effect::Takes | Effect::Reads => refuse_parallel(function)?,
+            Effect::Computes | Effect::Window | Effect::Trigger => return Ok(()),
         }
+        settings::check_clock()
     }
 }
 

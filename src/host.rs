@@ -83,7 +83,7 @@ fn run<T>(
 impl Session<'_> {
     /// The entries of a memory, as this database and extension have them.
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
-        let origin = || Origin::new(self.catalog, self.function);
+        let origin = || Origin::new(memory, self.catalog, self.function);
         self.entries.get_or_init(|| SharedEntries::new(memory, origin()))
     }
 }
@@ -263,12 +263,13 @@ impl Host for Session<'_> {
     }
 
     fn wait_for_save(&self) -> PortResult<bool> {
-        Ok(writer::wait(SavedMemory::get()?, &Origin::new(self.catalog, self.function)))
+        let origin = Origin::new(Memory::get()?, self.catalog, self.function);
+        Ok(writer::wait(SavedMemory::get()?, &origin))
     }
 
     fn wait_for_leaving(&self, id: Id) -> PortResult<()> {
         let saved = SavedMemory::get()?;
-        let scope = Origin::new(self.catalog, self.function).scope();
+        let scope = Origin::new(Memory::get()?, self.catalog, self.function).scope();
         if let Some(leaver) = saved.leaver(scope, id) {
             wait_for(leaver);
             saved.end_leaving(leaver);

@@ -23,7 +23,7 @@ use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use crate::store::memory::writer::{self, Origin};
-use crate::store::memory::{Memory, SavedMemory, SavedUsage, Writer};
+use crate::store::memory::{Memory, SavedMemory, SavedUsage, Scope, Writer};
 use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::shared_memory::Need;
@@ -54,6 +54,9 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
         return;
     }
     background::connect(origin.database());
+    if is_another_now(saved, &origin) {
+        return;
+    }
     if goes_on && writer::begin(writer) {
         let is_for_all = writer.all.swap(0, SeqCst) != 0;
         turn(saved, writer, &origin, (!is_for_all).then(clock::system_time));
@@ -68,6 +71,31 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             writer::ask(writer, &origin);
         }
     }
+}
+
+/// Whether the database or the extension is another one than that whose keys are to be saved, as where both were made
+/// anew with their old numbers. Then nobody saves these any more.
+fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
+    let is_another = background::transaction(|| {
+        let Some(now) = scope_now()? else { return Ok(false) };
+        if now != origin.scope() {
+            saved.forget_dropped(now);
+        }
+        Ok(now != origin.scope())
+    });
+    is_another.unwrap_or(false)
+}
+
+/// Whose keys there are to be saved in this database now. In a transaction.
+///
+/// # Errors
+/// What keeps the memory from being mapped.
+fn scope_now() -> std::result::Result<Option<Scope>, String> {
+    let memory = match Memory::seen() {
+        Some(memory) => Some(memory),
+        None => Memory::open(Need::May).map_err(|error| error.to_string())?,
+    };
+    Ok(memory.map(writer::scope_now))
 }
 
 /// Saves all that is unsaved, unless another does: what others hold not for long, and once more where sessions have
@@ -113,7 +141,7 @@ pub fn at_exit(origin: &Origin) {
 pub fn now(function: pgrx::pg_sys::Oid) -> Result<usize> {
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
     let catalog = catalog::current(function, TableLock::Read)?;
-    let origin = Origin::new(&catalog, function);
+    let origin = Origin::new(Memory::get()?, &catalog, function);
     writer::wait(saved, &origin);
     Ok(saved.unsaved(origin.scope()))
 }
@@ -136,7 +164,7 @@ pub fn before_change(
         return Ok(());
     }
     let catalog = catalog::current(function, TableLock::Read)?;
-    let origin = Origin::new(&catalog, function);
+    let origin = Origin::new(Memory::get()?, &catalog, function);
     let old = definitions::defined(&catalog, name, key)?;
     if new.save.is_some() {
         let had_rows = match &old {
@@ -227,7 +255,7 @@ pub fn before_removal(
     let need = if name.is_some() { Need::Must } else { Need::May };
     let Some(saved) = SavedMemory::open(need)? else { return Ok(()) };
     let catalog = catalog::current(function, TableLock::Read)?;
-    let origin = Origin::new(&catalog, function);
+    let origin = Origin::new(Memory::get()?, &catalog, function);
     match name {
         Some(name) => {
             let id = Memory::get()?.id(origin.scope(), name, b"");
@@ -249,7 +277,7 @@ pub fn usage(function: pgrx::pg_sys::Oid) -> Result<(SavedUsage, u64, String)> {
         return Ok((SavedUsage { room, ..SavedUsage::default() }, 0, String::new()));
     };
     let catalog = catalog::current(function, TableLock::Read)?;
-    let scope = Origin::new(&catalog, function).scope();
+    let scope = Origin::new(Memory::get()?, &catalog, function).scope();
     saved.forget_dropped(scope);
     let problem = saved.writer(scope).map_or_else(String::new, Writer::problem);
     Ok((saved.usage(), saved.size(), problem))
@@ -286,7 +314,9 @@ fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micro
     if problem.is_some() {
         // The extension may be gone, and its tables.
         let _ = background::transaction(|| {
-            saved.forget_dropped(origin.scope_now());
+            if let Some(now) = scope_now()? {
+                saved.forget_dropped(now);
+            }
             Ok(())
         });
     }

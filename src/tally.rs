@@ -37,9 +37,11 @@ pub fn place(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Place>
     if !settings::track() {
         return Ok(None);
     }
-    let scope = Scope::new(catalog.extension);
-    let memory = memory_if_any(true)?;
-    Ok(memory.map(|memory| Place { memory, id: memory.id(scope, name, key) }))
+    let place = |memory: &'static Memory| {
+        let id = memory.id(Scope::new(memory, catalog.extension), name, key);
+        Place { memory, id }
+    };
+    Ok(memory_if_any(true)?.map(place))
 }
 
 /// Counts a request, and writes a share of the denials to the server's log.
@@ -49,7 +51,7 @@ pub fn count(catalog: &Catalog, place: Option<Place>, counted: Counted) {
         log(name, retry_after);
     }
     let Some(Place { memory, id }) = place else { return };
-    let scope = Scope::new(catalog.extension);
+    let scope = Scope::new(memory, catalog.extension);
     let count = match verdict {
         Verdict::Allowed => Count::Allowed(count),
         Verdict::Denied { enforced: true } => Count::Denied,
@@ -126,20 +128,13 @@ fn log(name: &[u8], retry_after: Option<Micros>) {
     server_log::line(&format!("rate limit \"{name}\" exceeded by role \"{role}\": {when}"));
 }
 
-/// Returns where the names of a function's limits are from.
-///
-/// # Errors
-/// Those of the catalog.
-fn scope(function: pg_sys::Oid) -> Result<Scope> {
-    Ok(Scope::new(catalog::current(function, TableLock::Read)?.extension))
-}
-
 /// Returns the memory, without what is counted of dropped databases and extensions, and whose names these are.
 ///
 /// # Errors
 /// As [`totals`].
 fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
-    let (memory, scope) = (Memory::get()?, scope(function)?);
+    let memory = Memory::get()?;
+    let scope = Scope::new(memory, catalog::current(function, TableLock::Read)?.extension);
     memory.forget_dropped(scope);
     Ok((memory, scope))
 }

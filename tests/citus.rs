@@ -1,6 +1,6 @@
 //! The limits on several nodes, with Citus: a coordinator and two workers, each a server of the test's own.
 //!
-//! Run by `make test-citus`, since Citus has to be built first.
+//! Run by `make test-citus`, on a PostgreSQL in which Citus is installed.
 
 use std::thread;
 use std::time::{Duration, Instant};

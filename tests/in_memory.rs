@@ -492,6 +492,100 @@ fn a_database_and_an_extension_have_states_of_their_own() {
     postgres.batch_execute("DROP DATABASE memory_copy (FORCE)").unwrap();
 }
 
+/// Databases of one number: the second has none of the states of the first, and what that had not saved is saved by
+/// nobody. What becomes of a database meanwhile, its states remain.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_database_has_no_states_of_another_that_had_its_number() {
+    const NUMBER: u32 = 3_999_999_999;
+    let database = Database::new("memory_template");
+    let mut template = database.connect();
+    template
+        .batch_execute(
+            "SELECT rl_define('m', rl_token_bucket(1e-300, '1 day', capacity => 10) || '{\"store\": \"memory\"}'),
+                    rl_define('s', rl_token_bucket(1e-300, '1 day', capacity => 10) || '{\"store\": \"memory\", \"save\": \"3 seconds\"}');
+             SELECT rl_limit('m', 'k', 9)",
+        )
+        .unwrap();
+    drop(template);
+    let mut postgres = connect("postgres");
+    let drop_clone = |postgres: &mut Client| {
+        for name in ["memory_clone", "memory_renamed"] {
+            let drop = format!("DROP DATABASE IF EXISTS {name} (FORCE)");
+            postgres.batch_execute(&drop).unwrap();
+        }
+    };
+    let take = |clone: &mut Client| -> Vec<f64> {
+        let sql = "SELECT remaining FROM unnest('{m,s}'::text[]) n, rl_limit(n, 'k')";
+        clone.query(sql, &[]).unwrap().iter().map(|row| row.get(0)).collect()
+    };
+    let counted = |clone: &mut Client| -> i64 {
+        let sql =
+            "SELECT coalesce(sum(allowed), 0)::bigint FROM rl_stats() WHERE name IN ('m', 's')";
+        clone.query_one(sql, &[]).unwrap().get(0)
+    };
+    // The sessions end before the database is changed, but the server knows it a moment later.
+    let change = |postgres: &mut Client, sql: &str| {
+        let end = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE datname LIKE 'memory_%'";
+        postgres.execute(end, &[]).unwrap();
+        postgres.batch_execute(sql).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
+    };
+    drop_clone(&mut postgres);
+    for sql in [
+        "SET allow_in_place_tablespaces = on",
+        "DROP TABLESPACE IF EXISTS memory_space",
+        "CREATE TABLESPACE memory_space LOCATION ''",
+    ] {
+        postgres.batch_execute(sql).unwrap();
+    }
+    for strategy in ["wal_log", "file_copy"] {
+        let create = format!(
+            "CREATE DATABASE memory_clone TEMPLATE memory_template OID {NUMBER} STRATEGY {strategy}"
+        );
+        for round in 0..2 {
+            postgres.batch_execute(&create).unwrap();
+            let mut clone = connect("memory_clone");
+            assert_eq!(counted(&mut clone), 0, "{strategy} {round}");
+            assert_eq!(take(&mut clone), [9.0, 9.0], "{strategy} {round}");
+            assert_eq!(take(&mut clone), [8.0, 8.0], "{strategy} {round}");
+            assert_eq!(counted(&mut clone), 4, "{strategy} {round}");
+            // What is unsaved of it is left to the worker, who wakes when there is another database.
+            drop(clone);
+            drop_clone(&mut postgres);
+        }
+        postgres.batch_execute(&create).unwrap();
+        let workers =
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'ratelimit writer'";
+        while postgres.query_one(workers, &[]).unwrap().get::<_, i64>(0) > 0 {
+            thread::sleep(std::time::Duration::from_millis(50));
+        }
+        let mut clone = connect("memory_clone");
+        let rows = "SELECT count(*) FROM rateLimits WHERE name = 's'";
+        assert_eq!(clone.query_one(rows, &[]).unwrap().get::<_, i64>(0), 0, "{strategy}");
+        assert_eq!(take(&mut clone), [9.0, 9.0], "{strategy}");
+        drop(clone);
+        // The same database all along.
+        for (n, (name, sql)) in (1u8..).zip([
+            ("memory_clone", "ALTER DATABASE memory_clone CONNECTION LIMIT 50"),
+            ("memory_renamed", "ALTER DATABASE memory_clone RENAME TO memory_renamed"),
+            ("memory_clone", "ALTER DATABASE memory_renamed RENAME TO memory_clone"),
+            ("memory_clone", "ALTER DATABASE memory_clone SET TABLESPACE memory_space"),
+            ("memory_clone", "VACUUM FULL pg_database"),
+            ("memory_clone", "ALTER DATABASE memory_clone SET TABLESPACE pg_default"),
+        ]) {
+            change(&mut postgres, sql);
+            let left = 9.0 - f64::from(n);
+            assert_eq!(take(&mut connect(name)), [left, left], "{sql}");
+        }
+        // Another one, in another tablespace.
+        drop_clone(&mut postgres);
+        postgres.batch_execute(&format!("{create} TABLESPACE memory_space")).unwrap();
+        assert_eq!(take(&mut connect("memory_clone")), [9.0, 9.0], "{strategy}");
+        drop_clone(&mut postgres);
+    }
+    postgres.batch_execute("DROP TABLESPACE memory_space").unwrap();
+}
+
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_cancel_stops_the_statement_and_keeps_what_was_taken() {

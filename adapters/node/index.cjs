@@ -2,19 +2,26 @@
 const { createHash } = require('node:crypto');
 const { installSql, install } = require('./sql.cjs');
 
-/** Of one row of rl_limit or rl_check. Times are epoch milliseconds: a pool may read a timestamptz as it likes. */
-const HITS = "ok, capacity - remaining AS hits, date_part('epoch', reset_at) * 1000 AS reset";
+/** The limiter's clock in epoch milliseconds: what a test has set (a time, or such milliseconds), or the server's. */
+const CLOCK = "current_setting('ratelimit.clock', true)";
+const NOW = `
+    CASE WHEN coalesce(${CLOCK}, '') = '' THEN date_part('epoch', clock_timestamp()) * 1000
+         WHEN ${CLOCK} ~ '^[-+.0-9eE]+$' THEN ${CLOCK}::float8
+         ELSE date_part('epoch', ${CLOCK}::timestamptz) * 1000 END`;
+/**
+ * Of one row of rl_limit or rl_check. `wait`: the milliseconds until a denied call succeeds, or until the window ends;
+ * a span, since the application's clock may show another time. NULL: a block without an end.
+ */
+const HITS = `
+    ok, capacity - remaining AS hits,
+    CASE WHEN ok THEN date_part('epoch', reset_at) * 1000 - ${NOW} ELSE retry_after * 1000 END AS wait`;
 /** The statements, by the names under which they are prepared. */
 const SQL = {
     take: `SELECT ${HITS} FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
-    // reset_at is rounded up to a millisecond: 60 seconds must not become 61.
-    take_in_seconds: `
-        SELECT ${HITS}, ceil(date_part('epoch', reset_at - clock_timestamp()) - 0.001)::int AS seconds
-        FROM rl_limit($1::text, $2::text, config => $3::jsonb)`,
-    // Whether a window is open, since a key in one may have no hits, when all were given back.
+    // What is left of an open window, since a key in one may have no hits, when all were given back.
     look: `
         SELECT ${HITS}, (rl_state($1::text, $2::text, $3::jsonb) ->> 'ts')::float8 + ($3::jsonb ->> 'period')::float8
-            > date_part('epoch', clock_timestamp()) * 1000 AS open
+            - ${NOW} AS open
         FROM rl_check($1::text, $2::text, config => $3::jsonb)`,
     give_back: 'SELECT FROM rl_credit($1::text, $2::text, 1, config => $3::jsonb)',
     reset: 'SELECT rl_reset($1::text, $2::text)',
@@ -58,7 +65,7 @@ class Database {
         // No Pool of pg, but one client.
         if (typeof this.#pool.totalCount !== 'number') return (await this.#pool.query(config)).rows[0];
         return new Promise((resolve, reject) => {
-            const until = Date.now() + this.#timeout;
+            const until = performance.now() + this.#timeout; // the clock may step
             let late = false;
             const timer = setTimeout(() => {
                 late = true;
@@ -69,7 +76,7 @@ class Database {
                 if (error) return reject(error);
                 if (late) return release();
                 client.on('error', ignore); // the query ends with it, too
-                config.query_timeout = Math.max(until - Date.now(), 1);
+                config.query_timeout = Math.max(Math.ceil(until - performance.now()), 1);
                 client.query(config, (error, result) => {
                     client.off('error', ignore);
                     release(error); // with an error the pool closes the connection
@@ -114,6 +121,17 @@ function hitsOf(row, limit) {
 }
 
 /**
+ * The end of a wait by the clock of this process, to which the middleware compares it. It is cut to a millisecond: a
+ * window of 60 seconds must not become one of 61.
+ *
+ * The middleware rounds what is left to seconds a moment later; a denial has enough left then for one second.
+ */
+function resetTimeOf({ ok, wait }, milliseconds) {
+    const left = Math.floor(Number(wait ?? milliseconds));
+    return new Date(Date.now() + Math.max(left, ok ? 1 : 20));
+}
+
+/**
  * Counts the requests of a window in PostgreSQL, by `rl_limit` of the extension ratelimit: a store for
  * express-rate-limit and hono-rate-limiter.
  *
@@ -125,6 +143,7 @@ class RateLimitStore {
     localKeys = false;
     #database;
     #limit;
+    #windowMs;
     #config;
 
     constructor(options) {
@@ -135,6 +154,7 @@ class RateLimitStore {
     /** Called by the middleware, with its options. */
     init({ limit, max, windowMs, skipFailedRequests, skipSuccessfulRequests }) {
         this.#limit = limit ?? max;
+        this.#windowMs = windowMs;
         // What is given back of a denial must have been taken.
         const givesBack = Boolean(skipFailedRequests || skipSuccessfulRequests);
         this.#config = windowOf(this.#limit, windowMs, this.#database.store, givesBack);
@@ -142,14 +162,16 @@ class RateLimitStore {
 
     /** What a key has used; undefined: it has no window. */
     async get(key) {
-        const { hits, reset, open } = await this.#call('look', key);
-        return hits > 0 || open ? { totalHits: Number(hits), resetTime: new Date(Number(reset)) } : undefined;
+        const row = await this.#call('look', key);
+        const totalHits = Number(row.hits);
+        if (totalHits > 0) return { totalHits, resetTime: resetTimeOf(row, this.#windowMs) };
+        return row.open > 0 ? { totalHits, resetTime: resetTimeOf({ ok: true, wait: row.open }) } : undefined;
     }
 
     /** Takes one; beyond the limit it answers more than that. */
     async increment(key) {
         const row = await this.#call('take', key);
-        return { totalHits: hitsOf(row, this.#limit), resetTime: new Date(Number(row.reset)) };
+        return { totalHits: hitsOf(row, this.#limit), resetTime: resetTimeOf(row, this.#windowMs) };
     }
 
     /** Gives one back, as for a request that failed. */
@@ -185,10 +207,11 @@ class RateLimitThrottlerStorage {
         }
         const { name, store } = this.#database;
         const config = windowOf(limit, ttl, store, false);
-        const row = await this.#database.row('take_in_seconds', [`${name}/${throttler}`, keyOf(key), config]);
+        const row = await this.#database.row('take', [`${name}/${throttler}`, keyOf(key), config]);
         const totalHits = hitsOf(row, limit);
         const isBlocked = totalHits > limit;
-        const seconds = Number(row.seconds);
+        // Times are rounded up to a millisecond: 60 seconds must not become 61, nor the last millisecond 0.
+        const seconds = Math.max(Math.ceil(Number(row.wait ?? ttl) / 1000 - 0.001), 1);
         return { totalHits, timeToExpire: seconds, isBlocked, timeToBlockExpire: isBlocked ? seconds : 0 };
     }
 }

@@ -19,7 +19,7 @@ export interface RateLimitStoreOptions {
 export interface Hits {
     /** Requests in this window. Beyond the limit: all of them, or the limit and one, if only allowed ones are counted. */
     totalHits: number;
-    /** When the window ends. */
+    /** When the window ends, or a key that is blocked may call again, by the clock of this process. */
     resetTime: Date;
 }
 
@@ -58,8 +58,8 @@ export interface InstallOptions {
 /** The SQL that installs the functions of the extension, for a database that can't have it: for a migration. */
 export declare function installSql(options?: InstallOptions): string;
 
-/** Runs it: on a Pool or a Client of pg, in its transaction if it is in one, or on a PGlite. */
+/** Runs it: on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */
 export declare function install(
-    database: { query(text: string): Promise<any> } | { exec(text: string): Promise<any> },
+    database: { query(text: string): Promise<any> } | { exec(text: string): Promise<any> } | { raw(text: string): any },
     options?: InstallOptions,
 ): Promise<void>;

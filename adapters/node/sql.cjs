@@ -16,10 +16,12 @@ function installSql({ schema = 'ratelimit' } = {}) {
     return head + text.slice(head.length).replace(SCHEMA, schema);
 }
 
-/** Runs installSql on a Pool or a Client of pg, in its transaction if it is in one, or on a PGlite. */
+/** Runs installSql on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */
 async function install(database, options) {
     const text = installSql(options);
-    await (typeof database.exec === 'function' ? database.exec(text) : database.query(text));
+    // Knex makes a parameter of each question mark that has no backslash.
+    if (typeof database.raw === 'function') await database.raw(text.replaceAll('?', '\\?'));
+    else await (typeof database.exec === 'function' ? database.exec(text) : database.query(text));
 }
 
 module.exports = { installSql, install };

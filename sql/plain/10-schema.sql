@@ -8,7 +8,8 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF current_setting('server_version_num')::int < 140000 THEN
-        RAISE EXCEPTION 'PostgreSQL % is too old', current_setting('server_version') USING HINT = 'It must be 14 or later.';
+        RAISE EXCEPTION 'PostgreSQL % is too old', current_setting('server_version')
+            USING HINT = 'It must be 14 or later.';
     END IF;
     IF EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'ratelimit'
                AND e.extnamespace = to_regnamespace('ratelimit')) THEN
@@ -48,7 +49,7 @@ BEGIN
     END IF;
 
     IF to_regclass('ratelimit.rl_version') IS NOT NULL THEN
-        EXECUTE 'SELECT max(version) FROM ratelimit.rl_version' INTO installed;
+        EXECUTE 'SELECT max(version) FROM ONLY ratelimit.rl_version' INTO installed;
         IF installed > version THEN
             RAISE EXCEPTION 'version % is installed, and this file is version %', installed, version
                 USING HINT = 'Run the newer file.';

@@ -114,7 +114,7 @@ DECLARE
         ELSE format('The call can never succeed: the count is more than a limit of capacity %s can give.',
                     ratelimit._digits(d.capacity)) END;
     style text := coalesce(nullif(current_setting('ratelimit.error_style', true), ''),
-        (SELECT s.value FROM ratelimit.rl_settings s WHERE s.name = 'error_style'));
+        (SELECT s.value FROM ONLY ratelimit.rl_settings s WHERE s.name = 'error_style'));
 BEGIN
     IF lower(style) = 'pgrst' THEN
         PERFORM ratelimit._raise('PGRST',

@@ -211,7 +211,8 @@ BEGIN
             WHEN 'start' THEN
                 l.first_request := NOT is_calendar AND given = '"first request"';
                 IF NOT is_calendar THEN l.start := ratelimit._start(given); END IF;
-                good := l.first_request OR l.start IS NOT NULL OR is_calendar AND ratelimit._first_date(given) IS NOT NULL;
+                good := l.first_request OR l.start IS NOT NULL
+                    OR is_calendar AND ratelimit._first_date(given) IS NOT NULL;
             WHEN 'timezone' THEN
                 l.zone := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
                 good := l.zone = ANY (ratelimit._zones());

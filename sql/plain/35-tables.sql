@@ -60,7 +60,7 @@ BEGIN
         END LOOP;
     END LOOP;
     INSERT INTO ratelimit.rl_version (version) SELECT 1 WHERE NOT EXISTS (
-        SELECT FROM ratelimit.rl_version v WHERE v.version = 1);
+        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 1);
     PERFORM set_config('search_path', path, true);
 END
 $do$;

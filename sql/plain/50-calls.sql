@@ -84,11 +84,11 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._found(name text, key text) RETURNS TABLE (defined ratelimit._limit,
     until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[])
 STABLE LANGUAGE sql AS $$
-    SELECT coalesce((SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
-                    (SELECT c.parsed FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = '')),
+    SELECT coalesce((SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
+                    (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = '')),
            b.until, r.ctid, r.value, r.ts, r.prior, r.log
-    FROM (SELECT) AS one LEFT JOIN ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
-    LEFT JOIN ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
+    FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
+    LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
 $$;
 
 -- What a call would be answered on a state, whether the key is blocked or not. After a block a dry run lets a take
@@ -179,14 +179,14 @@ BEGIN
             held := seen;
         ELSE
             SELECT r.value, r.ts, r.prior, r.log INTO held
-            FROM ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
+            FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
         END IF;
         IF FOUND THEN
             -- Whatever was read before: others may have changed it, and the clock goes on while it is waited for.
             d := ratelimit._decided(function, l, name, key, ratelimit._now(), count, reserve, taken_at, id,
                                     held.value, held.ts, held.prior, held.log);
             IF NOT d.changed THEN RETURN ratelimit._let_pass(d); END IF;
-            UPDATE ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
+            UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
                 log = d.log WHERE r.name = $2 AND r.key = $3;
             IF FOUND THEN RETURN d; END IF;
             PERFORM ratelimit._not_written();
@@ -244,7 +244,7 @@ BEGIN
             END IF;
         ELSE
             SELECT r.ctid AS place, r.value, r.prior, r.log, ratelimit._us(r.ts) AS ts INTO held
-            FROM ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+            FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             -- Whatever was read before: others may have changed it, and the clock goes on while it is waited for.
             now := ratelimit._now();
             tokens := CASE WHEN held.log IS NULL AND held.prior IS NOT DISTINCT FROM l.fresh_prior
@@ -254,8 +254,8 @@ BEGIN
                 AND l.capacity - tokens + count > l.tolerance THEN
                 tokens := tokens - count;
                 at := ratelimit._counted_at(l, held.ts, now);
-                UPDATE ratelimit.rateLimits r SET value = tokens, ts = ratelimit._nearest(at)
-                WHERE r.ctid = held.place AND r.name = $1 AND r.key = $2; -- a table that inherits has ctids of its own
+                UPDATE ONLY ratelimit.rateLimits r SET value = tokens, ts = ratelimit._nearest(at)
+                WHERE r.ctid = held.place AND r.name = $1 AND r.key = $2;
                 IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
             ELSE
                 tokens := NULL;
@@ -327,7 +327,7 @@ RETURNS ratelimit._limit LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
 BEGIN
-    SELECT (c.parsed).* INTO l FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)
+    SELECT (c.parsed).* INTO l FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)
     ORDER BY of_state AND (c.parsed).kind = 6, c.key DESC LIMIT 1;
     RETURN l;
 END
@@ -343,7 +343,7 @@ BEGIN
     l := ratelimit._defined(name, key, true);
     IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind); END IF;
     PERFORM ratelimit._writable('rl_reset');
-    UPDATE ratelimit.rateLimits r SET value = 'Infinity', prior = NULL, log = NULL
+    UPDATE ONLY ratelimit.rateLimits r SET value = 'Infinity', prior = NULL, log = NULL
     WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity';
     RETURN FOUND;
 END
@@ -358,8 +358,8 @@ DECLARE
 BEGIN
     PERFORM ratelimit._check(name, '');
     PERFORM ratelimit._writable('rl_reset_all');
-    FOR found_key IN SELECT r.key FROM ratelimit.rateLimits r WHERE r.name = $1 ORDER BY r.key LOOP
-        DELETE FROM ratelimit.rateLimits r WHERE r.name = $1 AND r.key = found_key
+    FOR found_key IN SELECT r.key FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 ORDER BY r.key LOOP
+        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = found_key
         RETURNING r.value INTO was;
         IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
     END LOOP;

@@ -6,7 +6,7 @@ BEGIN
     PERFORM ratelimit._writable('rl_define'), ratelimit._check(name, '');
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
     PERFORM ratelimit._check(name, key), ratelimit._parse(config);
-    IF EXISTS (SELECT FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
+    IF EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
         RETURN false;
     END IF;
     INSERT INTO ratelimit.rl_config AS c (name, config, key) VALUES ($1, $2, $3)
@@ -19,7 +19,7 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_undefine(name text, key text DEFAULT '')
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._writable('rl_undefine'), ratelimit._check(name, key);
-    DELETE FROM ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2;
+    DELETE FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2;
     RETURN FOUND;
 END
 $$;
@@ -63,7 +63,7 @@ DECLARE
     was bigint;
 BEGIN
     PERFORM ratelimit._writable('rl_unblock'), ratelimit._check(name, key);
-    DELETE FROM ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._us(b.until) INTO was;
+    DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2 RETURNING ratelimit._us(b.until) INTO was;
     RETURN coalesce(was > ratelimit._now(), false);
 END
 $$;

@@ -143,7 +143,7 @@ DECLARE
     g ratelimit._group;
 BEGIN
     g.name := name; g.key := key; g.ns := '{}'; g.counts := '{}'; g.reserves := '{}';
-    SELECT b.until INTO g.until FROM ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2;
+    SELECT b.until INTO g.until FROM ONLY ratelimit.rl_blocks b WHERE b.name = $1 AND b.key = $2;
     RETURN g;
 END
 $$;
@@ -283,7 +283,7 @@ BEGIN
         CONTINUE WHEN NOT g.changed;
         FOR try IN 1..100 LOOP
             SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
-            FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
+            FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
             EXIT WHEN FOUND;
             -- As a row that was reset, which counts as none.
             INSERT INTO ratelimit.rateLimits (name, key, value, ts)
@@ -299,7 +299,7 @@ BEGIN
     IF NOT passes THEN RETURN groups; END IF;
     FOREACH g IN ARRAY groups LOOP
         CONTINUE WHEN NOT g.changed;
-        UPDATE ratelimit.rateLimits r SET value = (g.after).value, ts = ratelimit._nearest((g.after).ts),
+        UPDATE ONLY ratelimit.rateLimits r SET value = (g.after).value, ts = ratelimit._nearest((g.after).ts),
             prior = (g.after).prior, log = (g.after).log
         WHERE r.name = g.name AND r.key = g.key;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
@@ -335,7 +335,8 @@ BEGIN
             IF throws AND NOT ok THEN
                 -- Of those that refuse, the one to wait for longest; the one that never passes before all others.
                 rank := concat((NOT d.ok AND d.enforced)::int, lpad(coalesce(
-                    CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END, 9223372036854775807)::text, 20, '0'),
+                    CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END,
+                    9223372036854775807)::text, 20, '0'),
                     (NOT d.ok AND d.enforced AND d.wait IS NULL)::int, lpad(g.ns[i]::text, 6, '0')) COLLATE "C";
                 IF worst_rank IS NULL OR rank > worst_rank THEN
                     worst := d; worst_rank := rank; worst_name := g.name;
@@ -378,7 +379,7 @@ BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
         SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
-        FROM ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
         groups[i] := g;
     END LOOP;
     now := ratelimit._now();

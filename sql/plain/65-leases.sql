@@ -76,10 +76,10 @@ BEGIN
     -- A plain read first: what is not there needs no lock.
     FOR reads IN 1..2 LOOP
         IF reads = 1 THEN
-            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
+            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ONLY ratelimit.rateLimits r
             WHERE r.name = lease_name AND r.key = lease_key;
         ELSE
-            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ratelimit.rateLimits r
+            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ONLY ratelimit.rateLimits r
             WHERE r.name = lease_name AND r.key = lease_key FOR UPDATE;
         END IF;
         now := ratelimit._now();
@@ -98,7 +98,7 @@ BEGIN
         END LOOP;
         IF ends IS NULL THEN RETURN NULL; END IF;
     END LOOP;
-    UPDATE ratelimit.rateLimits r SET value = cardinality(kept) / 2, log = kept,
+    UPDATE ONLY ratelimit.rateLimits r SET value = cardinality(kept) / 2, log = kept,
         ts = greatest(r.ts, ratelimit._nearest(now)) WHERE r.name = lease_name AND r.key = lease_key;
     IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     RETURN ends;

@@ -15,9 +15,9 @@ BEGIN
     PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
     FOR seen IN
         SELECT coalesce(r.name, b.name) AS name, coalesce(r.key, b.key) AS key, r.value, r.ts, r.prior, r.log, b.until
-        FROM (SELECT * FROM ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
+        FROM (SELECT * FROM ONLY ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
               AND (x.key = of_key OR of_key IS NULL)) r
-        FULL JOIN (SELECT * FROM ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
+        FULL JOIN (SELECT * FROM ONLY ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
                    AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
             ON b.name = r.name AND b.key = r.key
         ORDER BY 1, 2
@@ -93,23 +93,23 @@ BEGIN
     span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
              + extract(day FROM undefined_idle)) * 86400000000
             + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
-    DELETE FROM ratelimit.rl_blocks b WHERE b.until <= ratelimit._instant(ratelimit._now())
-        AND b.ctid = ANY (ARRAY(SELECT x.ctid FROM ratelimit.rl_blocks x
+    DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.until <= ratelimit._instant(ratelimit._now())
+        AND b.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_blocks x
         WHERE x.until <= ratelimit._instant(ratelimit._now()) LIMIT max_rows FOR UPDATE SKIP LOCKED));
     GET DIAGNOSTICS deleted = ROW_COUNT;
-    SELECT r.name, r.key INTO first FROM ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;
+    SELECT r.name, r.key INTO first FROM ONLY ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;
     FOR seen IN
-        (SELECT r.* FROM ratelimit.rateLimits r WHERE first.name IS NULL OR (r.name, r.key) >= (first.name, first.key)
-         ORDER BY r.name, r.key)
+        (SELECT r.* FROM ONLY ratelimit.rateLimits r
+         WHERE first.name IS NULL OR (r.name, r.key) >= (first.name, first.key) ORDER BY r.name, r.key)
         UNION ALL
-        (SELECT r.* FROM ratelimit.rateLimits r WHERE (r.name, r.key) < (first.name, first.key)
+        (SELECT r.* FROM ONLY ratelimit.rateLimits r WHERE (r.name, r.key) < (first.name, first.key)
          ORDER BY r.name, r.key)
     LOOP
         EXIT WHEN deleted >= max_rows;
         CONTINUE WHEN NOT ratelimit._prunable(seen, span);
-        -- Unless it has changed since, or somebody has it. A table that inherits has places of its own.
-        DELETE FROM ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
-            AND r.ctid = (SELECT x.ctid FROM ratelimit.rateLimits x
+        -- Unless it has changed since, or somebody has it.
+        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
+            AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
             WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
             AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
             FOR UPDATE SKIP LOCKED);

@@ -25,8 +25,8 @@ DECLARE
         'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
-    pure CONSTANT jsonb := '["rl_token_bucket", "rl_fixed_window", "rl_sliding_window", "rl_sliding_log", "rl_concurrency",
-        "rl_unlimited", "rl_calculate", "_parse", "_valid"]';
+    pure CONSTANT jsonb := '["rl_token_bucket", "rl_fixed_window", "rl_sliding_window", "rl_sliding_log",
+        "rl_concurrency", "rl_unlimited", "rl_calculate", "_parse", "_valid"]';
     f record;
     roles text;
 BEGIN
@@ -37,10 +37,13 @@ BEGIN
             SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
             INTO roles FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
             WHERE p.oid = f.oid AND a.grantee <> p.proowner;
-            IF roles IS NOT NULL THEN EXECUTE format('REVOKE ALL ON FUNCTION %s FROM %s CASCADE', f.signature, roles); END IF;
+            IF roles IS NOT NULL THEN
+                EXECUTE format('REVOKE ALL ON FUNCTION %s FROM %s CASCADE', f.signature, roles);
+            END IF;
             IF pure ? f.name THEN EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', f.signature); END IF;
             EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.signature, coalesce(entry ->> f.name,
-                CASE WHEN pure ? f.name AND f.name ~ '^rl_' THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
+                CASE WHEN pure ? f.name AND f.name ~ '^rl_'
+                     THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
                      WHEN f.name ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
         END IF;
         IF entry ? f.name OR pure ? f.name THEN

@@ -17,25 +17,26 @@ CREATE FUNCTION pg_temp.rl_leave_memory(home text) RETURNS void LANGUAGE plpgsql
 DECLARE
     forgotten text;
 BEGIN
-    EXECUTE format($q$SELECT string_agg(DISTINCT quote_literal(name), ', ') FROM %1$s.rl_config
+    EXECUTE format($q$SELECT string_agg(DISTINCT quote_literal(name), ', ') FROM ONLY %1$s.rl_config
                       WHERE config ->> 'store' = 'memory' AND NOT config ? 'save'$q$, home) INTO forgotten;
     IF forgotten IS NOT NULL THEN
         RAISE NOTICE 'these limits were in memory without "save", and begin with all their tokens: %', forgotten;
     END IF;
-    EXECUTE format($q$UPDATE %1$s.rl_config SET config = config - 'store' - 'save' WHERE config ? 'store'$q$, home);
+    EXECUTE format($q$UPDATE ONLY %1$s.rl_config SET config = config - 'store' - 'save'
+                      WHERE config ? 'store'$q$, home);
 END
 $$;
 
 -- Reads what the extension has.
 CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM %1$s.rl_config$q$, home);
-    EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until FROM %1$s.rl_blocks$q$, home);
+    EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM ONLY %1$s.rl_config$q$, home);
+    EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until FROM ONLY %1$s.rl_blocks$q$, home);
     EXECUTE format($q$
         INSERT INTO rl_kept_state
-        SELECT name, key, value, ts, prior, log FROM %1$s.ratelimits AS r
+        SELECT name, key, value, ts, prior, log FROM ONLY %1$s.ratelimits AS r
         WHERE shard = 0 AND value <> 'Infinity'
-          AND NOT EXISTS (SELECT FROM %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
+          AND NOT EXISTS (SELECT FROM ONLY %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
         UNION ALL
         -- The total, as the extension adds it up; of a limit whose config came with the calls nobody knows it, and less
         -- rather than more is there.
@@ -44,9 +45,9 @@ BEGIN
                coalesce((s.state ->> 'prior')::float8, k.prior), NULL
         FROM (SELECT name, key, sum(CASE WHEN value = 'Infinity' THEN 0 ELSE value END) AS value, max(ts) AS ts,
                      sum(prior) AS prior
-              FROM %1$s.ratelimits WHERE shard > 0 GROUP BY name, key) AS k
+              FROM ONLY %1$s.ratelimits WHERE shard > 0 GROUP BY name, key) AS k
         CROSS JOIN LATERAL (
-            SELECT EXISTS (SELECT FROM %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
+            SELECT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
         ) AS known (defined)
         CROSS JOIN LATERAL (SELECT CASE WHEN known.defined THEN %1$s.rl_state(k.name, k.key) END) AS s (state)
         WHERE s.state IS NOT NULL OR NOT known.defined

@@ -13,7 +13,7 @@ DECLARE
 BEGIN
     -- Loads the library, which knows the settings.
     EXECUTE format('SELECT count(*) FROM (SELECT %s.rl_unlimited()) AS loaded', home);
-    FOR item IN EXECUTE format('SELECT name, value FROM %s.rl_settings', home) LOOP
+    FOR item IN EXECUTE format('SELECT name, value FROM ONLY %s.rl_settings', home) LOOP
         statement := format('ALTER DATABASE %I SET ratelimit.%s = %L', current_database(), item.name, item.value);
         BEGIN
             EXECUTE statement;
@@ -107,7 +107,7 @@ BEGIN
     EXECUTE format('ALTER TABLE %s.rl_blocks SET SCHEMA %s', home, aside);
 
     EXECUTE format('CREATE EXTENSION ratelimit SCHEMA %s', home);
-    EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT name, key, config FROM %s.rl_config',
+    EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT name, key, config FROM ONLY %s.rl_config',
                    home, aside);
     GET DIAGNOSTICS definitions = ROW_COUNT;
     -- Calls that wait read this column.
@@ -119,11 +119,11 @@ BEGIN
         EXECUTE format('ALTER TABLE %s.rl_config ADD COLUMN %I %s GENERATED ALWAYS AS (%s) STORED',
                        home, item.attname, item.type, item.expression);
     END LOOP;
-    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT name, key, until FROM %s.rl_blocks',
+    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT name, key, until FROM ONLY %s.rl_blocks',
                    home, aside);
     GET DIAGNOSTICS blocks = ROW_COUNT;
     EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, value, ts, prior, log)
-                    SELECT name, key, shard, value, ts, prior, log FROM %s.ratelimits', home, aside);
+                    SELECT name, key, shard, value, ts, prior, log FROM ONLY %s.ratelimits', home, aside);
     GET DIAGNOSTICS states = ROW_COUNT;
     IF owner <> (SELECT relowner FROM pg_class WHERE oid = (home || '.ratelimits')::regclass) THEN
         FOR item IN SELECT unnest(ARRAY['ratelimits', 'rl_config', 'rl_blocks']) AS name LOOP

@@ -29,14 +29,14 @@ pub struct Blocked {
 /// Those of Postgres.
 pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
     const UNTIL: Statement = Statement {
-        sql: "SELECT until FROM @schema@.rl_blocks \
+        sql: "SELECT until FROM ONLY @schema@.rl_blocks \
               WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2",
         parameters: &[TEXTOID, TEXTOID],
         results: &[TIMESTAMPTZOID],
         lock: TableLock::Read,
     };
     const ANY_KEY: Statement = Statement {
-        sql: "SELECT FROM @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 LIMIT 1",
+        sql: "SELECT FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 LIMIT 1",
         parameters: &[TEXTOID],
         results: &[],
         lock: TableLock::Read,
@@ -82,14 +82,14 @@ pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<
 /// As [`put`].
 pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     const LOCK: Statement = Statement {
-        sql: "SELECT until FROM @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
+        sql: "SELECT until FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
         parameters: &[TEXTOID, TEXTOID],
         results: &[TIMESTAMPTZOID],
         lock: TableLock::LockRows,
     };
     const REMOVE: Statement = Statement {
-        sql: "DELETE FROM @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
+        sql: "DELETE FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2",
         parameters: &[TEXTOID, TEXTOID],
         results: &[],
@@ -110,8 +110,8 @@ pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
 /// Those of Postgres.
 pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
     const PRUNE: Statement = Statement {
-        sql: "DELETE FROM @schema@.rl_blocks WHERE ctid OPERATOR(pg_catalog.=) ANY \
-              (ARRAY(SELECT ctid FROM @schema@.rl_blocks \
+        sql: "DELETE FROM ONLY @schema@.rl_blocks WHERE ctid OPERATOR(pg_catalog.=) ANY \
+              (ARRAY(SELECT ctid FROM ONLY @schema@.rl_blocks \
                      WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.<=) $1 \
                      LIMIT $2 FOR UPDATE SKIP LOCKED))",
         parameters: &[TIMESTAMPTZOID, INT8OID],
@@ -119,7 +119,7 @@ pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
         lock: TableLock::Write,
     };
     const PRUNE_ALL: Statement = Statement {
-        sql: "DELETE FROM @schema@.rl_blocks \
+        sql: "DELETE FROM ONLY @schema@.rl_blocks \
               WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.<=) $1",
         parameters: &[TIMESTAMPTZOID],
         ..PRUNE
@@ -146,7 +146,7 @@ pub fn in_force(
     key: Option<&[u8]>,
 ) -> Result<Vec<BlockInForce>> {
     const IN_FORCE: Statement = Statement {
-        sql: "SELECT name, key, until FROM @schema@.rl_blocks \
+        sql: "SELECT name, key, until FROM ONLY @schema@.rl_blocks \
               WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.>) $1 \
               AND name OPERATOR(pg_catalog.=) COALESCE($2, name) \
               AND key OPERATOR(pg_catalog.=) COALESCE($3, key)",

@@ -179,7 +179,7 @@ struct Stored {
 /// Those of Postgres.
 fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
     const ROWS: Statement = Statement {
-        sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM @schema@.rl_config \
+        sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM ONLY @schema@.rl_config \
               WHERE name OPERATOR(pg_catalog.=) $1 \
               AND (key OPERATOR(pg_catalog.=) '' OR key OPERATOR(pg_catalog.=) $2)",
         parameters: &[TEXTOID, TEXTOID],
@@ -187,7 +187,7 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
         lock: TableLock::Read,
     };
     const HAS_KEYS: Statement = Statement {
-        sql: "SELECT FROM @schema@.rl_config \
+        sql: "SELECT FROM ONLY @schema@.rl_config \
               WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.>) '' LIMIT 1",
         parameters: &[TEXTOID],
         results: &[],
@@ -260,7 +260,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
 /// Those of Postgres.
 pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     const STORES: Statement = Statement {
-        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
+        sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
               (config OPERATOR(pg_catalog.->>) 'store') OPERATOR(pg_catalog.=) 'memory' IS NOT TRUE AND \
               (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited' IS NOT TRUE",
         parameters: &[TEXTOID],
@@ -282,7 +282,7 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
 /// 22023: an invalid config; 55000: the row could not be written.
 pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<bool> {
     const SAME: Statement = Statement {
-        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+        sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 AND config OPERATOR(pg_catalog.=) $3",
         parameters: &[TEXTOID, TEXTOID, JSONBOID],
         results: &[],
@@ -316,14 +316,14 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 /// 55000: the row could not be deleted.
 pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     const LOCK: Statement = Statement {
-        sql: "SELECT FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+        sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
         parameters: &[TEXTOID, TEXTOID],
         results: &[],
         lock: TableLock::LockRows,
     };
     const DROP: Statement = Statement {
-        sql: "DELETE FROM @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
+        sql: "DELETE FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2",
         parameters: &[TEXTOID, TEXTOID],
         results: &[],

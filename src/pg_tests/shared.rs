@@ -45,7 +45,8 @@ mod tests {
     #[pg_test]
     fn a_lock_is_released_by_a_panic_and_by_an_error() {
         let memory = Memory::get().unwrap();
-        let id = with_catalog(|catalog| memory.id(Scope::new(catalog.extension), b"locked", b"k"));
+        let scope = with_catalog(|catalog| Scope::new(memory, catalog.extension));
+        let id = memory.id(scope, b"locked", b"k");
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             and_rolled_back(|| {
                 let _locked = memory.states.lock(id);

@@ -30,7 +30,15 @@ mod tests {
         ),
         ("CREATE RULE noted AS ON INSERT TO ratelimits DO ALSO NOTHING", "has a rule, or has had one"),
         ("ALTER TABLE ratelimits ENABLE ROW LEVEL SECURITY", "has row security"),
-        ("CREATE TABLE child () INHERITS (ratelimits)", "is part of an inheritance hierarchy"),
+        (
+            "CREATE TABLE whole (LIKE ratelimits) PARTITION BY HASH (name);
+             ALTER TABLE whole ATTACH PARTITION ratelimits FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+            "is a partition",
+        ),
+        (
+            "ALTER TABLE ratelimits SET (user_catalog_table = true)",
+            "is used as a catalog table, where ON CONFLICT is refused",
+        ),
         ("ALTER TABLE ratelimits REPLICA IDENTITY FULL", "does not have the default replica identity"),
         ("ALTER TABLE ratelimits ADD note text", "has different columns"),
         ("ALTER TABLE ratelimits ADD note text; ALTER TABLE ratelimits DROP note", "has different columns"),
@@ -102,6 +110,9 @@ mod tests {
         for change in [
             "ALTER TABLE ratelimits SET UNLOGGED",
             "ALTER TABLE ratelimits SET (fillfactor = 10)",
+            "ALTER TABLE ratelimits SET (user_catalog_table = false)",
+            "CREATE TABLE child () INHERITS (ratelimits)",
+            "CREATE TABLE parent (); ALTER TABLE ratelimits INHERIT parent",
             "ALTER TABLE ratelimits ALTER key SET DEFAULT 'other'",
             "ALTER TABLE ratelimits ALTER name SET STATISTICS 0",
             "ALTER INDEX ratelimits_pkey RENAME TO other",

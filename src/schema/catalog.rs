@@ -337,6 +337,22 @@ pub fn has_database(database: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether a database was altered since it was created: its row in pg_database was written by an UPDATE. False where
+/// there is none.
+pub fn is_database_altered(database: pg_sys::Oid) -> bool {
+    // SAFETY: a look-up in the system catalogs, in a transaction; the tuple is read before it is released.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::DATABASEOID as c_int;
+        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(database));
+        if tuple.is_null() {
+            return false;
+        }
+        let bits = u32::from((*(*tuple).t_data).t_infomask);
+        pg_sys::ReleaseSysCache(tuple);
+        bits & pg_sys::HEAP_UPDATED != 0
+    }
+}
+
 /// Finds the function `rl_define(text, jsonb, text)`; `InvalidOid` if there is none.
 ///
 /// # Safety

@@ -101,7 +101,13 @@ pub enum Error {
     Declaration,
     /// A call that would take from a limit in the table, where nothing can be written (25006).
     #[error("cannot execute {call} in a read-only transaction")]
-    ReadOnly { call: String },
+    ReadOnly { call: String, is_standby: bool },
+    /// `ratelimit.clock` was set by a role that may not, before the library was loaded or before a REVOKE (42501).
+    #[error("permission denied to set parameter \"ratelimit.clock\"")]
+    ClockDenied { role: String },
+    /// `ratelimit.clock` was set before the library was loaded, to what is no time (22023).
+    #[error("invalid value for parameter \"ratelimit.clock\": \"{value}\"")]
+    InvalidClock { value: String },
     /// Called while the query runs in parallel (25000).
     #[error("cannot execute {} during a parallel operation", .function.to_string_lossy())]
     Parallel { function: &'static CStr },
@@ -136,14 +142,15 @@ impl Error {
             Error::InvalidArgument { .. }
             | Error::Config(_)
             | Error::State(_)
-            | Error::StoredConfig { .. } => b"22023",
+            | Error::StoredConfig { .. }
+            | Error::InvalidClock { .. } => b"22023",
             Error::Parallel { .. } => b"25000",
             Error::Host(_) => b"XX000",
             Error::ReadOnly { .. } => b"25006",
             Error::NotATrigger { .. }
             | Error::TriggerMisuse { .. }
             | Error::TriggerTooEarly { .. } => b"39P01",
-            Error::InlineConfig { .. } => b"42501",
+            Error::InlineConfig { .. } | Error::ClockDenied { .. } => b"42501",
             Error::NoColumn { .. } => b"42703",
             Error::Undefined { .. } => b"42704",
             Error::AlteredColumn { .. } => b"42804",
@@ -202,6 +209,10 @@ impl Error {
                 "A trigger, a rule or row security on the table {table} prevents rows from being written or read."
             ),
             Error::NoHeap { why } => format!("The table {why}."),
+            Error::ClockDenied { role } => {
+                format!("It was set by role {role}, which lacks the privilege.")
+            }
+            Error::InvalidClock { .. } => settings::CLOCK_ALLOWED.to_string_lossy().into(),
             Error::SavedOnCitus => {
                 "Each node counts for itself in memory, and would overwrite what others saved.".into()
             }
@@ -226,6 +237,10 @@ impl Error {
                 "Restore its type, or DROP EXTENSION ratelimit and create it again."
             }
             Error::NoHeap { .. } => "SET ratelimit.access = auto;",
+            Error::ReadOnly { is_standby: true, .. } => {
+                "This server is a standby: make the call on the primary. Limits in memory can be used here, but \
+                 each server counts them separately."
+            }
             Error::ReadOnly { .. } => {
                 "Only limits in memory can be used here: those whose config has \"store\": \"memory\"."
             }
@@ -261,6 +276,9 @@ impl Error {
                 qualifier(),
                 if *kind == Kind::Concurrency { "rl_acquire" } else { "rl_limit" },
                 literal(name)
+            ),
+            Error::ClockDenied { role } => format!(
+                "GRANT SET ON PARAMETER ratelimit.clock TO {role}; or, to return to the server's clock: RESET ALL;"
             ),
             Error::InlineConfig { name } => format!(
                 "Call it without a config: SELECT * FROM {}rl_limit({}, $1);",
@@ -407,7 +425,7 @@ impl From<PgError> for Error {
             PgError::Declaration => Error::Declaration,
             PgError::NotMapped => Error::NotMapped,
             PgError::Parallel { function } => Error::Parallel { function },
-            PgError::ReadOnly { call } => Error::ReadOnly { call },
+            PgError::ReadOnly { call, is_standby } => Error::ReadOnly { call, is_standby },
         }
     }
 }

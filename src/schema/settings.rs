@@ -1,10 +1,14 @@
 //! The settings.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum, pg_sys};
 use ratelimit_core::{Micros, parse_instant};
 use ratelimit_pg::clock;
+use ratelimit_pg::settings::{Setting, is_parallel_worker};
+
+use crate::schema::error::{Error, Result};
 
 pub use ratelimit_pg::settings::locally;
 
@@ -118,21 +122,75 @@ pub fn init() {
     unsafe { pg_sys::MarkGUCPrefixReserved(c"ratelimit".as_ptr()) };
 }
 
+const CLOCK_NAME: &CStr = c"ratelimit.clock";
+
+/// What `ratelimit.clock` may be, as the detail of an error.
+pub const CLOCK_ALLOWED: &CStr =
+    c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch \
+    milliseconds, or an empty string for the server's clock.";
+
+thread_local! {
+    /// Whether `ratelimit.clock` has a value other than the empty one.
+    static IS_CLOCK_SET: Cell<bool> = const { Cell::new(false) };
+    /// Whether `ratelimit.clock` takes any value: while it is declared, and in a parallel worker.
+    static TAKES_ANY_CLOCK: Cell<bool> = const { Cell::new(true) };
+}
+
 /// Declares `ratelimit.clock`.
+///
+/// Until the library is loaded PostgreSQL stores whatever any role sets, and would drop with a warning what the
+/// declaration refuses then: calls would use the server's clock, unnoticed by a test. So the declaration takes every
+/// value, which stays in force as long as it would have been, to the end of the transaction after SET LOCAL, and
+/// [`check_clock`] refuses each call in the meantime. Afterwards SET itself refuses.
+///
+/// The leader's values reach a parallel worker after the library is loaded, and its query, which need not know of us,
+/// must not fail for them.
 fn define_clock() {
     // SAFETY: the hooks are C functions that live as long as the library.
     unsafe {
         GucRegistry::define_string_guc_with_hooks(
-            c"ratelimit.clock",
+            CLOCK_NAME,
             c"Time that the rate limiter uses in place of the server's clock, for tests.",
             c"A time with its offset, or epoch milliseconds; empty: the server's clock.",
             &CLOCK,
-            GucContext::Suset,
+            GucContext::Userset,
             GucFlags::default(),
-            Some(check_clock),
+            Some(is_valid_clock),
             Some(assign_clock),
             None,
         );
+    }
+    if !is_parallel_worker()
+        && let Some(setting) = Setting::find(CLOCK_NAME)
+    {
+        setting.restrict();
+        TAKES_ANY_CLOCK.set(false);
+    }
+}
+
+/// Refuses a call under a `ratelimit.clock` that was set before the library was loaded, and that SET would refuse.
+///
+/// # Errors
+/// 42501: its role may not set it, or no longer; 22023: it is no time.
+#[inline]
+pub fn check_clock() -> Result<()> {
+    if IS_CLOCK_SET.get() { check_set_clock() } else { Ok(()) }
+}
+
+/// Does so where it is set.
+///
+/// # Errors
+/// As [`check_clock`].
+#[cold]
+fn check_set_clock() -> Result<()> {
+    if let Some(role) = Setting::find(CLOCK_NAME).and_then(Setting::refused_role) {
+        return Err(Error::ClockDenied { role });
+    }
+    match CLOCK.get() {
+        Some(value) if parse(&value).is_err() => {
+            Err(Error::InvalidClock { value: value.to_string_lossy().into() })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -140,39 +198,37 @@ fn define_clock() {
 ///
 /// # Errors
 /// The value is no time.
-///
-/// # Safety
-/// `value` is null or a C string.
-unsafe fn parse_clock(value: *const c_char) -> Result<Option<Micros>, ()> {
-    if value.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: as the caller says.
-    match unsafe { CStr::from_ptr(value) }.to_str() {
+fn parse(value: &CStr) -> std::result::Result<Option<Micros>, ()> {
+    match value.to_str() {
         Ok("") => Ok(None),
         Ok(text) => parse_instant(text).map(Some).ok_or(()),
         Err(_) => Err(()),
     }
 }
 
+/// Reads a value that Postgres passes; null is the empty one.
+///
+/// # Safety
+/// `value` is null or a C string.
+unsafe fn given<'a>(value: *const c_char) -> &'a CStr {
+    // SAFETY: as the caller says.
+    if value.is_null() { c"" } else { unsafe { CStr::from_ptr(value) } }
+}
+
 /// The check hook of `ratelimit.clock`.
 ///
 /// # Safety
 /// Called by Postgres.
-unsafe extern "C-unwind" fn check_clock(
+unsafe extern "C-unwind" fn is_valid_clock(
     value: *mut *mut c_char,
     _: *mut *mut c_void,
     _: pg_sys::GucSource::Type,
 ) -> bool {
     // SAFETY: Postgres passes a valid pointer to the new value; the detail is a palloc'd string.
     unsafe {
-        let valid = parse_clock(*value).is_ok();
+        let valid = TAKES_ANY_CLOCK.get() || parse(given(*value)).is_ok();
         if !valid {
-            pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(
-                c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch milliseconds, or an \
-                  empty string for the server's clock."
-                    .as_ptr(),
-            );
+            pg_sys::GUC_check_errdetail_string = pg_sys::pstrdup(CLOCK_ALLOWED.as_ptr());
         }
         valid
     }
@@ -183,6 +239,8 @@ unsafe extern "C-unwind" fn check_clock(
 /// # Safety
 /// Called by Postgres, with a checked value.
 unsafe extern "C-unwind" fn assign_clock(value: *const c_char, _: *mut c_void) {
-    // SAFETY: Postgres passes a value that `check_clock` accepted.
-    clock::fix(unsafe { parse_clock(value) }.unwrap_or(None));
+    // SAFETY: Postgres passes a C string or null.
+    let value = unsafe { given(value) };
+    IS_CLOCK_SET.set(!value.is_empty());
+    clock::fix(parse(value).unwrap_or(None));
 }

@@ -9,9 +9,14 @@
 //! Above READ COMMITTED a statement sees the transaction's snapshot, but limits and definitions must see the
 //! latest state: hence `SPI_execute_snapshot` with `GetLatestSnapshot`.
 //!
+//! Tables that inherit from these are left alone: every statement says ONLY. A parent's index is none of its children's,
+//! who would be scanned, with plans that look dear enough to be compiled (JIT) at each call; and a child can have a
+//! second row of a key. A table that Citus distributes has neither children nor ONLY ([`Connection::plan`]).
+//!
 //! Every call locks `rateLimits` before `rl_config` and `rl_blocks` ([`with_owner`]). In another order, calls would
 //! deadlock with whatever locks all of them, such as rl_distribute.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -28,7 +33,8 @@ use crate::schema::settings;
 
 /// A statement on the extension's tables. Constants only: names and keys are parameters.
 pub struct Statement {
-    /// Its text; `@schema@` stands for the tables' schema.
+    /// Its text; `@schema@` stands for the tables' schema. It says ONLY wherever rows of a table are read, updated or
+    /// deleted.
     pub sql: &'static str,
     /// The types of its parameters.
     pub parameters: &'static [pg_sys::BuiltinOid],
@@ -41,6 +47,8 @@ pub struct Statement {
 /// A prepared statement, for the schema of the tables.
 struct Plan {
     schema: CString,
+    /// Whether it is on a table that Citus distributes.
+    distributed: bool,
     plan: pg_sys::SPIPlanPtr,
 }
 
@@ -339,14 +347,18 @@ impl Connection<'_> {
         self.field(row, column).map(|datum| unsafe { jsonb(datum) })
     }
 
-    /// Returns the plan of a statement, prepared if necessary.
+    /// Returns the plan of a statement, prepared if necessary. On a table that Citus distributes it is without ONLY:
+    /// Citus refuses to distribute a table with children, and to create a child of one that it distributes
+    /// (EnsureRelationKindSupported and PostprocessCreateTableStmt of 13.0), so that what it makes of ONLY on its way
+    /// to the shards needs to be known for no version of it.
     ///
     /// # Errors
     /// [`Error::NotWritten`] (55000): it can't be prepared.
     fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
-        let schema = &self.catalog.schema;
+        let (schema, distributed) = (&self.catalog.schema, self.table.distributed);
+        let is_as_now = |plan: &Plan| plan.schema == *schema && plan.distributed == distributed;
         let known = PLANS.with_borrow_mut(|plans| match plans.get(statement.sql) {
-            Some(known) if known.schema == *schema => Some(known.plan),
+            Some(known) if is_as_now(known) => Some(known.plan),
             _ => {
                 if let Some(moved) = plans.remove(statement.sql) {
                     OLD_PLANS.with_borrow_mut(|old| old.push(moved.plan));
@@ -357,8 +369,12 @@ impl Connection<'_> {
         if let Some(plan) = known {
             return Ok(plan);
         }
+        let sql = match distributed {
+            true => Cow::Owned(statement.sql.replace("ONLY @schema@", "@schema@")),
+            false => Cow::Borrowed(statement.sql),
+        };
         // As bytes: the schema's name is in the server's encoding.
-        let parts: Vec<&[u8]> = statement.sql.split("@schema@").map(str::as_bytes).collect();
+        let parts: Vec<&[u8]> = sql.split("@schema@").map(str::as_bytes).collect();
         let sql = CString::new(parts.join(schema.as_bytes())).unwrap_or_default();
         let mut types: Vec<pg_sys::Oid> =
             statement.parameters.iter().map(|parameter| parameter.value()).collect();
@@ -371,7 +387,7 @@ impl Connection<'_> {
             plan
         };
         // Preparing may have run code that prepared the same statement.
-        let plan = Plan { schema: schema.clone(), plan };
+        let plan = Plan { schema: schema.clone(), distributed, plan };
         let raw = plan.plan;
         if let Some(other) = PLANS.with_borrow_mut(|plans| plans.insert(statement.sql, plan)) {
             OLD_PLANS.with_borrow_mut(|old| old.push(other.plan));

@@ -72,7 +72,9 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
             (!class.relhastriggers, "has a trigger, or has had one"),
             (!class.relhasrules, "has a rule, or has had one"),
             (!class.relrowsecurity, "has row security"),
-            (!class.relispartition && !class.relhassubclass, "is part of an inheritance hierarchy"),
+            // A table that inherits from it is not read or written here, nor by SQL, which says ONLY.
+            (!class.relispartition, "is a partition"),
+            (!is_catalog_table(table), "is used as a catalog table, where ON CONFLICT is refused"),
             (class.relreplident == b'd' as c_char, "does not have the default replica identity"),
             (has_columns(table, is_same_column), "has different columns"),
             (has_columns(table, is_unaltered_column), "has an altered column"),
@@ -175,6 +177,21 @@ unsafe fn is_never_null(description: pg_sys::TupleDesc, number: i16) -> bool {
     {
         let _ = (description, number);
         true
+    }
+}
+
+/// Whether the option `user_catalog_table` is set (RelationIsUsedAsCatalogTable): the parser then refuses INSERT with
+/// ON CONFLICT.
+///
+/// # Safety
+/// The table is open.
+unsafe fn is_catalog_table(table: pg_sys::Relation) -> bool {
+    // SAFETY: the options of an ordinary table, which is asked for first, are these, or null.
+    unsafe {
+        let options = (*table).rd_options.cast::<pg_sys::StdRdOptions>();
+        (*(*table).rd_rel).relkind == pg_sys::RELKIND_RELATION as c_char
+            && !options.is_null()
+            && (*options).user_catalog_table
     }
 }
 

@@ -35,6 +35,8 @@
 //!   (`old_snapshot_threshold`)
 //! - checks that the publications allow updates and deletes (CheckCmdReplicaIdentity)
 //!   → `unaltered_table::index_of`
+//! - leaves tables that inherit alone: SQL says ONLY, so no other table is planned or locked
+//!   → here there is the one table
 //!
 //! To find a row:
 //!
@@ -70,6 +72,10 @@
 //!   → not needed: no trigger (`unaltered_table::index_of`)
 //! - computes generated columns (ExecComputeStoredGenerated)
 //!   → not needed: none
+//! - takes the columns that are not set, name and key, from the version that is replaced, as they are stored there:
+//!   compressed, or a pointer to TOAST (ExecGetUpdateNewTuple). heap_update compares them byte by byte: if they differ,
+//!   the key has changed, so the update is not HOT, takes the stronger lock and logs the old key
+//!   → [`Heap::update_version`], which fetches that version if name or key is long enough to be toasted
 //! - checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints)
 //!   → not needed: a call fills every NOT NULL column, and there is nothing else to check (`unaltered_table`)
 //! - table_tuple_update with `wait`
@@ -92,6 +98,8 @@
 //!
 //! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
 //!
+//! - refuses ON CONFLICT on a table with `user_catalog_table` (transformOnConflictArbiter)
+//!   → `unaltered_table::index_of`
 //! - searches a row with the same key, and waits for a concurrent insert of one (ExecCheckIndexConstraints)
 //!   → the limiter has just read; a concurrent insert is found by its index entry, and waited for in
 //!   [`Heap::wait_for_inserter`]

@@ -16,11 +16,13 @@ use crate::schema::settings;
 use ratelimit_pg::clock;
 use ratelimit_pg::shared_memory::{self, Held, Lock, Need};
 
+use databases::Databases;
 use id::Identifier;
 use rankings::Rankings;
 use states::States;
 use tallies::Tallies;
 
+mod databases;
 mod entries;
 mod id;
 mod rankings;
@@ -37,7 +39,7 @@ pub use saved::{SavedMemory, SavedUsage, Writer};
 
 /// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not, as
 /// where an entry (`ratelimit_core::table::Kept`) means something new.
-const LAYOUT: u32 = 5;
+const LAYOUT: u32 = 6;
 
 /// The beginning of the segment. After it come the states, the tallies and the rankings.
 #[repr(C, align(128))]
@@ -48,6 +50,7 @@ struct Header {
     lock_group: i32,
     /// Epoch microseconds.
     since: i64,
+    databases: Databases,
 }
 
 /// The lock of what lies in the segment.
@@ -80,6 +83,7 @@ pub struct Memory {
     pub tallies: Tallies,
     /// The keys that are denied most.
     pub rankings: Rankings,
+    databases: &'static Databases,
     identifier: Identifier,
     since: Micros,
     size: usize,
@@ -127,7 +131,7 @@ impl Memory {
     /// # Safety
     /// The segment is there as long as the process, and was [filled](fill).
     unsafe fn at(address: *mut u8) -> &'static Memory {
-        // SAFETY: the segment begins with a header, which nobody changes any more.
+        // SAFETY: the segment begins with a header, which nobody changes any more, but for what it guards.
         let (header, memory) = unsafe {
             let header = &*address.cast::<Header>();
             (header, view(address, header))
@@ -192,8 +196,9 @@ fn parts(keys: usize) -> [usize; 4] {
 ///
 /// # Safety
 /// The segment is there as long as the process, and as large as its number of keys wants; zeroed, or
-/// [filled](fill). While this session has what is returned, nobody writes to it otherwise, but for the header.
-unsafe fn view(address: *mut u8, header: &Header) -> Memory {
+/// [filled](fill). While this session has what is returned, nobody writes to it otherwise, but for the header before
+/// others see it.
+unsafe fn view(address: *mut u8, header: &'static Header) -> Memory {
     let keys = header.keys as usize;
     let [states, tallies, rankings, size] = parts(keys);
     // SAFETY: the segment is laid out so, for as many keys as its header says; no part overlaps another, or the header.
@@ -202,6 +207,7 @@ unsafe fn view(address: *mut u8, header: &Header) -> Memory {
             states: States::new(address.add(states), keys),
             tallies: Tallies::new(address.add(tallies)),
             rankings: Rankings::new(address.add(rankings)),
+            databases: &header.databases,
             identifier: Identifier::new(header.seed),
             since: Micros(header.since),
             size,
@@ -217,11 +223,16 @@ fn fill(address: *mut u8, keys: usize) {
         seed.fill_with(|| fastrand::u64(..));
     }
     let since = clock::system_time().0;
-    let header = Header { seed, keys: keys as u64, lock_group, since };
-    // SAFETY: nobody else sees the segment yet, which is as large as `open` asked for.
+    // SAFETY: nobody else sees the segment yet, which is as large as `open` asked for; zeros are a header that knows no
+    // database.
     unsafe {
-        address.cast::<Header>().write(header);
-        let memory = view(address, &*address.cast());
+        let header = address.cast::<Header>();
+        (&raw mut (*header).seed).write(seed);
+        (&raw mut (*header).keys).write(keys as u64);
+        (&raw mut (*header).lock_group).write(lock_group);
+        (&raw mut (*header).since).write(since);
+        let memory = view(address, &*header);
+        memory.databases.lock().0.init(lock_group);
         memory.states.init(lock_group);
         memory.tallies.init(lock_group);
         memory.rankings.init(lock_group);

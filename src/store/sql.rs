@@ -20,7 +20,7 @@ use ratelimit_pg::values::{text_datum, varlena_bytes};
 /// A SELECT of these columns of the rows that meet these conditions.
 macro_rules! select {
     ($columns:expr; $($condition:expr),+) => {
-        concat!("SELECT ", $columns, " FROM @schema@.ratelimits WHERE ", $($condition),+)
+        concat!("SELECT ", $columns, " FROM ONLY @schema@.ratelimits WHERE ", $($condition),+)
     };
 }
 
@@ -145,7 +145,7 @@ impl RowStore for Connection<'_> {
     fn update(&self, id: RowId, _: TupleId, row: &Stored) -> PortResult<()> {
         const UPDATE: Statement = Statement {
             sql: concat!(
-                "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
+                "UPDATE ONLY @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
                 by_id!()
             ),
             parameters: &ROW_PARAMETERS,
@@ -187,7 +187,7 @@ impl RowStore for Connection<'_> {
 
     fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
         const RANDOM_KEY: Statement = Statement {
-            sql: "SELECT name, key FROM @schema@.ratelimits \
+            sql: "SELECT name, key FROM ONLY @schema@.ratelimits \
                   WHERE ctid OPERATOR(pg_catalog.>=) $1 LIMIT 1",
             parameters: &[TIDOID],
             results: &[TEXTOID, TEXTOID],
@@ -205,7 +205,7 @@ impl RowStore for Connection<'_> {
 
     fn delete(&self, id: RowId, _: TupleId) -> PortResult<()> {
         const DELETE: Statement = Statement {
-            sql: concat!("DELETE FROM @schema@.ratelimits WHERE ", by_id!()),
+            sql: concat!("DELETE FROM ONLY @schema@.ratelimits WHERE ", by_id!()),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &[],
             lock: TableLock::Write,

@@ -378,7 +378,7 @@ fn what_names_the_functions_works_after_a_move() {
 }
 
 /// What a move can't carry, and how it is named.
-const REFUSED: [(&str, &str); 8] = [
+const REFUSED: [(&str, &str); 9] = [
     ("CREATE TABLE t (answer rl_result)", "column answer of table public.t"),
     (
         "CREATE FUNCTION f(rl_result) RETURNS int LANGUAGE sql AS 'SELECT 1'",
@@ -402,6 +402,7 @@ const REFUSED: [(&str, &str); 8] = [
         "CREATE TRIGGER t AFTER INSERT ON rateLimits EXECUTE FUNCTION suppress_redundant_updates_trigger()",
         "trigger t on table ratelimit.ratelimits",
     ),
+    ("CREATE TABLE t () INHERITS (rateLimits)", "table public.t"),
 ];
 
 #[test]

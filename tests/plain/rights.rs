@@ -501,10 +501,9 @@ fn every_way_to_load_it_works() {
     let _turn = database::turn();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/ratelimit.sql");
     let file = database::file();
-    let ways: [(&str, &[&str], &str); 4] = [
+    let ways: [(&str, &[&str], &str); 3] = [
         ("a transaction of psql", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-1", "-f", path], ""),
         ("statement by statement", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", path], ""),
-        ("an argument", &["-X", "-q", "-v", "ON_ERROR_STOP=1", "-c", &file], ""),
         ("standard input", &["-X", "-q", "-v", "ON_ERROR_STOP=1"], &file),
     ];
     for (way, arguments, input) in ways {
@@ -645,22 +644,97 @@ fn settings_of_a_session_change_no_config() {
     }
 }
 
+/// Calls, each of which reads or writes a table of the file otherwise.
+const EVERY_CALL: &str = "'SELECT ok, remaining FROM rl_limit(''s'', ''k'')',
+    'SELECT ok, remaining FROM rl_limit(''s'', ''k'', 2)',
+    'SELECT ok, remaining FROM rl_limit(''s'', ''new'')',
+    'SELECT ok, remaining FROM rl_limit(''of a child'')',
+    'SELECT ok, remaining FROM rl_limit(''s'', ''blocked by a child'')',
+    'SELECT ok, remaining FROM rl_check(''s'', ''k'')',
+    'SELECT remaining FROM rl_credit(''s'', ''k'', 1)',
+    'SELECT remaining FROM rl_limit_all(''[{\"name\": \"s\", \"key\": \"k\"}, {\"name\": \"s\", \"key\": \"2\"}]'')',
+    'SELECT ok, rl_extend(lease), rl_release(lease) FROM rl_acquire(''slots'', ''k'')',
+    'SELECT rl_state(''s'', ''k'')',
+    'SELECT name, key, remaining FROM rl_status() ORDER BY name, key',
+    'SELECT rl_block(''s'', ''k'', until => ''2027-01-01 13:00:00+00'')',
+    'SELECT ok FROM rl_limit(''s'', ''k'')',
+    'SELECT rl_unblock(''s'', ''k'')',
+    'SELECT rl_unblock(''s'', ''blocked by a child'')',
+    'SELECT rl_define(''of a child'', rl_token_bucket(1, ''1 hour''))',
+    'SELECT rl_undefine(''of a child'')',
+    'SELECT rl_reset(''s'', ''k'')',
+    'SELECT rl_reset(''s'', ''of a child'')',
+    'SELECT rl_reset_all(''s'')',
+    'SELECT rl_prune() FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)'";
+
+/// Tables that inherit, empty or with rows of the same keys: every call answers as without them, locks none of them, and
+/// leaves their rows.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
-fn rows_of_a_table_that_inherits_are_left_alone() {
+fn tables_that_inherit_are_left_alone() {
     let database = Database::new("plain_child");
     let mut client = database.connect();
-    // The first row of each table, so that they have the same place.
+    client
+        .batch_execute(&format!(
+            "SET ratelimit.clock = '2027-01-01 12:00:00+00';
+             SELECT rl_define('s', rl_token_bucket(5, '1 hour')), rl_define('slots', rl_concurrency(3, ttl => '1 minute'));
+             SELECT rl_limit('s', 'idle');
+             CREATE TABLE calls AS SELECT * FROM unnest(ARRAY[{EVERY_CALL}]) WITH ORDINALITY AS c (call, n);
+             CREATE FUNCTION answers(OUT answers text[], OUT locks bigint) LANGUAGE plpgsql AS $$
+             DECLARE
+                 call text;
+                 answer text;
+             BEGIN
+                 answers := '{{}}';
+                 FOR call IN SELECT c.call FROM calls c ORDER BY n LOOP
+                     BEGIN
+                         EXECUTE format('SELECT string_agg(a::text, '' '') FROM (%s) AS a', call) INTO answer;
+                     EXCEPTION WHEN OTHERS THEN
+                         answer := sqlstate || ': ' || sqlerrm;
+                     END;
+                     answers := answers || format('%s: %s', call, answer);
+                 END LOOP;
+                 locks := (SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+                           WHERE l.pid = pg_backend_pid() AND c.relname LIKE 'child%');
+             END
+             $$;"
+        ))
+        .unwrap();
+    // Each time in a transaction that is rolled back.
+    let answers = |client: &mut Client| {
+        client.batch_execute("BEGIN").unwrap();
+        let row = client.query_one("SELECT answers, locks FROM answers()", &[]).unwrap();
+        let kept = "SELECT (SELECT count(*) || ' ' || sum(value) FROM child), (SELECT count(*) FROM child_config),
+                           (SELECT count(*) FROM child_blocks)";
+        let kept = client.query_one(kept, &[]).ok().map(|row| {
+            (row.get::<_, Option<String>>(0), row.get::<_, i64>(1), row.get::<_, i64>(2))
+        });
+        client.batch_execute("ROLLBACK").unwrap();
+        (row.get::<_, Vec<String>>(0), row.get::<_, i64>(1), kept)
+    };
+    let (without, ..) = answers(&mut client);
+    for answer in &without {
+        println!("{answer}");
+    }
     client
         .batch_execute(
-            "CREATE TABLE child () INHERITS (ratelimit.rateLimits);
-             INSERT INTO child VALUES ('other', 'k', 0, 77, now());
-             SELECT ratelimit.rl_define('s', ratelimit.rl_token_bucket(5, '1 hour'));
-             INSERT INTO ratelimit.rateLimits VALUES ('s', 'k', 0, 5, now() - interval '1 day');
-             SELECT ratelimit.rl_prune()",
+            "CREATE TABLE child () INHERITS (rateLimits); CREATE TABLE child_config () INHERITS (rl_config);
+             CREATE TABLE child_blocks () INHERITS (rl_blocks)",
         )
         .unwrap();
-    let rows = "SELECT sum(value), count(*) FROM ratelimit.rateLimits";
-    let left = client.query_one(rows, &[]).unwrap();
-    assert_eq!((left.get::<_, f64>(0), left.get::<_, i64>(1)), (77.0, 1));
+    assert_eq!(answers(&mut client), (without.clone(), 0, Some((None, 0, 0))));
+    client
+        .batch_execute(
+            "INSERT INTO child (name, key, value, ts) SELECT n, k, 0, '2027-01-01 12:00:00+00'
+             FROM unnest('{s,slots,of a child}'::text[]) n, unnest('{k,2,of a child,\"\"}'::text[]) k;
+             INSERT INTO child (name, key, value, ts) SELECT n, 'idle', 77, '2026-01-01 12:00:00+00'
+             FROM unnest('{s,of a child}'::text[]) n;
+             INSERT INTO child_config (name, key, config) VALUES ('s', 'k', rl_unlimited()), ('s', '', rl_unlimited()),
+                 ('of a child', '', rl_token_bucket(1, '1 hour'));
+             INSERT INTO child_blocks (name, key, until) VALUES ('s', 'blocked by a child', 'infinity'),
+                 ('s', 'k', '2026-01-01 12:00:00+00')",
+        )
+        .unwrap();
+    let kept = Some((Some("14 154".into()), 3, 2));
+    assert_eq!(answers(&mut client), (without, 0, kept));
 }

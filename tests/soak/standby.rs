@@ -95,7 +95,18 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
         let error = replica.batch_execute(&format!("SELECT {call}")).unwrap_err();
         let read_only = SqlState::READ_ONLY_SQL_TRANSACTION;
         assert_eq!(error.code(), Some(&read_only), "{call}: {error:?}");
+        // Where there is a hint: behind a balancer, memory would admit the limit on each server.
+        let hint = error.as_db_error().and_then(|error| error.hint());
+        assert!(hint.is_none_or(|hint| hint.contains("on the primary")), "{call}: {error:?}");
+        let takes = ["rl_limit", "rl_credit", "rl_reset"].iter().any(|of| call.starts_with(of));
+        assert_eq!(hint.is_some(), takes, "{call}: {error:?}");
     }
+    // On the primary the transaction is what can't write.
+    let read_only = "BEGIN READ ONLY; SELECT rl_limit('slow 1', 'hot 0')";
+    let error = primary.batch_execute(read_only).unwrap_err();
+    primary.batch_execute("ROLLBACK").unwrap();
+    let hint = error.as_db_error().and_then(|error| error.hint());
+    assert!(hint.is_some_and(|hint| hint.starts_with("Only limits in memory")), "{error:?}");
     let sql =
         "SELECT count(*) FROM rl_check_all('[{\"name\": \"slow 1\"}, {\"name\": \"shards\"}]')";
     assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, i64>(0), 2);

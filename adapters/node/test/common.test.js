@@ -1,4 +1,4 @@
-// From CommonJS, where require takes no module: as on Node 20.18 and in Jest.
+// From CommonJS, also where require takes no module: as on Node 20.18 and in Jest.
 import { execFile } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import { test } from 'node:test';
@@ -6,6 +6,7 @@ import { promisify } from 'node:util';
 
 test('an application that is CommonJS requires the package', async () => {
     const knows = process.allowedNodeEnvironmentFlags.has('--experimental-require-module');
-    const flags = knows ? ['--no-experimental-require-module'] : [];
-    await promisify(execFile)(process.execPath, [...flags, fileURLToPath(new URL('common.cjs', import.meta.url))]);
+    for (const flags of knows ? [[], ['--no-experimental-require-module']] : [[]]) {
+        await promisify(execFile)(process.execPath, [...flags, fileURLToPath(new URL('common.cjs', import.meta.url))]);
+    }
 });

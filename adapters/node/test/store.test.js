@@ -25,6 +25,8 @@ const open = (options = {}, middleware = {}) => {
     store.init({ limit: 3, windowMs: 60_000, ...middleware });
     return store;
 };
+/** The same end of a window: it is computed from what is left, when the answer arrives. */
+const near = (time, expected) => assert.ok(Math.abs(time - expected) < 2000, `${time - expected} ms`);
 const hits = async (store, key) => (await store.get(key))?.totalHits;
 
 for (const store of STORES) {
@@ -39,7 +41,8 @@ for (const store of STORES) {
         assert.ok(left > 55_000 && left < 65_000, `${left} ms`);
         for (const expected of [2, 3, 4, 4]) {
             const { totalHits, resetTime } = await of.increment('a');
-            assert.deepEqual([totalHits, resetTime], [expected, first.resetTime]);
+            assert.equal(totalHits, expected);
+            near(resetTime, first.resetTime);
         }
         assert.equal((await of.increment('b')).totalHits, 1);
         assert.equal(await hits(of, 'a'), 3);
@@ -77,11 +80,12 @@ for (const store of STORES) {
         };
         assert.deepEqual(await increments(first, 4), [1, 2, 3, 4]);
         const { resetTime } = await first.get('k');
-        assert.deepEqual(await raised.get('k'), { totalHits: 3, resetTime });
+        assert.equal(await hits(raised, 'k'), 3);
         assert.deepEqual(await increments(raised, 4), [4, 5, 6, 6], 'two more pass, and the third is denied');
         assert.deepEqual(await increments(first, 1), [4], 'lowered again it is used up');
         assert.deepEqual(await increments(raised, 1), [6], 'and raised again it has given nothing twice');
-        assert.deepEqual(await raised.get('k'), { totalHits: 5, resetTime });
+        assert.equal(await hits(raised, 'k'), 5);
+        near((await raised.get('k')).resetTime, resetTime);
     });
 }
 
@@ -101,7 +105,7 @@ test('a window without hits is one until it ends', async () => {
         await of.decrement('k');
         const window = await of.get('k');
         assert.equal(window?.totalHits, 0);
-        assert.ok(window.resetTime instanceof Date);
+        near(window.resetTime, resetTime);
         await new Promise((resolve) => setTimeout(resolve, resetTime.getTime() - Date.now() + 50));
         assert.equal(await of.get('k'), undefined);
     }
@@ -137,7 +141,8 @@ test('a pool may read times as it likes', async (context) => {
     const { totalHits, resetTime } = await store.increment('k');
     assert.equal(totalHits, 1);
     assert.ok(resetTime.getTime() > Date.now());
-    assert.deepEqual(await store.get('k'), { totalHits, resetTime });
+    assert.equal(await hits(store, 'k'), 1);
+    near((await store.get('k')).resetTime, resetTime);
     const storage = new RateLimitThrottlerStorage({ pool: strange, name: 'text' });
     const answer = await storage.increment('k', 60_000, 5, 60_000, 'default');
     assert.equal(answer.totalHits, 1);

@@ -9,7 +9,7 @@ import { ThrottlerGuard, ThrottlerModule } from '@nestjs/throttler';
 import pg from 'pg';
 
 import { RateLimitThrottlerStorage } from 'ratelimit-store';
-import { STORES } from './edition.js';
+import { onFile, STORES } from './edition.js';
 
 const pool = new pg.Pool({ max: 16 });
 after(() => pool.end());
@@ -38,6 +38,29 @@ test('a limit of 0 lets nothing pass', async () => {
             assert.deepEqual([answer.totalHits, answer.isBlocked], [hits, true]);
             assert.ok(answer.timeToBlockExpire > 50, `${answer.timeToBlockExpire} s`);
         }
+    }
+});
+
+test('a ttl may be as long as a period: 31,688 years', async () => {
+    const storage = new RateLimitThrottlerStorage({ pool, name: `long ${process.pid}` });
+    const YEAR = 365.25 * 86_400;
+    for (const ttl of [68 * YEAR * 1000, 69 * YEAR * 1000, 7000 * YEAR * 1000, 1e15]) {
+        for (const isBlocked of [false, true]) {
+            const answer = await storage.increment(`${ttl}`, ttl, 1, ttl, 'default');
+            assert.equal(answer.isBlocked, isBlocked);
+            // A time in the database may end at the year 9999.
+            const least = Math.min(ttl / 1000, 7900 * YEAR) - 10;
+            for (const seconds of [answer.timeToExpire, ...(isBlocked ? [answer.timeToBlockExpire] : [])]) {
+                assert.ok(Number.isInteger(seconds) && seconds >= least && seconds <= ttl / 1000, `${ttl} ms: ${seconds} s`);
+            }
+        }
+    }
+    for (const ttl of [1e15 + 1, 1e16, 1e21, Infinity, 0, -1]) {
+        await assert.rejects(storage.increment('k', ttl, 1, ttl, 'default'), { code: '22023' }, `${ttl}`);
+    }
+    if (!onFile) {
+        const memory = new RateLimitThrottlerStorage({ pool, name: `long ${process.pid}`, store: 'memory' });
+        await assert.rejects(memory.increment('k', 1e15, 1, 1e15, 'default'), { code: '22023' }, 'it is shorter in memory');
     }
 });
 

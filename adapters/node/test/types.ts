@@ -3,6 +3,7 @@ import { rateLimit } from 'express-rate-limit';
 import { rateLimiter } from 'hono-rate-limiter';
 import type { ThrottlerStorage } from '@nestjs/throttler';
 import { PGlite } from '@electric-sql/pglite';
+import knex, { type Knex } from 'knex';
 import { install, installSql, RateLimitStore, RateLimitThrottlerStorage } from 'ratelimit-store';
 
 const pool = { query: async () => ({ rows: [] }) };
@@ -19,5 +20,6 @@ const text: string = installSql({ schema: 'limits' });
 installSql({ schema: 7 });
 // @ts-expect-error
 install({});
-export const installed: Promise<void>[] = [install(pool), install(new PGlite(), { schema: text })];
+export const installed: Promise<void>[] = [install(pool), install(new PGlite(), { schema: text }), install(knex({ client: 'pg' }))];
+export const migration: { up(knex: Knex): Promise<void> } = { up: (knex) => install(knex) };
 export default storage;

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import time
 from collections.abc import Generator
 from hashlib import sha256
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -35,13 +35,22 @@ _MAX_LOG = 10_000
 # it, which is then less than a hit.
 _MAX_UNTOLD = 10**8
 
-_NOW = "extract(epoch FROM clock_timestamp())::float8"
+# The limiter's clock in epoch seconds: what a test has set (a time, or milliseconds), or the server's.
+_CLOCK = "current_setting('ratelimit.clock', true)"
+_NOW = f"""
+    CASE WHEN coalesce({_CLOCK}, '') = '' THEN extract(epoch FROM clock_timestamp())::float8
+         WHEN {_CLOCK} ~ '^[-+.0-9eE]+$' THEN {_CLOCK}::float8 / 1000
+         ELSE extract(epoch FROM {_CLOCK}::timestamptz)::float8 END"""
 _INCR = """
     SELECT capacity - remaining + CASE WHEN ok THEN 0 ELSE %(denied)s END
     FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => %(config)s::jsonb)"""
+# And the seconds until the window ends, or a key that is blocked may call again: a span, since the application's clock
+# may show another time.
 _GET = f"""
     SELECT capacity - remaining,
-           CASE WHEN remaining < capacity THEN extract(epoch FROM reset_at)::float8 ELSE {_NOW} END
+           CASE WHEN NOT ok THEN coalesce(retry_after, (%(config)s::jsonb ->> 'period')::float8 / 1000)
+                WHEN remaining < capacity THEN extract(epoch FROM reset_at)::float8 - {_NOW}
+                ELSE 0 END
     FROM rl_check(%(name)s, %(key)s, config => %(config)s::jsonb)"""
 _TAKE = "SELECT ok FROM rl_limit(%(name)s, %(key)s, %(amount)s, config => %(config)s::jsonb)"
 _READ = f"SELECT rl_state(%(name)s, %(key)s, %(config)s::jsonb), {_NOW}"
@@ -74,7 +83,7 @@ def _until(deadline: float, connection: Any, steps: Generator[Any, Any, Any]) ->
         wanted = next(steps)
         while True:
             ready = yield wanted
-            if not ready and monotonic() > deadline:
+            if not ready and time.monotonic() > deadline:
                 connection.pgconn.finish()
                 raise psycopg.OperationalError("the database did not answer in time: the connection was closed")
             wanted = steps.send(ready)
@@ -87,7 +96,7 @@ def _impatient(connection_class: type[Any], timeout: float) -> type[Any]:
 
     class Impatient(connection_class):  # type: ignore[misc]
         def wait(self, steps: Any, *arguments: Any, **others: Any) -> Any:
-            return super().wait(_until(monotonic() + timeout, self, steps), *arguments, **others)
+            return super().wait(_until(time.monotonic() + timeout, self, steps), *arguments, **others)
 
     return Impatient
 
@@ -125,9 +134,14 @@ def _counter_rate(limit: int) -> float:
     return (limit + 1) * (1 - 2e-9)  # by more than what the extension tolerates
 
 
+def _here(seconds: float) -> float:
+    """A time so many seconds ahead by this process's clock, to which limits and the frameworks compare it."""
+    return time.time() + seconds
+
+
 def _moving_window(state: dict[str, Any] | None, now: float, expiry: int) -> tuple[float, int]:
     taken = [ms / 1000 for ms in state["log"] if ms / 1000 > now - expiry] if state else []
-    return taken[0] if taken else now, len(taken)
+    return _here(taken[0] - now if taken else 0), len(taken)
 
 
 def _sliding_window(state: dict[str, Any] | None, now: float, expiry: int) -> tuple[int, float, int, float]:
@@ -140,7 +154,8 @@ def _sliding_window(state: dict[str, Any] | None, now: float, expiry: int) -> tu
         elif passed == 1:
             previous = int(state["value"])
     left = min(begin + expiry - now, expiry)
-    return previous, left if previous else 0.0, current, left + expiry
+    # Of two whole windows limits would take none to be left.
+    return previous, left if previous else 0.0, current, min(left, expiry - 1e-6) + expiry
 
 
 def _told(key: str) -> tuple[int, int] | None:
@@ -300,7 +315,7 @@ class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCount
         return int(self._row(_GET, _FIXED, key, **self._window(key))[0])
 
     def get_expiry(self, key: str) -> float:
-        return float(self._row(_GET, _FIXED, key, **self._window(key))[1])
+        return _here(float(self._row(_GET, _FIXED, key, **self._window(key))[1]))
 
     def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""
@@ -380,7 +395,7 @@ class AsyncRateLimitStorage(_Shared, aio.Storage, aio.MovingWindowSupport, aio.S
         return int((await self._row(_GET, _FIXED, key, **self._window(key)))[0])
 
     async def get_expiry(self, key: str) -> float:
-        return float((await self._row(_GET, _FIXED, key, **self._window(key)))[1])
+        return _here(float((await self._row(_GET, _FIXED, key, **self._window(key)))[1]))
 
     async def check(self) -> bool:
         """Whether the database answers, and lets the role limit."""

@@ -42,6 +42,8 @@ pub enum PgError {
     ReadOnly {
         /// The function's name, with its parentheses.
         call: String,
+        /// Whether that is because the server is a standby, or recovers.
+        is_standby: bool,
     },
 }
 

@@ -1,8 +1,69 @@
-//! Work under other settings than the session's.
+//! Work under other settings than the session's, and what PostgreSQL keeps of a setting.
 
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
+
+use crate::values::utf8;
+
+/// A setting, as PostgreSQL keeps it: there as long as the session.
+#[derive(Clone, Copy)]
+pub struct Setting(*mut pg_sys::config_generic);
+
+impl Setting {
+    /// Finds a setting by its name.
+    pub fn find(name: &CStr) -> Option<Setting> {
+        // SAFETY: reads PostgreSQL's list, whose records have a name.
+        unsafe {
+            #[cfg(feature = "pg15")]
+            let found = {
+                let count = pg_sys::GetNumConfigOptions() as usize;
+                let all = std::slice::from_raw_parts(pg_sys::get_guc_variables(), count);
+                *all.iter().find(|&&setting| CStr::from_ptr((*setting).name) == name)?
+            };
+            #[cfg(not(feature = "pg15"))]
+            let found = pg_sys::find_option(name.as_ptr(), false, true, 0);
+            (!found.is_null()).then_some(Setting(found))
+        }
+    }
+
+    /// Makes a setting that any role could set one that only superusers set, and roles with GRANT SET. The values that
+    /// it has stay, whoever set them.
+    pub fn restrict(self) {
+        // SAFETY: the record is the session's own.
+        unsafe { (*self.0).context = pg_sys::GucContext::PGC_SUSET };
+    }
+
+    /// Returns the role that set the value in force, quoted for SQL, if only [restricted](Setting::restrict) roles may
+    /// and this is none of them.
+    pub fn refused_role(self) -> Option<String> {
+        use pg_sys::GucContext::{PGC_BACKEND, PGC_USERSET};
+        // SAFETY: reads the record and the catalogs, in a transaction.
+        unsafe {
+            let setting = &*self.0;
+            // As set_config_option does for such a setting.
+            if !matches!(setting.scontext, PGC_USERSET | PGC_BACKEND)
+                || pg_sys::pg_parameter_aclcheck(
+                    setting.name,
+                    setting.srole,
+                    pg_sys::ACL_SET.into(),
+                ) == pg_sys::AclResult::ACLCHECK_OK
+            {
+                return None;
+            }
+            let role = pg_sys::GetUserNameFromId(setting.srole, true);
+            let role =
+                if role.is_null() { c"" } else { CStr::from_ptr(pg_sys::quote_identifier(role)) };
+            Some(utf8(role.to_bytes()).into_owned())
+        }
+    }
+}
+
+/// Whether this is a worker of a parallel query, into which the leader's settings are copied.
+pub fn is_parallel_worker() -> bool {
+    // SAFETY: reads the session's state.
+    unsafe { pg_sys::ParallelWorkerNumber >= 0 }
+}
 
 /// Runs `work` under these settings; after an error the abort of the (sub)transaction restores the
 /// session's, as everywhere in Postgres.

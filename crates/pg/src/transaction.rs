@@ -130,7 +130,8 @@ pub fn refuse_read_only_call(function: pg_sys::Oid) -> Result<()> {
         let name = pg_sys::get_func_name(function);
         if name.is_null() { c"a function" } else { CStr::from_ptr(name) }
     };
-    Err(PgError::ReadOnly { call: format!("{}()", utf8(name.to_bytes())) })
+    let call = format!("{}()", utf8(name.to_bytes()));
+    Err(PgError::ReadOnly { call, is_standby: is_in_recovery() })
 }
 
 /// Refuses a call that writes in a read-only transaction, in recovery, or in a parallel query. Raises

@@ -220,6 +220,27 @@ pub unsafe fn table_tuple_fetch_row_version(
     unsafe { access_method!(table, tuple_fetch_row_version(table, tid, snapshot, slot)) }
 }
 
+/// Fetches the version at a tuple id into a slot, whoever sees it, and deforms its first columns; false if there is none.
+///
+/// # Safety
+/// As [`table_tuple_fetch_row_version`].
+pub unsafe fn fetch_version(
+    table: Relation,
+    tid: &mut ItemPointerData,
+    slot: *mut TupleTableSlot,
+    columns: usize,
+) -> bool {
+    // SAFETY: as the caller says; the snapshot is static, and every version is visible to it.
+    unsafe {
+        let any = &raw mut SnapshotAnyData;
+        let found = table_tuple_fetch_row_version(table, tid, any, slot);
+        if found {
+            slot_getsomeattrs_int(slot, columns as c_int);
+        }
+        found
+    }
+}
+
 /// Whether the version in a slot is visible to a snapshot.
 ///
 /// # Safety

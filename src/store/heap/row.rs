@@ -86,6 +86,8 @@ pub fn tuple_id((block, offset): (pg_sys::BlockNumber, u16)) -> pg_sys::ItemPoin
 /// table's owner may have written, in Postgres memory.
 pub struct TextDatum {
     short: Short,
+    /// Of [`short`](TextDatum::short), with its header.
+    size: usize,
     long: Option<pg_sys::Datum>,
 }
 
@@ -106,9 +108,17 @@ impl TextDatum {
             std::ptr::copy_nonoverlapping(text.as_ptr(), bytes.as_mut_ptr().cast(), length);
         }
         // SET_VARSIZE.
-        let size = (length + 4) as u32;
-        let header = if cfg!(target_endian = "big") { size & 0x3fff_ffff } else { size << 2 };
-        TextDatum { short: Short { header, bytes }, long }
+        let size = length + 4;
+        let bits = size as u32;
+        let header = if cfg!(target_endian = "big") { bits & 0x3fff_ffff } else { bits << 2 };
+        TextDatum { short: Short { header, bytes }, size, long }
+    }
+
+    /// Whether a value of this text may be stored otherwise than it is: TOAST compresses and moves no value of so few
+    /// bytes as a pointer of its own takes (toast_tuple_find_biggest_attribute).
+    pub fn may_be_toasted(&self) -> bool {
+        const POINTER: usize = 24; // MAXALIGN(TOAST_POINTER_SIZE)
+        self.long.is_some() || self.size > POINTER
     }
 
     /// Returns the datum, valid as long as the text stays where it is.

@@ -12,6 +12,9 @@ use super::{own, raw, roots};
 use crate::schema::error::Result;
 use crate::schema::unaltered_table::COLUMNS;
 
+/// Name and key, the first columns.
+const KEY_COLUMNS: usize = 2;
+
 impl Heap {
     /// Locks the newest version of a row, `found` being one of its versions; `None` if it is gone, has
     /// another primary key now, or, without `wait`, if it is locked or was updated meanwhile.
@@ -79,11 +82,23 @@ impl Heap {
         let Some(mut old) = version.tid.map(tuple_id) else { return false };
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
+        let stored_otherwise = name.may_be_toasted() || key.may_be_toasted();
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId). The
-        // tuple is formed of the table's columns; an index entry is inserted unless the update is HOT.
+        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId), so that the version
+        // can be fetched. Its name and key, the first two columns, are never NULL; as they are stored they stand on
+        // its page, which is pinned until the slot is cleared, after their last use here. What they point to in TOAST
+        // is that version's, which this snapshot keeps, and then also the new version's: heap_update is given both,
+        // and keeps what neither changes. The tuple is formed of the table's columns; an index entry is inserted
+        // unless the update is HOT.
         let (done, new, entered) = unsafe {
             guarded(|| {
+                if stored_otherwise {
+                    let (table, slot) = (self.table, self.fetched);
+                    if !raw::fetch_version(table, old, slot, KEY_COLUMNS) {
+                        return (false, *old, false);
+                    }
+                    std::ptr::copy_nonoverlapping((*slot).tts_values, values, KEY_COLUMNS);
+                }
                 let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
                 raw::ExecStoreHeapTuple(tuple, self.written, true);
                 let (result, enter) = raw::table_tuple_update(self.table, old, self.written);
@@ -93,6 +108,7 @@ impl Heap {
                     self.insert_index(values, nulls, &mut new, true);
                 }
                 raw::clear(self.written);
+                raw::clear(self.fetched);
                 raw::CommandCounterIncrement();
                 (done, new, enter)
             })

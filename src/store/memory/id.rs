@@ -7,6 +7,7 @@ use pgrx::pg_sys;
 use ratelimit_limiter::ports::{Id, Room};
 use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 
+use super::{Memory, databases};
 use crate::schema::catalog;
 
 /// The same in the room of configs in calls, where it is the current role's.
@@ -34,21 +35,30 @@ struct Named {
 }
 
 /// Where a name is from.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub struct Scope {
     database: u32,
+    /// The number of the extension, mixed with the [incarnation](databases::incarnation) of the database: to whoever
+    /// is in a database of the same number, what an earlier one left is that of a dropped extension.
     extension: u32,
 }
 
 impl Scope {
-    /// This database, and its extension.
-    pub fn new(extension: pg_sys::Oid) -> Scope {
+    /// This database, and its extension. In a transaction, and not under a lock.
+    #[inline]
+    pub fn new(memory: &Memory, extension: pg_sys::Oid) -> Scope {
+        let extension = u32::from(extension) ^ databases::incarnation(memory.databases);
         // SAFETY: constant in a session.
-        Scope { database: unsafe { pg_sys::MyDatabaseId }.into(), extension: extension.into() }
+        Scope { database: unsafe { pg_sys::MyDatabaseId }.into(), extension }
     }
 
-    /// The scope of these numbers.
+    /// The database.
+    pub fn database(self) -> pg_sys::Oid {
+        self.database.into()
+    }
+
+    /// The scope of these [numbers](Scope::numbers).
     pub fn of([database, extension]: [u32; 2]) -> Scope {
         Scope { database, extension }
     }
@@ -58,7 +68,7 @@ impl Scope {
         Scope { database: (number >> 32) as u32, extension: number as u32 }
     }
 
-    /// Database and extension.
+    /// Database and extension, as they are told apart here.
     pub fn numbers(self) -> [u32; 2] {
         [self.database, self.extension]
     }

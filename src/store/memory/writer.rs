@@ -11,6 +11,7 @@ use std::time::Duration;
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
 
+use super::Memory;
 use super::id::Scope;
 use super::saved::{NONE, SAVES, SavedMemory, WAITS, Writer};
 use crate::schema::catalog::{self, Catalog};
@@ -32,8 +33,7 @@ const PATIENCE: Micros = Micros(10_000_000);
 /// Where the keys of a database and extension are saved.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin {
-    database: pg_sys::Oid,
-    extension: pg_sys::Oid,
+    scope: Scope,
     /// An SQL function of the extension, by which its tables are found.
     pub function: pg_sys::Oid,
     /// The table of the rows.
@@ -50,40 +50,40 @@ thread_local! {
 }
 
 impl Origin {
-    /// This database and its extension.
-    pub fn new(catalog: &Catalog, function: pg_sys::Oid) -> Origin {
-        // SAFETY: constant in a session.
-        let database = unsafe { pg_sys::MyDatabaseId };
-        Origin { database, extension: catalog.extension, function, table: catalog.rate_limits.oid }
+    /// This database and its extension; see [`Scope::new`].
+    pub fn new(memory: &Memory, catalog: &Catalog, function: pg_sys::Oid) -> Origin {
+        let scope = Scope::new(memory, catalog.extension);
+        Origin { scope, function, table: catalog.rate_limits.oid }
     }
 
     /// Whose keys they are.
     pub fn scope(&self) -> Scope {
-        Scope::of([self.database.to_u32(), self.extension.to_u32()])
-    }
-
-    /// Whose keys those of the extension are that there is now; of none, nobody's.
-    pub fn scope_now(&self) -> Scope {
-        Scope::of([self.database.to_u32(), catalog::extension().to_u32()])
+        self.scope
     }
 
     /// The database.
     pub fn database(&self) -> pg_sys::Oid {
-        self.database
+        self.scope.database()
     }
 
     /// As a worker is given it.
     fn to_text(self) -> String {
-        let [database, extension] = [self.database, self.extension].map(pg_sys::Oid::to_u32);
+        let [database, extension] = self.scope.numbers();
         format!("{database} {extension} {} {}", self.function.to_u32(), self.table.to_u32())
     }
 
     /// From what a worker was given; `None`: nothing that `to_text` wrote.
     pub fn of_text(text: &str) -> Option<Origin> {
-        let mut oids = text.split(' ').map(|number| number.parse::<u32>().map(pg_sys::Oid::from));
-        let mut next = || oids.next()?.ok();
-        Some(Origin { database: next()?, extension: next()?, function: next()?, table: next()? })
+        let mut numbers = text.split(' ').map(str::parse::<u32>);
+        let mut next = || numbers.next()?.ok();
+        let scope = Scope::of([next()?, next()?]);
+        Some(Origin { scope, function: next()?.into(), table: next()?.into() })
     }
+}
+
+/// Whose keys those of the extension are that there is now in this database; of none, nobody's. In a transaction.
+pub fn scope_now(memory: &Memory) -> Scope {
+    Scope::new(memory, catalog::extension())
 }
 
 /// Sets what saves at the end of a session; called once, when the library is loaded.

@@ -47,6 +47,7 @@ SELECT shown('ALTER TABLE rateLimits ADD COLUMN note text');
 SELECT shown('ALTER TABLE rateLimits REPLICA IDENTITY FULL');
 SELECT shown('ALTER TABLE rateLimits SET UNLOGGED');
 SELECT shown('CREATE TABLE below () INHERITS (rateLimits)');
+SELECT shown('ALTER TABLE rateLimits SET (user_catalog_table = true)');
 -- A publication that only takes updates which say which row they are of.
 SELECT shown('CREATE PUBLICATION p FOR TABLE rateLimits WHERE (shard = 0)');
 SELECT shown('CREATE PUBLICATION p FOR TABLE rateLimits WHERE (value < 1e9)');

@@ -117,17 +117,89 @@ SELECT error_of('SET ratelimit.clock = 0');
 SHOW ratelimit.clock;
 RESET ROLE;
 REVOKE SET ON PARAMETER ratelimit.clock FROM regress_rl_clock;
--- Also where the setting is made before the library is loaded: it is void then.
+SELECT error_of('SELECT rl_check(''cl'')', true);
+RESET ratelimit.clock;
+-- Also where it is set before the library is loaded, which PostgreSQL doesn't check: no call then takes the server's
+-- clock for it, as long as the setting lasts.
 ALTER ROLE regress_rl_clock LOGIN;
-GRANT EXECUTE ON FUNCTION rl_check TO regress_rl_clock;
+GRANT EXECUTE ON FUNCTION rl_check, rl_limit, rl_define TO regress_rl_clock;
+SELECT rl_define('cl/real', rl_token_bucket(10, '1 minute')) AS defined;
+CREATE TABLE posts (author text);
+CREATE TRIGGER limit_posts BEFORE INSERT ON posts FOR EACH ROW EXECUTE FUNCTION rl_trigger('cl/real', 'key=author');
+GRANT INSERT ON posts TO regress_rl_clock;
+CREATE VIEW real AS
+SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS clock FROM rl_check('cl/real', 'new');
+GRANT SELECT ON real TO regress_rl_clock;
 \set me :USER
+-- SET LOCAL, to the end of its transaction.
+\c - regress_rl_clock
+BEGIN;
+SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT * FROM rl_check('cl/real');
+ROLLBACK;
+SELECT clock FROM real;
+-- In a savepoint, to its end.
+\c - regress_rl_clock
+BEGIN;
+SAVEPOINT s;
+SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00';
+SELECT error_of('SELECT rl_check(''cl/real'')');
+ROLLBACK TO s;
+SELECT clock FROM real;
+COMMIT;
+-- SET, in every call, until the session is reset. Other queries don't mind, in parallel neither.
 \c - regress_rl_clock
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
-SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS now FROM rl_check('cl', 'new');
+SELECT call, error_of(call) FROM unnest(ARRAY['SELECT rl_limit(''cl/real'')', 'SELECT rl_check(''cl/real'')',
+    'SELECT rl_define(''cl/real'', rl_unlimited())', 'INSERT INTO posts VALUES (''ada'')']) call;
 SHOW ratelimit.clock;
+SELECT error_of('RESET ratelimit.clock');
+SELECT set_config(name, 'on', false) AS parallel FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query');
+SELECT count(*) > 0 AS counted FROM pg_class;
+RESET ALL;
+SELECT clock FROM real;
+-- Under a value of the transaction's own that is allowed, as that of the session is not.
+\c - regress_rl_clock
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
+BEGIN;
+SET LOCAL ratelimit.clock = '';
+SELECT clock FROM real;
+COMMIT;
+SELECT error_of('SELECT rl_check(''cl/real'')');
+DISCARD ALL;
+SELECT clock FROM real;
+-- By the options of a connection: it counts who sets it, not who calls.
+\c - :me
+\c -reuse-previous=on "options='-c ratelimit.clock=0'"
+SET ROLE regress_rl_clock;
+SELECT extract(epoch FROM reset_at)::int AS reset_at FROM rl_check('cl/real', 'new');
+\c - regress_rl_clock
+SELECT error_of('SELECT rl_check(''cl/real'')');
+\c - :me
+GRANT SET ON PARAMETER ratelimit.clock TO regress_rl_clock;
+\c - regress_rl_clock
+SELECT extract(epoch FROM reset_at)::int AS reset_at FROM rl_check('cl/real', 'new');
+\c -reuse-previous=on "options=''"
+\c - :me
+REVOKE SET ON PARAMETER ratelimit.clock FROM regress_rl_clock;
+-- Set for the role by who may.
+ALTER ROLE regress_rl_clock SET ratelimit.clock = 0;
+\c - regress_rl_clock
+SELECT extract(epoch FROM reset_at)::int AS reset_at FROM rl_check('cl/real', 'new');
+-- What is no time, of anybody's.
 \c - :me
 SET ratelimit.clock = 'nonsense';
-SELECT reset_at BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() + interval '1 ms' AS now FROM rl_check('cl', 'new');
-REVOKE EXECUTE ON FUNCTION rl_check FROM regress_rl_clock;
+SELECT * FROM rl_check('cl/real');
+\echo :SQLSTATE
+BEGIN;
+SET LOCAL ratelimit.clock = 0;
+SELECT extract(epoch FROM reset_at)::int AS reset_at FROM rl_check('cl/real', 'new');
+COMMIT;
+SELECT error_of('SELECT rl_check(''cl/real'')');
+RESET ratelimit.clock;
+SELECT clock FROM real;
+DROP VIEW real;
+DROP TABLE posts;
+DROP OWNED BY regress_rl_clock;
 DROP ROLE regress_rl_clock;
 DROP FUNCTION at_four;

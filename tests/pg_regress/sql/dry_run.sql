@@ -14,6 +14,9 @@ SELECT name, result.* FROM unnest(ARRAY['dry', 'dry/memory']) name, rl_check(nam
 SELECT rl_headers('dry', rl_check('dry', 'a')), rl_headers('dry', rl_limit('dry', 'a'));
 SELECT ok FROM rl_limit('dry', 'a', throws => true);
 SELECT ok FROM rl_check('dry', 'a', throws => true);
+-- rl_status tells it, too.
+SELECT name, remaining, retry_at, limited FROM rl_status(key => 'a') WHERE name LIKE 'dry%';
+SELECT remaining, limited FROM rl_status('dry/memory', 'a');
 -- A reservation that is allowed still tells its wait; one that is not passes.
 SELECT ok, retry_after, remaining FROM rl_limit('dry', 'b', 3, reserve => true);
 SELECT rl_define('dry/debt', dry(rl_token_bucket(2, '1 day', max_reserved => 1)));

@@ -7,7 +7,7 @@ SELECT rl_define('over', rl_fixed_window(10, '1 hour', start => '2027-01-01 00:0
 CREATE VIEW over AS SELECT unnest(ARRAY['over', 'over/roll', 'over/month', 'over/memory']) AS name;
 SELECT name, ok, retry_after, remaining, capacity, reset_at FROM over, rl_limit(name, 'a', 8);
 SELECT name, ok, retry_after, remaining, capacity, reset_at FROM over, rl_limit(name, 'a', 8);
-SELECT name, ok, remaining FROM over, rl_limit(name, 'a', 25, reserve => true);
+SELECT name, ok, retry_at, remaining FROM over, rl_limit(name, 'a', 25, reserve => true);
 SELECT name, ok, remaining FROM over, rl_check(name, 'a', 1000);
 SELECT name, ok, remaining FROM over, rl_limit(name, 'a', 0);
 SELECT name, remaining, limited FROM over, LATERAL rl_status(over.name, 'a') AS status (n, k, kind, remaining, capacity, retry_at, as_of, shards, limited);

@@ -2,11 +2,14 @@
 // for the schema "limits".
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { readFile } from 'node:fs/promises';
-import { fileURLToPath } from 'node:url';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { fileURLToPath, pathToFileURL } from 'node:url';
 import { after, before, test } from 'node:test';
 import { promisify } from 'node:util';
 
+import knex from 'knex';
+import { runner } from 'node-pg-migrate';
 import pg from 'pg';
 
 import { install, installSql } from 'ratelimit-store';
@@ -87,6 +90,68 @@ test('a migration installs it, keeps what is there, and takes it back', async (c
     await client.query('DROP SCHEMA ratelimit CASCADE');
     assert.equal(await take(client, 'others'), 0, 'and needs nothing of the first');
     await client.query('DROP SCHEMA others CASCADE');
+});
+
+/** What a migration tool has installed works and is the file, whatever the tool makes of a ?, a ; or a $; then it is removed. */
+async function installedBy(context, tool) {
+    const client = await connect(context);
+    const functions = async () => {
+        const text = "SELECT proname, md5(prosrc) AS source FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace ORDER BY 1, 2";
+        return (await client.query(text)).rows;
+    };
+    await tool.up();
+    assert.equal(await take(client, 'ratelimit'), 1);
+    const got = await functions();
+    await tool.down();
+    assert.deepEqual(await schemas(client), []);
+    await install(client);
+    const expected = await functions();
+    await client.query('DROP SCHEMA ratelimit CASCADE');
+    assert.ok(expected.length > 50);
+    assert.deepEqual(got, expected);
+}
+const folderOf = async (context, files) => {
+    const folder = await mkdtemp(`${tmpdir()}/migrations.`);
+    context.after(() => rm(folder, { recursive: true }));
+    for (const [name, text] of Object.entries(files)) await writeFile(`${folder}/${name}`, text);
+    return folder;
+};
+const PACKAGE = pathToFileURL(`${source}/index.cjs`);
+
+test('in a migration of Knex', async (context) => {
+    const folder = await folderOf(context, {
+        '1_limits.mjs': `import { install } from '${PACKAGE}';
+            export const up = (knex) => install(knex);
+            export const down = (knex) => knex.raw('DROP SCHEMA ratelimit CASCADE');`,
+    });
+    const connection = { ...OWNER, host: process.env.PGHOST, port: Number(process.env.PGPORT) };
+    const database = knex({ client: 'pg', connection, migrations: { directory: folder, loadExtensions: ['.mjs'] } });
+    context.after(() => database.destroy());
+    await installedBy(context, { up: () => database.migrate.latest(), down: () => database.migrate.rollback() });
+    await install(database, { schema: 'others' });
+    assert.equal(await take(await connect(context), 'others'), 1);
+    await database.raw('DROP SCHEMA others CASCADE');
+});
+
+test('in a migration of node-pg-migrate', async (context) => {
+    const dir = await folderOf(context, {
+        '1_limits.mjs': `import { installSql } from '${PACKAGE}';
+            export const up = (pgm) => pgm.sql(installSql());
+            export const down = (pgm) => pgm.dropSchema('ratelimit', { cascade: true });`,
+    });
+    const run = (direction) => runner({ databaseUrl: OWNER, dir, direction, migrationsTable: 'migrations', log() {} });
+    await installedBy(context, { up: () => run('up'), down: () => run('down') });
+});
+
+const { DBMATE } = process.env;
+test('in a migration of dbmate, by what the command prints', { skip: !DBMATE }, async (context) => {
+    const { stdout } = await command(['install', '--print']);
+    const text = `-- migrate:up\n${stdout}-- migrate:down\nDROP SCHEMA ratelimit CASCADE;\n`;
+    const folder = await folderOf(context, { '1_limits.sql': text });
+    const url = `postgres://${OWNER.user}@/${OWNER.database}?socket=${process.env.PGHOST}&port=${process.env.PGPORT}`;
+    const options = ['--url', url, '--migrations-dir', folder, '--schema-file', `${folder}/schema`];
+    const run = (what) => promisify(execFile)(DBMATE, [...options, what]);
+    await installedBy(context, { up: () => run('up'), down: () => run('down') });
 });
 
 test('the command installs, by variables or URL, and prints', async (context) => {

@@ -1,0 +1,69 @@
+// A restart of the server while an application has a transaction open: with the README's listeners it lives on.
+import assert from 'node:assert/strict';
+import { execFile, spawn } from 'node:child_process';
+import { readFile } from 'node:fs/promises';
+import { fileURLToPath } from 'node:url';
+import { test } from 'node:test';
+import { promisify } from 'node:util';
+
+const source = fileURLToPath(new URL('../..', import.meta.url));
+/** What restarts the server of PGHOST: a program and its arguments. */
+const [restart, ...how] = process.env.RATELIMIT_RESTART.split(' ');
+
+const readme = await readFile(`${source}/README.md`, 'utf8');
+const [, example] = /```js\n(.*?)\n```/s.exec(readme);
+// Its pool and the listeners.
+const begin = example.slice(example.indexOf('const pool'), example.indexOf('const app'));
+const [pool, ...listeners] = begin.split('\n').filter((line) => line && !line.startsWith('//'));
+const program = (lines) => `
+    import pg from 'pg';
+    import { RateLimitStore } from 'ratelimit-store';
+    ${lines.join('\n')}
+    const open = (pool) => {
+        const store = new RateLimitStore({ pool, name: \`restart \${process.pid}\` });
+        store.init({ limit: 3, windowMs: 600_000 });
+        return store;
+    };
+    const store = open(pool);
+    await store.increment('key');
+    const client = await pool.connect();
+    await client.query('BEGIN');
+    await open(client).increment('other');
+    process.stdout.write('open\\n');
+    await new Promise((resolve) => process.stdin.once('data', resolve));
+    const failed = await client.query('COMMIT').then(() => false, () => true);
+    client.release(true);
+    const { totalHits } = await store.increment('key');
+    process.stdout.write(JSON.stringify({ failed, totalHits, other: (await store.get('other')) ?? null }));
+    await pool.end();
+    process.exit(0);`;
+
+/** Runs such a program over a restart of the server; its code, and what it has printed. */
+async function over(lines) {
+    const child = spawn(process.execPath, ['--input-type=module', '-e', program(lines)], { cwd: source });
+    let [out, log] = ['', ''];
+    child.stdout.on('data', (data) => (out += data));
+    child.stderr.on('data', (data) => (log += data));
+    const ended = new Promise((resolve) => child.once('close', resolve));
+    while (out !== 'open\n') {
+        assert.equal(child.exitCode, null, log);
+        await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+    await promisify(execFile)(restart, how);
+    child.stdin.on('error', () => {}); // if it has ended
+    child.stdin.end('go on\n');
+    return { code: await ended, out: out.slice('open\n'.length), log };
+}
+
+test('a restart in mid-transaction fails that transaction, and the application lives on', async () => {
+    const { code, out, log } = await over([pool, ...listeners]);
+    assert.equal(code, 0, log);
+    assert.deepEqual(JSON.parse(out), { failed: true, totalHits: 2, other: null });
+    assert.match(log, /^terminating connection/m);
+});
+
+test('without the listener of each client it ends', async () => {
+    const { code, log } = await over([pool, ...listeners.filter((line) => !line.includes("'connect'"))]);
+    assert.equal(code, 1);
+    assert.match(log, /Unhandled 'error' event/);
+});

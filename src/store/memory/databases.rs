@@ -1,0 +1,100 @@
+//! Tells a database from another one that had its number before, as CREATE DATABASE … OID gives it again. A clone of the
+//! same template also has the number of its extension from there, and would find the states of the dropped database.
+//!
+//! PostgreSQL keeps nothing that tells them apart: all that is in a database is the template's, and its row in
+//! pg_database is another one after each ALTER DATABASE, too. But each CREATE DATABASE, by either strategy, and on a
+//! standby as well, writes a new file PG_VERSION into the database's directory, which nobody changes. When that was is
+//! the mark of a database, read once in each session: whoever is connected keeps it from being dropped or moved. Not
+//! the number of the file (inode), which some file systems give anew, nor when its metadata changed (ctime), as with
+//! the hard links of a backup.
+//!
+//! ALTER DATABASE … SET TABLESPACE copies the directory, and so makes another mark. A database that is in another
+//! tablespace than before, and whose row has been updated since it was created, is taken for the moved one, which keeps
+//! its states. Where it was moved back again meanwhile, it is a new one.
+
+use std::cell::Cell;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use pgrx::pg_sys;
+use ratelimit_memory::Guarded;
+use xxhash_rust::xxh64::xxh64;
+
+use super::SessionLock;
+use crate::schema::catalog;
+
+/// How many databases are known, so that they can be moved.
+const KNOWN: usize = 64;
+
+/// The databases that are known, in shared memory.
+pub type Databases = Guarded<SessionLock, [Known; KNOWN]>;
+
+/// A database as a session has seen it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Known {
+    /// Its number; 0: the place is free.
+    database: u32,
+    tablespace: u32,
+    mark: u64,
+    /// What its states are found by.
+    incarnation: u32,
+}
+
+thread_local! {
+    /// That of this session's database.
+    static INCARNATION: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// The incarnation of this session's database: another one than that of any database that had its number before, but
+/// for one in four billions. Asks Postgres at first, so in a transaction, and not under a lock.
+#[inline]
+pub fn incarnation(databases: &Databases) -> u32 {
+    INCARNATION.get().unwrap_or_else(|| look(databases))
+}
+
+/// Finds out which one it is.
+#[cold]
+fn look(databases: &Databases) -> u32 {
+    // SAFETY: constant in a session, which is connected to a database.
+    let (database, tablespace) = unsafe { (pg_sys::MyDatabaseId, pg_sys::MyDatabaseTableSpace) };
+    let (mark, is_altered) = (mark(), catalog::is_database_altered(database));
+    // Its low half.
+    let new = mark as u32;
+    let now =
+        Known { database: database.into(), tablespace: tablespace.into(), mark, incarnation: new };
+    let incarnation = {
+        let mut databases = databases.write();
+        let is_it = |known: &&mut Known| known.database == now.database;
+        let found = match databases.iter_mut().find(is_it) {
+            Some(found) => Some(found),
+            None => databases.iter_mut().find(|known| known.database == 0),
+        };
+        found.map_or(new, |found| {
+            let is_moved = found.tablespace != now.tablespace && is_altered;
+            let is_same = found.database == now.database && (found.mark == mark || is_moved);
+            let incarnation = if is_same { found.incarnation } else { new };
+            *found = Known { incarnation, ..now };
+            incarnation
+        })
+    };
+    INCARNATION.set(Some(incarnation));
+    incarnation
+}
+
+/// The mark of this session's database; one for all where it can't be read.
+fn mark() -> u64 {
+    // SAFETY: set when a session connects, and never changed; relative to the data folder, in which it runs.
+    let folder = unsafe {
+        let path = pg_sys::DatabasePath;
+        if path.is_null() { c"" } else { CStr::from_ptr(path) }
+    };
+    let file = Path::new(OsStr::from_bytes(folder.to_bytes())).join("PG_VERSION");
+    let written = std::fs::metadata(file).map(|file| [file.mtime(), file.mtime_nsec()]);
+    written.map_or(0, |written| {
+        let [seconds, nanos] = written.map(i64::to_ne_bytes);
+        xxh64(&nanos, xxh64(&seconds, 0))
+    })
+}
