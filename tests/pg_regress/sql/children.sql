@@ -41,7 +41,7 @@ INSERT INTO calls (call) VALUES
     ('SELECT rl_reset_all(''parent/wide'')'),
     ('SELECT rl_reset_all(''parent'')'),
     ('SELECT ok, remaining FROM rl_limit(''parent'', ''k'')'),
-    ('SELECT rl_prune() > 0 AS pruned FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)');
+    ('SELECT rl_prune() FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)');
 -- What the calls answer, one after the other; then all of it is rolled back. And what they have locked.
 CREATE FUNCTION answers(children regclass[]) RETURNS TABLE (answers text[], locks bigint, changes bigint) LANGUAGE plpgsql AS $$
 DECLARE
@@ -67,7 +67,8 @@ EXCEPTION WHEN SQLSTATE 'RB000' THEN
 END
 $$;
 CREATE TABLE outcomes AS SELECT 'no child' AS children, * FROM answers('{}');
-SELECT unnest(answers) FROM outcomes;
+-- But for what rl_prune deletes of other tests.
+SELECT unnest(trim_array(answers, 1)) FROM outcomes;
 CREATE TABLE child () INHERITS (rateLimits);
 CREATE TABLE child_config () INHERITS (rl_config);
 CREATE TABLE child_blocks () INHERITS (rl_blocks);
