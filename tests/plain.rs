@@ -18,3 +18,5 @@ mod real_clock;
 #[path = "plain/rights.rs"]
 mod rights;
 mod rl_calculate;
+#[path = "plain/rows.rs"]
+mod rows;

@@ -18,7 +18,7 @@ DECLARE
         nanoseconds?|nanos?|nsecs?|ns}';
     micros_of CONSTANT numeric[] := '{3600000000,60000000,1000000,1000,1,0.001}';
     space CONSTANT text := format('[ %s%s%s%s]', chr(9), chr(10), chr(12), chr(13));
-    rest text := regexp_replace(given, format('^[+]|%s+$', space), '', 'g');
+    rest text := regexp_replace(given, '^[+]', '');
     part text[];
     unit int := 0;
     found int;
@@ -35,6 +35,7 @@ BEGIN
         RETURN;
     END IF;
     months := 0; days := 0; micros := 0;
+    rest := regexp_replace(rest, space || '+$', '');
     LOOP
         -- The time of a day comes last, after units that are larger, if any.
         part := regexp_match(rest, '^([0-9]+):([0-9]+):([0-9]+(?:[.,][0-9]{1,9})?)$');
