@@ -41,9 +41,9 @@ BEGIN
                 ELSE 'Run the newer ratelimit.sql first.' END;
     END IF;
     IF to_regclass(home || '.rl_made') IS NOT NULL THEN
-        EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s.rl_made m WHERE m.oid IS NULL OR NOT EXISTS (
+        EXECUTE format('SELECT coalesce(bool_or(m.oid IS NULL OR NOT EXISTS (
             SELECT FROM pg_proc p WHERE m.kind <> ''function'' OR p.oid = m.oid
-            AND p.proname = split_part(m.name, ''('', 1)))', home) INTO restored;
+            AND p.proname = split_part(m.name, ''('', 1))), true) FROM ONLY %s.rl_made m', home) INTO restored;
     END IF;
     IF restored THEN
         RAISE EXCEPTION 'ratelimit.sql has not run to its end here' USING HINT = 'Run it again first.';
