@@ -96,7 +96,9 @@ SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF cardinality(taken) > 0 THEN
         RAISE NOTICE 'revoked what a restore or default privileges had granted' USING DETAIL =
-            (SELECT string_agg(DISTINCT t, E'\n') FROM unnest(taken) t);
+            (SELECT string_agg(privileges || what, E'\n' ORDER BY what)
+             FROM (SELECT substr(t, strpos(t, ' on ')), string_agg(DISTINCT split_part(t, ' on ', 1), ', ')
+                   FROM unnest(taken) t GROUP BY 1) AS g (what, privileges));
     END IF;
 END
 $$;

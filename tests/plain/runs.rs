@@ -176,7 +176,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
         );
         if open {
             assert!(said.contains("EXECUTE on function rl_define from plain_anon"), "{way}: {said}");
-            assert!(said.contains("CREATE on schema from plain_anon"), "{way}: {said}");
+            assert!(said.contains("CREATE, USAGE on schema from plain_anon"), "{way}: {said}");
         }
         assert_eq!(rows(&mut client, PURE), ["tt"], "{way}");
         let option = "SELECT has_table_privilege('plain_authenticated', 'ratelimit.rl_config',
