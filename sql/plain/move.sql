@@ -30,13 +30,14 @@ CREATE TEMP TABLE rl_grant (object text, grantee oid, privilege text, with_optio
 -- What the file has made, by its record. Other objects in the schema are their owner's.
 CREATE FUNCTION pg_temp.rl_made(home text) RETURNS TABLE (kind text, objid oid, name text) LANGUAGE plpgsql AS $$
 DECLARE
+    version CONSTANT int := 2;
     installed int;
     restored boolean := true;
 BEGIN
     EXECUTE format('SELECT max(version) FROM ONLY %s.rl_version', home) INTO installed;
-    IF installed <> 2 THEN
-        RAISE EXCEPTION 'version % of ratelimit.sql is installed, and this script is for version 2', installed
-            USING HINT = CASE WHEN installed > 2 THEN 'Run the newer script.'
+    IF installed <> version THEN
+        RAISE EXCEPTION 'version % of ratelimit.sql is installed, and this script is for version %', installed, version
+            USING HINT = CASE WHEN installed > version THEN 'Run the newer script.'
                 WHEN EXISTS (SELECT FROM pg_extension WHERE extname = 'ratelimit') THEN 'Run the older script once more.'
                 ELSE 'Run the newer ratelimit.sql first.' END;
     END IF;
