@@ -36,8 +36,8 @@ DECLARE
 BEGIN
     EXECUTE format('SELECT max(version) FROM ONLY %s.rl_version', home) INTO installed;
     IF installed <> version THEN
-        RAISE EXCEPTION 'version % of ratelimit.sql is installed, and this script is for version %', installed, version
-            USING HINT = CASE WHEN installed > version THEN 'Run the newer script.'
+        RAISE EXCEPTION 'version % of ratelimit.sql is installed, and this script is for version %',
+            installed, version USING HINT = CASE WHEN installed > version THEN 'Run the newer script.'
                 WHEN EXISTS (SELECT FROM pg_extension WHERE extname = 'ratelimit') THEN 'Run the older script once more.'
                 ELSE 'Run the newer ratelimit.sql first.' END;
     END IF;

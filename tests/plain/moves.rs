@@ -547,7 +547,9 @@ fn a_move_takes_what_the_present_file_has_made() {
     client.batch_execute("UPDATE ratelimit.rl_version SET version = 7").unwrap();
     let refused = run("move_made", UP).unwrap_err();
     assert!(refused.contains("Run the newer script."), "{refused}");
-    client.batch_execute("UPDATE ratelimit.rl_version SET version = 2; DELETE FROM ratelimit.rl_made").unwrap();
+    client
+        .batch_execute("UPDATE ratelimit.rl_version SET version = 2; DELETE FROM ratelimit.rl_made")
+        .unwrap();
     let refused = run("move_made", UP).unwrap_err();
     assert!(refused.contains("has not run to its end here"), "{refused}");
 }

@@ -48,10 +48,12 @@ fn the_list_is_what_the_file_makes() {
 
 /// Who else than the owner may do what, of what the file makes: one line each; without what is everybody's.
 const OPEN: &str = "
-    SELECT format('%s %s to %s', privilege_type, object, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
+    SELECT format('%s %s to %s', privilege_type, object,
+                  CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
     FROM (SELECT p.proname, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
           WHERE p.pronamespace = 'ratelimit'::regnamespace
-            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate)|_parse|_written|_valid)$'
+            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate)|_parse|_written|'
+                             '_valid)$'
           UNION ALL
           SELECT c.relname, c.relowner, c.relacl FROM pg_class c
           WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind = 'r'
@@ -84,8 +86,8 @@ fn run_file(database: &Database) -> String {
     run("bash", database, &["-c", &script], "").unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Restored in every way; then the file runs, which takes what a restore and default privileges have opened, says so, and
-/// keeps what was granted.
+/// Restored in every way; then the file runs, which takes what a restore and default privileges have opened, says so,
+/// and keeps what was granted.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn a_restored_file_is_closed_by_the_next_run() {
@@ -175,7 +177,10 @@ fn a_restored_file_is_closed_by_the_next_run() {
             "{way}: {said}"
         );
         if open {
-            assert!(said.contains("EXECUTE on function rl_define from plain_anon"), "{way}: {said}");
+            assert!(
+                said.contains("EXECUTE on function rl_define from plain_anon"),
+                "{way}: {said}"
+            );
             assert!(said.contains("CREATE, USAGE on schema from plain_anon"), "{way}: {said}");
         }
         assert_eq!(rows(&mut client, PURE), ["tt"], "{way}");
@@ -194,7 +199,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
     }
 }
 
-/// A function, a procedure, an aggregate, an overload and a comment of the owner's: in a schema in use, and added later.
+/// A function, a procedure, an aggregate, an overload and a comment of the owner's: in a schema in use, and later.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn what_the_file_has_not_made_stays_as_it_is() {
@@ -216,7 +221,9 @@ fn what_the_file_has_not_made_stays_as_it_is() {
         let database = Database::empty("plain_mine");
         role(&mut database.connect(), "plain_app");
         let mut owner = database.connect_as(OWNER);
-        owner.batch_execute("CREATE SCHEMA ratelimit; GRANT USAGE ON SCHEMA ratelimit TO plain_app").unwrap();
+        owner
+            .batch_execute("CREATE SCHEMA ratelimit; GRANT USAGE ON SCHEMA ratelimit TO plain_app")
+            .unwrap();
         if !first {
             load(&database).unwrap();
         }
@@ -266,7 +273,8 @@ fn runs_at_once_wait_for_each_other() {
         for said in said {
             said.unwrap_or_else(|error| panic!("round {round}: {error}"));
         }
-        let locks = rows(&mut database.connect(), "SELECT mode FROM pg_locks WHERE locktype = 'advisory'");
+        let locks =
+            rows(&mut database.connect(), "SELECT mode FROM pg_locks WHERE locktype = 'advisory'");
         assert!(locks.is_empty(), "{locks:?}");
     }
 }
@@ -310,7 +318,8 @@ fn a_word_of_sql_can_be_the_schema() {
     let _turn = database::turn();
     let database = Database::empty("plain_words");
     let mut client = database.connect_as(OWNER);
-    let words = rows(&mut client, "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U' ORDER BY 1");
+    let words =
+        rows(&mut client, "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U' ORDER BY 1");
     assert!(words.len() > 100, "{words:?}");
     let (first, file) = (statements()[..14].concat(), database::file());
     assert!(first.contains("_decision"), "{first}");
@@ -330,10 +339,13 @@ fn a_word_of_sql_can_be_the_schema() {
                     \"{word}\".rl_headers('l', r, 'github') FROM \"{word}\".rl_limit('l') AS r"
         );
         client.batch_execute(&calls).unwrap_or_else(|error| panic!("{word}: {error:?}"));
-        let headers = format!("SELECT \"{word}\".rl_headers('l', r, 'github')::text FROM \"{word}\".rl_check('l') r");
+        let headers = format!(
+            "SELECT \"{word}\".rl_headers('l', r, 'github')::text FROM \"{word}\".rl_check('l') r"
+        );
         let headers = rows(&mut client, &headers);
         assert!(headers[0].contains("x-ratelimit-limit"), "{word}: {headers:?}");
-        let error = client.batch_execute(&format!("SELECT \"{word}\".rl_limit('none')")).unwrap_err();
+        let error =
+            client.batch_execute(&format!("SELECT \"{word}\".rl_limit('none')")).unwrap_err();
         let hint = error.as_db_error().unwrap().hint().unwrap_or_default().to_owned();
         assert!(hint.contains(&format!("SELECT \"{word}\".rl_define(")), "{hint}");
         client.batch_execute(&format!("DROP SCHEMA \"{word}\" CASCADE")).unwrap();
@@ -347,7 +359,9 @@ fn in_schema(file: &str, schema: &str) -> String {
         let (before, after) = (&rest[..at], &rest[at + "ratelimit".len()..]);
         made += before;
         let name = after.strip_prefix('.').is_some_and(|name| {
-            ["rl_", "_", "rateLimits", "ratelimits", "%"].iter().any(|start| name.starts_with(start))
+            ["rl_", "_", "rateLimits", "ratelimits", "%"]
+                .iter()
+                .any(|start| name.starts_with(start))
         });
         let named = before.ends_with("SCHEMA ") || before.ends_with("to_regnamespace('");
         if name || named {
@@ -384,7 +398,8 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     owner
         .batch_execute(&format!(
             "SET ratelimit.clock = '2027-01-15 10:00:00.123457+00';
-             SELECT rl_define('bucket', rl_token_bucket(0.1, '7 s', capacity => 12)), rl_define('slots', rl_concurrency(3, '1 h')),
+             SELECT rl_define('bucket', rl_token_bucket(0.1, '7 s', capacity => 12)), 
+                    rl_define('slots', rl_concurrency(3, '1 h')),
                     rl_define('month', rl_fixed_window(5, '1 month', timezone => 'Europe/Berlin')),
                     rl_define('bucket', rl_unlimited(), 'vip'), rl_block('bucket', 'blocked', until => 'infinity');
              SELECT rl_limit('bucket', 'k', 2.5), rl_limit('month', 'k', 2), rl_acquire('slots', 'k');
@@ -409,10 +424,16 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         .replace("v.version = 2", "v.version = 3")
         .replace("kind smallint, rate double", "kind smallint, more text, rate double")
         .replace("    l.tolerance := 1e-9 *", "    l.more := 'more';\n    l.tolerance := 1e-9 *");
-    assert!(newer.matches("more").count() >= present.matches("more").count() + 3, "the text has changed");
-    for (file, version, parsed) in
-        [(&present, 2, "(1,0.1,"), (&present, 2, "(1,0.1,"), (&newer, 3, "(1,more,0.1,"), (&newer, 3, "(1,more,0.1,")]
-    {
+    assert!(
+        newer.matches("more").count() >= present.matches("more").count() + 3,
+        "the text has changed"
+    );
+    for (file, version, parsed) in [
+        (&present, 2, "(1,0.1,"),
+        (&present, 2, "(1,0.1,"),
+        (&newer, 3, "(1,more,0.1,"),
+        (&newer, 3, "(1,more,0.1,"),
+    ] {
         owner.batch_execute(file).unwrap_or_else(|error| panic!("{version}: {error:?}"));
         assert_eq!(rows(&mut owner, KEPT), kept, "{version}");
         assert_eq!(rows(&mut owner, OPEN), open, "{version}");
@@ -425,8 +446,15 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         owner.batch_execute("SET search_path = pg_catalog").unwrap();
         assert_eq!(rows(&mut owner, THERE), rows(&mut owner, LISTED), "{version}");
         owner.batch_execute("RESET search_path").unwrap();
-        database.connect_as("plain_app").batch_execute("SELECT rl_limit('slots2', config => rl_unlimited())").unwrap();
-        owner.batch_execute("INSERT INTO public.posts VALUES ('other'); SELECT rl_reset('month', 'other')").unwrap();
+        database
+            .connect_as("plain_app")
+            .batch_execute("SELECT rl_limit('slots2', config => rl_unlimited())")
+            .unwrap();
+        owner
+            .batch_execute(
+                "INSERT INTO public.posts VALUES ('other'); SELECT rl_reset('month', 'other')",
+            )
+            .unwrap();
         owner.batch_execute("DELETE FROM rateLimits WHERE key = 'other'").unwrap();
     }
     for (older, version) in [(&present, 2), (&VERSION_1.to_owned(), 1)] {
@@ -436,11 +464,15 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     }
 
     // A config that a newer version refuses is named, and nothing is changed.
-    let strict = newer
-        .replace("version CONSTANT int := 3;", "version CONSTANT int := 4;")
-        .replace("    l.more := 'more';\n", "    PERFORM ratelimit._bad_config('it is old', 'a new one', 1);\n");
+    let strict = newer.replace("version CONSTANT int := 3;", "version CONSTANT int := 4;").replace(
+        "    l.more := 'more';\n",
+        "    PERFORM ratelimit._bad_config('it is old', 'a new one', 1);\n",
+    );
     let error = owner.batch_execute(&strict).unwrap_err();
     let message = error.as_db_error().unwrap().message().to_owned();
-    assert!(message.ends_with("\" is no longer allowed: invalid rate limit config: it is old"), "{message}");
+    assert!(
+        message.ends_with("\" is no longer allowed: invalid rate limit config: it is old"),
+        "{message}"
+    );
     assert_eq!(rows(&mut owner, KEPT), kept);
 }
