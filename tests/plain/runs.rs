@@ -398,7 +398,7 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     owner
         .batch_execute(&format!(
             "SET ratelimit.clock = '2027-01-15 10:00:00.123457+00';
-             SELECT rl_define('bucket', rl_token_bucket(0.1, '7 s', capacity => 12)), 
+             SELECT rl_define('bucket', rl_token_bucket(0.1, '7 s', capacity => 12)),
                     rl_define('slots', rl_concurrency(3, '1 h')),
                     rl_define('month', rl_fixed_window(5, '1 month', timezone => 'Europe/Berlin')),
                     rl_define('bucket', rl_unlimited(), 'vip'), rl_block('bucket', 'blocked', until => 'infinity');
