@@ -20,3 +20,5 @@ mod rights;
 mod rl_calculate;
 #[path = "plain/rows.rs"]
 mod rows;
+#[path = "plain/runs.rs"]
+mod runs;

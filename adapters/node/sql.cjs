@@ -2,8 +2,8 @@
 const { readFileSync } = require('node:fs');
 const path = require('node:path');
 
-// The schema, wherever the file names it, but not the extension and settings of that name.
-const SCHEMA = /(?<!extension )(?<!extname = ')\bratelimit\b(?!\.(clock|error_style)\b)/g;
+// The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain has it.
+const SCHEMA = /\bratelimit(?=\.(?:rl_|_|rate[lL]imits\b|%))|(?<=SCHEMA )ratelimit\b|(?<=to_regnamespace\(')ratelimit\b/g;
 
 /** ratelimit.sql, the functions of the extension ratelimit in SQL, for a schema. */
 function installSql({ schema = 'ratelimit' } = {}) {
@@ -12,8 +12,8 @@ function installSql({ schema = 'ratelimit' } = {}) {
         throw new TypeError(`installSql: schema is ${schema}; allowed: ${allowed}`);
     }
     const text = readFileSync(path.join(__dirname, 'ratelimit.sql'), 'utf8');
-    const [head] = /^(--.*\n)*/.exec(text);
-    return head + text.slice(head.length).replace(SCHEMA, schema);
+    // Quoted, since the name may be a word of SQL.
+    return schema === 'ratelimit' ? text : text.replace(SCHEMA, `"${schema}"`);
 }
 
 /** Runs installSql on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */

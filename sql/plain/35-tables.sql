@@ -1,14 +1,24 @@
+-- A parsed config, as rl_config keeps it: as text, so that the type can change, and the same under any settings.
+CREATE OR REPLACE FUNCTION ratelimit._written(config jsonb) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql
+SET extra_float_digits = 1 SET datestyle = 'ISO' AS $$
+BEGIN
+    RETURN ratelimit._parse(config)::text;
+END
+$$;
+
 -- The tables, as the extension has them. Nobody but their owner has a right on them, also where default privileges
 -- grant some.
 DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
-    granted record;
     t text;
+    defined record;
+    stale boolean := false;
+    detail text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     FOREACH t IN ARRAY '{ratelimits,rl_config,rl_blocks,rl_settings,rl_version}'::text[] LOOP
-        CONTINUE WHEN to_regclass('ratelimit.' || t) IS NOT NULL;
+        CONTINUE WHEN to_regclass(format('ratelimit.%s', t)) IS NOT NULL;
         CASE t
         WHEN 'ratelimits' THEN
             CREATE TABLE ratelimit.rateLimits (
@@ -29,7 +39,7 @@ BEGIN
                 name    text COLLATE "C" NOT NULL,
                 key     text COLLATE "C" NOT NULL DEFAULT '',
                 config  jsonb NOT NULL,
-                parsed  ratelimit._limit GENERATED ALWAYS AS (ratelimit._parse(config)) STORED,
+                parsed  text GENERATED ALWAYS AS (ratelimit._written(config)) STORED,
                 PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_config IS
@@ -54,14 +64,28 @@ BEGIN
             CREATE TABLE ratelimit.rl_version (version int NOT NULL, since timestamptz NOT NULL DEFAULT now());
             COMMENT ON TABLE ratelimit.rl_version IS 'rate limiter: installed versions';
         END CASE;
-        FOR granted IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END AS role
-                       FROM pg_class c, aclexplode(c.relacl) a
-                       WHERE c.oid = to_regclass('ratelimit.' || t) AND a.grantee <> c.relowner LOOP
-            EXECUTE format('REVOKE ALL ON ratelimit.%I FROM %s CASCADE', t, granted.role);
-        END LOOP;
+        PERFORM ratelimit._close('table', t);
     END LOOP;
-    INSERT INTO ratelimit.rl_version (version) SELECT 1 WHERE NOT EXISTS (
-        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 1);
+    INSERT INTO ratelimit.rl_version (version) SELECT 2 WHERE NOT EXISTS (
+        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 2);
+
+    -- What another version has parsed is parsed again.
+    BEGIN
+        FOR defined IN SELECT c.name, c.config, to_jsonb(c) ->> 'parsed' AS parsed FROM ONLY ratelimit.rl_config c LOOP
+            stale := stale OR ratelimit._written(defined.config) IS DISTINCT FROM defined.parsed;
+        END LOOP;
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+        RAISE EXCEPTION 'the config of rate limit "%" is no longer allowed: %', defined.name, SQLERRM
+            USING ERRCODE = SQLSTATE, DETAIL = detail, HINT = 'Define it otherwise, and run this file again.';
+    END;
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_config') AND attname = 'parsed'
+                   AND NOT attisdropped) THEN
+        ALTER TABLE ratelimit.rl_config
+            ADD COLUMN parsed text GENERATED ALWAYS AS (ratelimit._written(config)) STORED;
+    ELSIF stale THEN
+        UPDATE ONLY ratelimit.rl_config SET config = config;
+    END IF;
     PERFORM set_config('search_path', path, true);
 END
 $do$;

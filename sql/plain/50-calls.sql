@@ -85,8 +85,9 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._found(name text, key text) RETURNS TABLE (defined ratelimit._limit,
     until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[])
 STABLE LANGUAGE sql AS $$
-    SELECT coalesce((SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
-                    (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = '')),
+    SELECT coalesce(
+               (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
+               (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = ''))::ratelimit._limit,
            b.until, r.ctid, r.value, r.ts, r.prior, r.log
     FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
     LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
@@ -328,8 +329,8 @@ RETURNS ratelimit._limit LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
 BEGIN
-    SELECT (c.parsed).* INTO l FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)
-    ORDER BY of_state AND (c.parsed).kind = 6, c.key DESC LIMIT 1;
+    l := (SELECT c.parsed::ratelimit._limit FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)
+          ORDER BY of_state AND (c.parsed::ratelimit._limit).kind = 6, c.key DESC LIMIT 1);
     RETURN l;
 END
 $$;

@@ -4,24 +4,15 @@
 
 DO LANGUAGE plpgsql $do$
 BEGIN
-    IF pg_catalog.to_regtype('ratelimit._group') IS NULL THEN
-        -- The requests for one name and key: ns are their numbers; place is where its row is, if it is locked.
-        CREATE TYPE ratelimit._group AS (
-            name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
-            ns int[], counts double precision[], reserves boolean[],
-            place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
-            s ratelimit._state, after ratelimit._state, changed boolean, allows boolean, never boolean,
-            decisions ratelimit._decision[]
-        );
-        COMMENT ON TYPE ratelimit._group IS 'rate limiter, internal';
-    END IF;
-    IF pg_catalog.to_regtype('ratelimit._outcome') IS NULL THEN
-        CREATE TYPE ratelimit._outcome AS (
-            n integer, name text, key text, ok boolean, allows boolean, retry_after double precision,
-            retry_at timestamptz, remaining double precision, capacity double precision, reset_at timestamptz
-        );
-        COMMENT ON TYPE ratelimit._outcome IS 'rate limiter, internal';
-    END IF;
+    -- The requests for one name and key: ns are their numbers; place is where its row is, if it is locked.
+    PERFORM ratelimit._make_type('_group', 'name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
+        ns int[], counts double precision[], reserves boolean[],
+        place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
+        s ratelimit._state, after ratelimit._state, changed boolean, allows boolean, never boolean,
+        decisions ratelimit._decision[]');
+    PERFORM ratelimit._make_type('_outcome', 'n integer, name text, key text, ok boolean, allows boolean,
+        retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
+        reset_at timestamptz');
 END
 $do$;
 

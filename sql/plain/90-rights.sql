@@ -1,6 +1,6 @@
 -- Gives the functions their rights, in one statement: until then a new function runs as its caller, who has no right
 -- on the tables. Nobody but the owner may call it then, also where default privileges grant that; what needs no
--- rights, anybody. What was granted since an earlier run stays: a function that has a comment was closed by that.
+-- rights, anybody. What was granted since an earlier run stays.
 DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
@@ -25,40 +25,54 @@ DECLARE
         'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
-    pure CONSTANT jsonb := '["rl_token_bucket", "rl_fixed_window", "rl_sliding_window", "rl_sliding_log",
-        "rl_concurrency", "rl_unlimited", "rl_calculate", "_parse", "_valid"]';
     f record;
-    roles text;
+    taken text[] := '{}';
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    FOR f IN SELECT p.oid, p.proname AS name, p.oid::regprocedure AS signature,
-                    obj_description(p.oid, 'pg_proc') AS known
-             FROM pg_proc p WHERE p.pronamespace = 'ratelimit'::regnamespace LOOP
-        IF f.known IS NULL THEN
-            SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')
-            INTO roles FROM pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
-            WHERE p.oid = f.oid AND a.grantee <> p.proowner;
-            IF roles IS NOT NULL THEN
-                EXECUTE format('REVOKE ALL ON FUNCTION %s FROM %s CASCADE', f.signature, roles);
-            END IF;
-            IF pure ? f.name THEN EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', f.signature); END IF;
-            EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.signature, coalesce(entry ->> f.name,
-                CASE WHEN pure ? f.name AND f.name ~ '^rl_'
-                     THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
-                     WHEN f.name ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
+    FOR f IN SELECT m.name, split_part(m.name, '(', 1) AS short, m.oid IS NULL AS is_new,
+                    o.object::regprocedure AS function, ratelimit._is_open(m.name) AS is_open
+             FROM ONLY ratelimit.rl_made m CROSS JOIN LATERAL ratelimit._object(m.kind, m.name) o
+             WHERE m.kind = 'function' ORDER BY m.name LOOP
+        IF f.function IS NULL THEN
+            RAISE EXCEPTION 'the file makes no function %, which it lists', f.name;
         END IF;
-        IF entry ? f.name OR pure ? f.name THEN
+        taken := taken || ratelimit._close('function', f.name);
+        IF f.is_open AND f.is_new THEN EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', f.function); END IF;
+        IF obj_description(f.function, 'pg_proc') IS NULL THEN
+            EXECUTE format('COMMENT ON FUNCTION %s IS %L', f.function, coalesce(entry ->> f.short,
+                CASE WHEN f.is_open AND f.short ~ '^rl_'
+                     THEN 'config of a limit: ' || replace(substr(f.short, 4), '_', ' ')
+                     WHEN f.short ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
+        END IF;
+        IF entry ? f.short OR f.is_open THEN
             -- Rows are found by their keys, also while statistics say that the tables are small.
-            EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp%s', f.signature,
-                CASE WHEN entry ? f.name THEN ' SET enable_seqscan = off' ELSE '' END);
+            EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp%s', f.function,
+                CASE WHEN entry ? f.short THEN ' SET enable_seqscan = off' ELSE '' END);
         END IF;
-        IF f.name = 'rl_trigger' THEN
+        IF f.short = 'rl_trigger' THEN
             -- What the text of a key can depend on.
             EXECUTE format('ALTER FUNCTION %s SET datestyle = ''ISO, MDY'' SET intervalstyle = postgres '
                 'SET timezone = ''GMT'' SET bytea_output = hex SET extra_float_digits = 1 SET lc_monetary = ''C'' '
-                'SET quote_all_identifiers = off', f.signature);
+                'SET quote_all_identifiers = off', f.function);
         END IF;
     END LOOP;
+    PERFORM ratelimit._say_taken(taken);
+    -- What the next run compares with.
+    UPDATE ONLY ratelimit.rl_made AS m SET server = ratelimit._server(), oid = o.object, acl = o.grants
+    FROM ONLY ratelimit.rl_made AS same CROSS JOIN LATERAL ratelimit._object(same.kind, same.name) o
+    WHERE same.kind = m.kind AND same.name = m.name
+      AND (m.server, m.oid, m.acl) IS DISTINCT FROM (ratelimit._server(), o.object, o.grants);
+    DELETE FROM ONLY ratelimit.rl_made m USING ONLY ratelimit.rl_made same
+    WHERE same.kind = m.kind AND same.name = m.name AND same.ctid < m.ctid;
     PERFORM set_config('search_path', path, true);
+END
+$do$;
+
+-- Lets the next session run the file.
+DO LANGUAGE plpgsql $do$
+BEGIN
+    IF coalesce(pg_catalog.current_setting('rl_file.transaction', true), '') OPERATOR(pg_catalog.<>) 'on' THEN
+        PERFORM pg_catalog.pg_advisory_unlock(1381257001, 1);
+    END IF;
 END
 $do$;

@@ -115,6 +115,7 @@ DECLARE
     home text := quote_ident(current_setting('rl_move.home'));
 BEGIN
     SET LOCAL search_path = pg_catalog, pg_temp;
+    PERFORM pg_temp.rl_made(home); -- or ratelimit.sql is of another version
     EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT * FROM rl_kept_config', home);
     EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT * FROM rl_kept_block', home);
     EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log) SELECT * FROM rl_kept_state', home);

@@ -27,27 +27,46 @@ CREATE TEMP TABLE rl_plan (
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_grant (object text, grantee oid, privilege text, with_option boolean) ON COMMIT DROP;
 
--- Every object of the limiter: of the extension, or what the file has made in some schemas, by name.
-CREATE FUNCTION pg_temp.rl_list_members(extension oid, spaces oid[] DEFAULT '{}') RETURNS void LANGUAGE plpgsql AS $$
+-- What the file has made, by its record. Other objects in the schema are their owner's.
+CREATE FUNCTION pg_temp.rl_made(home text) RETURNS TABLE (kind text, objid oid, name text) LANGUAGE plpgsql AS $$
+DECLARE
+    version CONSTANT int := 2;
+    installed int;
+    restored boolean := true;
+BEGIN
+    EXECUTE format('SELECT max(version) FROM ONLY %s.rl_version', home) INTO installed;
+    IF installed <> version THEN
+        RAISE EXCEPTION 'version % of ratelimit.sql is installed, and this script is for version %',
+            installed, version USING HINT = CASE WHEN installed > version THEN 'Run the newer script.'
+                WHEN EXISTS (SELECT FROM pg_extension WHERE extname = 'ratelimit') THEN 'Run the older script once more.'
+                ELSE 'Run the newer ratelimit.sql first.' END;
+    END IF;
+    IF to_regclass(home || '.rl_made') IS NOT NULL THEN
+        EXECUTE format('SELECT coalesce(bool_or(m.oid IS NULL OR NOT EXISTS (
+            SELECT FROM pg_proc p WHERE m.kind <> ''function'' OR p.oid = m.oid
+            AND p.proname = split_part(m.name, ''('', 1))), true) FROM ONLY %s.rl_made m', home) INTO restored;
+    END IF;
+    IF restored THEN
+        RAISE EXCEPTION 'ratelimit.sql has not run to its end here' USING HINT = 'Run it again first.';
+    END IF;
+    RETURN QUERY EXECUTE format('SELECT m.kind, m.oid, split_part(m.name, ''('', 1) FROM ONLY %s.rl_made m', home);
+END
+$$;
+
+-- Every object of the limiter: of the extension, or what the file has made.
+CREATE FUNCTION pg_temp.rl_list_members(extension oid, of_file text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     TRUNCATE rl_member;
-    INSERT INTO rl_member
-    SELECT classid, objid, false FROM pg_depend
-    WHERE refclassid = 'pg_extension'::regclass AND refobjid = extension AND deptype = 'e' AND spaces = '{}'
-    UNION ALL
-    SELECT o.classid, o.objid, o.name !~ '^(rl_[a-z]|ratelimits$)' OR o.name IN ('rl_version', 'rl_settings')
-    FROM (
-        SELECT 'pg_proc'::regclass::oid, oid, proname FROM pg_proc WHERE pronamespace = ANY (spaces)
-        UNION ALL
-        SELECT 'pg_class'::regclass, oid, relname FROM pg_class WHERE relnamespace = ANY (spaces) AND relkind = 'r'
-        UNION ALL
-        SELECT 'pg_type'::regclass, t.oid, typname FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
-        WHERE typnamespace = ANY (spaces) AND typelem = 0 AND coalesce(c.relkind, 'c') = 'c'
-    ) AS o (classid, objid, name)
-    WHERE o.name ~ '^(_|rl_|ratelimits$)' AND NOT EXISTS (
-        SELECT FROM pg_depend d
-        WHERE d.refclassid = 'pg_extension'::regclass AND d.refobjid = extension AND d.deptype = 'e'
-          AND d.classid = o.classid AND d.objid = o.objid);
+    IF of_file IS NULL THEN
+        INSERT INTO rl_member SELECT classid, objid, false FROM pg_depend
+        WHERE refclassid = 'pg_extension'::regclass AND refobjid = extension AND deptype = 'e';
+    ELSE
+        INSERT INTO rl_member
+        SELECT CASE kind WHEN 'function' THEN 'pg_proc'::regclass WHEN 'table' THEN 'pg_class'::regclass
+                         ELSE 'pg_type'::regclass END, objid,
+               name !~ '^(rl_[a-z]|ratelimits$)' OR name IN ('rl_version', 'rl_settings', 'rl_made')
+        FROM pg_temp.rl_made(of_file) WHERE kind <> 'schema';
+    END IF;
     -- What belongs to these: row types and their tables, arrays, keys, defaults.
     INSERT INTO rl_member
     SELECT 'pg_type'::regclass, t.oid, m.internal FROM rl_member m JOIN pg_type t ON t.typrelid = m.objid

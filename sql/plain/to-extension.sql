@@ -31,7 +31,7 @@ DECLARE
     kind text;
     names text;
 BEGIN
-    PERFORM pg_temp.rl_list_members(extension, ARRAY[home::regnamespace, aside::regnamespace]);
+    PERFORM pg_temp.rl_list_members(extension, home);
     PERFORM pg_temp.rl_list_plan();
     DELETE FROM rl_plan WHERE object LIKE '% of table ' || home || '.rl_config'; -- that column of the extension's
     PERFORM pg_temp.rl_refuse();
@@ -82,11 +82,11 @@ BEGIN
     END IF;
     owner := (SELECT relowner FROM pg_class WHERE oid = to_regclass(home || '.ratelimits'));
 
-    PERFORM pg_temp.rl_list_members(NULL, ARRAY[home::regnamespace]);
+    PERFORM pg_temp.rl_list_members(NULL, home);
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
     PERFORM pg_temp.rl_lock('{rl_blocks,rl_config,ratelimits}');
-    PERFORM pg_temp.rl_list_members(NULL, ARRAY[home::regnamespace]);
+    PERFORM pg_temp.rl_list_members(NULL, home);
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
     PERFORM pg_temp.rl_list_grants();
@@ -97,8 +97,8 @@ BEGIN
     EXECUTE format('CREATE SCHEMA %s AUTHORIZATION %s', aside, owner);
     EXECUTE format('COMMENT ON SCHEMA %s IS %L', aside,
                    'rate limiter: what ratelimit.sql had made, until no call uses it');
-    FOR item IN SELECT oid::regprocedure AS name FROM pg_proc
-                WHERE pronamespace = home::regnamespace AND proname ~ '^rl_[a-z]' LOOP
+    FOR item IN SELECT objid::regprocedure AS name FROM rl_member
+                WHERE classid = 'pg_proc'::regclass AND NOT internal LOOP
         EXECUTE format('ALTER FUNCTION %s SET SCHEMA %s', item.name, aside);
     END LOOP;
     EXECUTE format('ALTER TYPE %s.rl_result SET SCHEMA %s', home, aside);

@@ -515,3 +515,41 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
     let kinds = text(&mut client, "SELECT config ?| '{store,save,shards}' FROM rl_config");
     assert!(!kinds.contains('t'), "{kinds}");
 }
+
+/// Version 1 is refused until the newer file has run; and what the owner has in the schema stays there.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_move_takes_what_the_present_file_has_made() {
+    let database = Database::empty("move_made");
+    let mut client = session(&database);
+    client.batch_execute(include_str!("version-1.sql")).unwrap();
+    client
+        .batch_execute(
+            "SELECT rl_define('l', rl_token_bucket(5, '1 day')), rl_limit('l', 'k', 2);
+             CREATE FUNCTION ratelimit.rl_mine() RETURNS int LANGUAGE sql AS 'SELECT 1';
+             CREATE FUNCTION ratelimit._mine() RETURNS int LANGUAGE sql AS 'SELECT 1';
+             CREATE PROCEDURE ratelimit.rl_work() LANGUAGE sql AS 'SELECT 1';
+             CREATE TABLE ratelimit._notes AS SELECT 'note' AS note",
+        )
+        .unwrap();
+    let refused = run("move_made", UP).unwrap_err();
+    assert!(refused.contains("version 1 of ratelimit.sql is installed"), "{refused}");
+    assert!(refused.contains("Run the newer ratelimit.sql first."), "{refused}");
+    run("move_made", FILE).unwrap();
+    let mine = "SELECT count(*)::text FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace
+                AND proname IN ('rl_mine', '_mine', 'rl_work') AND (SELECT note FROM ratelimit._notes) = 'note'";
+    // Twice up, the second time to drop what the file had made.
+    for way in [UP, UP, BACK, FILE] {
+        run("move_made", way).unwrap_or_else(|error| panic!("{way}: {error}"));
+        assert_eq!(text(&mut client, mine), "(3)\n", "{way}");
+        assert_eq!(text(&mut client, "SELECT remaining FROM rl_check('l', 'k')"), "(3)\n", "{way}");
+    }
+    client.batch_execute("UPDATE ratelimit.rl_version SET version = 7").unwrap();
+    let refused = run("move_made", UP).unwrap_err();
+    assert!(refused.contains("Run the newer script."), "{refused}");
+    client
+        .batch_execute("UPDATE ratelimit.rl_version SET version = 2; DELETE FROM ratelimit.rl_made")
+        .unwrap();
+    let refused = run("move_made", UP).unwrap_err();
+    assert!(refused.contains("has not run to its end here"), "{refused}");
+}

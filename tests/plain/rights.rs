@@ -9,10 +9,10 @@ use postgres::{Client, Error};
 use crate::database::{self, Database, OWNER};
 
 /// Supabase's, by other names.
-const ROLES: [&str; 2] = ["plain_anon", "plain_authenticated"];
+pub const ROLES: [&str; 2] = ["plain_anon", "plain_authenticated"];
 
 /// Makes the roles, and gives them by default all that `OWNER` creates, as Supabase does.
-fn open_to_all(database: &Database) {
+pub fn open_to_all(database: &Database) {
     let mut client = database.connect();
     for role in ROLES {
         let sql = format!(
@@ -30,7 +30,7 @@ fn open_to_all(database: &Database) {
 }
 
 /// The statements of the file.
-fn statements() -> Vec<String> {
+pub fn statements() -> Vec<String> {
     let (text, mut found, mut from, mut at) = (database::file(), Vec::new(), 0, 0);
     while at < text.len() {
         let rest = &text[at..];
@@ -64,7 +64,7 @@ const OPEN: &str = "
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
     FROM (SELECT p.oid::regprocedure::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
           WHERE p.pronamespace = to_regnamespace('ratelimit') AND p.prosecdef
-            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate)|_parse|_valid)$'
+            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate)|_parse|_written|_valid)$'
           UNION ALL
           SELECT c.oid::regclass::text, c.relowner, c.relacl FROM pg_class c
           WHERE c.relnamespace = to_regnamespace('ratelimit') AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
@@ -114,7 +114,7 @@ const CALLS: [&str; 12] = [
 ];
 
 /// Loads the whole file as one string.
-fn load(database: &Database) -> Result<(), Error> {
+pub fn load(database: &Database) -> Result<(), Error> {
     database.connect_as(OWNER).batch_execute(&database::file())
 }
 
@@ -463,7 +463,7 @@ fn its_lines_and_functions_are_short() {
 }
 
 /// Runs a program on the server, in an environment of its settings; what it prints.
-fn run(
+pub fn run(
     program: &str,
     database: &Database,
     arguments: &[&str],
@@ -520,7 +520,7 @@ fn every_way_to_load_it_works() {
 }
 
 /// Whether pg_dump is old, or missing: then the test that needs it says so.
-fn no_dump(database: &Database) -> bool {
+pub fn no_dump(database: &Database) -> bool {
     let Err(error) = run("pg_dump", database, &["--schema=none"], "") else { return false };
     if error.contains("no matching schemas") {
         return false;

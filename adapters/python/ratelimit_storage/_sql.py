@@ -6,8 +6,10 @@ import re
 from importlib.resources import files
 from typing import Any
 
-# The schema, wherever the file names it, but not the extension and settings of that name.
-_SCHEMA = re.compile(r"(?<!extension )(?<!extname = ')\bratelimit\b(?!\.(clock|error_style)\b)")
+# The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain has it.
+_SCHEMA = re.compile(
+    r"\bratelimit(?=\.(?:rl_|_|rate[lL]imits\b|%))|(?<=SCHEMA )ratelimit\b|(?<=to_regnamespace\(')ratelimit\b"
+)
 
 
 def install_sql(schema: str = "ratelimit") -> str:
@@ -15,8 +17,8 @@ def install_sql(schema: str = "ratelimit") -> str:
     if not re.fullmatch(r"(?!pg_|public$)[a-z_][a-z0-9_]{0,62}", schema):
         raise ValueError(f"schema is {schema!r}; allowed: lower-case letters, digits and _, but not public")
     text = files("ratelimit_storage").joinpath("ratelimit.sql").read_text("utf-8")
-    head = "".join(re.findall(r"\A(?:--.*\n)*", text))
-    return head + _SCHEMA.sub(schema, text[len(head) :])
+    # Quoted, since the name may be a word of SQL.
+    return text if schema == "ratelimit" else _SCHEMA.sub(f'"{schema}"', text)
 
 
 def install(connection: Any, schema: str = "ratelimit") -> None:

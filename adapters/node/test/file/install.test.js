@@ -57,9 +57,7 @@ test('the text is the file, and for another schema what the build makes of it', 
     const file = await readFile(`${source}/ratelimit.sql`, 'utf8');
     assert.ok(file.length > 50_000);
     assert.ok(installSql() === file && installSql({ schema: 'ratelimit' }) === file);
-    // A name of another length breaks other lines.
-    const words = (text) => text.replace(/\s/g, '');
-    assert.ok(words(installSql({ schema: 'limits' })) === words(await readFile(process.env.RATELIMIT_LIMITS, 'utf8')));
+    assert.ok(installSql({ schema: 'limits' }) === (await readFile(process.env.RATELIMIT_LIMITS, 'utf8')));
 });
 
 test('a name that can be no schema is refused', async () => {
@@ -90,6 +88,10 @@ test('a migration installs it, keeps what is there, and takes it back', async (c
     await client.query('DROP SCHEMA ratelimit CASCADE');
     assert.equal(await take(client, 'others'), 0, 'and needs nothing of the first');
     await client.query('DROP SCHEMA others CASCADE');
+
+    await install(pool, { schema: 'order' });
+    assert.equal(await take(client, '"order"'), 1, 'a word of SQL is a name, too');
+    await client.query('DROP SCHEMA "order" CASCADE');
 });
 
 /** What a migration tool has installed works and is the file, whatever the tool makes of a ?, a ; or a $; then it is removed. */

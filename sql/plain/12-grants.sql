@@ -1,0 +1,369 @@
+-- Which grants stay when this file runs again. Each run ends by recording what it has made: oid and grants. An object
+-- that still is the recorded one keeps every grant, PUBLIC's too: they are its owner's. One that is not has been
+-- restored, or copied by pg_upgrade, perhaps without its grants, or into a database whose default privileges opened it.
+
+-- Functions that need no right, which everybody may call.
+CREATE OR REPLACE FUNCTION ratelimit._is_open(name text) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
+    SELECT name ~ '^(rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate|result)'
+                  '|_parse|_written|_valid)([(]|$)'
+$$;
+
+-- The cluster, by a number; 0 where the host doesn't tell it. Its dumps go to others, where oids may be the same.
+CREATE OR REPLACE FUNCTION ratelimit._server() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s);
+EXCEPTION WHEN OTHERS THEN
+    RETURN 0;
+END
+$$;
+
+-- An object of the file's: its oid and owner, and who may do what: {"role": ["EXECUTE"]}, with a * for the grant
+-- option, and '' for PUBLIC. Names are without the schema.
+CREATE OR REPLACE FUNCTION ratelimit._object(kind text, name text, OUT letter "char", OUT object oid, OUT owner oid,
+    OUT items aclitem[], OUT grants jsonb) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF kind = 'schema' THEN
+        SELECT 'n', n.oid, n.nspowner, coalesce(n.nspacl, acldefault('n', n.nspowner))
+        INTO letter, object, owner, items FROM pg_namespace n WHERE n.oid = to_regnamespace('ratelimit');
+    ELSIF kind = 'table' THEN
+        SELECT 'r', c.oid, c.relowner, coalesce(c.relacl, acldefault('r', c.relowner))
+        INTO letter, object, owner, items FROM pg_class c WHERE c.oid = to_regclass(format('ratelimit.%s', name));
+    ELSIF kind = 'type' THEN
+        SELECT 'T', t.oid, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
+        INTO letter, object, owner, items FROM pg_type t WHERE t.oid = to_regtype(format('ratelimit.%s', name));
+    ELSIF EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace('ratelimit')
+                  AND p.proname = split_part($2, '(', 1)) THEN
+        BEGIN
+            SELECT 'f', p.oid, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
+            INTO letter, object, owner, items
+            FROM pg_proc p WHERE p.oid = to_regprocedure(format('ratelimit.%s', name)) AND p.prokind = 'f';
+        EXCEPTION WHEN undefined_object THEN
+            NULL; -- an argument is of a type that isn't there yet
+        END;
+    END IF;
+    SELECT coalesce(jsonb_object_agg(g.role, g.privileges), '{}') INTO grants FROM (
+        SELECT CASE a.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(a.grantee) END,
+               jsonb_agg(a.privilege_type)
+               || coalesce(jsonb_agg(a.privilege_type || '*') FILTER (WHERE a.is_grantable), '[]')
+        FROM aclexplode(items) a WHERE a.grantee <> owner GROUP BY a.grantee
+    ) AS g (role, privileges);
+END
+$$;
+
+-- Takes from an object that isn't the recorded one what nobody granted, and returns that: without a record everything;
+-- otherwise what PUBLIC has and what default privileges, of whichever role has restored it, would give, unless the
+-- record has it.
+CREATE OR REPLACE FUNCTION ratelimit._close(kind text, name text) RETURNS text[] LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    o record := ratelimit._object(kind, name);
+    made record;
+    a record;
+    had jsonb;
+    only_option boolean;
+    taken text[] := '{}';
+BEGIN
+    SELECT m.* INTO made FROM ONLY ratelimit.rl_made m WHERE m.kind = $1 AND m.name = $2
+    ORDER BY m.oid = o.object AND m.server = ratelimit._server() DESC NULLS LAST LIMIT 1;
+    IF made.oid = o.object AND made.server = ratelimit._server() THEN RETURN taken; END IF;
+    FOR a IN SELECT i.*, CASE i.grantee WHEN 0 THEN 'PUBLIC' ELSE i.grantee::regrole::text END AS role
+             FROM aclexplode(o.items) i WHERE i.grantee <> o.owner LOOP
+        CONTINUE WHEN a.grantee = 0 AND made.acl IS NULL AND ratelimit._is_open(name) OR made.oid IS NOT NULL
+            AND a.grantee <> 0 AND NOT EXISTS (
+                SELECT FROM pg_default_acl d, aclexplode(d.defaclacl) g
+                WHERE d.defaclobjtype = o.letter AND d.defaclnamespace IN (0, to_regnamespace('ratelimit'))
+                  AND g.grantee = a.grantee AND g.privilege_type = a.privilege_type);
+        had := made.acl -> CASE a.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(a.grantee) END;
+        only_option := coalesce(had ? a.privilege_type, false);
+        CONTINUE WHEN only_option AND (NOT a.is_grantable OR had ? (a.privilege_type || '*'));
+        EXECUTE format('REVOKE %s%s ON %s FROM %s CASCADE', CASE WHEN only_option THEN 'GRANT OPTION FOR ' ELSE '' END,
+            a.privilege_type, CASE kind WHEN 'schema' THEN 'SCHEMA ratelimit'
+                                        ELSE format('%s ratelimit.%s', upper(kind), name) END, a.role);
+        IF made.oid IS NOT NULL THEN
+            taken := taken || format('%s%s on %s from %s',
+                CASE WHEN only_option THEN 'the grant option of ' ELSE '' END, a.privilege_type,
+                CASE WHEN name ~ '^_' THEN format('internal %ss', kind)
+                    ELSE concat_ws(' ', kind, nullif(split_part(name, '(', 1), '')) END, a.role);
+        END IF;
+    END LOOP;
+    RETURN taken;
+END
+$$;
+
+-- Says what was taken.
+CREATE OR REPLACE FUNCTION ratelimit._say_taken(taken text[]) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF cardinality(taken) > 0 THEN
+        RAISE NOTICE 'revoked what a restore or default privileges had granted' USING DETAIL =
+            (SELECT string_agg(privileges || what, E'\n' ORDER BY what)
+             FROM (SELECT substr(t, strpos(t, ' on ')), string_agg(DISTINCT split_part(t, ' on ', 1), ', ')
+                   FROM unnest(taken) t GROUP BY 1) AS g (what, privileges));
+    END IF;
+END
+$$;
+
+-- Lists what the file makes, drops what only earlier versions made, and closes what was restored, before anything is
+-- made. What else is in the schema is its owner's: no run changes it.
+DO LANGUAGE plpgsql $do$
+DECLARE
+    path text := pg_catalog.current_setting('search_path');
+    -- One a line, or with the rest below it. A test compares it with what there is, and shows what differs.
+    own text := '
+function _a(int)
+function _acquire(ratelimit._limit,ratelimit._state,bigint,float8,bigint)
+function _after(ratelimit._limit,bigint,float8)
+function _allowed(text,int,boolean)
+function _answer(ratelimit._decision)
+function _awaits(ratelimit._limit,float8)
+function _bad(text,text,text)
+function _bad_config(text,text,int)
+function _bad_state(text,text,text)
+function _boundary(ratelimit._limit,bigint)
+function _bounded(ratelimit._limit,float8,bigint)
+function _brought(ratelimit._limit,ratelimit._state,bigint,float8)
+function _build(int,float8,interval,float8,float8,int,timestamptz,boolean,text)
+function _calculate(jsonb,jsonb,timestamptz,float8,boolean)
+function _caller()
+function _ceil(bigint,bigint)
+function _change(text,text,text,float8,boolean,jsonb,timestamptz,bigint)
+function _check(text,text,float8,boolean,boolean)
+function _check_count(int,float8)
+function _check_fields(jsonb,int,text[],int)
+function _check_request(jsonb)
+function _check_result(ratelimit.rl_result,text)
+function _check_support(jsonb)
+function _check_use(text,int,float8)
+function _close(text,text)
+function _column(text,oid,boolean)
+function _commit(ratelimit._group[])
+function _confirmed(ratelimit._limit,ratelimit._state,bigint,bigint,float8,boolean)
+function _counted_at(ratelimit._limit,bigint,bigint)
+function _counters(ratelimit._limit,ratelimit._state,bigint)
+function _credit(ratelimit._limit,ratelimit._state,bigint,float8,timestamptz)
+function _current(ratelimit._limit,ratelimit._state,bigint)
+function _date(ratelimit._limit,bigint)
+function _dated(bigint)
+function _dates(ratelimit._limit,jsonb)
+function _decide(ratelimit._limit,ratelimit._state,bigint,float8,boolean,bigint)
+function _decide_group(ratelimit._group,bigint)
+function _decide_takes(ratelimit._group,bigint)
+function _decided(text,ratelimit._limit,text,text,bigint,float8,boolean,timestamptz,bigint,float8,timestamptz,float8,
+    timestamptz[])
+function _decoded(text)
+function _defined(text,text,boolean)
+function _denied(text,ratelimit._decision)
+function _digits(float8)
+function _due(ratelimit._limit,bigint,float8)
+function _duration(text)
+function _encoded(text,text)
+function _example(text,int)
+function _expiries(timestamptz[])
+function _far_instant(bigint)
+function _far_us(timestamptz)
+function _first_date(jsonb)
+function _first_instant(timestamp without time zone,text)
+function _first_pass(ratelimit._group,bigint,bigint)
+function _fits(int,float8,timestamptz[])
+function _floor(bigint,bigint)
+function _found(text,text)
+function _gone(ratelimit._limit,timestamptz[],bigint)
+function _group(text,text)
+function _groups(text,jsonb)
+function _idle(ratelimit._limit,ratelimit._state,bigint,text,text)
+function _initial(ratelimit._limit,bigint,bigint)
+function _instant(bigint)
+function _is_open(text)
+function _keyed(text,int)
+function _kinds()
+function _lease(text,text,text)
+function _let_pass(ratelimit._decision)
+function _level(ratelimit._limit,ratelimit._state,bigint)
+function _literal(text)
+function _live(timestamptz[],bigint)
+function _look(ratelimit._limit,ratelimit._state,bigint,timestamptz,float8,boolean,boolean)
+function _make_type(text,text)
+function _millis(bigint)
+function _misuse(text,text,boolean)
+function _nearest(bigint)
+function _next(ratelimit._limit,bigint)
+function _not_written()
+function _now()
+function _null(text)
+function _number(float8)
+function _object(text,text)
+function _outcomes(ratelimit._group[],boolean,boolean,boolean)
+function _parse(jsonb)
+function _passes(ratelimit._limit,bigint,float8,bigint,float8,boolean)
+function _passes_at(ratelimit._limit,ratelimit._state,bigint,float8,boolean)
+function _period(jsonb)
+function _phase(text,text)
+function _plus(bigint,bigint)
+function _policy(ratelimit._limit)
+function _present(ratelimit._limit,ratelimit._state,bigint)
+function _prunable(ratelimit.ratelimits,bigint)
+function _raise(text,text,text,text)
+function _random_id()
+function _read_state(ratelimit._limit,jsonb)
+function _recounted_at(ratelimit._limit,ratelimit._state,bigint)
+function _refilled(ratelimit._limit,ratelimit._state,bigint)
+function _reset_at(ratelimit._limit,bigint,float8,bigint)
+function _resolve(text,text,text,ratelimit._limit,jsonb)
+function _retry(ratelimit._limit,ratelimit._state,bigint,float8,boolean,bigint,float8)
+function _rolls_over(ratelimit._limit,ratelimit._state)
+function _rotate(numeric,int)
+function _rounded(float8,float8,float8)
+function _rounded_up(bigint)
+function _run(ratelimit._limit,ratelimit._state,bigint,float8[],boolean[])
+function _say_taken(text[])
+function _seconds(numeric)
+function _seen(text,text,text,jsonb,float8)
+function _server()
+function _set_clock(text)
+function _settle(text,text,jsonb)
+function _several(text,jsonb,boolean)
+function _short(text)
+function _shown(bigint)
+function _since(bigint,bigint)
+function _span(ratelimit._limit,float8)
+function _start(jsonb)
+function _state_json(ratelimit._state,int)
+function _state_of(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,timestamptz[])
+function _status(text,text)
+function _stored(ratelimit._limit,ratelimit._state)
+function _subtract(float8,float8)
+function _take_log(ratelimit._limit,ratelimit._state,bigint,float8)
+function _take_row(text,text,float8,text[],name)
+function _take_tokens(ratelimit._limit,ratelimit._state,bigint,float8,boolean)
+function _take_window(ratelimit._limit,ratelimit._state,bigint,float8)
+function _times(jsonb)
+function _tokens_at(ratelimit._limit,float8,bigint,bigint)
+function _turns(ratelimit._limit,bigint,bigint)
+function _type_of(jsonb)
+function _unsupported(text,text)
+function _until_more(ratelimit._limit,ratelimit.rl_result,numeric,numeric)
+function _us(timestamptz)
+function _usable(text,text,text,ratelimit._limit,jsonb,float8)
+function _valid(text,text)
+function _whole(float8)
+function _window(ratelimit._limit,bigint)
+function _with_flag(ratelimit._limit,text,boolean)
+function _word(bytea,int,int)
+function _writable(text)
+function _written(jsonb)
+function _wrong_kind(text,int)
+function _xor(numeric,numeric)
+function _zones()
+function rl_acquire(text,text,float8,boolean,jsonb)
+function rl_block(text,text,interval,timestamptz)
+function rl_calculate(jsonb,jsonb,timestamptz,float8,boolean)
+function rl_check(text,text,float8,boolean,boolean,jsonb)
+function rl_check_all(jsonb,boolean)
+function rl_concurrency(int,interval)
+function rl_credit(text,text,float8,timestamptz,jsonb)
+function rl_define(text,jsonb,text)
+function rl_distribute()
+function rl_extend(text,jsonb)
+function rl_fixed_window(float8,interval,float8,float8,int,timestamptz,boolean,text)
+function rl_headers(text,ratelimit.rl_result,text,jsonb)
+function rl_limit(text,text,float8,boolean,boolean,jsonb)
+function rl_limit_all(jsonb,boolean)
+function rl_memory()
+function rl_prune(int,interval)
+function rl_release(text,jsonb)
+function rl_replay(jsonb,timestamptz,float8,boolean)
+function rl_reset(text,text)
+function rl_reset_all(text)
+function rl_save()
+function rl_sliding_log(float8,interval)
+function rl_sliding_window(float8,interval)
+function rl_state(text,text,jsonb)
+function rl_stats()
+function rl_stats_reset(text)
+function rl_status(text,text)
+function rl_token_bucket(float8,interval,float8,float8,int)
+function rl_top_denied(text,int)
+function rl_trigger()
+function rl_unblock(text,text)
+function rl_undefine(text,text)
+function rl_undistribute()
+function rl_unlimited()
+schema
+table ratelimits
+table rl_blocks
+table rl_config
+table rl_made
+table rl_settings
+table rl_version
+type _decision
+type _group
+type _limit
+type _outcome
+type _state
+type rl_result
+';
+    -- Of version 1, which kept no record of them, and no longer made.
+    earlier CONSTANT text[] := '{}';
+    first_version boolean;
+    m record;
+    taken text[] := '{}';
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    own := replace(own, E'\n    ', '');
+    IF to_regclass('ratelimit.rl_made') IS NULL THEN
+        -- Version 1 kept no record, but its last statement closed everything.
+        first_version := to_regclass('ratelimit.rl_version') IS NOT NULL AND coalesce(
+            (SELECT p.prosecdef FROM pg_proc p WHERE p.oid = to_regprocedure('ratelimit.rl_trigger()')), false);
+        CREATE TABLE ratelimit.rl_made (
+            kind    text COLLATE "C" NOT NULL,
+            name    text COLLATE "C" NOT NULL, -- without the schema
+            server  bigint,
+            oid     oid,   -- NULL: not yet closed; 0: of a restore without this row
+            acl     jsonb  -- at the end of the last run; NULL: unknown
+        ); -- No key: a dump of the data alone adds the rows of another database.
+        COMMENT ON TABLE ratelimit.rl_made IS 'rate limiter: what the file has made, and the grants when it last ran';
+        PERFORM ratelimit._close('table', 'rl_made');
+    END IF;
+    INSERT INTO ratelimit.rl_made (kind, name)
+    SELECT split_part(line, ' ', 1), substr(line, strpos(line || ' ', ' ') + 1)
+    FROM string_to_table(btrim(own, E'\n'), E'\n') AS line
+    WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made old WHERE btrim(concat_ws(' ', old.kind, old.name)) = line);
+    FOR m IN SELECT e.name FROM unnest(earlier) AS e (name) UNION SELECT old.name FROM ONLY ratelimit.rl_made old
+             WHERE old.kind = 'function' AND strpos(own, format(E'\nfunction %s\n', old.name)) = 0 LOOP
+        EXECUTE coalesce((SELECT format('DROP FUNCTION %s', o.object::regprocedure)
+                          FROM ratelimit._object('function', m.name) o WHERE o.object IS NOT NULL), 'SELECT');
+        DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name;
+    END LOOP;
+
+    -- What there is without a record: of version 1, which left a list of grants on each function; restored without the
+    -- rows; or made by a run that was cut off, when no function was SECURITY DEFINER yet.
+    UPDATE ONLY ratelimit.rl_made AS made
+    SET server = ratelimit._server(), acl = CASE WHEN was.known THEN o.grants END,
+        oid = CASE WHEN was.known THEN o.object ELSE 0 END
+    FROM ONLY ratelimit.rl_made AS same CROSS JOIN LATERAL ratelimit._object(same.kind, same.name) o
+    LEFT JOIN pg_proc p ON same.kind = 'function' AND p.oid = o.object
+    -- All that default privileges give, and PUBLIC: a restore without privileges has made it.
+    CROSS JOIN LATERAL (SELECT o.grants ? '' AND NOT ratelimit._is_open(same.name) AND (p.proacl IS NULL OR bool_and(
+            o.grants ? CASE g.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(g.grantee) END))
+        FROM pg_default_acl d, aclexplode(d.defaclacl) g WHERE d.defaclobjtype = 'f' AND d.defaclrole = o.owner
+          AND d.defaclnamespace IN (0, to_regnamespace('ratelimit')) AND g.grantee <> o.owner) AS restored (open)
+    CROSS JOIN LATERAL (SELECT first_version IS NOT NULL AND NOT coalesce(restored.open, false)) AS was (known)
+    WHERE same.kind = made.kind AND same.name = made.name AND made.oid IS NULL AND o.object IS NOT NULL
+      AND same.kind <> 'type' AND CASE WHEN p.oid IS NULL THEN first_version IS NULL OR first_version
+          OR same.kind = 'schema' ELSE first_version AND p.proname !~ '^_(is_open|server|object|close|say_taken)$'
+          OR first_version IS NULL AND p.prosecdef END;
+
+    FOR m IN SELECT made.kind, made.name FROM ONLY ratelimit.rl_made made
+             WHERE (ratelimit._object(made.kind, made.name)).object IS NOT NULL ORDER BY made.kind, made.name LOOP
+        taken := taken || ratelimit._close(m.kind, m.name);
+    END LOOP;
+    PERFORM ratelimit._say_taken(taken);
+    IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = to_regnamespace('ratelimit')
+               AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner) THEN
+        RAISE EXCEPTION 'other roles can create objects in schema "%"',
+            (SELECT nspname FROM pg_namespace WHERE oid = to_regnamespace('ratelimit'))
+            USING HINT = 'Revoke that, or install into another schema.';
+    END IF;
+    PERFORM set_config('search_path', path, true);
+END
+$do$;

@@ -1,0 +1,67 @@
+-- The types. A table of another role that has a column of one would keep it from being changed, so only rl_result is
+-- everybody's to use; and the file's own tables have none.
+
+-- Makes a type, or changes the one of an earlier version into it: from the first attribute that differs, all are made
+-- again, so that their order is the same.
+CREATE OR REPLACE FUNCTION ratelimit._make_type(name text, attributes text) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    old oid := to_regtype(format('ratelimit.%I', name));
+    found_old text[];
+    wanted text[];
+    same int := 0;
+    changes text[];
+BEGIN
+    IF old IS NULL THEN
+        EXECUTE format('CREATE TYPE ratelimit.%I AS (%s)', name, attributes);
+        EXECUTE format('COMMENT ON TYPE ratelimit.%I IS %L', name, CASE WHEN name ~ '^_' THEN 'rate limiter, internal'
+                       ELSE 'result of a call of the rate limiter' END);
+    ELSE
+        EXECUTE format('CREATE TYPE ratelimit._made AS (%s)', attributes);
+        SELECT array_agg(format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum)
+                   FILTER (WHERE t.oid = old),
+               array_agg(format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod)) ORDER BY a.attnum)
+                   FILTER (WHERE t.oid <> old)
+        INTO found_old, wanted
+        FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE t.oid IN (old, to_regtype('ratelimit._made'));
+        DROP TYPE ratelimit._made;
+        WHILE found_old[same + 1] = wanted[same + 1] LOOP same := same + 1; END LOOP;
+        changes := ARRAY(SELECT format('DROP ATTRIBUTE %s', split_part(f, ' ', 1)) FROM unnest(found_old[same + 1:]) f)
+            || ARRAY(SELECT format('ADD ATTRIBUTE %s', f) FROM unnest(wanted[same + 1:]) f);
+        IF cardinality(changes) > 0 THEN
+            EXECUTE format('ALTER TYPE ratelimit.%I %s', name, array_to_string(changes, ', '));
+        END IF;
+    END IF;
+    PERFORM ratelimit._close('type', name);
+END
+$$;
+
+DO LANGUAGE plpgsql $do$
+DECLARE
+    path text := pg_catalog.current_setting('search_path');
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    -- Version 1 had a column of the type of a config, which could not be changed then. Its text stands there now.
+    IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_config') AND attname = 'parsed'
+               AND NOT attisdropped AND atttypid <> 'text'::regtype) THEN
+        ALTER TABLE ratelimit.rl_config DROP COLUMN parsed;
+    END IF;
+    PERFORM ratelimit._make_type('rl_result', 'ok boolean, retry_after double precision, retry_at timestamptz,
+        remaining double precision, capacity double precision, reset_at timestamptz');
+    -- A config as calls read it. Kinds: 1 token bucket, 2 fixed window, 3 sliding window, 4 sliding log,
+    -- 5 concurrency, 6 unlimited. Tokens; periods and times in microseconds, since 1970.
+    PERFORM ratelimit._make_type('_limit', 'kind smallint, rate double precision, period bigint,
+        capacity double precision, tolerance double precision, max_reserved double precision, enforce boolean,
+        keyed boolean, overage boolean, start bigint, first_request boolean, zone text, months boolean, every int,
+        first_date date,
+        usual boolean, fresh_prior double precision -- of a token bucket or a fixed window without options
+    ');
+    PERFORM ratelimit._make_type('_state', 'value double precision, ts bigint, prior double precision,
+        log timestamptz[]');
+    PERFORM ratelimit._make_type('_decision', 'ok boolean, wait bigint, remaining double precision,
+        capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean, blocked boolean,
+        forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[]');
+    PERFORM set_config('search_path', path, true);
+END
+$do$;
