@@ -209,7 +209,7 @@ BEGIN
         g.decisions := ARRAY[d];
         g.changed := d.changed;
         g.after := g.s;
-        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log); END IF;
+        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log)::ratelimit._state; END IF;
         RETURN g;
     END IF;
     r := ratelimit._run(g.l, g.s, now, g.counts, g.reserves);
@@ -347,7 +347,7 @@ BEGIN
             d.reset_at := level.reset_at;
             r := ratelimit._answer(d);
             outcomes[g.ns[i]] := ROW(g.ns[i], g.name, g.key, ok, d.ok, r.retry_after, r.retry_at, r.remaining,
-                                     r.capacity, r.reset_at);
+                                     r.capacity, r.reset_at)::ratelimit._outcome;
         END LOOP;
     END LOOP;
     IF throws AND NOT ok THEN
