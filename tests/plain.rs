@@ -18,3 +18,5 @@ mod real_clock;
 #[path = "plain/rights.rs"]
 mod rights;
 mod rl_calculate;
+#[path = "plain/settings.rs"]
+mod settings;

@@ -74,7 +74,7 @@ BEGIN
     ELSIF extension.extnamespace <> coalesce(to_regnamespace(home), 0) THEN
         RAISE EXCEPTION 'the extension is in schema %, and this script for schema %',
             extension.extnamespace::regnamespace, home
-            USING HINT = 'Make the script for its schema: SCHEMA=… make plain.';
+            USING HINT = 'Make the script for its schema: SCHEMA=name make plain.';
     ELSIF to_regnamespace(aside) IS NOT NULL THEN
         RAISE EXCEPTION 'schema % is left from a move to the extension', aside
             USING HINT = 'Run ratelimit-to-extension.sql once more, which drops it.';
