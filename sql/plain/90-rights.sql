@@ -46,7 +46,7 @@ BEGIN
                      THEN 'config of a limit: ' || replace(substr(f.name, 4), '_', ' ')
                      WHEN f.name ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
         END IF;
-        IF entry ? f.name OR pure ? f.name THEN
+        IF entry ? f.name OR pure ? f.name OR f.name ~ '^rl_' THEN
             -- Rows are found by their keys, also while statistics say that the tables are small.
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp%s', f.signature,
                 CASE WHEN entry ? f.name THEN ' SET enable_seqscan = off' ELSE '' END);
