@@ -12,6 +12,8 @@ mod database;
 #[path = "plain/known.rs"]
 mod known;
 mod leases;
+#[path = "plain/lint.rs"]
+mod lint;
 mod load;
 #[path = "plain/real_clock.rs"]
 mod real_clock;

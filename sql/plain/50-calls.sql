@@ -194,6 +194,7 @@ BEGIN
         tries := coalesce(tries, 0) + 1;
         IF tries = 100 THEN PERFORM ratelimit._not_written(); END IF;
     END LOOP;
+    RETURN NULL;
 END
 $$;
 

@@ -36,7 +36,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._check_request(request jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     allowed CONSTANT text := 'an object with "name", and "key", "count", "reserve" or "config"';
-    types CONSTANT jsonb := '{"name": "string", "key": "string", "count": "number", "reserve": "boolean"}';
+    types CONSTANT jsonb := jsonb '{"name": "string", "key": "string", "count": "number", "reserve": "boolean"}';
     field text;
     given jsonb;
 BEGIN
@@ -70,10 +70,9 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._groups(function text, requests jsonb) RETURNS ratelimit._group[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    groups ratelimit._group[] := '{}';
+    groups ratelimit._group[] := '{}'::ratelimit._group[];
     g ratelimit._group;
     i int;
-    at int := 0;
     l ratelimit._limit;
     request jsonb;
     given jsonb;
@@ -274,7 +273,6 @@ CREATE OR REPLACE FUNCTION ratelimit._commit(groups ratelimit._group[]) RETURNS 
 LANGUAGE plpgsql AS $$
 DECLARE
     g ratelimit._group;
-    d ratelimit._decision;
     now bigint;
     passes boolean := true;
 BEGIN
@@ -312,7 +310,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._outcomes(groups ratelimit._group[], ok boolean, taken boolean, throws boolean)
 RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
 DECLARE
-    outcomes ratelimit._outcome[] := '{}';
+    outcomes ratelimit._outcome[] := '{}'::ratelimit._outcome[];
     g ratelimit._group;
     d ratelimit._decision;
     worst ratelimit._decision;

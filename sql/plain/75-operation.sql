@@ -9,7 +9,6 @@ DECLARE
     s ratelimit._state;
     d ratelimit._decision;
     now bigint := ratelimit._now();
-    level ratelimit._decision;
     retry bigint;
 BEGIN
     PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));

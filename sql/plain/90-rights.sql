@@ -27,6 +27,10 @@ DECLARE
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
     pure CONSTANT jsonb := '["rl_token_bucket", "rl_fixed_window", "rl_sliding_window", "rl_sliding_log",
         "rl_concurrency", "rl_unlimited", "rl_calculate", "_parse", "_valid"]';
+    -- What only errors, definitions and log lines need: there a path of their own costs no call anything.
+    seldom CONSTANT text := '^_(a|allowed|bad|bad_config|bad_state|build|check_fields|check_support|dates|denied|'
+        'duration|example|first_date|keyed|kinds|literal|log|misuse|not_written|null|period|policy|raise|set_clock|short|start|'
+        'type_of|unsupported|with_flag|wrong_kind|zones)$';
     f record;
     roles text;
 BEGIN
@@ -50,6 +54,9 @@ BEGIN
             -- Rows are found by their keys, also while statistics say that the tables are small.
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp%s', f.signature,
                 CASE WHEN entry ? f.name THEN ' SET enable_seqscan = off' ELSE '' END);
+        END IF;
+        IF f.name ~ seldom THEN
+            EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f.signature);
         END IF;
         IF f.name = 'rl_trigger' THEN
             -- What the text of a key can depend on.
