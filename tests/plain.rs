@@ -20,5 +20,7 @@ mod real_clock;
 #[path = "plain/rights.rs"]
 mod rights;
 mod rl_calculate;
+#[path = "plain/server_log.rs"]
+mod server_log;
 #[path = "plain/settings.rs"]
 mod settings;

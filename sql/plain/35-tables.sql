@@ -44,8 +44,8 @@ BEGIN
                 'rate limiter: keys that are blocked, and until when';
         WHEN 'rl_settings' THEN
             CREATE TABLE ratelimit.rl_settings (
-                name   text COLLATE "C" PRIMARY KEY CHECK (name IN ('error_style')),
-                value  text NOT NULL CHECK (value IN ('pt429', 'pgrst'))
+                name   text COLLATE "C" PRIMARY KEY,
+                value  text NOT NULL
             );
             COMMENT ON TABLE ratelimit.rl_settings IS
                 'rate limiter: settings of the database';
@@ -59,6 +59,14 @@ BEGIN
             EXECUTE format('REVOKE ALL ON ratelimit.%I FROM %s CASCADE', t, granted.role);
         END LOOP;
     END LOOP;
+    -- Of version 1, which had fewer settings, in place of its own.
+    IF NOT EXISTS (SELECT FROM pg_constraint
+                   WHERE conrelid = 'ratelimit.rl_settings'::regclass AND conname = 'rl_settings_values') THEN
+        ALTER TABLE ratelimit.rl_settings DROP CONSTRAINT IF EXISTS rl_settings_name_check,
+            DROP CONSTRAINT IF EXISTS rl_settings_value_check,
+            ADD CONSTRAINT rl_settings_values CHECK (CASE name WHEN 'error_style' THEN value IN ('pt429', 'pgrst')
+                WHEN 'log_denials' THEN value ~ '^(0?[.][0-9]{1,15}|[01]([.]0*)?)$' ELSE false END);
+    END IF;
     INSERT INTO ratelimit.rl_version (version) SELECT 1 WHERE NOT EXISTS (
         SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 1);
     PERFORM set_config('search_path', path, true);

@@ -356,6 +356,20 @@ BEGIN
 END
 $$;
 
+-- Logs what each limit by itself denies, in the order of the requests.
+CREATE OR REPLACE FUNCTION ratelimit._log_denials(groups ratelimit._group[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    d record;
+BEGIN
+    FOR d IN SELECT g.name, (g.decisions[i]).enforced,
+                    CASE WHEN NOT bool_or(g.never) OVER () THEN (g.decisions[i]).wait END AS wait
+             FROM unnest(groups) g, generate_subscripts(g.decisions, 1) i
+             WHERE NOT (g.decisions[i]).ok ORDER BY g.ns[i] LOOP
+        PERFORM ratelimit._log_denial(d.name, d.enforced, d.wait);
+    END LOOP;
+END
+$$;
+
 CREATE OR REPLACE FUNCTION ratelimit._several(function text, requests jsonb, throws boolean)
 RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -388,6 +402,7 @@ BEGIN
         groups[i] := g;
     END LOOP;
     IF function = 'rl_check_all' OR NOT ok OR NOT changed THEN
+        IF function = 'rl_limit_all' THEN PERFORM ratelimit._log_denials(groups); END IF;
         RETURN ratelimit._outcomes(groups, ok, false, throws);
     END IF;
     BEGIN
@@ -396,6 +411,7 @@ BEGIN
         IF refused THEN RAISE SQLSTATE 'RL001'; END IF;
     EXCEPTION WHEN SQLSTATE 'RL001' THEN NULL; -- releases the locks
     END;
+    PERFORM ratelimit._log_denials(groups);
     RETURN ratelimit._outcomes(groups, NOT refused, NOT refused, throws);
 END
 $$;
