@@ -29,8 +29,8 @@ DECLARE
         "rl_concurrency", "rl_unlimited", "rl_calculate", "_parse", "_valid"]';
     -- What only errors, definitions and log lines need: there a path of their own costs no call anything.
     seldom CONSTANT text := '^_(a|allowed|bad|bad_config|bad_state|build|check_fields|check_support|dates|denied|'
-        'duration|example|first_date|keyed|kinds|literal|log|misuse|not_written|null|period|policy|raise|set_clock|short|start|'
-        'type_of|unsupported|with_flag|wrong_kind|zones)$';
+        'duration|example|first_date|keyed|kinds|literal|log|misuse|not_written|null|period|policy|raise|set_clock|'
+        'short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
     f record;
     roles text;
 BEGIN
