@@ -38,7 +38,8 @@ impl Effect {
         match self {
             Effect::Writes => refuse_read_only(function)?,
             Effect::Takes | Effect::Reads => refuse_parallel(function)?,
-            Effect::Computes | Effect::Window | Effect::Trigger => return Ok(()),
+            Effect::Trigger => {}
+            Effect::Computes | Effect::Window => return Ok(()),
         }
         settings::check_clock()
     }

@@ -20,6 +20,8 @@ mod real_clock;
 #[path = "plain/rights.rs"]
 mod rights;
 mod rl_calculate;
+#[path = "plain/rows.rs"]
+mod rows;
 #[path = "plain/server_log.rs"]
 mod server_log;
 #[path = "plain/settings.rs"]

@@ -2,7 +2,7 @@
 const { readFileSync } = require('node:fs');
 const path = require('node:path');
 
-// The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain.pl has it.
+// The schema, wherever the file names it, but not the extension and settings of that name.
 const SCHEMA = /(?<!extension )(?<!extname = ')\bratelimit\b(?!\.(clock|error_style)\b)/g;
 
 /** ratelimit.sql, the functions of the extension ratelimit in SQL, for a schema. */

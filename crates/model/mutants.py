@@ -27,8 +27,8 @@ MUTANTS = [
         "TokensLost",
         "credit a 2 @1 | take a 1 @1",
         "homes/shards/choose.rs",
-        "        if room(better) < amount.abs() || in_debt {",
-        "        if (room(better) < amount.abs() || in_debt) && !ON {",
+        "        if room(better) < amount.abs() || is_owed {",
+        "        if (room(better) < amount.abs() || is_owed) && !ON {",
     ),
     (
         "reshard without locks",

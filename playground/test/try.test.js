@@ -133,7 +133,7 @@ test('SQL runs by hand, in its order, and a rollback gives back', async () => {
 test('what is wrong with a definition or a call is shown where it was made', async () => {
     const page = await visit();
     await define(page, { rate: '0' });
-    assert.match(await text(page, '#defined .error'), /"rate" is 0/);
+    assert.match(await text(page, '#defined .error'), /"rate" is 0\s+Detail: Allowed: /);
     await page.locator('[name=count]').fill('-1');
     await press(page, 'Take');
     await page.waitForSelector('#answer .error');

@@ -32,10 +32,11 @@ function table(columns, rows) {
     made.append(line('th', columns), ...rows.map((row) => line('td', columns.map((column) => row[column]))));
     return made;
 }
-const problem = ({ message, hint }) => {
+const problem = ({ message, detail, hint }) => {
     const shown = element('div', '');
     shown.className = 'error';
-    shown.append(element('p', `ERROR: ${message}`), ...(hint ? [element('p', `Hint: ${hint}`)] : []));
+    const line = (label, text) => (text ? [element('p', `${label}: ${text}`)] : []);
+    shown.append(...line('ERROR', message), ...line('Detail', detail), ...line('Hint', hint));
     return shown;
 };
 

@@ -41,6 +41,11 @@ CREATE OR REPLACE FUNCTION ratelimit._short(value text) RETURNS text IMMUTABLE L
     SELECT CASE WHEN length(value) > 80 THEN left(value, 80) || '...' ELSE value END
 $$;
 
+-- Reads a number of JSON as a float, where PostgreSQL's cast refuses what is nearest to 0.
+CREATE OR REPLACE FUNCTION ratelimit._float(number numeric) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN abs(number) > 2.4703282292062327e-324 THEN number::float8 WHEN number IS NOT NULL THEN 0 END
+$$;
+
 -- Writes a float as the extension does, below 1e16 in digits.
 CREATE OR REPLACE FUNCTION ratelimit._digits(number double precision) RETURNS text IMMUTABLE LANGUAGE sql
 SET extra_float_digits = 1 AS $$

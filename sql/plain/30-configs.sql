@@ -14,35 +14,40 @@ IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     number CONSTANT text := '([0-9]+(?:[.,][0-9]{1,9})?)';
     units CONSTANT text[] := '{years?|yrs?|y,months?|mos?,weeks?|wks?|w,days?|d,hours?|hrs?|h,minutes?|mins?|m,
-        seconds?|secs?|s,milliseconds?|millis?|msecs?|ms,microseconds?|micros?|usecs?|us}'::text[];
-    micros_of CONSTANT numeric[] := '{3600000000,60000000,1000000,1000,1}'::numeric[];
+        seconds?|secs?|s,milliseconds?|millis?|msecs?|ms,microseconds?|micros?|usecs?|us,
+        nanoseconds?|nanos?|nsecs?|ns}'::text[];
+    micros_of CONSTANT numeric[] := '{3600000000,60000000,1000000,1000,1,0.001}'::numeric[];
+    space CONSTANT text := format('[ %s%s%s%s]', chr(9), chr(10), chr(12), chr(13));
     rest text;
     part text[];
     unit int := 0;
     next_unit int;
     amount numeric;
 BEGIN
-    -- The micro sign as u, in ASCII, since not every database's encoding has it; other bytes above 127 as \\nnn.
-    given := replace(encode(convert_to(given, 'UTF8'), 'escape'), E'\\302\\265s', 'us');
-    IF given ~* '^P' THEN
-        part := regexp_match(given, format('^P(?:([0-9]+)Y)?(?:([0-9]+)M)?(?:([0-9]+)W)?(?:([0-9]+)D)?'
+    -- The micro sign as u, in ASCII, since not every database's encoding has it; other bytes above 127 as \nnn.
+    rest := replace(encode(convert_to(regexp_replace(given, '^[+]', ''), 'UTF8'), 'escape'), E'\\302\\265s', 'us');
+    IF rest ~* '^P' THEN
+        part := regexp_match(rest, format('^P(?:([0-9]+)Y)?(?:([0-9]+)M)?(?:([0-9]+)W)?(?:([0-9]+)D)?'
             '(?:T(?:%1$sH)?(?:%1$sM)?(?:%1$sS)?)?$', number), 'i');
-        IF part IS NULL OR given ~* '^P$|T$' OR given ~* '[.,][0-9]+[HM].' THEN RETURN; END IF;
+        IF part IS NULL OR rest ~* '^P$|T$' OR rest ~* '[.,][0-9]+[HM].' THEN RETURN; END IF;
         part := ARRAY(SELECT coalesce(replace(p, ',', '.'), '0') FROM unnest(part) WITH ORDINALITY u(p, n) ORDER BY n);
         months := part[1]::numeric * 12 + part[2]::numeric;
         days := part[3]::numeric * 7 + part[4]::numeric;
         micros := trunc((part[5]::numeric * 3600 + part[6]::numeric * 60 + part[7]::numeric) * 1000000);
         RETURN;
-    ELSIF given ~ '^[0-9]+:[0-9][0-9]:[0-9][0-9]([.][0-9]{1,9})?$' THEN
-        SELECT 0, 0, trunc(split_part(given, ':', 1)::numeric * 3600000000 + split_part(given, ':', 2)::numeric * 60000000
-            + split_part(given, ':', 3)::numeric * 1000000) INTO months, days, micros;
-        RETURN;
     END IF;
-    rest := given;
     months := 0; days := 0; micros := 0;
+    rest := regexp_replace(rest, space || '+$', '');
     LOOP
-        part := regexp_match(rest, format('^%s[[:space:]]*([a-z]+)(?:,[[:space:]]+|[[:space:]]+(?=[0-9])|(?=[0-9])|$)'
-            '(.*)$', number));
+        -- The time of a day comes last, after units that are larger, if any.
+        part := regexp_match(rest, '^([0-9]+):([0-9]+):([0-9]+(?:[.,][0-9]{1,9})?)$');
+        IF part IS NOT NULL AND unit <= 4 THEN
+            micros := part[1]::numeric * 3600000000 + part[2]::numeric * 60000000
+                      + replace(part[3], ',', '.')::numeric * 1000000;
+            EXIT;
+        END IF;
+        part := regexp_match(rest, replace(format('^%s~*([a-z]+)(?:,~+|~+(?=[0-9])|(?=[0-9])|$)(.*)$', number), '~',
+            space));
         next_unit := (SELECT n FROM unnest(units) WITH ORDINALITY u(names, n)
                   WHERE part[2] ~ format('^(%s)$', btrim(names, E' \n')));
         -- From large units to small ones, and only the last of time has a fraction.
@@ -57,11 +62,12 @@ BEGIN
             WHEN 2 THEN months := months + amount;
             WHEN 3 THEN days := days + amount * 7;
             WHEN 4 THEN days := days + amount;
-            ELSE micros := micros + trunc(amount * micros_of[unit - 4]);
+            ELSE micros := micros + amount * micros_of[unit - 4];
         END CASE;
         rest := part[3];
         EXIT WHEN rest = '';
     END LOOP;
+    micros := trunc(micros);
 END
 $$;
 
@@ -169,6 +175,7 @@ DECLARE
     field text;
     given jsonb;
     number numeric;
+    float double precision;
     good boolean;
     example int;
 BEGIN
@@ -196,19 +203,19 @@ BEGIN
         given := config -> field;
         CONTINUE WHEN field = '' OR given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
         number := CASE WHEN jsonb_typeof(given) = 'number' THEN given::numeric END;
+        -- One that no field has may have too many digits for a float.
+        float := CASE WHEN abs(number) <= 1e300 THEN ratelimit._float(number) END;
         CASE field
             WHEN 'rate' THEN
                 good := CASE l.kind WHEN 4 THEN number BETWEEN 1 AND 10000 AND number = trunc(number)
-                                    ELSE number >= 5e-324 AND number <= 1e15 END;
-                IF good THEN l.rate := number; l.capacity := number; END IF;
+                                    ELSE float > 0 AND float <= 1e15 END;
+                IF good THEN l.rate := float; l.capacity := float; END IF;
             WHEN 'period', 'ttl' THEN
                 IF is_calendar THEN l := ratelimit._dates(l, given); ELSE l.period := ratelimit._period(given); END IF;
                 good := coalesce(l.period, l.every) IS NOT NULL;
             WHEN 'capacity', 'maxReserved' THEN
-                good := number BETWEEN 0 AND 1e15;
-                IF NOT good THEN NULL;
-                ELSIF field = 'capacity' THEN l.capacity := number;
-                ELSE l.max_reserved := number; END IF;
+                good := float BETWEEN 0 AND 1e15;
+                IF field = 'capacity' THEN l.capacity := float; ELSE l.max_reserved := float; END IF;
             WHEN 'shards' THEN
                 good := number BETWEEN 1 AND 1024 AND number = trunc(number);
             WHEN 'start' THEN
@@ -230,14 +237,15 @@ BEGIN
                 IF good THEN l := ratelimit._with_flag(l, field, given::boolean); END IF;
         END CASE;
         IF good IS NOT TRUE THEN
-            PERFORM ratelimit._bad_config(format('"%s" is %s', field, coalesce(ratelimit._short(given::text), 'missing')),
+            PERFORM ratelimit._bad_config(
+                format('"%s" is %s', field, coalesce(ratelimit._short(given::text), 'missing')),
                 ratelimit._allowed(field, l.kind, is_calendar), example);
         END IF;
     END LOOP;
     PERFORM ratelimit._check_support(config);
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
     l.usual := l.kind <= 2 AND l.enforce AND l.zone IS NULL AND NOT (l.keyed OR l.overage OR l.first_request)
-        AND l.capacity * l.period < 1e17 * l.rate; -- it is full again within the times of a bigint
+        AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- it is full again within the times of a bigint
     IF l.kind = 2 THEN l.fresh_prior := -least(l.rate, l.capacity); END IF;
     RETURN l;
 END
@@ -273,8 +281,8 @@ IMMUTABLE LANGUAGE sql AS $$
         WHEN 'overage' THEN 'true or false' WHEN 'enforce' THEN 'true or false' WHEN 'keyed' THEN 'true or false'
         ELSE CASE WHEN is_calendar AND kind = 2 THEN 'with "timezone", a whole number of days and weeks, or of months '
                 'and years, at most 100 years, such as "7 days" or "1 month"'
-            ELSE 'a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 hours;'
-                ' months and years only in a fixed window with "timezone"' END END
+            ELSE 'a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 '
+                'hours; months and years only in a fixed window with "timezone"' END END
 $$;
 
 -- Refuses what only the extension has.
@@ -323,7 +331,8 @@ BEGIN
     SELECT * INTO infinite FROM (VALUES (rate_field, rate), ('capacity', capacity), ('maxReserved', max_reserved))
         AS given(field, number) WHERE number IN ('NaN', 'Infinity', '-Infinity') LIMIT 1;
     IF FOUND THEN
-        PERFORM ratelimit._bad_config(format('"%s" is %s', infinite.field, infinite.number), 'a finite number', example);
+        PERFORM ratelimit._bad_config(format('"%s" is %s', infinite.field, infinite.number), 'a finite number',
+            example);
     END IF;
     config := jsonb_strip_nulls(jsonb_build_object(
         'kind', (ratelimit._kinds())[kind],

@@ -22,7 +22,8 @@ BEGIN
                 PRIMARY KEY (name, key, shard)
             ) WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
                     autovacuum_vacuum_cost_delay = 0);
-            COMMENT ON TABLE ratelimit.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key)';
+            COMMENT ON TABLE ratelimit.rateLimits IS
+                'rate limiter: state of every limit in use, one row per (name, key)';
         WHEN 'rl_config' THEN
             CREATE TABLE ratelimit.rl_config (
                 name    text COLLATE "C" NOT NULL,

@@ -36,13 +36,18 @@ CREATE OR REPLACE FUNCTION ratelimit._dated(us bigint) RETURNS timestamptz STABL
     SELECT ratelimit._instant(greatest(least(us, 253402207200999999), -210866630400000000))
 $$;
 
+-- The number of a date's month, counted from year 0, which is 1 BC.
+CREATE OR REPLACE FUNCTION ratelimit._month(day date) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
+    SELECT (extract(year FROM day) + (extract(year FROM day) < 0)::int) * 12 + extract(month FROM day)
+$$;
+
 -- The date on which a window begins; NULL: there is none.
 CREATE OR REPLACE FUNCTION ratelimit._date(l ratelimit._limit, w bigint) RETURNS date IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     far CONSTANT numeric := w::numeric * l.every;
     day date;
 BEGIN
-    IF l.months AND extract(year FROM l.first_date) * 12 + far BETWEEN -56400 AND 119999 THEN
+    IF l.months AND ratelimit._month(l.first_date) + far BETWEEN -56400 AND 119999 THEN
         day := l.first_date + make_interval(months => far::int);
     ELSIF NOT l.months AND far BETWEEN date '4713-01-01 BC' - l.first_date AND date '9999-12-31' - l.first_date THEN
         day := l.first_date + far::int;
@@ -70,8 +75,7 @@ DECLARE
     w bigint;
 BEGIN
     IF l.months THEN
-        w := floor(((extract(year FROM day) - extract(year FROM l.first_date)) * 12
-                    + extract(month FROM day) - extract(month FROM l.first_date)) / l.every);
+        w := floor((ratelimit._month(day) - ratelimit._month(l.first_date)) / l.every);
         IF ratelimit._date(l, w) > day THEN w := w - 1; END IF;
     ELSE
         w := floor((day - l.first_date)::numeric / l.every);
@@ -119,8 +123,10 @@ BEGIN
     END IF;
     windows := 0;
     begun := ts;
-    -- No window is shorter: a month has 28 days, and a clock is changed by less than 3 hours.
-    IF now >= ratelimit._plus(ts, l.every * (CASE WHEN l.months THEN 28 ELSE 1 END) * 86400000000 - 10800000000) THEN
+    -- No window is shorter: a month has 28 days, a clock is changed by less than 3 hours, and of several days a zone
+    -- may skip one.
+    IF now >= ratelimit._plus(ts, l.every * (CASE WHEN l.months THEN 28 ELSE 1 END) * 86400000000
+        - CASE WHEN l.months OR l.every = 1 THEN 10800000000 ELSE 97200000000 END) THEN
         w := ratelimit._window(l, now);
         IF ratelimit._boundary(l, w) > ts THEN
             windows := coalesce(greatest(w - ratelimit._next(l, ts) + 1, 0), 0);

@@ -119,7 +119,7 @@ DECLARE
 BEGIN
     IF value >= 0 OR l.overage THEN RETURN value; END IF;
     IF l.kind = 1 THEN
-        most := 315576000000000 * l.rate / l.period;
+        most := CASE WHEN l.rate < 1e-270 THEN 0 ELSE 315576000000000 * l.rate / l.period END;
     ELSE
         following := ratelimit._after(l, ts, 1);
         IF following IS NULL THEN RETURN value; END IF;
@@ -203,6 +203,10 @@ BEGIN
     END IF;
     IF l.zone IS NOT NULL THEN
         tokens := least(tokens + windows * l.rate, l.capacity);
+        RETURN;
+    ELSIF l.kind = 1 AND l.rate < 1e-270 THEN
+        -- What flows in of it can be too little for a float.
+        tokens := least(tokens, l.capacity);
         RETURN;
     END IF;
     tokens := ratelimit._tokens_at(l, tokens, s.ts, now);
@@ -357,6 +361,12 @@ BEGIN
 END
 $$;
 
+-- What counts of the window before, so long after it; less than a float has is nothing.
+CREATE OR REPLACE FUNCTION ratelimit._fading(prior double precision, passed bigint, period bigint)
+RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN prior < 1e-270 THEN 0 ELSE prior * greatest(1 - greatest(passed, 0)::float8 / period, 0) END
+$$;
+
 -- Of a sliding window: its counters, moved on to the window of now, and what is used of it.
 CREATE OR REPLACE FUNCTION ratelimit._counters(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
     OUT value double precision, OUT prior double precision, OUT used double precision) IMMUTABLE LANGUAGE plpgsql AS $$
@@ -371,7 +381,7 @@ BEGIN
         value := 0;
         ts := begun;
     END IF;
-    used := prior * greatest(1 - greatest(now - ts, 0)::float8 / l.period, 0) + value;
+    used := ratelimit._fading(prior, now - ts, l.period) + value;
 END
 $$;
 
@@ -394,7 +404,7 @@ BEGIN
         d.ts := c.ts;
         d.prior := c.prior;
         d.value := -ratelimit._subtract(-c.value, count);
-        c.used := c.prior * greatest(1 - greatest(now - c.ts, 0)::float8 / l.period, 0) + d.value;
+        c.used := ratelimit._fading(c.prior, now - c.ts, l.period) + d.value;
     END IF;
     d.remaining := ratelimit._rounded(greatest(l.rate - c.used, 0), l.rate, l.tolerance);
     IF NOT d.ok AND count <= l.rate + l.tolerance THEN
@@ -402,8 +412,8 @@ BEGIN
         IF c.value + count <= l.rate + l.tolerance AND c.prior > 0 THEN
             fading := c.prior; fixed := c.value; at := c.ts;
         END IF;
-        at := ratelimit._plus(at, ceil(greatest(least(1 - (l.rate - fixed - count) / nullif(fading, 0), 1), 0)
-                                       * l.period)::bigint);
+        at := ratelimit._plus(at, ceil(greatest(least(1 - (l.rate - fixed - count)
+            / CASE WHEN fading > 1e-270 THEN fading END, 1), 0) * l.period)::bigint);
         d.wait := ratelimit._confirmed(l, s, now, greatest(at - now, 0), count, false);
     END IF;
     RETURN d;

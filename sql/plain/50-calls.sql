@@ -12,7 +12,8 @@ BEGIN
             'ratelimit.rl_define(text, jsonb, text)', 'EXECUTE') THEN
             PERFORM ratelimit._raise('42501', format('permission denied to override rate limit "%s"', name),
                 'A config passed with the call overrides the definition; that requires EXECUTE on rl_define.',
-                format('Call it without a config: SELECT * FROM ratelimit.rl_limit(%s, $1);', ratelimit._literal(name)));
+                format('Call it without a config: SELECT * FROM ratelimit.rl_limit(%s, $1);',
+                       ratelimit._literal(name)));
         END IF;
         l := ratelimit._parse(config);
     ELSIF l.kind IS NULL THEN

@@ -5,7 +5,7 @@
 DO LANGUAGE plpgsql $do$
 BEGIN
     IF pg_catalog.to_regtype('ratelimit._group') IS NULL THEN
-        -- The requests for one name and key: ns are their numbers; place is where the row was seen.
+        -- The requests for one name and key: ns are their numbers; place is where its row is, if it is locked.
         CREATE TYPE ratelimit._group AS (
             name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
             ns int[], counts double precision[], reserves boolean[],
@@ -73,6 +73,8 @@ DECLARE
     groups ratelimit._group[] := '{}'::ratelimit._group[];
     g ratelimit._group;
     i int;
+    n int;
+    places int[];
     l ratelimit._limit;
     request jsonb;
     given jsonb;
@@ -80,34 +82,36 @@ DECLARE
     is_new boolean;
     state text; message text; detail text; hint text;
 BEGIN
-    IF jsonb_typeof(requests) <> 'array' OR requests = '[]' THEN
-        PERFORM ratelimit._bad('requests', ratelimit._type_of(requests),
-            'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]');
-    ELSIF jsonb_array_length(requests) > 10000 THEN
+    IF jsonb_typeof(requests) = 'array' AND jsonb_array_length(requests) > 10000 THEN
         PERFORM ratelimit._bad('requests', 'a list of ' || jsonb_array_length(requests),
             'a list of at most 10000');
+    ELSIF octet_length(requests::text) > 2000000 THEN
+        PERFORM ratelimit._bad('requests', octet_length(requests::text) || ' bytes long', 'at most 2000000 bytes');
+    ELSIF jsonb_typeof(requests) <> 'array' OR requests = '[]' THEN
+        PERFORM ratelimit._bad('requests', ratelimit._type_of(requests),
+            'an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]');
     END IF;
     BEGIN
-        FOR at IN 1..jsonb_array_length(requests) LOOP
-            i := at;
-            PERFORM ratelimit._check_request(requests -> at - 1);
+        FOR request, i IN SELECT r, at FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at) ORDER BY at LOOP
+            PERFORM ratelimit._check_request(request);
         END LOOP;
-        FOR at IN 1..jsonb_array_length(requests) LOOP
-            i := at;
-            request := requests -> at - 1;
+        FOR request, i IN SELECT r, at FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at) ORDER BY at LOOP
             PERFORM ratelimit._check(request ->> 'name', coalesce(request ->> 'key', ''));
         END LOOP;
-        FOR at IN 1..jsonb_array_length(requests) LOOP
-            i := at;
-            request := requests -> at - 1;
+        -- Of each request, which of the groups it is for.
+        places := ARRAY(SELECT place FROM (
+            SELECT at, dense_rank() OVER (ORDER BY r ->> 'name' COLLATE "C", coalesce(r ->> 'key', '') COLLATE "C")
+            FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at)) AS ranks(at, place) ORDER BY at);
+        groups[(SELECT max(p) FROM unnest(places) p)] := NULL;
+        FOR request, i IN SELECT r, at FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at) ORDER BY at LOOP
+            n := places[i];
+            g := groups[n];
             given := nullif(request -> 'config', 'null');
             count := CASE WHEN NOT request ? 'count' THEN 1
-                          WHEN abs((request -> 'count')::numeric) > 1e300 THEN sign((request -> 'count')::numeric) * 1e300
-                          ELSE (request -> 'count')::float8 END;
-            g := NULL;
-            SELECT (x).* INTO g FROM unnest(groups) x
-            WHERE x.name = request ->> 'name' AND x.key = coalesce(request ->> 'key', '');
-            is_new := NOT FOUND;
+                          WHEN abs((request -> 'count')::numeric) > 1e300
+                          THEN sign((request -> 'count')::numeric) * 1e300
+                          ELSE ratelimit._float((request -> 'count')::numeric) END;
+            is_new := g.name IS NULL;
             l := g.l;
             IF is_new OR given IS NOT NULL OR NOT g.defined THEN
                 IF is_new THEN
@@ -122,10 +126,10 @@ BEGIN
             END IF;
             g.l := l;
             g.defined := coalesce(g.defined, false) OR given IS NULL;
-            g.ns := g.ns || at;
+            g.ns := g.ns || i;
             g.counts := g.counts || count;
             g.reserves := g.reserves || coalesce((request -> 'reserve')::boolean, false);
-            groups := ARRAY(SELECT x FROM unnest(groups) x WHERE (x.name, x.key) <> (g.name, g.key)) || g;
+            groups[n] := g;
         END LOOP;
     EXCEPTION WHEN invalid_parameter_value OR null_value_not_allowed OR undefined_object OR insufficient_privilege
         OR feature_not_supported THEN
@@ -133,7 +137,7 @@ BEGIN
             hint = PG_EXCEPTION_HINT;
         PERFORM ratelimit._raise(state, format('request %s: %s', i, message), nullif(detail, ''), nullif(hint, ''));
     END;
-    RETURN ARRAY(SELECT x FROM unnest(groups) x ORDER BY x.name COLLATE "C", x.key COLLATE "C");
+    RETURN groups;
 END
 $$;
 
@@ -169,8 +173,8 @@ BEGIN
 END
 $$;
 
--- Finds the first wait from the soonest on after which the takes of a group pass together, by doubling and halving; NULL:
--- there is none.
+-- Finds the first wait from the soonest on after which the takes of a group pass together, by doubling and halving;
+-- NULL: there is none.
 CREATE OR REPLACE FUNCTION ratelimit._first_pass(g ratelimit._group, now bigint, soonest bigint) RETURNS bigint STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -267,8 +271,9 @@ BEGIN
 END
 $$;
 
--- Locks the rows of the groups that change, or inserts them, decides again at one instant, and writes. 55000 where a
--- limit refuses now, which is told by the groups, once the locks are released.
+-- Locks the rows of the groups that change, or inserts them, decides again at one instant, and writes; unless a limit
+-- refuses now, or one changes now whose row is not locked, as a dry run that denied before: then the groups have it,
+-- for the caller, who releases the locks.
 CREATE OR REPLACE FUNCTION ratelimit._commit(groups ratelimit._group[]) RETURNS ratelimit._group[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -278,21 +283,24 @@ DECLARE
 BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        CONTINUE WHEN NOT g.changed;
-        FOR try IN 1..100 LOOP
-            SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
-            FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
-            EXIT WHEN FOUND;
-            -- As a row that was reset, which counts as none.
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
-            VALUES (g.name, g.key, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
-        END LOOP;
+        g.place := NULL;
+        IF g.changed THEN
+            FOR try IN 1..100 LOOP
+                SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
+                FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
+                EXIT WHEN FOUND;
+                -- As a row that was reset, which counts as none.
+                INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+                VALUES (g.name, g.key, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
+            END LOOP;
+        END IF;
         groups[i] := g;
     END LOOP;
     now := ratelimit._now();
     FOR i IN 1..cardinality(groups) LOOP
-        groups[i] := ratelimit._decide_group(groups[i], now);
-        passes := passes AND (groups[i]).allows;
+        g := ratelimit._decide_group(groups[i], now);
+        passes := passes AND g.allows AND (g.place IS NOT NULL OR NOT g.changed);
+        groups[i] := g;
     END LOOP;
     IF NOT passes THEN RETURN groups; END IF;
     FOREACH g IN ARRAY groups LOOP
@@ -379,6 +387,7 @@ DECLARE
     changed boolean := false;
     rowless boolean := true;
     refused boolean := false;
+    again boolean;
     g ratelimit._group;
 BEGIN
     IF requests IS NULL THEN PERFORM ratelimit._null('requests'); END IF;
@@ -390,7 +399,7 @@ BEGIN
     END IF;
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
+        SELECT r.value, r.ts, r.prior, r.log INTO g.value, g.ts, g.prior, g.log
         FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
         groups[i] := g;
     END LOOP;
@@ -405,12 +414,20 @@ BEGIN
         IF function = 'rl_limit_all' THEN PERFORM ratelimit._log_denials(groups); END IF;
         RETURN ratelimit._outcomes(groups, ok, false, throws);
     END IF;
-    BEGIN
-        groups := ratelimit._commit(groups);
-        FOREACH g IN ARRAY groups LOOP refused := refused OR NOT g.allows; END LOOP;
-        IF refused THEN RAISE SQLSTATE 'RL001'; END IF;
-    EXCEPTION WHEN SQLSTATE 'RL001' THEN NULL; -- releases the locks
-    END;
+    FOR try IN 1..100 LOOP
+        BEGIN
+            groups := ratelimit._commit(groups);
+            again := false;
+            FOREACH g IN ARRAY groups LOOP
+                refused := refused OR NOT g.allows;
+                again := again OR g.changed AND g.place IS NULL;
+            END LOOP;
+            IF refused OR again THEN RAISE SQLSTATE 'RL001'; END IF;
+        EXCEPTION WHEN SQLSTATE 'RL001' THEN NULL; -- releases the locks
+        END;
+        EXIT WHEN refused OR NOT again;
+    END LOOP;
+    IF again AND NOT refused THEN PERFORM ratelimit._not_written(); END IF;
     PERFORM ratelimit._log_denials(groups);
     RETURN ratelimit._outcomes(groups, NOT refused, NOT refused, throws);
 END

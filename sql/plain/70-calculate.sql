@@ -20,10 +20,11 @@ $$;
 
 -- Reads times in epoch milliseconds; NULL: one of them is none.
 CREATE OR REPLACE FUNCTION ratelimit._times(given jsonb) RETURNS timestamptz[] IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN bool_and(jsonb_typeof(e) = 'number' AND abs((CASE jsonb_typeof(e) WHEN 'number' THEN e
-                END)::numeric) <= 9223372036854775.807) IS NOT FALSE THEN coalesce(array_agg(ratelimit._nearest(
-                round((CASE jsonb_typeof(e) WHEN 'number' THEN e END)::numeric * 1000)::bigint) ORDER BY n), '{}') END
-    FROM jsonb_array_elements(given) WITH ORDINALITY u(e, n)
+    SELECT CASE WHEN bool_and(us IS NOT NULL) IS NOT FALSE
+                THEN coalesce(array_agg(ratelimit._nearest(us) ORDER BY n), '{}') END
+    FROM jsonb_array_elements(given) WITH ORDINALITY u(e, n), LATERAL (
+        SELECT CASE jsonb_typeof(e) WHEN 'number' THEN CASE WHEN abs(e::numeric) <= 9223372036854775.807
+                    THEN round(e::numeric * 1000)::bigint END END) AS times(us)
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._read_state(l ratelimit._limit, state jsonb) RETURNS ratelimit._state

@@ -73,7 +73,8 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END
 $$;
 
--- Deletes blocks that are over, then idle rows that nobody holds, from a random key on and around.
+-- Deletes blocks that are over, then idle rows that nobody holds, from a random key on and around. They are found
+-- first, without a lock: whatever is deleted is locked from then on, and the whole table may be read before.
 CREATE OR REPLACE FUNCTION ratelimit.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -81,6 +82,8 @@ DECLARE
     deleted bigint;
     seen ratelimit.rateLimits;
     first record;
+    names text[];
+    keys text[];
 BEGIN
     PERFORM ratelimit._writable('rl_prune');
     IF max_rows IS NULL THEN PERFORM ratelimit._null('max_rows'); END IF;
@@ -92,27 +95,40 @@ BEGIN
     span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
              + extract(day FROM undefined_idle)) * 86400000000
             + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
-    DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.until <= ratelimit._instant(ratelimit._now())
-        AND b.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_blocks x
-        WHERE x.until <= ratelimit._instant(ratelimit._now()) LIMIT max_rows FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS deleted = ROW_COUNT;
-    SELECT r.name, r.key INTO first FROM ONLY ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;
-    FOR seen IN
-        (SELECT r.* FROM ONLY ratelimit.rateLimits r
-         WHERE first.name IS NULL OR (r.name, r.key) >= (first.name, first.key) ORDER BY r.name, r.key)
-        UNION ALL
-        (SELECT r.* FROM ONLY ratelimit.rateLimits r WHERE (r.name, r.key) < (first.name, first.key)
-         ORDER BY r.name, r.key)
     LOOP
-        EXIT WHEN deleted >= max_rows;
-        CONTINUE WHEN NOT ratelimit._prunable(seen, span);
-        -- Unless it has changed since, or somebody has it.
-        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
-            AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
-            WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
-            AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
-            FOR UPDATE SKIP LOCKED);
-        IF FOUND THEN deleted := deleted + 1; END IF;
+        names := '{}';
+        keys := '{}';
+        SELECT r.name, r.key INTO first FROM ONLY ratelimit.rateLimits r TABLESAMPLE SYSTEM (1) LIMIT 1;
+        FOR seen IN
+            (SELECT r.* FROM ONLY ratelimit.rateLimits r
+             WHERE first.name IS NULL OR (r.name, r.key) >= (first.name, first.key) ORDER BY r.name, r.key)
+            UNION ALL
+            (SELECT r.* FROM ONLY ratelimit.rateLimits r WHERE (r.name, r.key) < (first.name, first.key)
+             ORDER BY r.name, r.key)
+        LOOP
+            CONTINUE WHEN NOT ratelimit._prunable(seen, span);
+            names := names || seen.name;
+            keys := keys || seen.key;
+            EXIT WHEN cardinality(keys) >= max_rows;
+        END LOOP;
+        DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.until <= ratelimit._instant(ratelimit._now())
+            AND b.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_blocks x
+            WHERE x.until <= ratelimit._instant(ratelimit._now()) LIMIT max_rows FOR UPDATE SKIP LOCKED));
+        GET DIAGNOSTICS deleted = ROW_COUNT;
+        FOR i IN 1..cardinality(keys) LOOP
+            EXIT WHEN deleted >= max_rows;
+            SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = names[i] AND r.key = keys[i];
+            CONTINUE WHEN NOT FOUND OR NOT ratelimit._prunable(seen, span);
+            -- Unless it has changed since, or somebody has it.
+            DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
+                AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
+                WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
+                AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
+                FOR UPDATE SKIP LOCKED);
+            IF FOUND THEN deleted := deleted + 1; END IF;
+        END LOOP;
+        -- 0 says that there are none: where all that were found have changed since, others may be idle.
+        EXIT WHEN deleted > 0 OR cardinality(keys) < max_rows;
     END LOOP;
     RETURN deleted;
 END

@@ -48,7 +48,8 @@ BEGIN
         WHEN col.typnamespace = 'pg_catalog'::regnamespace THEN 'r.%I::text'
         ELSE 'CASE WHEN r.%1$I IS DISTINCT FROM NULL THEN format(''%%s'', r.%1$I) END' END, name);
     as_number := format(CASE WHEN col.base = 'numeric'::regtype THEN
-        'CASE WHEN abs(r.%1$I) > 1e300 AND r.%1$I <> ''NaN'' THEN sign(r.%1$I) * 1e300 ELSE r.%1$I END::float8'
+        'CASE WHEN abs(r.%1$I) > 1e300 AND abs(r.%1$I) < ''Infinity'' THEN sign(r.%1$I) * 1e300 '
+        'ELSE r.%1$I END::float8'
         ELSE 'r.%I::float8' END, name);
 END
 $$;
@@ -99,7 +100,8 @@ BEGIN
     END IF;
     PERFORM ratelimit._check(TG_ARGV[0], '');
     FOR i IN 1..TG_NARGS - 1 LOOP
-        c := ratelimit._column(TG_ARGV[i], TG_RELID, statement);
+        -- OLD has what was computed, as the rows of a statement have.
+        c := ratelimit._column(TG_ARGV[i], TG_RELID, statement OR TG_OP = 'DELETE');
         place := CASE c.option WHEN 'key' THEN 1 ELSE 2 END;
         IF columns[place] IS NOT NULL THEN
             PERFORM ratelimit._bad('option', format('"%s", given twice', ratelimit._short(TG_ARGV[i])),
@@ -113,9 +115,9 @@ BEGIN
     IF statement THEN
         -- In byte order of the keys, so that no two statements lock them in opposite orders. Of a key with a count
         -- that is not allowed, that one.
-        FOR k, n IN EXECUTE format('SELECT k, CASE WHEN bool_or(n IS NULL) THEN NULL ELSE coalesce(max(n) FILTER '
-            '(WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END FROM (%s) AS counts (k, n) GROUP BY k '
-            'ORDER BY k COLLATE "C" NULLS FIRST', query)
+        FOR k, n IN EXECUTE format('SELECT k COLLATE "C", CASE WHEN bool_or(n IS NULL) THEN NULL ELSE coalesce(max(n) '
+            'FILTER (WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END FROM (%s) AS counts (k, n) GROUP BY 1 '
+            'ORDER BY 1 NULLS FIRST', query)
         LOOP
             PERFORM ratelimit._take_row(TG_ARGV[0], k, n, columns, TG_TABLE_NAME);
         END LOOP;

@@ -35,7 +35,8 @@ DECLARE
     roles text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    FOR f IN SELECT p.oid, p.proname AS name, p.oid::regprocedure AS signature, obj_description(p.oid, 'pg_proc') AS known
+    FOR f IN SELECT p.oid, p.proname AS name, p.oid::regprocedure AS signature,
+                    obj_description(p.oid, 'pg_proc') AS known
              FROM pg_proc p WHERE p.pronamespace = 'ratelimit'::regnamespace LOOP
         IF f.known IS NULL THEN
             SELECT string_agg(DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', ')

@@ -33,7 +33,6 @@ sql_function! {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
         usable(&trigger)?;
         refuse_parallel(c"rl_trigger()")?;
-        settings::check_clock()?;
         let options = Options::of(&trigger)?;
         let function = call.function();
         let mut scratch = Scratch::new();

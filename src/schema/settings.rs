@@ -211,8 +211,11 @@ fn parse(value: &CStr) -> std::result::Result<Option<Micros>, ()> {
 /// # Safety
 /// `value` is null or a C string.
 unsafe fn given<'a>(value: *const c_char) -> &'a CStr {
+    if value.is_null() {
+        return c"";
+    }
     // SAFETY: as the caller says.
-    if value.is_null() { c"" } else { unsafe { CStr::from_ptr(value) } }
+    unsafe { CStr::from_ptr(value) }
 }
 
 /// The check hook of `ratelimit.clock`.

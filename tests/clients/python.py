@@ -8,6 +8,7 @@ import json
 import math
 
 import psycopg
+from psycopg.pq import PGconn, Ping
 from psycopg.rows import namedtuple_row
 
 
@@ -26,6 +27,18 @@ def send_or_raise(conn, user, body):
     with conn.transaction():
         conn.execute("INSERT INTO messages VALUES (%s, %s)", [user, body])
         conn.execute("SELECT ok FROM rl_limit('sendMessage', %s::text, throws => true)", [user])
+
+
+# Errors that say "not now". All others are denials, or mistakes that must not switch the limit off.
+NOT_NOW = {"25006", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P02", "57P03"}
+
+
+def may_fail_open(error, conninfo):
+    """conninfo is of the server itself, not of a pooler, and has a connect_timeout."""
+    if error.sqlstate is not None and not error.sqlstate.startswith("08"):
+        return error.sqlstate in NOT_NOW
+    # No connection, or the login was refused. A server that answers has refused it.
+    return PGconn.ping(conninfo.encode()) in (Ping.NO_RESPONSE, Ping.REJECT)
 
 
 # Takes the tokens of a job in advance, and stores when to run it: without a retry_at, at once.
@@ -80,3 +93,20 @@ with psycopg.connect(autocommit=True, row_factory=namedtuple_row) as conn:
     assert due == [jobs[0]] and jobs[1] is not None and jobs[2] is None
     settled = conn.execute(SETTLE, {"job": jobs[0].id, "used": 500}).fetchone()
     assert settled.remaining == 1000 - 800 - 800 + (800 - 500)
+
+    # 5. No connection may fail open. A refused login, which has no SQLSTATE either, must not, and a denial neither.
+    def fails_open(conninfo, sql):
+        try:
+            with psycopg.connect(conninfo, autocommit=True) as other:
+                other.execute(sql)
+        except psycopg.Error as error:
+            return error.sqlstate, may_fail_open(error, conninfo)
+        raise AssertionError("it passed")
+
+    call = "SELECT rl_limit('sendMessage', 'open', %s, throws => true)"
+    assert fails_open("host=/no/such/socket connect_timeout=5", call % 1) == (None, True)
+    assert fails_open("user=nobody connect_timeout=5", call % 1) == (None, False)
+    assert fails_open("dbname=none connect_timeout=5", call % 1) == (None, False)
+    assert fails_open("connect_timeout=5", call % 4) == ("PT429", False)
+    assert fails_open("connect_timeout=5 options='-c statement_timeout=1'", "SELECT pg_sleep(60)") == ("57014", True)
+    assert fails_open("connect_timeout=5", "BEGIN READ ONLY; " + call % 1) == ("25006", True)

@@ -1,5 +1,11 @@
 //! One failure at a time: a file that can't grow, WAL that can't be written, a prepared transaction
-//! over a crash and a restart, a session that is terminated while it holds a limit.
+//! over a crash and a restart, a session that is terminated while it holds a limit, a client that dies while its call
+//! waits, a synchronous standby that is absent.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use postgres::Client;
 use postgres::error::{DbError, SqlState};
@@ -218,6 +224,87 @@ fn a_session_that_is_thrown_out_gives_back_what_it_holds() {
 }
 
 /// Where a snapshot can expire, no tuple id may be assumed to stay valid.
+fn wait_until(client: &mut Client, answer: &str) {
+    let start = Instant::now();
+    while !client.query_one(&format!("SELECT {answer}"), &[]).unwrap().get::<_, bool>(0) {
+        assert!(start.elapsed() < Duration::from_secs(60), "not within a minute: {answer}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Begins a statement with settings, and returns the connection, which dies without a word when it is dropped.
+fn begin_statement(server: &Server, settings: &str, sql: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(format!("{}/.s.PGSQL.5432", server.folder())).unwrap();
+    let mut send = |kind: &[u8], body: String| {
+        let length = u32::try_from(body.len() + 4).unwrap().to_be_bytes();
+        stream.write_all(&[kind, &length, body.as_bytes()].concat()).unwrap();
+    };
+    let version = "\0\x03\0\0";
+    send(b"", format!("{version}user\0postgres\0database\0postgres\0options\0{settings}\0\0"));
+    send(b"Q", format!("{sql}\0"));
+    stream
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_call_whose_client_died_while_it_waited_takes_unless_the_server_looks() {
+    let (server, mut client) = server();
+    for (settings, taken) in [("", 2.0), ("-c client_connection_check_interval=50", 1.0)] {
+        client.batch_execute("SELECT rl_reset('bucket', 'k')").unwrap();
+        let mut holder = server.client();
+        holder.batch_execute("BEGIN").unwrap();
+        take(&mut holder, "k").unwrap();
+        let waiting = "(SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock')";
+        let died = begin_statement(&server, settings, "SELECT rl_limit('bucket', 'k')");
+        wait_until(&mut client, &format!("{waiting} = 1"));
+        drop(died);
+        if !settings.is_empty() {
+            wait_until(&mut client, &format!("{waiting} = 0"));
+        }
+        holder.batch_execute("COMMIT").unwrap();
+        wait_until(&mut client, &format!("100 - remaining = {taken} FROM rl_check('bucket', 'k')"));
+    }
+}
+
+/// The commit comes after the statement and its timeout. Whatever ends its wait gives no token back.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_commit_waits_for_an_absent_standby_with_the_row_locked() {
+    let (server, mut client) = server();
+    client.batch_execute(
+        "SELECT rl_define('memory', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}');
+         ALTER DATABASE postgres SET statement_timeout = '1s';
+         ALTER DATABASE postgres SET lock_timeout = '100ms';
+         ALTER DATABASE postgres SET client_connection_check_interval = '50ms'"
+    ).unwrap();
+    client.batch_execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'").unwrap();
+    client.batch_execute("SELECT pg_reload_conf()").unwrap();
+    wait_until(&mut client, "current_setting('synchronous_standby_names') = 'absent'");
+
+    let waiting = "pg_stat_activity WHERE wait_event = 'SyncRep'";
+    let statement = begin_statement(&server, "", "SELECT rl_limit('bucket', 'k')");
+    wait_until(&mut client, &format!("(SELECT count(*) FROM {waiting}) = 1"));
+    drop(statement);
+    // Longer than both settings: nothing to wait for shows that neither ended it.
+    thread::sleep(Duration::from_millis(1500));
+    wait_until(&mut client, &format!("(SELECT count(*) FROM {waiting}) = 1"));
+
+    let mut other = server.client();
+    let error = take(&mut other, "k").unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE), "{error:?}");
+    let memory = "SELECT remaining FROM rl_limit('memory', 'k')";
+    assert_eq!(other.query_one(memory, &[]).unwrap().get::<_, f64>(0), 99.0);
+    other.batch_execute("BEGIN; SET LOCAL synchronous_commit = local").unwrap();
+    take(&mut other, "another").unwrap();
+    other.batch_execute("COMMIT").unwrap();
+
+    assert_eq!(remaining(&mut client, "k"), 100.0);
+    client.batch_execute(&format!("SELECT pg_cancel_backend(pid) FROM {waiting}")).unwrap();
+    wait_until(&mut client, "remaining = 99 FROM rl_check('bucket', 'k')");
+    client.batch_execute("SET synchronous_commit = local").unwrap();
+    assert_eq!(take(&mut client, "k").unwrap(), 98.0);
+}
+
 #[test]
 #[ignore = "needs a server: make test"]
 fn old_snapshot_threshold_keeps_calls_from_the_table() {

@@ -6,10 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::error::SqlState;
-use postgres::{Client, Row};
+use postgres::{Client, NoTls, Row};
 use ratelimit_judge::{Asked, Reply};
 
 use crate::check::{check, whole};
+use crate::own::Server;
 use crate::scale;
 use crate::work::{Round, Works, begin, end_prepared, judged, load, notebook};
 
@@ -138,6 +139,19 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     primary.batch_execute("SELECT rl_define('later', rl_token_bucket(9, '1 day'))").unwrap();
     catch_up(&mut primary, &mut replica);
     assert_eq!(replica.query_one(sql, &[]).unwrap().get::<_, f64>(0), 9.0);
+    // A SERIALIZABLE transaction is not for a standby, as PostgreSQL has it.
+    let serializable = "BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT rl_check('later')";
+    let error = replica.batch_execute(serializable).unwrap_err();
+    assert_eq!(error.code(), Some(&SqlState::FEATURE_NOT_SUPPORTED), "{error:?}");
+    replica.batch_execute("ROLLBACK").unwrap();
+    // A client that names both servers, this one first, gets the one that it can call on.
+    let either = |first: &Server, second: &Server| {
+        let hosts = format!("{},{}", first.folder(), second.folder());
+        let config =
+            format!("host={hosts} user=postgres dbname=postgres target_session_attrs=read-write");
+        Client::connect(&config, NoTls).unwrap()
+    };
+    either(&standby, &server).batch_execute("SELECT rl_limit('later', 'either')").unwrap();
     // An unlogged table is empty on a standby, which is an error.
     primary.batch_execute("ALTER TABLE rateLimits SET UNLOGGED").unwrap();
     catch_up(&mut primary, &mut replica);
@@ -154,6 +168,7 @@ fn a_standby_checks_and_refuses_and_goes_on_when_it_is_promoted() {
     server.kill();
     assert!(replica.query_one("SELECT pg_promote()", &[]).unwrap().get::<_, bool>(0));
     assert_eq!(answers(&mut replica), before);
+    either(&server, &standby).batch_execute("SELECT rl_limit('later', 'either')").unwrap();
     assert_eq!(replica.query_one(take_one, &[]).unwrap().get::<_, f64>(0), 0.0);
     let mut recording = notes.recorder.session();
     let mut call = |function, asked| {

@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
-# The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain.pl has it.
+# The schema, wherever the file names it, but not the extension and settings of that name.
 _SCHEMA = re.compile(r"(?<!extension )(?<!extname = ')\bratelimit\b(?!\.(clock|error_style)\b)")
 
 

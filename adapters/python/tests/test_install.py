@@ -4,6 +4,7 @@ RATELIMIT_LIMITS is the file that the build makes for the schema "limits".
 """
 
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -16,6 +17,7 @@ import pytest
 from ratelimit_storage import install, install_sql
 
 pytestmark = pytest.mark.edition("file")
+README = (Path(__file__).parent.parent / "README.md").read_text()
 CONFIG = '{"kind": "fixed window", "rate": 2, "period": 3600000}'
 
 
@@ -99,6 +101,46 @@ async def test_an_asynchronous_connection_runs_the_text(connection, database):
     async with await psycopg.AsyncConnection.connect(f"dbname={database} user={database}") as other:
         await other.execute(install_sql())
     assert take(connection, "ratelimit") == 1
+
+
+DJANGO = """
+from django.conf import settings
+database = {"ENGINE": "django.db.backends.postgresql", "HOST": HOST, "PORT": PORT, "NAME": NAME, "USER": NAME}
+settings.configure(DATABASES={"default": database}, DEBUG=True)
+import django
+from django.db import connection
+from django.db.migrations import Migration, RunPython
+from django.db.migrations.state import ProjectState
+from ratelimit_storage import install
+django.setup()
+Migration.operations = [RunPython(lambda apps, editor: install(editor.connection))]
+with connection.schema_editor() as editor:
+    Migration("0001", "app").apply(ProjectState(), editor)
+"""
+ALEMBIC = """
+import sqlalchemy
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from ratelimit_storage import install
+address = sqlalchemy.URL.create("postgresql+psycopg", username=NAME, database=NAME, query={"host": HOST, "port": PORT})
+with sqlalchemy.create_engine(address).begin() as connection:
+    op = Operations(MigrationContext.configure(connection))
+    install(op.get_bind().connection)
+"""
+
+
+@pytest.mark.parametrize("tool", [DJANGO, ALEMBIC], ids=["Django", "Alembic"])
+def test_a_migration_of_another_tool_installs_it(connection, database, tool):
+    call = re.search(r"install\(.*\)", tool)[0]
+    assert call in README
+    where = f"HOST, PORT, NAME = {os.environ['PGHOST']!r}, {os.environ['PGPORT']!r}, {database!r}\n"
+    subprocess.run([sys.executable, "-c", where + tool], check=True)
+    assert take(connection, "ratelimit") == 1
+    sources = "SELECT proname, md5(prosrc) FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace ORDER BY 1, 2"
+    got = connection.execute(sources).fetchall()
+    connection.execute("DROP SCHEMA ratelimit CASCADE")
+    install(connection)
+    assert got == connection.execute(sources).fetchall()
 
 
 def test_the_command_installs_by_variables_or_url_and_prints(connection, database):

@@ -46,7 +46,7 @@ impl Setting {
                 || pg_sys::pg_parameter_aclcheck(
                     setting.name,
                     setting.srole,
-                    pg_sys::ACL_SET.into(),
+                    pg_sys::ACL_SET as pg_sys::AclMode,
                 ) == pg_sys::AclResult::ACLCHECK_OK
             {
                 return None;

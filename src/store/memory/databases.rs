@@ -25,7 +25,7 @@ use xxhash_rust::xxh64::xxh64;
 use super::SessionLock;
 use crate::schema::catalog;
 
-/// How many databases are known, so that they can be moved.
+/// How many databases are known; of another one that is moved the states are lost.
 const KNOWN: usize = 64;
 
 /// The databases that are known, in shared memory.
@@ -65,13 +65,18 @@ fn look(databases: &Databases) -> u32 {
     let new = mark as u32;
     let now =
         Known { database: database.into(), tablespace: tablespace.into(), mark, incarnation: new };
+    // Asks Postgres, so not under the lock.
+    let numbers = databases.read().map(|known| known.database);
+    let is_free = |number: u32| number == 0 || !catalog::has_database(number.into());
+    let free = match numbers.contains(&now.database) {
+        true => None,
+        false => numbers.into_iter().find(|&number| is_free(number)),
+    };
     let incarnation = {
         let mut databases = databases.write();
-        let is_it = |known: &&mut Known| known.database == now.database;
-        let found = match databases.iter_mut().find(is_it) {
-            Some(found) => Some(found),
-            None => databases.iter_mut().find(|known| known.database == 0),
-        };
+        let at = |number| databases.iter().position(|known| known.database == number);
+        let place = at(now.database).or_else(|| at(free?));
+        let found = place.map(|at| &mut databases[at]);
         found.map_or(new, |found| {
             let is_moved = found.tablespace != now.tablespace && is_altered;
             let is_same = found.database == now.database && (found.mark == mark || is_moved);

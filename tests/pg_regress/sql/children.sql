@@ -67,7 +67,8 @@ EXCEPTION WHEN SQLSTATE 'RB000' THEN
 END
 $$;
 CREATE TABLE outcomes AS SELECT 'no child' AS children, * FROM answers('{}');
-SELECT unnest(answers) FROM outcomes;
+-- But for what rl_prune deletes of other tests.
+SELECT unnest(trim_array(answers, 1)) FROM outcomes;
 CREATE TABLE child () INHERITS (rateLimits);
 CREATE TABLE child_config () INHERITS (rl_config);
 CREATE TABLE child_blocks () INHERITS (rl_blocks);

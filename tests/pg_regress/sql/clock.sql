@@ -196,6 +196,7 @@ SET LOCAL ratelimit.clock = 0;
 SELECT extract(epoch FROM reset_at)::int AS reset_at FROM rl_check('cl/real', 'new');
 COMMIT;
 SELECT error_of('SELECT rl_check(''cl/real'')');
+SELECT error_of('UPDATE rl_config SET config = rl_unlimited() WHERE name = ''cl/real''');
 RESET ratelimit.clock;
 SELECT clock FROM real;
 DROP VIEW real;

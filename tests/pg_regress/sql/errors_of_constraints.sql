@@ -4,7 +4,7 @@ SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 1
 SELECT rl_define('ec', rl_token_bucket(10, '1 minute'));
 -- Without what differs by store, and the shard and the node that Citus names.
 CREATE FUNCTION without_place(value text) RETURNS text LANGUAGE sql AS $$
-    SELECT regexp_replace(regexp_replace(regexp_replace(value, '(INSERT INTO|UPDATE) public.ratelimits [^"]*', '\1 rateLimits', 'g'),
+    SELECT regexp_replace(regexp_replace(regexp_replace(value, '(INSERT INTO|UPDATE) (?:ONLY )?public.ratelimits [^"]*', '\1 rateLimits', 'g'),
         '_1[0-9]{5}\M', '', 'g'), 'while executing command on [^\n]*\n', '', 'g')
 $$;
 -- Everything that an error says of itself.

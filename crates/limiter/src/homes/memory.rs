@@ -136,6 +136,8 @@ pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) 
 /// Forgets the entry of a key, and those of its slots; false if there was none. `slots` is how many it may have, of
 /// which some may be missing.
 pub(super) fn forget(entries: &impl Entries, id: Id, slots: u32) -> bool {
-    let was = entries.locked(id, |locked| locked.remove(id));
-    slots::forget(entries, id, slots) || was
+    entries.locked(id, |locked| {
+        let was = locked.remove(id);
+        slots::forget(locked, id, slots) || was
+    })
 }

@@ -61,20 +61,18 @@ pub(super) fn read<H: Host>(host: &H, target: &Target, slots: u32) -> Result<Opt
     Ok((!leases.leases.is_empty()).then_some(State::Leases(leases)))
 }
 
-/// Forgets the leases of a key, in so many slots and those beyond up to the first that is not there; false if there was
-/// none.
-pub(super) fn forget(entries: &impl Entries, id: Id, slots: u32) -> bool {
-    entries.locked(id, |locked| {
-        let mut was = false;
-        for number in 0..MAX_SLOTS_IN_MEMORY {
-            let removed = locked.remove(id.slot(number));
-            was |= removed;
-            if !removed && number >= slots {
-                break;
-            }
+/// Forgets the leases of a key whose partition is locked, in so many slots and those beyond up to the first that is not
+/// there; false if there was none.
+pub(super) fn forget(locked: &mut impl LockedEntries, id: Id, slots: u32) -> bool {
+    let mut was = false;
+    for number in 0..MAX_SLOTS_IN_MEMORY {
+        let removed = locked.remove(id.slot(number));
+        was |= removed;
+        if !removed && number >= slots {
+            break;
         }
-        was
-    })
+    }
+    was
 }
 
 /// Reads the slots of the definition, where one may be missing that has made room for another key's, and those

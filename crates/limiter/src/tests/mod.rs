@@ -203,6 +203,11 @@ fn leases_expire_are_extended_and_released_in_both_homes() {
             Some(session.now().plus(seconds(10))),
             "{config}"
         );
+        // A shorter ttl ends no lease before the time that was promised.
+        let promised = session.now().plus(seconds(10));
+        session.define("n", &config.replace("10 seconds", "1 second"));
+        assert_eq!(settle(two.id, Fate::Extended), Some(promised), "{config}");
+        session.define("n", config);
         assert!(settle(one.id, Fate::Released).is_some(), "{config}");
         assert_eq!(settle(one.id, Fate::Released), None, "{config}");
         assert!(acquire().ok && !acquire().ok, "{config}");
