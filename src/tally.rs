@@ -44,11 +44,11 @@ pub fn place(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Place>
     Ok(memory_if_any(true)?.map(place))
 }
 
-/// Counts a request, and writes a share of the denials to the server's log.
+/// Counts a request, and writes a share of the denials, also of dry runs, to the server's log.
 pub fn count(catalog: &Catalog, place: Option<Place>, counted: Counted) {
     let Counted { name, key, count, verdict, retry_after } = counted;
-    if let Verdict::Denied { enforced: true } = verdict {
-        log(name, retry_after);
+    if let Verdict::Denied { enforced } = verdict {
+        log(name, enforced, retry_after);
     }
     let Some(Place { memory, id }) = place else { return };
     let scope = Scope::new(memory, catalog.extension);
@@ -113,19 +113,26 @@ fn is_end(sqlstate: i32) -> bool {
     sqlstate & 0xfff == 5 | 7 << 6
 }
 
-/// Writes a line for a denied call, or for a share of such calls: name, wait and role, never the key.
-fn log(name: &[u8], retry_after: Option<Micros>) {
+/// Writes a line for a call that is denied, or would be but for a dry run, or for a share of such calls: name, wait and
+/// role, never the key.
+fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
     let share = settings::log_denials();
     if share == 0.0 || fastrand::f64() >= share {
         return; // what is drawn is less than 1
     }
     let name = utf8(name);
     let role = server_log::current_role();
-    let when = match retry_after {
-        Some(wait) => format!("retry after {} s", wait.ceil_to_millis().as_secs()),
-        None => "this call can never pass".into(),
+    let line = match (enforced, retry_after) {
+        (false, _) => format!("rate limit \"{name}\" would be exceeded by role \"{role}\""),
+        (true, Some(wait)) => {
+            let secs = wait.ceil_to_millis().as_secs();
+            format!("rate limit \"{name}\" exceeded by role \"{role}\": retry after {secs} s")
+        }
+        (true, None) => {
+            format!("rate limit \"{name}\" exceeded by role \"{role}\": this call can never pass")
+        }
     };
-    server_log::line(&format!("rate limit \"{name}\" exceeded by role \"{role}\": {when}"));
+    server_log::line(&line);
 }
 
 /// Returns the memory, without what is counted of dropped databases and extensions, and whose names these are.

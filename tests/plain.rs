@@ -12,6 +12,8 @@ mod database;
 #[path = "plain/known.rs"]
 mod known;
 mod leases;
+#[path = "plain/lint.rs"]
+mod lint;
 mod load;
 #[path = "plain/real_clock.rs"]
 mod real_clock;
@@ -22,3 +24,7 @@ mod rl_calculate;
 mod rows;
 #[path = "plain/runs.rs"]
 mod runs;
+#[path = "plain/server_log.rs"]
+mod server_log;
+#[path = "plain/settings.rs"]
+mod settings;

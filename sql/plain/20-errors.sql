@@ -23,7 +23,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._null(argument text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit._raise('22004', argument || ' must not be NULL', NULL, CASE WHEN argument ~ '^key\M' THEN
+    PERFORM ratelimit._raise('22004', argument || ' must not be NULL', NULL, CASE WHEN argument ~ '^key( |$)' THEN
         'A missing user id must not take from the limit that everybody shares. To use that limit, omit the key.' END);
 END
 $$;
@@ -50,7 +50,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._digits(number double precision) RETURNS text IMMUTABLE LANGUAGE sql
 SET extra_float_digits = 1 AS $$
     SELECT CASE WHEN abs(number) >= 1e15 AND abs(number) < 1e16 THEN number::bigint::text
-                ELSE regexp_replace(number::text, 'e([-+])0', 'e\1') END
+                ELSE regexp_replace(number::text, 'e([-+])0', E'e\\1') END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE LANGUAGE sql AS $$

@@ -76,8 +76,6 @@ $$;
 -- The limiter's clock, by ratelimit.clock where its owner has set that: any role can set it, since no library
 -- declares it.
 CREATE OR REPLACE FUNCTION ratelimit._set_clock(given text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    at timestamptz;
 BEGIN
     IF NOT pg_has_role(session_user, current_user, 'MEMBER') THEN
         PERFORM ratelimit._raise('42501', 'permission denied to set parameter "ratelimit.clock"');
@@ -86,11 +84,11 @@ BEGIN
         IF given::float8 BETWEEN -210866803200000 AND 8.64e15 THEN RETURN round(given::numeric * 1000); END IF;
     ELSIF given ~ ('^[^ ]+[ Tt][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?'
                    '([Zz]|[-+][0-9]{2}(:?[0-9]{2})?(:?[0-9]{2})?)( BC)?$') THEN
-        at := given;
-        RETURN ratelimit._us(at);
+        RETURN ratelimit._us(given::timestamptz);
     END IF;
     PERFORM ratelimit._raise('22023', format('invalid value for parameter "ratelimit.clock": "%s"', given),
         'Allowed: a time with its offset, or epoch milliseconds.');
+    RETURN NULL;
 END
 $$;
 
@@ -106,8 +104,8 @@ CREATE OR REPLACE FUNCTION ratelimit._phase(name text, key text) RETURNS bigint 
 DECLARE
     m CONSTANT numeric := 18446744073709551616;
     p CONSTANT numeric[] := '{11400714785074694791, 14029467366897019727, 1609587929392839161, 9650029242287828579,
-                              2870177450012600261}';
-    bytes bytea := convert_to(name, 'UTF8') || '\x00' || convert_to(key, 'UTF8');
+                              2870177450012600261}'::numeric[];
+    bytes bytea := convert_to(name, 'UTF8') || decode('00', 'hex') || convert_to(key, 'UTF8');
     n int := octet_length(bytes);
     i int := 0;
     v numeric[] := ARRAY[(p[1] + p[2]) % m, p[2], 0, m - p[1]];

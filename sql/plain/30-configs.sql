@@ -14,16 +14,18 @@ IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     number CONSTANT text := '([0-9]+(?:[.,][0-9]{1,9})?)';
     units CONSTANT text[] := '{years?|yrs?|y,months?|mos?,weeks?|wks?|w,days?|d,hours?|hrs?|h,minutes?|mins?|m,
-        seconds?|secs?|s,milliseconds?|millis?|msecs?|ms,microseconds?|micros?|usecs?|µsecs?|us|µs,
-        nanoseconds?|nanos?|nsecs?|ns}';
-    micros_of CONSTANT numeric[] := '{3600000000,60000000,1000000,1000,1,0.001}';
+        seconds?|secs?|s,milliseconds?|millis?|msecs?|ms,microseconds?|micros?|usecs?|us,
+        nanoseconds?|nanos?|nsecs?|ns}'::text[];
+    micros_of CONSTANT numeric[] := '{3600000000,60000000,1000000,1000,1,0.001}'::numeric[];
     space CONSTANT text := format('[ %s%s%s%s]', chr(9), chr(10), chr(12), chr(13));
-    rest text := regexp_replace(given, '^[+]', '');
+    rest text;
     part text[];
     unit int := 0;
-    found int;
+    next_unit int;
     amount numeric;
 BEGIN
+    -- The micro sign as u, in ASCII, since not every database's encoding has it; other bytes above 127 as \nnn.
+    rest := replace(encode(convert_to(regexp_replace(given, '^[+]', ''), 'UTF8'), 'escape'), E'\\302\\265s', 'us');
     IF rest ~* '^P' THEN
         part := regexp_match(rest, format('^P(?:([0-9]+)Y)?(?:([0-9]+)M)?(?:([0-9]+)W)?(?:([0-9]+)D)?'
             '(?:T(?:%1$sH)?(?:%1$sM)?(?:%1$sS)?)?$', number), 'i');
@@ -44,17 +46,17 @@ BEGIN
                       + replace(part[3], ',', '.')::numeric * 1000000;
             EXIT;
         END IF;
-        part := regexp_match(rest, replace(format('^%s~*([a-zµ]+)(?:,~+|~+(?=[0-9])|(?=[0-9])|$)(.*)$', number), '~',
+        part := regexp_match(rest, replace(format('^%s~*([a-z]+)(?:,~+|~+(?=[0-9])|(?=[0-9])|$)(.*)$', number), '~',
             space));
-        found := (SELECT n FROM unnest(units) WITH ORDINALITY u(names, n)
+        next_unit := (SELECT n FROM unnest(units) WITH ORDINALITY u(names, n)
                   WHERE part[2] ~ format('^(%s)$', btrim(names, E' \n')));
         -- From large units to small ones, and only the last of time has a fraction.
-        IF found IS NULL OR found <= unit OR part[1] ~ '[.,]' AND (found <= 4 OR part[3] <> '') THEN
+        IF next_unit IS NULL OR next_unit <= unit OR part[1] ~ '[.,]' AND (next_unit <= 4 OR part[3] <> '') THEN
             months := NULL; days := NULL; micros := NULL;
             RETURN;
         END IF;
-        unit := found;
-        amount := replace(part[1], ',', '.');
+        unit := next_unit;
+        amount := replace(part[1], ',', '.')::numeric;
         CASE unit
             WHEN 1 THEN months := months + amount * 12;
             WHEN 2 THEN months := months + amount;
@@ -76,7 +78,7 @@ DECLARE
     span record;
 BEGIN
     IF jsonb_typeof(given) = 'number' THEN
-        millis := given;
+        millis := given::numeric;
     ELSIF jsonb_typeof(given) = 'string' THEN
         span := ratelimit._duration(given #>> '{}');
         IF span.months = 0 THEN millis := (span.days * 86400000000 + span.micros) / 1000; END IF;
@@ -113,7 +115,7 @@ BEGIN
         RETURN CASE WHEN abs(given::numeric) <= 8.64e15 THEN round(given::numeric * 1000) END;
     ELSIF given #>> '{}' ~ ('^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]{1,9})?)?'
                             '([Zz]|[-+][0-9]{2}(:?[0-9]{2})?(:?[0-9]{2})?)$') THEN
-        at := given #>> '{}';
+        at := (given #>> '{}')::timestamptz;
         RETURN ratelimit._us(at);
     END IF;
     RETURN NULL;
@@ -141,9 +143,9 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind int, fields text[], example int) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
-    any_kind CONSTANT text[] := '{rate,period,capacity,maxReserved,shards,start,timezone,overage,slots,ttl}';
+    any_kind CONSTANT text[] := '{rate,period,capacity,maxReserved,shards,start,timezone,overage,slots,ttl}'::text[];
     own CONSTANT text[] := coalesce(fields, any_kind);
-    common CONSTANT text[] := '{store,save,enforce,keyed}';
+    common CONSTANT text[] := '{store,save,enforce,keyed}'::text[];
     field text := (SELECT f FROM jsonb_object_keys(config) f
                    WHERE f <> ALL (own || common || '{kind,applyUpdates}'::text[])
                    ORDER BY octet_length(f), f COLLATE "C" LIMIT 1);
@@ -364,10 +366,11 @@ BEGIN
 END
 $$;
 
+-- Not parallel safe: to read a start may take a subtransaction.
 CREATE OR REPLACE FUNCTION ratelimit.rl_fixed_window(rate double precision, period interval,
     capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
     start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, timezone text DEFAULT NULL)
-RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+RETURNS jsonb IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
     RETURN ratelimit._build(2, rate, period, capacity, max_reserved, shards, start, first_request, timezone);
 END

@@ -55,8 +55,8 @@ BEGIN
                 'rate limiter: keys that are blocked, and until when';
         WHEN 'rl_settings' THEN
             CREATE TABLE ratelimit.rl_settings (
-                name   text COLLATE "C" PRIMARY KEY CHECK (name IN ('error_style')),
-                value  text NOT NULL CHECK (value IN ('pt429', 'pgrst'))
+                name   text COLLATE "C" PRIMARY KEY,
+                value  text NOT NULL
             );
             COMMENT ON TABLE ratelimit.rl_settings IS
                 'rate limiter: settings of the database';
@@ -66,6 +66,17 @@ BEGIN
         END CASE;
         PERFORM ratelimit._close('table', t);
     END LOOP;
+    -- Of version 1, which had fewer settings, in place of its own.
+    IF NOT EXISTS (SELECT FROM pg_constraint
+                   WHERE conrelid = to_regclass('ratelimit.rl_settings') AND conname = 'rl_settings_values') THEN
+        FOR defined IN SELECT conname AS name FROM pg_constraint WHERE conrelid = to_regclass('ratelimit.rl_settings')
+            AND conname IN ('rl_settings_name_check', 'rl_settings_value_check') LOOP
+            EXECUTE format('ALTER TABLE ratelimit.rl_settings DROP CONSTRAINT %I', defined.name);
+        END LOOP;
+        ALTER TABLE ratelimit.rl_settings
+            ADD CONSTRAINT rl_settings_values CHECK (CASE name WHEN 'error_style' THEN value IN ('pt429', 'pgrst')
+                WHEN 'log_denials' THEN value ~ '^(0?[.][0-9]{1,15}|[01]([.]0*)?)$' ELSE false END);
+    END IF;
     INSERT INTO ratelimit.rl_version (version) SELECT 2 WHERE NOT EXISTS (
         SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 2);
 

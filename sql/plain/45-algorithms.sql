@@ -64,6 +64,7 @@ BEGIN
     ELSIF ts IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad_state(name, 'ts', initcap(ts::text));
     END IF;
     PERFORM ratelimit._bad_state(name, 'log', CASE WHEN log[1] = '-infinity' THEN '-Infinity' ELSE 'Infinity' END);
+    RETURN NULL;
 END
 $$;
 
@@ -469,7 +470,7 @@ CREATE OR REPLACE FUNCTION ratelimit._live(log timestamptz[], now bigint) RETURN
 LANGUAGE plpgsql AS $$
 DECLARE
     at CONSTANT timestamptz := ratelimit._nearest(now);
-    live timestamptz[] := '{}';
+    live timestamptz[] := '{}'::timestamptz[];
 BEGIN
     FOR i IN 1..cardinality(log) - 1 BY 2 LOOP
         IF log[i + 1] > at THEN live := live || log[i:i + 1]; END IF;
@@ -611,7 +612,6 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._present(l ratelimit._limit, s ratelimit._state, now bigint) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    r record;
     newest timestamptz;
 BEGIN
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;

@@ -148,6 +148,43 @@ BEGIN
 END
 $$;
 
+-- Writes a line to the server's log. As a warning: of a LOG that log has the statement, too, and with it the key; and
+-- the client need not see it.
+CREATE OR REPLACE FUNCTION ratelimit._log(line text) RETURNS void LANGUAGE plpgsql SET client_min_messages = error AS $$
+BEGIN
+    RAISE WARNING '%', line;
+END
+$$;
+
+-- Logs a denial, or a share of them: name, wait and role, never the key.
+CREATE OR REPLACE FUNCTION ratelimit._log_denial(name text, enforced boolean, wait bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    -- What is no number from 0 to 1 counts as not set.
+    share text := coalesce(substring(current_setting('ratelimit.log_denials', true)
+                                     FROM '^(?:0?[.][0-9]{1,15}|[01](?:[.]0*)?)$'),
+                           (SELECT s.value FROM ONLY ratelimit.rl_settings s WHERE s.name = 'log_denials'));
+    line text;
+BEGIN
+    IF share IS NULL OR ratelimit._random_id() >= share::float8 * 4503599627370496 THEN RETURN; END IF;
+    line := format('rate limit "%s" %s by role "%s"%s', name,
+        CASE WHEN enforced THEN 'exceeded' ELSE 'would be exceeded' END, ratelimit._caller(),
+        CASE WHEN NOT enforced THEN '' WHEN wait IS NULL THEN ': this call can never pass'
+             ELSE format(': retry after %s s', ratelimit._digits((ratelimit._ceil(wait, 1000) / 1000)::float8 / 1000))
+             END);
+    PERFORM ratelimit._log(line);
+END
+$$;
+
+-- Logs a denial, and lets a dry run pass.
+CREATE OR REPLACE FUNCTION ratelimit._told(name text, d ratelimit._decision) RETURNS ratelimit._decision
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT d.ok THEN PERFORM ratelimit._log_denial(name, d.enforced, d.wait); END IF;
+    RETURN ratelimit._let_pass(d);
+END
+$$;
+
 -- Makes a change of one limit: a take, or a credit. What changes nothing, as a denial, is answered from a plain read.
 -- Otherwise the row is locked, and decided again where it or the time has changed since; or it is inserted.
 CREATE OR REPLACE FUNCTION ratelimit._change(function text, name text, key text, count double precision,
@@ -166,12 +203,12 @@ BEGIN
         IF seen.until IS NOT NULL AND function <> 'rl_credit' THEN
             d := ratelimit._look(l, ratelimit._state_of(l, name, key, seen.now, seen.value, seen.ts, seen.prior,
                                  seen.log), seen.now, seen.until, count, reserve, true);
-            IF d.blocked THEN RETURN d; END IF;
+            IF d.blocked THEN RETURN ratelimit._told(name, d); END IF;
         END IF;
         IF l.kind <> 6 THEN PERFORM ratelimit._writable(function); END IF;
         d := ratelimit._decided(function, l, name, key, seen.now, count, reserve, taken_at, id,
                                 seen.value, seen.ts, seen.prior, seen.log);
-        IF NOT d.changed THEN RETURN ratelimit._let_pass(d); END IF;
+        IF NOT d.changed THEN RETURN ratelimit._told(name, d); END IF;
 
         IF seen.place IS NULL THEN
             INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log)
@@ -187,7 +224,7 @@ BEGIN
             -- Whatever was read before: others may have changed it, and the clock goes on while it is waited for.
             d := ratelimit._decided(function, l, name, key, ratelimit._now(), count, reserve, taken_at, id,
                                     held.value, held.ts, held.prior, held.log);
-            IF NOT d.changed THEN RETURN ratelimit._let_pass(d); END IF;
+            IF NOT d.changed THEN RETURN ratelimit._told(name, d); END IF;
             UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
                 log = d.log WHERE r.name = $2 AND r.key = $3;
             IF FOUND THEN RETURN d; END IF;
@@ -196,6 +233,7 @@ BEGIN
         tries := coalesce(tries, 0) + 1;
         IF tries = 100 THEN PERFORM ratelimit._not_written(); END IF;
     END LOOP;
+    RETURN NULL;
 END
 $$;
 
@@ -264,6 +302,10 @@ BEGIN
             END IF;
         END IF;
         IF tokens IS NOT NULL THEN
+            IF wait IS NOT NULL AND (current_setting('ratelimit.log_denials', true) <> '' OR EXISTS (
+                SELECT FROM ONLY ratelimit.rl_settings s WHERE s.name = 'log_denials')) THEN
+                PERFORM ratelimit._log_denial($1, true, wait::bigint);
+            END IF;
             at := at + CASE l.kind WHEN 1 THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
             RETURN ROW(wait IS NULL, ceil(wait / 1e3) / 1e3,
                 CASE WHEN wait > 0 THEN ratelimit._rounded_up(seen.now + wait::bigint) END,

@@ -27,7 +27,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._check_request(request jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     allowed CONSTANT text := 'an object with "name", and "key", "count", "reserve" or "config"';
-    types CONSTANT jsonb := '{"name": "string", "key": "string", "count": "number", "reserve": "boolean"}';
+    types CONSTANT jsonb := jsonb '{"name": "string", "key": "string", "count": "number", "reserve": "boolean"}';
     field text;
     given jsonb;
 BEGIN
@@ -61,7 +61,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._groups(function text, requests jsonb) RETURNS ratelimit._group[]
 LANGUAGE plpgsql AS $$
 DECLARE
-    groups ratelimit._group[] := '{}';
+    groups ratelimit._group[] := '{}'::ratelimit._group[];
     g ratelimit._group;
     i int;
     n int;
@@ -203,7 +203,7 @@ BEGIN
         g.decisions := ARRAY[d];
         g.changed := d.changed;
         g.after := g.s;
-        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log); END IF;
+        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log)::ratelimit._state; END IF;
         RETURN g;
     END IF;
     r := ratelimit._run(g.l, g.s, now, g.counts, g.reserves);
@@ -309,7 +309,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._outcomes(groups ratelimit._group[], ok boolean, taken boolean, throws boolean)
 RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
 DECLARE
-    outcomes ratelimit._outcome[] := '{}';
+    outcomes ratelimit._outcome[] := '{}'::ratelimit._outcome[];
     g ratelimit._group;
     d ratelimit._decision;
     worst ratelimit._decision;
@@ -344,7 +344,7 @@ BEGIN
             d.reset_at := level.reset_at;
             r := ratelimit._answer(d);
             outcomes[g.ns[i]] := ROW(g.ns[i], g.name, g.key, ok, d.ok, r.retry_after, r.retry_at, r.remaining,
-                                     r.capacity, r.reset_at);
+                                     r.capacity, r.reset_at)::ratelimit._outcome;
         END LOOP;
     END LOOP;
     IF throws AND NOT ok THEN
@@ -352,6 +352,20 @@ BEGIN
         PERFORM ratelimit._denied(worst_name, worst);
     END IF;
     RETURN outcomes;
+END
+$$;
+
+-- Logs what each limit by itself denies, in the order of the requests.
+CREATE OR REPLACE FUNCTION ratelimit._log_denials(groups ratelimit._group[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    d record;
+BEGIN
+    FOR d IN SELECT g.name, (g.decisions[i]).enforced,
+                    CASE WHEN NOT bool_or(g.never) OVER () THEN (g.decisions[i]).wait END AS wait
+             FROM unnest(groups) g, generate_subscripts(g.decisions, 1) i
+             WHERE NOT (g.decisions[i]).ok ORDER BY g.ns[i] LOOP
+        PERFORM ratelimit._log_denial(d.name, d.enforced, d.wait);
+    END LOOP;
 END
 $$;
 
@@ -388,6 +402,7 @@ BEGIN
         groups[i] := g;
     END LOOP;
     IF function = 'rl_check_all' OR NOT ok OR NOT changed THEN
+        IF function = 'rl_limit_all' THEN PERFORM ratelimit._log_denials(groups); END IF;
         RETURN ratelimit._outcomes(groups, ok, false, throws);
     END IF;
     FOR try IN 1..100 LOOP
@@ -404,6 +419,7 @@ BEGIN
         EXIT WHEN refused OR NOT again;
     END LOOP;
     IF again AND NOT refused THEN PERFORM ratelimit._not_written(); END IF;
+    PERFORM ratelimit._log_denials(groups);
     RETURN ratelimit._outcomes(groups, NOT refused, NOT refused, throws);
 END
 $$;

@@ -11,13 +11,13 @@ $$;
 -- NULL: it is not encoded so.
 CREATE OR REPLACE FUNCTION ratelimit._decoded(given text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
-    bytes bytea := '';
+    bytes bytea := bytea '';
     part text;
 BEGIN
     FOR part IN SELECT (regexp_matches(given, '%[0-9A-F]{2}|[^%]+|.', 'g'))[1] LOOP
         bytes := bytes || CASE WHEN part ~ '^%..$' THEN decode(right(part, 2), 'hex') ELSE convert_to(part, 'UTF8') END;
     END LOOP;
-    RETURN CASE WHEN position('\x00' IN bytes) = 0 THEN convert_from(bytes, 'UTF8') END;
+    RETURN CASE WHEN position(decode('00', 'hex') IN bytes) = 0 THEN convert_from(bytes, 'UTF8') END;
 EXCEPTION WHEN data_exception OR character_not_in_repertoire OR untranslatable_character THEN
     RETURN NULL;
 END

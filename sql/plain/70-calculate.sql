@@ -91,7 +91,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._calculate(config jsonb, state jsonb, at timestamptz, count double precision,
     reserve boolean, OUT ok boolean, OUT retry_after double precision, OUT retry_at timestamptz,
-    OUT remaining double precision, OUT new_state jsonb) IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
+    OUT remaining double precision, OUT new_state jsonb) IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := ratelimit._us(at);
     l ratelimit._limit;
@@ -119,10 +119,10 @@ BEGIN
 END
 $$;
 
--- In SQL, since PL/pgSQL takes no argument and result of one name.
+-- Not parallel safe, as rl_fixed_window. In SQL, since PL/pgSQL takes no argument and result of one name.
 CREATE OR REPLACE FUNCTION ratelimit.rl_calculate(config jsonb, state jsonb, at timestamptz,
     count double precision DEFAULT 1, reserve boolean DEFAULT false, OUT ok boolean, OUT retry_after double precision,
     OUT retry_at timestamptz, OUT remaining double precision, OUT state jsonb)
-IMMUTABLE PARALLEL SAFE LANGUAGE sql AS $$
+IMMUTABLE LANGUAGE sql AS $$
     SELECT * FROM ratelimit._calculate($1, $2, $3, $4, $5)
 $$;

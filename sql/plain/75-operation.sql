@@ -9,7 +9,6 @@ DECLARE
     s ratelimit._state;
     d ratelimit._decision;
     now bigint := ratelimit._now();
-    level ratelimit._decision;
     retry bigint;
 BEGIN
     PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
@@ -134,26 +133,3 @@ BEGIN
     RETURN deleted;
 END
 $$;
-
--- Of the extension alone.
-DO LANGUAGE plpgsql $do$
-DECLARE
-    f record;
-BEGIN
-    FOR f IN SELECT * FROM (VALUES
-        ('rl_stats()', 'TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, '
-            'tokens double precision, since timestamptz)', 'counts no calls'),
-        ('rl_stats_reset(name text DEFAULT NULL)', 'bigint', 'counts no calls'),
-        ('rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)', 'bigint', 'counts no calls'),
-        ('rl_memory()', 'bigint', 'stores every limit in the table'),
-        ('rl_save()', 'bigint', 'stores every limit in the table'),
-        ('rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)',
-            'ratelimit.rl_result', 'has rl_calculate() for one call'),
-        ('rl_distribute()', 'void', 'knows nothing of Citus'), ('rl_undistribute()', 'void', 'knows nothing of Citus')
-    ) AS functions (declaration, result, instead) LOOP
-        EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION ratelimit.%s RETURNS %s LANGUAGE plpgsql AS $$ '
-            'BEGIN PERFORM ratelimit._unsupported(%L, %L); END $$', f.declaration,
-            f.result, pg_catalog.split_part(f.declaration, '(', 1) || '()', f.instead);
-    END LOOP;
-END
-$do$;

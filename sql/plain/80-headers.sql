@@ -89,8 +89,7 @@ DECLARE
     wait numeric;
     now numeric;
     until numeric;
-    headers jsonb := '[]';
-    name_value jsonb;
+    headers jsonb := jsonb '[]';
 BEGIN
     PERFORM ratelimit._check(name, ''), ratelimit._check_result(result, style);
     IF NOT result.ok AND result.retry_after IS NOT NULL THEN
@@ -117,7 +116,7 @@ BEGIN
             jsonb_build_array('x-ratelimit-reset', ratelimit._seconds(ratelimit._us(result.reset_at))),
             jsonb_build_array('x-ratelimit-resource', ratelimit._encoded(name, '% ')));
     ELSE
-        quoted := '"' || replace(replace(ratelimit._encoded(name, '%'), '\', '\\'), '"', '\"') || '"';
+        quoted := '"' || replace(replace(ratelimit._encoded(name, '%'), E'\\', E'\\\\'), '"', E'\\"') || '"';
         policy := ratelimit._policy(l);
         until := ratelimit._until_more(l, result, wait, now);
         headers := jsonb_build_array(

@@ -17,7 +17,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._column(argument text, relation oid, statement boolean, OUT option text,
     OUT name text, OUT as_text text, OUT as_number text) STABLE LANGUAGE plpgsql AS $$
 DECLARE
-    numbers CONSTANT regtype[] := '{int2,int4,int8,float4,float8,numeric}';
+    numbers CONSTANT regtype[] := '{int2,int4,int8,float4,float8,numeric}'::regtype[];
     col record;
 BEGIN
     option := substring(argument FROM '^(key|count)=');

@@ -25,6 +25,10 @@ DECLARE
         'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
+    -- What only errors, definitions and log lines need: there a path of their own costs no call anything.
+    seldom CONSTANT text := '^_(a|allowed|bad|bad_config|bad_state|build|check_fields|check_support|dates|denied|'
+        'duration|example|first_date|keyed|kinds|literal|log|misuse|not_written|null|period|policy|raise|set_clock|'
+        'short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
     f record;
     taken text[] := '{}';
 BEGIN
@@ -44,10 +48,13 @@ BEGIN
                      THEN 'config of a limit: ' || replace(substr(f.short, 4), '_', ' ')
                      WHEN f.short ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
         END IF;
-        IF entry ? f.short OR f.is_open THEN
+        IF entry ? f.short OR f.is_open OR f.short ~ '^rl_' THEN
             -- Rows are found by their keys, also while statistics say that the tables are small.
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp%s', f.function,
                 CASE WHEN entry ? f.short THEN ' SET enable_seqscan = off' ELSE '' END);
+        END IF;
+        IF f.short ~ seldom THEN
+            EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f.function);
         END IF;
         IF f.short = 'rl_trigger' THEN
             -- What the text of a key can depend on.

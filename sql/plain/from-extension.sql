@@ -53,10 +53,13 @@ BEGIN
         WHERE s.state IS NOT NULL OR NOT known.defined
         $q$, home);
     INSERT INTO rl_kept_setting
-    SELECT split_part(split_part(item, '=', 1), '.', 2), substr(item, strpos(item, '=') + 1)
+    SELECT split_part(split_part(item, '=', 1), '.', 2),
+           CASE split_part(item, '=', 1) WHEN 'ratelimit.log_denials' -- as a decimal number
+                THEN trim_scale(round(split_part(item, '=', 2)::numeric, 15))::text
+                ELSE substr(item, strpos(item, '=') + 1) END
     FROM pg_db_role_setting AS s CROSS JOIN unnest(s.setconfig) AS item
     WHERE s.setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database()) AND s.setrole = 0
-      AND item LIKE 'ratelimit.error\_style=%%';
+      AND split_part(item, '=', 1) IN ('ratelimit.error_style', 'ratelimit.log_denials');
 END
 $$;
 
@@ -74,7 +77,7 @@ BEGIN
     ELSIF extension.extnamespace <> coalesce(to_regnamespace(home), 0) THEN
         RAISE EXCEPTION 'the extension is in schema %, and this script for schema %',
             extension.extnamespace::regnamespace, home
-            USING HINT = 'Make the script for its schema: SCHEMA=… make plain.';
+            USING HINT = 'Make the script for its schema: SCHEMA=name make plain.';
     ELSIF to_regnamespace(aside) IS NOT NULL THEN
         RAISE EXCEPTION 'schema % is left from a move to the extension', aside
             USING HINT = 'Run ratelimit-to-extension.sql once more, which drops it.';

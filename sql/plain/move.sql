@@ -38,7 +38,8 @@ BEGIN
     IF installed <> version THEN
         RAISE EXCEPTION 'version % of ratelimit.sql is installed, and this script is for version %',
             installed, version USING HINT = CASE WHEN installed > version THEN 'Run the newer script.'
-                WHEN EXISTS (SELECT FROM pg_extension WHERE extname = 'ratelimit') THEN 'Run the older script once more.'
+                WHEN EXISTS (SELECT FROM pg_extension WHERE extname = 'ratelimit')
+                THEN 'Run the older script once more.'
                 ELSE 'Run the newer ratelimit.sql first.' END;
     END IF;
     IF to_regclass(home || '.rl_made') IS NOT NULL THEN
@@ -385,7 +386,7 @@ BEGIN
         SELECT p.oid::regprocedure AS name, p.procost AS cost
         FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
         WHERE l.lanname = 'plpgsql' AND pg_has_role(p.proowner, 'USAGE')
-          AND p.prosrc ~* '\m(rl_result|ratelimits|rl_config|rl_blocks)\M'
+          AND p.prosrc ~* E'\\m(rl_result|ratelimits|rl_config|rl_blocks)\\M'
           AND p.pronamespace NOT IN (coalesce(to_regnamespace(current_setting('rl_move.home') || '_moved'), 0),
                                      to_regnamespace(quote_ident(current_setting('rl_move.home'))))
     LOOP

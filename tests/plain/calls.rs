@@ -28,8 +28,10 @@ fn one<T: Copy>(random: &mut Rng, among: &[T]) -> T {
     random.choice(among).copied().unwrap()
 }
 
+/// A literal, whatever standard_conforming_strings is.
 pub fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
+    let escape = if text.contains('\\') { "E" } else { "" };
+    format!("{escape}'{}'", text.replace('\'', "''").replace('\\', "\\\\"))
 }
 
 /// The state of a random run.
@@ -67,7 +69,8 @@ impl Calls {
 
     fn set_clock(&self) -> Call {
         let sql = format!(
-            "SELECT set_config('ratelimit.clock', (timestamptz 'epoch' + {} * interval '1 microsecond')::text, false)",
+            "SELECT set_config('ratelimit.clock', to_char(timestamp 'epoch' + {} * interval '1 microsecond',
+                               'YYYY-MM-DD HH24:MI:SS.US') || '+00', false)",
             self.clock
         );
         Call { sql, names: vec![] }
@@ -135,6 +138,7 @@ impl Calls {
             ("rl_prune", None),
             ("UPDATE rl_config", None),
             ("by_row", Some(0)),
+            ("by_value", Some(1)),
             ("by_statement", Some(5)),
         ] {
             match touched {
@@ -481,7 +485,7 @@ impl Calls {
     /// Rows that the owner changes, and calls by triggers.
     fn rows(&mut self, name: &str, key: &str) -> String {
         let random = &mut self.random;
-        match random.u8(..9) {
+        match random.u8(..10) {
             0 => format!("DELETE FROM rateLimits WHERE name = {name} AND key = {key}"),
             1 => format!(
                 "UPDATE rateLimits SET value = value / 2 WHERE name = {name} AND key = {key}"
@@ -506,6 +510,15 @@ impl Calls {
                 "INSERT INTO by_row VALUES ({key}, {})",
                 one(random, &["0", "2.5", "-1", "NULL", "1e20"])
             ),
+            8 => {
+                // Keys whose text depends on settings.
+                let column = one(random, &["at", "day", "span", "ratio", "bytes", "cash"]);
+                format!(
+                    "INSERT INTO by_value_{column} VALUES (timestamptz '2027-03-04 05:06:07.891+00',
+                     date '2027-03-04', interval '-1 month 2 days 03:04:05.6', 0.1::float8 + 0.2,
+                     decode('00ff5c', 'hex'), 12.34::numeric::money)"
+                )
+            }
             _ => format!("SELECT count((rl_limit({name}, {key})).ok) FROM generate_series(1, 20)"),
         }
     }

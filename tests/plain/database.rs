@@ -5,6 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use postgres::{Client, Config, NoTls};
 
+use crate::settings;
+
 /// The tests share the server's connections, so they take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -24,8 +26,18 @@ impl Database {
     pub const STORES: [&str; 1] = ["table"];
 
     pub fn new(name: &'static str) -> Database {
+        Database::under(name, &[])
+    }
+
+    /// One with settings of its own, under which the file is loaded, too.
+    pub fn under(name: &'static str, settings: &[(&str, &str)]) -> Database {
         let turn = turn();
-        let mut database = Database::beside(name);
+        let mut database = Database::empty(name);
+        let mut server = connect_as("postgres", "postgres");
+        for sql in settings::of_database(&mut server, name, settings) {
+            server.batch_execute(&sql).unwrap();
+        }
+        database.connect_as(OWNER).batch_execute(&file()).unwrap();
         database._turn = Some(turn);
         database
     }
@@ -39,13 +51,25 @@ impl Database {
 
     /// Such a one without the file.
     pub fn empty(name: &'static str) -> Database {
+        Database::made(name, "")
+    }
+
+    /// One without the file in another encoding.
+    pub fn in_encoding(name: &'static str, encoding: &str) -> Database {
+        Database::made(
+            name,
+            &format!("ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"),
+        )
+    }
+
+    fn made(name: &'static str, options: &str) -> Database {
         let mut server = connect_as("postgres", "postgres");
         // Of tests that run beside each other, one creates it.
         let role = format!(
             "DO $$ BEGIN CREATE ROLE {OWNER} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
         );
         let drop = format!("DROP DATABASE IF EXISTS {name} (FORCE)");
-        let create = format!("CREATE DATABASE {name} OWNER {OWNER}");
+        let create = format!("CREATE DATABASE {name} OWNER {OWNER} {options}");
         let path = format!("ALTER DATABASE {name} SET search_path = ratelimit, public");
         for sql in [role, drop, create, path] {
             server.batch_execute(&sql).unwrap();

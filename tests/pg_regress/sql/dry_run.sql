@@ -29,12 +29,13 @@ SELECT name, ok, allows, retry_after, remaining FROM rl_limit_all('[{"name": "dr
 SELECT name, ok, allows FROM rl_limit_all('[{"name": "dry", "key": "a"}, {"name": "dry", "key": "a"}]', throws => true);
 SELECT error_of($$SELECT rl_limit_all('[{"name": "dry", "key": "a", "count": 9}, {"name": "dry/not", "key": "a", "count": 2}]', throws => true)$$);
 SELECT name, allowed, denied, denied_in_dry_run, tokens FROM rl_stats() WHERE name LIKE 'dry%';
--- A trigger lets pass, and the log of denials has none.
+-- A trigger lets pass, and the log of denials tells what would be denied.
 SET ratelimit.log_denials = 1;
 SET client_min_messages = log;
 CREATE TABLE dry_rows (who text);
 CREATE TRIGGER limited BEFORE INSERT ON dry_rows FOR EACH ROW EXECUTE FUNCTION rl_trigger('dry', 'key=who');
 INSERT INTO dry_rows SELECT 'a' FROM generate_series(1, 3);
+SELECT name, ok, allows FROM rl_limit_all('[{"name": "dry", "key": "a"}]');
 SELECT count(*) FROM dry_rows;
 RESET client_min_messages;
 RESET ratelimit.log_denials;
