@@ -364,7 +364,7 @@ $$;
 -- What counts of the window before, so long after it; less than a float has is nothing.
 CREATE OR REPLACE FUNCTION ratelimit._fading(prior double precision, passed bigint, period bigint)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN prior < 1e-270 THEN 0 ELSE prior * greatest(1 - greatest(passed, 0)::float8 / period, 0) END
+    SELECT CASE WHEN abs(prior) < 1e-270 THEN 0 ELSE prior * greatest(1 - greatest(passed, 0)::float8 / period, 0) END
 $$;
 
 -- Of a sliding window: its counters, moved on to the window of now, and what is used of it.

@@ -379,7 +379,7 @@ fn what_names_the_functions_works_after_a_move() {
             UP => "SELECT current_setting('ratelimit.log_denials')",
             _ => "SELECT value FROM rl_settings WHERE name = 'log_denials'",
         };
-        assert_eq!(text(&mut fresh, share).trim(), "0.25", "{script}");
+        assert_eq!(text(&mut fresh, share), "(0.25)\n", "{script}");
     }
     let gone = text(&mut client, "SELECT nspname FROM pg_namespace WHERE nspname ~ '_moved$'");
     assert_eq!(gone, "");

@@ -61,7 +61,7 @@ fn denials_and_dry_runs_are_logged_without_their_keys() {
     let never = format!("{by}: this call can never pass");
     let after = |secs: &str| format!("{by}: retry after {secs} s");
     assert_eq!(lines("log-one"), [after("30"), never, after("30")]);
-    assert_eq!(lines("log-many"), [after("60"), after("90")]);
+    assert_eq!(lines("log-many"), [after("120"), after("90")]);
     assert_eq!(lines("log-dry"), [format!("would be {by}"), format!("would be {by}")]);
     assert_eq!(lines("log-slots"), [after("60")]);
     // Rolled back, by a trigger, and for the role that calls.
