@@ -3,16 +3,18 @@ DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
     f record;
-    old text;
+    old regprocedure;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     -- Of version 1, in another form.
-    FOR old IN SELECT p.oid::regprocedure::text FROM pg_proc p
+    FOR old IN SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = to_regnamespace('ratelimit') AND (p.proname = 'rl_distribute' AND p.pronargs = 0
             OR p.proname = 'rl_replay' AND p.prokind = 'f' AND p.proargtypes[0] = 'jsonb'::regtype
             OR p.prorettype = 'bigint'::regtype AND (p.proname = 'rl_memory' AND p.pronargs = 0
                 OR p.proname = 'rl_top_denied' AND NOT p.proretset)) LOOP
-        EXECUTE 'DROP FUNCTION ' || old;
+        -- What takes its place is new, and not restored.
+        UPDATE ONLY ratelimit.rl_made SET oid = NULL, acl = NULL WHERE oid = old;
+        EXECUTE format('DROP FUNCTION %s', old);
     END LOOP;
     -- A function of columns returns a row of them; one that counts returns a number.
     FOR f IN SELECT * FROM (VALUES
