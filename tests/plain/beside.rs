@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
-use crate::calls::{Call, Calls};
+use crate::calls::{CALLER, Call, Calls};
 use crate::database::Database;
 use crate::known;
 use crate::settings;
@@ -325,7 +325,10 @@ fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
     let database = Database::under(name, settings);
     let mut client = database.connect();
     client
-        .batch_execute("CREATE SCHEMA extension; CREATE EXTENSION ratelimit SCHEMA extension")
+        .batch_execute(&format!(
+            "DO $$ BEGIN CREATE ROLE {CALLER}; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$;
+             CREATE SCHEMA extension; CREATE EXTENSION ratelimit SCHEMA extension"
+        ))
         .unwrap();
     for schema in SCHEMAS {
         client
@@ -346,7 +349,10 @@ fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
                          EXECUTE format('CREATE TRIGGER limits BEFORE INSERT ON by_value_%s FOR EACH ROW
                              EXECUTE FUNCTION {schema}.rl_trigger(''limit 01'', ''key=%s'')', c, c);
                      END LOOP;
-                 END $$"
+                 END $$;
+                 GRANT USAGE ON SCHEMA {schema}, {schema}_tests TO {CALLER};
+                 GRANT EXECUTE ON FUNCTION {schema}.rl_limit, {schema}.rl_check, {schema}.rl_limit_all TO {CALLER};
+                 GRANT INSERT ON by_row, by_statement TO {CALLER}"
             ))
             .unwrap();
     }

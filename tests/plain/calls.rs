@@ -10,6 +10,9 @@ pub struct Call {
     pub names: Vec<String>,
 }
 
+/// A role that may call some of the functions, and define nothing.
+pub const CALLER: &str = "plain_caller";
+
 const NAMES: usize = 24;
 const KEYS: [&str; 6] = ["", "k", "user-1", "é ü", "a'b\"c\\", "long"];
 const ZONES: [&str; 6] = [
@@ -146,6 +149,9 @@ impl Calls {
                 Some(n) => call.names.push(self::name(n)),
                 None => call.names.clear(),
             }
+        }
+        if call.sql.contains("rl_") && self.random.u8(..12) == 0 {
+            call.sql = format!("SET ROLE {CALLER}; {}; RESET ROLE", call.sql);
         }
         call
     }
