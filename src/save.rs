@@ -164,7 +164,6 @@ pub fn before_change(
         return Ok(());
     }
     let catalog = catalog::current(function, TableLock::Read)?;
-    let origin = Origin::new(Memory::get()?, &catalog, function);
     let old = definitions::defined(&catalog, name, key)?;
     if new.save.is_some() {
         let had_rows = match &old {
@@ -180,6 +179,7 @@ pub fn before_change(
         }
     }
     let Some(saved) = saved else { return Ok(()) };
+    let origin = Origin::new(Memory::get()?, &catalog, function);
     if new.save.is_some() {
         saved.forget_saved(origin.scope(), name);
         return Ok(());

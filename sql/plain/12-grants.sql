@@ -61,7 +61,7 @@ DECLARE
     a record;
     had jsonb;
     only_option boolean;
-    taken text[] := '{}';
+    taken text[] := ARRAY[]::text[];
 BEGIN
     SELECT m.* INTO made FROM ONLY ratelimit.rl_made m WHERE m.kind = $1 AND m.name = $2
     ORDER BY m.oid = o.object AND m.server = ratelimit._server() DESC NULLS LAST LIMIT 1;
