@@ -204,7 +204,8 @@ CREATE FUNCTION @extschema@.rl_memory(
     OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint,
     OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint,
     OUT dropped_calls bigint, OUT saved_keys bigint, OUT saved_room bigint, OUT saved_bytes bigint, OUT unsaved_keys bigint,
-    OUT unsaved_since timestamptz, OUT save_error text)
+    OUT unsaved_since timestamptz, OUT save_error text,
+    OUT writer_pid integer, OUT writer_since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
 COMMENT ON FUNCTION @extschema@.rl_memory IS 'shared memory of limits in memory: keys stored, capacity, keys evicted, and the configured ratelimit.memory_keys';

@@ -16,7 +16,8 @@ ALTER FUNCTION @extschema@.rl_prune COST 200;
 ALTER FUNCTION @extschema@.rl_headers COST 200;
 
 -- Numbers about all limits.
-CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint, OUT dropped_calls bigint, OUT saved_keys bigint, OUT saved_room bigint, OUT saved_bytes bigint, OUT unsaved_keys bigint, OUT unsaved_since timestamptz, OUT save_error text)
+CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint, OUT dropped_calls bigint, OUT saved_keys bigint, OUT saved_room bigint, OUT saved_bytes bigint, OUT unsaved_keys bigint, OUT unsaved_since timestamptz, OUT save_error text,
+    OUT writer_pid integer, OUT writer_since timestamptz)
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';

@@ -6,14 +6,14 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
-use ratelimit_core::config::Definition;
+use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig, Interrupts, Known,
     Random, RowAccess, RowStore, Subtransaction, Tally,
 };
 
-use crate::keyed::{blocks, definitions};
+use crate::keyed::{blocks, changed, definitions};
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings::{self, Access};
@@ -28,9 +28,7 @@ use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::shared_memory;
-use ratelimit_pg::transaction::{
-    is_read_only, refuse_read_only_call, wait_for, with_lasting_locks,
-};
+use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call, with_lasting_locks};
 use ratelimit_pg::values::{Jsonb, utf8};
 
 /// A call of an SQL function, in its transaction.
@@ -175,7 +173,20 @@ impl Definitions for Session<'_> {
     }
 
     fn defined(&self, name: &[u8], key: &[u8]) -> PortResult<Option<Rc<Definition>>> {
-        Ok(definitions::defined(self.catalog, name, key)?)
+        let limit = definitions::defined(self.catalog, name, key)?;
+        Ok(limit.map(|limit| self.in_force(name, limit)))
+    }
+
+    /// Under a fixed clock a limit that is saved is in memory only, where such a clock has states of its own. Whoever has
+    /// changed its definition counts in the row until it commits: memory is no part of its transaction.
+    #[inline]
+    fn in_force(&self, name: &[u8], limit: Rc<Definition>) -> Rc<Definition> {
+        let store = match limit.save {
+            Some(_) if clock::is_fixed() => StoreKind::Memory,
+            Some(_) if changed::is_changed(name) => StoreKind::Table,
+            _ => return limit,
+        };
+        Rc::new(Definition { store, save: None, ..(*limit).clone() })
     }
 
     fn may_be_in_table(&self, name: &[u8]) -> PortResult<bool> {
@@ -263,18 +274,12 @@ impl Host for Session<'_> {
     }
 
     fn wait_for_save(&self) -> PortResult<bool> {
-        let origin = Origin::new(Memory::get()?, self.catalog, self.function);
-        Ok(writer::wait(SavedMemory::get()?, &origin))
+        let (memory, saved) = (Memory::get()?, SavedMemory::get()?);
+        let origin = Origin::new(memory, self.catalog, self.function);
+        Ok(writer::wait_for_room(saved, &origin))
     }
 
-    fn wait_for_leaving(&self, id: Id) -> PortResult<()> {
-        let saved = SavedMemory::get()?;
-        let scope = Origin::new(Memory::get()?, self.catalog, self.function).scope();
-        if let Some(leaver) = saved.leaver(scope, id) {
-            wait_for(leaver);
-            saved.end_leaving(leaver);
-            return Err(Error::Moved.into());
-        }
+    fn check_definitions(&self) -> PortResult<()> {
         if catalog::is_up_to_date(self.catalog) { Ok(()) } else { Err(Error::Moved.into()) }
     }
 

@@ -1,6 +1,7 @@
 //! Keyed rows that sessions cache: the definitions of limits and the blocks of their keys.
 
 pub mod blocks;
+pub mod changed;
 pub mod definitions;
 
 use ratelimit_pg::values::text_datum;

@@ -1,7 +1,8 @@
 //! `ratelimit`: rate limiting inside PostgreSQL, in the caller's transaction.
 //!
 //! The modules are layers, each of which depends only on those below it: `functions`, the SQL functions, exported by
-//! `declaration`; `save`, what writes limits in memory to the table; `host`, a session as the use cases see it;
+//! `declaration`; `redefined`, what becomes of keys in memory when a definition changes; `save`, what
+//! writes limits in memory to the table; `host`, a session as the use cases see it;
 //! `keyed`, definitions and blocks, `store`, rows and memory, and `tally`, counters; `schema`, the extension's objects
 //! in a database. They build on crates: `ratelimit_limiter` (the use cases), `ratelimit_memory` (what sessions share)
 //! and `ratelimit_core` (the algorithms) don't depend on PostgreSQL; `ratelimit_pg` (access to PostgreSQL) knows no
@@ -18,6 +19,7 @@ mod host;
 mod keyed;
 #[cfg(feature = "server_tests")]
 mod pg_tests;
+mod redefined;
 mod save;
 mod schema;
 mod store;
@@ -39,8 +41,12 @@ static ALLOCATOR: ratelimit_pg::oom_reserve::Allocator = ratelimit_pg::oom_reser
 pub extern "C-unwind" fn _PG_init() {
     ratelimit_pg::oom_reserve::init(ratelimit_pg::raise::end_session);
     ratelimit_pg::relcache::init(&[schema::invalidation::relation_changed]);
-    ratelimit_pg::subtransaction::init(&[store::heap::forget, store::held::forget]);
-    store::memory::writer::init(save::at_exit);
+    ratelimit_pg::subtransaction::init(&[
+        store::heap::forget,
+        store::held::forget,
+        keyed::changed::forget,
+    ]);
+    redefined::init();
     schema::settings::init();
     schema::invalidation::init();
 }

@@ -1,24 +1,29 @@
-//! Saves limits in memory to the table: in a background worker, or at the end of a session.
+//! The background worker that writes limits in memory to the table.
 //!
-//! The worker sleeps until the first key is due, and connects to its database only then: who is connected keeps others
-//! from dropping or renaming it. It is the role that installed the server, and becomes the tables' owner where code of
-//! the owner's could run, as every call does; it runs no SQL of a user's, and no trigger but the owner's own.
+//! It sleeps until the first key is due, and connects to its database only then: who is connected keeps others from
+//! dropping or renaming it. After a turn it leaves the next one to a new worker, unless that is soon, or there is no
+//! place for another. It is the role that installed the server, and becomes the tables' owner where code of the owner's
+//! could run, as every call does; it runs no SQL of a user's, and no trigger but the owner's own.
+//!
+//! SIGTERM, of a stop or of pg_terminate_backend, means one last turn. In a stop that waits until no session is left
+//! which could take: sessions and workers are told at the same time (PM_STOP_BACKENDS in postmaster.c).
 
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::ffi::CStr;
 use std::sync::atomic::Ordering::SeqCst;
-use std::thread;
 use std::time::Duration;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_core::saved::Unsaved;
+use ratelimit_core::saved::{Outcome, SavedCopy};
+use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::homes;
-use ratelimit_limiter::ports::{Definitions, Host, Id, RowAccess};
-use ratelimit_limiter::target::{Home, has_no_rows};
+use ratelimit_limiter::ports::{Definitions, Host, RowAccess, RowStore};
+use ratelimit_limiter::target::Home;
+use xxhash_rust::xxh64::xxh64;
 
 use crate::host;
-use crate::keyed::definitions;
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
@@ -26,16 +31,46 @@ use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SavedUsage, Scope, Writer};
 use ratelimit_pg::background;
 use ratelimit_pg::clock;
+use ratelimit_pg::server_log;
 use ratelimit_pg::shared_memory::Need;
-use ratelimit_pg::transaction::{self, with_lasting_locks};
+use ratelimit_pg::transaction;
 use ratelimit_pg::values::utf8;
 
 /// How many keys are written in one transaction.
 const TOGETHER: usize = 10_000;
-/// Who saves for the last time tries again for so long where nothing can be written, as while sessions that hold rows
-/// or the table are being ended, too; and how often.
-const LAST_PATIENCE: Micros = Micros(2_000_000);
-const LAST_AGAIN: Duration = Duration::from_millis(10);
+/// For how long a worker stays connected until the next turn.
+const STAYS: Micros = Micros(1_000_000);
+/// How long the last turn may take, and how much of that it waits for sessions to end.
+const LAST_TURN: Micros = Micros(9_000_000);
+const WAITS: Micros = Micros(5_000_000);
+/// How long a worker waits for the table, and for a row where that can't be skipped.
+const TABLE_WAIT: &CStr = c"500ms";
+const ROW_WAIT: &CStr = c"10ms";
+/// How many names are told of that could not be written.
+const TOLD: usize = 10;
+
+/// Why a transaction of the worker failed.
+#[derive(Clone)]
+enum Failed {
+    /// A key can't be written, so that others may be: its SQLSTATE.
+    AKey(String),
+    /// Nothing can be written now.
+    All(String),
+}
+
+impl Failed {
+    fn of(sqlstate: String) -> Failed {
+        // Transaction states, resources, an operator, the system: nothing that another key would not meet.
+        match &sqlstate[..2] {
+            "25" | "53" | "57" | "58" => Failed::All(sqlstate),
+            _ => Failed::AKey(sqlstate),
+        }
+    }
+}
+
+fn sqlstate_of(error: &Error) -> String {
+    String::from_utf8_lossy(error.sqlstate()).into_owned()
+}
 
 /// The worker.
 #[unsafe(no_mangle)]
@@ -44,316 +79,289 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     let Some(origin) = Origin::of_text(background::begin()) else { return };
     // Nobody asks for one but who has seen the segment.
     let Ok(Some(saved)) = SavedMemory::open(Need::May) else { return };
-    let Some(writer) = saved.writer(origin.scope()) else { return };
-    if !writer::come(writer) {
-        return;
-    }
-    let due = || if writer::is_own(writer) { writer.due.load(SeqCst) } else { 0 };
-    let goes_on = background::sleep_until(|| Micros(due()));
-    if goes_on && !writer::is_own(writer) {
-        return;
-    }
-    background::connect(origin.database());
-    if is_another_now(saved, &origin) {
-        return;
-    }
-    if goes_on && writer::begin(writer) {
-        let is_for_all = writer.all.swap(0, SeqCst) != 0;
-        turn(saved, writer, &origin, (!is_for_all).then(clock::system_time));
-        if writer::end(saved, writer, &origin) {
-            writer::ask(writer, &origin);
+    let Some(writer) = saved.writer(origin.scope) else { return };
+    let mut is_connected = false;
+    while writer::come(writer) {
+        let due = || if writer.is_for_all() { 0 } else { writer.due.load(SeqCst) };
+        let goes_on = background::sleep_until(|| Micros(due()));
+        let stopped_at = clock::monotonic();
+        if !is_connected {
+            background::connect(origin.scope.database());
+            is_connected = true;
         }
-    }
-    // The server starts no other when it stops.
-    if !goes_on || background::is_asked_to_end() {
-        save_all(saved, writer, &origin);
-        if saved.due(origin.scope()).is_some() {
-            writer::ask(writer, &origin);
+        if is_another_now(saved, &origin) {
+            writer.due.store(i64::MAX, SeqCst);
+            return;
+        }
+        if goes_on {
+            turn(saved, writer, &origin, writer.is_for_all());
+        }
+        if background::is_asked_to_end() {
+            return last_turn(saved, writer, &origin, stopped_at);
+        }
+        // Whoever sees this process there asks for no other, so it looks after it has left.
+        writer::leave(writer);
+        let (_, next) = saved.waiting(origin.scope);
+        let Some(next) = next else { return };
+        writer.due.fetch_min(next.0, SeqCst);
+        let is_soon = next.minus(clock::monotonic()) <= STAYS;
+        if writer.is_to_go.swap(false, SeqCst)
+            || !is_soon && writer::ask(saved, writer, &origin, false)
+        {
+            return;
         }
     }
 }
 
-/// Whether the database or the extension is another one than that whose keys are to be saved, as where both were made
-/// anew with their old numbers. Then nobody saves these any more.
+/// Whether the database or the extension is another one than that whose keys are to be saved, as where both were
+/// created again with their old numbers. Then nobody saves these any more.
 fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
-    let is_another = background::transaction(|| {
-        let Some(now) = scope_now()? else { return Ok(false) };
-        if now != origin.scope() {
+    let look = || {
+        let memory = match Memory::seen() {
+            Some(memory) => Some(memory),
+            None => Memory::open(Need::May).map_err(|_| ())?,
+        };
+        let Some(memory) = memory else { return Ok(false) };
+        let now = Scope::new(memory, catalog::extension());
+        if now != origin.scope {
             saved.forget_dropped(now);
         }
-        Ok(now != origin.scope())
-    });
-    is_another.unwrap_or(false)
+        Ok(now != origin.scope)
+    };
+    background::transaction(look, |_| ()).unwrap_or(false)
 }
 
-/// Whose keys there are to be saved in this database now. In a transaction.
+/// Writes all that is unsaved for the last time, and tells what could not be written.
+fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: Micros) {
+    let left = |of: Micros| of.minus(clock::monotonic().minus(stopped_at));
+    background::end_within(left(LAST_TURN));
+    let is_stop = background::is_server_stopping();
+    while is_stop && background::others_in(origin.scope.database()) > 0 && left(WAITS) > Micros(0) {
+        background::pause(Duration::from_millis(5));
+    }
+    turn(saved, writer, origin, true);
+    let names = saved.unsaved_names(origin.scope);
+    if names.is_empty() {
+        return;
+    }
+    let told = names.iter().take(TOLD).map(|(name, count)| {
+        format!("{count} key{} of \"{}\"", if *count == 1 { "" } else { "s" }, utf8(name))
+    });
+    let mut told = told.collect::<Vec<_>>().join(", ");
+    if names.len() > TOLD {
+        told += &format!(", and of {} others", names.len() - TOLD);
+    }
+    server_log::warning(&format!("rate limits in memory could not be saved: {told}"));
+}
+
+/// Writes the keys that are due, or all: first those that could be written so far.
+fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, is_for_all: bool) {
+    let wanted = writer.wanted.load(SeqCst);
+    writer.due.store(i64::MAX, SeqCst);
+    let now = clock::monotonic();
+    let copies = saved.copy(origin.scope, (!is_for_all).then_some(now));
+    let mut turn = Turn { saved, writer, origin, now, problem: Vec::new() };
+    let new = copies.partition_point(|copy| copy.tries == 0);
+    let (new, tried) = copies.split_at(new);
+    let batches = new.chunks(TOGETHER).chain(tried.chunks(TOGETHER));
+    for batch in batches {
+        turn.write(batch);
+    }
+    writer.set_problem(&turn.problem);
+    if is_for_all {
+        writer.served.fetch_max(wanted, SeqCst);
+    }
+}
+
+/// What a turn is about.
+struct Turn<'t> {
+    saved: &'t SavedMemory,
+    writer: &'t Writer,
+    origin: &'t Origin,
+    /// When the copies were made.
+    now: Micros,
+    /// The last that could not be written: SQLSTATE and limit.
+    problem: Vec<u8>,
+}
+
+impl Turn<'_> {
+    /// Writes copies together, or where one is in the way of the others in halves.
+    fn write(&mut self, copies: &[SavedCopy]) {
+        match write(self.origin, copies) {
+            Ok(outcomes) => {
+                for (copy, outcome) in copies.iter().zip(outcomes) {
+                    if outcome == Outcome::Failed {
+                        self.note("55P03", copy);
+                    }
+                    self.settle(copy, outcome);
+                }
+            }
+            Err(Failed::AKey(_)) if copies.len() > 1 => {
+                let (one, other) = copies.split_at(copies.len() / 2);
+                self.write(one);
+                self.write(other);
+            }
+            Err(Failed::AKey(sqlstate) | Failed::All(sqlstate)) => {
+                copies.first().inspect(|copy| self.note(&sqlstate, copy));
+                copies.iter().for_each(|copy| self.settle(copy, Outcome::Failed));
+            }
+        }
+    }
+
+    fn note(&mut self, sqlstate: &str, copy: &SavedCopy) {
+        let limit = [b": rate limit \"", &copy.name[..], b"\""].concat();
+        self.problem = [sqlstate.as_bytes(), &limit].concat();
+    }
+
+    fn settle(&self, copy: &SavedCopy, outcome: Outcome) {
+        self.writer.written.fetch_add(u64::from(outcome != Outcome::Failed), SeqCst);
+        self.saved.settle(copy, outcome, self.now);
+    }
+}
+
+/// Writes copies to their rows, in a transaction: what came of each, since rows that somebody holds are left.
 ///
 /// # Errors
-/// What keeps the memory from being mapped.
-fn scope_now() -> std::result::Result<Option<Scope>, String> {
-    let memory = match Memory::seen() {
-        Some(memory) => Some(memory),
-        None => Memory::open(Need::May).map_err(|error| error.to_string())?,
+/// What ended the transaction.
+fn write(origin: &Origin, copies: &[SavedCopy]) -> std::result::Result<Vec<Outcome>, Failed> {
+    background::set_lock_timeout(TABLE_WAIT);
+    let has_table = Cell::new(false);
+    let work = || {
+        // SAFETY: in a transaction.
+        unsafe { pg_sys::LockRelationOid(origin.table, pg_sys::RowExclusiveLock as _) };
+        has_table.set(true);
+        background::set_lock_timeout(ROW_WAIT);
+        let mut names = Names::default();
+        let work = |session: &host::Session| {
+            session.with_rows(RowAccess::Write, |rows| {
+                let write = |copy| write_one(session, rows, copy, names.may_write(origin, copy));
+                copies.iter().map(write).collect()
+            })
+        };
+        host::write(origin.function, work).map_err(|error| Failed::of(sqlstate_of(&error)))
     };
-    Ok(memory.map(writer::scope_now))
+    let failed = |sqlstate: String| match has_table.get() {
+        true => Failed::of(sqlstate),
+        false => Failed::All(sqlstate),
+    };
+    background::transaction(work, failed)
 }
 
-/// Saves all that is unsaved, unless another does: what others hold not for long, and once more where sessions have
-/// ended meanwhile, which left theirs to it.
-fn save_all(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) {
-    let (mut before, mut last) = (writer.saved.load(SeqCst), clock::system_time());
-    while writer::begin(writer) {
-        let ended = writer.ended.load(SeqCst);
-        let is_done = turn(saved, writer, origin, None);
-        let is_more = writer::end(saved, writer, origin);
-        if !is_more || (is_done && writer.ended.load(SeqCst) == ended) {
-            return;
-        }
-        let (now, count) = (clock::system_time(), writer.saved.load(SeqCst));
-        if count != before {
-            (before, last) = (count, now);
-        } else if now.minus(last) >= LAST_PATIENCE {
-            return;
-        }
-        thread::sleep(LAST_AGAIN);
+/// Writes one of them.
+///
+/// # Errors
+/// Those of the rows.
+fn write_one(
+    session: &host::Session,
+    rows: &dyn RowStore,
+    copy: &SavedCopy,
+    may_write: bool,
+) -> PortResult<Outcome> {
+    let (name, key) = (&copy.name[..], &copy.key[..]);
+    if !may_write {
+        return Ok(Outcome::Failed);
+    }
+    // Where its definition can't be read it is not known to have gone.
+    let is_gone = session.defined(name, key).is_ok_and(|limit| !may_be_saved(limit.as_deref()));
+    if is_gone {
+        return Ok(Outcome::Gone);
+    }
+    let is_written = homes::save(session, rows, (name, key), copy.state.as_ref(), false)?;
+    Ok(if is_written { Outcome::Written } else { Outcome::Failed })
+}
+
+/// Whether keys of a definition may be in memory to be saved: also of one without a limit, under which they wait.
+pub fn may_be_saved(limit: Option<&Definition>) -> bool {
+    limit.is_some_and(|limit| Home::of(limit).may_be_saved())
+}
+
+/// The names that may be written in a transaction: those that no session takes out of memory meanwhile.
+#[derive(Default)]
+struct Names {
+    /// By [`name_lock`].
+    locked: [Option<bool>; NAME_LOCKS as usize],
+}
+
+impl Names {
+    fn may_write(&mut self, origin: &Origin, copy: &SavedCopy) -> bool {
+        let lock = name_lock(&copy.name);
+        let own = &mut self.locked[lock as usize];
+        *own.get_or_insert_with(|| transaction::try_share(lock_of(origin.scope, lock)))
     }
 }
 
-/// Saves what is unsaved when a session ends, unless somebody is there who does.
-pub fn at_exit(origin: &Origin) {
-    let Some(saved) = SavedMemory::seen() else { return };
-    let Some(writer) = saved.writer(origin.scope()) else { return };
-    // Counted before the look whether somebody saves, who looks at the count after he has ceased to.
-    writer.ended.fetch_add(1, SeqCst);
-    if !writer.will_save() && saved.due(origin.scope()).is_some() {
-        save_all(saved, writer, origin);
-        if saved.due(origin.scope()).is_some() {
-            writer::ask(writer, origin);
+/// How many locks there are for the names of a database.
+const NAME_LOCKS: u32 = 16;
+
+/// The lock of a name: shared by the writer in its transactions, and exclusive for whoever takes the name out of memory.
+fn name_lock(name: &[u8]) -> u32 {
+    (xxh64(name, 0) % u64::from(NAME_LOCKS)) as u32
+}
+
+fn lock_of(scope: Scope, lock: u32) -> [u32; 3] {
+    let [database, extension] = scope.numbers();
+    [database, extension, lock]
+}
+
+/// Waits until the writer writes no key of these names, and keeps it from writing any until the transaction ends;
+/// `None`: of all.
+pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
+    for lock in 0..NAME_LOCKS {
+        let is_meant =
+            |name: &Option<Vec<u8>>| name.as_ref().is_none_or(|name| name_lock(name) == lock);
+        if names.iter().any(is_meant) {
+            transaction::lock(lock_of(scope, lock));
         }
     }
 }
 
-/// Sees to it that what is unsaved in this database is saved now; how many keys are not, as where rows are held by
-/// others. Where the server has no place for a worker, they are when this session ends.
+/// Has all that is unsaved in this database written now; how many keys are not, as where rows are held by others, or
+/// there is no place for a worker.
 ///
 /// # Errors
 /// Those of the catalog and of the memory; a cancel.
-pub fn now(function: pgrx::pg_sys::Oid) -> Result<usize> {
+pub fn now(function: pg_sys::Oid) -> Result<usize> {
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
     let catalog = catalog::current(function, TableLock::Read)?;
     let origin = Origin::new(Memory::get()?, &catalog, function);
     writer::wait(saved, &origin);
-    Ok(saved.unsaved(origin.scope()))
+    Ok(saved.waiting(origin.scope).0)
 }
 
-/// Prepares a change of the definition of a name and key so that their state moves with it. Where their limit comes
-/// into memory, whoever takes from rows has ended his transaction, and nobody begins one until this ends, as where an
-/// index is created. Where it leaves memory, nobody takes from it until this ends, and all is saved. `was_saved`: the
-/// row was of a limit that is saved.
-///
-/// # Errors
-/// As [`now`]; 55P03: it can't be saved, as where rows are held by others.
-pub fn before_change(
-    function: pgrx::pg_sys::Oid,
-    (name, key): (&[u8], &[u8]),
-    new: &Definition,
-    was_saved: bool,
-) -> Result<()> {
-    let saved = SavedMemory::open(if was_saved { Need::Must } else { Need::May })?;
-    if saved.is_none() && new.save.is_none() {
-        return Ok(());
-    }
-    let catalog = catalog::current(function, TableLock::Read)?;
-    let old = definitions::defined(&catalog, name, key)?;
-    if new.save.is_some() {
-        let had_rows = match &old {
-            Some(old) => !has_no_rows(old),
-            None => is_removed(name),
-        };
-        if had_rows {
-            let table = catalog.rate_limits.oid;
-            // SAFETY: in a transaction.
-            with_lasting_locks(|| unsafe {
-                pg_sys::LockRelationOid(table, pg_sys::ShareLock as _);
-            });
-        }
-    }
-    let Some(saved) = saved else { return Ok(()) };
-    let origin = Origin::new(Memory::get()?, &catalog, function);
-    if new.save.is_some() {
-        saved.forget_saved(origin.scope(), name);
-        return Ok(());
-    }
-    let (scope, id) = (origin.scope(), Memory::get()?.id(origin.scope(), name, key));
-    let was_saved = was_saved
-        || old.is_some_and(|old| old.save.is_some())
-        || saved.is_left_by(scope, id, transaction::number_if_any());
-    if was_saved || saved.has_unsaved(scope, name) {
-        move_out(saved, &origin, (name, id))?;
-    }
-    Ok(())
+/// What `rl_memory` tells of it.
+#[derive(Default)]
+pub struct Usage {
+    /// How much of the memory is used.
+    pub saved: SavedUsage,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// What went wrong when keys of this database were written last, in its encoding; empty: nothing.
+    pub problem: Vec<u8>,
+    /// The worker of this database: its process, and since when it is there.
+    pub writer: Option<(u32, Micros)>,
 }
 
-/// Takes the keys of a name out of memory, once they are saved.
-///
-/// # Errors
-/// As [`before_change`].
-fn move_out(saved: &'static SavedMemory, origin: &Origin, (name, id): (&[u8], Id)) -> Result<()> {
-    let scope = origin.scope();
-    if !saved.leave(scope, Some(id), transaction::number()) {
-        return Err(Error::Busy);
-    }
-    if saved.has_unsaved(scope, name) {
-        writer::wait(saved, origin);
-    }
-    if saved.has_unsaved(scope, name) {
-        return Err(Error::Unsaved { name: utf8(name).into_owned() });
-    }
-    saved.forget_saved(scope, name);
-    Ok(())
-}
-
-thread_local! {
-    /// The names whose definition a transaction, by its number in this session, has deleted; `None`: all.
-    static REMOVED: RefCell<(u32, Vec<Option<Vec<u8>>>)> = const { RefCell::new((0, Vec::new())) };
-}
-
-/// Whether this transaction has deleted a definition of a name.
-fn is_removed(name: &[u8]) -> bool {
-    REMOVED.with_borrow(|(transaction, names)| {
-        let is_meant = |of: &Option<Vec<u8>>| of.as_deref().is_none_or(|of| of == name);
-        *transaction == transaction::local_transaction() && names.iter().any(is_meant)
-    })
-}
-
-/// Prepares the deletion of a definition, `None`: of all, so that a new one in this transaction moves their state, too.
-/// Where they are in memory, it takes them out, as [`before_change`]; of all, whose definitions nobody else can read
-/// any more, the keys stay, and are saved later.
-///
-/// # Errors
-/// As [`before_change`].
-pub fn before_removal(
-    function: pgrx::pg_sys::Oid,
-    name: Option<&[u8]>,
-    was_saved: bool,
-) -> Result<()> {
-    REMOVED.with_borrow_mut(|(transaction, names)| {
-        let own = transaction::local_transaction();
-        if *transaction != own {
-            (*transaction, *names) = (own, Vec::new());
-        }
-        // Of very many, all are meant.
-        if names.len() >= 1000 {
-            *names = vec![None];
-        } else if !names.iter().any(|of| of.as_deref() == name) {
-            names.push(name.map(Into::into));
-        }
-    });
-    if !was_saved {
-        return Ok(());
-    }
-    let need = if name.is_some() { Need::Must } else { Need::May };
-    let Some(saved) = SavedMemory::open(need)? else { return Ok(()) };
-    let catalog = catalog::current(function, TableLock::Read)?;
-    let origin = Origin::new(Memory::get()?, &catalog, function);
-    match name {
-        Some(name) => {
-            let id = Memory::get()?.id(origin.scope(), name, b"");
-            move_out(saved, &origin, (name, id))
-        }
-        None if saved.leave(origin.scope(), None, transaction::number()) => Ok(()),
-        None => Err(Error::Busy),
-    }
-}
-
-/// How much of the memory for saved keys is used, with its size in bytes, and what went wrong when they were saved
-/// last.
+/// How much of the memory for saved keys is used, and by whom it is saved.
 ///
 /// # Errors
 /// As [`now`].
-pub fn usage(function: pgrx::pg_sys::Oid) -> Result<(SavedUsage, u64, String)> {
+pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
     let Some(saved) = SavedMemory::open(Need::May)? else {
         let room = settings::memory_keys() as u64;
-        return Ok((SavedUsage { room, ..SavedUsage::default() }, 0, String::new()));
+        return Ok(Usage {
+            saved: SavedUsage { room, ..SavedUsage::default() },
+            ..Usage::default()
+        });
     };
     let catalog = catalog::current(function, TableLock::Read)?;
-    let scope = Origin::new(Memory::get()?, &catalog, function).scope();
+    let scope = Origin::new(Memory::get()?, &catalog, function).scope;
     saved.forget_dropped(scope);
-    let problem = saved.writer(scope).map_or_else(String::new, Writer::problem);
-    Ok((saved.usage(), saved.size(), problem))
-}
-
-/// Saves the keys that are to be by `due`, or all; false if some could not be.
-fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, due: Option<Micros>) -> bool {
-    let copies = saved.copy(origin.scope(), due);
-    let before = writer.saved.load(SeqCst);
-    let mut problem = None;
-    for batch in copies.chunks(TOGETHER) {
-        let mut written = write(origin, batch);
-        if written.is_err() && batch.len() > 1 {
-            // One of them may be in the way of the others.
-            let alone = |copy: &Unsaved| write(origin, std::slice::from_ref(copy));
-            let mut each = Vec::with_capacity(batch.len());
-            let mut failed = 0;
-            for copy in batch {
-                // Where nothing can be written, not each of them is tried.
-                let one = if failed < 3 { alone(copy) } else { written.clone() };
-                failed = if one.is_err() { failed + 1 } else { 0 };
-                each.push(one.is_ok_and(|one| one == [true]));
-            }
-            settle(saved, writer, batch, &each);
-            problem = written.err();
-            continue;
-        }
-        if let Err(why) = &written {
-            problem = Some(why.clone());
-            written = Ok(vec![false; batch.len()]);
-        }
-        settle(saved, writer, batch, &written.unwrap_or_default());
-    }
-    if problem.is_some() {
-        // The extension may be gone, and its tables.
-        let _ = background::transaction(|| {
-            if let Some(now) = scope_now()? {
-                saved.forget_dropped(now);
-            }
-            Ok(())
-        });
-    }
-    writer.set_problem(problem.as_deref().unwrap_or_default());
-    writer.saved.load(SeqCst) - before == copies.len() as u64
-}
-
-/// Notes which copies were written.
-fn settle(saved: &SavedMemory, writer: &Writer, copies: &[Unsaved], written: &[bool]) {
-    writer.saved.fetch_add(written.iter().filter(|is| **is).count() as u64, SeqCst);
-    saved.settle(copies.iter().zip(written.iter().copied()));
-}
-
-/// Writes copies to their rows, in a transaction; which of them, since rows that somebody holds are left.
-///
-/// # Errors
-/// What ended the transaction.
-fn write(origin: &Origin, copies: &[Unsaved]) -> std::result::Result<Vec<bool>, String> {
-    background::transaction(|| {
-        // A session that ends waits for nobody.
-        if !background::lock_to_write(origin.table) {
-            return Err("the table rateLimits is locked".into());
-        }
-        let work = |session: &host::Session| {
-            session.with_rows(RowAccess::Write, |rows| {
-                let write = |copy: &Unsaved| {
-                    let (name, key) = (&copy.name[..], &copy.key[..]);
-                    // Whose definition says otherwise by now has rows that others write.
-                    let limit = session.defined(name, key).unwrap_or_default();
-                    if limit.is_some_and(|limit| !Home::of(&limit).may_be_saved()) {
-                        return Ok(true);
-                    }
-                    homes::save(session, rows, (name, key), copy.state.as_ref())
-                };
-                copies.iter().map(write).collect()
-            })
-        };
-        host::write(origin.function, work).map_err(|error| error.to_string())
+    let writer = saved.writer(scope);
+    let problem = writer.map_or_else(Vec::new, Writer::problem);
+    Ok(Usage {
+        saved: saved.usage(),
+        bytes: saved.size(),
+        problem,
+        writer: writer.and_then(Writer::there),
     })
 }

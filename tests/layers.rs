@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 
 /// The modules of `src` from the bottom up, each with those that it may name: none that comes later. Nothing names the
 /// tests, which look into all of them.
-const MODULES: [(&str, &[&str]); 9] = [
+const MODULES: [(&str, &[&str]); 10] = [
     ("schema", &[]),
     ("store", &["schema"]),
     ("keyed", &["schema"]),
     ("tally", &["schema", "store"]),
     ("host", &["schema", "store", "keyed", "tally"]),
     ("save", &["schema", "store", "keyed", "host"]),
+    ("redefined", &["schema", "store", "keyed", "host", "save"]),
     ("declaration", &["schema"]),
-    ("functions", &["schema", "keyed", "tally", "host", "save", "declaration"]),
+    ("functions", &["schema", "keyed", "tally", "host", "save", "redefined", "declaration"]),
     (
         "pg_tests",
         &["schema", "store", "keyed", "tally", "host", "save", "declaration", "functions"],

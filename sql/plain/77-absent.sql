@@ -26,7 +26,8 @@ BEGIN
         ('rl_memory', '', 'record', 'keys bigint, room bigint, inline_keys bigint, inline_room bigint, '
             'bytes bigint, dropped_idle bigint, dropped_live bigint, since timestamptz, configured bigint, '
             'dropped_calls bigint, saved_keys bigint, saved_room bigint, saved_bytes bigint, unsaved_keys bigint, '
-            'unsaved_since timestamptz, save_error text', 'stores every limit in the table'),
+            'unsaved_since timestamptz, save_error text, writer_pid integer, writer_since timestamptz',
+            'stores every limit in the table'),
         ('rl_save', '', 'bigint', NULL, 'stores every limit in the table'),
         ('rl_replay', 'config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false',
             'ratelimit.rl_result WINDOW', 'ok boolean, retry_after double precision, retry_at timestamptz, '

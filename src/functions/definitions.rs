@@ -3,11 +3,11 @@
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
 use crate::declaration::{Proceed, sql_function};
 use crate::keyed::definitions;
-use crate::save;
+use crate::redefined::{self, Change};
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::Error;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::trigger_data::{Event, Timing};
+use ratelimit_pg::call::trigger_data::Timing;
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
@@ -40,22 +40,27 @@ sql_function! {
         // A NULL is left to the table's own constraints.
         let name = trigger.text(c"name")?.map(valid_name).transpose()?;
         let key = trigger.text(c"key")?.map(valid_key).transpose()?;
-        let definition = trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
-        // One that is not valid any more is not saved.
-        let old = trigger.old_jsonb(c"config")?.map(definitions::inline);
-        let was_saved = old.is_some_and(|old| old.is_ok_and(|old| old.save.is_some()));
-        if trigger.timing() == Timing::BeforeRow {
-            if let (Some(name), Some(key), Some(new)) = (name, key, definition) {
-                save::before_change(call.function(), (name, key), &new, was_saved)?;
-            }
-        } else {
-            let old = trigger.old_text(c"name")?.filter(|old| Some(*old) != name);
-            let is_truncated = trigger.event() == Event::Truncate;
-            if is_truncated || old.is_some() {
-                save::before_removal(call.function(), old, is_truncated || was_saved)?;
+        let new = trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
+        catalog::announce(call.function(), trigger.relation())?;
+        if trigger.timing() != Timing::BeforeRow {
+            let old_name = trigger.old_text(c"name")?;
+            let has_key = |key: Option<&[u8]>| key.is_some_and(|key| !key.is_empty());
+            let of_key = has_key(key) || has_key(trigger.old_text(c"key")?);
+            // One that is not valid any more is not saved.
+            let old = trigger.old_jsonb(c"config")?.and_then(|old| definitions::inline(old).ok());
+            let saved = [old, new].map(|limit| limit.is_some_and(|limit| limit.save.is_some()));
+            let note = |name, saved| {
+                redefined::note(call.function(), Change { name, of_key, saved })
+            };
+            match (old_name, name) {
+                (None, None) => note(None, [true, false])?,
+                (Some(old), Some(new)) if old != new => {
+                    note(Some(old), [saved[0], false])?;
+                    note(Some(new), [false, saved[1]])?;
+                }
+                (old, new) => note(new.or(old), saved)?,
             }
         }
-        catalog::announce(call.function(), trigger.relation())?;
         Ok(Proceed(trigger.proceed()))
     }
 }

@@ -99,6 +99,8 @@ sql_row! {
         unsaved_keys: i64,
         unsaved_since: Option<Timestamptz>,
         save_error: Option<Text>,
+        writer_pid: Option<i32>,
+        writer_since: Option<Timestamptz>,
     }
 }
 
@@ -108,7 +110,7 @@ sql_function! {
     fn rl_memory(call: &Call) -> One<MemoryRow> {
         let memory = tally::memory()?;
         let usage = memory.states.usage();
-        let (saved, bytes, problem) = save::usage(call.function())?;
+        let save::Usage { saved, bytes, problem, writer } = save::usage(call.function())?;
         Ok(One(MemoryRow {
             keys: usage.keys as i64,
             room: usage.room as i64,
@@ -116,7 +118,7 @@ sql_function! {
             inline_room: usage.inline_room as i64,
             bytes: memory.size() as i64,
             dropped_idle: usage.dropped_idle as i64,
-            dropped_live: usage.dropped_live as i64,
+            dropped_live: (usage.dropped_live + saved.lost) as i64,
             since: time(memory.since()),
             configured: settings::memory_keys() as i64,
             dropped_calls: memory.tallies.dropped_calls() as i64,
@@ -125,7 +127,9 @@ sql_function! {
             saved_bytes: bytes as i64,
             unsaved_keys: saved.unsaved as i64,
             unsaved_since: saved.oldest.and_then(time),
-            save_error: Some(problem).filter(|text| !text.is_empty()).map(|text| Text::new(text.as_bytes())),
+            save_error: Some(problem).filter(|text| !text.is_empty()).map(|text| Text::new(&text)),
+            writer_pid: writer.map(|(pid, _)| pid as i32),
+            writer_since: writer.and_then(|(_, since)| time(since)),
         }))
     }
 }

@@ -155,6 +155,17 @@ pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     known_or_read(function, lock)
 }
 
+/// Returns the extension's objects as [`current`]; `None` where they are gone.
+///
+/// # Errors
+/// Those of Postgres.
+pub fn if_any(function: pg_sys::Oid) -> Result<Option<Rc<Catalog>>> {
+    match current(function, TableLock::Write) {
+        Err(Error::NoTable { .. }) => Ok(None),
+        catalog => catalog.map(Some),
+    }
+}
+
 /// Makes the writes of the caller's command visible, as any function that runs SQL, and processes the invalidations
 /// of other sessions, as [`current`]. Both behind one guard, which takes longer than either.
 fn new_command() {

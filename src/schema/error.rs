@@ -88,9 +88,9 @@ pub enum Error {
     /// All room for saved keys in memory is taken by such that are not saved yet (53200).
     #[error("no room in memory for another key of rate limit \"{name}\"")]
     NoRoom { name: String },
-    /// A limit is to leave memory, and not all of its keys could be saved (55P03).
-    #[error("could not save all keys of rate limit \"{name}\", which are in memory")]
-    Unsaved { name: String },
+    /// PREPARE TRANSACTION after a change of a definition from or to one that is saved (0A000).
+    #[error("cannot PREPARE a transaction that has changed the store of rate limit \"{name}\"")]
+    Prepared { name: String },
     /// The system has no random bits to give (58000).
     #[error("could not draw a random number")]
     NoRandom,
@@ -135,7 +135,8 @@ const NULL_KEY: &str = "A missing user id must not take from the limit that ever
     To use that limit, omit the key.";
 
 impl Error {
-    fn sqlstate(&self) -> &SqlState {
+    /// Its SQLSTATE.
+    pub fn sqlstate(&self) -> &SqlState {
         match self {
             Error::InRequest { error, .. } => error.sqlstate(),
             Error::NullArgument(_) | Error::NullColumn { .. } | Error::Keyed { .. } => b"22004",
@@ -162,8 +163,11 @@ impl Error {
             | Error::Moved => b"55000",
             Error::NotMapped | Error::NoRoom { .. } => b"53200",
             Error::NoRandom => b"58000",
-            Error::Busy | Error::Unsaved { .. } => b"55P03",
-            Error::NotForKind { .. } | Error::NoHeap { .. } | Error::SavedOnCitus => b"0A000",
+            Error::Busy => b"55P03",
+            Error::NotForKind { .. }
+            | Error::NoHeap { .. }
+            | Error::SavedOnCitus
+            | Error::Prepared { .. } => b"0A000",
             Error::RateLimited { .. } => b"PT429",
         }
     }
@@ -216,8 +220,8 @@ impl Error {
             Error::SavedOnCitus => {
                 "Each node counts for itself in memory, and would overwrite what others saved.".into()
             }
-            Error::Unsaved { .. } => {
-                "Another transaction holds rows of it, or they can't be written.".into()
+            Error::Prepared { .. } => {
+                "Memory would have to know what became of it after a restart.".into()
             }
             Error::NoRoom { .. } => {
                 "The keys that are there are not saved to the table yet, so none can be evicted.".into()
@@ -244,8 +248,8 @@ impl Error {
             Error::ReadOnly { .. } => {
                 "Only limits in memory can be used here: those whose config has \"store\": \"memory\"."
             }
-            Error::Unsaved { .. } => {
-                "Ask SELECT save_error FROM rl_memory(); what is in the way, end that, and SELECT rl_save();"
+            Error::Prepared { .. } => {
+                "COMMIT it instead, or leave \"save\" and \"store\" as they are."
             }
             Error::SavedOnCitus => {
                 "Leave \"save\" out of its config, or keep it in the table: \"store\": \"table\"."

@@ -161,7 +161,11 @@ impl RowStore for Heap {
     }
 
     fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        Ok(self.insert_row(id, stored))
+        Ok(self.insert_row(id, stored, true))
+    }
+
+    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        Ok(self.insert_row(id, stored, false))
     }
 
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {

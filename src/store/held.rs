@@ -127,6 +127,14 @@ impl<S: RowStore> RowStore for Remembering<'_, S> {
         Ok(inserted)
     }
 
+    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        let inserted = self.store.try_insert(id, &self.written(stored))?;
+        if inserted {
+            hold(id);
+        }
+        Ok(inserted)
+    }
+
     fn replaces(&self) -> bool {
         self.store.replaces()
     }

@@ -1,20 +1,21 @@
-//! A hash table of states with their names and keys, for states that are written down elsewhere now and then: what
-//! has changed since is never evicted.
+//! A hash table of states with their names and keys, as a cache of rows: what has changed since its row was written is
+//! never evicted.
 //!
 //! As a [`Partition`](crate::table::Partition) of a table, a [`SavedPartition`] borrows its memory from the caller, who
 //! may share it between processes, locks it while it has one, and spreads keys over several. It has no pointers, and
-//! zeroed memory is an empty partition. Unlike there a key keeps its place, so that who visits the places in several
+//! zeroed memory is an empty partition. Unlike there a key keeps its place, so that a visit of the places in several
 //! steps misses none: cells are chained from buckets ([Knuth, The Art of Computer Programming 3, 6.4]), and what of a
 //! name, a key and leases has no room in a cell is in a chain of other pieces.
 //!
-//! A key is clean, dirty or copied. A change makes it dirty; a [copy](SavedPartition::copy) of it, for the writer,
-//! copied; and when that is written, and nothing has changed since, it is clean. So no write takes a later change for
-//! written, and no generation is counted. Only a clean key is evicted, since its state is read again when it is called
-//! next: of [`SAMPLE`] the first that is idle, or else the one that was called longest ago. Each eviction is counted:
-//! who reads what is written down without a lock, and then finds that one was evicted meanwhile, has to read again.
+//! A key is unsaved from its first change until its state is [settled](SavedPartition::settle) as written: the same
+//! state, unsaved since the same instant. So no write takes a later change for written. Instants are of a clock that
+//! never steps, after 0.
 //!
-//! Where no key is clean, a new one has no place. The last eighth of the cells is for new keys of names that have less
-//! than half of all that is not written down: one name can't keep others from having new keys.
+//! Only a key that is saved is evicted, since its row is read again when it is called next: by second chance (Corbató,
+//! A Paging Experiment with the Multics System, 1968), so that one that was just loaded stays. Evictions and removals are counted: a call that reads a row without
+//! a lock, and then finds that one was evicted meanwhile, has to read again. Where no key can be evicted, a new one has
+//! no place. The last eighth of the cells is for new keys of names that have less than half of all that is unsaved: one
+//! name can't keep others from having new keys.
 //!
 //! [Knuth, The Art of Computer Programming 3, 6.4]: https://www-cs-faculty.stanford.edu/~knuth/taocp.html
 
@@ -22,10 +23,8 @@ use crate::algorithm::{Lease, Leases};
 use crate::table::{Kept, place};
 use crate::{Micros, State};
 
-/// Of how many clean keys one is dropped.
-pub const SAMPLE: usize = 16;
 /// The bytes of name, key and leases that a cell holds itself.
-const INLINE: usize = 39;
+const INLINE: usize = 42;
 /// The bytes of a further piece.
 const PIECE: usize = 60;
 /// The bytes of a lease.
@@ -33,15 +32,12 @@ const LEASE: usize = 16;
 
 /// The tag of a key that has no state: it is full.
 const FULL: u8 = 254;
-/// The tag of leases, which are behind the texts; the last word is their instant.
+/// The tag of leases, which are behind the texts; the first word is their instant.
 const LEASES: u8 = 255;
 
-/// Nothing has changed since the key was written down, or read.
-const CLEAN: u8 = 0;
-/// It has.
-const DIRTY: u8 = 1;
-/// It has, and the writer has a copy of what it is now.
-const COPIED: u8 = 2;
+/// The pause before the second try to write a key; each next one is twice as long, up to the longest.
+const FIRST_PAUSE: Micros = Micros(250_000);
+const LONGEST_PAUSE: Micros = Micros(60_000_000);
 
 /// A state with its name and key, in 128 bytes, or their beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,9 +45,10 @@ const COPIED: u8 = 2;
 pub struct Cell {
     key: [u64; 2],
     words: [u64; 3],
-    idle_at: i64,
-    /// When it became dirty.
+    /// Since when it is unsaved; 0: it is saved.
     since: i64,
+    /// When it is to be written.
+    due: i64,
     scope: [u32; 2],
     /// Milliseconds.
     save: u32,
@@ -59,15 +56,16 @@ pub struct Cell {
     next: u32,
     /// The piece after it, plus 1.
     rest: u32,
-    /// [`SavedHead::born`] when it was called last.
-    called: u32,
     name: u16,
     key_text: u16,
     leases: u16,
     /// 0: the cell is free.
     tag: u8,
-    mark: u8,
-    /// Whether it was read on a standby: 0 or 1.
+    /// How often it could not be written.
+    tries: u8,
+    /// Whether it was called since the last look for a key to evict: 0 or 1.
+    called: u8,
+    /// Whether it was read on a standby, and so counts there only: 0 or 1.
     on_standby: u8,
     text: [u8; INLINE],
 }
@@ -85,7 +83,7 @@ pub struct Piece {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct SavedHead {
-    /// The cell that is looked at next for a key to drop.
+    /// The cell that is looked at next for a key to evict.
     hand: u32,
     /// How many cells were ever taken, and the first that is free again, plus 1; the same of pieces.
     cells: u32,
@@ -95,12 +93,12 @@ pub struct SavedHead {
     /// How many cells and pieces are taken.
     keys: u32,
     pieces_taken: u32,
-    /// How many keys are dirty or copied.
+    /// How many keys are unsaved.
     unsaved: u32,
-    /// How many keys were made, modulo 2^32.
-    born: u32,
-    /// How many were evicted, modulo 2^32.
+    /// How many keys were evicted or removed, modulo 2^32.
     evictions: u32,
+    /// How many of a standby were evicted that had changed, modulo 2^32.
+    lost: u32,
 }
 
 /// A key that is to be put in.
@@ -114,15 +112,13 @@ pub struct NewKey<'a> {
     pub name: &'a [u8],
     /// The key, likewise.
     pub key: &'a [u8],
-    /// How long it may be dirty, in milliseconds.
-    pub save: u32,
     /// Whether it was read on a standby.
     pub on_standby: bool,
 }
 
-/// A key to be written down.
+/// A copy of a key.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Unsaved {
+pub struct SavedCopy {
     /// [`NewKey::hash`].
     pub hash: [u64; 2],
     /// The limit's name.
@@ -131,6 +127,21 @@ pub struct Unsaved {
     pub key: Vec<u8>,
     /// The state; `None`: it is full.
     pub state: Option<State>,
+    /// Since when it is unsaved; 0: it is saved, or counts on a standby.
+    pub since: Micros,
+    /// How often it could not be written.
+    pub tries: u8,
+}
+
+/// What came of writing a copy to its row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was written.
+    Written,
+    /// It could not be, and is tried again after a pause.
+    Failed,
+    /// Its limit is not in memory any more.
+    Gone,
 }
 
 /// There is no room: nothing can be evicted, since all is unsaved.
@@ -151,18 +162,18 @@ impl Default for Cell {
         Cell {
             key: [0; 2],
             words: [0; 3],
-            idle_at: 0,
             since: 0,
+            due: 0,
             scope: [0; 2],
             save: 0,
             next: 0,
             rest: 0,
-            called: 0,
             name: 0,
             key_text: 0,
             leases: 0,
             tag: 0,
-            mark: CLEAN,
+            tries: 0,
+            called: 0,
             on_standby: 0,
             text: [0; INLINE],
         }
@@ -176,20 +187,38 @@ impl Default for Piece {
 }
 
 impl Cell {
-    /// Whether it is of a limit.
+    /// Whether it is of a scope.
     fn is_of(&self, scope: [u32; 2]) -> bool {
         self.tag != 0 && self.scope == scope
     }
 
+    /// Whether it is to be written.
+    fn is_unsaved(&self) -> bool {
+        self.since != 0 && self.on_standby == 0
+    }
+
+    /// The bytes of its name and key.
+    fn texts(&self) -> usize {
+        usize::from(self.name) + usize::from(self.key_text)
+    }
+
     /// The bytes of its name, key and leases.
     fn length(&self) -> usize {
-        usize::from(self.name) + usize::from(self.key_text) + LEASE * usize::from(self.leases)
+        self.texts() + LEASE * usize::from(self.leases)
     }
 }
 
 /// How many further pieces so many bytes need.
 fn pieces_of(length: usize) -> usize {
     length.saturating_sub(INLINE).div_ceil(PIECE)
+}
+
+/// The leases of a state.
+fn leases_of(state: Option<&State>) -> &[Lease] {
+    match state {
+        Some(State::Leases(leases)) => &leases.leases,
+        _ => &[],
+    }
 }
 
 impl<'a> SavedPartition<'a> {
@@ -214,52 +243,44 @@ impl<'a> SavedPartition<'a> {
         self.len() == 0
     }
 
-    /// How many of them are not written down.
+    /// How many of them are unsaved.
     pub fn unsaved(&self) -> u32 {
         self.head.unsaved
     }
 
-    /// How many keys of a scope are not written down.
-    pub fn unsaved_of(&self, scope: [u32; 2]) -> usize {
-        self.cells.iter().filter(|cell| cell.is_of(scope) && cell.mark != CLEAN).count()
-    }
-
-    /// How many were removed or dropped, modulo 2^32.
-    pub fn gone(&self) -> u32 {
-        self.head.born.wrapping_sub(self.head.keys)
-    }
-
-    /// How many were evicted, modulo 2^32.
+    /// How many were evicted or removed, modulo 2^32.
     pub fn evictions(&self) -> u32 {
         self.head.evictions
     }
 
-    /// Reads the state of a key, for a call; `None`: it is not there; of a key that is full, `Some(None)`.
-    pub fn call(&mut self, hash: [u64; 2]) -> Option<Option<State>> {
+    /// How many of a standby were evicted that had changed there, modulo 2^32.
+    pub fn lost(&self) -> u32 {
+        self.head.lost
+    }
+
+    /// Reads the state of a key, for a call; `None`: it is not there; of a key that is full, `Some(None)`. What was read
+    /// on a standby, which is none any more, is not there: its row has gone on.
+    pub fn call(&mut self, hash: [u64; 2], on_standby: bool) -> Option<Option<State>> {
         let at = self.find(hash)?;
-        self.cells[at].called = self.head.born;
+        if self.cells[at].on_standby != 0 && !on_standby {
+            self.release(at);
+            return None;
+        }
+        self.cells[at].called = 1;
         Some(self.state(at))
     }
 
-    /// Whether a key is there, and was read on a standby.
-    pub fn is_of_standby(&self, hash: [u64; 2]) -> bool {
-        self.find(hash).is_some_and(|at| self.cells[at].on_standby != 0)
-    }
-
-    /// Puts in a key that is written down, with its state, unless it is there.
+    /// Puts in a key with the state of its row, unless it is there.
     ///
     /// # Errors
     /// There is no room for it.
-    pub fn load(&mut self, new: NewKey, state: Option<&State>, now: Micros) -> Result<(), NoRoom> {
+    pub fn load(&mut self, new: NewKey, state: Option<&State>) -> Result<(), NoRoom> {
         if self.find(new.hash).is_some() {
             return Ok(());
         }
-        let leases = match state {
-            Some(State::Leases(leases)) => leases.leases.len(),
-            _ => 0,
-        };
-        let pieces = pieces_of(new.name.len() + new.key.len() + LEASE * leases);
-        self.make_room(true, pieces, (new.scope, new.name), None, now)?;
+        let texts = new.name.len() + new.key.len();
+        let pieces = pieces_of(texts + LEASE * leases_of(state).len());
+        self.make_room(true, pieces, (new.scope, new.name), None)?;
         let at = match self.head.free_cell {
             0 => {
                 self.head.cells += 1;
@@ -273,17 +294,14 @@ impl<'a> SavedPartition<'a> {
         };
         let bucket = place(new.hash, self.buckets.len());
         self.head.keys += 1;
-        self.head.born = self.head.born.wrapping_add(1);
         self.cells[at] = Cell {
             key: new.hash,
             scope: new.scope,
-            save: new.save,
             next: self.buckets[bucket],
-            called: self.head.born,
             name: new.name.len() as u16,
             key_text: new.key.len() as u16,
             tag: FULL,
-            idle_at: i64::MIN,
+            called: 1,
             on_standby: new.on_standby.into(),
             ..Cell::default()
         };
@@ -293,9 +311,8 @@ impl<'a> SavedPartition<'a> {
         Ok(())
     }
 
-    /// Changes the state of a key that is there, `None` to a full one, and from when on nobody misses it; `now` is when
-    /// it was. With `save` it is dirty, for so many milliseconds at most, if that is not how it was; without, on a
-    /// standby, it stays clean. Returns when it is to be written where it was clean before.
+    /// Changes the state of a key that is there, `None` to a full one: to be written after `save` milliseconds at most.
+    /// Returns when that is, if it is sooner than it was.
     ///
     /// # Errors
     /// There is no room for more leases; it is not there.
@@ -303,78 +320,99 @@ impl<'a> SavedPartition<'a> {
         &mut self,
         hash: [u64; 2],
         state: Option<&State>,
-        idle_at: Option<Micros>,
-        (save, now): (Option<u32>, Micros),
+        save: u32,
+        now: Micros,
     ) -> Result<Option<Micros>, NoRoom> {
         let at = self.find(hash).ok_or(NoRoom)?;
-        let texts = self.cells[at].length() - LEASE * usize::from(self.cells[at].leases);
-        if let Some(State::Leases(leases)) = state {
-            let more = pieces_of(texts + LEASE * leases.leases.len())
-                .saturating_sub(pieces_of(self.cells[at].length()));
-            self.make_room(false, more, (self.cells[at].scope, &[]), Some(at), now)?;
+        let cell = self.cells[at];
+        let needed = pieces_of(cell.texts() + LEASE * leases_of(state).len());
+        let more = needed.saturating_sub(pieces_of(cell.length()));
+        if more > 0 {
+            self.make_room(false, more, (cell.scope, &[]), Some(at))?;
         }
         self.put_state(at, state);
+        let was_unsaved = self.cells[at].is_unsaved();
         let cell = &mut self.cells[at];
-        cell.idle_at = match state {
-            Some(_) => idle_at.map_or(i64::MAX, |at| at.0),
-            None => i64::MIN,
-        };
-        cell.on_standby = save.is_none().into();
-        let Some(save) = save else { return Ok(None) };
-        cell.save = save;
-        if cell.mark == DIRTY {
+        if cell.since == 0 {
+            cell.since = now.0;
+        }
+        if cell.on_standby != 0 {
             return Ok(None);
         }
-        cell.since = now.0;
-        self.head.unsaved += u32::from(cell.mark == CLEAN);
-        cell.mark = DIRTY;
-        Ok(Some(Micros(now.0 + i64::from(save) * 1000)))
+        self.head.unsaved += u32::from(!was_unsaved);
+        cell.save = save;
+        let due = cell.since + i64::from(save) * 1000;
+        if was_unsaved && (cell.tries > 0 || cell.due <= due) {
+            return Ok(None);
+        }
+        cell.due = due;
+        Ok(Some(Micros(due)))
     }
 
-    /// Copies the keys of a scope that are not written down and were to be by `due`, or all, at the places from `from`
-    /// on, of which it looks at no more than `most`; the place to go on at, `None` at the end. There is one writer:
-    /// what is copied already was by one that is gone.
+    /// Copies the unsaved keys of a scope that are to be written by `due`, or all, at the places from `from` on, of
+    /// which it looks at no more than `most`; the place to go on at, `None` at the end.
     pub fn copy(
-        &mut self,
+        &self,
         (from, most): (usize, usize),
         scope: [u32; 2],
         due: Option<Micros>,
-        copies: &mut Vec<Unsaved>,
+        copies: &mut Vec<SavedCopy>,
     ) -> Option<usize> {
         let cells = self.head.cells as usize;
         let end = cells.min(from + most);
-        for at in from..end {
-            let Cell { mark, since, save, .. } = self.cells[at];
-            let is_due = due.is_none_or(|due| since + i64::from(save) * 1000 <= due.0);
-            if mark != CLEAN && is_due && self.cells[at].is_of(scope) {
-                self.cells[at].mark = COPIED;
-                copies.push(self.of(at));
-            }
-        }
+        let is_due = |cell: &Cell| {
+            cell.is_of(scope) && cell.is_unsaved() && due.is_none_or(|due| cell.due <= due.0)
+        };
+        let of = (from..end).filter(|&at| is_due(&self.cells[at])).map(|at| self.of(at));
+        copies.extend(of);
         (end < cells).then_some(end)
     }
 
-    /// Notes that the copy of a key was written, or was not: then it is dirty again.
-    pub fn settle(&mut self, hash: [u64; 2], is_written: bool) {
-        let Some(at) = self.find(hash).filter(|&at| self.cells[at].mark == COPIED) else { return };
-        if is_written {
-            self.cells[at].mark = CLEAN;
-            self.head.unsaved -= 1;
-        } else {
-            self.cells[at].mark = DIRTY;
+    /// Notes what came of writing a copy. A key that has changed since it was copied, at `copied` or later, is unsaved
+    /// from then on.
+    pub fn settle(&mut self, copy: &SavedCopy, outcome: Outcome, (copied, now): (Micros, Micros)) {
+        let Some(at) = self.find(copy.hash).filter(|&at| self.cells[at].since == copy.since.0)
+        else {
+            return;
+        };
+        let is_same = self.state(at) == copy.state;
+        let cell = &mut self.cells[at];
+        match outcome {
+            Outcome::Written if is_same => {
+                (cell.since, cell.tries) = (0, 0);
+                self.head.unsaved -= 1;
+            }
+            Outcome::Written => {
+                (cell.since, cell.tries) = (copied.0, 0);
+                cell.due = copied.0 + i64::from(cell.save) * 1000;
+            }
+            Outcome::Failed => {
+                let pause = FIRST_PAUSE.0 << cell.tries.min(8);
+                cell.due = now.0 + pause.min(LONGEST_PAUSE.0);
+                cell.tries = cell.tries.saturating_add(1);
+            }
+            Outcome::Gone => self.release(at),
         }
     }
 
-    /// Has whoever is about to put in a key, as its row was read before, read it again.
-    pub fn move_on(&mut self) {
-        self.head.evictions = self.head.evictions.wrapping_add(1);
+    /// Has the unsaved keys of a name, or of all, written as soon as can be.
+    pub fn hasten(&mut self, scope: [u32; 2], name: Option<&[u8]>) {
+        for at in self.places_of(scope, name) {
+            self.cells[at].due = 0;
+        }
     }
 
-    /// Evicts the keys of a name that are written down, to be read anew.
-    pub fn forget_clean(&mut self, scope: [u32; 2], name: &[u8]) {
-        for at in 0..self.head.cells as usize {
-            if self.cells[at].mark == CLEAN && self.is_of_name(at, scope, name) {
-                self.head.evictions = self.head.evictions.wrapping_add(1);
+    /// Removes the keys of a name, or of all, that a test picks by name, key and whether they are unsaved, and has a call
+    /// that has read the row of any key read it again.
+    pub fn remove(
+        &mut self,
+        scope: [u32; 2],
+        name: Option<&[u8]>,
+        mut test: impl FnMut(&SavedCopy, bool) -> bool,
+    ) {
+        self.head.evictions = self.head.evictions.wrapping_add(1);
+        for at in self.places_of(scope, name) {
+            if test(&self.of(at), self.cells[at].is_unsaved()) {
                 self.release(at);
             }
         }
@@ -394,31 +432,34 @@ impl<'a> SavedPartition<'a> {
         self.cells.iter().filter(|cell| cell.tag != 0).map(|cell| cell.scope)
     }
 
-    /// The keys of a name, or of all, with their states, whether written down or not.
-    pub fn keys(&self, scope: [u32; 2], name: Option<&[u8]>) -> Vec<Unsaved> {
-        let is_of_name = |at| name.is_none_or(|name| self.is_of_name(at, scope, name));
-        let cells = 0..self.head.cells as usize;
-        let of = cells.filter(|&at| self.cells[at].is_of(scope) && is_of_name(at));
-        of.map(|at| self.of(at)).collect()
+    /// Copies the keys of a name, or of all, whether unsaved or not, but for those of a standby where this is none.
+    pub fn keys(&self, scope: [u32; 2], name: Option<&[u8]>, on_standby: bool) -> Vec<SavedCopy> {
+        let places = self.places_of(scope, name).into_iter();
+        let counts = |&at: &usize| on_standby || self.cells[at].on_standby == 0;
+        places.filter(counts).map(|at| self.of(at)).collect()
     }
 
-    /// Whether a key of a name is not written down.
-    pub fn has_unsaved(&self, scope: [u32; 2], name: &[u8]) -> bool {
-        let is_unsaved = |&at: &usize| self.cells[at].mark != CLEAN;
-        let mut unsaved = (0..self.head.cells as usize).filter(is_unsaved);
-        unsaved.any(|at| self.is_of_name(at, scope, name))
+    /// Of the unsaved keys of a scope, or of all: how many there are, since when the first of them is unsaved, and when
+    /// the next is to be written.
+    pub fn waiting(&self, scope: Option<[u32; 2]>) -> (usize, Option<Micros>, Option<Micros>) {
+        let unsaved = || {
+            let of = |cell: &&Cell| scope.is_none_or(|scope| cell.is_of(scope));
+            self.cells.iter().filter(|cell| cell.tag != 0 && cell.is_unsaved()).filter(of)
+        };
+        if self.head.unsaved == 0 {
+            return (0, None, None);
+        }
+        let first = |at: fn(&Cell) -> i64| unsaved().map(at).min().map(Micros);
+        (unsaved().count(), first(|cell| cell.since), first(|cell| cell.due))
     }
 
-    /// When the key that has been dirty longest became so.
-    pub fn oldest(&self) -> Option<Micros> {
-        let unsaved = self.cells.iter().filter(|cell| cell.tag != 0 && cell.mark != CLEAN);
-        unsaved.map(|cell| Micros(cell.since)).min()
-    }
-
-    /// When the next key of a scope is to be written.
-    pub fn due(&self, scope: [u32; 2]) -> Option<Micros> {
-        let dirty = self.cells.iter().filter(|cell| cell.is_of(scope) && cell.mark != CLEAN);
-        dirty.map(|cell| Micros(cell.since + i64::from(cell.save) * 1000)).min()
+    /// The places of the keys of a name, or of all.
+    fn places_of(&self, scope: [u32; 2], name: Option<&[u8]>) -> Vec<usize> {
+        let is_of = |&at: &usize| match name {
+            Some(name) => self.is_of_name(at, scope, name),
+            None => self.cells[at].is_of(scope),
+        };
+        (0..self.head.cells as usize).filter(is_of).collect()
     }
 
     /// Finds the cell of a key.
@@ -434,7 +475,7 @@ impl<'a> SavedPartition<'a> {
         None
     }
 
-    /// Evicts clean keys until so much is free. What is not a new key may use all that is there.
+    /// Evicts saved keys until so much is free. What is not a new key may use all that is there.
     ///
     /// # Errors
     /// There is none left.
@@ -444,7 +485,6 @@ impl<'a> SavedPartition<'a> {
         pieces: usize,
         (scope, name): ([u32; 2], &[u8]),
         keep: Option<usize>,
-        now: Micros,
     ) -> Result<(), NoRoom> {
         let mut may_use_reserve = !is_new;
         loop {
@@ -459,7 +499,7 @@ impl<'a> SavedPartition<'a> {
             if has_cell && (pieces == 0 || free_pieces >= pieces + reserved) {
                 return Ok(());
             }
-            if self.evict(keep, now) {
+            if self.evict(keep) {
                 continue;
             }
             if may_use_reserve || !self.has_less_than_half(scope, name) {
@@ -469,38 +509,34 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Whether a name has less than half of what is not written down.
+    /// Whether a name has less than half of what is unsaved.
     fn has_less_than_half(&self, scope: [u32; 2], name: &[u8]) -> bool {
-        let unsaved = (0..self.head.cells as usize).filter(|&at| self.cells[at].mark != CLEAN);
+        let unsaved = (0..self.head.cells as usize).filter(|&at| self.cells[at].is_unsaved());
         let own = unsaved.filter(|&at| self.is_of_name(at, scope, name)).count();
         2 * own < self.head.unsaved as usize
     }
 
-    /// Evicts a clean key; false if there is none.
-    fn evict(&mut self, keep: Option<usize>, now: Micros) -> bool {
+    /// Evicts a saved key; false if there is none.
+    fn evict(&mut self, keep: Option<usize>) -> bool {
         if self.head.unsaved >= self.head.keys {
             return false;
         }
+        // Everywhere once, to take second chances, and once more.
         let cells = self.head.cells as usize;
-        let hand = self.head.hand as usize % cells.max(1);
-        let (mut first, mut seen) = (None, 0);
-        for at in (hand..cells).chain(0..hand) {
-            let cell = &self.cells[at];
-            if cell.tag == 0 || cell.mark != CLEAN || keep == Some(at) {
+        for _ in 0..2 * cells {
+            let at = self.head.hand as usize % cells;
+            self.head.hand = at as u32 + 1;
+            let cell = &mut self.cells[at];
+            if cell.tag == 0 || cell.is_unsaved() || keep == Some(at) {
                 continue;
             }
-            let age = self.head.born.wrapping_sub(cell.called);
-            first = first.max(Some((cell.idle_at <= now.0, age, at)));
-            seen += 1;
-            if seen == SAMPLE || cell.idle_at <= now.0 {
-                self.head.hand = at as u32 + 1;
-                break;
+            if std::mem::take(&mut cell.called) == 0 {
+                self.head.lost = self.head.lost.wrapping_add(u32::from(cell.since != 0));
+                self.release(at);
+                return true;
             }
         }
-        let Some((_, _, at)) = first else { return false };
-        self.head.evictions = self.head.evictions.wrapping_add(1);
-        self.release(at);
-        true
+        false
     }
 
     /// Frees a cell.
@@ -518,7 +554,8 @@ impl<'a> SavedPartition<'a> {
         }
         self.put(at, &[]);
         self.head.keys -= 1;
-        self.head.unsaved -= u32::from(self.cells[at].mark != CLEAN);
+        self.head.unsaved -= u32::from(self.cells[at].is_unsaved());
+        self.head.evictions = self.head.evictions.wrapping_add(1);
         self.cells[at] = Cell { next: self.head.free_cell, ..Cell::default() };
         self.head.free_cell = at as u32 + 1;
     }
@@ -530,13 +567,12 @@ impl<'a> SavedPartition<'a> {
             FULL => None,
             LEASES => {
                 let bytes = self.bytes(at);
-                let (texts, _) = bytes.split_at(bytes.len() - LEASE * usize::from(cell.leases));
                 let instant = |bytes: &[u8]| Micros(bytes.try_into().map_or(0, i64::from_le_bytes));
                 let lease = |bytes: &[u8]| Lease {
                     id: instant(&bytes[..LEASE / 2]),
                     expires_at: instant(&bytes[LEASE / 2..]),
                 };
-                let leases = bytes[texts.len()..].chunks_exact(LEASE).map(lease).collect();
+                let leases = bytes[cell.texts()..].chunks_exact(LEASE).map(lease).collect();
                 Some(State::Leases(Leases { leases, ts: Micros(cell.words[0].cast_signed()) }))
             }
             tag => Kept::decode(tag, cell.words).state(),
@@ -546,21 +582,14 @@ impl<'a> SavedPartition<'a> {
     /// Puts a state into a cell, for whose leases there is room.
     fn put_state(&mut self, at: usize, state: Option<&State>) {
         let cell = self.cells[at];
-        let texts = cell.length() - LEASE * usize::from(cell.leases);
-        let had_leases = cell.leases > 0;
-        let (tag, words, leases) = match state {
-            Some(State::Leases(leases)) => {
-                (LEASES, [leases.ts.0.cast_unsigned(), 0, 0], &leases.leases[..])
-            }
-            state => {
-                let kept = state.and_then(Kept::of).map(Kept::encode);
-                let (tag, words) = kept.unwrap_or((FULL, [0; 3]));
-                (tag, words, &[][..])
-            }
+        let leases = leases_of(state);
+        let (tag, words) = match state {
+            Some(State::Leases(leases)) => (LEASES, [leases.ts.0.cast_unsigned(), 0, 0]),
+            state => state.and_then(Kept::of).map_or((FULL, [0; 3]), Kept::encode),
         };
-        if had_leases || !leases.is_empty() {
+        if cell.leases > 0 || !leases.is_empty() {
             let mut bytes = self.bytes(at);
-            bytes.truncate(texts);
+            bytes.truncate(cell.texts());
             for lease in leases {
                 bytes.extend(lease.id.0.to_le_bytes());
                 bytes.extend(lease.expires_at.0.to_le_bytes());
@@ -631,12 +660,13 @@ impl<'a> SavedPartition<'a> {
             && (name.len() <= INLINE || self.bytes(at).starts_with(name))
     }
 
-    /// What is in a cell.
-    fn of(&self, at: usize) -> Unsaved {
+    /// Copies what is in a cell.
+    fn of(&self, at: usize) -> SavedCopy {
         let cell = &self.cells[at];
         let mut name = self.bytes(at);
-        name.truncate(usize::from(cell.name) + usize::from(cell.key_text));
+        name.truncate(cell.texts());
         let key = name.split_off(usize::from(cell.name));
-        Unsaved { hash: cell.key, name, key, state: self.state(at) }
+        let since = Micros(if cell.is_unsaved() { cell.since } else { 0 });
+        SavedCopy { hash: cell.key, name, key, state: self.state(at), since, tries: cell.tries }
     }
 }

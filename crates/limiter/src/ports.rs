@@ -9,9 +9,7 @@ mod session;
 mod tally;
 
 pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
-pub use entries::{
-    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
-};
+pub use entries::{BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, Worth};
 pub use rows::{KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
@@ -79,12 +77,11 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// Those of the host (25006).
     fn refuse_read_only(&self) -> Result<()>;
 
-    /// Waits for whoever takes the limit of a saved entry out of memory.
+    /// Checks that the definitions that the call has looked up are still those of now.
     ///
     /// # Errors
-    /// That with which the host begins the call anew: it waited, or a definition has changed since the call looked it
-    /// up; a cancel.
-    fn wait_for_leaving(&self, _: Id) -> Result<()> {
+    /// That with which the host begins the call again: they have changed.
+    fn check_definitions(&self) -> Result<()> {
         Ok(())
     }
 }

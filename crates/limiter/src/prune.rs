@@ -98,9 +98,15 @@ fn prune_key<H: Host>(
     undefined_idle: Option<Micros>,
     batch: Option<&mut Batch>,
 ) -> Result<i64> {
-    let limit = match host.defined(&found.name, &found.key) {
+    let limit = match host.known(&found.name, &found.key) {
         Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
-        limit => limit?.filter(|limit| Home::of(limit) != Home::Nowhere),
+        known => known?.limit,
     };
+    if let Some(limit) = limit.as_ref().filter(|limit| limit.save.is_some())
+        && host.in_force(&found.name, limit.clone()).save.is_none()
+    {
+        return Ok(0); // not this clock's
+    }
+    let limit = limit.filter(|limit| Home::of(limit) != Home::Nowhere);
     homes::prune_key(host, rows, found, limit.as_ref(), undefined_idle, batch)
 }

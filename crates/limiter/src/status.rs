@@ -68,6 +68,7 @@ pub fn each<H: Host>(
     blocked.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
     if let (Some(name), Some(key)) = (name, key)
         && let Known { limit: Some(limit), blocked_until } = host.known(name, key)?
+        && let limit = host.in_force(name, limit)
         && has_no_rows(&limit)
     {
         let target = Target::defined::<H>(name, key, limit, blocked_until);

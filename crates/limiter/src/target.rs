@@ -213,6 +213,7 @@ impl<'a> Resolved<'a> {
             (None, None) => return Err(undefined(D::utf8(name))),
         };
         let keyed = keyed || limit.keyed;
+        let limit = definitions.in_force(name, limit);
         let (home, utf8) = (Home::of(&limit), D::utf8);
         Ok(Resolved {
             target: Target { name, key, limit, home, is_defined, blocked_until, utf8 },

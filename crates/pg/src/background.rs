@@ -1,19 +1,38 @@
-//! Background workers, and what a session does at its end.
+//! Background workers: what autoprewarm.c, worker_spi.c and the apply worker do, step by step.
 //!
-//! A worker that is registered by a session (RegisterDynamicBackgroundWorker) needs no shared_preload_libraries, and
-//! can be registered in a read-only transaction, too.
+//! - RegisterDynamicBackgroundWorker → [`register`]: needs no shared_preload_libraries, also in a read-only transaction
+//! - pqsignal, BackgroundWorkerUnblockSignals → [`begin`]; SIGINT keeps the handler of bgworker.c, which cancels
+//! - WaitLatch with the postmaster's death, then a look at the flag of SIGTERM → [`sleep_until`]
+//! - settings of its own before it connects, as autovacuum.c's workers → [`prepare`]
+//! - BackgroundWorkerInitializeConnectionByOid → [`connect`], also where connections are not allowed
+//! - StartTransactionCommand to CommitTransactionCommand, with the start of a statement and an active snapshot, then
+//!   pgstat_report_stat → [`transaction`]
+//! - the last work after SIGTERM, which autoprewarm does without a database → [`end_within`]: from then on SIGTERM ends
+//!   every wait, as in a session
 
 use std::cell::Cell;
+use std::ffi::{CStr, c_int};
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, SignalWakeFlags};
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgTryBuilder, pg_sys};
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use ratelimit_core::Micros;
 
 use crate::clock;
+use crate::interrupts::check_for_interrupts;
+
+unsafe extern "C-unwind" {
+    fn enable_timeout_after(id: c_int, delay_ms: c_int);
+    fn die(signal: c_int);
+}
+/// Of the enum TimeoutId, the same in 15 to 18.
+const STATEMENT_TIMEOUT: c_int = 3;
+
+/// The line of postmaster.pid that tells whether the server stops (LOCK_FILE_LINE_PM_STATUS), from 0.
+const STATUS_LINE: usize = 7;
 
 /// Asks the server for a worker, which runs an exported function of the library; false where it has no place for one.
 pub fn register(name: &str, function: &str, extra: &str) -> bool {
@@ -31,26 +50,25 @@ pub fn register(name: &str, function: &str, extra: &str) -> bool {
         .is_ok()
 }
 
-/// What this worker was registered with. It can be ended from now on; a cancel ends what it waits for.
+/// What this worker was registered with. A cancel ends what it waits for from now on, and SIGTERM what it sleeps for.
 pub fn begin() -> &'static str {
     BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP | SignalWakeFlags::SIGTERM);
     BackgroundWorker::get_extra()
 }
 
-/// Sleeps until `due` tells that it is time, which is asked at each wake-up; false if the server stops first.
+/// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first.
 pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
-    loop {
-        let wait = due().minus(clock::system_time());
+    while !BackgroundWorker::sigterm_received() {
+        let wait = due().minus(clock::monotonic());
         if wait <= Micros(0) {
             return true;
         }
         let wait = Duration::from_micros(wait.0.unsigned_abs()).min(Duration::from_secs(3600));
         // SAFETY: a cancel of nothing: it would end the process, which runs no statement.
         unsafe { pg_sys::QueryCancelPending = 0 };
-        if !BackgroundWorker::wait_latch(Some(wait + Duration::from_millis(1))) {
-            return false;
-        }
+        BackgroundWorker::wait_latch(Some(wait + Duration::from_millis(1)));
     }
+    false
 }
 
 /// Whether this worker was asked to end.
@@ -58,37 +76,92 @@ pub fn is_asked_to_end() -> bool {
     BackgroundWorker::sigterm_received()
 }
 
-/// Connects a worker to a database, as the role that installed the server, under settings with which it can write,
-/// waits for nobody long, and is not slowed by a standby.
-pub fn connect(database: pg_sys::Oid) {
-    BackgroundWorker::connect_worker_to_spi_by_oid(Some(database), None);
+/// From now on whatever this worker waits for ends with a second SIGTERM, a cancel, or after so long.
+pub fn end_within(limit: Micros) {
+    // SAFETY: the handler of sessions; the timeout is registered in each process that is connected.
+    unsafe {
+        let die: pg_sys::pqsigfunc = Some(die);
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::pqsignal(libc::SIGTERM, die);
+        #[cfg(feature = "pg18")]
+        pg_sys::pqsignal_be(libc::SIGTERM, die);
+        enable_timeout_after(STATEMENT_TIMEOUT, (limit.0 / 1000).max(1) as c_int);
+    }
+}
+
+/// Whether the server stops: as postmaster.pid tells pg_ctl.
+pub fn is_server_stopping() -> bool {
+    // Relative to the data folder, in which every process runs.
+    let file = std::fs::read_to_string("postmaster.pid").unwrap_or_default();
+    file.lines().nth(STATUS_LINE).is_some_and(|status| status.trim() == "stopping")
+}
+
+/// How many other processes are connected to a database, which this one is connected to as well.
+pub fn others_in(database: pg_sys::Oid) -> i32 {
+    // SAFETY: counts under a lock of its own.
+    unsafe { pg_sys::CountDBBackends(database) - 1 }
+}
+
+/// Sets what this worker runs under, before it connects: it can write, waits for nobody long and for no standby, and
+/// nothing but [`end_within`] ends its transactions; and what a connection tells each time is not told.
+fn prepare() {
     for (name, value) in [
-        (c"lock_timeout", c"900ms"),
+        (c"log_min_messages", c"error"),
+        (c"lock_timeout", c"500ms"),
         (c"statement_timeout", c"0"),
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        (c"transaction_timeout", c"0"),
+        (c"idle_in_transaction_session_timeout", c"0"),
         (c"default_transaction_read_only", c"off"),
         (c"default_transaction_isolation", c"read committed"),
         (c"synchronous_commit", c"local"),
     ] {
-        let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
-        // SAFETY: C strings, of settings that there are.
-        unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
+        set(name, value);
     }
 }
 
-/// Runs `work` in a transaction of its own, where there is none; what went wrong, if it was rolled back.
+/// Sets a setting, whatever the database or role has.
+fn set(name: &CStr, value: &CStr) {
+    let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
+    // SAFETY: C strings, of settings that there are.
+    unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
+}
+
+/// Sets how long a lock is waited for from now on.
+pub fn set_lock_timeout(limit: &CStr) {
+    set(c"lock_timeout", limit);
+}
+
+/// Connects a worker to a database, as the role that installed the server, also where connections are not allowed.
+pub fn connect(database: pg_sys::Oid) {
+    // SAFETY: the setting is there; it is copied before the next one is asked for.
+    let logged = unsafe {
+        let value = pg_sys::GetConfigOption(c"log_min_messages".as_ptr(), false, false);
+        CStr::from_ptr(value).to_owned()
+    };
+    prepare();
+    // SAFETY: once in a worker that was registered for it.
+    unsafe {
+        let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
+        let user = pg_sys::InvalidOid;
+        pg_sys::BackgroundWorkerInitializeConnectionByOid(database, user, flags);
+    }
+    set(c"log_min_messages", &logged);
+}
+
+/// Runs `work` in a transaction of its own, where there is none; the SQLSTATE of what went wrong, if it was rolled back.
 ///
 /// # Errors
-/// The message of the error that ended it.
-pub fn transaction<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+/// As above, or those of the work.
+pub fn transaction<T, E>(
+    work: impl FnOnce() -> Result<T, E>,
+    failed: impl Fn(String) -> E,
+) -> Result<T, E> {
     let run = || {
-        // SAFETY: as a worker or a session at its end runs one: outside any transaction.
+        // SAFETY: as a worker runs one: outside any transaction.
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
             pg_sys::StartTransactionCommand();
-            // Whatever the session's defaults are; before the first snapshot, as SET TRANSACTION.
-            pg_sys::XactReadOnly = pg_sys::RecoveryInProgress();
-            pg_sys::XactIsoLevel = pg_sys::XACT_READ_COMMITTED as i32;
-            pg_sys::XactDeferrable = false;
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let outcome = work();
             if outcome.is_ok() {
@@ -100,6 +173,7 @@ pub fn transaction<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, Str
             outcome
         }
     };
+    let failed = AssertUnwindSafe(failed);
     let result = PgTryBuilder::new(AssertUnwindSafe(run))
         .catch_others(|caught| {
             // SAFETY: ends the transaction that an error has ended.
@@ -107,7 +181,7 @@ pub fn transaction<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, Str
             let (CaughtError::PostgresError(report)
             | CaughtError::ErrorReport(report)
             | CaughtError::RustPanic { ereport: report, .. }) = &caught;
-            Err(report.message().to_owned())
+            Err((*failed)(sqlstate(report.sql_error_code())))
         })
         .execute();
     // SAFETY: outside any transaction; so autovacuum sees what was written.
@@ -115,10 +189,9 @@ pub fn transaction<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, Str
     result
 }
 
-/// Locks a table as who writes rows does, unless somebody holds it otherwise.
-pub fn lock_to_write(table: pg_sys::Oid) -> bool {
-    // SAFETY: in a transaction.
-    unsafe { pg_sys::ConditionalLockRelationOid(table, pg_sys::RowExclusiveLock as _) }
+/// The five characters of an SQLSTATE (MAKE_SQLSTATE).
+fn sqlstate(code: PgSqlErrorCode) -> String {
+    (0..5).map(|n| ((code as i32 >> (6 * n) & 0x3f) as u8 + b'0') as char).collect()
 }
 
 /// The number of this process in the server's list.
@@ -142,46 +215,25 @@ pub fn pause(duration: Duration) {
         pg_sys::WaitLatch(pg_sys::MyLatch, flags as i32, millis, pg_sys::PG_WAIT_EXTENSION);
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
-    crate::interrupts::check_for_interrupts();
-}
-
-/// What is done when a session ends.
-#[derive(Clone, Copy)]
-struct AtExit {
-    work: fn(),
-    then: fn(),
+    check_for_interrupts();
 }
 
 thread_local! {
-    static AT_EXIT: Cell<Option<AtExit>> = const { Cell::new(None) };
+    static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Sees to it that `work` is done once more when this session ends, outside any transaction, and `then` after it: also
-/// where an error of PostgreSQL's ends the work, which is FATAL there.
-pub fn at_exit(work: fn(), then: fn()) {
-    if AT_EXIT.replace(Some(AtExit { work, then })).is_none() {
-        // SAFETY: the last is called first: while the session can still run a transaction, as what drops temporary
-        // tables does.
-        unsafe {
-            pg_sys::before_shmem_exit(Some(run_after_exit), pg_sys::Datum::from(0));
-            pg_sys::before_shmem_exit(Some(run_at_exit), pg_sys::Datum::from(0));
-        }
+/// Sees to it that `work`, which calls nothing of Postgres, is done when this process ends, however that is.
+pub fn at_exit(work: fn()) {
+    if AT_EXIT.replace(Some(work)).is_none() {
+        // SAFETY: a C function that lives as long as the library.
+        unsafe { pg_sys::before_shmem_exit(Some(run_at_exit), pg_sys::Datum::from(0)) };
     }
 }
 
-/// Called by PostgreSQL when the session ends.
+/// Called by PostgreSQL when the process ends.
 #[pgrx::pg_guard]
-extern "C-unwind" fn run_at_exit(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    let Some(AtExit { work, .. }) = AT_EXIT.get() else { return };
-    // SAFETY: ends what the session was in.
-    unsafe { pg_sys::AbortOutOfAnyTransaction() };
-    PgTryBuilder::new(AssertUnwindSafe(work)).catch_others(|_| ()).execute();
-}
-
-/// Called after it.
-#[pgrx::pg_guard]
-extern "C-unwind" fn run_after_exit(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
-    if let Some(AtExit { then, .. }) = AT_EXIT.take() {
-        then();
+extern "C-unwind" fn run_at_exit(_code: c_int, _argument: pg_sys::Datum) {
+    if let Some(work) = AT_EXIT.get() {
+        work();
     }
 }

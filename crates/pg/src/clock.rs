@@ -77,6 +77,14 @@ pub fn system_time() -> Micros {
     from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
 }
 
+/// Reads a clock that never steps, which all processes of the system share: microseconds since it began.
+pub fn monotonic() -> Micros {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to the variable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    Micros(time.tv_sec as i64 * 1_000_000 + time.tv_nsec as i64 / 1000)
+}
+
 /// Converts a timestamptz to an instant; `None` for ±infinity.
 pub fn instant(datum: pg_sys::Datum) -> Option<Micros> {
     match datum.value() as i64 {

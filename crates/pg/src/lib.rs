@@ -11,6 +11,7 @@
 pub mod background;
 pub mod call;
 pub mod clock;
+pub mod commit;
 pub mod error;
 pub mod interrupts;
 pub mod memory_context;

@@ -148,12 +148,6 @@ pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of the transaction, which gets one now if it has none.
-pub fn number() -> u32 {
-    // SAFETY: in a transaction that may write.
-    unsafe { pg_sys::GetTopTransactionId() }.into_inner()
-}
-
 /// Returns the number of the transaction; 0: it has none.
 #[inline]
 pub fn number_if_any() -> u32 {
@@ -161,27 +155,30 @@ pub fn number_if_any() -> u32 {
     unsafe { unguarded::GetTopTransactionIdIfAny() }.into_inner()
 }
 
-/// Waits until another transaction has ended, and told others what it has changed.
-pub fn wait_for(number: u32) {
-    let (none, oper) = (std::ptr::null_mut(), pg_sys::XLTW_Oper::XLTW_None);
-    // SAFETY: in a transaction, which is another one.
-    unsafe {
-        let number = pg_sys::TransactionId::from_inner(number);
-        pg_sys::XactLockTableWait(number, none, none.cast(), oper);
+/// A lock of the lock manager: an advisory one, which no SQL function takes.
+fn tag([database, number, other]: [u32; 3]) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        locktag_field1: database,
+        locktag_field2: number,
+        locktag_field3: other,
+        locktag_field4: u16::from_be_bytes(*b"rl"),
+        locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+        locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
     }
 }
 
-/// Whether a transaction has ended, and told others what it has changed.
-pub fn has_ended(number: u32) -> bool {
+/// Takes a lock of a database until the transaction ends, after a wait for those who share it.
+pub fn lock(numbers: [u32; 3]) {
+    let tag = tag(numbers);
     // SAFETY: in a transaction.
-    unsafe {
-        let number = pg_sys::TransactionId::from_inner(number);
-        if pg_sys::TransactionIdIsCurrentTransactionId(number) {
-            return false;
-        }
-        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
-        return pg_sys::ConditionalXactLockTableWait(number, false);
-        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
-        pg_sys::ConditionalXactLockTableWait(number)
-    }
+    unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::ExclusiveLock as _, false, false) };
+}
+
+/// Shares a lock of a database until the transaction ends; false where another one has it.
+pub fn try_share(numbers: [u32; 3]) -> bool {
+    let tag = tag(numbers);
+    // SAFETY: in a transaction.
+    let result =
+        unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::ShareLock as _, false, true) };
+    result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
 }

@@ -200,8 +200,9 @@ impl Heap {
         }
     }
 
-    /// Inserts a row; see [`RowStore::insert`](ratelimit_limiter::ports::RowStore::insert).
-    pub fn insert_row(&self, id: RowId, stored: &Stored) -> bool {
+    /// Inserts a row; see [`RowStore::insert`](ratelimit_limiter::ports::RowStore::insert). It waits for whoever is
+    /// inserting or deleting the same only with `wait`.
+    pub fn insert_row(&self, id: RowId, stored: &Stored, wait: bool) -> bool {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
@@ -229,7 +230,8 @@ impl Heap {
                 own::remember(hash, tid);
                 roots::remember(hash, tid);
             }
-            None => self.wait_for_inserter(id),
+            None if wait => self.wait_for_inserter(id),
+            None => {}
         }
         new.is_some()
     }

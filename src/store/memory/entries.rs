@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 
+use ratelimit_core::saved::SavedCopy;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
-    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
+    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, Worth,
 };
 use ratelimit_memory::SavedGuard;
 
@@ -24,7 +25,7 @@ pub struct SharedEntries {
     scope: Scope,
     /// An SQL function of the extension, and its table: by which who saves finds them.
     saver: writer::Origin,
-    /// When the first of the keys that this call changed is to be saved.
+    /// When the first of the keys that this call changed is to be written.
     due: Cell<Option<Micros>>,
 }
 
@@ -40,7 +41,7 @@ pub struct SharedLocked<'e> {
 impl SharedEntries {
     /// The entries in this memory.
     pub fn new(memory: &'static Memory, saver: writer::Origin) -> SharedEntries {
-        SharedEntries { memory, scope: saver.scope(), saver, due: Cell::new(None) }
+        SharedEntries { memory, scope: saver.scope, saver, due: Cell::new(None) }
     }
 
     /// What of the saved keys is locked, by the numbers of their partitions.
@@ -78,7 +79,7 @@ impl Entries for SharedEntries {
     fn locked<T>(&self, id: Id, work: impl FnOnce(&mut SharedLocked<'_>) -> T) -> T {
         let (states, first) = match id.room {
             Room::Saved => {
-                let first = self.lock_saved(std::iter::once(saved::partition_of(id))).next();
+                let first = self.lock_saved(std::iter::once(saved::partition_of(id.key))).next();
                 (self.memory.states.lock_none(), first)
             }
             _ => (self.memory.states.lock(id), None),
@@ -89,7 +90,8 @@ impl Entries for SharedEntries {
     fn lock_all(&self, ids: impl Iterator<Item = Id>) -> SharedLocked<'_> {
         let (saved, others): (Vec<Id>, Vec<Id>) = ids.partition(|id| id.room == Room::Saved);
         let states = self.memory.states.lock_all(others.into_iter());
-        let mut numbers: Vec<usize> = saved.into_iter().map(saved::partition_of).collect();
+        let mut numbers: Vec<usize> =
+            saved.into_iter().map(|id| saved::partition_of(id.key)).collect();
         numbers.sort_unstable();
         numbers.dedup();
         let others = self.lock_saved(numbers.into_iter()).collect();
@@ -111,20 +113,21 @@ impl Entries for SharedEntries {
         id: Id,
         name_and_key: (&[u8], &[u8]),
         state: Option<&State>,
-        (before, save): (BeforeRead, Micros),
+        before: BeforeRead,
     ) -> Loaded {
         let Some(saved) = SavedMemory::seen() else { return Loaded::NoRoom };
-        saved.load(self.scope, id, name_and_key, state, (before, save))
+        saved.load(self.scope, id, name_and_key, state, before)
     }
 
     fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey> {
-        SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.scope, name))
+        let keys = SavedMemory::seen().map_or_else(Vec::new, |saved| saved.keys(self.scope, name));
+        keys.into_iter().map(|SavedCopy { name, key, .. }| SavedKey { name, key }).collect()
     }
 
     #[inline]
     fn save_later(&self) {
-        if let (Some(due), Some(saved)) = (self.due.take(), SavedMemory::seen()) {
-            writer::later(saved, &self.saver, due);
+        if let Some(saved) = SavedMemory::seen() {
+            writer::see_to(saved, &self.saver, self.due.take());
         }
     }
 
@@ -143,7 +146,7 @@ impl SharedLocked<'_> {
     /// The partition of a saved key.
     #[inline]
     fn saved(&mut self, id: Id) -> Option<&mut SavedGuard<'static, SessionLock>> {
-        let number = saved::partition_of(id);
+        let number = saved::partition_of(id.key);
         match &mut self.first {
             Some((first, guard)) if *first == number => Some(guard),
             _ => {
@@ -163,7 +166,7 @@ impl LockedEntries for SharedLocked<'_> {
     #[inline]
     fn gone(&mut self, id: Id) -> u32 {
         match id.room {
-            Room::Saved => self.saved(id).map_or(0, |guard| guard.partition().gone()),
+            Room::Saved => self.saved(id).map_or(0, |guard| guard.partition().evictions()),
             _ => LockedStates::gone(&mut self.states, id),
         }
     }
@@ -180,28 +183,17 @@ impl LockedEntries for SharedLocked<'_> {
     }
 
     #[inline]
-    fn is_leaving(&mut self, id: Id) -> bool {
-        SavedMemory::seen().is_some_and(|saved| saved.leaver(self.entries.scope, id).is_some())
+    fn read_saved(&mut self, id: Id) -> Option<Option<State>> {
+        self.saved(id)?.partition().call(id.key, is_in_recovery())
     }
 
     #[inline]
-    fn read_saved(&mut self, id: Id) -> SavedState {
-        self.saved(id).map_or(SavedState::Absent, |guard| saved::read(guard, id))
-    }
-
-    #[inline]
-    fn write_saved(&mut self, id: Id, state: Option<&State>, worth: Worth, save: Micros) -> bool {
-        let save = (!is_in_recovery()).then(|| saved::millis(save));
-        let now = clock::system_time();
+    fn write_saved(&mut self, id: Id, state: Option<&State>, save: Micros) -> bool {
+        let (save, now) = ((save.0 / 1000) as u32, clock::monotonic());
         let Some(guard) = self.saved(id) else { return false };
-        match guard.partition().set(id.key, state, worth.idle_at, (save, now)) {
-            Ok(Some(due)) => {
-                let first = self.entries.due.get().into_iter().chain([due]).min();
-                self.entries.due.set(first);
-                true
-            }
-            Ok(None) => true,
-            Err(_) => false,
-        }
+        let Ok(due) = guard.partition().set(id.key, state, save, now) else { return false };
+        let first = self.entries.due.get().into_iter().chain(due).min();
+        self.entries.due.set(first);
+        true
     }
 }

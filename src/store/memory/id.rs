@@ -9,6 +9,7 @@ use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 
 use super::{Memory, databases};
 use crate::schema::catalog;
+use ratelimit_pg::transaction;
 
 /// The same in the room of configs in calls, where it is the current role's.
 pub fn inline(id: Id) -> Id {
@@ -63,11 +64,6 @@ impl Scope {
         Scope { database, extension }
     }
 
-    /// The scope of this [number](Scope::number).
-    pub fn of_number(number: u64) -> Scope {
-        Scope { database: (number >> 32) as u32, extension: number as u32 }
-    }
-
     /// Database and extension, as they are told apart here.
     pub fn numbers(self) -> [u32; 2] {
         [self.database, self.extension]
@@ -78,11 +74,12 @@ impl Scope {
         u64::from(self.database) << 32 | u64::from(self.extension)
     }
 
-    /// Whether its database is dropped, or its extension, as far as this session can see: of its own database. Asks
-    /// Postgres, so not under a lock.
+    /// Whether its database is dropped, or its extension, as far as this session can see: of its own database, and not
+    /// in a transaction that has written, which may drop or create the extension and be rolled back. Asks Postgres, so
+    /// not under a lock.
     pub fn is_dropped(self, own: Scope) -> bool {
         if self.database == own.database {
-            return self.extension != own.extension;
+            return self.extension != own.extension && transaction::number_if_any() == 0;
         }
         !catalog::has_database(self.database.into())
     }

@@ -1,32 +1,29 @@
 //! The states of limits in memory that are saved to the table, in a segment of their own, which the first call of such
-//! a limit makes; and who saves them.
+//! a limit makes; and what sessions and the writer of a database tell each other.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
-use ratelimit_core::saved::{NewKey, NoRoom, Unsaved};
+use ratelimit_core::saved::{NewKey, NoRoom, Outcome, SavedCopy};
 use ratelimit_core::{Micros, State};
-use ratelimit_limiter::ports::{BeforeRead, Id, Loaded, SavedKey, SavedState};
+use ratelimit_limiter::ports::{BeforeRead, Id, Loaded};
 use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;
 use super::id::Scope;
-use super::writer;
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use ratelimit_pg::clock;
 use ratelimit_pg::shared_memory::{self, Need};
-use ratelimit_pg::transaction::{self, is_in_recovery};
+use ratelimit_pg::transaction::is_in_recovery;
 
 /// How many partitions there are: with all others, a session may hold their locks at once.
 pub(super) const PARTITIONS: usize = 32;
-/// How many databases and extensions can have a writer.
-const WRITERS: usize = 64;
-/// How many limits can leave memory at once; and how many of one transaction, before all of its database do.
-const LEAVING: usize = 64;
-const LEAVING_OF_ONE: usize = 8;
+/// How many databases can have unsaved keys at a time.
+const WRITERS: usize = 1024;
 /// How many cells are looked at under one hold of a partition's lock, while the session may be preempted.
 const AT_ONCE: usize = 64;
 
@@ -37,54 +34,32 @@ struct Header {
     keys: u64,
     lock_group: i32,
     writers: [Writer; WRITERS],
-    /// How many of the following there are.
-    leaving: AtomicU32,
-    limits: Guarded<SessionLock, [Leaving; LEAVING]>,
 }
 
-/// A limit that a transaction takes out of memory.
-#[derive(Clone, Copy, Default, PartialEq)]
-#[repr(C)]
-struct Leaving {
-    /// Whose it is.
-    scope: u64,
-    /// The hash of its name; 0: all of them.
-    name: u64,
-    /// The transaction; 0: nothing.
-    xid: u32,
-}
-
-/// Nobody saves.
-pub const NONE: u32 = 0;
-/// A worker was asked for, or waits until something is due.
-pub const WAITS: u32 = 1;
-/// Somebody saves.
-pub const SAVES: u32 = 2;
-
-/// Who saves the keys of a database and extension.
+/// The writer of a database and extension. Its instants are of the monotonic clock, but for `since`.
 #[repr(C, align(128))]
 pub struct Writer {
-    /// Database and extension; 0: it is free.
-    scope: AtomicU64,
-    /// [`NONE`], [`WAITS`] or [`SAVES`].
-    pub state: AtomicU32,
-    /// The number of the worker's process in the server's list, plus 1.
+    /// Database and extension; 0: the place is free.
+    pub scope: AtomicU64,
+    /// The number of its process in the server's list, plus 1; 0: it is not there.
     pub process: AtomicU32,
-    /// When the state was changed, in epoch microseconds.
-    pub at: AtomicI64,
-    /// When the next key is to be saved.
+    /// The number of its process in the system.
+    pub pid: AtomicU32,
+    /// Since when it is there.
+    pub since: AtomicI64,
+    /// When the next key is to be written; the latest instant: none is unsaved.
     pub due: AtomicI64,
-    /// Whether all is to be saved next, whenever it is due: 0 or 1.
-    pub all: AtomicU32,
-    /// How many times somebody has saved.
-    pub turns: AtomicU64,
-    /// How many keys were saved.
-    pub saved: AtomicU64,
-    /// How many sessions that changed keys have ended.
-    pub ended: AtomicU64,
-    /// When no worker could be had.
-    pub refused_at: AtomicI64,
-    /// When it was last told that there is none.
+    /// When a worker was asked for that has not come yet, and whether there was no place for one.
+    pub asked_at: AtomicI64,
+    pub is_refused: AtomicBool,
+    /// Whether another database needs its place.
+    pub is_to_go: AtomicBool,
+    /// How often all was to be written at once, and the last time that was done.
+    pub wanted: AtomicU64,
+    pub served: AtomicU64,
+    /// How many keys were written.
+    pub written: AtomicU64,
+    /// When it was last told that there is no place for one.
     pub told_at: AtomicI64,
     problem: Guarded<SessionLock, Problem>,
 }
@@ -110,15 +85,17 @@ pub struct SavedUsage {
     pub keys: u64,
     /// How many there can be at least.
     pub room: u64,
-    /// How many of the keys are not saved.
+    /// How many of the keys are unsaved.
     pub unsaved: u64,
-    /// Since when the first of them is not.
+    /// Since when the first of them is.
     pub oldest: Option<Micros>,
+    /// How many were evicted on a standby that had changed there.
+    pub lost: u64,
 }
 
 thread_local! {
     static MEMORY: Cell<Option<&'static SavedMemory>> = const { Cell::new(None) };
-    static WRITER: Cell<Option<(Scope, &'static Writer)>> = const { Cell::new(None) };
+    static WRITER: Cell<Option<&'static Writer>> = const { Cell::new(None) };
 }
 
 /// How many keys a partition has room for: some more than its share, since keys are spread by chance.
@@ -134,8 +111,8 @@ fn size(keys: usize) -> usize {
 }
 
 /// The number of a key's partition.
-pub(super) fn partition_of(id: Id) -> usize {
-    (id.key[0] % PARTITIONS as u64) as usize
+pub(super) fn partition_of(hash: [u64; 2]) -> usize {
+    (hash[0] % PARTITIONS as u64) as usize
 }
 
 impl SavedMemory {
@@ -192,37 +169,47 @@ impl SavedMemory {
         self.partitions.lock(number)
     }
 
-    /// Returns who saves the keys of a scope; `None` where all places are taken.
-    pub fn writer(&'static self, scope: Scope) -> Option<&'static Writer> {
-        if let Some((_, writer)) = WRITER.get().filter(|(of, _)| *of == scope) {
-            return Some(writer);
+    /// Locks one partition after the other.
+    fn each(&self) -> impl Iterator<Item = SavedGuard<'static, SessionLock>> {
+        (0..PARTITIONS).map(|number| self.lock(number))
+    }
+
+    /// Returns the writer of a scope, which takes the place of one that has nothing to write; `None` where all have.
+    #[inline]
+    pub fn writer(&self, scope: Scope) -> Option<&'static Writer> {
+        let is_own = |writer: &&Writer| writer.scope.load(SeqCst) == scope.number();
+        match WRITER.get().filter(is_own) {
+            Some(writer) => Some(writer),
+            None => self.find_writer(scope.number()),
         }
-        let found = self.find_writer(scope.number()).or_else(|| {
-            // Those of dropped ones are free again.
-            if transaction::is_in_transaction() {
-                self.forget_dropped(scope);
-            }
-            self.find_writer(scope.number())
-        })?;
-        WRITER.set(Some((scope, found)));
+    }
+
+    /// Finds the writer of a scope by its number, or a place for one.
+    #[cold]
+    fn find_writer(&self, number: u64) -> Option<&'static Writer> {
+        let all = || self.header.writers.iter();
+        let claim = |writer: &&Writer| {
+            let of = writer.scope.load(SeqCst);
+            let is_idle = writer.process.load(SeqCst) == 0 && writer.due.load(SeqCst) == i64::MAX;
+            of == number
+                || (of == 0 || is_idle)
+                    && writer.scope.compare_exchange(of, number, SeqCst, SeqCst).is_ok()
+        };
+        let own = || all().find(|writer| writer.scope.load(SeqCst) == number);
+        let free = || all().find(|writer| writer.scope.load(SeqCst) == 0 && claim(writer));
+        let found = own().or_else(free).or_else(|| all().find(claim))?;
+        WRITER.set(Some(found));
         Some(found)
     }
 
-    /// Finds the place of a scope by its number, or takes one.
-    fn find_writer(&'static self, number: u64) -> Option<&'static Writer> {
-        let all = || self.header.writers.iter();
-        all().find(|writer| writer.scope.load(SeqCst) == number).or_else(|| {
-            let claim = |writer: &&Writer| {
-                let claimed = writer.scope.compare_exchange(0, number, SeqCst, SeqCst);
-                claimed.is_ok() || claimed == Err(number)
-            };
-            all().find(claim)
-        })
+    /// The writers of other scopes.
+    pub fn other_writers(&self, own: &Writer) -> impl Iterator<Item = &'static Writer> {
+        self.header.writers.iter().filter(move |writer| !std::ptr::eq(*writer, own))
     }
 
     /// How many keys of a partition were evicted.
     pub(super) fn evictions(&self, id: Id) -> u32 {
-        self.lock(partition_of(id)).partition().evictions()
+        self.lock(partition_of(id.key)).partition().evictions()
     }
 
     /// Puts in a key; see [`Entries::load`](ratelimit_limiter::ports::Entries::load).
@@ -232,140 +219,97 @@ impl SavedMemory {
         id: Id,
         (name, key): (&[u8], &[u8]),
         state: Option<&State>,
-        (before, save): (BeforeRead, Micros),
+        before: BeforeRead,
     ) -> Loaded {
         let BeforeRead { evictions, on_standby } = before;
-        let mut guard = self.lock(partition_of(id));
+        let mut guard = self.lock(partition_of(id.key));
         let mut partition = guard.partition();
         if partition.evictions() != evictions {
             return Loaded::Moved;
         }
-        let (hash, scope, save) = (id.key, scope.numbers(), millis(save));
-        let new = NewKey { hash, scope, name, key, save, on_standby };
-        match partition.load(new, state, clock::system_time()) {
+        let new = NewKey { hash: id.key, scope: scope.numbers(), name, key, on_standby };
+        match partition.load(new, state) {
             Ok(()) => Loaded::Yes,
             Err(NoRoom) => Loaded::NoRoom,
         }
     }
 
-    /// How many keys of a scope are not saved.
-    pub fn unsaved(&self, scope: Scope) -> usize {
-        let unsaved = |number| self.lock(number).partition().unsaved_of(scope.numbers());
-        (0..PARTITIONS).map(unsaved).sum()
+    /// How many keys of a scope are unsaved, and when the next of them is to be written.
+    pub fn waiting(&self, scope: Scope) -> (usize, Option<Micros>) {
+        let waiting = self.each().map(|mut guard| guard.partition().waiting(Some(scope.numbers())));
+        waiting.fold((0, None), |(sum, first), (count, _, due)| {
+            (sum + count, first.into_iter().chain(due).min())
+        })
     }
 
-    /// When the next key of a scope is to be saved.
-    pub fn due(&self, scope: Scope) -> Option<Micros> {
-        let due = |number| {
-            let mut guard = self.lock(number);
-            let partition = guard.partition();
-            if partition.unsaved() == 0 { None } else { partition.due(scope.numbers()) }
-        };
-        (0..PARTITIONS).filter_map(due).min()
-    }
-
-    /// Copies the keys of a scope that are to be saved by then, or all that are unsaved, in the order of name and key.
-    pub fn copy(&self, scope: Scope, due: Option<Micros>) -> Vec<Unsaved> {
+    /// Copies the unsaved keys of a scope that are to be written by then, or all, in the order of name and key, but
+    /// first those that could be written so far.
+    pub fn copy(&self, scope: Scope, due: Option<Micros>) -> Vec<SavedCopy> {
         let mut copies = Vec::new();
         for number in 0..PARTITIONS {
-            if self.lock(number).partition().unsaved() == 0 {
-                continue;
-            }
             let mut from = Some(0);
             while let Some(place) = from {
                 let mut guard = self.lock(number);
                 from = guard.partition().copy((place, AT_ONCE), scope.numbers(), due, &mut copies);
             }
         }
-        copies.sort_unstable_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
+        let place = |copy: &SavedCopy| (copy.tries > 0, copy.name.clone(), copy.key.clone());
+        copies.sort_by_cached_key(place);
         copies
     }
 
-    /// Notes of copies whether they were written.
-    pub fn settle<'c>(&self, copies: impl Iterator<Item = (&'c Unsaved, bool)>) {
-        for (copy, is_written) in copies {
-            let number = (copy.hash[0] % PARTITIONS as u64) as usize;
-            self.lock(number).partition().settle(copy.hash, is_written);
+    /// Notes what came of writing a copy that was made at that time.
+    pub fn settle(&self, copy: &SavedCopy, outcome: Outcome, copied: Micros) {
+        let now = clock::monotonic();
+        self.lock(partition_of(copy.hash)).partition().settle(copy, outcome, (copied, now));
+    }
+
+    /// How many keys of each name are unsaved.
+    pub fn unsaved_names(&self, scope: Scope) -> BTreeMap<Vec<u8>, usize> {
+        let mut names = BTreeMap::new();
+        for copy in self.copy(scope, None) {
+            *names.entry(copy.name).or_default() += 1;
+        }
+        names
+    }
+
+    /// Removes the keys of a name, or of all, that a test picks, and has those that stay written as soon as can be.
+    pub fn remove(
+        &self,
+        scope: Scope,
+        name: Option<&[u8]>,
+        test: impl Fn(&SavedCopy, bool) -> bool,
+    ) {
+        for mut guard in self.each() {
+            let mut partition = guard.partition();
+            partition.remove(scope.numbers(), name, &test);
+            partition.hasten(scope.numbers(), name);
         }
     }
 
-    /// Whether a key of a name is unsaved.
-    pub fn has_unsaved(&self, scope: Scope, name: &[u8]) -> bool {
-        let has = |number| self.lock(number).partition().has_unsaved(scope.numbers(), name);
-        (0..PARTITIONS).any(has)
-    }
-
-    /// Evicts the keys of a name that are saved, so that their rows are read anew.
-    pub fn forget_saved(&self, scope: Scope, name: &[u8]) {
-        for number in 0..PARTITIONS {
-            self.lock(number).partition().forget_clean(scope.numbers(), name);
-        }
-    }
-
-    /// Notes that a transaction takes a limit out of memory, `None`: all of this scope. Whoever locks a key later sees
-    /// it. False where too many do.
-    pub fn leave(&self, scope: Scope, name: Option<Id>, xid: u32) -> bool {
-        self.header.end_leaving(transaction::has_ended);
-        let scope = scope.number();
-        let new = Leaving { scope, name: name.map_or(0, |id| id.name[0]), xid };
-        let is_noted = {
-            let mut limits = self.header.limits.write();
-            let is_same = |limit: &Leaving| limit.xid == xid && limit.scope == scope;
-            if limits.iter().filter(|limit| is_same(limit)).count() >= LEAVING_OF_ONE {
-                limits.iter_mut().filter(|limit| is_same(limit)).for_each(|limit| limit.name = 0);
-                true
-            } else if let Some(free) = limits.iter_mut().find(|limit| limit.xid == 0) {
-                *free = new;
-                self.header.leaving.fetch_add(1, SeqCst);
-                true
-            } else {
-                false
-            }
+    /// Copies the keys of a name, or of all.
+    pub fn keys(&self, scope: Scope, name: Option<&[u8]>) -> Vec<SavedCopy> {
+        let on_standby = is_in_recovery();
+        let keys = |mut guard: SavedGuard<'static, SessionLock>| {
+            guard.partition().keys(scope.numbers(), name, on_standby)
         };
-        for number in 0..PARTITIONS {
-            self.lock(number).partition().move_on();
-        }
-        is_noted
-    }
-
-    /// The transaction that takes a key's limit out of memory, unless it is this session's.
-    #[inline]
-    pub fn leaver(&self, scope: Scope, id: Id) -> Option<u32> {
-        if self.header.leaving.load(SeqCst) == 0 { None } else { self.header.leaver(scope, id) }
-    }
-
-    /// Whether this transaction takes a name's limit out of memory.
-    pub fn is_left_by(&self, scope: Scope, id: Id, xid: u32) -> bool {
-        let limits = self.header.limits.read();
-        limits.iter().any(|limit| limit.xid == xid && limit.is_of(scope, id))
-    }
-
-    /// Forgets what a transaction that has ended took out of memory.
-    pub fn end_leaving(&self, xid: u32) {
-        self.header.end_leaving(|of| of == xid);
-    }
-
-    /// Visits the keys of a name, or of all.
-    pub(super) fn keys(&self, scope: Scope, name: Option<&[u8]>) -> Vec<SavedKey> {
-        let mut keys = Vec::new();
-        for number in 0..PARTITIONS {
-            let found = self.lock(number).partition().keys(scope.numbers(), name);
-            let key = |Unsaved { name, key, state, .. }| SavedKey { name, key, state };
-            keys.extend(found.into_iter().map(key));
-        }
-        keys
+        self.each().flat_map(keys).collect()
     }
 
     /// Returns how much of it is used.
     pub fn usage(&self) -> SavedUsage {
         let mut usage = SavedUsage { room: self.header.keys, ..SavedUsage::default() };
-        for number in 0..PARTITIONS {
-            let mut guard = self.lock(number);
+        let mut first = None;
+        for mut guard in self.each() {
             let partition = guard.partition();
+            let (unsaved, since, _) = partition.waiting(None);
             usage.keys += u64::from(partition.len());
-            usage.unsaved += u64::from(partition.unsaved());
-            usage.oldest = usage.oldest.into_iter().chain(partition.oldest()).min();
+            usage.unsaved += unsaved as u64;
+            usage.lost += u64::from(partition.lost());
+            first = first.into_iter().chain(since).min();
         }
+        usage.oldest =
+            first.map(|first| clock::system_time().minus(clock::monotonic().minus(first)));
         usage
     }
 
@@ -376,12 +320,9 @@ impl SavedMemory {
 
     /// Frees what is kept of dropped databases and extensions; see [`Scope::is_dropped`].
     pub fn forget_dropped(&self, own: Scope) {
-        let of_writers = self.header.writers.iter().map(|writer| writer.scope.load(SeqCst));
-        let of_writers = of_writers.filter(|&number| number != 0);
-        let mut scopes: Vec<[u32; 2]> =
-            of_writers.map(|number| Scope::of_number(number).numbers()).collect();
-        for number in 0..PARTITIONS {
-            scopes.extend(self.lock(number).partition().scopes());
+        let mut scopes = Vec::new();
+        for mut guard in self.each() {
+            scopes.extend(guard.partition().scopes());
             scopes.sort_unstable();
             scopes.dedup();
         }
@@ -389,114 +330,43 @@ impl SavedMemory {
         if scopes.is_empty() {
             return;
         }
-        for number in 0..PARTITIONS {
-            self.lock(number).partition().remove_scopes(|scope| scopes.contains(&scope));
+        for mut guard in self.each() {
+            guard.partition().remove_scopes(|scope| scopes.contains(&scope));
         }
         for writer in &self.header.writers {
-            let scope = writer.scope.load(SeqCst);
-            let is_dropped = scopes.iter().any(|&dropped| Scope::of(dropped).number() == scope);
-            // Whoever saves, or will, looks at no other scope: the place is free once he has left it.
-            match writer.state.load(SeqCst) {
-                NONE if is_dropped => {
-                    writer.set_problem("");
-                    writer.scope.store(0, SeqCst);
-                }
-                WAITS if is_dropped => writer::send_away(writer),
-                _ => {}
-            }
-        }
-    }
-}
-
-impl Leaving {
-    /// Whether a key's limit is meant.
-    fn is_of(&self, scope: Scope, id: Id) -> bool {
-        self.scope == scope.number() && (self.name == 0 || self.name == id.name[0])
-    }
-}
-
-impl Header {
-    /// The transaction that takes a key's limit out of memory, unless it is this session's.
-    #[cold]
-    fn leaver(&self, scope: Scope, id: Id) -> Option<u32> {
-        let own = transaction::number_if_any();
-        let limits = self.limits.read();
-        let is_other =
-            |limit: &&Leaving| limit.xid != 0 && limit.xid != own && limit.is_of(scope, id);
-        limits.iter().find(is_other).map(|limit| limit.xid)
-    }
-
-    /// Forgets the limits of transactions that a test picks.
-    fn end_leaving(&self, has_ended: impl Fn(u32) -> bool) {
-        if self.leaving.load(SeqCst) == 0 {
-            return;
-        }
-        // Asks Postgres, so not under the lock.
-        let limits = *self.limits.read();
-        let ended = limits.into_iter().filter(|limit| limit.xid != 0 && has_ended(limit.xid));
-        for limit in ended {
-            let mut limits = self.limits.write();
-            if let Some(found) = limits.iter_mut().find(|found| **found == limit) {
-                *found = Leaving::default();
-                self.leaving.fetch_sub(1, SeqCst);
+            let is_of = |scope: &[u32; 2]| Scope::of(*scope).number() == writer.scope.load(SeqCst);
+            if scopes.iter().any(is_of) {
+                writer.due.store(i64::MAX, SeqCst);
+                super::writer::send_away(writer);
             }
         }
     }
 }
 
 impl Writer {
-    /// Notes what went wrong, or that nothing did.
-    pub fn set_problem(&self, text: &str) {
+    /// Whether all is to be written now, whenever it is due.
+    pub fn is_for_all(&self) -> bool {
+        self.is_to_go.load(SeqCst) || self.served.load(SeqCst) < self.wanted.load(SeqCst)
+    }
+
+    /// The worker, if it is there: its process, and since when.
+    pub fn there(&self) -> Option<(u32, Micros)> {
+        let is_there = self.process.load(SeqCst) != 0;
+        is_there.then(|| (self.pid.load(SeqCst), Micros(self.since.load(SeqCst))))
+    }
+
+    /// Notes what went wrong, in the encoding of its database; nothing: nothing did.
+    pub fn set_problem(&self, text: &[u8]) {
         let mut problem = self.problem.write();
-        let end =
-            (0..=text.len().min(problem.text.len())).rev().find(|&n| text.is_char_boundary(n));
-        let text = &text[..end.unwrap_or(0)];
-        problem.text[..text.len()].copy_from_slice(text.as_bytes());
-        problem.length = text.len() as u32;
+        let end = text.len().min(problem.text.len());
+        problem.text[..end].copy_from_slice(&text[..end]);
+        problem.length = end as u32;
     }
 
     /// What went wrong last; empty: nothing.
-    pub fn problem(&self) -> String {
+    pub fn problem(&self) -> Vec<u8> {
         let problem = self.problem.read();
-        String::from_utf8_lossy(&problem.text[..problem.length as usize]).into_owned()
-    }
-
-    /// Whether somebody saves, or is there who will: a worker that was asked for may never come, as where the server
-    /// stops.
-    pub fn will_save(&self) -> bool {
-        match self.state.load(SeqCst) {
-            NONE => false,
-            WAITS => self.process.load(SeqCst) != 0,
-            _ => true,
-        }
-    }
-
-    /// Whether somebody saves, or a worker waits or was asked for not long ago.
-    pub fn is_there(&self, now: Micros) -> bool {
-        match self.state.load(SeqCst) {
-            NONE => false,
-            WAITS if self.process.load(SeqCst) == 0 => {
-                now.minus(Micros(self.at.load(Relaxed))) < Micros(10_000_000)
-            }
-            _ => true,
-        }
-    }
-}
-
-/// Milliseconds.
-pub(super) fn millis(duration: Micros) -> u32 {
-    (duration.0 / 1000) as u32
-}
-
-/// What a partition has of a key.
-pub(super) fn read(guard: &mut SavedGuard<'static, SessionLock>, id: Id) -> SavedState {
-    let mut partition = guard.partition();
-    match partition.call(id.key) {
-        None => SavedState::Absent,
-        Some(found) if partition.is_of_standby(id.key) && !is_in_recovery() => {
-            SavedState::OfStandby(found)
-        }
-        Some(found) => SavedState::Here(found),
+        problem.text[..problem.length as usize].to_vec()
     }
 }
 
@@ -525,8 +395,10 @@ fn fill(address: *mut u8, keys: usize) {
         (&raw mut (*header).keys).write(keys as u64);
         (&raw mut (*header).lock_group).write(lock_group);
         let memory = view(address);
-        memory.header.writers.iter().for_each(|writer| writer.problem.lock().0.init(lock_group));
-        memory.header.limits.lock().0.init(lock_group);
+        for writer in &memory.header.writers {
+            writer.due.store(i64::MAX, SeqCst);
+            writer.problem.lock().0.init(lock_group);
+        }
         memory.partitions.locks().for_each(|lock| lock.0.init(lock_group));
     }
 }

@@ -1,8 +1,8 @@
-//! Who saves the keys in memory: a background worker, which a call asks for, or where the server has none, the sessions
-//! that changed them, when they end.
+//! A background worker that writes what is unsaved of a database and extension, as sessions see it: whether it is
+//! there, when it is to write, and how one is asked for.
 //!
-//! Of a database and extension one saves at a time: of two, the one with the older copy could commit last. Whoever
-//! ceases to save looks once more what there is: a call that saw somebody saving left it to him.
+//! A call that leaves a key unsaved notes when that is due, and asks for a worker where none is there. Whoever ceases
+//! to be the worker looks once more what there is: a call that saw it left that to it.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,27 +13,25 @@ use ratelimit_core::Micros;
 
 use super::Memory;
 use super::id::Scope;
-use super::saved::{NONE, SAVES, SavedMemory, WAITS, Writer};
-use crate::schema::catalog::{self, Catalog};
+use super::saved::{SavedMemory, Writer};
+use crate::schema::catalog::Catalog;
 use ratelimit_pg::background;
 use ratelimit_pg::clock;
 use ratelimit_pg::server_log;
-use ratelimit_pg::transaction;
 
 /// The worker's name in pg_stat_activity, and the function that it runs.
 const WORKER: (&str, &str) = ("ratelimit writer", "ratelimit_writer_main");
-/// How long nobody asks for a worker where there was none to be had, and how often that is told.
-const AGAIN: Micros = Micros(1_000_000);
+/// How often a worker is asked for that does not come, and how often it is told that there is no place for one.
+const ASK_EVERY: Micros = Micros(1_000_000);
 const TELL_EVERY: Micros = Micros(60_000_000);
-/// After what time a row is tried again that somebody holds.
-const AGAIN_AFTER: Micros = Micros(250_000);
-/// How long a call waits for room.
+/// How long a session waits until all was written.
 const PATIENCE: Micros = Micros(10_000_000);
 
 /// Where the keys of a database and extension are saved.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin {
-    scope: Scope,
+    /// Whose keys they are.
+    pub scope: Scope,
     /// An SQL function of the extension, by which its tables are found.
     pub function: pg_sys::Oid,
     /// The table of the rows.
@@ -41,12 +39,8 @@ pub struct Origin {
 }
 
 thread_local! {
-    /// What this session changed.
-    static CHANGED: Cell<Option<Origin>> = const { Cell::new(None) };
-    /// What saves at the end of a session.
-    static SAVE: Cell<Option<fn(&Origin)>> = const { Cell::new(None) };
-    /// Whether this process saves.
-    static SAVES_NOW: Cell<bool> = const { Cell::new(false) };
+    /// What this process is the worker of.
+    static OWN: Cell<Option<&'static Writer>> = const { Cell::new(None) };
 }
 
 impl Origin {
@@ -54,16 +48,6 @@ impl Origin {
     pub fn new(memory: &Memory, catalog: &Catalog, function: pg_sys::Oid) -> Origin {
         let scope = Scope::new(memory, catalog.extension);
         Origin { scope, function, table: catalog.rate_limits.oid }
-    }
-
-    /// Whose keys they are.
-    pub fn scope(&self) -> Scope {
-        self.scope
-    }
-
-    /// The database.
-    pub fn database(&self) -> pg_sys::Oid {
-        self.scope.database()
     }
 
     /// As a worker is given it.
@@ -81,49 +65,30 @@ impl Origin {
     }
 }
 
-/// Whose keys those of the extension are that there is now in this database; of none, nobody's. In a transaction.
-pub fn scope_now(memory: &Memory) -> Scope {
-    Scope::new(memory, catalog::extension())
-}
-
-/// Sets what saves at the end of a session; called once, when the library is loaded.
-pub fn init(save: fn(&Origin)) {
-    SAVE.set(Some(save));
-}
-
-/// Sees to it that a key that was just changed is saved by then.
-pub fn later(saved: &'static SavedMemory, origin: &Origin, due: Micros) {
-    if CHANGED.replace(Some(*origin)).is_none() {
-        background::at_exit(at_exit, leave);
-    }
-    let Some(writer) = saved.writer(origin.scope()) else { return };
-    let before = writer.due.fetch_min(due.0, SeqCst);
-    match writer.is_there(clock::system_time()) {
-        true if due.0 < before => wake(writer),
-        true => {}
-        false => ask(writer, origin),
+/// Sees to it that what is unsaved is written: what this call has changed by `due`, and what others have.
+#[inline]
+pub fn see_to(saved: &SavedMemory, origin: &Origin, due: Option<Micros>) {
+    while let Some(writer) = saved.writer(origin.scope) {
+        let due = due.map_or(i64::MAX, |due| due.0);
+        let before = if due == i64::MAX { i64::MAX } else { writer.due.fetch_min(due, SeqCst) };
+        // Unless another scope has taken the place meanwhile.
+        if writer.scope.load(SeqCst) != origin.scope.number() {
+            continue;
+        }
+        if writer.process.load(SeqCst) == 0 {
+            if writer.due.load(SeqCst) != i64::MAX {
+                ask(saved, writer, origin, false);
+            }
+        } else if due < before {
+            wake(writer);
+        }
+        return;
     }
 }
 
-/// Saves what this session changed, unless another does.
-fn at_exit() {
-    if let (Some(origin), Some(save)) = (CHANGED.get(), SAVE.get()) {
-        save(&origin);
-    }
-}
-
-/// Notes that this session saves no more, where an error has ended that.
-fn leave() {
-    let saved = SavedMemory::seen().zip(CHANGED.get());
-    let writer = saved.and_then(|(saved, origin)| saved.writer(origin.scope()));
-    if let Some(writer) = writer.filter(|_| SAVES_NOW.get()) {
-        writer.state.store(NONE, SeqCst);
-    }
-}
-
-/// Has a worker end that has nothing to save any more, as where its extension is gone.
+/// Has a worker write what there is, and end.
 pub fn send_away(writer: &Writer) {
-    writer.due.store(0, SeqCst);
+    writer.is_to_go.store(true, SeqCst);
     wake(writer);
 }
 
@@ -134,72 +99,59 @@ fn wake(writer: &Writer) {
     }
 }
 
-/// Asks for a worker, unless another session does.
+/// Asks for a worker; false where there is no place for one. With `again` it asks again where there was none a moment
+/// ago. Those of other databases write what they have, and make room.
 #[cold]
-pub fn ask(writer: &Writer, origin: &Origin) {
-    let now = clock::system_time();
-    // One that was asked for and never came has its time of then.
-    let at = writer.at.load(SeqCst);
-    let state = writer.state.load(SeqCst);
-    let is_refused = now.minus(Micros(writer.refused_at.load(SeqCst))) < AGAIN;
-    if is_refused || writer.is_there(now) {
-        return;
+pub fn ask(saved: &SavedMemory, writer: &Writer, origin: &Origin, again: bool) -> bool {
+    let now = clock::monotonic();
+    let asked_at = writer.asked_at.load(SeqCst);
+    let is_refused = writer.is_refused.load(SeqCst);
+    if writer.process.load(SeqCst) != 0 {
+        return true;
     }
-    if writer.at.compare_exchange(at, now.0, SeqCst, SeqCst).is_err()
-        || writer.state.compare_exchange(state, WAITS, SeqCst, SeqCst).is_err()
-    {
-        return;
+    if now.0 - asked_at < ASK_EVERY.0 && !(again && is_refused) {
+        return !is_refused;
     }
-    if background::register(WORKER.0, WORKER.1, &origin.to_text()) {
-        return;
+    if writer.asked_at.compare_exchange(asked_at, now.0, SeqCst, SeqCst).is_err() {
+        return true;
     }
-    writer.state.store(NONE, SeqCst);
-    writer.refused_at.store(now.0, SeqCst);
-    // Those of dropped ones may sleep still.
-    if let Some(saved) = SavedMemory::seen().filter(|_| transaction::is_in_transaction()) {
-        saved.forget_dropped(origin.scope());
+    let has_place = background::register(WORKER.0, WORKER.1, &origin.to_text());
+    writer.is_refused.store(!has_place, SeqCst);
+    if !has_place {
+        let is_there = |writer: &&Writer| writer.process.load(SeqCst) != 0;
+        saved.other_writers(writer).filter(is_there).for_each(send_away);
+        if now.minus(Micros(writer.told_at.load(SeqCst))) >= TELL_EVERY {
+            writer.told_at.store(now.0, SeqCst);
+            server_log::warning(
+                "rate limits in memory are not saved: the server has no place for a background worker (max_worker_processes)",
+            );
+        }
     }
-    let problem = "the server has no place for a background worker (max_worker_processes)";
-    writer.set_problem(problem);
-    if now.minus(Micros(writer.told_at.swap(now.0, SeqCst))) >= TELL_EVERY {
-        server_log::warning(&format!(
-            "rate limits in memory are saved when sessions end only: {problem}"
-        ));
-    }
+    has_place
 }
 
-/// Notes that this process is the worker, until it ends, however that is; false where none is wanted any more, or
-/// another is there.
+/// Notes that this process is the worker, until it leaves or ends; false where another one is.
 pub fn come(writer: &'static Writer) -> bool {
-    thread_local! {
-        static OWN: Cell<Option<&'static Writer>> = const { Cell::new(None) };
+    if writer.process.compare_exchange(0, number(), SeqCst, SeqCst).is_err() {
+        return false;
     }
-    loop {
-        if writer.process.compare_exchange(0, number(), SeqCst, SeqCst).is_err() {
-            return false;
+    writer.pid.store(std::process::id(), SeqCst);
+    writer.since.store(clock::system_time().0, SeqCst);
+    writer.asked_at.store(0, SeqCst);
+    writer.is_refused.store(false, SeqCst);
+    OWN.set(Some(writer));
+    // Where an error ends it, the next one is not asked for at once.
+    background::at_exit(|| {
+        if let Some(writer) = OWN.get().filter(|writer| leave(writer)) {
+            writer.asked_at.store(clock::monotonic().0, SeqCst);
         }
-        if writer.state.load(SeqCst) == WAITS {
-            OWN.set(Some(writer));
-            background::at_exit(|| OWN.get().map_or((), go), || ());
-            return true;
-        }
-        // Another one that was asked for meanwhile may have left, since this one was there.
-        let _ = writer.process.compare_exchange(number(), 0, SeqCst, SeqCst);
-        if writer.state.load(SeqCst) != WAITS {
-            return false;
-        }
-    }
+    });
+    true
 }
 
-/// Notes that the worker ends, which could not do what it was there for, as where its database is gone. Whoever else
-/// saves by now goes on.
-fn go(writer: &Writer) {
-    let was_there = writer.process.compare_exchange(number(), 0, SeqCst, SeqCst).is_ok();
-    if SAVES_NOW.get() {
-        writer.state.store(NONE, SeqCst);
-    } else if was_there && writer.state.compare_exchange(WAITS, NONE, SeqCst, SeqCst).is_ok() {
-        writer.refused_at.store(clock::system_time().0, SeqCst);
-    }
+/// Notes that this process is not the worker any more; false where it was not.
+pub fn leave(writer: &Writer) -> bool {
+    writer.process.compare_exchange(number(), 0, SeqCst, SeqCst).is_ok()
 }
 
 /// This process, as [`Writer::process`] has it.
@@ -207,66 +159,31 @@ fn number() -> u32 {
     background::process() as u32 + 1
 }
 
-/// Whether this process, which came as the worker, still is; a session may have saved meanwhile.
-pub fn is_own(writer: &Writer) -> bool {
-    writer.process.load(SeqCst) == number()
-}
-
-/// Begins to save, unless somebody does: then that one looks once more.
-pub fn begin(writer: &Writer) -> bool {
-    let from = |state| writer.state.compare_exchange(state, SAVES, SeqCst, SeqCst).is_ok();
-    let has_begun = from(NONE) || from(WAITS);
-    SAVES_NOW.set(has_begun);
-    has_begun
-}
-
-/// Ends it; whether there is more to be saved by now, and nobody who does.
-pub fn end(saved: &'static SavedMemory, writer: &Writer, origin: &Origin) -> bool {
-    writer.turns.fetch_add(1, SeqCst);
-    // A worker that sleeps while a session saves has nothing to stay for.
-    let process = writer.process.swap(0, SeqCst);
-    if process != 0 && process != number() {
-        background::wake(process as i32 - 1);
-    }
-    writer.due.store(i64::MAX, SeqCst);
-    SAVES_NOW.set(false);
-    writer.state.store(NONE, SeqCst);
-    let Some(due) = saved.due(origin.scope()) else { return false };
-    // What could not be saved now is tried again, but not all the time.
-    let soonest = clock::system_time().plus(AGAIN_AFTER);
-    let due = due.max(soonest).0;
-    if due < writer.due.fetch_min(due, SeqCst) {
-        // One that was asked for since may sleep already.
-        wake(writer);
-    }
-    true
-}
-
-/// Waits until somebody has saved what there is now; false if nobody saved any, or not in time.
-pub fn wait(saved: &'static SavedMemory, origin: &Origin) -> bool {
+/// Waits until a worker has tried to write all that is unsaved now; false where there is no place for one, or not in
+/// time.
+pub fn wait(saved: &SavedMemory, origin: &Origin) -> bool {
     // What is dropped is saved by nobody.
-    saved.forget_dropped(origin.scope());
-    let Some(writer) = saved.writer(origin.scope()) else { return false };
-    let begun = clock::system_time();
-    // One may be under way that copied before.
-    let turns = writer.turns.load(SeqCst);
-    let wanted = turns + 1 + u64::from(writer.state.load(SeqCst) == SAVES);
-    let before = writer.saved.load(SeqCst);
-    while writer.turns.load(SeqCst) < wanted {
-        if saved.due(origin.scope()).is_none() {
-            return true;
-        }
-        writer.all.store(1, SeqCst);
-        later(saved, origin, begun);
-        if !writer.is_there(clock::system_time())
-            && writer.refused_at.load(SeqCst) >= begun.0 - AGAIN.0
-        {
-            return false;
-        }
-        if clock::system_time().minus(begun) > PATIENCE {
+    saved.forget_dropped(origin.scope);
+    let Some(writer) = saved.writer(origin.scope) else { return false };
+    if saved.waiting(origin.scope).0 == 0 {
+        return true;
+    }
+    let wanted = writer.wanted.fetch_add(1, SeqCst) + 1;
+    let begun = clock::monotonic();
+    wake(writer);
+    while writer.served.load(SeqCst) < wanted {
+        if !ask(saved, writer, origin, true) || clock::monotonic().minus(begun) > PATIENCE {
             return false;
         }
         background::pause(Duration::from_millis(2));
     }
-    writer.saved.load(SeqCst) != before
+    true
+}
+
+/// Waits as [`wait`]; whether keys were written meanwhile, which can be evicted now.
+pub fn wait_for_room(saved: &SavedMemory, origin: &Origin) -> bool {
+    let written = || saved.writer(origin.scope).map(|writer| writer.written.load(SeqCst));
+    let before = written();
+    wait(saved, origin);
+    written() != before
 }

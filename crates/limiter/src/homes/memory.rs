@@ -4,7 +4,7 @@ use ratelimit_core::{Micros, State};
 
 use super::{Contents, Decide, saved, slots};
 use crate::error::Result;
-use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Room, SavedState, Worth};
+use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Room, Worth};
 use crate::target::{Home, Target};
 
 /// Changes a limit in an entry; `known` is its id in the room of defined limits.
@@ -82,11 +82,7 @@ pub fn call<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
 /// first, as [`call`] does.
 pub fn see(locked: &mut impl LockedEntries, id: Id) -> Option<Seen> {
     let state = match id.room {
-        Room::Saved if locked.is_leaving(id) => return None,
-        Room::Saved => match locked.read_saved(id) {
-            SavedState::Absent | SavedState::OfStandby(_) => return None,
-            SavedState::Here(found) => found,
-        },
+        Room::Saved => locked.read_saved(id)?,
         _ => read_locked(locked, id),
     };
     Some(seen(locked, id, state))
@@ -113,7 +109,7 @@ pub fn write(
 ) {
     if id.room == Room::Saved {
         // Such a state has no leases, which alone could lack room.
-        locked.write_saved(id, Some(state), worth, target.limit.save.unwrap_or_default());
+        locked.write_saved(id, Some(state), target.limit.save.unwrap_or_default());
     } else if let Some(kept) = Kept::of(state) {
         // A log or leases: no limit in memory has such a state.
         locked.write(id, kept, worth);

@@ -34,13 +34,19 @@ pub trait InlineConfig {
 
 /// The definitions of limits, and the blocks of their keys.
 pub trait Definitions: Encoding {
-    /// Looks up the definition of (name, key), or else that of the name, and until when the key is blocked.
+    /// Looks up the definition of (name, key), or else that of the name, as it is stored, and until when the key is
+    /// blocked.
     ///
     /// # Errors
     /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023); those of the host.
     fn known(&self, name: &[u8], key: &[u8]) -> Result<Known>;
 
-    /// Looks up the definition alone.
+    /// The definition or config of a name as it holds for this call, where its state is elsewhere for now.
+    fn in_force(&self, _name: &[u8], limit: Rc<Definition>) -> Rc<Definition> {
+        limit
+    }
+
+    /// Looks up the definition alone, as it is [in force](Definitions::in_force).
     ///
     /// # Errors
     /// As [`known`](Definitions::known).

@@ -48,21 +48,10 @@ pub struct Worth {
     pub now: Micros,
 }
 
-/// What memory has of a key that is saved.
-#[derive(Clone, Debug, PartialEq)]
-pub enum SavedState {
-    /// Nothing: its row has what there is.
-    Absent,
-    /// Its state; `None`: it is full.
-    Here(Option<State>),
-    /// The same as this server, which is a primary now, counted it when it was a standby, while its row went on.
-    OfStandby(Option<State>),
-}
-
 /// How things stood before a row was read, which may be newer by now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeforeRead {
-    /// How many saved keys made room for others in the part of memory where this one is.
+    /// How many saved keys made room for others in the part of memory where this one is, or were removed.
     pub evictions: u32,
     /// Whether this was a standby, whose rows may have changed up to its promotion.
     pub on_standby: bool,
@@ -117,13 +106,13 @@ pub trait Entries {
         id: Id,
         name_and_key: (&[u8], &[u8]),
         state: Option<&State>,
-        before_and_save: (BeforeRead, Micros),
+        before: BeforeRead,
     ) -> Loaded;
 
-    /// Visits the saved keys of a name, or of all, that are in memory: with key and state.
+    /// The saved keys of a name, or of all, that are in memory.
     fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey>;
 
-    /// Sees to it that what was changed is saved, after the locks are released.
+    /// Sees to it that what is unsaved is saved in time, after the locks are released.
     fn save_later(&self);
 
     /// Tells in the server's log, now and then, that entries in use made room for others.
@@ -132,11 +121,6 @@ pub trait Entries {
 
 /// Entries that are locked.
 pub trait LockedEntries {
-    /// Whether another transaction takes the limit of a saved entry out of memory: nothing may be taken from it then.
-    fn is_leaving(&mut self, _: Id) -> bool {
-        false
-    }
-
     /// Reads an entry, for a call.
     fn read(&mut self, id: Id) -> Option<Kept>;
 
@@ -150,12 +134,13 @@ pub trait LockedEntries {
     /// Forgets an entry; false if there was none.
     fn remove(&mut self, id: Id) -> bool;
 
-    /// Reads a saved entry, for a call.
-    fn read_saved(&mut self, id: Id) -> SavedState;
+    /// Reads a saved entry, for a call; `None`: it is not there, its row has what there is. Of a key that is full,
+    /// `Some(None)`.
+    fn read_saved(&mut self, id: Id) -> Option<Option<State>>;
 
     /// Stores a saved entry that is there, `None`: it is full, to be saved after so long at most; false where there is
     /// no room for its leases.
-    fn write_saved(&mut self, id: Id, state: Option<&State>, worth: Worth, save: Micros) -> bool;
+    fn write_saved(&mut self, id: Id, state: Option<&State>, save: Micros) -> bool;
 }
 
 /// A saved key that is in memory.
@@ -165,6 +150,4 @@ pub struct SavedKey {
     pub name: Vec<u8>,
     /// The key.
     pub key: Vec<u8>,
-    /// Its state; `None`: it is full.
-    pub state: Option<State>,
 }

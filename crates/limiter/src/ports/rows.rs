@@ -218,6 +218,14 @@ pub trait RowStore {
     /// Those of [`RowStore`].
     fn insert(&self, id: RowId, stored: &Stored) -> Result<bool>;
 
+    /// Inserts a row, as [`insert`](RowStore::insert), which with direct access waits for nobody.
+    ///
+    /// # Errors
+    /// Those of [`RowStore`].
+    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        self.insert(id, stored)
+    }
+
     /// Updates a row that this transaction has locked.
     ///
     /// # Errors

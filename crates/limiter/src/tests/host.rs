@@ -476,12 +476,12 @@ pub struct Shared(
     pub RefCell<HashMap<[u64; 2], SavedEntry>>,
 );
 
-/// A saved key, with whether it is to be written.
+/// A saved key, with its state and whether it is to be written.
 #[derive(Clone, Debug)]
 pub struct SavedEntry {
     pub key: SavedKey,
+    pub state: Option<State>,
     pub unsaved: bool,
-    pub of_standby: bool,
 }
 
 /// All of them, locked.
@@ -551,10 +551,10 @@ impl Entries for Shared {
         id: Id,
         (name, key): (&[u8], &[u8]),
         state: Option<&State>,
-        _: (BeforeRead, Micros),
+        _: BeforeRead,
     ) -> Loaded {
-        let key = SavedKey { name: name.to_vec(), key: key.to_vec(), state: state.cloned() };
-        let entry = SavedEntry { key, unsaved: false, of_standby: false };
+        let key = SavedKey { name: name.to_vec(), key: key.to_vec() };
+        let entry = SavedEntry { key, state: state.cloned(), unsaved: false };
         self.2.borrow_mut().entry(id.key).or_insert(entry);
         Loaded::Yes
     }
@@ -587,19 +587,14 @@ impl LockedEntries for AllLocked<'_> {
         self.0.0.borrow_mut().remove(&id.key).is_some()
     }
 
-    fn read_saved(&mut self, id: Id) -> SavedState {
-        match self.0.2.borrow().get(&id.key) {
-            None => SavedState::Absent,
-            Some(entry) if entry.of_standby => SavedState::OfStandby(entry.key.state.clone()),
-            Some(entry) => SavedState::Here(entry.key.state.clone()),
-        }
+    fn read_saved(&mut self, id: Id) -> Option<Option<State>> {
+        self.0.2.borrow().get(&id.key).map(|entry| entry.state.clone())
     }
 
-    fn write_saved(&mut self, id: Id, state: Option<&State>, _: Worth, _: Micros) -> bool {
+    fn write_saved(&mut self, id: Id, state: Option<&State>, _: Micros) -> bool {
         let mut all = self.0.2.borrow_mut();
         let entry = all.get_mut(&id.key).expect("a key that was put in");
-        entry.key.state = state.cloned();
-        (entry.unsaved, entry.of_standby) = (true, false);
+        (entry.state, entry.unsaved) = (state.cloned(), true);
         true
     }
 }

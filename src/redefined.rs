@@ -1,0 +1,188 @@
+//! What becomes of keys in memory when a definition changes from or to one that is saved: nothing until the change
+//! commits, so that a rollback leaves all as it was.
+//!
+//! Just before it commits, the session writes what is unsaved of the keys that leave memory to their rows, in its own
+//! transaction and as any call would. The writer keeps off those names from then on: its copy is the older one. Once
+//! others have been told of the change, memory forgets these keys, and of the others of those names the saved ones,
+//! whose rows may have been written. Calls that know the old definition then find none, and look again (see
+//! `homes/saved.rs`); what they took between the copy and the end is lost.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use pgrx::pg_sys;
+use ratelimit_core::saved::SavedCopy;
+use ratelimit_limiter::homes;
+use ratelimit_limiter::ports::{Host, RowAccess};
+
+use crate::host;
+use crate::keyed::{changed, definitions};
+use crate::save::{keep_from_writing, may_be_saved};
+use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::error::{Error, Result};
+use crate::store::memory::writer::{self, Origin};
+use crate::store::memory::{Memory, SavedMemory};
+use ratelimit_pg::commit::{self, Hooks};
+use ratelimit_pg::shared_memory::Need;
+use ratelimit_pg::values::utf8;
+
+/// Which keys of a name stay in memory.
+struct Stay {
+    /// Those without an entry of their own.
+    others: bool,
+    /// Those for which it is the other way round.
+    except: BTreeSet<Vec<u8>>,
+}
+
+/// What memory forgets once this transaction has committed.
+struct Pending {
+    origin: Origin,
+    /// `None`: all.
+    names: Vec<Option<Vec<u8>>>,
+    stay: BTreeMap<Vec<u8>, Stay>,
+}
+
+thread_local! {
+    static PENDING: RefCell<Option<Pending>> = const { RefCell::new(None) };
+}
+
+/// Registers what is done at the end of transactions; called once, when the library is loaded.
+pub fn init() {
+    commit::init(Hooks {
+        // SAFETY: these frames have nothing to drop.
+        before_commit: || unsafe { commit::run(before_commit) },
+        // SAFETY: as above.
+        before_prepare: || unsafe { commit::run(before_prepare) },
+        ended,
+    });
+}
+
+/// A change of a definition, as a trigger sees it.
+pub struct Change<'c> {
+    /// Of this name; `None`: all are deleted.
+    pub name: Option<&'c [u8]>,
+    /// Whether it is that of a key.
+    pub of_key: bool,
+    /// Whether it was saved, and is now.
+    pub saved: [bool; 2],
+}
+
+/// Notes a change, told by a trigger that calls `function`. Where keys leave memory, has them written now.
+///
+/// # Errors
+/// Those of the catalog and of the memory; a cancel.
+pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
+    let catalog = catalog::current(function, TableLock::Read)?;
+    let is_default_saved = |name| {
+        let default = definitions::defined(&catalog, name, b"");
+        Ok(default?.is_some_and(|default| default.save.is_some()))
+    };
+    let [was_saved, is_saved] = match change.name {
+        Some(name) if change.of_key && change.saved != [true, true] => {
+            let default: Result<bool> = is_default_saved(name);
+            change.saved.map(|saved| saved || default.as_ref().is_ok_and(|default| *default))
+        }
+        _ => change.saved,
+    };
+    if !was_saved && !is_saved {
+        return Ok(());
+    }
+    changed::note(function, change.name);
+    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
+    let origin = Origin::new(Memory::get()?, &catalog, function);
+    let leaves = change.saved != [true, true] && was_saved;
+    if leaves && saved.keys(origin.scope, change.name).iter().any(|copy| copy.since.0 != 0) {
+        writer::wait(saved, &origin);
+    }
+    Ok(())
+}
+
+/// Writes what leaves memory, and notes what is to be forgotten.
+///
+/// # Errors
+/// Those of the rows, of the catalog and of the memory; a cancel.
+fn before_commit() -> Result<()> {
+    let Some((function, names)) = changed::take() else { return Ok(()) };
+    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
+    // The extension may be dropped by now.
+    let Some(catalog) = catalog::if_any(function)? else { return Ok(()) };
+    let origin = Origin::new(Memory::get()?, &catalog, function);
+    keep_from_writing(origin.scope, &names);
+    let keys = || names.iter().flat_map(|name| saved.keys(origin.scope, name.as_deref()));
+    let stay = stay(&catalog, &names, keys())?;
+    let leaving: Vec<SavedCopy> =
+        keys().filter(|copy| copy.since.0 != 0 && !stays(&stay, copy)).collect();
+    if !leaving.is_empty() {
+        host::write(function, |session| {
+            session.with_rows(RowAccess::Write, |rows| {
+                leaving.iter().try_for_each(|copy| {
+                    let key = (&copy.name[..], &copy.key[..]);
+                    homes::save(session, rows, key, copy.state.as_ref(), true).map(drop)
+                })
+            })
+        })?;
+    }
+    PENDING.set(Some(Pending { origin, names, stay }));
+    Ok(())
+}
+
+/// Which keys of these names stay in memory, as this transaction leaves their definitions.
+///
+/// # Errors
+/// Those of the catalog.
+fn stay(
+    catalog: &Catalog,
+    names: &[Option<Vec<u8>>],
+    keys: impl Iterator<Item = SavedCopy>,
+) -> Result<BTreeMap<Vec<u8>, Stay>> {
+    // One that can't be read is not known to have gone.
+    let is_saved = |name: &[u8], key: &[u8]| match definitions::defined(catalog, name, key) {
+        Err(Error::StoredConfig { .. }) => Ok(true),
+        limit => limit.map(|limit| may_be_saved(limit.as_deref())),
+    };
+    let mut stay: BTreeMap<Vec<u8>, Stay> = BTreeMap::new();
+    for name in names.iter().flatten() {
+        let others = is_saved(name, b"")?;
+        stay.insert(name.clone(), Stay { others, except: BTreeSet::new() });
+    }
+    for SavedCopy { name, key, .. } in keys {
+        if !stay.contains_key(&name) {
+            let others = is_saved(&name, b"")?;
+            stay.insert(name.clone(), Stay { others, except: BTreeSet::new() });
+        }
+        if let Some(of_name) = stay.get_mut(&name)
+            && is_saved(&name, &key)? != of_name.others
+        {
+            of_name.except.insert(key);
+        }
+    }
+    Ok(stay)
+}
+
+/// Whether a key stays in memory.
+fn stays(stay: &BTreeMap<Vec<u8>, Stay>, copy: &SavedCopy) -> bool {
+    let of_name = stay.get(&copy.name);
+    of_name.is_some_and(|stay| stay.others != stay.except.contains(&copy.key))
+}
+
+/// Refuses a change that would commit when this session doesn't know of it.
+///
+/// # Errors
+/// [`Error::Prepared`] (0A000).
+fn before_prepare() -> Result<()> {
+    let Some((_, names)) = changed::take() else { return Ok(()) };
+    let name = names.into_iter().flatten().next().unwrap_or_default();
+    Err(Error::Prepared { name: utf8(&name).into_owned() })
+}
+
+/// Forgets what has left memory; after a rollback nothing has.
+fn ended(has_committed: bool) {
+    changed::take();
+    let Some(Pending { origin, names, stay }) = PENDING.take() else { return };
+    let Some(saved) = SavedMemory::seen().filter(|_| has_committed) else { return };
+    for name in names {
+        let is_to_go = |copy: &SavedCopy, is_unsaved: bool| !is_unsaved || !stays(&stay, copy);
+        saved.remove(origin.scope, name.as_deref(), is_to_go);
+    }
+    writer::see_to(saved, &origin, Some(ratelimit_core::Micros(0)));
+}
