@@ -31,6 +31,10 @@ mod saved_faults;
 mod saved_load;
 #[path = "soak/saved_random.rs"]
 mod saved_random;
+#[path = "soak/saved_stops.rs"]
+mod saved_stops;
+#[path = "soak/saved_stores.rs"]
+mod saved_stores;
 #[path = "soak/shared_memory.rs"]
 mod shared_memory;
 #[path = "soak/standby.rs"]

@@ -98,7 +98,7 @@ impl Server {
     /// Kills all processes at once, as kill -9 does. The postmaster is stopped first, so that it
     /// starts nothing while its children are collected.
     pub fn kill(&self) {
-        let postmaster = self.exec("head -n 1 data/postmaster.pid");
+        let postmaster = self.postmaster();
         self.exec(&format!("kill -STOP {postmaster}"));
         let mut processes = children(&postmaster);
         processes.push(postmaster);
@@ -183,6 +183,29 @@ impl Server {
     /// Kills one process of it, as the kernel does where memory is short.
     pub fn kill_session(&self, process: &str) {
         self.exec(&format!("kill -KILL {process}"));
+    }
+
+    /// Sets what takes effect at a start, and starts it again.
+    pub fn set(&self, settings: &[&str]) {
+        let mut client = self.client();
+        for setting in settings {
+            client.batch_execute(&format!("ALTER SYSTEM SET {setting}")).unwrap();
+        }
+        drop(client);
+        self.restart();
+    }
+
+    /// Its first process.
+    pub fn postmaster(&self) -> String {
+        self.exec("head -n 1 data/postmaster.pid")
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        let name = self.folder().rsplit_once('.').unwrap().1;
+        let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/servers");
+        let log = std::fs::read(servers.join(name).join("log")).unwrap();
+        String::from_utf8_lossy(&log).into_owned()
     }
 
     pub fn folder(&self) -> &str {
