@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
-use ratelimit_pg::transaction::with_snapshot;
+use ratelimit_pg::transaction::{with_lasting_locks, with_passing_locks, with_snapshot};
 
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation::Tables;
@@ -57,6 +57,25 @@ pub enum TableLock {
     /// ROW EXCLUSIVE, of an INSERT, UPDATE or DELETE. A call that will write takes it first: REINDEX holds SHARE on
     /// the table while it waits for the index, so a call that reads first and then wants more would deadlock with it.
     Write = pg_sys::RowExclusiveLock as isize,
+}
+
+impl TableLock {
+    /// Takes locks of this kind: those of who writes last to the end of the transaction.
+    pub fn take(self, locks: impl FnOnce()) {
+        match self {
+            TableLock::Read => locks(),
+            TableLock::LockRows | TableLock::Write => with_lasting_locks(locks),
+        }
+    }
+}
+
+/// Runs `work`, which reads a table, and releases its locks: a call that waits for them later holds none of them, and so
+/// deadlocks with no REINDEX. Where the table's owner has code that runs with a read, which may write, or other nodes have
+/// the rows, they last to the end of the transaction.
+pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
+    // SAFETY: in a transaction.
+    let runs_code = unsafe { class_of(table.oid, |class| class.relforcerowsecurity) } == Some(true);
+    if table.distributed || runs_code { work() } else { with_passing_locks(work) }
 }
 
 /// The tries of a call before it gives up: another follows a change of the table.
@@ -224,7 +243,7 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     Ok(catalog)
 }
 
-/// Reads the objects in a schema, with this lock on rateLimits.
+/// Reads the objects in a schema, with this lock on rateLimits meanwhile.
 ///
 /// # Errors
 /// As [`current`].
@@ -248,7 +267,8 @@ unsafe fn read(namespace: pg_sys::Oid, lock: TableLock) -> Result<Catalog> {
         }
         let index = unaltered_table::index_of(relation);
         let usual_key = unaltered_table::unaltered_key(relation).is_some();
-        pg_sys::table_close(relation, pg_sys::NoLock as _);
+        // Who uses the table locks it before.
+        pg_sys::table_close(relation, lock as _);
         Ok(Catalog {
             extension,
             namespace,
@@ -299,6 +319,18 @@ unsafe fn table(
 /// # Safety
 /// Inside a transaction.
 pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    // SAFETY: as the caller says.
+    unsafe { class_of(relation, |class| class.relowner) }
+}
+
+/// Reads the row of a relation in pg_class; `None` if there is no relation.
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn class_of<T>(
+    relation: pg_sys::Oid,
+    read: impl FnOnce(&pg_sys::FormData_pg_class) -> T,
+) -> Option<T> {
     // SAFETY: a look-up in the system catalogs; the tuple is read before it is released.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(
@@ -308,10 +340,9 @@ pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
         if tuple.is_null() {
             return None;
         }
-        let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
-        let owner = (*class).relowner;
+        let result = read(&*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple));
         pg_sys::ReleaseSysCache(tuple);
-        Some(owner)
+        Some(result)
     }
 }
 
