@@ -233,7 +233,10 @@ impl Host for Session<'_> {
     ) -> PortResult<T> {
         let with = |lock| with_store(self.catalog, lock, |rows| Ok(work(rows)?));
         Ok(match access {
-            RowAccess::Read => catalog::reading(self.catalog.rate_limits, || with(TableLock::Read)),
+            RowAccess::Glance => {
+                catalog::reading(self.catalog.rate_limits, || with(TableLock::Read))
+            }
+            RowAccess::Read => with(TableLock::Read),
             RowAccess::Write => with(TableLock::Write),
         }?)
     }

@@ -21,8 +21,8 @@ pub struct Heap {
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
-/// Runs `work` with the table open. The locks on it and its index last to the end of the transaction, but for those of a
-/// read.
+/// Runs `work` with the table open. The locks on it and its index last to the end of the transaction, unless a
+/// [read](catalog::reading) ends before.
 ///
 /// # Errors
 /// Those of the work; [`Error::Moved`]: the table has changed since the catalog was read.

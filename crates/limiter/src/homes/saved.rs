@@ -167,7 +167,7 @@ fn no_room(target: &Target) -> LimiterError {
 /// # Errors
 /// Those of the ports.
 fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
-    host.with_rows(RowAccess::Read, |rows| {
+    host.with_rows(RowAccess::Glance, |rows| {
         let found = rows.read_key(target.name, target.key)?;
         if !table::has_state(&target.limit, &found) {
             return Ok(None);
