@@ -60,11 +60,11 @@ pub enum TableLock {
 }
 
 impl TableLock {
-    /// Takes locks of this kind: those of who writes last to the end of the transaction.
+    /// Takes locks of this kind, which last to the end of the transaction, unless [`reading`] ends before.
     pub fn take(self, locks: impl FnOnce()) {
         match self {
-            TableLock::Read => locks(),
-            TableLock::LockRows | TableLock::Write => with_lasting_locks(locks),
+            TableLock::Read if PASSES.get() => locks(),
+            _ => with_lasting_locks(locks),
         }
     }
 }
@@ -75,7 +75,11 @@ impl TableLock {
 pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
     // SAFETY: in a transaction.
     let runs_code = unsafe { class_of(table.oid, |class| class.relforcerowsecurity) } == Some(true);
-    if table.distributed || runs_code { work() } else { with_passing_locks(work) }
+    if table.distributed || runs_code {
+        return work();
+    }
+    let _passing = Passing(PASSES.replace(true));
+    with_passing_locks(work)
 }
 
 /// The tries of a call before it gives up: another follows a change of the table.
@@ -87,8 +91,19 @@ thread_local! {
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// The lock on rateLimits that the running call needs.
     static LOCK: Cell<TableLock> = const { Cell::new(TableLock::Read) };
+    /// Whether locks for reading are released by [`reading`].
+    static PASSES: Cell<bool> = const { Cell::new(false) };
     /// Whether the running call has begun again, with the table locked.
     static AGAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets PASSES back, also after an error.
+struct Passing(bool);
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        PASSES.set(self.0);
+    }
 }
 
 /// Sets LOCK and AGAIN while a call runs, also one inside another's, by a trigger.
