@@ -402,7 +402,7 @@ fn a_list_of_new_keys_is_never_denied_for_want_of_memory() {
     let mut client = server.client();
     set_keys(&mut client, 1000);
     define(&mut client, "saved", "1 hour");
-    let mut lists = 0;
+    let mut lists = 0_i64;
     let mut take = |client: &mut Client| -> Result<bool, SqlState> {
         lists += 1;
         let sql = "SELECT bool_and(ok) FROM rl_limit_all((
