@@ -341,14 +341,20 @@ fn a_call_holds_no_lock_and_leaves_nothing_to_the_end_of_its_session() {
     // Nor is it in the way of who wants the whole table.
     server.client().batch_execute("SET lock_timeout = '10s'; REINDEX TABLE rateLimits").unwrap();
     client.batch_execute(TAKE_EACH).unwrap();
+    // Nor does a first call, which only reads, wait for who keeps others from writing.
+    let mut holder = server.client();
+    holder.batch_execute("BEGIN; LOCK TABLE rateLimits IN SHARE ROW EXCLUSIVE MODE").unwrap();
+    let first = "SET lock_timeout = '10s'; SELECT rl_limit('saved', 'new')";
+    server.client().batch_execute(first).unwrap();
+    holder.batch_execute("COMMIT").unwrap();
     drop(client);
     let mut client = server.client();
     let ended = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {process}");
     until("the session has ended", || number(&mut client, &ended) == 0);
     assert_eq!(written(&mut client, "saved"), 0);
-    assert_eq!(number(&mut client, UNSAVED), KEYS);
+    assert_eq!(number(&mut client, UNSAVED), KEYS + 1);
     assert_eq!(number(&mut client, SAVE), 0);
-    assert_eq!(written(&mut client, "saved"), 60);
+    assert_eq!(written(&mut client, "saved"), 3 * KEYS + 1);
 }
 
 #[test]
