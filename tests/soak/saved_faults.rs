@@ -463,7 +463,7 @@ fn an_extension_that_is_made_again_many_times_is_saved_each_time() {
     client.batch_execute(TAKE_EACH).unwrap();
     until("it is saved", || number(&mut client, SAVE) == 0);
     assert_eq!(written(&mut client, "saved"), KEYS);
-    for round in 0..scale(70, 300) {
+    for round in 0..scale(10, 300) {
         client.batch_execute(make_again).unwrap();
         define(&mut client, "saved", "100 milliseconds");
         client.batch_execute(TAKE_ONE).unwrap();
