@@ -12,10 +12,12 @@ CREATE TEMP TABLE rl_kept_state (
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
 
--- Lets the extension save limits that are in memory, by their change into the table. Their calls wait from here on.
+-- Lets the extension save limits that are in memory, by their change into the table. What calls take from them until
+-- this commits is lost; what can't be saved is not.
 CREATE FUNCTION pg_temp.rl_leave_memory(home text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     forgotten text;
+    unsaved bigint;
 BEGIN
     EXECUTE format($q$SELECT string_agg(DISTINCT quote_literal(name), ', ') FROM ONLY %1$s.rl_config
                       WHERE config ->> 'store' = 'memory' AND NOT config ? 'save'$q$, home) INTO forgotten;
@@ -24,6 +26,11 @@ BEGIN
     END IF;
     EXECUTE format($q$UPDATE ONLY %1$s.rl_config SET config = config - 'store' - 'save'
                       WHERE config ? 'store'$q$, home);
+    EXECUTE format('SELECT %s.rl_save()', home) INTO unsaved;
+    IF unsaved > 0 THEN
+        RAISE EXCEPTION '% keys of limits in memory could not be saved', unsaved
+            USING ERRCODE = '55P03', HINT = 'SELECT save_error FROM rl_memory(); says why. Move when their rows are free and no call takes from them.';
+    END IF;
 END
 $$;
 
