@@ -3,7 +3,7 @@
 
 export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION PORT PROGRAMS SCHEMA
 
-.PHONY: all install uninstall help run plain playground pictures test test-all test-citus accept soak prove bench lint docs package test-packages release clean
+.PHONY: all install uninstall help run plain playground pictures test test-all test-citus test-asserts accept soak prove bench lint docs package test-packages release clean
 all:
 	@BUILD=release scripts/build
 
@@ -23,6 +23,8 @@ help:
 	@echo 'make test-all  every test on PostgreSQL 15, 16 and 18, with the release build; an hour or two'
 	@echo 'make test-citus  limits on a coordinator and two workers; TESTS="a b" for some. Skips where the PostgreSQL'
 	@echo '               of PG_CONFIG has no Citus; builds and installs none'
+	@echo 'make test-asserts  regress, isolation, server, storms and soak on a PostgreSQL with assertions: that of PG_CONFIG,'
+	@echo '               or one that it builds in target/ from Debian'"'"'s source package; ONLY, TESTS, ACCESS as above'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
 	@echo 'make prove     the limiter in every order of the steps of a few sessions, over a model of rows; some ten'
 	@echo '               minutes, ONLY=short for one, PROGRAMS="0 1000" for these random programs'
@@ -39,7 +41,7 @@ help:
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run plain playground test test-all test-citus accept prove lint docs package test-packages release:
+run plain playground test test-all test-citus test-asserts accept prove lint docs package test-packages release:
 	@scripts/$@
 
 pictures:

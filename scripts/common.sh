@@ -79,16 +79,20 @@ mirror() {
         die "this machine has no package sources of Debian."
 }
 
+# private_apt FOLDER apt-get|apt-cache ARG…: runs it with the sources in FOLDER/sources.list alone, and lists of its own there.
+private_apt() {
+    mkdir -p "$1"/{lists/partial,archives/partial}
+    "$2" -qq -o Dir::Etc::SourceList="$1/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$1/lists" \
+        -o Dir::Cache="$1" -o APT::Sandbox::User= -o APT::Default-Release= -o Acquire::Languages=none -o Acquire::Retries=3 "${@:3}"
+}
+
 # unpack SUITE FOLDER PACKAGE…: of that suite of Debian, whatever this machine's is, into FOLDER/tree; installs nothing.
 unpack() {
     local apt=$2/apt
-    mkdir -p "$apt"/{lists/partial,archives/partial}
+    mkdir -p "$apt"
     echo "deb $(mirror) $1 main" >"$apt/sources.list"
-    private_apt() {
-        apt-get -qq -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$apt/lists" \
-            -o Dir::Cache="$apt" -o APT::Sandbox::User= -o APT::Default-Release= -o Acquire::Languages=none -o Acquire::Retries=3 "$@" >&2
-    }
-    private_apt update && (cd "$apt" && private_apt download "${@:3}" && for deb in *.deb; do dpkg-deb -x "$deb" ../tree || exit; done) &&
+    private_apt "$apt" apt-get update >&2 &&
+        (cd "$apt" && private_apt "$apt" apt-get download "${@:3}" >&2 && for deb in *.deb; do dpkg-deb -x "$deb" ../tree || exit; done) &&
         rm -rf "$apt"
 }
 

@@ -155,6 +155,9 @@ unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
 /// nothing and pins no buffer, and where Postgres raises an error in it, no wait event is left (dsm_impl.c). It doesn't
 /// switch to TopMemoryContext, where the copy of an error would stay.
 ///
+/// Who is not in a transaction, such as a worker that is not connected yet, may have no resource owner. It gets one to
+/// be the parent of the work's own, since ResourceOwnerRelease gives locks one by one to a parent.
+///
 /// # Errors
 /// Those of the work.
 fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -162,7 +165,9 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
         let owner = pg_sys::CurrentResourceOwner;
-        let own = pg_sys::ResourceOwnerCreate(owner, c"ratelimit".as_ptr());
+        let create = |parent| pg_sys::ResourceOwnerCreate(parent, c"ratelimit".as_ptr());
+        let parent = if owner.is_null() { create(owner) } else { owner };
+        let own = create(parent);
         pg_sys::CurrentResourceOwner = own;
         let outcome = catch_unwind(AssertUnwindSafe(work));
         pg_sys::CurrentResourceOwner = owner;
@@ -179,7 +184,8 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
         ] {
             pg_sys::ResourceOwnerRelease(own, phase, done, false);
         }
-        pg_sys::ResourceOwnerDelete(own);
+        // The work keeps no lock, so that its parent has none either.
+        pg_sys::ResourceOwnerDelete(if owner.is_null() { parent } else { own });
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
