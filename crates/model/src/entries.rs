@@ -54,13 +54,7 @@ impl Entries for Run<'_> {
         BeforeRead { evictions: evictions.into(), on_standby }
     }
 
-    fn load(
-        &self,
-        id: Id,
-        _: (&[u8], &[u8]),
-        state: Option<&State>,
-        before: BeforeRead,
-    ) -> Loaded {
+    fn load(&self, id: Id, _: (&[u8], &[u8]), state: Option<&State>, before: BeforeRead) -> Loaded {
         let state = state.cloned().map(Total);
         let before = (before.evictions as u8, before.on_standby);
         let load = Primitive::LoadSaved(id.key[0] as u8, state, before);

@@ -75,7 +75,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
     ),
     (
         Flaw::StandbyTrusted,
-        Wrong::Unexplained,
+        Wrong::BadDenial,
         "take a 1; commit; take a 1 | replicate a 1; commit; promote (saved) (standby)",
     ),
     (
