@@ -29,7 +29,7 @@ fn state() -> impl Strategy<Value = Option<State>> {
         .prop_map(|(id, at)| Lease { id: Micros(id), expires_at: Micros(at) });
     let leases = prop::collection::vec(lease, 0..9)
         .prop_map(|leases| State::Leases(Leases { leases, ts: Micros(-5) }));
-    prop_oneof![2 => (0..9_i64).prop_map(tokens), 1 => leases.prop_map(Some), 1 => Just(None)]
+    prop_oneof![2 => (0..9_i64).prop_map(|value| Some(tokens(value))), 1 => leases.prop_map(Some), 1 => Just(None)]
 }
 
 fn change() -> impl Strategy<Value = Change> {
@@ -43,8 +43,8 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn tokens(value: i64) -> Option<State> {
-    Some(State::Tokens(Tokens { value: value as f64, ts: Micros(value), brought: None }))
+fn tokens(value: i64) -> State {
+    State::Tokens(Tokens { value: value as f64, ts: Micros(value), brought: None })
 }
 
 /// The hash of a key, of which some stand in one bucket.
@@ -204,7 +204,7 @@ proptest! {
             called_since.extend(is_there.then_some(key.hash));
             match step {
                 0 => saved.remove([1, 1], None, |copy, is_unsaved| copy.hash == key.hash && !is_unsaved),
-                1 if is_there => _ = saved.set(key.hash, tokens(1).as_ref(), 1, Micros(1)),
+                1 if is_there => _ = saved.set(key.hash, Some(&tokens(1)), 1, Micros(1)),
                 _ if is_there => {}
                 _ => {
                     let is_saved = |copy: &SavedCopy| copy.since.0 == 0;
@@ -246,7 +246,7 @@ fn one_name_leaves_room_for_new_keys_of_others() {
         let mut take = |number: u64, name: &[u8]| {
             let new = short(number, name);
             saved.load(new, None)?;
-            saved.set(new.hash, tokens(1).as_ref(), 1, Micros(1))
+            saved.set(new.hash, Some(&tokens(1)), 1, Micros(1))
         };
         let flood = (0..64).take_while(|&number| take(number, b"flood").is_ok()).count();
         assert_eq!(flood, 56, "seven eighths of the cells");
@@ -263,7 +263,7 @@ fn a_change_after_the_copy_is_due_a_while_after_the_copy() {
     with_room(2, |saved| {
         let hash = short(1, b"n").hash;
         let set = |saved: &mut SavedPartition, value, save, now| {
-            saved.set(hash, tokens(value).as_ref(), save, Micros(now)).unwrap()
+            saved.set(hash, Some(&tokens(value)), save, Micros(now)).unwrap()
         };
         saved.load(short(1, b"n"), None).unwrap();
         assert_eq!(set(saved, 3, 5, 1_000), Some(Micros(6_000)));
@@ -289,7 +289,7 @@ fn what_cannot_be_written_is_tried_again_after_pauses() {
     with_room(2, |saved| {
         let hash = short(1, b"n").hash;
         saved.load(short(1, b"n"), None).unwrap();
-        saved.set(hash, tokens(3).as_ref(), 5, Micros(1)).unwrap();
+        saved.set(hash, Some(&tokens(3)), 5, Micros(1)).unwrap();
         let mut now = 0;
         for (tries, pause) in (0..300).zip(
             [250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000]
@@ -302,7 +302,7 @@ fn what_cannot_be_written_is_tried_again_after_pauses() {
             saved.settle(&copy, Outcome::Failed, (Micros(now), Micros(now)));
             let due = Some(Micros(now + pause * 1000));
             assert_eq!(saved.waiting(None).2, due);
-            assert_eq!(saved.set(hash, tokens(now).as_ref(), 1, Micros(now)), Ok(None));
+            assert_eq!(saved.set(hash, Some(&tokens(now)), 1, Micros(now)), Ok(None));
             assert_eq!(saved.waiting(None).2, due, "a call doesn't hasten it");
         }
         let copy = unsaved(saved, 9).pop().unwrap();
@@ -320,9 +320,9 @@ fn what_a_standby_counted_is_gone_once_it_is_none() {
         let evictions = saved.evictions();
         let of = |number| NewKey { on_standby: true, ..short(number, b"n") };
         for number in [1, 2] {
-            saved.load(of(number), tokens(3).as_ref()).unwrap();
-            assert_eq!(saved.set(of(number).hash, tokens(2).as_ref(), 5, Micros(1)), Ok(None));
-            assert_eq!(saved.call(of(number).hash, true), Some(tokens(2)));
+            saved.load(of(number), Some(&tokens(3))).unwrap();
+            assert_eq!(saved.set(of(number).hash, Some(&tokens(2)), 5, Micros(1)), Ok(None));
+            assert_eq!(saved.call(of(number).hash, true), Some(Some(tokens(2))));
         }
         assert_eq!((saved.waiting(None), saved.unsaved()), ((0, None, None), 0));
         saved.load(of(3), None).unwrap();
@@ -345,7 +345,7 @@ fn a_removal_has_calls_read_again() {
         for (number, name) in [(1, &b"n"[..]), (2, b"n"), (3, b"other")] {
             saved.load(short(number, name), None).unwrap();
         }
-        saved.set(short(2, b"n").hash, tokens(1).as_ref(), 5, Micros(1)).unwrap();
+        saved.set(short(2, b"n").hash, Some(&tokens(1)), 5, Micros(1)).unwrap();
         let evictions = saved.evictions();
         saved.remove([1, 1], Some(b"none"), |_, _| true);
         assert_ne!(saved.evictions(), evictions);
