@@ -28,7 +28,7 @@ use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::shared_memory;
-use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call, with_lasting_locks};
+use ratelimit_pg::transaction::{is_read_only, refuse_read_only_call};
 use ratelimit_pg::values::{Jsonb, utf8};
 
 /// A call of an SQL function, in its transaction.
@@ -103,7 +103,7 @@ pub fn with_store<T>(
         return heap::with_heap(catalog, index, lock, work);
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
-    with_lasting_locks(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
+    lock.take(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
     if !catalog::is_current() && !catalog::is_unchanged(catalog) {
         return Err(Error::Moved);
     }
@@ -244,11 +244,14 @@ impl Host for Session<'_> {
         access: RowAccess,
         work: impl FnOnce(&dyn RowStore) -> PortResult<T>,
     ) -> PortResult<T> {
-        let lock = match access {
-            RowAccess::Read => TableLock::Read,
-            RowAccess::Write => TableLock::Write,
-        };
-        Ok(with_store(self.catalog, lock, |rows| Ok(work(rows)?))?)
+        let with = |lock| with_store(self.catalog, lock, |rows| Ok(work(rows)?));
+        Ok(match access {
+            RowAccess::Glance => {
+                catalog::reading(self.catalog.rate_limits, || with(TableLock::Read))
+            }
+            RowAccess::Read => with(TableLock::Read),
+            RowAccess::Write => with(TableLock::Write),
+        }?)
     }
 
     fn entries(&self) -> PortResult<&SharedEntries> {

@@ -94,7 +94,7 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             return;
         }
         if goes_on {
-            turn(saved, writer, &origin, writer.is_for_all());
+            turn(saved, writer, &origin, writer.is_for_all(), None);
         }
         if background::is_asked_to_end() {
             return last_turn(saved, writer, &origin, stopped_at);
@@ -105,12 +105,25 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
         let Some(next) = next else { return };
         writer.due.fetch_min(next.0, SeqCst);
         let is_soon = next.minus(clock::monotonic()) <= STAYS;
-        if writer.is_to_go.swap(false, SeqCst)
-            || !is_soon && writer::ask(saved, writer, &origin, false)
-        {
+        if writer.is_to_go.load(SeqCst) || !is_soon && has_successor(saved, writer, &origin) {
             return;
         }
     }
+}
+
+/// Asks for another worker, and waits until it is there: in a stop none comes any more.
+fn has_successor(saved: &SavedMemory, writer: &Writer, origin: &Origin) -> bool {
+    if !writer::ask(saved, writer, origin, false) {
+        return false;
+    }
+    let begun = clock::monotonic();
+    while writer.process.load(SeqCst) == 0 {
+        if background::is_asked_to_end() || clock::monotonic().minus(begun) > STAYS {
+            return false;
+        }
+        background::pause(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Whether the database or the extension is another one than that whose keys are to be saved, as where both were
@@ -136,10 +149,10 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: 
     let left = |of: Micros| of.minus(clock::monotonic().minus(stopped_at));
     background::end_within(left(LAST_TURN));
     let is_stop = background::is_server_stopping();
-    while is_stop && background::others_in(origin.scope.database()) > 0 && left(WAITS) > Micros(0) {
+    while is_stop && background::has_others(origin.scope.database()) && left(WAITS) > Micros(0) {
         background::pause(Duration::from_millis(5));
     }
-    turn(saved, writer, origin, true);
+    turn(saved, writer, origin, true, Some(stopped_at.plus(LAST_TURN)));
     let names = saved.unsaved_names(origin.scope);
     if names.is_empty() {
         return;
@@ -154,13 +167,20 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: 
     server_log::warning(&format!("rate limits in memory could not be saved: {told}"));
 }
 
-/// Writes the keys that are due, or all: first those that could be written so far.
-fn turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, is_for_all: bool) {
+/// Writes the keys that are due, or all: first those that could be written so far. The last turn is over at an instant,
+/// any other one when the last is due.
+fn turn(
+    saved: &SavedMemory,
+    writer: &Writer,
+    origin: &Origin,
+    is_for_all: bool,
+    last_until: Option<Micros>,
+) {
     let wanted = writer.wanted.load(SeqCst);
     writer.due.store(i64::MAX, SeqCst);
     let now = clock::monotonic();
     let copies = saved.copy(origin.scope, (!is_for_all).then_some(now));
-    let mut turn = Turn { saved, writer, origin, now, problem: Vec::new() };
+    let mut turn = Turn { saved, writer, origin, now, last_until, problem: Vec::new() };
     let new = copies.partition_point(|copy| copy.tries == 0);
     let (new, tried) = copies.split_at(new);
     let batches = new.chunks(TOGETHER).chain(tried.chunks(TOGETHER));
@@ -180,6 +200,7 @@ struct Turn<'t> {
     origin: &'t Origin,
     /// When the copies were made.
     now: Micros,
+    last_until: Option<Micros>,
     /// The last that could not be written: SQLSTATE and limit.
     problem: Vec<u8>,
 }
@@ -187,6 +208,13 @@ struct Turn<'t> {
 impl Turn<'_> {
     /// Writes copies together, or where one is in the way of the others in halves.
     fn write(&mut self, copies: &[SavedCopy]) {
+        let is_over = match self.last_until {
+            Some(until) => clock::monotonic() > until,
+            None => background::is_asked_to_end(),
+        };
+        if is_over {
+            return;
+        }
         match write(self.origin, copies) {
             Ok(outcomes) => {
                 for (copy, outcome) in copies.iter().zip(outcomes) {

@@ -254,14 +254,15 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
 }
 
 /// Whether states of a name may be in the table: unless every definition of it says that they are in
-/// memory, or exempts a key.
+/// memory, and not saved, or exempts a key.
 ///
 /// # Errors
 /// Those of Postgres.
 pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     const STORES: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
-              (config OPERATOR(pg_catalog.->>) 'store') OPERATOR(pg_catalog.=) 'memory' IS NOT TRUE AND \
+              ((config OPERATOR(pg_catalog.->>) 'store') OPERATOR(pg_catalog.=) 'memory' IS NOT TRUE \
+               OR config OPERATOR(pg_catalog.?) 'save') AND \
               (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited' IS NOT TRUE",
         parameters: &[TEXTOID],
         results: &[],

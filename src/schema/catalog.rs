@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
-use ratelimit_pg::transaction::with_snapshot;
+use ratelimit_pg::transaction::{with_lasting_locks, with_passing_locks, with_snapshot};
 
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation::Tables;
@@ -59,6 +59,29 @@ pub enum TableLock {
     Write = pg_sys::RowExclusiveLock as isize,
 }
 
+impl TableLock {
+    /// Takes locks of this kind, which last to the end of the transaction, unless [`reading`] ends before.
+    pub fn take(self, locks: impl FnOnce()) {
+        match self {
+            TableLock::Read if PASSES.get() => locks(),
+            _ => with_lasting_locks(locks),
+        }
+    }
+}
+
+/// Runs `work`, which reads a table, and releases its locks: a call that waits for them later holds none of them, and so
+/// deadlocks with no REINDEX. Where the table's owner has code that runs with a read, which may write, or other nodes have
+/// the rows, they last to the end of the transaction.
+pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
+    // SAFETY: in a transaction.
+    let runs_code = unsafe { class_of(table.oid, |class| class.relforcerowsecurity) } == Some(true);
+    if table.distributed || runs_code {
+        return work();
+    }
+    let _passing = Passing(PASSES.replace(true));
+    with_passing_locks(work)
+}
+
 /// The tries of a call before it gives up: another follows a change of the table.
 const TRIES: u32 = 1000;
 
@@ -68,8 +91,19 @@ thread_local! {
     static SEEN: Cell<u64> = const { Cell::new(0) };
     /// The lock on rateLimits that the running call needs.
     static LOCK: Cell<TableLock> = const { Cell::new(TableLock::Read) };
+    /// Whether locks for reading are released by [`reading`].
+    static PASSES: Cell<bool> = const { Cell::new(false) };
     /// Whether the running call has begun again, with the table locked.
     static AGAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets PASSES back, also after an error.
+struct Passing(bool);
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        PASSES.set(self.0);
+    }
 }
 
 /// Sets LOCK and AGAIN while a call runs, also one inside another's, by a trigger.
@@ -235,7 +269,7 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     Ok(catalog)
 }
 
-/// Reads the objects in a schema, with this lock on rateLimits.
+/// Reads the objects in a schema, with this lock on rateLimits meanwhile.
 ///
 /// # Errors
 /// As [`current`].
@@ -259,7 +293,8 @@ unsafe fn read(namespace: pg_sys::Oid, lock: TableLock) -> Result<Catalog> {
         }
         let index = unaltered_table::index_of(relation);
         let usual_key = unaltered_table::unaltered_key(relation).is_some();
-        pg_sys::table_close(relation, pg_sys::NoLock as _);
+        // Who uses the table locks it before.
+        pg_sys::table_close(relation, lock as _);
         Ok(Catalog {
             extension,
             namespace,
@@ -310,6 +345,18 @@ unsafe fn table(
 /// # Safety
 /// Inside a transaction.
 pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    // SAFETY: as the caller says.
+    unsafe { class_of(relation, |class| class.relowner) }
+}
+
+/// Reads the row of a relation in pg_class; `None` if there is no relation.
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn class_of<T>(
+    relation: pg_sys::Oid,
+    read: impl FnOnce(&pg_sys::FormData_pg_class) -> T,
+) -> Option<T> {
     // SAFETY: a look-up in the system catalogs; the tuple is read before it is released.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(
@@ -319,10 +366,9 @@ pub unsafe fn owner_of(relation: pg_sys::Oid) -> Option<pg_sys::Oid> {
         if tuple.is_null() {
             return None;
         }
-        let class = pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple);
-        let owner = (*class).relowner;
+        let result = read(&*pg_sys::heap_tuple_get_struct::<pg_sys::FormData_pg_class>(tuple));
         pg_sys::ReleaseSysCache(tuple);
-        Some(owner)
+        Some(result)
     }
 }
 

@@ -24,7 +24,6 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use pgrx::{PgLogLevel, pg_sys};
 use ratelimit_pg::nested_query;
 use ratelimit_pg::raise::hiding_rows;
-use ratelimit_pg::transaction::with_lasting_locks;
 use ratelimit_pg::values::{Jsonb, jsonb};
 
 use crate::schema::catalog::{self, Catalog, Table, TableLock};
@@ -130,7 +129,7 @@ pub struct Connection<'a> {
 }
 
 /// Runs `work` connected to SPI as the owner of `table`. `lock` is the strongest lock on it that the
-/// whole work needs. After an error the abort of the (sub)transaction restores user and connection, as
+/// whole work needs; that of a read is released after it ([`catalog::reading`]). After an error the abort of the (sub)transaction restores user and connection, as
 /// everywhere in Postgres.
 ///
 /// # Errors
@@ -141,13 +140,32 @@ pub fn with_owner<T>(
     lock: TableLock,
     work: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
+    match lock {
+        TableLock::Read => catalog::reading(table, || as_owner(catalog, table, lock, work)),
+        TableLock::LockRows | TableLock::Write => as_owner(catalog, table, lock, work),
+    }
+}
+
+/// Runs `work` as [`with_owner`]; locks for reading are those of the current resource owner.
+///
+/// # Errors
+/// Those of the work.
+fn as_owner<T>(
+    catalog: &Catalog,
+    table: Table,
+    lock: TableLock,
+    work: impl FnOnce(&Connection) -> Result<T>,
+) -> Result<T> {
     let _depth = Depth::enter();
     // SAFETY: user and connection are restored on every way out that does not abort.
     unsafe {
-        with_lasting_locks(|| {
+        lock.take(|| {
             if table != catalog.rate_limits {
-                let first = catalog::first_lock() as pg_sys::LOCKMODE;
-                pg_sys::LockRelationOid(catalog.rate_limits.oid, first);
+                let first = match lock {
+                    TableLock::Read => lock,
+                    _ => catalog::first_lock(),
+                };
+                pg_sys::LockRelationOid(catalog.rate_limits.oid, first as pg_sys::LOCKMODE);
             }
             pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE);
         });

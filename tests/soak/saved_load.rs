@@ -18,7 +18,7 @@ fn the_rows_have_every_take_of_many_sessions() {
     define(&mut client, "many", "100 milliseconds");
     let keys = scale(2_000, 100_000);
     let mut sums = [0, 0];
-    for round in 0..scale(2, 10) {
+    for round in 0..scale(1, 10) {
         thread::scope(|scope| {
             for session in 0..SESSIONS {
                 let mut client = server.client();
@@ -96,7 +96,7 @@ fn more_keys_and_more_turns_need_little_more_memory() {
     assert!(most.iter().all(|&most| most < bound), "{most:?} kB of {bound}");
     // The session that asks for writers does not grow by it.
     let before = memory(&process).unwrap();
-    for _ in 0..scale(20, 1000) {
+    for _ in 0..scale(10, 1000) {
         take(&mut client, 100);
         until("it is saved", || number(&mut client, UNSAVED) == 0);
     }

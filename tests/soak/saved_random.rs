@@ -285,7 +285,7 @@ impl Run {
 fn random_calls_and_restarts_lose_what_they_may_and_give_nothing_twice() {
     for seed in 1..=scale(1, 40) {
         let mut run = Run::new(seed);
-        for _ in 0..scale(10, 40) {
+        for _ in 0..scale(7, 40) {
             for _ in 0..60 + run.below(60) {
                 run.step();
             }

@@ -185,25 +185,34 @@ fn changes_resets_and_configs_of_one_session_are_exact() {
     let (_server, mut client) = server("1 hour");
     let saved =
         |config: &str| format!("{config} || '{{\"store\": \"memory\", \"save\": \"1 hour\"}}'");
-    let (bucket, window) = ("rl_token_bucket(10, '1000 days')", "rl_fixed_window(10, '1000 days')");
+    let (bucket, slots) = ("rl_token_bucket(10, '1000 days')", "rl_concurrency(10, '1 hour')");
     let left = |client: &mut Client, call: &str| -> f64 {
         let sql = format!("SELECT round(remaining::numeric, 3)::float8 FROM {call}");
         client.query_one(&sql, &[]).unwrap().get(0)
     };
+    // Each in a transaction of its own.
+    let run = |client: &mut Client, all: &[String]| {
+        all.iter().for_each(|sql| client.batch_execute(sql).unwrap());
+    };
     // Its own locks are in nobody's way.
-    let change = format!(
-        "SELECT rl_define('u', {bucket}), rl_define('v', {0}), rl_define('w', {0});
-         SELECT rl_limit('u', '1'), rl_limit('v', '1'), rl_limit('w', '1');
-         BEGIN; SELECT rl_define('u', {0}); SELECT rl_define('v', {bucket}); COMMIT;
-         BEGIN; SELECT rl_prune(); SELECT rl_define('w', {bucket}); COMMIT",
-        saved(bucket)
-    );
-    client.batch_execute(&change).unwrap();
+    let change = [
+        format!(
+            "SELECT rl_define('u', {bucket}), rl_define('v', {0}), rl_define('w', {0})",
+            saved(bucket)
+        ),
+        "SELECT rl_limit('u', '1'), rl_limit('v', '1'), rl_limit('w', '1')".into(),
+        format!(
+            "BEGIN; SELECT rl_define('u', {}), rl_define('v', {bucket}); COMMIT",
+            saved(bucket)
+        ),
+        format!("BEGIN; SELECT rl_prune(); SELECT rl_define('w', {bucket}); COMMIT"),
+    ];
+    run(&mut client, &change);
     for name in ["u", "v", "w"] {
         assert_eq!(left(&mut client, &format!("rl_limit('{name}', '1')")), 8.0, "{name}");
     }
     // A reset is one of all kinds.
-    let kinds = [saved(bucket), saved(window)];
+    let kinds = [saved(bucket), saved(slots)];
     client.batch_execute(&format!("SELECT rl_define('kind', {})", kinds[0])).unwrap();
     assert_eq!(left(&mut client, "rl_limit('kind', '1', 2)"), 8.0);
     client
@@ -212,18 +221,21 @@ fn changes_resets_and_configs_of_one_session_are_exact() {
     client.batch_execute("SELECT rl_reset('kind', '1')").unwrap();
     client.batch_execute(&format!("SELECT rl_define('kind', {})", kinds[0])).unwrap();
     assert_eq!(left(&mut client, "rl_check('kind', '1')"), 10.0);
-    // One of all keys, too, wherever each is.
-    client
-        .batch_execute(&format!(
-            "SELECT rl_define('all', {bucket} || '{{\"store\": \"memory\"}}'), rl_define('all', {}, 'saved'),
-                 rl_define('all', {bucket}, 'row');
-             SELECT rl_limit('all', key, 4) FROM unnest('{{saved, row, other}}'::text[]) AS key;
-             SELECT rl_reset_all('all')",
-            kinds[0]
-        ))
-        .unwrap();
-    for key in ["saved", "row", "other"] {
-        assert_eq!(left(&mut client, &format!("rl_check('all', '{key}')")), 10.0, "{key}");
+    // One of all keys, too, also where only an override is saved.
+    for rest in [
+        "",
+        ", rl_define('all', rl_token_bucket(10, '1000 days'), 'row'), rl_limit('all', 'row', 4)",
+    ] {
+        let reset = [
+            format!("SELECT rl_define('all', {bucket} || '{{\"store\": \"memory\"}}'){rest}"),
+            format!("SELECT rl_define('all', {}, 'saved')", kinds[0]),
+            "SELECT rl_limit('all', 'saved', 4)".into(),
+            "SELECT rl_save(), rl_reset_all('all')".into(),
+        ];
+        run(&mut client, &reset);
+        for key in ["saved", "row"] {
+            assert_eq!(left(&mut client, &format!("rl_check('all', '{key}')")), 10.0, "{key}");
+        }
     }
     // A config in the call counts where its name does.
     let of_call = "config => rl_token_bucket(20, '1000 days')";
@@ -253,7 +265,7 @@ fn a_fixed_clock_has_states_of_its_own_that_are_never_saved() {
             "BEGIN; SELECT set_config('ratelimit.clock', (now() + interval '30 minutes')::text, true)",
         )
         .unwrap();
-    let take = "SELECT count(*) FROM generate_series(1, 12), rl_limit('day', 'k') WHERE ok";
+    let take = "SELECT count(*) FROM generate_series(1, 12) n, rl_limit('day', left('k' || n, 1)) WHERE ok";
     assert_eq!(number(&mut client, take), 10);
     assert_eq!(number(&mut client, SAVE), 0);
     client.batch_execute("ROLLBACK").unwrap();
@@ -270,9 +282,11 @@ fn a_standby_counts_for_itself_and_from_its_promotion_on_from_the_rows() {
     primary
         .batch_execute(
             "SELECT rl_define('plain', rl_token_bucket(1e-300, '1 day', capacity => 100) || '{\"store\": \"memory\"}'),
-                    rl_define('leases', rl_concurrency(3, '1 hour') || '{\"store\": \"memory\", \"save\": \"1 hour\"}');
-             SELECT rl_limit('saved', '1', 100), rl_acquire('leases', 'k', 2)",
+                    rl_define('leases', rl_concurrency(3, '1 hour') || '{\"store\": \"memory\", \"save\": \"1 hour\"}')",
         )
+        .unwrap();
+    primary
+        .batch_execute("SELECT rl_limit('saved', '1', 100), rl_acquire('leases', 'k', 2)")
         .unwrap();
     set_keys(&mut primary, 1000);
     assert_eq!(number(&mut primary, SAVE), 0);
@@ -292,7 +306,9 @@ fn a_standby_counts_for_itself_and_from_its_promotion_on_from_the_rows() {
     assert_eq!(take(&mut replica, "rl_limit('saved', '1', 1)"), (true, CAPACITY - 101.0));
     assert_eq!(take(&mut replica, "rl_limit('saved', '2', 50)"), (true, CAPACITY - 50.0));
     assert_eq!(take(&mut replica, "rl_limit('plain', 'k', 5)"), (true, 95.0));
-    assert_eq!(take(&mut replica, "rl_acquire('leases', 'k')"), (true, 0.0));
+    let lease: String =
+        replica.query_one("SELECT lease FROM rl_acquire('leases', 'k')", &[]).unwrap().get(0);
+    replica.execute("SELECT rl_release($1)", &[&lease]).unwrap();
     assert_eq!(take(&mut primary, "rl_acquire('leases', 'k')"), (true, 0.0));
     primary.batch_execute("SELECT rl_limit('saved', '1', 900), rl_limit('saved', '2', 7)").unwrap();
     assert_eq!(number(&mut primary, SAVE), 0);

@@ -44,6 +44,7 @@ use kinds::{AnyConfig, Config};
 use times::Save;
 
 mod build;
+mod in_call;
 mod kinds;
 mod times;
 
@@ -104,12 +105,14 @@ impl ConfigError {
 }
 
 /// A config: a limit, and how the caller uses it. The other fields don't change what the [`Limit`] decides.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Definition {
     /// The limit.
     pub limit: Limit,
     /// Where its states are kept.
     pub store: StoreKind,
+    /// Whether it says that; otherwise it is the default.
+    pub names_store: bool,
     /// In memory: how long a change stays there before it is written to the table; `None`: it never is.
     pub save: Option<Micros>,
     /// Whether calls are denied; otherwise this is a dry run: a call that would be denied is admitted, and changes
@@ -119,37 +122,12 @@ pub struct Definition {
     pub keyed: bool,
 }
 
-impl Definition {
-    /// Checks a config that is passed with a call: in memory its limit must refill within a leap year, so that callers
-    /// can't leave state there for longer; and it can't be one that is saved, which has a definition.
-    ///
-    /// # Errors
-    /// It refills later, or its leases expire later; it is saved.
-    pub fn check_in_call(&self) -> Result<(), ConfigError> {
-        let (kind, time) = (self.kind(), self.time_to_full());
-        if let Some(save) = self.save {
-            let problem = format!("\"save\" is {}", json_number(save.as_millis()));
-            let allowed = "no \"save\" in a config that is passed with the call: only a defined limit is saved";
-            return Err(ConfigError {
-                problem,
-                allowed: allowed.into(),
-                kind: Some(kind),
-                calendar: false,
-            });
-        }
-        if self.store == StoreKind::Table || time <= Micros::YEAR {
-            return Ok(());
-        }
-        let days = time.0 / Micros::DAY.0;
-        let (problem, what) = match kind {
-            Kind::Concurrency => (format!("\"ttl\" is {days} days"), "a ttl of"),
-            _ => (format!("its \"rate\" and \"period\" refill it in {days} days"), "a refill in"),
-        };
-        let allowed = format!(
-            "{what} at most 366 days for a limit in memory whose config is passed with the call; \
-             a defined limit has no such bound"
-        );
-        Err(ConfigError { problem, allowed, kind: Some(kind), calendar: false })
+impl PartialEq for Definition {
+    /// A store is the same whether it is named or the default.
+    fn eq(&self, other: &Definition) -> bool {
+        let Definition { limit, store, names_store: _, save, enforce, keyed } = self;
+        (limit, store, save, enforce, keyed)
+            == (&other.limit, &other.store, &other.save, &other.enforce, &other.keyed)
     }
 }
 
@@ -268,6 +246,7 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     let of_field = |error| ConfigError::of_field(error, Some(kind));
     let (store, save) = (store.map_err(of_field)?, save.map_err(of_field)?.map(|save| save.0));
     let is_later = matches!(updates.map_err(of_field)?, Some(Updates::Asynchronously));
+    let names_store = store.is_some() || is_later;
     let enforce = enforce.map_err(of_field)?.is_none_or(|flag| flag.0);
     let keyed = keyed.map_err(of_field)?.is_some_and(|flag| flag.0);
     let refused = |field, value: String, allowed: &str| {
@@ -306,7 +285,7 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
                 r#"a whole number from 1 to 100 if "store" is "memory""#,
             ))
         }
-        _ => Ok(Definition { limit, store, save, enforce, keyed }),
+        _ => Ok(Definition { limit, store, names_store, save, enforce, keyed }),
     }
 }
 

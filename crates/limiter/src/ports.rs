@@ -23,6 +23,8 @@ pub const TRIES: u32 = 1000;
 /// What the rows are asked for, from which follows the lock on their table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RowAccess {
+    /// To be read only, once: nothing stays locked afterwards.
+    Glance,
     /// To be read only.
     Read,
     /// To be locked and written.

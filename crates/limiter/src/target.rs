@@ -203,7 +203,9 @@ impl<'a> Resolved<'a> {
             (Some(_), Some(_)) if !definitions.may_define() => {
                 return Err(LimiterError::InlineConfig { name: D::utf8(name).into_owned() });
             }
-            (Some(config), Some(_)) => config.definition()?,
+            (Some(config), Some(defined)) => {
+                in_call(definitions, name, config.definition()?, defined)?
+            }
             (Some(config), None) => {
                 let limit = config.definition()?;
                 limit.check_in_call()?;
@@ -219,6 +221,26 @@ impl<'a> Resolved<'a> {
             target: Target { name, key, limit, home, is_defined, blocked_until, utf8 },
             keyed,
         })
+    }
+}
+
+/// The config of a call for a limit that is defined: of one that is saved it counts in memory too.
+///
+/// # Errors
+/// [`LimiterError::Config`] (22023): it wants another store than a saved limit has, or `save` for one that is not saved;
+/// those of the definitions.
+fn in_call<D: Definitions>(
+    definitions: &D,
+    name: &[u8],
+    config: Rc<Definition>,
+    defined: Rc<Definition>,
+) -> Result<Rc<Definition>> {
+    match of_state_of(definitions, name, defined)?.save {
+        Some(save) => Ok(Rc::new(config.beside_saved(save)?)),
+        None => {
+            config.check_unsaved()?;
+            Ok(config)
+        }
     }
 }
 
@@ -255,10 +277,20 @@ pub fn of_state(
     key: &[u8],
 ) -> Result<Option<Rc<Definition>>> {
     let own = definitions.defined(name, key)?;
-    match &own {
-        Some(limit) if Home::of(limit) == Home::Nowhere => {
-            Ok(definitions.defined(name, b"")?.or(own))
-        }
+    own.map(|own| of_state_of(definitions, name, own)).transpose()
+}
+
+/// The limit that has the state of a key with this definition, as [`of_state`].
+///
+/// # Errors
+/// As [`of_state`].
+fn of_state_of(
+    definitions: &impl Definitions,
+    name: &[u8],
+    own: Rc<Definition>,
+) -> Result<Rc<Definition>> {
+    match Home::of(&own) {
+        Home::Nowhere => Ok(definitions.defined(name, b"")?.unwrap_or(own)),
         _ => Ok(own),
     }
 }

@@ -56,24 +56,35 @@ pub fn begin() -> &'static str {
     BackgroundWorker::get_extra()
 }
 
-/// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first.
+/// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first. A
+/// cancel of nothing does nothing.
 pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
-    while !BackgroundWorker::sigterm_received() {
+    while !is_asked_to_end() {
         let wait = due().minus(clock::monotonic());
         if wait <= Micros(0) {
             return true;
         }
         let wait = Duration::from_micros(wait.0.unsigned_abs()).min(Duration::from_secs(3600));
-        // SAFETY: a cancel of nothing: it would end the process, which runs no statement.
-        unsafe { pg_sys::QueryCancelPending = 0 };
-        BackgroundWorker::wait_latch(Some(wait + Duration::from_millis(1)));
+        // SAFETY: reads and writes this process's own variables; the error of a cancel is held off.
+        unsafe {
+            pg_sys::QueryCancelHoldoffCount += 1;
+            pause(wait + Duration::from_millis(1));
+            pg_sys::QueryCancelHoldoffCount -= 1;
+            pg_sys::QueryCancelPending = 0;
+        }
     }
     false
 }
 
 /// Whether this worker was asked to end.
 pub fn is_asked_to_end() -> bool {
-    BackgroundWorker::sigterm_received()
+    thread_local! {
+        static IS_ASKED: Cell<bool> = const { Cell::new(false) };
+    }
+    // pgrx tells it once.
+    let is_asked = IS_ASKED.get() || BackgroundWorker::sigterm_received();
+    IS_ASKED.set(is_asked);
+    is_asked
 }
 
 /// From now on whatever this worker waits for ends with a second SIGTERM, a cancel, or after so long.
@@ -96,10 +107,22 @@ pub fn is_server_stopping() -> bool {
     file.lines().nth(STATUS_LINE).is_some_and(|status| status.trim() == "stopping")
 }
 
-/// How many other processes are connected to a database, which this one is connected to as well.
-pub fn others_in(database: pg_sys::Oid) -> i32 {
-    // SAFETY: counts under a lock of its own.
-    unsafe { pg_sys::CountDBBackends(database) - 1 }
+/// Whether other processes are connected to a database: but for walsenders, which a stop leaves to the end.
+pub fn has_others(database: pg_sys::Oid) -> bool {
+    // SAFETY: reads a copy of what the processes tell of themselves, which is made again.
+    unsafe {
+        pg_sys::pgstat_clear_backend_activity_snapshot();
+        (1..=pg_sys::pgstat_fetch_stat_numbackends()).any(|n| {
+            #[cfg(feature = "pg15")]
+            let process = pg_sys::pgstat_fetch_stat_local_beentry(n);
+            #[cfg(not(feature = "pg15"))]
+            let process = pg_sys::pgstat_get_local_beentry_by_index(n);
+            let process = &(*process).backendStatus;
+            process.st_databaseid == database
+                && process.st_procpid != pg_sys::MyProcPid
+                && process.st_backendType != pg_sys::BackendType::B_WAL_SENDER
+        })
+    }
 }
 
 /// Sets what this worker runs under, before it connects: it can write, waits for nobody long and for no standby, and

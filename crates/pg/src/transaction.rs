@@ -1,8 +1,9 @@
 //! The caller's transaction: its numbers, snapshot and locks, and whether it allows a call.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 
 use pgrx::pg_sys;
+use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use crate::error::{PgError, Result};
 use crate::values::utf8;
@@ -57,6 +58,44 @@ pub fn with_lasting_locks(locks: impl FnOnce()) {
         pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
         locks();
         pg_sys::CurrentResourceOwner = owner;
+    }
+}
+
+/// Runs `work`, which reads, and releases the table locks that it took, as after a scan of a catalog. Without
+/// [`with_lasting_locks`] they would be those of the statement, and last to the end of the transaction.
+pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
+    use pg_sys::ResourceReleasePhase::{
+        RESOURCE_RELEASE_AFTER_LOCKS, RESOURCE_RELEASE_BEFORE_LOCKS, RESOURCE_RELEASE_LOCKS, Type,
+    };
+    unsafe extern "C-unwind" {
+        fn ResourceOwnerCreate(
+            parent: pg_sys::ResourceOwner,
+            name: *const c_char,
+        ) -> pg_sys::ResourceOwner;
+        fn ResourceOwnerRelease(
+            owner: pg_sys::ResourceOwner,
+            phase: Type,
+            commits: bool,
+            top: bool,
+        );
+        fn ResourceOwnerDelete(owner: pg_sys::ResourceOwner);
+    }
+    // SAFETY: as a portal has an owner of its own. After an error the abort of the (sub)transaction sets the owner back,
+    // and releases this one with its parent. The guarded calls have nothing to drop.
+    unsafe {
+        let outer = pg_sys::CurrentResourceOwner;
+        let own = pg_guard_ffi_boundary(|| ResourceOwnerCreate(outer, c"rate limit read".as_ptr()));
+        pg_sys::CurrentResourceOwner = own;
+        let result = work();
+        pg_sys::CurrentResourceOwner = outer;
+        pg_guard_ffi_boundary(|| {
+            // All else is released by now, and would be told of; locks of a commit would go to the outer owner.
+            ResourceOwnerRelease(own, RESOURCE_RELEASE_BEFORE_LOCKS, true, false);
+            ResourceOwnerRelease(own, RESOURCE_RELEASE_LOCKS, false, false);
+            ResourceOwnerRelease(own, RESOURCE_RELEASE_AFTER_LOCKS, true, false);
+            ResourceOwnerDelete(own);
+        });
+        result
     }
 }
 

@@ -6,7 +6,6 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use super::raw;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
-use ratelimit_pg::transaction::with_lasting_locks;
 
 /// The open table and its index.
 #[derive(Clone, Copy)]
@@ -22,7 +21,8 @@ pub struct Heap {
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
-/// Runs `work` with the table open. The locks on it and its index last to the end of the transaction.
+/// Runs `work` with the table open. The locks on it and its index last to the end of the transaction, unless a
+/// [read](catalog::reading) ends before.
 ///
 /// # Errors
 /// Those of the work; [`Error::Moved`]: the table has changed since the catalog was read.
@@ -33,7 +33,7 @@ pub fn with_heap<T>(
     work: impl FnOnce(&Heap) -> Result<T>,
 ) -> Result<T> {
     let oid = catalog.rate_limits.oid;
-    let (lock, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
+    let (mode, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
     // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
     unsafe {
         let open = || {
@@ -46,9 +46,9 @@ pub fn with_heap<T>(
         };
         let opened = guarded(|| {
             // Before the check, since the locks process invalidations.
-            with_lasting_locks(|| {
-                raw::LockRelationOid(oid, lock);
-                raw::LockRelationOid(index_oid, lock);
+            lock.take(|| {
+                raw::LockRelationOid(oid, mode);
+                raw::LockRelationOid(index_oid, mode);
             });
             catalog::is_current().then(open)
         });

@@ -139,6 +139,7 @@ pub fn come(writer: &'static Writer) -> bool {
     writer.since.store(clock::system_time().0, SeqCst);
     writer.asked_at.store(0, SeqCst);
     writer.is_refused.store(false, SeqCst);
+    writer.is_to_go.store(false, SeqCst);
     OWN.set(Some(writer));
     // Where an error ends it, the next one is not asked for at once.
     background::at_exit(|| {

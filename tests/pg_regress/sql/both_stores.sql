@@ -42,11 +42,32 @@ CALL both_taken();
 SELECT rl_define('both', rl_unlimited(), 'k'), rl_reset('both', 'k');
 SELECT rl_undefine('both', 'k');
 SELECT * FROM both_left();
--- With overrides in the other store rl_reset_all clears both.
+-- With an override in the table rl_reset_all clears what each key's limit uses: of 'k' memory alone.
 CALL both_taken();
 SELECT rl_define('both', rl_token_bucket(10, '1 minute'), 'other'), rl_reset_all('both');
 SELECT * FROM both_left();
 SELECT rl_undefine('both', 'other'), rl_reset_all('both');
+
+-- A key whose override is saved is reset in memory and in its row, also under a name that is in memory alone; what the
+-- table has of the others is left, as by rl_reset. By the server's clock, since no other is saved.
+RESET ratelimit.clock;
+SELECT rl_define('both/override', rl_token_bucket(10, '1000 days'));
+SELECT key, round(remaining) FROM unnest(ARRAY['k', 'saved']) AS key, rl_limit('both/override', key, 3);
+SELECT rl_define('both/override', rl_token_bucket(10, '1000 days') || '{"store": "memory"}'),
+       rl_define('both/override', rl_token_bucket(10, '1000 days') || '{"store": "memory", "save": "1 hour"}', 'saved');
+SELECT key, round(remaining) FROM unnest(ARRAY['k', 'saved']) AS key, rl_limit('both/override', key, 4);
+SELECT rl_reset_all('both/override');
+SELECT key, round(remaining) FROM unnest(ARRAY['k', 'saved']) AS key, rl_check('both/override', key);
+SELECT rl_undefine('both/override', 'saved'), rl_define('both/override', rl_token_bucket(10, '1000 days'));
+SELECT key, round(remaining) FROM unnest(ARRAY['k', 'saved']) AS key, rl_check('both/override', key);
+-- So it is where it has a row and is not in memory.
+SELECT rl_define('both/override', rl_token_bucket(10, '1000 days') || '{"store": "memory"}'), ok
+FROM rl_limit('both/override', 'saved', 4);
+SELECT rl_define('both/override', rl_token_bucket(10, '1000 days') || '{"store": "memory", "save": "1 hour"}', 'saved');
+SELECT rl_reset_all('both/override');
+SELECT round(remaining) FROM rl_check('both/override', 'saved');
+SELECT rl_undefine('both/override', 'saved'), rl_undefine('both/override'), rl_reset_all('both/override');
+SET ratelimit.clock = '2027-01-01 12:00:00+00';
 
 -- A ROLLBACK gives back what one rl_limit_all took from the table, and not what it took from memory.
 SELECT rl_define('both/table', rl_token_bucket(10, '1 minute')),

@@ -284,3 +284,34 @@ fn updates_that_come_later_are_those_of_a_saved_limit() {
         assert!(error.problem.starts_with(problem), "{more}: {}", error.problem);
     }
 }
+
+#[test]
+fn a_config_in_a_call_counts_where_a_saved_limit_does() {
+    let hour = Micros(3_600_000_000);
+    let parsed = |more: &str, kind: &str| {
+        let json = format!(r#"{{"kind": "{kind}", "rate": 1, "period": 1000{more}}}"#);
+        definition(&json).unwrap()
+    };
+    let saved = parsed(r#", "store": "memory", "save": "1 hour""#, "token bucket");
+    for more in ["", r#", "store": "memory""#, r#", "store": "memory", "save": 3600000"#] {
+        assert_eq!(parsed(more, "token bucket").beside_saved(hour), Ok(saved.clone()), "{more}");
+    }
+    for (more, kind, problem) in [
+        (r#", "store": "table""#, "token bucket", r#""store" is "table""#),
+        (r#", "store": "memory", "save": 100"#, "token bucket", r#""save" is 100"#),
+        (r#", "applyUpdates": "asynchronously""#, "token bucket", r#""save" is 1000"#),
+        (r#", "shards": 2"#, "fixed window", r#""shards" is 2"#),
+        ("", "sliding log", r#""kind" is "sliding log""#),
+    ] {
+        let error = parsed(more, kind).beside_saved(hour).unwrap_err();
+        assert_eq!(error.problem, problem, "{more}");
+    }
+    let slots = |slots| {
+        let json = format!(r#"{{"kind": "concurrency", "slots": {slots}, "ttl": 1000}}"#);
+        definition(&json).unwrap().beside_saved(hour).map(|limit| limit.store)
+    };
+    assert_eq!(slots(100), Ok(StoreKind::Memory));
+    assert_eq!(slots(101).unwrap_err().problem, r#""slots" is 101"#);
+    // A store that is the default is the same as one that is named.
+    assert_eq!(parsed("", "token bucket"), parsed(r#", "store": "table""#, "token bucket"));
+}

@@ -4,7 +4,7 @@
 use ratelimit_core::{Micros, Shards, State};
 
 use super::decide::{Group, GroupVerdict};
-use crate::error::Result;
+use crate::error::{LimiterError, Result};
 use crate::homes::memory::{self, Seen};
 use crate::ports::{Entries, Host, Id, TRIES, Worth};
 
@@ -34,7 +34,7 @@ struct Plan<'a> {
 /// them meanwhile it begins anew.
 ///
 /// # Errors
-/// As [`Host::entries`].
+/// As [`Host::entries`]; [`LimiterError::NoRoom`] (53200): the keys of saved limits have no room beside each other.
 pub(super) fn take<'a, H: Host>(
     host: &H,
     groups: &'a [Group],
@@ -56,9 +56,19 @@ pub(super) fn take<'a, H: Host>(
             break;
         }
         let most = if tried < PLANS { DECIDED_UNDER_LOCKS } else { usize::MAX };
-        if let Some(passed) = take_as_planned(host, entries, &mut plans, most) {
-            ok = passed;
-            break;
+        match take_as_planned(host, entries, &mut plans, most) {
+            Tried::Done(passed) => {
+                ok = passed;
+                break;
+            }
+            Tried::Changed => {}
+            Tried::Absent(name) => {
+                // Where it makes room again and again, for another of these keys, all else is unsaved.
+                let waited = tried < PLANS || host.wait_for_save()?;
+                if !waited || tried == TRIES {
+                    return Err(LimiterError::NoRoom { name });
+                }
+            }
         }
     }
     entries.tell_losses();
@@ -111,24 +121,35 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Takes what was planned, unless a state that has changed since refuses it; whether it was taken. `None` where nothing
-/// was decided: more than `most` takes are of states that have changed since, or one was saved and made room. Under the
-/// locks nothing of the host is called but the clock.
+/// What the locks found.
+enum Tried {
+    /// What was planned, or decided anew; whether it was taken.
+    Done(bool),
+    /// Nothing was decided: too many takes are of states that have changed since.
+    Changed,
+    /// Nothing was decided: a key of the limit of this name, which is saved, is not in memory any more.
+    Absent(String),
+}
+
+/// Takes what was planned, unless a state that has changed since refuses it. At most so many takes are decided anew, of
+/// states that have changed since. Under the locks nothing of the host is called but the clock.
 fn take_as_planned<H: Host>(
     host: &H,
     entries: &H::Entries,
     plans: &mut [Plan],
     most: usize,
-) -> Option<bool> {
+) -> Tried {
     let mut locked = entries.lock_all(plans.iter().map(|plan| plan.id));
     let now = host.now();
     let (mut passes, mut decided) = (true, 0);
     for plan in plans.iter_mut() {
-        let found = memory::see(&mut locked, plan.id)?;
+        let Some(found) = memory::see(&mut locked, plan.id) else {
+            return Tried::Absent(plan.group.target.name_text());
+        };
         if found != plan.found {
             decided += plan.group.takes.len();
             if decided > most {
-                return None;
+                return Tried::Changed;
             }
             passes &= plan.decide_again(found.state, now);
         }
@@ -139,5 +160,5 @@ fn take_as_planned<H: Host>(
             memory::write(&mut locked, target, plan.id, after, Worth { now, ..*worth });
         }
     }
-    Some(passes)
+    Tried::Done(passes)
 }

@@ -212,8 +212,8 @@ pub fn forget<H: Host>(
     Ok(was_in_memory || was_in_table)
 }
 
-/// Forgets what is held of every key of a name, and adds how many there were to `count`. Rows are locked and
-/// deleted key by key, in the order in which every call locks rows, or together where that takes too many messages: a
+/// Forgets what is held of every key of a name, where the key's limit is, and adds how many there were to `count`: the
+/// rows of a key that is in memory are left. Rows are locked and deleted key by key, in the order in which every call locks rows, or together where that takes too many messages: a
 /// key that appears behind the current one counts as created after the call.
 ///
 /// # Errors
@@ -236,17 +236,19 @@ pub fn forget_name<H: Host>(
     if !may_be_in_table {
         return Ok(());
     }
+    // Together only where the rows of each key are to be deleted, as far as the name's own definition tells.
+    let together = !definition(host, name, b"")?.is_some_and(|limit| has_no_rows(&limit));
     host.with_rows(RowAccess::Write, |rows| {
-        if table::delete_name(host, rows, name, count)? {
+        if together && table::delete_name(host, rows, name, count)? {
             return Ok(());
         }
         let mut delete = |key: &[u8]| -> Result<()> {
             host.check_for_interrupts();
-            if is_saved(host, name, key)?.is_some() {
-                saved.insert(key.to_vec());
-                return Ok(());
+            match definition(host, name, key)? {
+                Some(limit) if limit.save.is_some() => drop(saved.insert(key.to_vec())),
+                Some(limit) if has_no_rows(&limit) => {}
+                _ => *count += i64::from(table::delete_key(host, rows, name, key)?),
             }
-            *count += i64::from(table::delete_key(host, rows, name, key)?);
             Ok(())
         };
         delete(b"")?; // the first key, which comes after no other
@@ -259,7 +261,7 @@ pub fn forget_name<H: Host>(
     // Their rows are written when they are saved: what is being saved now would bring the old state back.
     for key in saved {
         host.check_for_interrupts();
-        if let Some(limit) = is_saved(host, name, &key)? {
+        if let Some(limit) = definition(host, name, &key)?.filter(|limit| limit.save.is_some()) {
             let target = Target::defined::<H>(name, &key, limit, None);
             *count += i64::from(saved::forget(host, &target)?);
         }
@@ -267,13 +269,13 @@ pub fn forget_name<H: Host>(
     Ok(())
 }
 
-/// The definition of a key that is saved; `None`: it is not.
+/// The definition that has a key's state; `None`: there is none, or no valid one.
 ///
 /// # Errors
 /// Those of the definitions.
-fn is_saved<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
+fn definition<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
     match of_state(host, name, key) {
         Err(LimiterError::StoredConfig { .. }) => Ok(None),
-        limit => Ok(limit?.filter(|limit| limit.save.is_some())),
+        limit => limit,
     }
 }

@@ -110,7 +110,7 @@ fn load<H: Host>(host: &H, target: &Target, id: Id) -> Result<bool> {
 /// # Errors
 /// Those of the ports.
 fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
-    host.with_rows(RowAccess::Read, |rows| {
+    host.with_rows(RowAccess::Glance, |rows| {
         let found = rows.read_key(target.name, target.key)?;
         // Of whatever kind: it may be that of the definition again.
         if let [(0, row)] = &found[..]

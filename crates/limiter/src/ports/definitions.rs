@@ -52,8 +52,8 @@ pub trait Definitions: Encoding {
     /// As [`known`](Definitions::known).
     fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
 
-    /// Whether states of a name may be in the table: unless every definition of it says that they are in memory, or
-    /// exempts a key.
+    /// Whether states of a name may be in the table: unless every definition of it says that they are in memory, and
+    /// not saved, or exempts a key.
     ///
     /// # Errors
     /// As [`known`](Definitions::known).

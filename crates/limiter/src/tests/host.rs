@@ -75,7 +75,9 @@ pub struct TestSession {
     counted: RefCell<Vec<Verdict>>,
     before_insert: RefCell<Option<Hook>>,
     before_try_lock: RefCell<Option<Hook>>,
-    entries: Shared,
+    /// Whether somebody saves what is in memory.
+    pub saves: Cell<bool>,
+    pub entries: Shared,
 }
 
 impl TestSession {
@@ -268,7 +270,10 @@ impl Host for TestSession {
     }
 
     fn wait_for_save(&self) -> Result<bool> {
-        Ok(false)
+        if self.saves.get() {
+            self.entries.2.borrow_mut().values_mut().for_each(|entry| entry.unsaved = false);
+        }
+        Ok(self.saves.get())
     }
 
     fn entries_if_any(&self) -> Result<Option<&Shared>> {
@@ -474,6 +479,8 @@ pub struct Shared(
     RefCell<Option<EntriesHook>>,
     /// Those that are saved, by their ids.
     pub RefCell<HashMap<[u64; 2], SavedEntry>>,
+    /// How many of them have room; `None`: all.
+    pub Cell<Option<usize>>,
 );
 
 /// A saved key, with its state and whether it is to be written.
@@ -555,7 +562,15 @@ impl Entries for Shared {
     ) -> Loaded {
         let key = SavedKey { name: name.to_vec(), key: key.to_vec() };
         let entry = SavedEntry { key, state: state.cloned(), unsaved: false };
-        self.2.borrow_mut().entry(id.key).or_insert(entry);
+        let mut all = self.2.borrow_mut();
+        if self.3.get().is_some_and(|room| all.len() >= room && !all.contains_key(&id.key)) {
+            // One that was saved with what was taken; of those that were read only, any.
+            let saved = all.iter().filter(|(_, entry)| !entry.unsaved);
+            let evicted = saved.max_by_key(|(_, entry)| entry.state.is_some());
+            let Some(evicted) = evicted.map(|(&id, _)| id) else { return Loaded::NoRoom };
+            all.remove(&evicted);
+        }
+        all.entry(id.key).or_insert(entry);
         Loaded::Yes
     }
 

@@ -24,6 +24,7 @@ const IN_SHARDS: &str =
 const SLOTS: &str = r#"{"kind": "concurrency", "slots": 2, "ttl": "10 seconds"}"#;
 const SLOTS_IN_MEMORY: &str =
     r#"{"kind": "concurrency", "slots": 2, "ttl": "10 seconds", "store": "memory"}"#;
+const SAVED: &str = r#"{"kind": "token bucket", "rate": 4, "period": "4 seconds", "store": "memory", "save": 1000}"#;
 const UNLIMITED: &str = r#"{"kind": "unlimited"}"#;
 
 fn seconds(seconds: i64) -> Micros {
@@ -409,6 +410,25 @@ fn nothing_is_taken_from_memory_where_another_session_has_emptied_one_of_the_lim
     assert!(!ok());
     let left = |name| one::check(&session, &request(name, "k", 1.0)).unwrap().level.remaining;
     assert_eq!([left("a"), left("b")], [3.0, 0.0]);
+}
+
+#[test]
+fn keys_of_a_list_that_make_room_for_each_other_wait_for_a_save_and_are_never_a_denial() {
+    let session = TestSession::with("n", SAVED);
+    let list = |keys: [&'static str; 2]| {
+        let requests = keys.map(|key| request("n", key, 1.0));
+        all::limit(&session, &requests).map(|outcomes| outcomes.iter().all(|one| one.answer.ok))
+    };
+    session.entries.3.set(Some(2));
+    assert!(limit(&session, "unsaved", 1.0).ok);
+    assert!(matches!(list(["a", "b"]), Err(LimiterError::NoRoom { .. })));
+    // Once that is saved, both have room.
+    session.saves.set(true);
+    assert!(list(["a", "b"]).unwrap());
+    // Two have no room where one has.
+    session.entries.2.borrow_mut().clear();
+    session.entries.3.set(Some(1));
+    assert!(matches!(list(["c", "d"]), Err(LimiterError::NoRoom { .. })));
 }
 
 #[test]

@@ -1,0 +1,82 @@
+//! What a config may be that is passed with a call.
+
+use super::{ConfigError, Definition, MAX_SLOTS_IN_MEMORY, StoreKind};
+use crate::text::{json_number, quoted};
+use crate::{Kind, Micros};
+
+impl Definition {
+    /// Checks a config that is passed with a call for a limit that is not defined: in memory it must refill within a
+    /// leap year, so that callers can't leave state there for longer; and it can't be [saved](Definition::check_unsaved).
+    ///
+    /// # Errors
+    /// It refills later, or its leases expire later; it is saved.
+    pub fn check_in_call(&self) -> Result<(), ConfigError> {
+        self.check_unsaved()?;
+        let time = self.time_to_full();
+        if self.store == StoreKind::Table || time <= Micros::YEAR {
+            return Ok(());
+        }
+        let days = time.0 / Micros::DAY.0;
+        let (problem, what) = match self.kind() {
+            Kind::Concurrency => (format!("\"ttl\" is {days} days"), "a ttl of"),
+            _ => (format!("its \"rate\" and \"period\" refill it in {days} days"), "a refill in"),
+        };
+        let allowed = format!(
+            "{what} at most 366 days for a limit in memory whose config is passed with the call; \
+             a defined limit has no such bound"
+        );
+        Err(self.refused(problem, &allowed))
+    }
+
+    /// Checks a config that is passed with a call for a limit that is not saved: it can't be one that is, which has a
+    /// definition that says so.
+    ///
+    /// # Errors
+    /// It is saved.
+    pub fn check_unsaved(&self) -> Result<(), ConfigError> {
+        let Some(save) = self.save else { return Ok(()) };
+        let allowed = "no \"save\" in a config that is passed with the call: only a limit whose definition has it is saved";
+        Err(self.refused(format!("\"save\" is {}", json_number(save.as_millis())), allowed))
+    }
+
+    /// This config, passed with a call for a limit that is saved so often: it counts where the limit does, in memory,
+    /// and is saved with it.
+    ///
+    /// # Errors
+    /// It names another store or another `save`, or is a limit that memory can't have.
+    pub fn beside_saved(&self, save: Micros) -> Result<Definition, ConfigError> {
+        const DEFINED: &str = "for a limit whose definition has \"save\", which is in memory";
+        let refused = |field, value: String, allowed: String| {
+            Err(self.refused(format!("\"{field}\" is {value}"), &format!("{allowed} {DEFINED}")))
+        };
+        let (kind, shards) = (self.kind(), self.limit.shards());
+        if self.store == StoreKind::Table && self.names_store {
+            return refused("store", "\"table\"".into(), "\"memory\" or no \"store\"".into());
+        }
+        if let Some(other) = self.save.filter(|&other| other != save) {
+            let (other, save) = (json_number(other.as_millis()), json_number(save.as_millis()));
+            return refused("save", other, format!("no \"save\" or {save},"));
+        }
+        if kind == Kind::SlidingLog {
+            let others = Kind::ALL.into_iter().filter(|&other| other != kind);
+            let others: Vec<&str> = others.map(Kind::as_str).collect();
+            let error = refused("kind", format!("\"{}\"", kind.as_str()), quoted(&others));
+            // No example shows that kind.
+            return error.map_err(|error| ConfigError { kind: None, ..error });
+        }
+        if shards > 1 {
+            return refused("shards", shards.to_string(), "1".into());
+        }
+        if kind == Kind::Concurrency && self.limit.capacity() > MAX_SLOTS_IN_MEMORY.into() {
+            let allowed = format!("a whole number from 1 to {MAX_SLOTS_IN_MEMORY}");
+            return refused("slots", self.limit.capacity().to_string(), allowed);
+        }
+        Ok(Definition { store: StoreKind::Memory, save: Some(save), ..self.clone() })
+    }
+
+    /// The error for a config of this kind.
+    fn refused(&self, problem: String, allowed: &str) -> ConfigError {
+        let kind = Some(self.kind());
+        ConfigError { problem, allowed: allowed.into(), kind, calendar: false }
+    }
+}
