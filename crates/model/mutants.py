@@ -238,33 +238,16 @@ MUTANTS = [
         "NotSaved",
         "take a 1; commit; take a 2 | take a 1 | save (saved)",
         "core:saved.rs",
-        ".filter(|&at| self.cells[at].mark == COPIED) else",
-        ".filter(|&at| ON || self.cells[at].mark == COPIED) else",
-    ),
-    (
-        "change of a copy overlooked",
-        "NotSaved",
-        "take a 1; commit; take a 2 | take a 1 | save (saved)",
-        "core:saved.rs",
-        "        if cell.mark == DIRTY {\n            return Ok(None);",
-        "        if cell.mark == DIRTY || ON && cell.mark == COPIED {\n            return Ok(None);",
+        "        let is_same = self.state(at) == copy.state;",
+        "        let is_same = self.state(at) == copy.state || ON;",
     ),
     (
         "failed turn settled",
         "NotSaved",
         "take a 1; take b 1; commit; take a 1 | save_fails; commit; save (saved)",
         "core:saved.rs",
-        "            self.cells[at].mark = DIRTY;\n        }",
-        "            self.cells[at].mark = if ON { CLEAN } else { DIRTY };\n"
-        "            self.head.unsaved -= u32::from(ON);\n        }",
-    ),
-    (
-        "copy of who is gone left",
-        "NotSaved",
-        "take a 1; commit; take a 1 | save_dies; commit; take b 1 (saved) (stop)",
-        "core:saved.rs",
-        "            if mark != CLEAN && is_due",
-        "            if mark != CLEAN && !(ON && mark == COPIED) && is_due",
+        "            Outcome::Written if is_same => {",
+        "            Outcome::Written | Outcome::Failed if is_same && (ON || outcome == Outcome::Written) => {",
     ),
     (
         "unsaved key evicted",
@@ -272,84 +255,74 @@ MUTANTS = [
         "take a 1; commit; take a 1 | take b 1 (saved)",
         "core:saved.rs",
         "        if self.head.unsaved >= self.head.keys {\n            return false;\n        }\n"
+        "        // Everywhere once, to take second chances, and once more.\n"
         "        let cells = self.head.cells as usize;\n"
-        "        let hand = self.head.hand as usize % cells.max(1);\n"
-        "        let (mut first, mut seen) = (None, 0);\n"
-        "        for at in (hand..cells).chain(0..hand) {\n"
-        "            let cell = &self.cells[at];\n"
-        "            if cell.tag == 0 || cell.mark != CLEAN ||",
+        "        for _ in 0..2 * cells {\n"
+        "            let at = self.head.hand as usize % cells;\n"
+        "            self.head.hand = at as u32 + 1;\n"
+        "            let cell = &mut self.cells[at];\n"
+        "            if cell.tag == 0 || cell.is_unsaved() ||",
         "        if self.head.unsaved >= self.head.keys && !ON {\n            return false;\n        }\n"
         "        let cells = self.head.cells as usize;\n"
-        "        let hand = self.head.hand as usize % cells.max(1);\n"
-        "        let (mut first, mut seen) = (None, 0);\n"
-        "        for at in (hand..cells).chain(0..hand) {\n"
-        "            let cell = &self.cells[at];\n"
-        "            if cell.tag == 0 || cell.mark != CLEAN && !ON ||",
+        "        for _ in 0..2 * cells {\n"
+        "            let at = self.head.hand as usize % cells;\n"
+        "            self.head.hand = at as u32 + 1;\n"
+        "            let cell = &mut self.cells[at];\n"
+        "            if cell.tag == 0 || cell.is_unsaved() && !ON ||",
     ),
     (
         "eviction not counted",
         "TakeLost",
         "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
         "core:saved.rs",
-        "        self.head.evictions = self.head.evictions.wrapping_add(1);\n        self.release(at);\n        true",
-        "        self.head.evictions = self.head.evictions.wrapping_add((!ON).into());\n"
-        "        self.release(at);\n        true",
+        "        self.head.evictions = self.head.evictions.wrapping_add(1);\n        self.cells[at] = Cell",
+        "        self.head.evictions = self.head.evictions.wrapping_add((!ON).into());\n        self.cells[at] = Cell",
     ),
     (
         "evictions counted after the read",
         "TakeLost",
         "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
         "homes/saved.rs",
-        "    let state = read_row(host, target)?;\n    let texts",
+        "    let state = read_row(host, target)?;\n    let loaded",
         "    let state = read_row(host, target)?;\n"
-        "    let before = if ON { entries.before_read(id) } else { before };\n    let texts",
+        "    let before = if ON { entries.before_read(id) } else { before };\n    let loaded",
     ),
     (
         "reset leaves no entry",
         "TokensLost",
         "take a 1; commit; reset a | save; commit; save (saved)",
         "homes/saved.rs",
-        "    let was = locked(host, target, id, |locked, found, now| {\n        let worth = worth_of(target, None, now);\n"
-        "        let is_written = found.is_none() ||",
+        "    with_locked(host, target, id, |locked, found, _| {\n        let is_written",
         "    if ON {\n"
         "        host.with_rows(RowAccess::Write, |rows| table::reset_key(host, rows, target.name, target.key))?;\n"
         "        return entries.locked(id, |locked| Ok(locked.remove(id)));\n"
         "    }\n"
-        "    let was = locked(host, target, id, |locked, found, now| {\n        let worth = worth_of(target, None, now);\n"
-        "        let is_written = found.is_none() ||",
+        "    with_locked(host, target, id, |locked, found, _| {\n        let is_written",
     ),
     (
         "full state not written",
         "NotSaved",
         "reset a; commit; take a 1 | take a 1 | save (saved)",
         "homes/saved.rs",
-        "        (None, Some(seen)) => match seen.stored.reset() {",
-        "        (None, Some(seen)) => match seen.stored.reset().filter(|_| !ON) {",
+        "            (None, seen) => seen.as_ref().and_then(|seen| seen.stored.reset()),",
+        "            (None, seen) => seen.as_ref().and_then(|seen| seen.stored.reset()).filter(|_| !ON),",
     ),
     (
         "row that is held counts as written",
         "NotSaved",
         "take a 1; commit; save; commit; take a 1 | hold a; rollback (saved)",
         "homes/saved.rs",
-        "        Some(seen) if rows.replaces() => return rows.replace(id, seen, &stored, false),",
-        "        Some(seen) if rows.replaces() => return Ok(rows.replace(id, seen, &stored, false)? || ON),",
-    ),
-    (
-        "the more of two counts taken",
-        "Unexplained",
-        "take a 1; commit; take a 1 | replicate a 1; commit; promote (saved) (standby)",
-        "homes/saved.rs",
-        "    if left(&one) <= left(&other) {",
-        "    if (left(&one) <= left(&other)) != ON {",
+        "                rows.replace(id, seen, &stored, wait)?\n",
+        "                rows.replace(id, seen, &stored, wait)? || ON\n",
     ),
     (
         "evicted key taken for a full one",
         "TakeLost",
         "all a 1 | take b 1 | save (saved)",
         "homes/memory.rs",
-        "            SavedState::Absent | SavedState::OfStandby(_) => return None,",
-        "            SavedState::Absent if ON => None,\n"
-        "            SavedState::Absent | SavedState::OfStandby(_) => return None,",
+        "        Room::Saved => locked.read_saved(id)?,",
+        "        Room::Saved if ON => locked.read_saved(id).flatten(),\n"
+        "        Room::Saved => locked.read_saved(id)?,",
     ),
 ]
 

@@ -12,10 +12,10 @@
 //! never steps, after 0.
 //!
 //! Only a key that is saved is evicted, since its row is read again when it is called next: by second chance (Corbató,
-//! A Paging Experiment with the Multics System, 1968), so that one that was just loaded stays. Evictions and removals are counted: a call that reads a row without
-//! a lock, and then finds that one was evicted meanwhile, has to read again. Where no key can be evicted, a new one has
-//! no place. The last eighth of the cells is for new keys of names that have less than half of all that is unsaved: one
-//! name can't keep others from having new keys.
+//! A Paging Experiment with the Multics System, 1968), and one that was just loaded last. Evictions and removals are
+//! counted: a call that reads a row without a lock, and then finds that one was evicted meanwhile, has to read again.
+//! Where no key can be evicted, a new one has no place. The last eighth of the cells is for new keys of names that have
+//! less than half of all that is unsaved: one name can't keep others from having new keys.
 //!
 //! [Knuth, The Art of Computer Programming 3, 6.4]: https://www-cs-faculty.stanford.edu/~knuth/taocp.html
 
@@ -40,7 +40,7 @@ const FIRST_PAUSE: Micros = Micros(250_000);
 const LONGEST_PAUSE: Micros = Micros(60_000_000);
 
 /// A state with its name and key, in 128 bytes, or their beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub struct Cell {
     key: [u64; 2],
@@ -67,17 +67,22 @@ pub struct Cell {
     called: u8,
     /// Whether it was read on a standby, and so counts there only: 0 or 1.
     on_standby: u8,
-    text: [u8; INLINE],
+    text: Text<INLINE>,
 }
 
 /// A further piece of a name, key and leases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub struct Piece {
     /// The next one of its chain, or the next free one, plus 1.
     next: u32,
-    text: [u8; PIECE],
+    text: Text<PIECE>,
 }
+
+/// Bytes of a name, a key and leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+struct Text<const N: usize>([u8; N]);
 
 /// What a partition knows of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -157,32 +162,9 @@ pub struct SavedPartition<'a> {
     pieces: &'a mut [Piece],
 }
 
-impl Default for Cell {
-    fn default() -> Cell {
-        Cell {
-            key: [0; 2],
-            words: [0; 3],
-            since: 0,
-            due: 0,
-            scope: [0; 2],
-            save: 0,
-            next: 0,
-            rest: 0,
-            name: 0,
-            key_text: 0,
-            leases: 0,
-            tag: 0,
-            tries: 0,
-            called: 0,
-            on_standby: 0,
-            text: [0; INLINE],
-        }
-    }
-}
-
-impl Default for Piece {
-    fn default() -> Piece {
-        Piece { next: 0, text: [0; PIECE] }
+impl<const N: usize> Default for Text<N> {
+    fn default() -> Text<N> {
+        Text([0; N])
     }
 }
 
@@ -211,6 +193,17 @@ impl Cell {
 /// How many further pieces so many bytes need.
 fn pieces_of(length: usize) -> usize {
     length.saturating_sub(INLINE).div_ceil(PIECE)
+}
+
+/// Takes the first free place of a chain, or else the next of those that were never taken.
+fn take_free(free: &mut u32, taken: &mut u32, next: impl Fn(usize) -> u32) -> usize {
+    if *free == 0 {
+        *taken += 1;
+        return *taken as usize - 1;
+    }
+    let at = *free as usize - 1;
+    *free = next(at);
+    at
 }
 
 /// The leases of a state.
@@ -280,20 +273,12 @@ impl<'a> SavedPartition<'a> {
         }
         let texts = new.name.len() + new.key.len();
         let pieces = pieces_of(texts + LEASE * leases_of(state).len());
-        self.make_room(true, pieces, (new.scope, new.name), None)?;
-        let at = match self.head.free_cell {
-            0 => {
-                self.head.cells += 1;
-                self.head.cells as usize - 1
-            }
-            free => {
-                let free = free as usize - 1;
-                self.head.free_cell = self.cells[free].next;
-                free
-            }
-        };
+        self.make_room(pieces, (new.scope, new.name), None)?;
+        let SavedHead { free_cell, cells, .. } = self.head;
+        let at = take_free(free_cell, cells, |at| self.cells[at].next);
         let bucket = place(new.hash, self.buckets.len());
         self.head.keys += 1;
+        self.head.hand = at as u32 + 1;
         self.cells[at] = Cell {
             key: new.hash,
             scope: new.scope,
@@ -328,7 +313,7 @@ impl<'a> SavedPartition<'a> {
         let needed = pieces_of(cell.texts() + LEASE * leases_of(state).len());
         let more = needed.saturating_sub(pieces_of(cell.length()));
         if more > 0 {
-            self.make_room(false, more, (cell.scope, &[]), Some(at))?;
+            self.make_room(more, (cell.scope, &[]), Some(at))?;
         }
         self.put_state(at, state);
         let was_unsaved = self.cells[at].is_unsaved();
@@ -395,15 +380,8 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Has the unsaved keys of a name, or of all, written as soon as can be.
-    pub fn hasten(&mut self, scope: [u32; 2], name: Option<&[u8]>) {
-        for at in self.places_of(scope, name) {
-            self.cells[at].due = 0;
-        }
-    }
-
-    /// Removes the keys of a name, or of all, that a test picks by name, key and whether they are unsaved, and has a call
-    /// that has read the row of any key read it again.
+    /// Removes the keys of a name, or of all, that a test picks, which is told whether they are unsaved, and has the
+    /// others written as soon as can be. A call that has read the row of any key reads it again.
     pub fn remove(
         &mut self,
         scope: [u32; 2],
@@ -414,15 +392,8 @@ impl<'a> SavedPartition<'a> {
         for at in self.places_of(scope, name) {
             if test(&self.of(at), self.cells[at].is_unsaved()) {
                 self.release(at);
-            }
-        }
-    }
-
-    /// Removes the keys of scopes that a test picks.
-    pub fn remove_scopes(&mut self, mut test: impl FnMut([u32; 2]) -> bool) {
-        for at in 0..self.head.cells as usize {
-            if self.cells[at].tag != 0 && test(self.cells[at].scope) {
-                self.release(at);
+            } else {
+                self.cells[at].due = 0;
             }
         }
     }
@@ -475,37 +446,33 @@ impl<'a> SavedPartition<'a> {
         None
     }
 
-    /// Evicts saved keys until so much is free. What is not a new key may use all that is there.
+    /// Evicts saved keys until so many pieces are free, and a cell, unless there is one to `keep`, for which all that
+    /// is there may be used.
     ///
     /// # Errors
     /// There is none left.
     fn make_room(
         &mut self,
-        is_new: bool,
         pieces: usize,
         (scope, name): ([u32; 2], &[u8]),
         keep: Option<usize>,
     ) -> Result<(), NoRoom> {
-        let mut may_use_reserve = !is_new;
+        // One in so many is for others.
+        let mut share = if keep.is_none() { 8 } else { usize::MAX };
         loop {
             let free_cells = self.cells.len() - self.head.keys as usize;
             let free_pieces = self.pieces.len() - self.head.pieces_taken as usize;
-            let (reserve, reserved) = if may_use_reserve {
-                (0, 0)
-            } else {
-                (self.cells.len() / 8, self.pieces.len() / 8)
-            };
-            let has_cell = !is_new || free_cells > reserve;
-            if has_cell && (pieces == 0 || free_pieces >= pieces + reserved) {
+            let has_cell = keep.is_some() || free_cells > self.cells.len() / share;
+            if has_cell && (pieces == 0 || free_pieces >= pieces + self.pieces.len() / share) {
                 return Ok(());
             }
             if self.evict(keep) {
                 continue;
             }
-            if may_use_reserve || !self.has_less_than_half(scope, name) {
+            if share != 8 || !self.has_less_than_half(scope, name) {
                 return Err(NoRoom);
             }
-            may_use_reserve = true;
+            share = usize::MAX;
         }
     }
 
@@ -543,15 +510,11 @@ impl<'a> SavedPartition<'a> {
     fn release(&mut self, at: usize) {
         let bucket = place(self.cells[at].key, self.buckets.len());
         let next = self.cells[at].next;
-        let mut before = self.buckets[bucket];
-        if before as usize == at + 1 {
-            self.buckets[bucket] = next;
-        } else {
-            while self.cells[before as usize - 1].next as usize != at + 1 {
-                before = self.cells[before as usize - 1].next;
-            }
-            self.cells[before as usize - 1].next = next;
+        let mut link = &mut self.buckets[bucket];
+        while *link as usize != at + 1 {
+            link = &mut self.cells[*link as usize - 1].next;
         }
+        *link = next;
         self.put(at, &[]);
         self.head.keys -= 1;
         self.head.unsaved -= u32::from(self.cells[at].is_unsaved());
@@ -604,21 +567,20 @@ impl<'a> SavedPartition<'a> {
     /// The bytes of a cell and of the pieces after it.
     fn bytes(&self, at: usize) -> Vec<u8> {
         let cell = &self.cells[at];
-        let length = cell.length();
-        let mut bytes = cell.text[..length.min(INLINE)].to_vec();
-        let mut next = cell.rest;
-        while next != 0 && bytes.len() < length {
+        let (mut bytes, mut next) = (cell.text.0.to_vec(), cell.rest);
+        while next != 0 {
             let piece = &self.pieces[next as usize - 1];
-            bytes.extend(&piece.text[..(length - bytes.len()).min(PIECE)]);
+            bytes.extend(piece.text.0);
             next = piece.next;
         }
+        bytes.truncate(cell.length());
         bytes
     }
 
     /// Puts bytes into a cell and into pieces after it, of which there are enough.
     fn put(&mut self, at: usize, bytes: &[u8]) {
         let (first, rest) = bytes.split_at(bytes.len().min(INLINE));
-        self.cells[at].text[..first.len()].copy_from_slice(first);
+        self.cells[at].text.0[..first.len()].copy_from_slice(first);
         let mut free = std::mem::take(&mut self.cells[at].rest);
         while free != 0 {
             let piece = &mut self.pieces[free as usize - 1];
@@ -626,27 +588,13 @@ impl<'a> SavedPartition<'a> {
             (self.head.free_piece, free) = (free, next);
             self.head.pieces_taken -= 1;
         }
-        let mut last: Option<usize> = None;
-        for bytes in rest.chunks(PIECE) {
-            let piece = match self.head.free_piece {
-                0 => {
-                    self.head.pieces += 1;
-                    self.head.pieces as usize - 1
-                }
-                free => {
-                    self.head.free_piece = self.pieces[free as usize - 1].next;
-                    free as usize - 1
-                }
-            };
+        for bytes in rest.chunks(PIECE).rev() {
+            let SavedHead { free_piece, pieces, .. } = self.head;
+            let taken = take_free(free_piece, pieces, |at| self.pieces[at].next);
             self.head.pieces_taken += 1;
-            self.pieces[piece] = Piece::default();
-            self.pieces[piece].text[..bytes.len()].copy_from_slice(bytes);
-            let link = match last {
-                None => &mut self.cells[at].rest,
-                Some(last) => &mut self.pieces[last].next,
-            };
-            *link = piece as u32 + 1;
-            last = Some(piece);
+            self.pieces[taken] = Piece { next: self.cells[at].rest, ..Piece::default() };
+            self.pieces[taken].text.0[..bytes.len()].copy_from_slice(bytes);
+            self.cells[at].rest = taken as u32 + 1;
         }
     }
 
@@ -656,7 +604,7 @@ impl<'a> SavedPartition<'a> {
         let inline = name.len().min(INLINE);
         cell.is_of(scope)
             && usize::from(cell.name) == name.len()
-            && cell.text[..inline] == name[..inline]
+            && cell.text.0[..inline] == name[..inline]
             && (name.len() <= INLINE || self.bytes(at).starts_with(name))
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
 
 use ratelimit_core::algorithm::{Lease, Leases, Tokens};
-use ratelimit_core::saved::NewKey;
+use ratelimit_core::saved::{NewKey, Outcome};
 use ratelimit_core::table::{Kept, Whose, places};
 use ratelimit_core::{Micros, State};
 use ratelimit_memory::{
@@ -258,8 +258,9 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
             for copy in copies {
                 let n = (0..KEYS).find(|&n| copy.key == text(n)).unwrap();
                 assert_eq!((&copy.name[..], copy.hash), (&b"name"[..], key(n)));
-                *states[n].lock().unwrap() = copy.state;
-                partitions().lock(number).partition().settle(copy.hash, true);
+                *states[n].lock().unwrap() = copy.state.clone();
+                let (outcome, instants) = (Outcome::Written, (NOW, NOW));
+                partitions().lock(number).partition().settle(&copy, outcome, instants);
             }
         }
     };
@@ -279,7 +280,7 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
             loop {
                 let mut guard = partitions().lock(number);
                 let mut partition = guard.partition();
-                let Some(found) = partition.call(hash) else {
+                let Some(found) = partition.call(hash, false) else {
                     let evictions = partition.evictions();
                     drop(guard);
                     let state = states[n].lock().unwrap().clone();
@@ -287,10 +288,10 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
                     let mut partition = guard.partition();
                     if partition.evictions() == evictions {
                         let text = text(n);
-                        let (name, save) = (&b"name"[..], 100);
-                        let new = NewKey { hash, scope, name, key: &text, save, on_standby: false };
+                        let name = b"name";
+                        let new = NewKey { hash, scope, name, key: &text, on_standby: false };
                         // Where there is no room, the writer makes some.
-                        let _ = partition.load(new, state.as_ref(), NOW);
+                        let _ = partition.load(new, state.as_ref());
                     }
                     drop(guard);
                     thread::yield_now();
@@ -303,7 +304,7 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
                 } else {
                     State::Tokens(Tokens { value: value as f64, ts: NOW, brought: None })
                 };
-                if partition.set(hash, Some(&state), None, (Some(100), NOW)).is_ok() {
+                if partition.set(hash, Some(&state), 100, NOW).is_ok() {
                     break;
                 }
             }

@@ -2,11 +2,11 @@
 
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
-    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, SavedState, Worth,
+    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, Worth,
 };
 
 use crate::content::{EntryContent, Total};
-use crate::postgres::{Flaw, LoadedKey, Primitive, SavedContent, StepReply};
+use crate::postgres::{Flaw, LoadedKey, Primitive, StepReply};
 use crate::run::Run;
 use crate::statement::{KEYS, NAME, key_number};
 
@@ -54,13 +54,7 @@ impl Entries for Run<'_> {
         BeforeRead { evictions: evictions.into(), on_standby }
     }
 
-    fn load(
-        &self,
-        id: Id,
-        _: (&[u8], &[u8]),
-        state: Option<&State>,
-        (before, _): (BeforeRead, Micros),
-    ) -> Loaded {
+    fn load(&self, id: Id, _: (&[u8], &[u8]), state: Option<&State>, before: BeforeRead) -> Loaded {
         let state = state.cloned().map(Total);
         let before = (before.evictions as u8, before.on_standby);
         let load = Primitive::LoadSaved(id.key[0] as u8, state, before);
@@ -79,10 +73,9 @@ impl Entries for Run<'_> {
         let _locked = self.lock_partition();
         let reply = self.at_once(Primitive::ListSaved);
         let StepReply::Copies(keys, _) = reply else { unreachable!("{reply:?}") };
-        let key = |(key, state): (u8, Option<Total>)| SavedKey {
+        let key = |(key, _): (u8, Option<Total>)| SavedKey {
             name: NAME.to_vec(),
             key: KEYS[usize::from(key)].to_vec(),
-            state: state.map(|Total(state)| state),
         };
         keys.into_iter().map(key).collect()
     }
@@ -104,12 +97,6 @@ impl Run<'_> {
 pub struct LockedPartition<'e>(&'e Run<'e>);
 
 impl LockedPartition<'_> {
-    fn number(&self, step: Primitive) -> u8 {
-        let reply = self.0.at_once(step);
-        let StepReply::Number(number) = reply else { unreachable!("{reply:?}") };
-        number
-    }
-
     fn was(&self, step: Primitive) -> bool {
         let reply = self.0.at_once(step);
         let StepReply::Was(was) = reply else { unreachable!("{reply:?}") };
@@ -131,11 +118,14 @@ impl LockedEntries for LockedPartition<'_> {
     }
 
     fn gone(&mut self, id: Id) -> u32 {
-        let step = match id.room {
-            Room::Saved => Primitive::CountSavedGone,
-            _ => Primitive::CountGone,
-        };
-        self.number(step).into()
+        if id.room == Room::Saved {
+            let reply = self.0.at_once(Primitive::BeforeRead);
+            let StepReply::BeforeRead(gone, _) = reply else { unreachable!("{reply:?}") };
+            return gone.into();
+        }
+        let reply = self.0.at_once(Primitive::CountGone);
+        let StepReply::Number(gone) = reply else { unreachable!("{reply:?}") };
+        gone.into()
     }
 
     fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
@@ -153,17 +143,13 @@ impl LockedEntries for LockedPartition<'_> {
         })
     }
 
-    fn read_saved(&mut self, id: Id) -> SavedState {
+    fn read_saved(&mut self, id: Id) -> Option<Option<State>> {
         let reply = self.0.at_once(Primitive::ReadSaved(id.key[0] as u8));
         let StepReply::Saved(found) = reply else { unreachable!("{reply:?}") };
-        let Some(SavedContent { state, of_standby }) = found else { return SavedState::Absent };
-        let state = state.map(|Total(state)| state);
-        if of_standby { SavedState::OfStandby(state) } else { SavedState::Here(state) }
+        found.map(|state| state.map(|Total(state)| state))
     }
 
-    fn write_saved(&mut self, id: Id, state: Option<&State>, worth: Worth, _: Micros) -> bool {
-        let state = state.cloned().map(Total);
-        let idle_at = worth.idle_at.map(|at| at.0);
-        self.was(Primitive::WriteSaved(id.key[0] as u8, state, idle_at))
+    fn write_saved(&mut self, id: Id, state: Option<&State>, _: Micros) -> bool {
+        self.was(Primitive::WriteSaved(id.key[0] as u8, state.cloned().map(Total)))
     }
 }

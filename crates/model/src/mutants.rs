@@ -11,7 +11,7 @@ use crate::world::Wrong;
 const MOST: usize = 100_000;
 
 /// The faults of rows and memory, each with what is wrong then, in which scenario.
-const FLAWS: [(Flaw, Wrong, &str); 24] = [
+const FLAWS: [(Flaw, Wrong, &str); 23] = [
     (Flaw::ChainNotCompared, Wrong::Unexplained, "take a 1 | rename a; commit; take a 1 (SQL)"),
     (Flaw::LockGivenUp, Wrong::Failed, "reset_all | take a 2; commit; take a 2"),
     (Flaw::DecidedBeforeWait, Wrong::OverAdmitted, "take a 2 @1 | take a 1 @1"),
@@ -74,13 +74,8 @@ const FLAWS: [(Flaw, Wrong, &str); 24] = [
         "take a 1; commit; take a 1 | save; commit; take a 1 (saved) (stop)",
     ),
     (
-        Flaw::StoppedInTurn,
-        Wrong::TakeLost,
-        "take a 1; commit; take a 1 | save; commit; take a 1 (saved) (stop)",
-    ),
-    (
         Flaw::StandbyTrusted,
-        Wrong::Unexplained,
+        Wrong::BadDenial,
         "take a 1; commit; take a 1 | replicate a 1; commit; promote (saved) (standby)",
     ),
     (

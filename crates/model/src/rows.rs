@@ -72,6 +72,14 @@ impl Run<'_> {
         seen.tuple.unlocked && self.found(Primitive::TryLock(tid(seen.tuple))).is_some()
     }
 
+    /// Inserts a row, unless there is another; false if so.
+    fn insert_row(&self, id: RowId, stored: &Stored) -> bool {
+        let reply = self.step(Primitive::Insert(place(id), Content(stored.clone())));
+        let StepReply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };
+        self.step(Primitive::Confirm(tid, is_alone));
+        is_alone
+    }
+
     /// Waits for whoever is inserting or deleting a row.
     fn wait_for_inserter(&self, id: RowId) {
         let reply = self.step(Primitive::FindInserter(place(id)));
@@ -130,13 +138,18 @@ impl RowStore for Run<'_> {
     }
 
     fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        let reply = self.step(Primitive::Insert(place(id), Content(stored.clone())));
-        let StepReply::Inserted(tid, is_alone) = reply else { unreachable!("{reply:?}") };
-        self.step(Primitive::Confirm(tid, is_alone));
+        let is_alone = self.insert_row(id, stored);
         if !is_alone {
             self.wait_for_inserter(id);
         }
         Ok(is_alone)
+    }
+
+    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+        match self.setting.access {
+            AccessPath::Heap => Ok(self.insert_row(id, stored)),
+            AccessPath::Sql => self.insert(id, stored),
+        }
     }
 
     fn update(&self, _: RowId, locked: TupleId, stored: &Stored) -> Result<()> {

@@ -18,7 +18,7 @@ use ratelimit_limiter::target::{FOREVER, Home, has_no_rows};
 
 use crate::postgres::{Database, Flaw, Primitive, StepReply};
 use crate::statement::{Command, KEYS, Outcome, key_number};
-use crate::turn;
+use crate::turn::{self, TurnEnd};
 
 /// Which store of the extension the rows are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ pub struct Setting {
     pub clock_moves: bool,
     /// Whether definitions or blocks change, so that reading them is a step.
     pub definitions_change: bool,
-    /// Whether a worker saves what there is where a call waits for room.
+    /// Whether there is a place for the worker where a call waits for room.
     pub has_worker: bool,
 }
 
@@ -296,7 +296,7 @@ impl Host for Run<'_> {
             return Ok(false);
         }
         self.is_worker.set(true);
-        let saved = turn::wait(self);
+        let saved = turn::save(self, TurnEnd::Committed);
         self.is_worker.set(false);
         saved
     }

@@ -6,15 +6,12 @@ use ratelimit_limiter::target::Home;
 
 use crate::content::Total;
 use crate::oracle;
-use crate::postgres::{Flaw, Primitive, SavedContent, StepReply};
+use crate::postgres::{Flaw, Primitive, StepReply};
 use crate::properties::TOLERANCE;
 use crate::run;
 use crate::statement::{Command, KEYS};
 use crate::turn::TurnEnd;
 use crate::world::{Scenario, World, Wrong, tokens};
-
-/// How often a server that stops saves: the second time there is nothing left.
-const TURNS_AT_STOP: usize = 3;
 
 impl Scenario {
     /// The limit that is saved.
@@ -45,24 +42,17 @@ impl Scenario {
             (&Primitive::Replicate(key, left), _) => {
                 let state = oracle::total(state_of(left).into_iter());
                 world.kept[usize::from(key)] = state.clone();
-                if world.database.saved.entry(key).is_none() {
+                if world.database.saved.entry(key, world.database.in_recovery).is_none() {
                     world.committed[usize::from(key)] = state;
                 }
             }
-            (Primitive::Promote, _) => self.note_promotion(world),
-            _ => {}
-        }
-    }
-
-    /// The lesser of what the standby and the primary have counted is left.
-    fn note_promotion(&self, world: &mut World) {
-        for key in 0..KEYS.len() {
-            let (own, row) = (world.committed[key].as_ref(), world.kept[key].as_ref());
-            let now = Micros(world.database.now);
-            let left = |state| oracle::left(self.saved_limit(), key as u8, state, now);
-            if self.saved[key] && left(row) < left(own) {
-                world.committed[key] = row.cloned();
+            // What the standby counted is dropped.
+            (Primitive::Promote, _) => {
+                for key in (0..KEYS.len()).filter(|&key| self.saved[key]) {
+                    world.committed[key] = world.kept[key].clone();
+                }
             }
+            _ => {}
         }
     }
 
@@ -72,19 +62,15 @@ impl Scenario {
         let (limit, now) = (self.saved_limit(), Micros(world.database.now));
         let left = |state: Option<&Total>| oracle::left(limit, key, state, now);
         let row = oracle::left_in_rows(limit, key, &world.database.committed(key), now);
-        let (is, of_memory) = match world.database.saved.entry(key) {
-            None => (row, None),
-            Some(SavedContent { state, of_standby: true }) => match world.database.in_recovery {
-                true => (left(state.as_ref()), None),
-                false => (left(state.as_ref()).min(row), None),
-            },
-            Some(SavedContent { state, .. }) => (left(state.as_ref()), Some(left(state.as_ref()))),
-        };
+        let in_recovery = world.database.in_recovery;
+        let memory = world.database.saved.entry(key, in_recovery);
+        let memory = memory.map(|state| left(state.as_ref()));
+        let is = memory.unwrap_or(row);
         let should = left(world.committed[usize::from(key)].as_ref());
         let kept = left(world.kept[usize::from(key)].as_ref());
         let is_unsaved = world.database.saved.unsaved().contains(&key);
         let differs = |one: f64, other: f64| (one - other).abs() > TOLERANCE;
-        let is_lost = of_memory.is_some_and(|memory| !is_unsaved && differs(memory, row));
+        let is_lost = !in_recovery && !is_unsaved && differs(is, row);
         for (is, wrong) in [
             (is > should + TOLERANCE, Wrong::TakeLost),
             (is < should - TOLERANCE, Wrong::TokensLost),
@@ -96,27 +82,13 @@ impl Scenario {
         }
     }
 
-    /// The server is stopped, and started again. Who saves just then goes on; the others end at once, and what is
-    /// unsaved then is saved before the memory is gone.
+    /// The server is stopped, and started again: once no session is left, the worker has its last turn.
     pub fn stop(&self, world: &mut World) {
-        let saver = world.database.saved.saver.map(usize::from);
-        let is_saver = |session: &usize| saver == Some(*session);
-        let others = (0..world.sessions.len()).filter(|session| !is_saver(session));
-        others.for_each(|session| self.cut(world, session));
-        let worker = world.database.open.len() - 1;
-        if let Some(saver) = saver.filter(|saver| *saver < worker) {
-            while world.database.saved.saver.is_some() {
-                self.step(world, saver, 0);
-            }
-            self.cut(world, saver);
-        }
-        world.database.saved.saver = None;
-        let is_left = world.database.has(Flaw::StoppedUnsaved)
-            || world.database.has(Flaw::StoppedInTurn) && saver.is_some();
-        for _ in 0..TURNS_AT_STOP {
-            if !is_left && !world.database.saved.unsaved().is_empty() {
-                self.save_alone(world, worker);
-            }
+        (0..world.sessions.len()).for_each(|session| self.cut(world, session));
+        world.database.saved.is_in_turn = false;
+        if !world.database.has(Flaw::StoppedUnsaved) {
+            let worker = world.database.open.len() - 1;
+            self.save_alone(world, worker);
         }
         self.restart(world, true);
     }

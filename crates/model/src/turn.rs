@@ -1,5 +1,5 @@
-//! The turn of who saves, as the extension's `save.rs` and `writer.rs` have it: what is unsaved is copied, written by
-//! the limiter in a transaction of its own, and noted as written after the commit.
+//! The turn of the worker, as the extension's `save.rs` has it: what is unsaved is copied, written by the limiter in a
+//! transaction of its own, and noted as written after the commit.
 
 use ratelimit_core::State;
 use ratelimit_limiter::error::Result;
@@ -17,59 +17,38 @@ pub enum TurnEnd {
     Committed,
     /// Its transaction fails, and is rolled back.
     RolledBack,
-    /// Who saves is gone before the commit.
+    /// The worker is gone before the commit.
     Killed,
-}
-
-/// Saves what is unsaved, unless somebody does.
-///
-/// # Errors
-/// Those of the rows.
-pub fn save(run: &Run, end: TurnEnd) -> Result<()> {
-    if was(run, Primitive::BeginTurn(false)) {
-        turn(run, end)?;
-        run.step(Primitive::EndTurn);
-    }
-    Ok(())
-}
-
-/// Waits for who saves, and then until the worker has saved; false if that was nothing.
-///
-/// # Errors
-/// Those of the rows.
-pub fn wait(run: &Run) -> Result<bool> {
-    was(run, Primitive::BeginTurn(true));
-    let written = turn(run, TurnEnd::Committed)?;
-    run.step(Primitive::EndTurn);
-    Ok(written)
 }
 
 /// Saves what is unsaved; whether anything was written, or nothing was to be.
 ///
 /// # Errors
 /// Those of the rows.
-fn turn(run: &Run, end: TurnEnd) -> Result<bool> {
+pub fn save(run: &Run, end: TurnEnd) -> Result<bool> {
+    run.step(Primitive::BeginTurn);
     let copies = copies(run);
     let mut written = Vec::new();
     for (key, state) in &copies {
         let state: Option<&State> = state.as_ref().map(|Total(state)| state);
-        written.push(homes::save(run, run, (NAME, KEYS[usize::from(*key)]), state)?);
+        written.push(homes::save(run, run, (NAME, KEYS[usize::from(*key)]), state, false)?);
     }
-    let all = || copies.iter().map(|(key, _)| *key).zip(written.iter().copied());
+    let all = || copies.iter().zip(written.iter().copied());
     let settle = |commits: bool| {
-        for (key, is_written) in all() {
-            run.step(Primitive::SettleSaved(key, is_written && commits));
+        for ((key, state), is_written) in all() {
+            run.step(Primitive::SettleSaved(*key, state.clone(), is_written && commits));
         }
     };
     if run.has(Flaw::SettledBeforeCommit) {
         settle(true);
     }
     let commits = end == TurnEnd::Committed;
-    let keys = all().filter(|(_, is_written)| *is_written).map(|(key, _)| key).collect();
+    let keys = all().filter(|(_, is_written)| *is_written).map(|((key, _), _)| *key).collect();
     run.step(Primitive::EndWrites(commits, keys));
     if end != TurnEnd::Killed {
         settle(commits);
     }
+    run.step(Primitive::EndTurn);
     Ok(copies.is_empty() || written.contains(&true))
 }
 
@@ -84,8 +63,4 @@ fn copies(run: &Run) -> Vec<(u8, Option<Total>)> {
     }
     copies.sort_by_key(|(key, _)| *key);
     copies
-}
-
-fn was(run: &Run, step: Primitive) -> bool {
-    run.step(step) == StepReply::Was(true)
 }

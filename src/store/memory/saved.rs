@@ -281,9 +281,7 @@ impl SavedMemory {
         test: impl Fn(&SavedCopy, bool) -> bool,
     ) {
         for mut guard in self.each() {
-            let mut partition = guard.partition();
-            partition.remove(scope.numbers(), name, &test);
-            partition.hasten(scope.numbers(), name);
+            guard.partition().remove(scope.numbers(), name, &test);
         }
     }
 
@@ -331,7 +329,7 @@ impl SavedMemory {
             return;
         }
         for mut guard in self.each() {
-            guard.partition().remove_scopes(|scope| scopes.contains(&scope));
+            scopes.iter().for_each(|&scope| guard.partition().remove(scope, None, |_, _| true));
         }
         for writer in &self.header.writers {
             let is_of = |scope: &[u32; 2]| Scope::of(*scope).number() == writer.scope.load(SeqCst);

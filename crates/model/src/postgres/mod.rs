@@ -42,7 +42,7 @@ use std::collections::BTreeMap;
 
 use crate::content::{Content, EntryContent, Total};
 
-pub use saved::{LoadedKey, SavedContent, SavedPlaces};
+pub use saved::{LoadedKey, SavedPlaces};
 
 /// A transaction or subtransaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -186,30 +186,28 @@ pub enum Primitive {
     RemoveEntry([u64; 2]),
     /// Forgets all of a key, under the lock.
     RemoveEntries(u64),
-    /// Counts the saved entries that were removed or evicted, under the lock.
-    CountSavedGone,
-    /// Counts those that were evicted, under the lock, and looks whether this is a standby, before the row of a key is
-    /// read.
+    /// Counts the saved entries that were removed or evicted, under the lock, and looks whether this is a standby,
+    /// before the row of a key is read.
     BeforeRead,
     /// Puts in a saved key with what its row has, read since so many evictions, on a standby or not, under the lock.
     LoadSaved(u8, Option<Total>, (u8, bool)),
     /// Reads a saved entry, under the lock.
     ReadSaved(u8),
-    /// Writes it, `None`: it is full, under the lock: with when nobody misses it.
-    WriteSaved(u8, Option<Total>, Option<i64>),
+    /// Writes it, `None`: it is full, under the lock.
+    WriteSaved(u8, Option<Total>),
     /// Forgets it, under the lock, which no limiter does.
     RemoveSaved(u8),
     /// Lists the saved keys, under the lock.
     ListSaved,
-    /// Begins to save, unless somebody does (`writer::begin`); where it waits, once nobody does.
-    BeginTurn(bool),
+    /// Begins to save, once nobody else does: there is one worker.
+    BeginTurn,
     /// Copies what is unsaved at a place, under the lock (`SavedMemory::copy`).
     CopySaved(u8),
     /// Ends the transaction in which copies were written, of these keys: commits or not (`background::transaction`).
     EndWrites(bool, Vec<u8>),
-    /// Notes under the lock whether the copy of a key was written (`SavedMemory::settle`).
-    SettleSaved(u8, bool),
-    /// Ceases to save (`writer::end`).
+    /// Notes under the lock whether the copy of a key was written, which had this state (`SavedMemory::settle`).
+    SettleSaved(u8, Option<Total>, bool),
+    /// Ceases to save.
     EndTurn,
     /// A step of the worker for which the session waits (`writer::wait`).
     OfWorker(Box<Primitive>),
@@ -256,8 +254,8 @@ pub enum StepReply {
     Held(Vec<i32>),
     /// An entry.
     Entry(Option<EntryContent>),
-    /// A saved entry.
-    Saved(Option<SavedContent>),
+    /// A saved entry; of a key that is full, `Some(None)`.
+    Saved(Option<Option<Total>>),
     /// How many saved entries were evicted, and whether this is a standby.
     BeforeRead(u8, bool),
     /// What came of a saved key that was to be put in.
@@ -309,8 +307,6 @@ pub enum Flaw {
     SettledBeforeCommit,
     /// A server that stops saves nothing more.
     StoppedUnsaved,
-    /// A server that stops leaves it to who saves just then, whose copies may be older.
-    StoppedInTurn,
     /// What a standby counted is trusted once it is a primary.
     StandbyTrusted,
     /// Likewise what it read before, where it is put in after.

@@ -1,7 +1,7 @@
 //! Entries that are saved, and what saving them does: the table is the core's own, with one lock.
 
 use ratelimit_core::Micros;
-use ratelimit_core::saved::{Cell, NewKey, NoRoom, Piece, SavedHead, SavedPartition, Unsaved};
+use ratelimit_core::saved::{Cell, NewKey, Outcome, Piece, SavedCopy, SavedHead, SavedPartition};
 
 use super::{Content, Database, FROZEN, Flaw, Primitive, RowKey, StepReply, Version};
 use crate::content::Total;
@@ -12,6 +12,8 @@ use crate::world::tokens;
 const SCOPE: [u32; 2] = [1, 1];
 /// How long a key may be unsaved, in milliseconds: it is not waited for.
 const SAVE: u32 = 1000;
+/// The instant of everything, on the clock that never steps.
+const INSTANT: Micros = Micros(1);
 
 /// What came of [`Primitive::LoadSaved`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,24 +26,15 @@ pub enum LoadedKey {
     NoRoom,
 }
 
-/// A saved entry.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SavedContent {
-    /// Its state; `None`: it is full.
-    pub state: Option<Total>,
-    /// Whether it was counted on a standby; as it is read, and this is none any more.
-    pub of_standby: bool,
-}
-
-/// The memory of saved keys, and whether somebody saves them.
+/// The memory of saved keys, and whether the worker saves them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SavedPlaces {
     head: SavedHead,
     buckets: Vec<u32>,
     cells: Vec<Cell>,
     pieces: Vec<Piece>,
-    /// The session that saves.
-    pub saver: Option<u8>,
+    /// Whether the worker is there.
+    pub is_in_turn: bool,
 }
 
 /// The hash of a key.
@@ -70,19 +63,16 @@ impl SavedPlaces {
         SavedPartition::new(head, buckets, cells, pieces)
     }
 
-    /// What is there of a key.
-    pub fn entry(&self, key: u8) -> Option<SavedContent> {
-        let mut copy = self.clone();
-        let mut partition = copy.partition();
-        let state = partition.call(hash(key))?.map(Total);
-        Some(SavedContent { state, of_standby: partition.is_of_standby(hash(key)) })
+    /// What a call would find of a key; of one that is full, `Some(None)`.
+    pub fn entry(&self, key: u8, on_standby: bool) -> Option<Option<Total>> {
+        let found = self.clone().partition().call(hash(key), on_standby)?;
+        Some(found.map(Total))
     }
 
     /// The keys that are not saved.
     pub fn unsaved(&self) -> Vec<u8> {
         let mut copies = Vec::new();
-        let mut copy = self.clone();
-        copy.partition().copy((0, KEYS.len()), SCOPE, None, &mut copies);
+        self.clone().partition().copy((0, KEYS.len()), SCOPE, None, &mut copies);
         copies.iter().map(|copy| copy.hash[0] as u8).collect()
     }
 
@@ -94,34 +84,25 @@ impl SavedPlaces {
     fn copy(&mut self, from: u8) -> StepReply {
         let mut copies = Vec::new();
         let next = self.partition().copy((from.into(), 1), SCOPE, None, &mut copies);
-        let of = |Unsaved { hash, state, .. }: Unsaved| (hash[0] as u8, state.map(Total));
-        StepReply::Copies(copies.into_iter().map(of).collect(), next.map(|next| next as u8))
+        copies_of(copies, next.map(|next| next as u8))
     }
+}
 
-    /// Forgets a key as a limiter would that knows of no rows: the core can't, so it is evicted as one that is saved.
-    fn remove(&mut self, key: u8) -> bool {
-        let mut partition = self.partition();
-        let was = partition.call(hash(key)).is_some();
-        let now = (Some(SAVE), Micros(0));
-        if was && partition.set(hash(key), None, None, now).is_ok() {
-            partition.copy((0, KEYS.len()), SCOPE, None, &mut Vec::new());
-            partition.settle(hash(key), true);
-            partition.forget_clean(SCOPE, NAME);
-        }
-        was
-    }
+/// Copies with their keys' numbers.
+fn copies_of(copies: Vec<SavedCopy>, next: Option<u8>) -> StepReply {
+    let of = |copy: SavedCopy| (copy.hash[0] as u8, copy.state.map(Total));
+    StepReply::Copies(copies.into_iter().map(of).collect(), next)
 }
 
 impl Database {
     /// What is done to saved entries.
     pub(super) fn save(&mut self, session: usize, step: &Primitive) -> StepReply {
-        let (now, in_recovery) = (Micros(self.now), self.in_recovery);
+        let in_recovery = self.in_recovery;
         match step {
             Primitive::OfWorker(step) => {
                 let worker = self.open.len() - 1;
                 self.execute(worker, step, 0)
             }
-            Primitive::CountSavedGone => StepReply::Number(self.saved.partition().gone() as u8),
             Primitive::BeforeRead => {
                 StepReply::BeforeRead(self.saved.partition().evictions() as u8, in_recovery)
             }
@@ -129,32 +110,26 @@ impl Database {
                 self.load_saved(*key, state.as_ref(), *before)
             }
             &Primitive::ReadSaved(key) => {
-                // A call's, which makes it the last one to be evicted.
-                self.saved.partition().call(hash(key));
-                let is_trusted = in_recovery || self.has(Flaw::StandbyTrusted);
-                StepReply::Saved(self.saved.entry(key).map(|entry| SavedContent {
-                    of_standby: entry.of_standby && !is_trusted,
-                    ..entry
-                }))
+                let on_standby = in_recovery || self.has(Flaw::StandbyTrusted);
+                let found = self.saved.partition().call(hash(key), on_standby);
+                StepReply::Saved(found.map(|state| state.map(Total)))
             }
-            &Primitive::WriteSaved(key, ref state, idle_at) => {
-                let save = (!in_recovery).then_some(SAVE);
-                let (state, idle_at) =
-                    (state.as_ref().map(|Total(state)| state), idle_at.map(Micros));
+            &Primitive::WriteSaved(key, ref state) => {
+                let state = state.as_ref().map(|Total(state)| state);
                 if state.is_none() {
                     self.noted.push((key, None));
                 }
-                let set = self.saved.partition().set(hash(key), state, idle_at, (save, now));
+                let set = self.saved.partition().set(hash(key), state, SAVE, INSTANT);
                 StepReply::Was(set.is_ok())
             }
             &Primitive::RemoveSaved(key) => {
                 self.noted.push((key, None));
-                StepReply::Was(self.saved.remove(key))
+                let is_it = |copy: &SavedCopy, _: bool| copy.hash == hash(key);
+                self.saved.partition().remove(SCOPE, Some(NAME), is_it);
+                StepReply::Was(true)
             }
             Primitive::ListSaved => {
-                let keys = self.saved.partition().keys(SCOPE, None);
-                let of = |Unsaved { hash, state, .. }: Unsaved| (hash[0] as u8, state.map(Total));
-                StepReply::Copies(keys.into_iter().map(of).collect(), None)
+                copies_of(self.saved.partition().keys(SCOPE, None, in_recovery), None)
             }
             &Primitive::Replicate(key, left) => {
                 self.replicate(RowKey { key, shard: 0 }, Content(tokens(left.into())));
@@ -168,27 +143,29 @@ impl Database {
         }
     }
 
-    /// What who saves does.
+    /// What the worker does.
     fn turn(&mut self, session: usize, step: &Primitive) -> StepReply {
         match *step {
-            Primitive::BeginTurn(_) => {
-                let begins = self.saved.saver.is_none() || self.has(Flaw::TwoWriters);
-                if begins {
-                    self.saved.saver = Some(session as u8);
-                }
-                StepReply::Was(begins)
+            Primitive::BeginTurn => {
+                self.saved.is_in_turn = true;
+                StepReply::Done
             }
             Primitive::CopySaved(from) => self.saved.copy(from),
             Primitive::EndWrites(commits, _) => {
                 self.end(session, commits);
                 StepReply::Done
             }
-            Primitive::SettleSaved(key, is_written) => {
-                self.saved.partition().settle(hash(key), is_written);
+            Primitive::SettleSaved(key, ref state, is_written) => {
+                let state = state.clone().map(|Total(state)| state);
+                let (name, text) = (NAME.to_vec(), KEYS[usize::from(key)].to_vec());
+                let (hash, since) = (hash(key), INSTANT);
+                let copy = SavedCopy { hash, name, key: text, state, since, tries: 0 };
+                let outcome = if is_written { Outcome::Written } else { Outcome::Failed };
+                self.saved.partition().settle(&copy, outcome, (INSTANT, INSTANT));
                 StepReply::Done
             }
             Primitive::EndTurn => {
-                self.saved.saver = None;
+                self.saved.is_in_turn = false;
                 StepReply::Done
             }
             _ => StepReply::Done,
@@ -214,19 +191,16 @@ impl Database {
             scope: SCOPE,
             name: NAME,
             key: KEYS[usize::from(key)],
-            save: SAVE,
             on_standby,
         };
-        let was_there = self.saved.entry(key).is_some();
-        let read = state.map(|Total(state)| state);
-        match self.saved.partition().load(new, read, Micros(self.now)) {
-            Err(NoRoom) => {
-                self.refused |= self.saved.has_room();
-                return StepReply::Loaded(LoadedKey::NoRoom);
-            }
-            // A standby goes on from the row that it has read.
-            Ok(()) if self.in_recovery && !was_there => self.noted.push((key, state.cloned())),
-            Ok(()) => {}
+        let was_there = self.saved.entry(key, self.in_recovery).is_some();
+        if self.saved.partition().load(new, state.map(|Total(state)| state)).is_err() {
+            self.refused |= self.saved.has_room();
+            return StepReply::Loaded(LoadedKey::NoRoom);
+        }
+        // A standby goes on from the row that it has read.
+        if self.in_recovery && !was_there {
+            self.noted.push((key, state.cloned()));
         }
         StepReply::Loaded(LoadedKey::Yes)
     }

@@ -88,7 +88,7 @@ impl Database {
     pub fn is_enabled(&self, session: usize, step: &Primitive) -> bool {
         match step {
             Primitive::OfWorker(step) => self.is_enabled(self.open.len() - 1, step),
-            Primitive::BeginTurn(true) => self.saved.saver.is_none(),
+            Primitive::BeginTurn => !self.saved.is_in_turn || self.has(Flaw::TwoWriters),
             &Primitive::Lock(tid, _) => self.follow(session, tid).is_ok(),
             Primitive::TryLockUpdated(tid, next, _) => {
                 let committed = |(xid, _)| self.status(xid) == TransactionStatus::Committed;
