@@ -18,7 +18,7 @@ use ratelimit_limiter::ports::{Host, RowAccess};
 use crate::host;
 use crate::keyed::{changed, definitions};
 use crate::save::{keep_from_writing, may_be_saved};
-use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::catalog::{self, Catalog};
 use crate::schema::error::{Error, Result};
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory};
@@ -72,7 +72,7 @@ pub struct Change<'c> {
 /// # Errors
 /// Those of the catalog and of the memory; a cancel.
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
-    let catalog = catalog::current(function, TableLock::Read)?;
+    let catalog = catalog::current(function)?;
     let is_default_saved = |name| {
         let default = definitions::defined(&catalog, name, b"");
         Ok(default?.is_some_and(|default| default.save.is_some()))
@@ -184,5 +184,5 @@ fn ended(has_committed: bool) {
         let is_to_go = |copy: &SavedCopy, is_unsaved: bool| !is_unsaved || !stays(&stay, copy);
         saved.remove(origin.scope, name.as_deref(), is_to_go);
     }
-    writer::see_to(saved, &origin, Some(ratelimit_core::Micros(0)));
+    writer::note(saved, &origin, saved.waiting(origin.scope).1);
 }

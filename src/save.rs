@@ -24,7 +24,7 @@ use ratelimit_limiter::target::Home;
 use xxhash_rust::xxh64::xxh64;
 
 use crate::host;
-use crate::schema::catalog::{self, TableLock};
+use crate::schema::catalog;
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use crate::store::memory::writer::{self, Origin};
@@ -97,7 +97,9 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             turn(saved, writer, &origin, writer.is_for_all(), None);
         }
         if background::is_asked_to_end() {
-            return last_turn(saved, writer, &origin, stopped_at);
+            last_turn(saved, writer, &origin, stopped_at);
+            writer::leave(writer);
+            return;
         }
         // Whoever sees this process there asks for no other, so it looks after it has left.
         writer::leave(writer);
@@ -350,7 +352,7 @@ pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
 /// Those of the catalog and of the memory; a cancel.
 pub fn now(function: pg_sys::Oid) -> Result<usize> {
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
-    let catalog = catalog::current(function, TableLock::Read)?;
+    let catalog = catalog::current(function)?;
     let origin = Origin::new(Memory::get()?, &catalog, function);
     writer::wait(saved, &origin);
     Ok(saved.waiting(origin.scope).0)
@@ -381,7 +383,7 @@ pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
             ..Usage::default()
         });
     };
-    let catalog = catalog::current(function, TableLock::Read)?;
+    let catalog = catalog::current(function)?;
     let scope = Origin::new(Memory::get()?, &catalog, function).scope;
     saved.forget_dropped(scope);
     let writer = saved.writer(scope);

@@ -8,7 +8,7 @@ use pgrx::{PgTryBuilder, pg_sys};
 use ratelimit_core::Micros;
 use ratelimit_limiter::ports::{Counted, Id, Verdict};
 
-use crate::schema::catalog::{self, Catalog, TableLock};
+use crate::schema::catalog::{self, Catalog};
 use crate::schema::error::Result;
 use crate::schema::settings;
 use crate::store::memory::{Count, Denied, Memory, Scope, Totals};
@@ -141,7 +141,7 @@ fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
 /// As [`totals`].
 fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
     let memory = Memory::get()?;
-    let scope = Scope::new(memory, catalog::current(function, TableLock::Read)?.extension);
+    let scope = Scope::new(memory, catalog::current(function)?.extension);
     memory.forget_dropped(scope);
     Ok((memory, scope))
 }

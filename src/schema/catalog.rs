@@ -138,7 +138,7 @@ pub fn is_current() -> bool {
 /// Postgres discards its caches at each chance (`debug_discard_caches`). rateLimits is locked.
 pub fn is_unchanged(catalog: &Catalog) -> bool {
     // SAFETY: in a transaction.
-    AGAIN.get() && unsafe { read(catalog.namespace, LOCK.get()) }.is_ok_and(|now| now == *catalog)
+    AGAIN.get() && unsafe { read(catalog.namespace) }.is_ok_and(|now| now == *catalog)
 }
 
 /// Whether what other transactions have committed by now has changed neither the catalog nor a definition, since the
@@ -151,7 +151,7 @@ pub fn is_up_to_date(catalog: &Catalog) -> bool {
 
 /// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table
 /// changes before it writes. `lock` is the lock that it needs on rateLimits, before which no weaker one
-/// is taken.
+/// is taken that lasts.
 ///
 /// # Errors
 /// As [`current`], and those of the work.
@@ -163,12 +163,12 @@ pub fn with<T>(
     let _running = Running::with(lock);
     new_command();
     with_snapshot(|| {
-        let mut catalog = known_or_read(function, lock)?;
+        let mut catalog = known_or_read(function)?;
         for _ in 0..TRIES {
             match work(&catalog) {
                 Err(Error::Moved) => {
                     AGAIN.set(true);
-                    catalog = current(function, lock)?;
+                    catalog = current(function)?;
                 }
                 outcome => return outcome,
             }
@@ -178,15 +178,15 @@ pub fn with<T>(
 }
 
 /// Returns the extension's objects as they are now. `function` is the OID of the called SQL function,
-/// whose schema is the extension's; `lock` is taken on rateLimits if that must be read.
+/// whose schema is the extension's.
 ///
 /// # Errors
 /// [`Error::NoTable`] (42P01): a table is not in that schema.
-pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
+pub fn current(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     // SAFETY: processes the invalidations of other sessions. Opening a table that is locked already
     // processes none, so a long transaction would never see a change.
     unsafe { pg_sys::AcceptInvalidationMessages() };
-    known_or_read(function, lock)
+    known_or_read(function)
 }
 
 /// Returns the extension's objects as [`current`]; `None` where they are gone.
@@ -194,7 +194,7 @@ pub fn current(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
 /// # Errors
 /// Those of Postgres.
 pub fn if_any(function: pg_sys::Oid) -> Result<Option<Rc<Catalog>>> {
-    match current(function, TableLock::Write) {
+    match current(function) {
         Err(Error::NoTable { .. }) => Ok(None),
         catalog => catalog.map(Some),
     }
@@ -221,11 +221,11 @@ fn new_command() {
 ///
 /// # Errors
 /// As [`current`].
-fn known_or_read(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
+fn known_or_read(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     let known = CATALOG.with_borrow(Option::clone);
     match known {
         Some(catalog) if SEEN.get() == invalidation::changes() => Ok(catalog),
-        _ => look_up(function, lock),
+        _ => look_up(function),
     }
 }
 
@@ -238,7 +238,7 @@ pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     invalidation::announce(written);
     // SAFETY: in a transaction.
     if unsafe { citus::is_installed() } {
-        let rl_config = current(function, TableLock::Read)?.rl_config.oid;
+        let rl_config = current(function)?.rl_config.oid;
         if rl_config != written {
             invalidation::announce(rl_config);
         }
@@ -250,14 +250,14 @@ pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
 ///
 /// # Errors
 /// As [`current`].
-fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
+fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     // Meanwhile every changed table may be one of ours.
     CATALOG.set(None);
     invalidation::watch_tables(None);
     // Counted before the read: a change during it makes the next call read again.
     let changes = invalidation::changes();
     // SAFETY: a look-up in the system catalogs, in a transaction.
-    let catalog = unsafe { read(pg_sys::get_func_namespace(function), lock)? };
+    let catalog = unsafe { read(pg_sys::get_func_namespace(function))? };
     let catalog = Rc::new(catalog);
     CATALOG.with_borrow_mut(|known| *known = Some(catalog.clone()));
     invalidation::watch_tables(Some(Tables {
@@ -269,14 +269,14 @@ fn look_up(function: pg_sys::Oid, lock: TableLock) -> Result<Rc<Catalog>> {
     Ok(catalog)
 }
 
-/// Reads the objects in a schema, with this lock on rateLimits meanwhile.
+/// Reads the objects in a schema.
 ///
 /// # Errors
 /// As [`current`].
 ///
 /// # Safety
 /// Inside a transaction.
-unsafe fn read(namespace: pg_sys::Oid, lock: TableLock) -> Result<Catalog> {
+unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
     // SAFETY: look-ups in the system catalogs.
     unsafe {
         let extension = pg_sys::get_extension_oid(c"ratelimit".as_ptr(), true);
@@ -287,14 +287,15 @@ unsafe fn read(namespace: pg_sys::Oid, lock: TableLock) -> Result<Catalog> {
             CStr::from_ptr(pg_sys::quote_identifier(name)).to_owned()
         };
         let rate_limits = table(extension, namespace, c"ratelimits", "rateLimits")?;
-        let relation = pg_sys::try_table_open(rate_limits.oid, lock as _);
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let relation = pg_sys::try_table_open(rate_limits.oid, lock);
         if relation.is_null() {
             return Err(Error::NoTable { table: "rateLimits" }); // dropped while this waited
         }
         let index = unaltered_table::index_of(relation);
         let usual_key = unaltered_table::unaltered_key(relation).is_some();
         // Who uses the table locks it before.
-        pg_sys::table_close(relation, lock as _);
+        pg_sys::table_close(relation, lock);
         Ok(Catalog {
             extension,
             namespace,

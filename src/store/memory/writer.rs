@@ -68,21 +68,25 @@ impl Origin {
 /// Sees to it that what is unsaved is written: what this call has changed by `due`, and what others have.
 #[inline]
 pub fn see_to(saved: &SavedMemory, origin: &Origin, due: Option<Micros>) {
-    while let Some(writer) = saved.writer(origin.scope) {
-        let due = due.map_or(i64::MAX, |due| due.0);
-        let before = if due == i64::MAX { i64::MAX } else { writer.due.fetch_min(due, SeqCst) };
+    let Some(writer) = note(saved, origin, due) else { return };
+    if writer.process.load(SeqCst) == 0 && writer.due.load(SeqCst) != i64::MAX {
+        ask(saved, writer, origin, false);
+    }
+}
+
+/// Notes when something is to be written, and tells the worker if it is there; calls nothing of Postgres that could fail.
+#[inline]
+pub fn note(saved: &SavedMemory, origin: &Origin, due: Option<Micros>) -> Option<&'static Writer> {
+    loop {
+        let writer = saved.writer(origin.scope)?;
+        let is_sooner = due.is_some_and(|due| due.0 < writer.due.fetch_min(due.0, SeqCst));
         // Unless another scope has taken the place meanwhile.
-        if writer.scope.load(SeqCst) != origin.scope.number() {
-            continue;
-        }
-        if writer.process.load(SeqCst) == 0 {
-            if writer.due.load(SeqCst) != i64::MAX {
-                ask(saved, writer, origin, false);
+        if writer.scope.load(SeqCst) == origin.scope.number() {
+            if is_sooner {
+                wake(writer);
             }
-        } else if due < before {
-            wake(writer);
+            return Some(writer);
         }
-        return;
     }
 }
 
