@@ -9,6 +9,7 @@
 //! which could take: sessions and workers are told at the same time (PM_STOP_BACKENDS in postmaster.c).
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -98,16 +99,16 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
         }
         if background::is_asked_to_end() {
             last_turn(saved, writer, &origin, stopped_at);
-            writer::leave(writer);
-            return;
         }
         // Whoever sees this process there asks for no other, so it looks after it has left.
         writer::leave(writer);
-        let (_, next) = saved.waiting(origin.scope);
-        let Some(next) = next else { return };
+        let Some(next) = saved.waiting(origin.scope).1 else { return };
         writer.due.fetch_min(next.0, SeqCst);
         let is_soon = next.minus(clock::monotonic()) <= STAYS;
-        if writer.is_to_go.load(SeqCst) || !is_soon && has_successor(saved, writer, &origin) {
+        if background::is_asked_to_end()
+            || writer.is_to_go.load(SeqCst)
+            || !is_soon && has_successor(saved, writer, &origin)
+        {
             return;
         }
     }
@@ -155,7 +156,13 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: 
         background::pause(Duration::from_millis(5));
     }
     turn(saved, writer, origin, true, Some(stopped_at.plus(LAST_TURN)));
-    let names = saved.unsaved_names(origin.scope);
+    // Where sessions go on, what they take meanwhile is for the next worker.
+    let mut names: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
+    for copy in saved.copy(origin.scope, None) {
+        if is_stop || copy.tries > 0 {
+            *names.entry(copy.name).or_default() += 1;
+        }
+    }
     if names.is_empty() {
         return;
     }

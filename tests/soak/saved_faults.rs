@@ -350,11 +350,11 @@ fn what_others_do_with_a_row_keeps_no_other_row() {
     assert!(!log.contains("refused") && !log.contains("Failing row"), "{log}");
 }
 
-/// The limit is on every process of the server, and on those that it starts from now on.
+/// The limit is on the writer, and on every process that the server starts from now on.
 fn limit_files_of_all(server: &Server, bytes: &str) {
     server.exec(&format!(
         "postmaster=$(head -n 1 data/postmaster.pid)
-         for process in $postmaster $(pgrep -P $postmaster); do prlimit --pid $process --fsize={bytes}: || true; done"
+         for process in $postmaster $(pgrep -P $postmaster -f 'ratelimit writer'); do prlimit --pid $process --fsize={bytes}: || true; done"
     ));
 }
 

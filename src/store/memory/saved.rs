@@ -2,7 +2,6 @@
 //! a limit makes; and what sessions and the writer of a database tell each other.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
@@ -262,15 +261,6 @@ impl SavedMemory {
     pub fn settle(&self, copy: &SavedCopy, outcome: Outcome, copied: Micros) {
         let now = clock::monotonic();
         self.lock(partition_of(copy.hash)).partition().settle(copy, outcome, (copied, now));
-    }
-
-    /// How many keys of each name are unsaved.
-    pub fn unsaved_names(&self, scope: Scope) -> BTreeMap<Vec<u8>, usize> {
-        let mut names = BTreeMap::new();
-        for copy in self.copy(scope, None) {
-            *names.entry(copy.name).or_default() += 1;
-        }
-        names
     }
 
     /// Removes the keys of a name, or of all, that a test picks, and has those that stay written as soon as can be.

@@ -145,9 +145,10 @@ pub fn come(writer: &'static Writer) -> bool {
     writer.is_refused.store(false, SeqCst);
     writer.is_to_go.store(false, SeqCst);
     OWN.set(Some(writer));
-    // Where an error ends it, the next one is not asked for at once.
+    // Where an error ends it, something may be due, and the next one is not asked for at once.
     background::at_exit(|| {
         if let Some(writer) = OWN.get().filter(|writer| leave(writer)) {
+            writer.due.store(0, SeqCst);
             writer.asked_at.store(clock::monotonic().0, SeqCst);
         }
     });
