@@ -47,8 +47,8 @@ const WAITS: Micros = Micros(5_000_000);
 /// How long a worker waits for the table, and for a row where that can't be skipped.
 const TABLE_WAIT: &CStr = c"500ms";
 const ROW_WAIT: &CStr = c"10ms";
-/// How many names are told of that could not be written.
-const TOLD: usize = 10;
+/// How many names the log has of keys that could not be written.
+const LOGGED: usize = 10;
 
 /// Why a transaction of the worker failed.
 #[derive(Clone)]
@@ -147,7 +147,7 @@ fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
     background::transaction(look, |_| ()).unwrap_or(false)
 }
 
-/// Writes all that is unsaved for the last time, and tells what could not be written.
+/// Writes all that is unsaved for the last time, and logs what could not be written.
 fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: Micros) {
     let left = |of: Micros| of.minus(clock::monotonic().minus(stopped_at));
     background::end_within(left(LAST_TURN));
@@ -166,14 +166,14 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: 
     if names.is_empty() {
         return;
     }
-    let told = names.iter().take(TOLD).map(|(name, count)| {
+    let listed = names.iter().take(LOGGED).map(|(name, count)| {
         format!("{count} key{} of \"{}\"", if *count == 1 { "" } else { "s" }, utf8(name))
     });
-    let mut told = told.collect::<Vec<_>>().join(", ");
-    if names.len() > TOLD {
-        told += &format!(", and of {} others", names.len() - TOLD);
+    let mut listed = listed.collect::<Vec<_>>().join(", ");
+    if names.len() > LOGGED {
+        listed += &format!(", and of {} others", names.len() - LOGGED);
     }
-    server_log::warning(&format!("rate limits in memory could not be saved: {told}"));
+    server_log::warning(&format!("rate limits in memory could not be saved: {listed}"));
 }
 
 /// Writes the keys that are due, or all: first those that could be written so far. The last turn is over at an instant,

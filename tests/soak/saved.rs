@@ -233,13 +233,14 @@ fn stop(server: &Server, how: &str, told: &[AtomicI64], ends: &AtomicBool) -> Op
         }),
         "terminate" => {
             let mut client = server.client();
-            let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'ratelimit writer'";
-            until("several are ended", {
-                let mut ended = 0;
-                move || {
-                    ended += client.query(sql, &[]).unwrap().len();
-                    ended > 3
-                }
+            // Each once: a second signal ends what it writes.
+            let sql = "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
+                       WHERE backend_type = 'ratelimit writer' AND pid <> ALL ($1)";
+            let mut ended: Vec<i32> = Vec::new();
+            until("several are ended", || {
+                let rows = client.query(sql, &[&ended]).unwrap();
+                ended.extend(rows.iter().map(|row| row.get::<_, i32>(0)));
+                ended.len() > 3
             });
             ends.store(true, Ordering::Relaxed);
         }

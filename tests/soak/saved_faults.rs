@@ -376,7 +376,7 @@ fn a_full_disk_costs_nothing_once_there_is_room() {
     for n in 0..keys {
         client.execute("SELECT rl_limit('saved', $1)", &[&wide_key(n)]).unwrap();
     }
-    let is_told = |error: String| error.ends_with(r#": rate limit "saved""#) && error.len() == 26;
+    let is_told = |error: String| error.ends_with(r#": rate limit "saved""#) && error.len() == 25;
     until("the disk is full", || save_error(&mut client).is_some_and(is_told));
     assert!(number(&mut client, SAVE) > 0);
     // Calls go on.

@@ -3,7 +3,7 @@
 //! - RegisterDynamicBackgroundWorker → [`register`]: needs no shared_preload_libraries, also in a read-only transaction
 //! - pqsignal, BackgroundWorkerUnblockSignals → [`begin`]; SIGINT keeps the handler of bgworker.c, which cancels
 //! - WaitLatch with the postmaster's death, then a look at the flag of SIGTERM → [`sleep_until`]
-//! - settings of its own before it connects, as autovacuum.c's workers → [`prepare`]
+//! - settings of its own before it connects, as autovacuum.c's workers → `prepare`
 //! - BackgroundWorkerInitializeConnectionByOid → [`connect`], also where connections are not allowed
 //! - StartTransactionCommand to CommitTransactionCommand, with the start of a statement and an active snapshot, then
 //!   pgstat_report_stat → [`transaction`]

@@ -82,7 +82,7 @@ pub fn monotonic() -> Micros {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes to the variable.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    Micros(time.tv_sec as i64 * 1_000_000 + time.tv_nsec as i64 / 1000)
+    Micros(time.tv_sec * 1_000_000 + time.tv_nsec / 1000)
 }
 
 /// Converts a timestamptz to an instant; `None` for ±infinity.

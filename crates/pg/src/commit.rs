@@ -53,6 +53,9 @@ pub unsafe fn run<E: Raised>(hook: fn() -> Result<(), E>) {
 }
 
 /// Called by PostgreSQL.
+///
+/// # Safety
+/// As above.
 unsafe extern "C-unwind" fn ending(event: pg_sys::XactEvent::Type, _: *mut c_void) {
     let Some(hooks) = HOOKS.get() else { return };
     match event {
@@ -64,6 +67,9 @@ unsafe extern "C-unwind" fn ending(event: pg_sys::XactEvent::Type, _: *mut c_voi
 }
 
 /// Called by PostgreSQL when it releases what a transaction had: after AtEOXact_Inval once its locks are released.
+///
+/// # Safety
+/// As above.
 unsafe extern "C-unwind" fn released(
     phase: pg_sys::ResourceReleasePhase::Type,
     is_commit: bool,
