@@ -183,7 +183,7 @@ pub fn write<H: Host>(
 /// Writes a row after it is locked: through SQL, and where a limit had shards, whose rows go.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 fn write_locked<H: Host>(
     host: &H,
     rows: &dyn RowStore,
