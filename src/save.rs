@@ -124,7 +124,7 @@ fn has_successor(saved: &SavedMemory, writer: &Writer, origin: &Origin) -> bool 
         if background::is_asked_to_end() || clock::monotonic().minus(begun) > STAYS {
             return false;
         }
-        background::pause(Duration::from_millis(1));
+        background::rest(Duration::from_millis(1));
     }
     true
 }
@@ -153,7 +153,7 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: 
     background::end_within(left(LAST_TURN));
     let is_stop = background::is_server_stopping();
     while is_stop && background::has_others(origin.scope.database()) && left(WAITS) > Micros(0) {
-        background::pause(Duration::from_millis(5));
+        background::rest(Duration::from_millis(5));
     }
     turn(saved, writer, origin, true, Some(stopped_at.plus(LAST_TURN)));
     // Where sessions go on, what they take meanwhile is for the next worker.

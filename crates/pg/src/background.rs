@@ -56,8 +56,7 @@ pub fn begin() -> &'static str {
     BackgroundWorker::get_extra()
 }
 
-/// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first. A
-/// cancel of nothing does nothing.
+/// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first.
 pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
     while !is_asked_to_end() {
         let wait = due().minus(clock::monotonic());
@@ -65,15 +64,20 @@ pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
             return true;
         }
         let wait = Duration::from_micros(wait.0.unsigned_abs()).min(Duration::from_secs(3600));
-        // SAFETY: reads and writes this process's own variables; the error of a cancel is held off.
-        unsafe {
-            pg_sys::QueryCancelHoldoffCount += 1;
-            pause(wait + Duration::from_millis(1));
-            pg_sys::QueryCancelHoldoffCount -= 1;
-            pg_sys::QueryCancelPending = 0;
-        }
+        rest(wait + Duration::from_millis(1));
     }
     false
+}
+
+/// Waits as [`pause`] between two transactions, where a cancel is one of nothing.
+pub fn rest(duration: Duration) {
+    // SAFETY: reads and writes this process's own variables; the error of a cancel is held off.
+    unsafe {
+        pg_sys::QueryCancelHoldoffCount += 1;
+        pause(duration);
+        pg_sys::QueryCancelHoldoffCount -= 1;
+        pg_sys::QueryCancelPending = 0;
+    }
 }
 
 /// Whether this worker was asked to end.
