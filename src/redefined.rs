@@ -72,6 +72,10 @@ pub struct Change<'c> {
 /// # Errors
 /// Those of the catalog and of the memory; a cancel.
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
+    let saved = SavedMemory::open(Need::May)?;
+    if saved.is_none() && (change.name.is_none() || change.saved == [false, false]) {
+        return Ok(()); // nothing is in memory
+    }
     let catalog = catalog::current(function)?;
     let is_default_saved = |name| {
         let default = definitions::defined(&catalog, name, b"");
@@ -88,7 +92,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
         return Ok(());
     }
     changed::note(function, change.name);
-    let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
+    let Some(saved) = saved else { return Ok(()) };
     let origin = Origin::new(Memory::get()?, &catalog, function);
     let leaves = change.saved != [true, true] && was_saved;
     if leaves && saved.keys(origin.scope, change.name).iter().any(|copy| copy.since.0 != 0) {

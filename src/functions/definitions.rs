@@ -7,7 +7,7 @@ use crate::redefined::{self, Change};
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::Error;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::trigger_data::Timing;
+use ratelimit_pg::call::trigger_data::{Event, Timing};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
@@ -53,7 +53,8 @@ sql_function! {
                 redefined::note(call.function(), Change { name, of_key, saved })
             };
             match (old_name, name) {
-                (None, None) => note(None, [true, false])?,
+                (None, None) if trigger.event() == Event::Truncate => note(None, [true, false])?,
+                (None, None) => {}
                 (Some(old), Some(new)) if old != new => {
                     note(Some(old), [saved[0], false])?;
                     note(Some(new), [false, saved[1]])?;
