@@ -81,7 +81,7 @@ fn run<T>(
 impl Session<'_> {
     /// The entries of a memory, as this database and extension have them.
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
-        let origin = || Origin::new(memory, self.catalog, self.function);
+        let origin = || Origin::new(memory, self.catalog);
         self.entries.get_or_init(|| SharedEntries::new(memory, origin()))
     }
 }
@@ -278,7 +278,7 @@ impl Host for Session<'_> {
 
     fn wait_for_save(&self) -> PortResult<bool> {
         let (memory, saved) = (Memory::get()?, SavedMemory::get()?);
-        let origin = Origin::new(memory, self.catalog, self.function);
+        let origin = Origin::new(memory, self.catalog);
         Ok(writer::wait_for_room(saved, &origin))
     }
 

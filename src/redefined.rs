@@ -9,14 +9,17 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use pgrx::pg_sys;
+use ratelimit_core::config::Definition;
 use ratelimit_core::saved::SavedCopy;
 use ratelimit_limiter::homes;
 use ratelimit_limiter::ports::{Host, RowAccess};
 
 use crate::host;
-use crate::keyed::{changed, definitions};
+use crate::keyed::changed::{self, Taken};
+use crate::keyed::definitions;
 use crate::save::{keep_from_writing, may_be_saved};
 use crate::schema::catalog::{self, Catalog};
 use crate::schema::error::{Error, Result};
@@ -40,6 +43,8 @@ struct Pending {
     /// `None`: all.
     names: Vec<Option<Vec<u8>>>,
     stay: BTreeMap<Vec<u8>, Stay>,
+    /// Names that stay, whose keys may have to be written sooner.
+    redefined: Vec<Option<Vec<u8>>>,
 }
 
 thread_local! {
@@ -57,45 +62,60 @@ pub fn init() {
     });
 }
 
-/// A change of a definition, as a trigger sees it.
+/// A change of a definition, as a trigger sees it: of a name and key, or of all that are deleted.
 pub struct Change<'c> {
-    /// Of this name; `None`: all are deleted.
+    /// The name; `None`: all.
     pub name: Option<&'c [u8]>,
-    /// Whether it is that of a key.
+    /// Whether it is the definition of a key, not that of the name.
     pub of_key: bool,
-    /// Whether it was saved, and is now.
-    pub saved: [bool; 2],
+    /// What it was, if there was one that is valid.
+    pub old: Option<Rc<Definition>>,
+    /// What it is, if there is one.
+    pub new: Option<Rc<Definition>>,
 }
 
-/// Notes a change, told by a trigger that calls `function`. Where keys leave memory, has them written now.
+/// Notes a change, as a trigger that calls `function` sees it. Where keys leave memory, has them written now.
 ///
 /// # Errors
 /// Those of the catalog and of the memory; a cancel.
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
+    let Change { name, of_key, old, new } = change;
     let saved = SavedMemory::open(Need::May)?;
-    if saved.is_none() && (change.name.is_none() || change.saved == [false, false]) {
+    let is_saved =
+        |limit: &Option<Rc<Definition>>| limit.as_ref().is_some_and(|limit| limit.save.is_some());
+    if saved.is_none() && !is_saved(&old) && !is_saved(&new) {
         return Ok(()); // nothing is in memory
     }
     let catalog = catalog::current(function)?;
-    let is_default_saved = |name| {
-        let default = definitions::defined(&catalog, name, b"");
-        Ok(default?.is_some_and(|default| default.save.is_some()))
-    };
-    let [was_saved, is_saved] = match change.name {
-        Some(name) if change.of_key && change.saved != [true, true] => {
-            let default: Result<bool> = is_default_saved(name);
-            change.saved.map(|saved| saved || default.as_ref().is_ok_and(|default| *default))
+    // A key without a definition has that of the name.
+    let [old, new] = match name {
+        Some(name) if of_key && (old.is_none() || new.is_none()) => {
+            let default = definitions::defined(&catalog, name, b"").unwrap_or_default();
+            [old, new].map(|limit| limit.or_else(|| default.clone()))
         }
-        _ => change.saved,
+        _ => [old, new],
     };
-    if !was_saved && !is_saved {
+    let may_stay = may_be_saved(new.as_deref());
+    let comes = !is_saved(&old) && is_saved(&new);
+    let Some(saved) = saved else {
+        if comes || is_saved(&old) && !may_stay {
+            changed::note(function, name, true);
+        }
         return Ok(());
+    };
+    // Without a limit meanwhile, some may have stayed.
+    let has_left = (name.is_none() || may_be_saved(old.as_deref())) && !may_stay;
+    let origin = Origin::new(Memory::get()?, &catalog);
+    let [has_keys, has_unsaved] = match has_left {
+        true => saved.has_keys(origin.scope, name),
+        false => [false, false],
+    };
+    if comes || has_keys || is_saved(&old) && !may_stay {
+        changed::note(function, name, true);
+    } else if is_saved(&old) && is_saved(&new) {
+        changed::note(function, name, false);
     }
-    changed::note(function, change.name);
-    let Some(saved) = saved else { return Ok(()) };
-    let origin = Origin::new(Memory::get()?, &catalog, function);
-    let leaves = change.saved != [true, true] && was_saved;
-    if leaves && saved.keys(origin.scope, change.name).iter().any(|copy| copy.since.0 != 0) {
+    if has_unsaved {
         writer::wait(saved, &origin);
     }
     Ok(())
@@ -106,11 +126,11 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
 /// # Errors
 /// Those of the rows, of the catalog and of the memory; a cancel.
 fn before_commit() -> Result<()> {
-    let Some((function, names)) = changed::take() else { return Ok(()) };
+    let Some(Taken { function, names, redefined }) = changed::take() else { return Ok(()) };
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
     // The extension may be dropped by now.
     let Some(catalog) = catalog::if_any(function)? else { return Ok(()) };
-    let origin = Origin::new(Memory::get()?, &catalog, function);
+    let origin = Origin::new(Memory::get()?, &catalog);
     keep_from_writing(origin.scope, &names);
     let keys = || names.iter().flat_map(|name| saved.keys(origin.scope, name.as_deref()));
     let stay = stay(&catalog, &names, keys())?;
@@ -126,7 +146,7 @@ fn before_commit() -> Result<()> {
             })
         })?;
     }
-    PENDING.set(Some(Pending { origin, names, stay }));
+    PENDING.set(Some(Pending { origin, names, stay, redefined }));
     Ok(())
 }
 
@@ -174,19 +194,23 @@ fn stays(stay: &BTreeMap<Vec<u8>, Stay>, copy: &SavedCopy) -> bool {
 /// # Errors
 /// [`Error::Prepared`] (0A000).
 fn before_prepare() -> Result<()> {
-    let Some((_, names)) = changed::take() else { return Ok(()) };
-    let name = names.into_iter().flatten().next().unwrap_or_default();
-    Err(Error::Prepared { name: utf8(&name).into_owned() })
+    match changed::take().and_then(|taken| taken.names.into_iter().next()) {
+        Some(name) => Err(Error::Prepared { name: utf8(&name.unwrap_or_default()).into_owned() }),
+        None => Ok(()),
+    }
 }
 
 /// Forgets what has left memory; after a rollback nothing has.
 fn ended(has_committed: bool) {
     changed::take();
-    let Some(Pending { origin, names, stay }) = PENDING.take() else { return };
+    let Some(Pending { origin, names, stay, redefined }) = PENDING.take() else { return };
     let Some(saved) = SavedMemory::seen().filter(|_| has_committed) else { return };
     for name in names {
         let is_to_go = |copy: &SavedCopy, is_unsaved: bool| !is_unsaved || !stays(&stay, copy);
         saved.remove(origin.scope, name.as_deref(), is_to_go);
+    }
+    for name in redefined {
+        saved.remove(origin.scope, name.as_deref(), |_, _| false);
     }
     writer::note(saved, &origin, saved.waiting(origin.scope).1);
 }

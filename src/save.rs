@@ -41,9 +41,12 @@ use ratelimit_pg::values::utf8;
 const TOGETHER: usize = 10_000;
 /// For how long a worker stays connected until the next turn.
 const STAYS: Micros = Micros(1_000_000);
-/// How long the last turn may take, and how much of that it waits for sessions to end.
+/// How long a worker has from SIGTERM on, and how much of that it waits for sessions to end.
 const LAST_TURN: Micros = Micros(9_000_000);
 const WAITS: Micros = Micros(5_000_000);
+/// After what time a transaction is committed with the keys that it has written so far, and cancelled.
+const TRANSACTION: Micros = Micros(500_000);
+const CANCELLED: Micros = Micros(2_000_000);
 /// How long a worker waits for the table, and for a row where that can't be skipped.
 const TABLE_WAIT: &CStr = c"500ms";
 const ROW_WAIT: &CStr = c"10ms";
@@ -61,9 +64,11 @@ enum Failed {
 
 impl Failed {
     fn of(sqlstate: String) -> Failed {
-        // Transaction states, resources, an operator, the system: nothing that another key would not meet.
-        match &sqlstate[..2] {
-            "25" | "53" | "57" | "58" => Failed::All(sqlstate),
+        // Transaction states, resources, an operator, the system: nothing that another key would not meet, but for what
+        // was cancelled for its time.
+        match &sqlstate[..] {
+            "57014" => Failed::AKey(sqlstate),
+            other if ["25", "53", "57", "58"].contains(&&other[..2]) => Failed::All(sqlstate),
             _ => Failed::AKey(sqlstate),
         }
     }
@@ -82,10 +87,9 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     let Ok(Some(saved)) = SavedMemory::open(Need::May) else { return };
     let Some(writer) = saved.writer(origin.scope) else { return };
     let mut is_connected = false;
-    while writer::come(writer) {
+    while writer::come(writer) && writer.scope.load(SeqCst) == origin.scope.number() {
         let due = || if writer.is_for_all() { 0 } else { writer.due.load(SeqCst) };
         let goes_on = background::sleep_until(|| Micros(due()));
-        let stopped_at = clock::monotonic();
         if !is_connected {
             background::connect(origin.scope.database());
             is_connected = true;
@@ -97,8 +101,8 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
         if goes_on {
             turn(saved, writer, &origin, writer.is_for_all(), None);
         }
-        if background::is_asked_to_end() {
-            last_turn(saved, writer, &origin, stopped_at);
+        if let Some(asked_at) = background::asked_at() {
+            last_turn(saved, writer, &origin, asked_at.plus(LAST_TURN));
         }
         // Whoever sees this process there asks for no other, so it looks after it has left.
         writer::leave(writer);
@@ -148,14 +152,17 @@ fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
 }
 
 /// Writes all that is unsaved for the last time, and logs what could not be written.
-fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, stopped_at: Micros) {
-    let left = |of: Micros| of.minus(clock::monotonic().minus(stopped_at));
-    background::end_within(left(LAST_TURN));
+fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, until: Micros) {
+    background::end_at_once();
     let is_stop = background::is_server_stopping();
-    while is_stop && background::has_others(origin.scope.database()) && left(WAITS) > Micros(0) {
+    let waits_until = clock::monotonic().plus(WAITS).min(until.minus(WAITS.minus(CANCELLED)));
+    while is_stop
+        && background::has_others(origin.scope.database())
+        && clock::monotonic() < waits_until
+    {
         background::rest(Duration::from_millis(5));
     }
-    turn(saved, writer, origin, true, Some(stopped_at.plus(LAST_TURN)));
+    turn(saved, writer, origin, true, Some(until));
     // Where sessions go on, what they take meanwhile is for the next worker.
     let mut names: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
     for copy in saved.copy(origin.scope, None) {
@@ -215,32 +222,39 @@ struct Turn<'t> {
 }
 
 impl Turn<'_> {
-    /// Writes copies together, or where one is in the way of the others in halves.
-    fn write(&mut self, copies: &[SavedCopy]) {
-        let is_over = match self.last_until {
+    /// Whether it is over before it is done.
+    fn is_over(&self) -> bool {
+        match self.last_until {
             Some(until) => clock::monotonic() > until,
             None => background::is_asked_to_end(),
-        };
-        if is_over {
-            return;
         }
-        match write(self.origin, copies) {
-            Ok(outcomes) => {
-                for (copy, outcome) in copies.iter().zip(outcomes) {
-                    if outcome == Outcome::Failed {
-                        self.note("55P03", copy);
+    }
+
+    /// Writes copies together, as many at a time as there is time for; or where one is in the way of the others in
+    /// halves.
+    fn write(&mut self, mut copies: &[SavedCopy]) {
+        while !copies.is_empty() && !self.is_over() {
+            match write(self.origin, copies, || self.is_over()) {
+                Ok(outcomes) => {
+                    let (tried, others) = copies.split_at(outcomes.len());
+                    for (copy, outcome) in tried.iter().zip(outcomes) {
+                        if outcome == Outcome::Failed {
+                            self.note("55P03", copy);
+                        }
+                        self.settle(copy, outcome);
                     }
-                    self.settle(copy, outcome);
+                    copies = others;
                 }
-            }
-            Err(Failed::AKey(_)) if copies.len() > 1 => {
-                let (one, other) = copies.split_at(copies.len() / 2);
-                self.write(one);
-                self.write(other);
-            }
-            Err(Failed::AKey(sqlstate) | Failed::All(sqlstate)) => {
-                copies.first().inspect(|copy| self.note(&sqlstate, copy));
-                copies.iter().for_each(|copy| self.settle(copy, Outcome::Failed));
+                Err(Failed::AKey(_)) if copies.len() > 1 => {
+                    let (one, other) = copies.split_at(copies.len() / 2);
+                    self.write(one);
+                    copies = other;
+                }
+                Err(Failed::AKey(sqlstate) | Failed::All(sqlstate)) => {
+                    self.note(&sqlstate, &copies[0]);
+                    copies.iter().for_each(|copy| self.settle(copy, Outcome::Failed));
+                    return;
+                }
             }
         }
     }
@@ -251,37 +265,58 @@ impl Turn<'_> {
     }
 
     fn settle(&self, copy: &SavedCopy, outcome: Outcome) {
-        self.writer.written.fetch_add(u64::from(outcome != Outcome::Failed), SeqCst);
+        let is_done = matches!(outcome, Outcome::Written | Outcome::Gone);
+        self.writer.written.fetch_add(is_done.into(), SeqCst);
         self.saved.settle(copy, outcome, self.now);
     }
 }
 
-/// Writes copies to their rows, in a transaction: what came of each, since rows that somebody holds are left.
+/// Writes copies to their rows, in a transaction: what came of each, since rows that somebody holds are left; of at least
+/// one, and no more once it takes long, or the turn is over.
 ///
 /// # Errors
 /// What ended the transaction.
-fn write(origin: &Origin, copies: &[SavedCopy]) -> std::result::Result<Vec<Outcome>, Failed> {
+fn write(
+    origin: &Origin,
+    copies: &[SavedCopy],
+    is_over: impl Fn() -> bool,
+) -> std::result::Result<Vec<Outcome>, Failed> {
     background::set_lock_timeout(TABLE_WAIT);
+    let begun = clock::monotonic();
+    let has_time = || clock::monotonic().minus(begun) < TRANSACTION && !is_over();
     let has_table = Cell::new(false);
     let work = || {
         // SAFETY: in a transaction.
         unsafe { pg_sys::LockRelationOid(origin.table, pg_sys::RowExclusiveLock as _) };
         has_table.set(true);
         background::set_lock_timeout(ROW_WAIT);
-        let mut names = Names::default();
+        let mut names = Names { locked: [None; NAME_LOCKS as usize] };
         let work = |session: &host::Session| {
             session.with_rows(RowAccess::Write, |rows| {
-                let write = |copy| write_one(session, rows, copy, names.may_write(origin, copy));
-                copies.iter().map(write).collect()
+                let mut outcomes = Vec::with_capacity(copies.len());
+                for copy in copies {
+                    outcomes.push(match names.may_write(origin, copy) {
+                        true => write_one(session, rows, copy)?,
+                        false => Outcome::Later,
+                    });
+                    if !has_time() {
+                        break;
+                    }
+                }
+                Ok(outcomes)
             })
         };
-        host::write(origin.function, work).map_err(|error| Failed::of(sqlstate_of(&error)))
+        let function = catalog::function_beside(origin.table);
+        if function == pg_sys::InvalidOid {
+            return Err(Failed::All("42P01".into()));
+        }
+        host::write(function, work).map_err(|error| Failed::of(sqlstate_of(&error)))
     };
     let failed = |sqlstate: String| match has_table.get() {
         true => Failed::of(sqlstate),
         false => Failed::All(sqlstate),
     };
-    background::transaction(work, failed)
+    background::within(CANCELLED, || background::transaction(work, failed))
 }
 
 /// Writes one of them.
@@ -292,14 +327,11 @@ fn write_one(
     session: &host::Session,
     rows: &dyn RowStore,
     copy: &SavedCopy,
-    may_write: bool,
 ) -> PortResult<Outcome> {
     let (name, key) = (&copy.name[..], &copy.key[..]);
-    if !may_write {
-        return Ok(Outcome::Failed);
-    }
-    // Where its definition can't be read it is not known to have gone.
-    let is_gone = session.defined(name, key).is_ok_and(|limit| !may_be_saved(limit.as_deref()));
+    // As it is stored, whatever the clock; where it can't be read it is not known to have gone.
+    let known = session.known(name, key);
+    let is_gone = known.is_ok_and(|known| !may_be_saved(known.limit.as_deref()));
     if is_gone {
         return Ok(Outcome::Gone);
     }
@@ -313,7 +345,6 @@ pub fn may_be_saved(limit: Option<&Definition>) -> bool {
 }
 
 /// The names that may be written in a transaction: those that no session takes out of memory meanwhile.
-#[derive(Default)]
 struct Names {
     /// By [`name_lock`].
     locked: [Option<bool>; NAME_LOCKS as usize],
@@ -323,14 +354,15 @@ impl Names {
     fn may_write(&mut self, origin: &Origin, copy: &SavedCopy) -> bool {
         let lock = name_lock(&copy.name);
         let own = &mut self.locked[lock as usize];
-        *own.get_or_insert_with(|| transaction::try_share(lock_of(origin.scope, lock)))
+        *own.get_or_insert_with(|| transaction::try_lock_against(lock_of(origin.scope, lock)))
     }
 }
 
 /// How many locks there are for the names of a database.
-const NAME_LOCKS: u32 = 16;
+const NAME_LOCKS: u32 = 256;
 
-/// The lock of a name: shared by the writer in its transactions, and exclusive for whoever takes the name out of memory.
+/// The lock of a name: that of the writer in its transactions, and of whoever takes the name out of memory, who don't
+/// keep each other off.
 fn name_lock(name: &[u8]) -> u32 {
     (xxh64(name, 0) % u64::from(NAME_LOCKS)) as u32
 }
@@ -360,7 +392,7 @@ pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
 pub fn now(function: pg_sys::Oid) -> Result<usize> {
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
     let catalog = catalog::current(function)?;
-    let origin = Origin::new(Memory::get()?, &catalog, function);
+    let origin = Origin::new(Memory::get()?, &catalog);
     writer::wait(saved, &origin);
     Ok(saved.waiting(origin.scope).0)
 }
@@ -391,7 +423,7 @@ pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
         });
     };
     let catalog = catalog::current(function)?;
-    let scope = Origin::new(Memory::get()?, &catalog, function).scope;
+    let scope = Origin::new(Memory::get()?, &catalog).scope;
     saved.forget_dropped(scope);
     let writer = saved.writer(scope);
     let problem = writer.map_or_else(Vec::new, Writer::problem);

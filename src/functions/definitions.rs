@@ -48,18 +48,17 @@ sql_function! {
             let of_key = has_key(key) || has_key(trigger.old_text(c"key")?);
             // One that is not valid any more is not saved.
             let old = trigger.old_jsonb(c"config")?.and_then(|old| definitions::inline(old).ok());
-            let saved = [old, new].map(|limit| limit.is_some_and(|limit| limit.save.is_some()));
-            let note = |name, saved| {
-                redefined::note(call.function(), Change { name, of_key, saved })
+            let note = |name, old, new| {
+                redefined::note(call.function(), Change { name, of_key, old, new })
             };
             match (old_name, name) {
-                (None, None) if trigger.event() == Event::Truncate => note(None, [true, false])?,
+                (None, None) if trigger.event() == Event::Truncate => note(None, None, None)?,
                 (None, None) => {}
-                (Some(old), Some(new)) if old != new => {
-                    note(Some(old), [saved[0], false])?;
-                    note(Some(new), [false, saved[1]])?;
+                (Some(from), Some(to)) if from != to => {
+                    note(Some(from), old, None)?;
+                    note(Some(to), None, new)?;
                 }
-                (old, new) => note(new.or(old), saved)?,
+                (from, to) => note(to.or(from), old, new)?,
             }
         }
         Ok(Proceed(trigger.proceed()))

@@ -1,5 +1,5 @@
-//! The names whose definitions the current transaction has changed, from or to one that is saved: until it commits nobody
-//! else sees that, and after a rollback nothing is to be left of it.
+//! The names whose definitions the current transaction has changed, of limits that are or were saved: until it commits
+//! nobody else sees that, and after a rollback nothing is to be left of it.
 
 use std::cell::RefCell;
 
@@ -12,47 +12,70 @@ struct Changed {
     transaction: pg_sys::LocalTransactionId,
     /// An SQL function of the extension.
     function: pg_sys::Oid,
-    /// Each name, `None`: all, with the subtransaction that has changed it.
-    names: Vec<(Option<Vec<u8>>, pg_sys::SubTransactionId)>,
+    /// In their order.
+    names: Vec<Name>,
+}
+
+/// A name; `None`: all.
+struct Name {
+    name: Option<Vec<u8>>,
+    /// Whether its limit comes into memory or leaves it.
+    moves: bool,
+    /// The subtransaction that has changed it.
+    changed_in: pg_sys::SubTransactionId,
+}
+
+/// What a transaction has changed that ends.
+pub struct Taken {
+    /// An SQL function of the extension.
+    pub function: pg_sys::Oid,
+    /// The names whose limits come into memory or leave it; `None`: all.
+    pub names: Vec<Option<Vec<u8>>>,
+    /// The others.
+    pub redefined: Vec<Option<Vec<u8>>>,
 }
 
 thread_local! {
     static CHANGED: RefCell<Option<Changed>> = const { RefCell::new(None) };
 }
 
-/// Notes that a definition of a name has changed, `None`: all are deleted; told by a trigger that calls `function`.
-pub fn note(function: pg_sys::Oid, name: Option<&[u8]>) {
-    let (transaction, here) = (local_transaction(), subtransaction());
+/// Notes that a definition of a name has changed, `None`: all are deleted, as a trigger sees it that calls `function`; and
+/// whether its limit comes into memory or leaves it.
+pub fn note(function: pg_sys::Oid, name: Option<&[u8]>, moves: bool) {
+    let (transaction, changed_in) = (local_transaction(), subtransaction());
     CHANGED.with_borrow_mut(|changed| {
         let new = || Changed { transaction, function, names: Vec::new() };
         let is_old = changed.as_ref().is_some_and(|changed| changed.transaction != transaction);
         let changed = if is_old { changed.insert(new()) } else { changed.get_or_insert_with(new) };
         changed.function = function;
-        if !changed.names.iter().any(|(of, _)| of.as_deref() == name) {
-            changed.names.push((name.map(Into::into), here));
+        let is_noted = |of: &Name| of.name.as_deref() == name && of.moves == moves;
+        if !changed.names.iter().any(is_noted) {
+            changed.names.push(Name { name: name.map(Into::into), moves, changed_in });
         }
     });
 }
 
-/// Whether this transaction has changed a definition of a name.
+/// Whether this transaction has brought the limit of a name into memory, or out of it.
 #[inline]
 pub fn is_changed(name: &[u8]) -> bool {
-    let is_meant = |of: &Option<Vec<u8>>| of.as_deref().is_none_or(|of| of == name);
+    let is_meant = |of: &Name| of.moves && of.name.as_deref().is_none_or(|of| of == name);
     CHANGED.with_borrow(|changed| {
         changed.as_ref().is_some_and(|changed| {
-            changed.transaction == local_transaction()
-                && changed.names.iter().any(|(of, _)| is_meant(of))
+            changed.transaction == local_transaction() && changed.names.iter().any(is_meant)
         })
     })
 }
 
-/// Takes what this transaction has changed, which ends now: the function, and the names, of which `None` means all.
-pub fn take() -> Option<(pg_sys::Oid, Vec<Option<Vec<u8>>>)> {
+/// Takes what this transaction has changed, which ends now.
+pub fn take() -> Option<Taken> {
     let Changed { transaction, function, names } = CHANGED.take()?;
     if transaction != local_transaction() || names.is_empty() {
         return None;
     }
-    Some((function, names.into_iter().map(|(name, _)| name).collect()))
+    let (moved, others): (Vec<Name>, Vec<Name>) = names.into_iter().partition(|name| name.moves);
+    let [names, redefined] =
+        [moved, others].map(|names| names.into_iter().map(|name| name.name).collect());
+    Some(Taken { function, names, redefined })
 }
 
 /// Forgets what was changed in a subtransaction that is rolled back, or in one within it, whose number is greater.
@@ -62,7 +85,7 @@ pub fn forget(rolled_back: pg_sys::SubTransactionId) {
         if let Ok(mut changed) = changed.try_borrow_mut()
             && let Some(changed) = changed.as_mut()
         {
-            changed.names.retain(|&(_, changed_in)| changed_in < rolled_back);
+            changed.names.retain(|name| name.changed_in < rolled_back);
         }
     });
 }

@@ -379,6 +379,12 @@ pub fn extension() -> pg_sys::Oid {
     unsafe { pg_sys::get_extension_oid(c"ratelimit".as_ptr(), true) }
 }
 
+/// A function of the extension that has this table: as such by its schema; `InvalidOid`: it is gone.
+pub fn function_beside(table: pg_sys::Oid) -> pg_sys::Oid {
+    // SAFETY: look-ups in the system catalogs, in a transaction.
+    unsafe { rl_define(pg_sys::get_rel_namespace(table)) }
+}
+
 /// Whether there is a database of this number.
 pub fn has_database(database: pg_sys::Oid) -> bool {
     let key = pg_sys::Datum::from(database);

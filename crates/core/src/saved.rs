@@ -145,6 +145,8 @@ pub enum Outcome {
     Written,
     /// It could not be, and is tried again after a pause.
     Failed,
+    /// It was not tried, and is after the first pause.
+    Later,
     /// Its limit is not in memory any more.
     Gone,
 }
@@ -376,6 +378,7 @@ impl<'a> SavedPartition<'a> {
                 cell.due = now.0 + pause.min(LONGEST_PAUSE.0);
                 cell.tries = cell.tries.saturating_add(1);
             }
+            Outcome::Later => cell.due = now.0 + FIRST_PAUSE.0,
             Outcome::Gone => self.release(at),
         }
     }
@@ -396,6 +399,12 @@ impl<'a> SavedPartition<'a> {
                 self.cells[at].due = 0;
             }
         }
+    }
+
+    /// Whether there are keys of a name, or of all, and whether some are unsaved.
+    pub fn has_keys(&self, scope: [u32; 2], name: Option<&[u8]>) -> [bool; 2] {
+        let places = self.places_of(scope, name);
+        [!places.is_empty(), places.iter().any(|&at| self.cells[at].is_unsaved())]
     }
 
     /// The scopes of the keys at all places, some of them several times.

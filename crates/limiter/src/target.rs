@@ -235,7 +235,12 @@ fn in_call<D: Definitions>(
     config: Rc<Definition>,
     defined: Rc<Definition>,
 ) -> Result<Rc<Definition>> {
-    match of_state_of(definitions, name, defined)?.save {
+    // As they are stored: where the state is for now is for what comes of the two.
+    let of_state = match Home::of(&defined) {
+        Home::Nowhere => definitions.known(name, b"")?.limit.unwrap_or(defined),
+        _ => defined,
+    };
+    match of_state.save {
         Some(save) => Ok(Rc::new(config.beside_saved(save)?)),
         None => {
             config.check_unsaved()?;

@@ -7,12 +7,14 @@
 //! - BackgroundWorkerInitializeConnectionByOid → [`connect`], also where connections are not allowed
 //! - StartTransactionCommand to CommitTransactionCommand, with the start of a statement and an active snapshot, then
 //!   pgstat_report_stat → [`transaction`]
-//! - the last work after SIGTERM, which autoprewarm does without a database → [`end_within`]: from then on SIGTERM ends
-//!   every wait, as in a session
+//! - the last work after SIGTERM, which autoprewarm does without a database → [`end_at_once`]: from then on SIGTERM ends
+//!   every wait, as in a session; a timeout does in each transaction ([`within`])
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, SignalWakeFlags};
@@ -26,6 +28,7 @@ use crate::interrupts::check_for_interrupts;
 
 unsafe extern "C-unwind" {
     fn enable_timeout_after(id: c_int, delay_ms: c_int);
+    fn disable_timeout(id: c_int, keep_indicator: bool);
     fn die(signal: c_int);
 }
 /// Of the enum TimeoutId, the same in 15 to 18.
@@ -52,8 +55,36 @@ pub fn register(name: &str, function: &str, extra: &str) -> bool {
 
 /// What this worker was registered with. A cancel ends what it waits for from now on, and SIGTERM what it sleeps for.
 pub fn begin() -> &'static str {
-    BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP | SignalWakeFlags::SIGTERM);
+    on_sigterm(asked_to_end);
+    BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP);
     BackgroundWorker::get_extra()
+}
+
+/// When this worker was asked to end, on the monotonic clock; 0: it was not.
+static ASKED_AT: AtomicI64 = AtomicI64::new(0);
+
+/// Sets what SIGTERM does.
+fn on_sigterm(handler: unsafe extern "C-unwind" fn(c_int)) {
+    // SAFETY: a C function.
+    unsafe {
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::pqsignal(libc::SIGTERM, Some(handler));
+        #[cfg(feature = "pg18")]
+        pg_sys::pqsignal_be(libc::SIGTERM, Some(handler));
+    }
+}
+
+/// Called by the system.
+///
+/// # Safety
+/// In a signal handler: reads the clock and sets the latch, which are allowed there.
+unsafe extern "C-unwind" fn asked_to_end(_: c_int) {
+    unsafe extern "C-unwind" {
+        fn SetLatch(latch: *mut pg_sys::Latch);
+    }
+    let _ = ASKED_AT.compare_exchange(0, clock::monotonic().0, SeqCst, SeqCst);
+    // SAFETY: the latch is this process's own.
+    unsafe { SetLatch(pg_sys::MyLatch) };
 }
 
 /// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first.
@@ -82,25 +113,28 @@ pub fn rest(duration: Duration) {
 
 /// Whether this worker was asked to end.
 pub fn is_asked_to_end() -> bool {
-    thread_local! {
-        static IS_ASKED: Cell<bool> = const { Cell::new(false) };
-    }
-    // pgrx tells it once.
-    let is_asked = IS_ASKED.get() || BackgroundWorker::sigterm_received();
-    IS_ASKED.set(is_asked);
-    is_asked
+    asked_at().is_some()
 }
 
-/// From now on whatever this worker waits for ends with a second SIGTERM, a cancel, or after so long.
-pub fn end_within(limit: Micros) {
-    // SAFETY: the handler of sessions; the timeout is registered in each process that is connected.
+/// When this worker was asked to end, on the monotonic clock.
+pub fn asked_at() -> Option<Micros> {
+    Some(Micros(ASKED_AT.load(SeqCst))).filter(|&at| at != Micros(0))
+}
+
+/// From now on SIGTERM ends whatever this worker waits for.
+pub fn end_at_once() {
+    on_sigterm(die);
+}
+
+/// Runs `work`, whose waits end with a cancel after so long.
+pub fn within<T>(limit: Micros, work: impl FnOnce() -> T) -> T {
+    // SAFETY: the timeout is registered in each process that is connected; a cancel after it is one of nothing.
     unsafe {
-        let die: pg_sys::pqsigfunc = Some(die);
-        #[cfg(not(feature = "pg18"))]
-        pg_sys::pqsignal(libc::SIGTERM, die);
-        #[cfg(feature = "pg18")]
-        pg_sys::pqsignal_be(libc::SIGTERM, die);
         enable_timeout_after(STATEMENT_TIMEOUT, (limit.0 / 1000).max(1) as c_int);
+        let result = work();
+        disable_timeout(STATEMENT_TIMEOUT, false);
+        pg_sys::QueryCancelPending = 0;
+        result
     }
 }
 
@@ -130,11 +164,11 @@ pub fn has_others(database: pg_sys::Oid) -> bool {
 }
 
 /// Sets what this worker runs under, before it connects: it can write, waits for nobody long and for no standby, and
-/// nothing but [`end_within`] ends its transactions; and what a connection tells each time is not told.
+/// nothing but [`within`] ends its transactions; and what a connection tells each time is not told.
 fn prepare() {
     for (name, value) in [
         (c"log_min_messages", c"error"),
-        (c"lock_timeout", c"500ms"),
+        (c"lock_timeout", c"0"),
         (c"statement_timeout", c"0"),
         #[cfg(any(feature = "pg17", feature = "pg18"))]
         (c"transaction_timeout", c"0"),

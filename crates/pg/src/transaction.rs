@@ -206,15 +206,16 @@ fn tag([database, number, other]: [u32; 3]) -> pg_sys::LOCKTAG {
     }
 }
 
-/// Takes a lock of a database until the transaction ends, after a wait for those who share it.
+/// Takes a lock of a database until the transaction ends, after a wait for who has [tried](try_lock_against) it; others
+/// may take it at the same time.
 pub fn lock(numbers: [u32; 3]) {
     let tag = tag(numbers);
     // SAFETY: in a transaction.
-    unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::ExclusiveLock as _, false, false) };
+    unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::RowExclusiveLock as _, false, false) };
 }
 
-/// Shares a lock of a database until the transaction ends; false where another one has it.
-pub fn try_share(numbers: [u32; 3]) -> bool {
+/// Takes it against those who [lock] it, until the transaction ends; false where somebody has.
+pub fn try_lock_against(numbers: [u32; 3]) -> bool {
     let tag = tag(numbers);
     // SAFETY: in a transaction.
     let result =

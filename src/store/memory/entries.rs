@@ -23,7 +23,7 @@ pub struct SharedEntries {
     memory: &'static Memory,
     /// Whose they are.
     scope: Scope,
-    /// An SQL function of the extension, and its table: by which who saves finds them.
+    /// By what the worker finds them.
     saver: writer::Origin,
     /// When the first of the keys that this call changed is to be written.
     due: Cell<Option<Micros>>,

@@ -275,6 +275,12 @@ impl SavedMemory {
         }
     }
 
+    /// Whether there are keys of a name, or of all, and whether some are unsaved.
+    pub fn has_keys(&self, scope: Scope, name: Option<&[u8]>) -> [bool; 2] {
+        let has = self.each().map(|mut guard| guard.partition().has_keys(scope.numbers(), name));
+        has.fold([false; 2], |[any, unsaved], has| [any || has[0], unsaved || has[1]])
+    }
+
     /// Copies the keys of a name, or of all.
     pub fn keys(&self, scope: Scope, name: Option<&[u8]>) -> Vec<SavedCopy> {
         let on_standby = is_in_recovery();

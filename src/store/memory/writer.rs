@@ -32,8 +32,6 @@ const PATIENCE: Micros = Micros(10_000_000);
 pub struct Origin {
     /// Whose keys they are.
     pub scope: Scope,
-    /// An SQL function of the extension, by which its tables are found.
-    pub function: pg_sys::Oid,
     /// The table of the rows.
     pub table: pg_sys::Oid,
 }
@@ -45,15 +43,15 @@ thread_local! {
 
 impl Origin {
     /// This database and its extension; see [`Scope::new`].
-    pub fn new(memory: &Memory, catalog: &Catalog, function: pg_sys::Oid) -> Origin {
+    pub fn new(memory: &Memory, catalog: &Catalog) -> Origin {
         let scope = Scope::new(memory, catalog.extension);
-        Origin { scope, function, table: catalog.rate_limits.oid }
+        Origin { scope, table: catalog.rate_limits.oid }
     }
 
     /// As a worker is given it.
     fn to_text(self) -> String {
         let [database, extension] = self.scope.numbers();
-        format!("{database} {extension} {} {}", self.function.to_u32(), self.table.to_u32())
+        format!("{database} {extension} {}", self.table.to_u32())
     }
 
     /// From what a worker was given; `None`: nothing that `to_text` wrote.
@@ -61,7 +59,7 @@ impl Origin {
         let mut numbers = text.split(' ').map(str::parse::<u32>);
         let mut next = || numbers.next()?.ok();
         let scope = Scope::of([next()?, next()?]);
-        Some(Origin { scope, function: next()?.into(), table: next()?.into() })
+        Some(Origin { scope, table: next()?.into() })
     }
 }
 
@@ -126,7 +124,7 @@ pub fn ask(saved: &SavedMemory, writer: &Writer, origin: &Origin, again: bool) -
         saved.other_writers(writer).filter(is_there).for_each(send_away);
         if now.minus(Micros(writer.told_at.load(SeqCst))) >= TELL_EVERY {
             writer.told_at.store(now.0, SeqCst);
-            server_log::warning(
+            server_log::line(
                 "rate limits in memory are not saved: the server has no place for a background worker (max_worker_processes)",
             );
         }
