@@ -58,7 +58,7 @@ SELECT rl_release(:'one');
 SELECT rl_save();
 SELECT value, cardinality(log) FROM rateLimits WHERE name = 'saved/leases';
 
--- Another state of a row is not read while the key is in memory, and read once the definition changes.
+-- Another state of a row is not read while the key is in memory, whatever its definition is then.
 UPDATE rateLimits SET value = 1 WHERE name = 'saved' AND key = 'a';
 SELECT remaining FROM rl_check('saved', 'a');
 SELECT rl_define('saved', saved(rl_token_bucket(1e-300, '1 day', capacity => 20)));
