@@ -134,8 +134,10 @@ fn before_commit() -> Result<()> {
     keep_from_writing(origin.scope, &names);
     let keys = || names.iter().flat_map(|name| saved.keys(origin.scope, name.as_deref()));
     let stay = stay(&catalog, &names, keys())?;
-    let leaving: Vec<SavedCopy> =
+    let mut leaving: Vec<SavedCopy> =
         keys().filter(|copy| copy.since.0 != 0 && !stays(&stay, copy)).collect();
+    // In the order in which every call locks rows.
+    leaving.sort_unstable_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
     if !leaving.is_empty() {
         host::write(function, |session| {
             session.with_rows(RowAccess::Write, |rows| {

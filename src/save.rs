@@ -46,7 +46,7 @@ const LAST_TURN: Micros = Micros(9_000_000);
 const WAITS: Micros = Micros(5_000_000);
 /// After what time a transaction is committed with the keys that it has written so far, and cancelled.
 const TRANSACTION: Micros = Micros(500_000);
-const CANCELLED: Micros = Micros(2_000_000);
+const CANCELLED: Micros = Micros(1_000_000);
 /// How long a worker waits for the table, and for a row where that can't be skipped.
 const TABLE_WAIT: &CStr = c"500ms";
 const ROW_WAIT: &CStr = c"10ms";
