@@ -109,10 +109,14 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
         let Some(next) = saved.waiting(origin.scope).1 else { return };
         writer.due.fetch_min(next.0, SeqCst);
         let is_soon = next.minus(clock::monotonic()) <= STAYS;
-        if background::is_asked_to_end()
-            || writer.is_to_go.load(SeqCst)
-            || !is_soon && has_successor(saved, writer, &origin)
-        {
+        if background::is_asked_to_end() {
+            // What sessions that go on have left to this process is for another one.
+            if !background::is_server_stopping() {
+                writer::ask(saved, writer, &origin, false);
+            }
+            return;
+        }
+        if writer.is_to_go.load(SeqCst) || !is_soon && has_successor(saved, writer, &origin) {
             return;
         }
     }

@@ -192,6 +192,7 @@ fn a_writer_that_is_cancelled_or_ended_leaves_nothing_unsaved() {
     define(&mut client, "saved", "1 hour");
     for _ in 0..2 {
         assert_eq!(number(&mut client, SAVE), 0);
+        until("the last one has left", || writer(&postmaster).is_none());
         client.batch_execute(TAKE_EACH).unwrap();
         total += KEYS;
         let mut asleep = None;
