@@ -53,11 +53,15 @@ thread_local! {
 
 /// Registers what is done at the end of transactions; called once, when the library is loaded.
 pub fn init() {
+    fn run(hook: fn() -> Result<()>) {
+        if changed::is_any() {
+            // SAFETY: these frames have nothing to drop.
+            unsafe { commit::run(hook) }
+        }
+    }
     commit::init(Hooks {
-        // SAFETY: these frames have nothing to drop.
-        before_commit: || unsafe { commit::run(before_commit) },
-        // SAFETY: as above.
-        before_prepare: || unsafe { commit::run(before_prepare) },
+        before_commit: || run(before_commit),
+        before_prepare: || run(before_prepare),
         ended,
     });
 }
@@ -138,6 +142,7 @@ fn before_commit() -> Result<()> {
         keys().filter(|copy| copy.since.0 != 0 && !stays(&stay, copy)).collect();
     // In the order in which every call locks rows.
     leaving.sort_unstable_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
+    // It leaves no deferred trigger, which would not be fired any more: those are refused where SQL runs as the owner.
     if !leaving.is_empty() {
         host::write(function, |session| {
             session.with_rows(RowAccess::Write, |rows| {

@@ -66,6 +66,11 @@ pub fn is_changed(name: &[u8]) -> bool {
     })
 }
 
+/// Whether a transaction has changed any.
+pub fn is_any() -> bool {
+    CHANGED.with_borrow(Option::is_some)
+}
+
 /// Takes what this transaction has changed, which ends now.
 pub fn take() -> Option<Taken> {
     let Changed { transaction, function, names } = CHANGED.take()?;

@@ -82,9 +82,16 @@ unsafe extern "C-unwind" fn asked_to_end(_: c_int) {
     unsafe extern "C-unwind" {
         fn SetLatch(latch: *mut pg_sys::Latch);
     }
+    let error = std::io::Error::last_os_error().raw_os_error();
     let _ = ASKED_AT.compare_exchange(0, clock::monotonic().0, SeqCst, SeqCst);
-    // SAFETY: the latch is this process's own.
-    unsafe { SetLatch(pg_sys::MyLatch) };
+    // SAFETY: the latch is this process's own; what was interrupted finds its errno.
+    unsafe {
+        SetLatch(pg_sys::MyLatch);
+        #[cfg(target_os = "linux")]
+        {
+            *libc::__errno_location() = error.unwrap_or_default();
+        }
+    }
 }
 
 /// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first.

@@ -9,12 +9,14 @@ use pgrx::pg_sys;
 
 use crate::call::guarded;
 use crate::error::{Raised, Result};
-use crate::raise::{Raising, caught_below, plain};
+use crate::oom_reserve;
+use crate::raise::{Raising, caught_below, out_of_memory, plain};
 
 /// What is done then.
 #[derive(Clone, Copy)]
 pub struct Hooks {
-    /// Before it commits: in the transaction, after its deferred triggers.
+    /// Before it commits: in the transaction, after its deferred triggers were fired (AfterTriggerFireDeferred in
+    /// CommitTransaction), and before those that wait are dropped (AfterTriggerEndXact): so what it writes may leave none.
     pub before_commit: fn(),
     /// Before PREPARE TRANSACTION.
     pub before_prepare: fn(),
@@ -45,6 +47,9 @@ pub unsafe fn run<E: Raised>(hook: fn() -> Result<(), E>) {
     let report = |error: E| Raising::Report(plain(&error.report(&String::new)));
     // SAFETY: as the caller says; the closures have nothing to drop.
     unsafe {
+        if !oom_reserve::hold() {
+            out_of_memory().raise();
+        }
         guarded(|below| {
             catch_unwind(AssertUnwindSafe(|| hook().map_err(report)))
                 .unwrap_or_else(|caught| Err(caught_below(caught, below)))
