@@ -1,5 +1,5 @@
 //! A database of a test's own with the SQL file in it, loaded by the role that owns it and is no superuser. In place of
-//! tests/database.rs, so that the extension's own tests run on the file.
+//! tests/server/database.rs, so that the extension's own tests run on the file.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

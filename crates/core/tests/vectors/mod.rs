@@ -1,6 +1,6 @@
 //! The golden vectors of README.md here: loading them, and running them against a [`Subject`].
 //!
-//! Shared by `tests/vectors.rs` (the algorithm called directly) and `tests/rl_calculate.rs`
+//! Shared by `tests/vectors.rs` (the algorithm called directly) and `tests/server/rl_calculate.rs`
 //! (through SQL): everything but the call itself is the same.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,28 +1,11 @@
-//! The README and the pages of docs/: their SQL runs and prints what they show, their programs in
-//! other languages are tested ones, their links lead somewhere, and the book has every page.
-//!
-//! Each page has a database of its own, in which its blocks run in order, each in a psql of its own,
-//! at a fixed time: a reader who types them one after the other sees the same but for the times.
+//! The README and the pages of docs/: their programs in other languages are tested ones, their links lead
+//! somewhere, the book has every page, and pages list the messages and SQLSTATEs of the sources.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
 use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
 
-use reference::SIGNATURE;
-
-mod reference;
-
-const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezone = 'UTC';";
-
-/// Stands for pg_cron: it runs a job once, to see that it can be run.
-const PG_CRON: &str = "CREATE SCHEMA cron;
-    CREATE FUNCTION cron.schedule(name text, schedule text, command text) RETURNS bigint
-    LANGUAGE plpgsql AS 'BEGIN EXECUTE command; RETURN 1; END'";
-
-/// How a page installs the SQL file, in whose place `make plain` has left the file.
-const SQL_FILE: &str = "-v ON_ERROR_STOP=1 -f ratelimit.sql\n";
+use crate::pages::{Page, SIGNATURE, documents, pages_in, read, root, rows, split};
 
 /// A front page is read in a few minutes.
 const README_LINES: usize = 160;
@@ -38,85 +21,6 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 /// Programs for PGlite, which are no clients of a server.
 const PGLITE: &str = "../../adapters/node/test/file/pglite.test.js";
 const TRY: &str = "../../playground/try/try.js";
-
-/// A Markdown file of the repository.
-struct Page {
-    /// From the repository's root.
-    path: PathBuf,
-    text: String,
-}
-
-/// A fenced block of code.
-struct Block<'a> {
-    /// Its line in the file, from 1.
-    line: usize,
-    language: &'a str,
-    code: String,
-    /// It follows the block before it at once.
-    follows: bool,
-}
-
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
-
-fn read(path: &Path) -> Page {
-    let text = fs::read_to_string(root().join(path))
-        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    Page { path: path.to_owned(), text }
-}
-
-/// The Markdown files of a folder and the folders in it.
-fn pages_in(folder: &Path) -> Vec<Page> {
-    let mut pages = Vec::new();
-    for entry in fs::read_dir(root().join(folder)).expect("the folder is there") {
-        let entry = entry.unwrap();
-        let path = folder.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            pages.extend(pages_in(&path));
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            pages.push(read(&path));
-        }
-    }
-    pages.sort_by(|a, b| a.path.cmp(&b.path));
-    pages
-}
-
-/// What a user reads: the README and docs/.
-fn documents() -> Vec<Page> {
-    let mut pages = vec![read(Path::new("README.md"))];
-    pages.extend(pages_in(Path::new("docs")));
-    pages
-}
-
-/// The fenced blocks, and the text without them.
-fn split(text: &str) -> (Vec<Block<'_>>, String) {
-    let mut blocks = Vec::new();
-    let mut prose = String::new();
-    let mut lines = text.lines().enumerate();
-    let mut follows = false;
-    while let Some((number, line)) = lines.next() {
-        if let Some(language) = line.strip_prefix("```") {
-            let mut code = String::new();
-            let end = lines.by_ref().map(|(_, line)| line).find(|line| {
-                let end = *line == "```";
-                if !end {
-                    code += line;
-                    code += "\n";
-                }
-                end
-            });
-            assert!(end.is_some(), "line {}: the block does not end", number + 1);
-            blocks.push(Block { line: number + 1, language, code, follows });
-            follows = true;
-        } else {
-            follows = false;
-            prose += line;
-            prose += "\n";
-        }
-    }
-    (blocks, prose)
-}
 
 /// Prose without its code spans, in which nothing is a link.
 fn without_code(prose: &str) -> String {
@@ -210,88 +114,6 @@ fn fault(page: &Page, link: &str) -> Option<&'static str> {
     (!there).then_some("names no heading")
 }
 
-/// What psql prints, both streams in the order in which it prints them.
-fn psql(server: &str, database: &str, sql: &str) -> String {
-    let mut psql = Command::new("sh")
-        .arg("-c")
-        .arg(r#"exec psql -X -q -v ON_ERROR_STOP=0 -d "$0" 2>&1"#)
-        .arg(format!("{server} dbname={database}"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("psql runs");
-    psql.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
-    String::from_utf8(psql.wait_with_output().unwrap().stdout).unwrap()
-}
-
-/// Without the spaces at line ends and the blank lines around, which nobody can see.
-fn visible(output: &str) -> String {
-    output.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_owned()
-}
-
-/// The examples of a page that do not print what it shows; `examples` counts those that ran.
-fn wrong_examples(server: &str, page: &Page, examples: &mut usize) -> Vec<String> {
-    const DROP: &str = "DROP DATABASE IF EXISTS documents";
-    let path = page.path.display();
-    let (blocks, _) = split(&page.text);
-    if !blocks.iter().any(|block| block.language == "sql") {
-        return Vec::new();
-    }
-    assert_eq!(visible(&psql(server, "postgres", "CREATE DATABASE documents")), "");
-    assert_eq!(psql(server, "documents", PG_CRON), "");
-    let mut before = CLOCK.to_owned();
-    // The page does it, or says where it is done.
-    if page.text.contains(SQL_FILE) {
-        let file = fs::read_to_string(root().join("dist/ratelimit.sql")).expect("make plain");
-        assert!(!psql(server, "documents", &file).contains("ERROR:"), "dist/ratelimit.sql");
-        before = format!("{CLOCK} \n\\set SHOW_CONTEXT never");
-    } else if !page.text.contains("\nCREATE EXTENSION ratelimit") {
-        assert!(page.text.contains("](installation.md"), "{path} needs a link to the installation");
-        assert_eq!(psql(server, "documents", "CREATE EXTENSION ratelimit"), "");
-    }
-    let mut wrong = Vec::new();
-    for (i, block) in blocks.iter().enumerate().filter(|(_, block)| block.language == "sql") {
-        let shown = blocks.get(i + 1).filter(|next| next.language == "text");
-        let printed = visible(&psql(server, "documents", &format!("{before}\n{}", block.code)));
-        let as_shown = match shown {
-            Some(output) => printed == visible(&output.code),
-            None => !printed.contains("ERROR:"),
-        };
-        if !as_shown {
-            wrong.push(format!("{path}:{}:\n{}\nprints\n{printed}", block.line, block.code));
-        }
-        *examples += 1;
-    }
-    assert_eq!(psql(server, "postgres", DROP), "");
-    wrong
-}
-
-#[test]
-#[ignore = "needs a server: make test"]
-fn every_example_prints_what_its_page_shows() {
-    let server = std::env::var("RATELIMIT_TEST_SERVER").expect("RATELIMIT_TEST_SERVER: make test");
-    // What an earlier run may have left, and the roles that the pages name.
-    psql(&server, "postgres", "DROP DATABASE IF EXISTS documents");
-    psql(
-        &server,
-        "postgres",
-        "DROP ROLE IF EXISTS app, authenticator, authenticated, service_role",
-    );
-    // With the SQL file, the clock is for members of its owner. These don't inherit its rights.
-    let roles = "CREATE ROLE app; CREATE ROLE authenticator;
-        CREATE ROLE authenticated NOINHERIT; CREATE ROLE service_role NOINHERIT;
-        DO $$ BEGIN EXECUTE format('GRANT %I TO authenticated, service_role', current_user); END $$";
-    assert_eq!(psql(&server, "postgres", roles), "");
-
-    let mut examples = 0;
-    let wrong: Vec<String> =
-        documents().iter().flat_map(|page| wrong_examples(&server, page, &mut examples)).collect();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
-    assert!(examples > 40, "only {examples} examples found");
-    let drop = "DROP ROLE app, authenticator, authenticated, service_role";
-    assert_eq!(psql(&server, "postgres", drop), "");
-}
-
 #[test]
 fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
     let documents = documents();
@@ -334,7 +156,9 @@ fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
 #[test]
 fn every_link_leads_somewhere() {
     let mut pages = documents();
-    pages.extend(["CONTRIBUTING.md", "CHANGELOG.md"].map(|path| read(Path::new(path))));
+    pages.extend(
+        ["CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md"].map(|path| read(Path::new(path))),
+    );
     let mut relative = 0;
     let mut wrong = Vec::new();
     for page in &pages {
@@ -525,4 +349,25 @@ fn troubleshooting_has_the_messages_of_the_sources_and_no_other() {
     let missing: Vec<String> = raised.filter(|message| message != "…" && !known(message)).collect();
     assert!(missing.is_empty(), "not in docs/troubleshooting.md: {missing:#?}");
     assert!(messages(&page, "### ").count() > 50);
+}
+
+#[test]
+fn the_page_of_errors_has_every_sqlstate() {
+    let source = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
+    let errors = source("src/schema/error.rs");
+    let raised = errors.split("b\"").skip(1).map(|rest| &rest[..5]);
+    // Of Postgres itself, and of a library below.
+    let others = ["22008", "27000", "53100", "40001", "40P01", "57014", "08006"];
+    let page = read(Path::new("docs/errors.md"));
+    let shown: Vec<String> =
+        rows(&page.text).into_iter().map(|mut row| row.swap_remove(0)).collect();
+    assert_eq!(
+        shown.iter().map(String::as_str).collect::<BTreeSet<_>>(),
+        raised.chain(others).collect::<BTreeSet<_>>()
+    );
+    assert_eq!(
+        shown.len(),
+        shown.iter().collect::<BTreeSet<_>>().len(),
+        "an SQLSTATE stands twice"
+    );
 }

@@ -6,10 +6,9 @@ mod documents;
 mod dump;
 mod fuzz;
 mod in_memory;
-mod layers;
 mod leases;
 mod load;
-#[path = "plain/moves.rs"]
+#[path = "../plain/moves.rs"]
 mod moves;
 mod replication;
 mod rl_calculate;

@@ -4,11 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{Page, read, root, split};
+use super::pages::{Page, SIGNATURE, read, rows, split};
 use crate::database::Database;
-
-/// A signature is shown as SQL, and not run.
-pub const SIGNATURE: &str = "sql signature";
 
 /// Every function that the database's owner may call, as the reference shows it.
 const FUNCTIONS: &str = "
@@ -42,15 +39,6 @@ fn sections(page: &Page) -> BTreeMap<&str, String> {
         section.push('\n');
     }
     sections
-}
-
-/// The cells of the rows of a section's tables that begin with a word in code, without the marks.
-fn rows(section: &str) -> Vec<Vec<String>> {
-    let cells = |row: &str| -> Vec<String> {
-        row.split(" | ").map(|cell| cell.replace(['`', '"'], "").trim().to_owned()).collect()
-    };
-    let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
-    rows.filter(|row| row.starts_with(['`', '['])).map(cells).collect()
 }
 
 /// The words in code of a text.
@@ -190,25 +178,4 @@ fn the_page_of_configs_has_every_field_of_each_kind() {
         let shown = [fields("Fields of every kind"), fields(kind)].concat();
         assert_eq!(shown.iter().map(String::as_str).collect::<BTreeSet<_>>(), allowed, "{kind}");
     }
-}
-
-#[test]
-fn the_page_of_errors_has_every_sqlstate() {
-    let source = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
-    let errors = source("src/schema/error.rs");
-    let raised = errors.split("b\"").skip(1).map(|rest| &rest[..5]);
-    // Of Postgres itself, and of a library below.
-    let others = ["22008", "27000", "53100", "40001", "40P01", "57014", "08006"];
-    let page = read(Path::new("docs/errors.md"));
-    let shown: Vec<String> =
-        rows(&page.text).into_iter().map(|mut row| row.swap_remove(0)).collect();
-    assert_eq!(
-        shown.iter().map(String::as_str).collect::<BTreeSet<_>>(),
-        raised.chain(others).collect::<BTreeSet<_>>()
-    );
-    assert_eq!(
-        shown.len(),
-        shown.iter().collect::<BTreeSet<_>>().len(),
-        "an SQLSTATE stands twice"
-    );
 }

@@ -1,6 +1,6 @@
 //! The golden vectors through SQL: `rl_calculate` answers what the algorithm answers.
 
-#[path = "../crates/core/tests/vectors/mod.rs"]
+#[path = "../../crates/core/tests/vectors/mod.rs"]
 mod golden;
 
 use golden::{Call, Outcome, Subject};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use postgres::{Client, Config, NoTls};
 
-const CONF: &str = "tests/soak/postgresql.conf";
+const CONF: &str = "tests/servers/soak/postgresql.conf";
 
 /// A server with the extension in its database postgres.
 pub struct Server {

@@ -8,7 +8,7 @@ use postgres::Client;
 use crate::one;
 use crate::own::Server;
 
-const CONF: &str = "tests/citus/postgresql.conf";
+const CONF: &str = "tests/servers/citus/postgresql.conf";
 
 /// The first node is the coordinator.
 pub struct Cluster {

@@ -10,30 +10,19 @@ use postgres::Client;
 use cluster::Cluster;
 use load::{DEFINE, DISTRIBUTE_NOTES, assert_exact, beside};
 
-#[path = "citus/clocks.rs"]
 mod clocks;
-#[path = "citus/cluster.rs"]
 mod cluster;
-#[path = "citus/disturbances.rs"]
 mod disturbances;
-#[path = "citus/errors.rs"]
 mod errors;
-#[path = "citus/load.rs"]
 mod load;
-#[path = "citus/many_keys.rs"]
 mod many_keys;
-#[path = "citus/messages.rs"]
 mod messages;
-#[path = "citus/moves.rs"]
 mod moves;
-#[path = "citus/operation.rs"]
 mod operation;
 #[allow(dead_code, reason = "the soak tests do more to a server")]
-#[path = "soak/own.rs"]
+#[path = "../soak/own.rs"]
 mod own;
-#[path = "citus/tally.rs"]
 mod tally;
-#[path = "citus/triggers.rs"]
 mod triggers;
 
 /// The only column of the only row, as text.

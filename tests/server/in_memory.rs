@@ -71,7 +71,7 @@ impl Twins<'_> {
 fn the_golden_vectors_have_the_same_answers_in_memory() {
     let database = Database::new("memory_vectors");
     let mut client = database.connect();
-    let vectors = include_str!("../crates/core/tests/vectors/vectors.jsonl");
+    let vectors = include_str!("../../crates/core/tests/vectors/vectors.jsonl");
     let (mut steps, mut allowed) = (0, 0);
     for (n, vector) in vectors.lines().enumerate() {
         let vector: Value = serde_json::from_str(vector).unwrap();

@@ -1,0 +1,107 @@
+//! Runs the SQL of the README and of docs/, which must print what the pages show.
+//!
+//! Each page has a database of its own, in which its blocks run in order, each in a psql of its own,
+//! at a fixed time: a reader who types them one after the other sees the same but for the times.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use pages::{Page, documents, root, split};
+
+#[allow(dead_code, reason = "the static tests read more of a page")]
+#[path = "../static/pages.rs"]
+mod pages;
+mod reference;
+
+const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezone = 'UTC';";
+
+/// Stands for pg_cron: it runs a job once, to see that it can be run.
+const PG_CRON: &str = "CREATE SCHEMA cron;
+    CREATE FUNCTION cron.schedule(name text, schedule text, command text) RETURNS bigint
+    LANGUAGE plpgsql AS 'BEGIN EXECUTE command; RETURN 1; END'";
+
+/// How a page installs the SQL file, in whose place `make plain` has left the file.
+const SQL_FILE: &str = "-v ON_ERROR_STOP=1 -f ratelimit.sql\n";
+
+/// What psql prints, both streams in the order in which it prints them.
+fn psql(server: &str, database: &str, sql: &str) -> String {
+    let mut psql = Command::new("sh")
+        .arg("-c")
+        .arg(r#"exec psql -X -q -v ON_ERROR_STOP=0 -d "$0" 2>&1"#)
+        .arg(format!("{server} dbname={database}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("psql runs");
+    psql.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+    String::from_utf8(psql.wait_with_output().unwrap().stdout).unwrap()
+}
+
+/// Without the spaces at line ends and the blank lines around, which nobody can see.
+fn visible(output: &str) -> String {
+    output.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_owned()
+}
+
+/// The examples of a page that do not print what it shows; `examples` counts those that ran.
+fn wrong_examples(server: &str, page: &Page, examples: &mut usize) -> Vec<String> {
+    const DROP: &str = "DROP DATABASE IF EXISTS documents";
+    let path = page.path.display();
+    let (blocks, _) = split(&page.text);
+    if !blocks.iter().any(|block| block.language == "sql") {
+        return Vec::new();
+    }
+    assert_eq!(visible(&psql(server, "postgres", "CREATE DATABASE documents")), "");
+    assert_eq!(psql(server, "documents", PG_CRON), "");
+    let mut before = CLOCK.to_owned();
+    // The page does it, or says where it is done.
+    if page.text.contains(SQL_FILE) {
+        let file = fs::read_to_string(root().join("dist/ratelimit.sql")).expect("make plain");
+        assert!(!psql(server, "documents", &file).contains("ERROR:"), "dist/ratelimit.sql");
+        before = format!("{CLOCK} \n\\set SHOW_CONTEXT never");
+    } else if !page.text.contains("\nCREATE EXTENSION ratelimit") {
+        assert!(page.text.contains("](installation.md"), "{path} needs a link to the installation");
+        assert_eq!(psql(server, "documents", "CREATE EXTENSION ratelimit"), "");
+    }
+    let mut wrong = Vec::new();
+    for (i, block) in blocks.iter().enumerate().filter(|(_, block)| block.language == "sql") {
+        let shown = blocks.get(i + 1).filter(|next| next.language == "text");
+        let printed = visible(&psql(server, "documents", &format!("{before}\n{}", block.code)));
+        let as_shown = match shown {
+            Some(output) => printed == visible(&output.code),
+            None => !printed.contains("ERROR:"),
+        };
+        if !as_shown {
+            wrong.push(format!("{path}:{}:\n{}\nprints\n{printed}", block.line, block.code));
+        }
+        *examples += 1;
+    }
+    assert_eq!(psql(server, "postgres", DROP), "");
+    wrong
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn every_example_prints_what_its_page_shows() {
+    let server = std::env::var("RATELIMIT_TEST_SERVER").expect("RATELIMIT_TEST_SERVER: make test");
+    // What an earlier run may have left, and the roles that the pages name.
+    psql(&server, "postgres", "DROP DATABASE IF EXISTS documents");
+    psql(
+        &server,
+        "postgres",
+        "DROP ROLE IF EXISTS app, authenticator, authenticated, service_role",
+    );
+    // With the SQL file, the clock is for members of its owner. These don't inherit its rights.
+    let roles = "CREATE ROLE app; CREATE ROLE authenticator;
+        CREATE ROLE authenticated NOINHERIT; CREATE ROLE service_role NOINHERIT;
+        DO $$ BEGIN EXECUTE format('GRANT %I TO authenticated, service_role', current_user); END $$";
+    assert_eq!(psql(&server, "postgres", roles), "");
+
+    let mut examples = 0;
+    let wrong: Vec<String> =
+        documents().iter().flat_map(|page| wrong_examples(&server, page, &mut examples)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(examples > 40, "only {examples} examples found");
+    let drop = "DROP ROLE app, authenticator, authenticated, service_role";
+    assert_eq!(psql(&server, "postgres", drop), "");
+}

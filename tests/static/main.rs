@@ -1,0 +1,5 @@
+//! Tests that read the sources and the pages, and need nothing else.
+
+mod documents;
+mod layers;
+mod pages;
