@@ -49,9 +49,8 @@ BEGIN
     END IF;
     PERFORM ratelimit._make_type('rl_result', 'ok boolean, retry_after double precision, retry_at timestamptz,
         remaining double precision, capacity double precision, reset_at timestamptz');
-    -- A config as calls read it. Kinds: 1 token bucket, 2 fixed window, 3 sliding window, 4 sliding log,
-    -- 5 concurrency, 6 unlimited. Tokens; periods and times in microseconds, since 1970.
-    PERFORM ratelimit._make_type('_limit', 'kind smallint, rate double precision, period bigint,
+    -- A parsed config. Periods and times are in microseconds, since 1970.
+    PERFORM ratelimit._make_type('_limit', 'kind text, rate double precision, period bigint,
         capacity double precision, tolerance double precision, max_reserved double precision, enforce boolean,
         keyed boolean, overage boolean, start bigint, first_request boolean, zone text, months boolean, every int,
         first_date date,

@@ -57,32 +57,43 @@ CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE 
     SELECT '''' || replace(name, '''', '''''') || ''''
 $$;
 
--- The kinds, as configs name them.
-CREATE OR REPLACE FUNCTION ratelimit._kinds() RETURNS text[] IMMUTABLE LANGUAGE sql AS $$
-    SELECT '{token bucket,fixed window,sliding window,sliding log,concurrency,unlimited}'::text[]
+-- The kinds: how messages call one, the fields of its config and of its state, and an example's arguments.
+CREATE OR REPLACE FUNCTION ratelimit._all_kinds() RETURNS TABLE (kind text, called text, fields text[], state text[],
+    example text) IMMUTABLE LANGUAGE sql AS $$
+    VALUES
+        ('token bucket', 'a token bucket', '{rate,period,capacity,maxReserved,shards}'::text[], '{value,ts}'::text[],
+         'rate => 10, period => ''1 minute'''),
+        ('fixed window', 'a fixed window', '{rate,period,capacity,maxReserved,shards,start,timezone,overage}',
+         '{value,ts}', 'rate => 10, period => ''1 minute'''),
+        ('sliding window', 'a sliding window', '{rate,period}', '{value,ts,prior}',
+         'rate => 10, period => ''1 minute'''),
+        ('sliding log', 'a sliding log', '{rate,period}', '{value,ts,log}', 'rate => 10, period => ''1 minute'''),
+        ('concurrency', 'a concurrency limit', '{slots,ttl}', '{value,ts,leases}',
+         'slots => 3, ttl => ''5 minutes'''),
+        ('unlimited', 'an unlimited one', '{}', '{}', '')
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._a(kind int) RETURNS text IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE kind WHEN 6 THEN 'an unlimited one' WHEN 5 THEN 'a concurrency limit'
-           ELSE 'a ' || (ratelimit._kinds())[kind] END
+CREATE OR REPLACE FUNCTION ratelimit._called(kind text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT k.called FROM ratelimit._all_kinds() k WHERE k.kind = $1
 $$;
 
--- The call that defines a limit of a kind; 7: a window of a calendar.
-CREATE OR REPLACE FUNCTION ratelimit._example(name text, kind int) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+-- The call that defines a limit of a kind, or one with a calendar.
+CREATE OR REPLACE FUNCTION ratelimit._example(name text, kind text, calendar boolean DEFAULT false) RETURNS text
+IMMUTABLE LANGUAGE sql AS $$
     SELECT format('SELECT ratelimit.rl_define(%s, ratelimit.rl_%s(%s));', ratelimit._literal(name),
-        replace((ratelimit._kinds())[CASE kind WHEN 7 THEN 2 ELSE kind END], ' ', '_'),
-        CASE kind WHEN 5 THEN 'slots => 3, ttl => ''5 minutes''' WHEN 6 THEN ''
-        WHEN 7 THEN 'rate => 1000, period => ''1 month'', timezone => ''Europe/Berlin'''
-        ELSE 'rate => 10, period => ''1 minute''' END)
+        replace(k.kind, ' ', '_'), CASE WHEN calendar AND k.kind = 'fixed window'
+        THEN 'rate => 1000, period => ''1 month'', timezone => ''Europe/Berlin''' ELSE k.example END)
+    FROM ratelimit._all_kinds() k WHERE k.kind = $2
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM ratelimit._raise('0A000', format('%s() is not supported for %s', function, ratelimit._a(kind)),
+    PERFORM ratelimit._raise('0A000', format('%s() is not supported for %s', function, ratelimit._called(kind)),
         CASE WHEN function = 'rl_credit' THEN 'Only token buckets and fixed windows can be credited.'
-             WHEN kind = 5 THEN 'Its slots are taken with leases.' ELSE 'Only concurrency limits have leases.' END,
-        CASE WHEN kind = 5 THEN 'Use ratelimit.rl_acquire(name, key) to take a slot and ratelimit.rl_release(lease)'
-                                ' to release it.'
+             WHEN kind = 'concurrency' THEN 'Its slots are taken with leases.'
+             ELSE 'Only concurrency limits have leases.' END,
+        CASE WHEN kind = 'concurrency' THEN
+                 'Use ratelimit.rl_acquire(name, key) to take a slot and ratelimit.rl_release(lease) to release it.'
              WHEN function = 'rl_credit' THEN 'Use ratelimit.rl_reset(name, key) to make the limit full again.'
              ELSE 'SELECT * FROM ratelimit.rl_limit(name, key);' END);
 END
@@ -164,13 +175,13 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._check_count(kind int, count double precision) RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._check_count(kind text, count double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF (count >= 0 AND count <= 1e15) IS NOT TRUE THEN
         PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from 0 to 1e15');
-    ELSIF kind IN (4, 5) AND count <> trunc(count) THEN
-        PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a whole number, for ' || ratelimit._a(kind));
+    ELSIF kind IN ('sliding log', 'concurrency') AND count <> trunc(count) THEN
+        PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a whole number, for ' || ratelimit._called(kind));
     END IF;
 END
 $$;

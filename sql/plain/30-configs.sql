@@ -1,10 +1,10 @@
 -- Configs: from JSON to a limit, and from arguments to JSON.
 
-CREATE OR REPLACE FUNCTION ratelimit._bad_config(problem text, allowed text, kind int) RETURNS void
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._bad_config(problem text, allowed text, kind text DEFAULT NULL,
+    calendar boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('22023', 'invalid rate limit config: ' || problem, format('Allowed: %s.', allowed),
-        'For example: ' || ratelimit._example('sendMessage', coalesce(kind, 1)));
+        'For example: ' || ratelimit._example('sendMessage', coalesce(kind, 'token bucket'), calendar));
 END
 $$;
 
@@ -139,11 +139,12 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 
--- Refuses fields that a kind doesn't have, and a kind that there isn't.
-CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind int, fields text[], example int) RETURNS void
+-- Refuses fields that a kind doesn't have, and an unknown kind.
+CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind text, fields text[]) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
-    any_kind CONSTANT text[] := '{rate,period,capacity,maxReserved,shards,start,timezone,overage,slots,ttl}'::text[];
+    any_kind CONSTANT text[] := ARRAY(SELECT f FROM ratelimit._all_kinds() WITH ORDINALITY k,
+        unnest(k.fields) WITH ORDINALITY u(f, n) GROUP BY f ORDER BY min(k.ordinality * 100 + n));
     own CONSTANT text[] := coalesce(fields, any_kind);
     common CONSTANT text[] := '{store,save,enforce,keyed}'::text[];
     field text := (SELECT f FROM jsonb_object_keys(config) f
@@ -153,13 +154,16 @@ BEGIN
     IF field IS NOT NULL THEN
         PERFORM ratelimit._bad_config(CASE WHEN kind IS NOT NULL AND field = ANY (any_kind)
             THEN format('"%s" is %s, and %s has no such field', field, ratelimit._short((config -> field)::text),
-                        ratelimit._a(kind))
+                        ratelimit._called(kind))
             ELSE to_json(ratelimit._short(field)) || ' is not a field' END,
             (SELECT string_agg(format('"%s"', f), ', ' ORDER BY n)
-             FROM unnest('{kind}'::text[] || own || common) WITH ORDINALITY u(f, n)), example);
+             FROM unnest('{kind}'::text[] || own || common) WITH ORDINALITY u(f, n)), kind, config ? 'timezone');
     ELSIF kind IS NULL THEN
         PERFORM ratelimit._bad_config('"kind" is ' || coalesce(ratelimit._short((config -> 'kind')::text), 'missing'),
-            '"token bucket", "fixed window", "sliding window", "sliding log", "concurrency" or "unlimited"', NULL);
+            (SELECT concat(string_agg(format('"%s"', k.kind), ', ' ORDER BY n) FILTER (WHERE n < total), ' or ',
+                           string_agg(format('"%s"', k.kind), '') FILTER (WHERE n = total))
+             FROM (SELECT a.kind, row_number() OVER () AS n, count(*) OVER () AS total
+                   FROM ratelimit._all_kinds() a) k));
     END IF;
 END
 $$;
@@ -177,28 +181,21 @@ DECLARE
     number numeric;
     float double precision;
     good boolean;
-    example int;
 BEGIN
     IF length > 10000 THEN
-        PERFORM ratelimit._bad_config(format('it is %s bytes long', length), 'at most 10000 bytes', NULL);
+        PERFORM ratelimit._bad_config(format('it is %s bytes long', length), 'at most 10000 bytes');
     ELSIF jsonb_typeof(config) <> 'object' THEN
         PERFORM ratelimit._bad_config('it is ' || ratelimit._short(config::text),
-            'an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}', NULL);
+            'an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}');
     END IF;
-    IF jsonb_typeof(config -> 'kind') = 'string' THEN
-        l.kind := array_position(ratelimit._kinds(), config ->> 'kind');
-    END IF;
-    fields := string_to_array((ARRAY['rate,period,capacity,maxReserved,shards',
-        'rate,period,capacity,maxReserved,shards,start,timezone,overage', 'rate,period', 'rate,period', 'slots,ttl',
-        ''])[l.kind], ',');
-    example := CASE WHEN l.kind = 2 AND is_calendar THEN 7 ELSE l.kind END;
-    PERFORM ratelimit._check_fields(config, l.kind, fields, example);
+    SELECT k.kind, k.fields INTO l.kind, fields FROM ratelimit._all_kinds() k WHERE to_jsonb(k.kind) = config -> 'kind';
+    PERFORM ratelimit._check_fields(config, l.kind, fields);
     l.enforce := true; l.keyed := false; l.overage := false; l.first_request := false;
     IF is_calendar THEN l.first_date := ratelimit._first_date(config -> 'start'); END IF;
     FOREACH field IN ARRAY fields || '{"",store,save,applyUpdates,enforce,keyed}'::text[] LOOP
         IF field = '' AND l.overage AND config ? 'maxReserved' THEN
             PERFORM ratelimit._bad_config('"maxReserved" is ' || (config ->> 'maxReserved'),
-                'none if "overage" is true: no call has to wait', example);
+                'none if "overage" is true: no call has to wait', l.kind, is_calendar);
         END IF;
         given := config -> field;
         CONTINUE WHEN field = '' OR given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
@@ -207,8 +204,8 @@ BEGIN
         float := CASE WHEN abs(number) <= 1e300 THEN ratelimit._float(number) END;
         CASE field
             WHEN 'rate' THEN
-                good := CASE l.kind WHEN 4 THEN number BETWEEN 1 AND 10000 AND number = trunc(number)
-                                    ELSE float > 0 AND float <= 1e15 END;
+                good := CASE l.kind WHEN 'sliding log' THEN number BETWEEN 1 AND 10000 AND number = trunc(number)
+                        ELSE float > 0 AND float <= 1e15 END;
                 IF good THEN l.rate := float; l.capacity := float; END IF;
             WHEN 'period', 'ttl' THEN
                 IF is_calendar THEN l := ratelimit._dates(l, given); ELSE l.period := ratelimit._period(given); END IF;
@@ -239,14 +236,15 @@ BEGIN
         IF good IS NOT TRUE THEN
             PERFORM ratelimit._bad_config(
                 format('"%s" is %s', field, coalesce(ratelimit._short(given::text), 'missing')),
-                ratelimit._allowed(field, l.kind, is_calendar), example);
+                ratelimit._allowed(field, l.kind, is_calendar), l.kind, is_calendar);
         END IF;
     END LOOP;
     PERFORM ratelimit._check_support(config);
     l.tolerance := 1e-9 * greatest(l.capacity, 1);
-    l.usual := l.kind <= 2 AND l.enforce AND l.zone IS NULL AND NOT (l.keyed OR l.overage OR l.first_request)
-        AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- it is full again within the times of a bigint
-    IF l.kind = 2 THEN l.fresh_prior := -least(l.rate, l.capacity); END IF;
+    l.usual := l.kind IN ('token bucket', 'fixed window') AND l.enforce AND l.zone IS NULL
+        AND NOT (l.keyed OR l.overage OR l.first_request)
+        AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- full again within the times of a bigint
+    IF l.kind = 'fixed window' THEN l.fresh_prior := -least(l.rate, l.capacity); END IF;
     RETURN l;
 END
 $$;
@@ -264,11 +262,11 @@ END
 $$;
 
 -- What a field may have.
-CREATE OR REPLACE FUNCTION ratelimit._allowed(field text, kind int, is_calendar boolean) RETURNS text
+CREATE OR REPLACE FUNCTION ratelimit._allowed(field text, kind text, is_calendar boolean) RETURNS text
 IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE field
-        WHEN 'rate' THEN CASE kind WHEN 4 THEN 'a whole number from 1 to 10000'
-                                   ELSE 'a number greater than 0, at most 1e15' END
+        WHEN 'rate' THEN CASE kind WHEN 'sliding log' THEN 'a whole number from 1 to 10000'
+                         ELSE 'a number greater than 0, at most 1e15' END
         WHEN 'capacity' THEN 'a number from 0 to 1e15'
         WHEN 'maxReserved' THEN 'a number from 0 to 1e15'
         WHEN 'shards' THEN 'a whole number from 1 to 1024'
@@ -279,8 +277,9 @@ IMMUTABLE LANGUAGE sql AS $$
         WHEN 'store' THEN '"table" or "memory"'
         WHEN 'applyUpdates' THEN '"synchronously" or "asynchronously"'
         WHEN 'overage' THEN 'true or false' WHEN 'enforce' THEN 'true or false' WHEN 'keyed' THEN 'true or false'
-        ELSE CASE WHEN is_calendar AND kind = 2 THEN 'with "timezone", a whole number of days and weeks, or of months '
-                'and years, at most 100 years, such as "7 days" or "1 month"'
+        ELSE CASE WHEN is_calendar AND kind = 'fixed window'
+            THEN 'with "timezone", a whole number of days and weeks, or of months and years, at most 100 years, '
+                'such as "7 days" or "1 month"'
             ELSE 'a number of milliseconds from 1 to 1e15, or a duration such as "1 minute" or "PT1M"; a day is 24 '
                 'hours; months and years only in a fixed window with "timezone"' END END
 $$;
@@ -304,14 +303,14 @@ SET extra_float_digits = 1 AS $$
 $$;
 
 -- Builds the config of a kind from arguments, and checks it.
-CREATE OR REPLACE FUNCTION ratelimit._build(kind int, rate double precision, period interval,
+CREATE OR REPLACE FUNCTION ratelimit._build(kind text, rate double precision, period interval,
     capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards int DEFAULT NULL,
     start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, zone text DEFAULT NULL)
 RETURNS jsonb IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
-    rate_field CONSTANT text := CASE kind WHEN 5 THEN 'slots' ELSE 'rate' END;
-    period_field CONSTANT text := CASE kind WHEN 5 THEN 'ttl' ELSE 'period' END;
-    example CONSTANT int := CASE WHEN zone IS NOT NULL THEN 7 ELSE kind END;
+    rate_field CONSTANT text := CASE kind WHEN 'concurrency' THEN 'slots' ELSE 'rate' END;
+    period_field CONSTANT text := CASE kind WHEN 'concurrency' THEN 'ttl' ELSE 'period' END;
+    calendar CONSTANT boolean := zone IS NOT NULL;
     months int := extract(year FROM period) * 12 + extract(month FROM period);
     days int := extract(day FROM period);
     micros numeric := extract(hour FROM period) * 3600000000 + extract(minute FROM period) * 60000000
@@ -326,16 +325,16 @@ BEGIN
         PERFORM ratelimit._bad('timezone', octet_length(zone) || ' bytes long', 'the IANA name of a time zone');
     END IF;
     IF start IS NOT NULL AND first_request THEN
-        PERFORM ratelimit._bad_config('"start" and "first_request" are both given', 'one of the two', example);
+        PERFORM ratelimit._bad_config('"start" and "first_request" are both given', 'one of the two', kind, calendar);
     END IF;
     SELECT * INTO infinite FROM (VALUES (rate_field, rate), ('capacity', capacity), ('maxReserved', max_reserved))
         AS given(field, number) WHERE number IN ('NaN', 'Infinity', '-Infinity') LIMIT 1;
     IF FOUND THEN
         PERFORM ratelimit._bad_config(format('"%s" is %s', infinite.field, infinite.number), 'a finite number',
-            example);
+            kind, calendar);
     END IF;
     config := jsonb_strip_nulls(jsonb_build_object(
-        'kind', (ratelimit._kinds())[kind],
+        'kind', kind,
         rate_field, ratelimit._number(rate),
         period_field, CASE WHEN months = 0 AND zone IS NULL
             THEN to_jsonb(trim_scale((days * 86400000000::numeric + micros) / 1000))
@@ -362,7 +361,7 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_token_bucket(rate double precision, peri
     capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build(1, rate, period, capacity, max_reserved, shards);
+    RETURN ratelimit._build('token bucket', rate, period, capacity, max_reserved, shards);
 END
 $$;
 
@@ -372,28 +371,29 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_fixed_window(rate double precision, peri
     start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, timezone text DEFAULT NULL)
 RETURNS jsonb IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build(2, rate, period, capacity, max_reserved, shards, start, first_request, timezone);
+    RETURN ratelimit._build('fixed window', rate, period, capacity, max_reserved, shards, start, first_request,
+        timezone);
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_window(rate double precision, period interval)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build(3, rate, period);
+    RETURN ratelimit._build('sliding window', rate, period);
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_sliding_log(rate double precision, period interval)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build(4, rate, period);
+    RETURN ratelimit._build('sliding log', rate, period);
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_concurrency(slots integer, ttl interval)
 RETURNS jsonb IMMUTABLE PARALLEL SAFE LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN ratelimit._build(5, slots, ttl);
+    RETURN ratelimit._build('concurrency', slots, ttl);
 END
 $$;
 

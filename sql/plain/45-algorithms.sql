@@ -2,13 +2,14 @@
 -- arguments. Of l, s and now: the limit, what is stored of a key, and the instant of the decision.
 
 -- Whether a state is of the kind of a limit: a prior below 0, or -0, is what a fixed window has added, negated.
-CREATE OR REPLACE FUNCTION ratelimit._fits(kind int, prior double precision, log timestamptz[]) RETURNS boolean
+CREATE OR REPLACE FUNCTION ratelimit._fits(kind text, prior double precision, log timestamptz[]) RETURNS boolean
 IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN kind <= 2 THEN log IS NULL AND (prior IS NULL
+    SELECT CASE WHEN kind IN ('token bucket', 'fixed window') THEN log IS NULL AND (prior IS NULL
                     OR prior < 0 AND prior > '-Infinity' OR prior = 0 AND prior::text = '-0')
-                WHEN kind = 3 THEN log IS NULL AND coalesce(prior > 0 OR prior = 0 AND prior::text <> '-0', false)
-                WHEN kind = 4 THEN log IS NOT NULL AND prior IS NULL
-                WHEN kind = 5 THEN log IS NOT NULL AND prior IS NOT NULL ELSE false END
+                WHEN kind = 'sliding window' THEN
+                    log IS NULL AND coalesce(prior > 0 OR prior = 0 AND prior::text <> '-0', false)
+                WHEN kind = 'sliding log' THEN log IS NOT NULL AND prior IS NULL
+                WHEN kind = 'concurrency' THEN log IS NOT NULL AND prior IS NOT NULL ELSE false END
 $$;
 
 -- The state of an unused limit.
@@ -19,8 +20,8 @@ DECLARE
 BEGIN
     s.ts := now;
     CASE l.kind
-    WHEN 1 THEN s.value := l.capacity;
-    WHEN 2 THEN
+    WHEN 'token bucket' THEN s.value := l.capacity;
+    WHEN 'fixed window' THEN
         s.value := l.capacity;
         s.prior := l.fresh_prior;
         IF l.zone IS NOT NULL THEN
@@ -28,9 +29,9 @@ BEGIN
         ELSIF NOT l.first_request THEN
             s.ts := now - ((now::numeric - coalesce(l.start, phase)) % l.period + l.period) % l.period;
         END IF;
-    WHEN 3 THEN s.value := 0; s.prior := 0; s.ts := ratelimit._floor(now, l.period);
-    WHEN 4 THEN s.value := 0; s.log := '{}';
-    WHEN 5 THEN s.value := 0; s.log := '{}'; s.prior := 0;
+    WHEN 'sliding window' THEN s.value := 0; s.prior := 0; s.ts := ratelimit._floor(now, l.period);
+    WHEN 'sliding log' THEN s.value := 0; s.log := '{}';
+    WHEN 'concurrency' THEN s.value := 0; s.log := '{}'; s.prior := 0;
     ELSE s.value := 0;
     END CASE;
     RETURN s;
@@ -50,13 +51,15 @@ BEGIN
                  AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
             s.value := value; s.ts := ratelimit._us(ts); s.prior := prior; s.log := log;
             -- In order, and without NULLs, since the table's owner may write another.
-            IF l.kind = 4 THEN s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e); END IF;
+            IF l.kind = 'sliding log' THEN
+                s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e);
+            END IF;
             RETURN s;
         END IF;
     ELSIF value IS NULL OR value = 'Infinity'
         OR NOT ratelimit._fits(l.kind, (CASE WHEN prior IN ('NaN', 'Infinity', '-Infinity') THEN 1 ELSE prior END), log)
     THEN
-        RETURN ratelimit._initial(l, now, CASE WHEN l.kind = 2 AND l.start IS NULL AND l.zone IS NULL
+        RETURN ratelimit._initial(l, now, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
             AND NOT l.first_request THEN ratelimit._phase(name, key) END);
     END IF;
     IF value IN ('NaN', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'value', value::text);
@@ -79,14 +82,14 @@ DECLARE
     seen bigint := s.ts;
 BEGIN
     CASE l.kind
-    WHEN 1 THEN
+    WHEN 'token bucket' THEN
         horizon := ratelimit._due(l, now, greatest(l.capacity - ratelimit._stored(l, s), l.capacity));
-    WHEN 2 THEN
+    WHEN 'fixed window' THEN
         stored := least(ratelimit._stored(l, s), ratelimit._rolls_over(l, s));
         IF l.overage THEN stored := greatest(stored, 0); END IF;
         horizon := ratelimit._due(l, now, greatest(l.capacity - stored, l.capacity, l.rate));
-    WHEN 3 THEN horizon := ratelimit._plus(now, 2 * l.period);
-    WHEN 4 THEN
+    WHEN 'sliding window' THEN horizon := ratelimit._plus(now, 2 * l.period);
+    WHEN 'sliding log' THEN
         horizon := ratelimit._plus(now, l.period);
         seen := CASE WHEN cardinality(s.log) > 0 THEN ratelimit._us(s.log[cardinality(s.log)]) ELSE now END;
     ELSE RETURN s;
@@ -118,7 +121,7 @@ DECLARE
     following bigint;
 BEGIN
     IF value >= 0 OR l.overage THEN RETURN value; END IF;
-    IF l.kind = 1 THEN
+    IF l.kind = 'token bucket' THEN
         most := CASE WHEN l.rate < 1e-270 THEN 0 ELSE 315576000000000 * l.rate / l.period END;
     ELSE
         following := ratelimit._after(l, ts, 1);
@@ -136,7 +139,7 @@ STABLE LANGUAGE plpgsql AS $$
 DECLARE
     more double precision;
 BEGIN
-    IF l.kind = 2 AND s.prior IS NOT NULL THEN
+    IF l.kind = 'fixed window' AND s.prior IS NOT NULL THEN
         -- What this config's window brings beyond what the state's did.
         more := s.prior - l.fresh_prior;
         s.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
@@ -155,7 +158,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._recounted_at(l ratelimit._limit, s ratelimit._state, ts bigint) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.kind = 2 AND ts = s.ts AND ratelimit._stored(l, s) <> ratelimit._rolls_over(l, s) THEN
+    IF l.kind = 'fixed window' AND ts = s.ts AND ratelimit._stored(l, s) <> ratelimit._rolls_over(l, s) THEN
         RETURN ratelimit._after(l, ts, 1);
     END IF;
     RETURN NULL;
@@ -165,21 +168,22 @@ $$;
 -- The tokens at now of so many at ts, without a calendar.
 CREATE OR REPLACE FUNCTION ratelimit._tokens_at(l ratelimit._limit, value double precision, ts bigint, now bigint)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
-    SELECT least(value + CASE l.kind WHEN 1 THEN ratelimit._since(ts, now)::float8 * l.rate / l.period
-                                     ELSE ratelimit._since(ts, now) / l.period * l.rate END, l.capacity)
+    SELECT least(value + CASE l.kind WHEN 'token bucket' THEN ratelimit._since(ts, now)::float8 * l.rate / l.period
+                             ELSE ratelimit._since(ts, now) / l.period * l.rate END, l.capacity)
 $$;
 
 -- The time that they count from then.
 CREATE OR REPLACE FUNCTION ratelimit._counted_at(l ratelimit._limit, ts bigint, now bigint) RETURNS bigint
 IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE l.kind WHEN 1 THEN greatest(ts, now) ELSE ts + ratelimit._since(ts, now) / l.period * l.period END
+    SELECT CASE l.kind WHEN 'token bucket' THEN greatest(ts, now)
+                       ELSE ts + ratelimit._since(ts, now) / l.period * l.period END
 $$;
 
 -- How long so many tokens take to come in, without a calendar. Of windows half the tolerance is left for what comes
 -- after: that many do suffice.
 CREATE OR REPLACE FUNCTION ratelimit._span(l ratelimit._limit, tokens double precision) RETURNS double precision
 IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE l.kind WHEN 1 THEN ceil(tokens * l.period / l.rate)
+    SELECT CASE l.kind WHEN 'token bucket' THEN ceil(tokens * l.period / l.rate)
                        ELSE ceil((tokens - l.tolerance / 2) / l.rate) * l.period END
 $$;
 
@@ -194,9 +198,9 @@ BEGIN
     ELSE
         ts := ratelimit._counted_at(l, s.ts, now);
     END IF;
-    IF s.value >= 0 AND (l.kind = 1 OR s.prior = l.fresh_prior) THEN
+    IF s.value >= 0 AND (l.kind = 'token bucket' OR s.prior = l.fresh_prior) THEN
         tokens := s.value;
-    ELSIF l.kind = 2 AND (windows > 0 OR windows IS NULL AND ts > s.ts) THEN
+    ELSIF l.kind = 'fixed window' AND (windows > 0 OR windows IS NULL AND ts > s.ts) THEN
         tokens := ratelimit._rolls_over(l, s);
     ELSE
         tokens := ratelimit._stored(l, s);
@@ -204,7 +208,7 @@ BEGIN
     IF l.zone IS NOT NULL THEN
         tokens := least(tokens + windows * l.rate, l.capacity);
         RETURN;
-    ELSIF l.kind = 1 AND l.rate < 1e-270 THEN
+    ELSIF l.kind = 'token bucket' AND l.rate < 1e-270 THEN
         -- What flows in of it can be too little for a float.
         tokens := least(tokens, l.capacity);
         RETURN;
@@ -217,7 +221,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._due(l ratelimit._limit, ts bigint, tokens double precision) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.kind = 1 THEN
+    IF l.kind = 'token bucket' THEN
         IF tokens <= 0 THEN RETURN ts; END IF;
         IF tokens * l.period >= 4.611686018427388e18 * l.rate THEN RETURN NULL; END IF;
         RETURN ratelimit._plus(ts, ratelimit._span(l, tokens)::bigint);
@@ -236,7 +240,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._reset_at(l ratelimit._limit, ts bigint, tokens double precision, now bigint)
 RETURNS bigint STABLE LANGUAGE plpgsql AS $$
 BEGIN
-    IF l.kind = 1 THEN
+    IF l.kind = 'token bucket' THEN
         -- Full now, also with a clock behind the state.
         IF l.capacity - tokens <= l.tolerance THEN RETURN now; END IF;
         RETURN ratelimit._due(l, ts, l.capacity - tokens);
@@ -266,7 +270,7 @@ CREATE OR REPLACE FUNCTION ratelimit._passes_at(l ratelimit._limit, s ratelimit.
 DECLARE
     r record;
 BEGIN
-    IF l.kind = 3 THEN
+    IF l.kind = 'sliding window' THEN
         r := ratelimit._counters(l, s, at);
         RETURN r.used + count <= l.rate + l.tolerance;
     END IF;
@@ -345,7 +349,7 @@ BEGIN
         IF wait <= 0 THEN wait := NULL; END IF;
     END IF;
     reset := ratelimit._reset_at(l, ts, value, now);
-    IF l.kind = 2 THEN prior := ratelimit._brought(l, s, ts, value); END IF;
+    IF l.kind = 'fixed window' THEN prior := ratelimit._brought(l, s, ts, value); END IF;
     RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
                l.enforce, NULL, NULL, value, ts, prior, NULL)::ratelimit._decision;
 END
@@ -531,13 +535,12 @@ LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
 BEGIN
-    IF s.ts > now OR l.kind = 4 THEN s := ratelimit._current(l, s, now); END IF;
+    IF s.ts > now OR l.kind = 'sliding log' THEN s := ratelimit._current(l, s, now); END IF;
     CASE l.kind
-    WHEN 1 THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve);
-    WHEN 2 THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve);
-    WHEN 3 THEN RETURN ratelimit._take_window(l, s, now, count);
-    WHEN 4 THEN RETURN ratelimit._take_log(l, s, now, count);
-    WHEN 5 THEN RETURN ratelimit._acquire(l, s, now, count, coalesce(id, now));
+    WHEN 'token bucket', 'fixed window' THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve);
+    WHEN 'sliding window' THEN RETURN ratelimit._take_window(l, s, now, count);
+    WHEN 'sliding log' THEN RETURN ratelimit._take_log(l, s, now, count);
+    WHEN 'concurrency' THEN RETURN ratelimit._acquire(l, s, now, count, coalesce(id, now));
     ELSE
         d.ok := true; d.at := now; d.enforced := l.enforce; d.changed := false;
         RETURN d;
@@ -559,7 +562,7 @@ BEGIN
     d.capacity := l.capacity;
     d.enforced := l.enforce;
     d.changed := false;
-    IF l.kind = 6 THEN RETURN d; END IF;
+    IF l.kind = 'unlimited' THEN RETURN d; END IF;
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
     r := ratelimit._refilled(l, s, now);
     d.ts := r.ts;
@@ -569,10 +572,10 @@ BEGIN
         after.value := ratelimit._subtract(r.tokens, -count);
         after.ts := d.ts;
         d.value := ratelimit._bounded(l, after.value, after.ts);
-    ELSIF l.kind = 1 OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
+    ELSIF l.kind = 'token bucket' OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
         d.value := r.tokens + count;
         -- First what was used beyond what this config brings, of which nothing else would be left.
-        IF l.kind = 2 AND d.ts = s.ts AND d.value > 0 THEN
+        IF l.kind = 'fixed window' AND d.ts = s.ts AND d.value > 0 THEN
             over := greatest(-s.prior - greatest(s.value, 0) + l.fresh_prior, 0);
         END IF;
         IF over > 0 THEN
@@ -585,7 +588,9 @@ BEGIN
     END IF;
     IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
     d.changed := d.changed OR d.value <> r.tokens;
-    IF l.kind = 2 AND (over > 0) IS NOT TRUE THEN d.prior := ratelimit._brought(l, s, d.ts, d.value); END IF;
+    IF l.kind = 'fixed window' AND (over > 0) IS NOT TRUE THEN
+        d.prior := ratelimit._brought(l, s, d.ts, d.value);
+    END IF;
     d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
     d.reset_at := ratelimit._reset_at(l, d.ts, d.value, now);
     RETURN d;
@@ -599,7 +604,9 @@ DECLARE
     d ratelimit._decision;
     r record;
 BEGIN
-    IF l.kind > 2 THEN RETURN ratelimit._decide(l, s, now, 0, false); END IF;
+    IF l.kind NOT IN ('token bucket', 'fixed window') THEN
+        RETURN ratelimit._decide(l, s, now, 0, false);
+    END IF;
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
     r := ratelimit._refilled(l, s, now);
     d.remaining := ratelimit._rounded(r.tokens, l.capacity, l.tolerance);
@@ -616,11 +623,10 @@ DECLARE
 BEGIN
     IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
     CASE l.kind
-    WHEN 3 THEN RETURN greatest(now, s.ts);
-    WHEN 4 THEN
+    WHEN 'sliding log' THEN
         newest := s.log[cardinality(s.log)];
         RETURN greatest(now, ratelimit._us(newest));
-    WHEN 5, 6 THEN RETURN now;
+    WHEN 'concurrency', 'unlimited' THEN RETURN now;
     ELSE RETURN greatest(now, s.ts);
     END CASE;
 END
@@ -635,10 +641,10 @@ DECLARE
 BEGIN
     IF s.ts > now THEN RETURN false; END IF;
     CASE l.kind
-    WHEN 1 THEN
+    WHEN 'token bucket' THEN
         r := ratelimit._refilled(l, s, now);
         RETURN r.tokens >= l.capacity;
-    WHEN 2 THEN
+    WHEN 'fixed window' THEN
         r := ratelimit._refilled(l, s, now);
         -- Full, and no more used of its window than that brings.
         IF r.tokens < l.capacity OR r.ts = s.ts AND -s.prior - greatest(s.value, 0) > -l.fresh_prior THEN
@@ -646,11 +652,11 @@ BEGIN
         END IF;
         fresh := ratelimit._state_of(l, name, key, now, NULL, NULL, NULL, NULL);
         RETURN ratelimit._awaits(l, r.tokens) OR r.ts = fresh.ts;
-    WHEN 3 THEN
+    WHEN 'sliding window' THEN
         r := ratelimit._counters(l, s, now);
         RETURN r.value = 0 AND r.prior = 0;
-    WHEN 4 THEN RETURN ratelimit._gone(l, s.log, now) = cardinality(s.log);
-    WHEN 5 THEN RETURN ratelimit._live(s.log, now) = '{}';
+    WHEN 'sliding log' THEN RETURN ratelimit._gone(l, s.log, now) = cardinality(s.log);
+    WHEN 'concurrency' THEN RETURN ratelimit._live(s.log, now) = '{}';
     ELSE RETURN true;
     END CASE;
 END

@@ -18,7 +18,7 @@ BEGIN
         l := ratelimit._parse(config);
     ELSIF l.kind IS NULL THEN
         PERFORM ratelimit._raise('42704', format('rate limit "%s" is not defined', name), NULL,
-            'Define it: ' || ratelimit._example(name, CASE WHEN leases THEN 5 ELSE 1 END));
+            'Define it: ' || ratelimit._example(name, CASE WHEN leases THEN 'concurrency' ELSE 'token bucket' END));
     END IF;
     IF key = '' AND (l.keyed OR defined.keyed) AND function NOT IN ('rl_extend', 'rl_release', 'rl_headers') THEN
         PERFORM ratelimit._keyed(name, l.kind);
@@ -27,18 +27,19 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._keyed(name text, kind int) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._keyed(name text, kind text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('22004', format('rate limit "%s" requires a key', name),
         'Its config has "keyed": true, so that a call without a key fails instead of taking from a limit that '
         'everybody shares.',
         format('For example: SELECT * FROM ratelimit.%s(%s, ''user-1''); in a list "key": "user-1", in a trigger '
-               '''key=author''.', CASE kind WHEN 5 THEN 'rl_acquire' ELSE 'rl_limit' END, ratelimit._literal(name)));
+               '''key=author''.', CASE kind WHEN 'concurrency' THEN 'rl_acquire' ELSE 'rl_limit' END,
+               ratelimit._literal(name)));
 END
 $$;
 
 -- Refuses a kind that the function is not for, and a count out of range.
-CREATE OR REPLACE FUNCTION ratelimit._check_use(function text, kind int, count double precision) RETURNS void
+CREATE OR REPLACE FUNCTION ratelimit._check_use(function text, kind text, count double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF function = 'rl_credit' THEN
@@ -46,8 +47,8 @@ BEGIN
             PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
         END IF;
         RETURN;
-    ELSIF kind = 5 AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all')
-        OR kind < 5 AND function = 'rl_acquire' THEN
+    ELSIF kind = 'concurrency' AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all')
+        OR kind NOT IN ('concurrency', 'unlimited') AND function = 'rl_acquire' THEN
         PERFORM ratelimit._wrong_kind(function, kind);
     END IF;
     PERFORM ratelimit._check_count(kind, count);
@@ -132,7 +133,9 @@ DECLARE
     s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log);
 BEGIN
     IF function = 'rl_credit' THEN
-        IF l.kind IN (3, 4, 5) THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;
+        IF l.kind NOT IN ('token bucket', 'fixed window', 'unlimited') THEN
+            PERFORM ratelimit._wrong_kind(function, l.kind);
+        END IF;
         RETURN ratelimit._credit(l, s, now, count, taken_at);
     END IF;
     RETURN ratelimit._decide(l, s, now, count, reserve, id);
@@ -205,7 +208,7 @@ BEGIN
                                  seen.log), seen.now, seen.until, count, reserve, true);
             IF d.blocked THEN RETURN ratelimit._told(name, d); END IF;
         END IF;
-        IF l.kind <> 6 THEN PERFORM ratelimit._writable(function); END IF;
+        IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
         d := ratelimit._decided(function, l, name, key, seen.now, count, reserve, taken_at, id,
                                 seen.value, seen.ts, seen.prior, seen.log);
         IF NOT d.changed THEN RETURN ratelimit._told(name, d); END IF;
@@ -276,7 +279,7 @@ BEGIN
         tokens := ratelimit._tokens_at(l, seen.value, seen.ts, seen.now);
         IF count - tokens > l.tolerance THEN
             at := ratelimit._counted_at(l, seen.ts, seen.now);
-            wait := ratelimit._span(l, count - tokens) - CASE l.kind WHEN 1 THEN 0 ELSE seen.now - at END;
+            wait := ratelimit._span(l, count - tokens) - CASE l.kind WHEN 'token bucket' THEN 0 ELSE seen.now - at END;
             -- Confirmed: it passes then.
             IF (wait < 1e15 AND count - ratelimit._tokens_at(l, seen.value, seen.ts, seen.now + wait::bigint)
                 <= l.tolerance) IS NOT TRUE THEN
@@ -306,7 +309,7 @@ BEGIN
                 SELECT FROM ONLY ratelimit.rl_settings s WHERE s.name = 'log_denials')) THEN
                 PERFORM ratelimit._log_denial($1, true, wait::bigint);
             END IF;
-            at := at + CASE l.kind WHEN 1 THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
+            at := at + CASE l.kind WHEN 'token bucket' THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
             RETURN ROW(wait IS NULL, ceil(wait / 1e3) / 1e3,
                 CASE WHEN wait > 0 THEN ratelimit._rounded_up(seen.now + wait::bigint) END,
                 ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity, ratelimit._rounded_up(at))
@@ -372,7 +375,7 @@ DECLARE
     l ratelimit._limit;
 BEGIN
     l := (SELECT c.parsed::ratelimit._limit FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)
-          ORDER BY of_state AND (c.parsed::ratelimit._limit).kind = 6, c.key DESC LIMIT 1);
+          ORDER BY of_state AND (c.parsed::ratelimit._limit).kind = 'unlimited', c.key DESC LIMIT 1);
     RETURN l;
 END
 $$;

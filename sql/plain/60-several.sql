@@ -384,7 +384,7 @@ BEGIN
     IF requests IS NULL THEN PERFORM ratelimit._null('requests'); END IF;
     IF throws IS NULL THEN PERFORM ratelimit._null('throws'); END IF;
     groups := ratelimit._groups(function, requests);
-    FOREACH g IN ARRAY groups LOOP rowless := rowless AND (g.l).kind = 6; END LOOP;
+    FOREACH g IN ARRAY groups LOOP rowless := rowless AND (g.l).kind = 'unlimited'; END LOOP;
     IF function = 'rl_limit_all' AND NOT rowless AND current_setting('transaction_read_only') = 'on' THEN
         PERFORM ratelimit._writable(function);
     END IF;

@@ -70,8 +70,8 @@ BEGIN
         PERFORM ratelimit._bad('lease', 'malformed', 'a lease that rl_acquire() returned');
     END IF;
     l := ratelimit._resolve(function, lease_name, lease_key, ratelimit._defined(lease_name, lease_key), config);
-    IF l.kind = 6 THEN RETURN CASE function WHEN 'rl_extend' THEN timestamptz 'infinity' END; END IF;
-    IF l.kind <> 5 THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;
+    IF l.kind = 'unlimited' THEN RETURN CASE function WHEN 'rl_extend' THEN timestamptz 'infinity' END; END IF;
+    IF l.kind <> 'concurrency' THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;
     PERFORM ratelimit._writable(function);
     id := ratelimit._nearest(parts[3]::bigint);
     -- A plain read first: what is not there needs no lock.

@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABL
     SELECT trim_scale(us::numeric / 1000)
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind int) RETURNS jsonb STABLE LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind text) RETURNS jsonb STABLE LANGUAGE sql AS $$
     SELECT jsonb_build_object('value', ratelimit._number(CASE WHEN s.log IS NULL THEN s.value
                ELSE cardinality(s.log) / CASE WHEN s.prior IS NULL THEN 1 ELSE 2 END END),
                'ts', ratelimit._millis(s.ts))
@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind int) R
            WHEN s.log IS NOT NULL THEN jsonb_build_object('log', coalesce((
                SELECT jsonb_agg(ratelimit._millis(ratelimit._us(e)) ORDER BY n)
                FROM unnest(s.log) WITH ORDINALITY u(e, n)), '[]'))
-           WHEN kind = 3 THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
+           WHEN kind = 'sliding window' THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
 $$;
 
 -- Reads times in epoch milliseconds; NULL: one of them is none.
@@ -30,8 +30,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._read_state(l ratelimit._limit, state jsonb) RETURNS ratelimit._state
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
-    fields CONSTANT text := (ARRAY['value,ts', 'value,ts', 'value,ts,prior', 'value,ts,log', 'value,ts,leases',
-                                   ''])[l.kind];
+    fields CONSTANT text[] := (SELECT k.state FROM ratelimit._all_kinds() k WHERE k.kind = l.kind);
     problem text;
     allowed text;
     s ratelimit._state;
@@ -48,10 +47,10 @@ BEGIN
         allowed := 'an object such as {"value": 3, "ts": 1798804800000}';
     ELSE
         SELECT to_json(ratelimit._short(f)) || ' is not a field of this kind''s state' INTO problem
-        FROM jsonb_object_keys(state) f WHERE f <> ALL (string_to_array(fields, ',')) LIMIT 1;
-        allowed := CASE fields WHEN '' THEN 'none' ELSE '"' || replace(fields, ',', '", "') || '"' END;
+        FROM jsonb_object_keys(state) f WHERE f <> ALL (fields) LIMIT 1;
+        allowed := CASE fields WHEN '{}' THEN 'none' ELSE '"' || array_to_string(fields, '", "') || '"' END;
     END IF;
-    FOREACH field IN ARRAY string_to_array(fields, ',') LOOP
+    FOREACH field IN ARRAY fields LOOP
         EXIT WHEN problem IS NOT NULL;
         given := state -> field;
         number := CASE jsonb_typeof(given) WHEN 'number' THEN given::numeric END;

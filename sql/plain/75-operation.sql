@@ -32,7 +32,7 @@ BEGIN
             d := ratelimit._look(l, s, now, seen.until, 1, false, false);
             limited := NOT d.ok;
             retry := ratelimit._plus(now, d.wait);
-            kind := (ratelimit._kinds())[l.kind];
+            kind := l.kind;
             remaining := d.remaining;
             capacity := l.capacity;
             as_of := ratelimit._shown(ratelimit._present(l, s, now));
@@ -62,7 +62,7 @@ DECLARE
     now CONSTANT bigint := ratelimit._now();
     l ratelimit._limit := ratelimit._defined(seen.name, seen.key);
 BEGIN
-    IF l.kind IS NULL OR l.kind = 6 THEN
+    IF l.kind IS NULL OR l.kind = 'unlimited' THEN
         RETURN seen.value = 'Infinity' OR coalesce(ratelimit._us(seen.ts) < now - span
             AND (seen.prior IS NULL OR seen.log IS NULL OR ratelimit._live(seen.log, now) = '{}'), false);
     END IF;

@@ -13,7 +13,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._policy(l ratelimit._limit, OUT quota text, OUT secs text) IMMUTABLE
 LANGUAGE plpgsql AS $$
 DECLARE
-    period CONSTANT bigint := CASE WHEN l.kind = 5 OR l.months THEN NULL WHEN l.zone IS NOT NULL
+    period CONSTANT bigint := CASE WHEN l.kind = 'concurrency' OR l.months THEN NULL WHEN l.zone IS NOT NULL
                                    THEN l.every * 86400000000 ELSE l.period END;
     longer CONSTANT bigint := greatest(ceil(period::numeric / 1000000), 1) * 1000000;
     tokens CONSTANT double precision := CASE WHEN longer = period THEN l.rate ELSE l.rate * longer / period END;
@@ -40,10 +40,11 @@ DECLARE
     needs_one CONSTANT boolean := result.remaining < 1 AND result.capacity > 1;
 BEGIN
     -- What was taken comes back at several times, or not with the next window.
-    IF l.kind BETWEEN 3 AND 5 OR l.kind = 2 AND needs_one AND NOT l.overage AND result.remaining + l.rate < 1 THEN
+    IF l.kind IN ('sliding window', 'sliding log', 'concurrency')
+        OR l.kind = 'fixed window' AND needs_one AND NOT l.overage AND result.remaining + l.rate < 1 THEN
         RETURN wait;
     END IF;
-    IF l.kind <> 1 OR NOT needs_one THEN RETURN until; END IF;
+    IF l.kind <> 'token bucket' OR NOT needs_one THEN RETURN until; END IF;
     -- At the rate at which it is full by the reset, to a whole millisecond.
     RETURN CASE WHEN until IS NOT NULL THEN least(until, round((reset::float8
         * ((1 - result.remaining) / (result.capacity - result.remaining)) / 1e3)::numeric) * 1000) END;
@@ -121,8 +122,8 @@ BEGIN
         until := ratelimit._until_more(l, result, wait, now);
         headers := jsonb_build_array(
             jsonb_build_array('RateLimit-Policy', concat(quoted, ';q=',
-                CASE l.kind WHEN 6 THEN ratelimit._whole(floor(result.capacity)) ELSE policy.quota END,
-                CASE l.kind WHEN 5 THEN ';qu="concurrent-requests"' END, ';w=' || policy.secs)),
+                CASE l.kind WHEN 'unlimited' THEN ratelimit._whole(floor(result.capacity)) ELSE policy.quota END,
+                CASE l.kind WHEN 'concurrency' THEN ';qu="concurrent-requests"' END, ';w=' || policy.secs)),
             jsonb_build_array('RateLimit', concat(quoted, ';r=', ratelimit._whole(floor(result.remaining)),
                 ';t=' || ratelimit._seconds(until))));
     END IF;

@@ -63,7 +63,7 @@ BEGIN
     IF count IS NULL THEN
         PERFORM ratelimit._null(format('count column "%s" of table "%s"', columns[2], relation));
     END IF;
-    PERFORM ratelimit._check(name, key), ratelimit._check_count(1, count);
+    PERFORM ratelimit._check(name, key), ratelimit._check_count(NULL, count);
     d := ratelimit._change('rl_limit', name, key, count, false, NULL);
     IF NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
 END

@@ -26,8 +26,8 @@ DECLARE
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
     -- What only errors, definitions and log lines need: there a path of their own costs no call anything.
-    seldom CONSTANT text := '^_(a|allowed|bad|bad_config|bad_state|build|check_fields|check_support|dates|denied|'
-        'duration|example|first_date|keyed|kinds|literal|log|misuse|not_written|null|period|policy|raise|set_clock|'
+    seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_state|build|called|check_fields|check_support|dates|denied|'
+        'duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|policy|raise|set_clock|'
         'short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
     f record;
     taken text[] := '{}';

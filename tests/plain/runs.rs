@@ -422,17 +422,17 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         .replace("version CONSTANT int := 2;", "version CONSTANT int := 3;")
         .replace("SELECT 2 WHERE", "SELECT 3 WHERE")
         .replace("v.version = 2", "v.version = 3")
-        .replace("kind smallint, rate double", "kind smallint, more text, rate double")
+        .replace("kind text, rate double", "kind text, more text, rate double")
         .replace("    l.tolerance := 1e-9 *", "    l.more := 'more';\n    l.tolerance := 1e-9 *");
     assert!(
         newer.matches("more").count() >= present.matches("more").count() + 3,
         "the text has changed"
     );
     for (file, version, parsed) in [
-        (&present, 2, "(1,0.1,"),
-        (&present, 2, "(1,0.1,"),
-        (&newer, 3, "(1,more,0.1,"),
-        (&newer, 3, "(1,more,0.1,"),
+        (&present, 2, "(\"token bucket\",0.1,"),
+        (&present, 2, "(\"token bucket\",0.1,"),
+        (&newer, 3, "(\"token bucket\",more,0.1,"),
+        (&newer, 3, "(\"token bucket\",more,0.1,"),
     ] {
         owner.batch_execute(file).unwrap_or_else(|error| panic!("{version}: {error:?}"));
         assert_eq!(rows(&mut owner, KEPT), kept, "{version}");
@@ -466,7 +466,7 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     // A config that a newer version refuses is named, and nothing is changed.
     let strict = newer.replace("version CONSTANT int := 3;", "version CONSTANT int := 4;").replace(
         "    l.more := 'more';\n",
-        "    PERFORM ratelimit._bad_config('it is old', 'a new one', 1);\n",
+        "    PERFORM ratelimit._bad_config('it is old', 'a new one');\n",
     );
     let error = owner.batch_execute(&strict).unwrap_err();
     let message = error.as_db_error().unwrap().message().to_owned();
