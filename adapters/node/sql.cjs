@@ -2,8 +2,9 @@
 const { readFileSync } = require('node:fs');
 const path = require('node:path');
 
-// The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain has it.
-const SCHEMA = /\bratelimit(?=\.(?:rl_|_|rate[lL]imits\b|%))|(?<=SCHEMA )ratelimit\b|(?<=to_regnamespace\(')ratelimit\b/g;
+// How the file writes its schema, and what follows it, as in scripts/plain. All else that has this name is the extension
+// or a setting.
+const SCHEMA = [['ratelimit.r', '.r'], ['ratelimit._', '._'], ['"ratelimit"', '']];
 
 /** ratelimit.sql, the functions of the extension ratelimit in SQL, for a schema. */
 function installSql({ schema = 'ratelimit' } = {}) {
@@ -13,7 +14,8 @@ function installSql({ schema = 'ratelimit' } = {}) {
     }
     const text = readFileSync(path.join(__dirname, 'ratelimit.sql'), 'utf8');
     // Quoted, since the name may be a word of SQL.
-    return schema === 'ratelimit' ? text : text.replace(SCHEMA, `"${schema}"`);
+    if (schema === 'ratelimit') return text;
+    return SCHEMA.reduce((file, [written, rest]) => file.replaceAll(written, `"${schema}"${rest}`), text);
 }
 
 /** Runs installSql on a Pool or a Client of pg, in its transaction if it is in one, on a PGlite or a Knex. */

@@ -38,21 +38,21 @@ BEGIN
             USING HINT = 'It must be 14 or later.';
     END IF;
     IF EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'ratelimit'
-               AND e.extnamespace = to_regnamespace('ratelimit')) THEN
+               AND e.extnamespace = to_regnamespace('"ratelimit"')) THEN
         RAISE EXCEPTION 'the extension ratelimit is installed in schema "%"',
-            (SELECT nspname FROM pg_namespace WHERE oid = to_regnamespace('ratelimit'))
+            (SELECT nspname FROM pg_namespace WHERE oid = to_regnamespace('"ratelimit"'))
             USING HINT = 'This file is for databases without it.';
     END IF;
-    IF to_regnamespace('ratelimit') IS NULL THEN
-        CREATE SCHEMA ratelimit;
-        COMMENT ON SCHEMA ratelimit IS 'rate limiter';
-        EXECUTE coalesce((SELECT format('REVOKE ALL ON SCHEMA ratelimit FROM %s CASCADE', string_agg(DISTINCT
+    IF to_regnamespace('"ratelimit"') IS NULL THEN
+        CREATE SCHEMA "ratelimit";
+        COMMENT ON SCHEMA "ratelimit" IS 'rate limiter';
+        EXECUTE coalesce((SELECT format('REVOKE ALL ON SCHEMA "ratelimit" FROM %s CASCADE', string_agg(DISTINCT
                 CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END, ', '))
             FROM pg_namespace n, aclexplode(n.nspacl) a
-            WHERE n.oid = to_regnamespace('ratelimit') AND a.grantee <> n.nspowner HAVING count(*) > 0), 'SELECT');
+            WHERE n.oid = to_regnamespace('"ratelimit"') AND a.grantee <> n.nspowner HAVING count(*) > 0), 'SELECT');
     END IF;
     -- What another role has made there would run as this one, or be read.
-    home := to_regnamespace('ratelimit');
+    home := to_regnamespace('"ratelimit"');
     SELECT object INTO stranger FROM (
         SELECT format('schema "%s"', nspname), nspowner FROM pg_namespace WHERE oid = home
         UNION ALL SELECT format('relation "%s"', relname), relowner FROM pg_class WHERE relnamespace = home

@@ -24,19 +24,19 @@ CREATE OR REPLACE FUNCTION ratelimit._object(kind text, name text, OUT letter "c
 BEGIN
     IF kind = 'schema' THEN
         SELECT 'n', n.oid, n.nspowner, coalesce(n.nspacl, acldefault('n', n.nspowner))
-        INTO letter, object, owner, items FROM pg_namespace n WHERE n.oid = to_regnamespace('ratelimit');
+        INTO letter, object, owner, items FROM pg_namespace n WHERE n.oid = to_regnamespace('"ratelimit"');
     ELSIF kind = 'table' THEN
         SELECT 'r', c.oid, c.relowner, coalesce(c.relacl, acldefault('r', c.relowner))
-        INTO letter, object, owner, items FROM pg_class c WHERE c.oid = to_regclass(format('ratelimit.%s', name));
+        INTO letter, object, owner, items FROM pg_class c WHERE c.oid = to_regclass(format('"ratelimit".%s', name));
     ELSIF kind = 'type' THEN
         SELECT 'T', t.oid, t.typowner, coalesce(t.typacl, acldefault('T', t.typowner))
-        INTO letter, object, owner, items FROM pg_type t WHERE t.oid = to_regtype(format('ratelimit.%s', name));
-    ELSIF EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace('ratelimit')
+        INTO letter, object, owner, items FROM pg_type t WHERE t.oid = to_regtype(format('"ratelimit".%s', name));
+    ELSIF EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace('"ratelimit"')
                   AND p.proname = split_part($2, '(', 1)) THEN
         BEGIN
             SELECT 'f', p.oid, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
             INTO letter, object, owner, items
-            FROM pg_proc p WHERE p.oid = to_regprocedure(format('ratelimit.%s', name)) AND p.prokind IN ('f', 'w');
+            FROM pg_proc p WHERE p.oid = to_regprocedure(format('"ratelimit".%s', name)) AND p.prokind IN ('f', 'w');
         EXCEPTION WHEN undefined_object THEN
             NULL; -- an argument is of a type that isn't there yet
         END;
@@ -71,14 +71,14 @@ BEGIN
         CONTINUE WHEN a.grantee = 0 AND made.acl IS NULL AND ratelimit._is_open(name) OR made.oid IS NOT NULL
             AND a.grantee <> 0 AND NOT EXISTS (
                 SELECT FROM pg_default_acl d, aclexplode(d.defaclacl) g
-                WHERE d.defaclobjtype = o.letter AND d.defaclnamespace IN (0, to_regnamespace('ratelimit'))
+                WHERE d.defaclobjtype = o.letter AND d.defaclnamespace IN (0, to_regnamespace('"ratelimit"'))
                   AND g.grantee = a.grantee AND g.privilege_type = a.privilege_type);
         had := made.acl -> CASE a.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(a.grantee) END;
         only_option := coalesce(had ? a.privilege_type, false);
         CONTINUE WHEN only_option AND (NOT a.is_grantable OR had ? (a.privilege_type || '*'));
         EXECUTE format('REVOKE %s%s ON %s FROM %s CASCADE', CASE WHEN only_option THEN 'GRANT OPTION FOR ' ELSE '' END,
-            a.privilege_type, CASE kind WHEN 'schema' THEN 'SCHEMA ratelimit'
-                                        ELSE format('%s ratelimit.%s', upper(kind), name) END, a.role);
+            a.privilege_type, CASE kind WHEN 'schema' THEN 'SCHEMA "ratelimit"'
+                                        ELSE format('%s "ratelimit".%s', upper(kind), name) END, a.role);
         IF made.oid IS NOT NULL THEN
             taken := taken || format('%s%s on %s from %s',
                 CASE WHEN only_option THEN 'the grant option of ' ELSE '' END, a.privilege_type,
@@ -354,7 +354,7 @@ BEGIN
     CROSS JOIN LATERAL (SELECT o.grants ? '' AND NOT ratelimit._is_open(same.name) AND (p.proacl IS NULL OR bool_and(
             o.grants ? CASE g.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(g.grantee) END))
         FROM pg_default_acl d, aclexplode(d.defaclacl) g WHERE d.defaclobjtype = 'f' AND d.defaclrole = o.owner
-          AND d.defaclnamespace IN (0, to_regnamespace('ratelimit')) AND g.grantee <> o.owner) AS restored (open)
+          AND d.defaclnamespace IN (0, to_regnamespace('"ratelimit"')) AND g.grantee <> o.owner) AS restored (open)
     CROSS JOIN LATERAL (SELECT first_version IS NOT NULL AND NOT coalesce(restored.open, false)) AS was (known)
     WHERE same.kind = made.kind AND same.name = made.name AND made.oid IS NULL AND o.object IS NOT NULL
       AND same.kind <> 'type' AND CASE WHEN p.oid IS NULL THEN first_version IS NULL OR first_version
@@ -366,10 +366,10 @@ BEGIN
         taken := taken || ratelimit._close(m.kind, m.name);
     END LOOP;
     PERFORM ratelimit._say_taken(taken);
-    IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = to_regnamespace('ratelimit')
+    IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = to_regnamespace('"ratelimit"')
                AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner) THEN
         RAISE EXCEPTION 'other roles can create objects in schema "%"',
-            (SELECT nspname FROM pg_namespace WHERE oid = to_regnamespace('ratelimit'))
+            (SELECT nspname FROM pg_namespace WHERE oid = to_regnamespace('"ratelimit"'))
             USING HINT = 'Revoke that, or install into another schema.';
     END IF;
     PERFORM set_config('search_path', path, true);

@@ -6,15 +6,15 @@
 CREATE OR REPLACE FUNCTION ratelimit._make_type(name text, attributes text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    old oid := to_regtype(format('ratelimit.%I', name));
+    old oid := to_regtype(format('"ratelimit".%I', name));
     found_old text[];
     wanted text[];
     same int := 0;
     changes text[];
 BEGIN
     IF old IS NULL THEN
-        EXECUTE format('CREATE TYPE ratelimit.%I AS (%s)', name, attributes);
-        EXECUTE format('COMMENT ON TYPE ratelimit.%I IS %L', name, CASE WHEN name ~ '^_' THEN 'rate limiter, internal'
+        EXECUTE format('CREATE TYPE "ratelimit".%I AS (%s)', name, attributes);
+        EXECUTE format('COMMENT ON TYPE "ratelimit".%I IS %L', name, CASE WHEN name ~ '^_' THEN 'rate limiter, internal'
                        ELSE 'result of a call of the rate limiter' END);
     ELSE
         EXECUTE format('CREATE TYPE ratelimit._made AS (%s)', attributes);
@@ -30,7 +30,7 @@ BEGIN
         changes := ARRAY(SELECT format('DROP ATTRIBUTE %s', split_part(f, ' ', 1)) FROM unnest(found_old[same + 1:]) f)
             || ARRAY(SELECT format('ADD ATTRIBUTE %s', f) FROM unnest(wanted[same + 1:]) f);
         IF cardinality(changes) > 0 THEN
-            EXECUTE format('ALTER TYPE ratelimit.%I %s', name, array_to_string(changes, ', '));
+            EXECUTE format('ALTER TYPE "ratelimit".%I %s', name, array_to_string(changes, ', '));
         END IF;
     END IF;
     PERFORM ratelimit._close('type', name);

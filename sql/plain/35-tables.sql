@@ -18,7 +18,7 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     FOREACH t IN ARRAY '{ratelimits,rl_config,rl_blocks,rl_settings,rl_version}'::text[] LOOP
-        CONTINUE WHEN to_regclass(format('ratelimit.%s', t)) IS NOT NULL;
+        CONTINUE WHEN to_regclass(format('"ratelimit".%s', t)) IS NOT NULL;
         CASE t
         WHEN 'ratelimits' THEN
             CREATE TABLE ratelimit.rateLimits (

@@ -32,8 +32,8 @@ BEGIN
     PERFORM ratelimit._raise('22004', format('rate limit "%s" requires a key', name),
         'Its config has "keyed": true, so that a call without a key fails instead of taking from a limit that '
         'everybody shares.',
-        format('For example: SELECT * FROM ratelimit.%s(%s, ''user-1''); in a list "key": "user-1", in a trigger '
-               '''key=author''.', CASE kind WHEN 'concurrency' THEN 'rl_acquire' ELSE 'rl_limit' END,
+        format('For example: SELECT * FROM ratelimit.rl_%s(%s, ''user-1''); in a list "key": "user-1", in a trigger '
+               '''key=author''.', CASE kind WHEN 'concurrency' THEN 'acquire' ELSE 'limit' END,
                ratelimit._literal(name)));
 END
 $$;

@@ -8,7 +8,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     -- Of version 1, in another form.
     FOR old IN SELECT p.oid::regprocedure FROM pg_proc p
-        WHERE p.pronamespace = to_regnamespace('ratelimit') AND (p.proname = 'rl_distribute' AND p.pronargs = 0
+        WHERE p.pronamespace = to_regnamespace('"ratelimit"') AND (p.proname = 'rl_distribute' AND p.pronargs = 0
             OR p.proname = 'rl_replay' AND p.prokind = 'f' AND p.proargtypes[0] = 'jsonb'::regtype
             OR p.prorettype = 'bigint'::regtype AND (p.proname = 'rl_memory' AND p.pronargs = 0
                 OR p.proname = 'rl_top_denied' AND NOT p.proretset)) LOOP
@@ -38,7 +38,7 @@ BEGIN
         ('rl_undistribute', '', 'void', NULL, 'knows nothing of Citus'),
         ('rl_node', 'name text, key text', 'TABLE (%s)', 'host text, port integer', 'knows nothing of Citus')
     ) AS functions (name, arguments, result, columns, instead) LOOP
-        EXECUTE format('CREATE OR REPLACE FUNCTION ratelimit.%s(%s) RETURNS %s LANGUAGE sql AS $$ SELECT %s FROM '
+        EXECUTE format('CREATE OR REPLACE FUNCTION "ratelimit".%s(%s) RETURNS %s LANGUAGE sql AS $$ SELECT %s FROM '
             'ratelimit._unsupported(%L, %L) u%s $$', f.name,
             concat_ws(', ', nullif(f.arguments, ''),
                 CASE f.result WHEN 'record' THEN regexp_replace(f.columns, '(^|, )', E'\\1OUT ', 'g') END),

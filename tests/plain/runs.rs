@@ -354,24 +354,11 @@ fn a_word_of_sql_can_be_the_schema() {
 
 /// The file for another schema, as scripts/plain makes it.
 fn in_schema(file: &str, schema: &str) -> String {
-    let (mut made, mut rest) = (String::with_capacity(file.len()), file);
-    while let Some(at) = rest.find("ratelimit") {
-        let (before, after) = (&rest[..at], &rest[at + "ratelimit".len()..]);
-        made += before;
-        let name = after.strip_prefix('.').is_some_and(|name| {
-            ["rl_", "_", "rateLimits", "ratelimits", "%"]
-                .iter()
-                .any(|start| name.starts_with(start))
-        });
-        let named = before.ends_with("SCHEMA ") || before.ends_with("to_regnamespace('");
-        if name || named {
-            made += &format!("\"{schema}\"");
-        } else {
-            made += "ratelimit";
-        }
-        rest = after;
-    }
-    made + rest
+    [("ratelimit.r", ".r"), ("ratelimit._", "._"), ("\"ratelimit\"", "")]
+        .iter()
+        .fold(file.to_owned(), |file, (written, rest)| {
+            file.replace(written, &format!("\"{schema}\"{rest}"))
+        })
 }
 
 /// What an installed file has: state, definitions, blocks, settings, and grants.

@@ -6,10 +6,9 @@ import re
 from importlib.resources import files
 from typing import Any
 
-# The schema, wherever the file names it, but not the extension and settings of that name. scripts/plain has it.
-_SCHEMA = re.compile(
-    r"\bratelimit(?=\.(?:rl_|_|rate[lL]imits\b|%))|(?<=SCHEMA )ratelimit\b|(?<=to_regnamespace\(')ratelimit\b"
-)
+# How the file writes its schema, and what follows it, as in scripts/plain. Elsewhere the name is the extension's or a
+# setting's.
+_SCHEMA = (("ratelimit.r", ".r"), ("ratelimit._", "._"), ('"ratelimit"', ""))
 
 
 def install_sql(schema: str = "ratelimit") -> str:
@@ -17,8 +16,10 @@ def install_sql(schema: str = "ratelimit") -> str:
     if not re.fullmatch(r"(?!pg_|public$)[a-z_][a-z0-9_]{0,62}", schema):
         raise ValueError(f"schema is {schema!r}; allowed: lower-case letters, digits and _, but not public")
     text = files("ratelimit_storage").joinpath("ratelimit.sql").read_text("utf-8")
-    # Quoted, since the name may be a word of SQL.
-    return text if schema == "ratelimit" else _SCHEMA.sub(f'"{schema}"', text)
+    if schema != "ratelimit":
+        for written, rest in _SCHEMA:
+            text = text.replace(written, f'"{schema}"{rest}')  # quoted, since the name may be a word of SQL
+    return text
 
 
 def install(connection: Any, schema: str = "ratelimit") -> None:
