@@ -205,7 +205,7 @@ impl Error {
             Error::NotForKind { function: "rl_credit", .. } => {
                 "Only token buckets and fixed windows can be credited.".into()
             }
-            Error::NotForKind { kind: Kind::Concurrency, .. } => {
+            Error::NotForKind { kind, .. } if kind.has_leases() => {
                 "Its slots are taken with leases.".into()
             }
             Error::NotForKind { .. } => "Only concurrency limits have leases.".into(),
@@ -272,13 +272,13 @@ impl Error {
                 format!("For example: {}", example(error, &qualifier()))
             }
             Error::Undefined { name, kind } => {
-                format!("Define it: {}", definition(name, *kind, &qualifier()))
+                format!("Define it: {}", definition(name, *kind, kind.example(false), &qualifier()))
             }
             Error::Keyed { name, kind } => format!(
                 "For example: SELECT * FROM {}{}({}, 'user-1'); in a list \"key\": \"user-1\", \
                  in a trigger 'key=author'.",
                 qualifier(),
-                if *kind == Kind::Concurrency { "rl_acquire" } else { "rl_limit" },
+                if kind.has_leases() { "rl_acquire" } else { "rl_limit" },
                 literal(name)
             ),
             Error::ClockDenied { role } => format!(
@@ -292,7 +292,7 @@ impl Error {
             Error::RateLimited { retry_after, capacity, forever, .. } => {
                 when_to_try(*retry_after, *capacity, *forever)
             }
-            Error::NotForKind { kind: Kind::Concurrency, .. } => format!(
+            Error::NotForKind { kind, .. } if kind.has_leases() => format!(
                 "Use {schema}rl_acquire(name, key) to take a slot and {schema}rl_release(lease) to release it.",
                 schema = qualifier()
             ),
@@ -378,26 +378,13 @@ fn when_to_try(retry_after: Option<Micros>, capacity: f64, forever: bool) -> Str
 
 /// A definition as the config that has an error may have been meant.
 fn example(error: &ConfigError, schema: &str) -> String {
-    match error.kind.unwrap_or(Kind::TokenBucket) {
-        Kind::FixedWindow if error.calendar => format!(
-            "SELECT {schema}rl_define('sendMessage', {schema}rl_fixed_window(rate => 1000, \
-             period => '1 month', timezone => 'Europe/Berlin'));"
-        ),
-        kind => definition("sendMessage", kind, schema),
-    }
+    let kind = error.kind.unwrap_or(Kind::TokenBucket);
+    definition("sendMessage", kind, kind.example(error.calendar), schema)
 }
 
 /// The call that defines a limit of a kind.
-fn definition(name: &str, kind: Kind, schema: &str) -> String {
-    let (builder, arguments) = match kind {
-        Kind::TokenBucket => ("rl_token_bucket", "rate => 10, period => '1 minute'"),
-        Kind::FixedWindow => ("rl_fixed_window", "rate => 10, period => '1 minute'"),
-        Kind::SlidingWindow => ("rl_sliding_window", "rate => 10, period => '1 minute'"),
-        Kind::SlidingLog => ("rl_sliding_log", "rate => 10, period => '1 minute'"),
-        Kind::Concurrency => ("rl_concurrency", "slots => 3, ttl => '5 minutes'"),
-        Kind::Unlimited => ("rl_unlimited", ""),
-    };
-    let name = literal(name);
+fn definition(name: &str, kind: Kind, arguments: &str, schema: &str) -> String {
+    let (name, builder) = (literal(name), kind.builder());
     format!("SELECT {schema}rl_define({name}, {schema}{builder}({arguments}));")
 }
 

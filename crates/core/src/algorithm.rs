@@ -120,6 +120,30 @@ impl Kind {
         }
     }
 
+    /// Whether its slots are taken by leases.
+    pub fn has_leases(self) -> bool {
+        self == Kind::Concurrency
+    }
+
+    /// The SQL function that builds its config.
+    pub fn builder(self) -> String {
+        format!("rl_{}", self.as_str().replace(' ', "_"))
+    }
+
+    /// Arguments of the [builder](Kind::builder), as an example; with a time zone, if it is one of a `calendar`.
+    pub fn example(self, calendar: bool) -> &'static str {
+        match self {
+            Kind::FixedWindow if calendar => {
+                "rate => 1000, period => '1 month', timezone => 'Europe/Berlin'"
+            }
+            Kind::TokenBucket | Kind::FixedWindow | Kind::SlidingWindow | Kind::SlidingLog => {
+                "rate => 10, period => '1 minute'"
+            }
+            Kind::Concurrency => "slots => 3, ttl => '5 minutes'",
+            Kind::Unlimited => "",
+        }
+    }
+
     /// A limit of the kind, in a sentence.
     pub fn with_article(self) -> &'static str {
         match self {
@@ -229,6 +253,24 @@ impl Limit {
             State::Log(_) | State::Leases(_) => state.value(),
         };
         2.0 * used >= self.capacity()
+    }
+
+    /// Whether it lets every call pass and remembers nothing.
+    pub fn is_unlimited(&self) -> bool {
+        matches!(self, Limit::Unlimited)
+    }
+
+    /// The limit as one of concurrency, the kind whose slots are taken by leases; `None` for the others.
+    pub fn concurrency(&self) -> Option<&Concurrency> {
+        match self {
+            Limit::Concurrency(limit) => Some(limit),
+            _ => None,
+        }
+    }
+
+    /// Whether the `phase` of [`initial_state`](Limit::initial_state) matters.
+    pub fn has_phase(&self) -> bool {
+        matches!(self, Limit::FixedWindow(_))
     }
 
     /// The kind of the limit.
@@ -439,6 +481,35 @@ pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bo
         Current::SlidingLog(limit, log) => limit.decide(log, now, count),
         Current::Concurrency(limit, leases) => limit.decide(leases, now, count),
         Current::Unlimited => unlimited(),
+    }
+}
+
+impl Limit {
+    /// Takes `count` slots of a concurrency limit by a lease; see [`Concurrency::acquire`]. Of other kinds it takes
+    /// tokens, as [`decide`] does.
+    pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
+        match &self.current(state, now) {
+            Current::Concurrency(limit, leases) => limit.acquire(leases, now, count, id),
+            _ => decide(self, state, now, count, false),
+        }
+    }
+
+    /// The state after a lease was extended; `None` where the state has no such lease. See [`Concurrency::extend`].
+    pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
+        match &self.current(state, now) {
+            Current::Concurrency(limit, leases) => limit.extend(leases, now, id).map(State::Leases),
+            _ => None,
+        }
+    }
+
+    /// The state after a lease was released; `None` where the state has no such lease. See [`Concurrency::release`].
+    pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
+        match &self.current(state, now) {
+            Current::Concurrency(limit, leases) => {
+                limit.release(leases, now, id).map(State::Leases)
+            }
+            _ => None,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Leases of concurrency limits: taken as tokens are, and extended and released by their ids.
 
 use ratelimit_core::algorithm::{Concurrency, Lease};
-use ratelimit_core::{Limit, Micros, State};
+use ratelimit_core::{Micros, State};
 
 use crate::error::{LimiterError, Result};
 use crate::homes::{self, Contents};
@@ -15,10 +15,8 @@ use crate::target::{FOREVER, Home, Target, check_count};
 /// # Errors
 /// [`LimiterError::NotForKind`] (0A000): it is another kind.
 fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Concurrency> {
-    match &target.limit.limit {
-        Limit::Concurrency(limit) => Ok(limit),
-        limit => Err(LimiterError::NotForKind { function, kind: limit.kind() }),
-    }
+    let kind = target.limit.kind();
+    target.limit.concurrency().ok_or(LimiterError::NotForKind { function, kind })
 }
 
 /// Takes slots; the answer has their lease.

@@ -134,12 +134,12 @@ impl Change {
     /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
     fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
         match self {
-            Change::Take(Take { count, reserve, lease }) => Ok(match (limit, state, lease) {
-                (Limit::Concurrency(limit), State::Leases(held), Some(id)) => {
-                    limit.acquire(held, now, count, id)
-                }
-                _ => decide(limit, state, now, count, reserve),
-            }),
+            Change::Take(Take { count, lease: Some(id), .. }) => {
+                Ok(limit.acquire(state, now, count, id))
+            }
+            Change::Take(Take { count, reserve, lease: None }) => {
+                Ok(decide(limit, state, now, count, reserve))
+            }
             Change::Credit { count, taken_at } => {
                 algorithm::credit(limit, state, now, count, taken_at)
                     .ok_or_else(|| not_for_credit(limit))

@@ -33,13 +33,13 @@ pub enum Home {
 impl Home {
     /// The home of a limit.
     pub fn of(limit: &Definition) -> Home {
-        match (limit.kind(), limit.store, &limit.limit) {
-            (Kind::Unlimited, ..) => Home::Nowhere,
-            (_, StoreKind::Table, limit) if limit.shards() > 1 => Home::Shards(limit.shards()),
-            (_, StoreKind::Table, _) => Home::Row,
-            (_, StoreKind::Memory, _) if limit.save.is_some() => Home::Saved,
-            (_, StoreKind::Memory, Limit::Concurrency(limit)) => Home::Slots(limit.slots),
-            (_, StoreKind::Memory, _) => Home::Memory,
+        match (limit.store, limit.concurrency()) {
+            _ if limit.is_unlimited() => Home::Nowhere,
+            (StoreKind::Table, _) if limit.shards() > 1 => Home::Shards(limit.shards()),
+            (StoreKind::Table, _) => Home::Row,
+            (StoreKind::Memory, _) if limit.save.is_some() => Home::Saved,
+            (StoreKind::Memory, Some(limit)) => Home::Slots(limit.slots),
+            (StoreKind::Memory, None) => Home::Memory,
         }
     }
 
@@ -131,7 +131,7 @@ impl<'a> Target<'a> {
 
     /// Where the key's windows begin; see [`ratelimit_core::phase`]. Only windows ask for it.
     pub fn phase(&self) -> Micros {
-        if self.limit.kind() != Kind::FixedWindow {
+        if !self.limit.has_phase() {
             return Micros(0);
         }
         let text = self.utf8;
@@ -174,12 +174,8 @@ impl<'a> Target<'a> {
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000).
     pub fn refuse_leases(&self, function: &'static str) -> Result<()> {
-        match self.limit.kind() {
-            Kind::Concurrency => {
-                Err(LimiterError::NotForKind { function, kind: Kind::Concurrency })
-            }
-            _ => Ok(()),
-        }
+        let kind = self.limit.kind();
+        if kind.has_leases() { Err(LimiterError::NotForKind { function, kind }) } else { Ok(()) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ratelimit_core::algorithm::{self, Leases, Tokens};
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Decision, Kind, Limit, Micros, State, decide};
+use ratelimit_core::{Decision, Micros, State, decide};
 use ratelimit_limiter::homes;
 use ratelimit_limiter::ports::{Row, TupleId};
 use ratelimit_limiter::target::Target;
@@ -57,10 +57,7 @@ pub fn millionths(tokens: f64) -> i64 {
 
 /// The state of a key, or the one that it has at first.
 pub fn state_of(limit: &Definition, key: u8, state: Option<&Total>, now: Micros) -> State {
-    let phase = match limit.kind() {
-        Kind::FixedWindow => ratelimit_core::phase(NAME, KEYS[usize::from(key)]),
-        _ => Micros(0),
-    };
+    let phase = ratelimit_core::phase(NAME, KEYS[usize::from(key)]);
     match state {
         Some(Total(state)) if limit.accepts(state.shape()) => state.clone(),
         _ => limit.initial_state(now, phase),
@@ -69,13 +66,9 @@ pub fn state_of(limit: &Definition, key: u8, state: Option<&Total>, now: Micros)
 
 /// Decides a take, or the acquisition of a lease.
 fn decide_change(limit: &Definition, state: &State, now: Micros, change: &Change) -> Decision {
-    match (&limit.limit, state, change) {
-        (Limit::Concurrency(limit), State::Leases(held), &Change::Acquire(id)) => {
-            limit.acquire(held, now, 1.0, Micros(id))
-        }
-        (_, _, &Change::Take(count, reserve, _)) => {
-            decide(limit, state, now, count.into(), reserve)
-        }
+    match *change {
+        Change::Acquire(id) => limit.acquire(state, now, 1.0, Micros(id)),
+        Change::Take(count, reserve, _) => decide(limit, state, now, count.into(), reserve),
         _ => decide(limit, state, now, 1.0, false),
     }
 }

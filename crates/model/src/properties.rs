@@ -1,7 +1,7 @@
 //! What must hold: of each answer, of each end of a transaction, at every instant, and at the end.
 
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Limit, Micros, State};
+use ratelimit_core::{Micros, State};
 use ratelimit_limiter::target::Home;
 
 use crate::content::Total;
@@ -302,10 +302,8 @@ impl Scenario {
         if let Some(until) = settled {
             let change =
                 if is_released { Change::Release(id) } else { Change::Extend(id, until.0) };
-            let ttl = match &self.limit(world, session, key).limit {
-                Limit::Concurrency(limit) => limit.ttl,
-                _ => Micros(0),
-            };
+            let limit = self.limit(world, session, key);
+            let ttl = limit.concurrency().map_or(Micros(0), |limit| limit.ttl);
             let mut instants = world.sessions[session].seen.iter();
             // Not sooner than before, where the clock stepped back.
             let is_extended = |instant: &Instant| {

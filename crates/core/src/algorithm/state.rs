@@ -109,6 +109,16 @@ impl State {
     }
 }
 
+impl State {
+    /// The lease of this id, which may have expired.
+    pub fn lease(&self, id: Micros) -> Option<Lease> {
+        match self {
+            State::Leases(leases) => leases.leases.iter().copied().find(|lease| lease.id == id),
+            _ => None,
+        }
+    }
+}
+
 impl Leases {
     /// The lease that the call gave which left this state.
     pub fn given(&self) -> Option<Lease> {

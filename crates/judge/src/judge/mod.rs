@@ -140,7 +140,7 @@ fn judge_key(
         judgement.by_rows += rows::judge(history, &limit, calls)?;
         return Ok(());
     }
-    if let Limit::Concurrency(limit) = &limit {
+    if let Some(limit) = limit.concurrency() {
         if let Some(&n) = calls.iter().find(|&&n| history.calls[n as usize].unanswered) {
             return Err((n, "a lease whose id is not known can't be judged".to_owned()));
         }
@@ -190,11 +190,11 @@ fn tells_what_expires(
     limit: &Limit,
     calls: &[u32],
 ) -> Result<(), (u32, String)> {
-    let lasts = match limit {
-        Limit::SlidingLog(limit) => limit.period.0,
-        Limit::Concurrency(limit) => limit.ttl.0,
-        _ => return Ok(()),
-    };
+    // The kinds that remember each token, for so long.
+    if !limit.whole_counts() {
+        return Ok(());
+    }
+    let lasts = limit.time_to_full().0;
     let call = |n: u32| &history.calls[n as usize];
     let from = calls.iter().map(|&n| call(n).invoked).min().unwrap_or(0);
     let to = calls.iter().map(|&n| call(n).answered).max().unwrap_or(0);

@@ -3,7 +3,6 @@
 
 use std::cmp::Ordering;
 
-use ratelimit_core::algorithm::Leases;
 use ratelimit_core::{Decision, Limit, Micros, State, credit, decide};
 
 use crate::history::{Asked, Invocation, Reply};
@@ -129,35 +128,29 @@ impl Oracle {
     /// The outcome of a call at `now`, on a state that is `later` than believed.
     fn outcome(&self, belief: &Belief, asked: Asked, later: i64, now: Micros) -> Outcome {
         let before = self.state(belief, later, now);
-        match (asked, &self.limit, &before) {
-            (Asked::Limit { count, reserve }, limit, before) => {
+        let (limit, before) = (&self.limit, &before);
+        match asked {
+            Asked::Limit { count, reserve } => {
                 Outcome::of(decide(limit, before, now, count, reserve), now, true)
             }
-            (Asked::Check { count, reserve }, limit, before) => {
+            Asked::Check { count, reserve } => {
                 let outcome = Outcome::of(decide(limit, before, now, count, reserve), now, false);
                 // Before what would be taken.
                 Outcome { remaining: Some(limit.level(before, now).remaining), ..outcome }
             }
-            (Asked::Credit { count }, limit, before) => {
-                match credit(limit, before, now, count, None) {
-                    Some(decision) => Outcome::of(decision, now, true),
-                    None => Outcome::of_truth(false, None),
-                }
-            }
-            (Asked::Reset, ..) => {
+            Asked::Credit { count } => match credit(limit, before, now, count, None) {
+                Some(decision) => Outcome::of(decision, now, true),
+                None => Outcome::of_truth(false, None),
+            },
+            Asked::Reset => {
                 let was = belief.state.is_some();
                 Outcome::of_truth(was, was.then_some(None))
             }
-            (Asked::Acquire { count, lease }, Limit::Concurrency(limit), State::Leases(held)) => {
-                Outcome::of(limit.acquire(held, now, count, Micros(lease)), now, true)
+            Asked::Acquire { count, lease } => {
+                Outcome::of(limit.acquire(before, now, count, Micros(lease)), now, true)
             }
-            (Asked::Extend { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
-                settled(limit.extend(held, now, Micros(lease)))
-            }
-            (Asked::Release { lease }, Limit::Concurrency(limit), State::Leases(held)) => {
-                settled(limit.release(held, now, Micros(lease)))
-            }
-            _ => Outcome::of_truth(false, None),
+            Asked::Extend { lease } => settled(limit.extend(before, now, Micros(lease))),
+            Asked::Release { lease } => settled(limit.release(before, now, Micros(lease))),
         }
     }
 
@@ -294,8 +287,8 @@ fn within(
 }
 
 /// The outcome of a change of a lease.
-fn settled(after: Option<Leases>) -> Outcome {
-    Outcome::of_truth(after.is_some(), after.map(|leases| Some(State::Leases(leases))))
+fn settled(after: Option<State>) -> Outcome {
+    Outcome::of_truth(after.is_some(), after.map(Some))
 }
 
 /// Whether a denial told when the call can pass, to the millisecond.

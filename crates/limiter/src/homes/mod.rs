@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
-use ratelimit_core::{Kind, Level, Micros, Shards, State};
+use ratelimit_core::{Level, Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
@@ -194,7 +194,7 @@ pub fn forget<H: Host>(
     }
     // Of what is not defined, they may be as many as any limit has; of another kind, left from before it was defined.
     let slots = match limit {
-        Some(limit) if limit.kind() != Kind::Concurrency => 0,
+        Some(limit) if limit.concurrency().is_none() => 0,
         _ => MAX_SLOTS_IN_MEMORY,
     };
     let entries = if in_memory_only { Some(host.entries()?) } else { host.entries_if_any()? };
