@@ -13,9 +13,9 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
-use ratelimit_core::saved::SavedCopy;
 use ratelimit_limiter::homes;
 use ratelimit_limiter::ports::{Host, RowAccess};
+use ratelimit_memory::saved::SavedCopy;
 
 use crate::host;
 use crate::keyed::changed::{self, Taken};

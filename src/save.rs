@@ -17,11 +17,11 @@ use std::time::Duration;
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_core::saved::{Outcome, SavedCopy};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::homes;
 use ratelimit_limiter::ports::{Definitions, Host, RowAccess, RowStore};
 use ratelimit_limiter::target::Home;
+use ratelimit_memory::saved::{Outcome, SavedCopy};
 use xxhash_rust::xxh64::xxh64;
 
 use crate::host;

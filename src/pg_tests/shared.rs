@@ -9,7 +9,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::algorithm::Tokens;
 
 use super::{and_rolled_back, with_catalog};
-use ratelimit_core::table::Kept;
+use ratelimit_memory::states::Kept;
 use ratelimit_pg::shared_memory::{Need, segment};
 
 use crate::store::memory::{Memory, Scope};

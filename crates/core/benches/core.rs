@@ -4,7 +4,6 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use ratelimit_core::table::{Entry, Head, Kept, Partition, Whose, places};
 use ratelimit_core::{Micros, config, decide};
 
 /// 2027-01-01T12:00:00Z.
@@ -50,46 +49,5 @@ fn parsing(c: &mut Criterion) {
     }
 }
 
-/// A partition of 65,536 entries, 6 MB, all of one name and none of them idle.
-fn table(c: &mut Criterion) {
-    const ENTRIES: u64 = 1 << 16;
-    let limit = config::parse(CONFIGS[0].1).unwrap();
-    let state = decide(&limit, &limit.initial_state(NOW, NOW), NOW, 1.0, false).state.unwrap();
-    let (idle_at, used) = (limit.idle_at(&state, NOW, NOW), limit.is_half_used(&state));
-    let kept = Kept::of(&state).unwrap();
-    let whose = Whose { owner: 1, name: 0x77, fair_by_name: true };
-    let (mut head, mut entries) =
-        (Head::default(), vec![Entry::default(); places(ENTRIES as usize)]);
-    let mut partition = Partition::new(&mut head, &mut entries);
-    // As a hash spreads them: the odd number is 2^64 by the golden ratio.
-    let key = |n: u64| [n, n.wrapping_mul(0x9e37_79b9_7f4a_7c15)];
-    let insert = |partition: &mut Partition, n| {
-        partition.entry(key(n), whose, NOW).0.set(kept, idle_at, used)
-    };
-    (0..ENTRIES).for_each(|n| insert(&mut partition, n));
-    assert_eq!(partition.view().len(), ENTRIES);
-
-    let mut group = c.benchmark_group("table");
-    let mut n = 0;
-    let mut next = || {
-        n += 1;
-        n
-    };
-    group.bench_function("hit", |b| {
-        b.iter(|| partition.call(key(next() % ENTRIES)).map(|entry| entry.state()).unwrap());
-    });
-    group.bench_function("miss", |b| {
-        b.iter(|| partition.view().find(key(ENTRIES + next())).is_none())
-    });
-    let mut new = ENTRIES;
-    group.bench_function("insert where it is full", |b| {
-        b.iter(|| {
-            new += 1;
-            insert(&mut partition, new);
-        });
-    });
-    assert_eq!(partition.view().len(), ENTRIES);
-}
-
-criterion_group!(benches, decisions, parsing, table);
+criterion_group!(benches, decisions, parsing);
 criterion_main!(benches);

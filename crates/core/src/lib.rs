@@ -92,7 +92,6 @@
 //!   of their formulas.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
 //! - [`algorithm::Concurrency`] also gives, extends and releases leases, which [`lease`] writes as text.
-//! - [`table`] keeps many states in bounded memory, and [`sketch`] counts the keys that are denied most.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
 
 #![forbid(unsafe_code)]
@@ -103,10 +102,7 @@ pub mod config;
 pub mod headers;
 pub mod lease;
 pub mod requests;
-pub mod saved;
-pub mod sketch;
 pub mod state;
-pub mod table;
 pub mod text;
 
 mod fields;

@@ -16,14 +16,8 @@ mod http;
 mod idle;
 #[path = "properties/overage.rs"]
 mod overage;
-#[path = "properties/saved.rs"]
-mod saved;
 #[path = "properties/sharding.rs"]
 mod sharding;
-#[path = "properties/sketch.rs"]
-mod sketch;
-#[path = "properties/table.rs"]
-mod table;
 
 use std::collections::BTreeMap;
 

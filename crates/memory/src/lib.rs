@@ -11,18 +11,22 @@
 //! do (with `cfg(test)` the atomics and cells are loom's); `tests/threads.rs` has threads on ordinary memory, which
 //! Miri can run, too.
 
+pub mod saved;
+pub mod sketch;
+pub mod states;
+
 mod lock;
 mod partitions;
 mod rankings;
-mod saved;
+mod saved_partitions;
 mod sync;
 mod tallies;
 
 pub use lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
 pub use partitions::{PartitionReadGuard, PartitionWriteGuard, Partitions};
 pub use rankings::{Denied, SharedRankings, TEXT};
-pub use saved::{SavedGuard, SavedPartitions};
+pub use saved_partitions::{SavedGuard, SavedPartitions};
 pub use tallies::{Count, SharedTallies, Totals};
 
 #[cfg(test)]
-mod model;
+mod loom;

@@ -27,7 +27,7 @@
 use std::cell::UnsafeCell;
 use std::slice;
 
-use ratelimit_core::table::{Entry, Head, Partition, PartitionView, place};
+use crate::states::{Entry, Head, Partition, PartitionView, place};
 
 use crate::lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
 

@@ -1,8 +1,7 @@
 //! The keys that are denied most: how often, and who they are, which is kept of no other key.
 
-use ratelimit_core::sketch::{Counter, Sketch, counted};
-
 use crate::lock::{Guarded, ReadWriteLock};
+use crate::sketch::{Counter, Sketch, counted};
 
 /// Over how many rankings keys are spread, by chance.
 const RANKINGS: usize = if cfg!(test) { 2 } else { 16 };

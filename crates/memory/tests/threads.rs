@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
 
 use ratelimit_core::algorithm::{Lease, Leases, Tokens};
-use ratelimit_core::saved::{NewKey, Outcome};
-use ratelimit_core::table::{Kept, Whose, places};
 use ratelimit_core::{Micros, State};
+use ratelimit_memory::saved::{NewKey, Outcome};
+use ratelimit_memory::states::{Kept, Whose, places};
 use ratelimit_memory::{
     Count, PartitionReadGuard, Partitions, ReadWriteLock, SavedPartitions, SharedRankings,
     SharedTallies,

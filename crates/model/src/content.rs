@@ -3,8 +3,8 @@
 use std::hash::{Hash, Hasher};
 
 use ratelimit_core::algorithm::{Counters, Lease, Tokens};
-use ratelimit_core::table::Kept;
 use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::Kept;
 use ratelimit_limiter::ports::Stored;
 
 /// What a row holds.

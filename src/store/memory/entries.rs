@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 
-use ratelimit_core::saved::SavedCopy;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
     BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, Worth,
 };
 use ratelimit_memory::SavedGuard;
+use ratelimit_memory::saved::SavedCopy;
 
 use super::id::{Scope, inline};
 use super::saved::{self, SavedMemory};

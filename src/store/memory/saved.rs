@@ -6,9 +6,9 @@ use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
-use ratelimit_core::saved::{NewKey, NoRoom, Outcome, SavedCopy};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{BeforeRead, Id, Loaded};
+use ratelimit_memory::saved::{NewKey, NoRoom, Outcome, SavedCopy};
 use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;

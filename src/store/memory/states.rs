@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
-use ratelimit_core::table::{Dropped, Entry, Kept, Partition, Whose, places};
 use ratelimit_limiter::ports::{Id, Room};
 use ratelimit_memory::PartitionWriteGuard;
+use ratelimit_memory::states::{Dropped, Entry, Kept, Partition, Whose, places};
 
 use super::SessionLock;
 use ratelimit_pg::clock;

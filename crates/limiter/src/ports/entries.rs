@@ -1,7 +1,7 @@
 //! The entries of memory that sessions share.
 
-pub use ratelimit_core::table::Kept;
 use ratelimit_core::{Micros, State};
+pub use ratelimit_memory::states::Kept;
 
 /// What identifies an entry of memory: a keyed hash of name and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

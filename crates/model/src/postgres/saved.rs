@@ -1,7 +1,7 @@
 //! Entries that are saved, and what saving them does: the table is the core's own, with one lock.
 
 use ratelimit_core::Micros;
-use ratelimit_core::saved::{Cell, NewKey, Outcome, Piece, SavedCopy, SavedHead, SavedPartition};
+use ratelimit_memory::saved::{Cell, NewKey, Outcome, Piece, SavedCopy, SavedHead, SavedPartition};
 
 use super::{Content, Database, FROZEN, Flaw, Primitive, RowKey, StepReply, Version};
 use crate::content::Total;

@@ -8,7 +8,7 @@
 //! Computer Programming 3, 6.4]): a lookup is mostly one cache miss. A third of the places stays empty, to keep the
 //! probes short.
 //!
-//! Dropping a state that is not [idle](crate::Limit::idle_at) gives its key back what it had taken. So of [`SAMPLE`]
+//! Dropping a state that is not [idle](ratelimit_core::Limit::idle_at) gives its key back what it had taken. So of [`SAMPLE`]
 //! entries the first that is idle is dropped, or else the one that was called longest ago, as Redis does with
 //! `allkeys-lru`. Time is counted in new keys, and goes twice as fast for what was called once only, and for that of
 //! which less than half is used. Whatever new keys are called for, one that is called again while half as many of them
@@ -19,7 +19,7 @@
 //! names; further names of an owner share a count with others of that owner.
 //!
 //! ```
-//! use ratelimit_core::table::{Entry, Head, Kept, Partition, Whose, places};
+//! use ratelimit_memory::states::{Entry, Head, Kept, Partition, Whose, places};
 //! use ratelimit_core::{Micros, config, decide};
 //!
 //! let limit = config::parse(r#"{"kind": "token bucket", "rate": 5, "period": "1 minute"}"#)?;
@@ -43,7 +43,7 @@
 //!
 //! [Knuth, The Art of Computer Programming 3, 6.4]: https://www-cs-faculty.stanford.edu/~knuth/taocp.html
 
-use crate::Micros;
+use ratelimit_core::Micros;
 
 mod kept;
 
@@ -153,7 +153,7 @@ impl Entry {
     }
 
     /// Puts a state in, or a slot, with when it is idle (`None`: never), and whether half of the limit or more [is
-    /// used](crate::Limit::is_half_used).
+    /// used](ratelimit_core::Limit::is_half_used).
     pub fn set(&mut self, kept: Kept, idle_at: Option<Micros>, half_used: bool) {
         (self.taken, self.words) = kept.encode();
         self.used = half_used.into();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ratelimit_core::sketch::{Counter, Sketch, counted};
+use ratelimit_memory::sketch::{Counter, Sketch, counted};
 
 use crate::cases;
 

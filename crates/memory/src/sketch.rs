@@ -1,12 +1,12 @@
 //! The most frequent keys of a stream, counted in bounded memory.
 //!
 //! [`Sketch`] is the space-saving algorithm of [Metwally, Agrawal and El Abbadi, 2005]. Like a
-//! [`Partition`](crate::table::Partition), it borrows its memory from a caller that locks it; zeroed memory is
+//! [`Partition`](crate::states::Partition), it borrows its memory from a caller that locks it; zeroed memory is
 //! empty. The caller stores the names of the keys, by the numbers of their counters. Several sessions may
 //! [add](Counter::add) to a key's [`Counter`] at once, and others read it: neither needs `&mut`.
 //!
 //! ```
-//! use ratelimit_core::sketch::{Counter, Sketch, counted};
+//! use ratelimit_memory::sketch::{Counter, Sketch, counted};
 //!
 //! let (mut floor, mut counters, mut names) = (0, [const { Counter::new() }; 2], [' '; 2]);
 //! for letter in "abacaba".chars() {

@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 use ratelimit_core::algorithm::{Lease, Leases, Tokens};
-use ratelimit_core::saved::{
+use ratelimit_core::{Micros, State};
+use ratelimit_memory::saved::{
     Cell, NewKey, NoRoom, Outcome, Piece, SavedCopy, SavedHead, SavedPartition,
 };
-use ratelimit_core::{Micros, State};
 
 /// What is done to a key.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! What an entry keeps, in three words and a tag.
 
-use crate::algorithm::{Counters, Lease, Tokens};
-use crate::{Micros, State};
+use ratelimit_core::algorithm::{Counters, Lease, Tokens};
+use ratelimit_core::{Micros, State};
 
 /// What an entry keeps: a state that fits into it, or one of the slots of a concurrency limit, since it has no room for
 /// more than one lease. A log has no place.
