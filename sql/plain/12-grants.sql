@@ -311,7 +311,19 @@ type _state
 type rl_result
 ';
     -- Of version 1, which kept no record of them, and no longer made.
-    earlier CONSTANT text[] := '{}';
+    earlier CONSTANT text[] := string_to_array('_a(int)
+_allowed(text,int,boolean)
+_bad_config(text,text,int)
+_build(int,float8,interval,float8,float8,int,timestamptz,boolean,text)
+_check_count(int,float8)
+_check_fields(jsonb,int,text[],int)
+_check_use(text,int,float8)
+_example(text,int)
+_fits(int,float8,timestamptz[])
+_keyed(text,int)
+_kinds()
+_state_json(ratelimit._state,int)
+_wrong_kind(text,int)', E'\n');
     first_version boolean;
     m record;
     taken text[] := '{}';
