@@ -10,19 +10,19 @@ use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig, Interrupts, Known,
-    Random, RowAccess, RowStore, Subtransaction, Tally,
+    Random, RowAccess, Rows, Subtransaction, Tally,
 };
 
-use crate::keyed::{blocks, changed, definitions};
+use crate::cache::{blocks, changed, definitions};
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings::{self, Access};
 use crate::schema::spi;
 use crate::store::distributed::Distributed;
 use crate::store::heap;
-use crate::store::held::Remembering;
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
+use crate::store::own_locks::Remembering;
 use crate::tally;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
@@ -95,7 +95,7 @@ impl Session<'_> {
 pub fn with_store<T>(
     catalog: &Catalog,
     lock: TableLock,
-    work: impl FnOnce(&dyn RowStore) -> Result<T>,
+    work: impl FnOnce(&dyn Rows) -> Result<T>,
 ) -> Result<T> {
     let (table, is_of_1_0) = (catalog.rate_limits.oid.into(), catalog.rl_blocks.is_none());
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
@@ -242,7 +242,7 @@ impl Host for Session<'_> {
     fn with_rows<T>(
         &self,
         access: RowAccess,
-        work: impl FnOnce(&dyn RowStore) -> PortResult<T>,
+        work: impl FnOnce(&dyn Rows) -> PortResult<T>,
     ) -> PortResult<T> {
         let with = |lock| with_store(self.catalog, lock, |rows| Ok(work(rows)?));
         Ok(match access {

@@ -13,10 +13,10 @@
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 
+mod cache;
 mod declaration;
 mod functions;
 mod host;
-mod keyed;
 #[cfg(feature = "server_tests")]
 mod pg_tests;
 mod redefined;
@@ -43,8 +43,8 @@ pub extern "C-unwind" fn _PG_init() {
     ratelimit_pg::relcache::init(&[schema::invalidation::relation_changed]);
     ratelimit_pg::subtransaction::init(&[
         store::heap::forget,
-        store::held::forget,
-        keyed::changed::forget,
+        store::own_locks::forget,
+        cache::changed::forget,
     ]);
     redefined::init();
     schema::settings::init();

@@ -5,7 +5,7 @@
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{Host, RowAccess, RowStore};
+use ratelimit_limiter::ports::{Host, RowAccess, Rows};
 
 use crate::host::{self, Session};
 use crate::schema::catalog::{self, Catalog, TableLock};
@@ -44,12 +44,12 @@ fn with_catalog<T>(mut work: impl FnMut(&Catalog) -> T) -> T {
 }
 
 /// Runs work on the rows, reached as `ratelimit.access` says.
-fn with_rows<T>(mut work: impl FnMut(&dyn RowStore) -> PortResult<T>) -> Result<T> {
+fn with_rows<T>(mut work: impl FnMut(&dyn Rows) -> PortResult<T>) -> Result<T> {
     with_session(|_, rows| work(rows))
 }
 
 /// Runs work of a session on the rows.
-fn with_session<T>(mut work: impl FnMut(&Session, &dyn RowStore) -> PortResult<T>) -> Result<T> {
+fn with_session<T>(mut work: impl FnMut(&Session, &dyn Rows) -> PortResult<T>) -> Result<T> {
     host::write(function(), |session| {
         session.with_rows(RowAccess::Write, |rows| work(session, rows))
     })

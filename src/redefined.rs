@@ -5,7 +5,7 @@
 //! transaction and as any call would. The writer keeps off those names from then on: its copy is the older one. Once
 //! others have been told of the change, memory forgets these keys, and of the others of those names the saved ones,
 //! whose rows may have been written. Calls that know the old definition then find none, and look again (see
-//! `homes/saved.rs`); what they took between the copy and the end is lost.
+//! `stores/saved.rs`); what they took between the copy and the end is lost.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,13 +13,13 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
-use ratelimit_limiter::homes;
 use ratelimit_limiter::ports::{Host, RowAccess};
+use ratelimit_limiter::stores;
 use ratelimit_memory::saved::SavedCopy;
 
+use crate::cache::changed::{self, Taken};
+use crate::cache::definitions;
 use crate::host;
-use crate::keyed::changed::{self, Taken};
-use crate::keyed::definitions;
 use crate::save::{keep_from_writing, may_be_saved};
 use crate::schema::catalog::{self, Catalog};
 use crate::schema::error::{Error, Result};
@@ -148,7 +148,7 @@ fn before_commit() -> Result<()> {
             session.with_rows(RowAccess::Write, |rows| {
                 leaving.iter().try_for_each(|copy| {
                     let key = (&copy.name[..], &copy.key[..]);
-                    homes::save(session, rows, key, copy.state.as_ref(), true).map(drop)
+                    stores::save(session, rows, key, copy.state.as_ref(), true).map(drop)
                 })
             })
         })?;

@@ -18,9 +18,9 @@ use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::homes;
-use ratelimit_limiter::ports::{Definitions, Host, RowAccess, RowStore};
-use ratelimit_limiter::target::Home;
+use ratelimit_limiter::ports::{Definitions, Host, RowAccess, Rows};
+use ratelimit_limiter::stores;
+use ratelimit_limiter::target::Store;
 use ratelimit_memory::saved::{Outcome, SavedCopy};
 use xxhash_rust::xxh64::xxh64;
 
@@ -327,11 +327,7 @@ fn write(
 ///
 /// # Errors
 /// Those of the rows.
-fn write_one(
-    session: &host::Session,
-    rows: &dyn RowStore,
-    copy: &SavedCopy,
-) -> PortResult<Outcome> {
+fn write_one(session: &host::Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult<Outcome> {
     let (name, key) = (&copy.name[..], &copy.key[..]);
     // As it is stored, whatever the clock; where it can't be read it is not known to have gone.
     let known = session.known(name, key);
@@ -339,13 +335,13 @@ fn write_one(
     if is_gone {
         return Ok(Outcome::Gone);
     }
-    let is_written = homes::save(session, rows, (name, key), copy.state.as_ref(), false)?;
+    let is_written = stores::save(session, rows, (name, key), copy.state.as_ref(), false)?;
     Ok(if is_written { Outcome::Written } else { Outcome::Failed })
 }
 
 /// Whether keys of a definition may be in memory to be saved: also of one without a limit, under which they wait.
 pub fn may_be_saved(limit: Option<&Definition>) -> bool {
-    limit.is_some_and(|limit| Home::of(limit).may_be_saved())
+    limit.is_some_and(|limit| Store::of(limit).may_be_saved())
 }
 
 /// The names that may be written in a transaction: those that no session takes out of memory meanwhile.

@@ -4,6 +4,6 @@
 mod codec;
 pub mod distributed;
 pub mod heap;
-pub mod held;
 pub mod memory;
+pub mod own_locks;
 mod sql;

@@ -5,10 +5,10 @@ use ratelimit_core::config::Interval;
 use ratelimit_limiter::target::{FOREVER, check_key};
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
+use crate::cache::blocks;
+use crate::cache::definitions;
 use crate::declaration::{Proceed, sql_function};
 use crate::host::Session;
-use crate::keyed::blocks;
-use crate::keyed::definitions;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;

@@ -5,8 +5,8 @@ use ratelimit_core::{Micros, decide};
 use ratelimit_limiter::target::check_count;
 
 use super::answers::{finite, retry};
+use crate::cache::definitions;
 use crate::declaration::{One, sql_function};
-use crate::keyed::definitions;
 use crate::schema::error::Error;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::sql_types::{Json, Timestamptz, sql_row};

@@ -1,8 +1,8 @@
 //! Named limits: defined, undefined, and what `rl_config` does when it is written to.
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
+use crate::cache::definitions;
 use crate::declaration::{Proceed, sql_function};
-use crate::keyed::definitions;
 use crate::redefined::{self, Change};
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::Error;

@@ -9,8 +9,8 @@ use ratelimit_core::text::float_text;
 
 use super::answers::RlResult;
 use super::arguments::{HeaderStyle, LimitName, required};
+use crate::cache::definitions;
 use crate::declaration::sql_function;
-use crate::keyed::definitions;
 use crate::schema::catalog::{self, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;

@@ -1,8 +1,8 @@
 //! The calls of one limit.
 
 use ratelimit_core::Micros;
-use ratelimit_limiter::one;
 use ratelimit_limiter::request::{Answer, Request};
+use ratelimit_limiter::single;
 
 use super::answers::{RlResult, denied};
 use super::arguments::{LimitKey, LimitName};
@@ -27,7 +27,7 @@ sql_function! {
     ) -> One<RlResult> {
         let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
-        let answer = host::take(call.function(), |host| one::limit(host, &request))?;
+        let answer = host::take(call.function(), |host| single::limit(host, &request))?;
         answered(&request, &answer, throws)
     }
 }
@@ -46,7 +46,7 @@ sql_function! {
     ) -> One<RlResult> {
         let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
-        let answer = host::read(call.function(), |host| one::check(host, &request))?;
+        let answer = host::read(call.function(), |host| single::check(host, &request))?;
         answered(&request, &answer, throws)
     }
 }
@@ -65,7 +65,7 @@ sql_function! {
         let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
-        let answer = host::take(call.function(), |host| one::credit(host, &request, taken_at))?;
+        let answer = host::take(call.function(), |host| single::credit(host, &request, taken_at))?;
         Ok(One(RlResult::from(&answer)))
     }
 }

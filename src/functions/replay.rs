@@ -5,8 +5,8 @@ use ratelimit_limiter::request::Answer;
 use ratelimit_limiter::target::check_count;
 
 use super::answers::RlResult;
+use crate::cache::definitions;
 use crate::declaration::{OneInWindow, sql_function};
-use crate::keyed::definitions;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::values::Jsonb;
 

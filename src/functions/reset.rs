@@ -3,14 +3,14 @@
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
 use crate::host;
-use ratelimit_limiter::one;
+use ratelimit_limiter::single;
 use ratelimit_pg::call::Call;
 
 sql_function! {
     /// 25006 in a read-only transaction.
     #[effect(Takes)]
     fn rl_reset(call: &Call, name: LimitName, key: LimitKey) -> bool {
-        host::take(call.function(), |host| one::reset(host, name.0, key.0))
+        host::take(call.function(), |host| single::reset(host, name.0, key.0))
     }
 }
 
@@ -20,7 +20,7 @@ sql_function! {
     fn rl_reset_all(call: &Call, name: LimitName) -> i64 {
         // Outside, since the work begins again where the table has changed.
         let mut count = 0;
-        host::take(call.function(), |host| one::reset_all(host, name.0, &mut count))?;
+        host::take(call.function(), |host| single::reset_all(host, name.0, &mut count))?;
         Ok(count)
     }
 }

@@ -2,8 +2,8 @@
 
 use ratelimit_core::Micros;
 use ratelimit_core::requests::{self, MAX_REQUESTS};
-use ratelimit_limiter::all::{self, RequestOutcome};
 use ratelimit_limiter::request::Request;
+use ratelimit_limiter::several::{self, RequestOutcome};
 
 use super::answers::{self, RlResult};
 use super::arguments::{valid_key, valid_name};
@@ -35,7 +35,7 @@ sql_function! {
     /// Errors as `rl_limit`, each naming its request.
     #[effect(Takes)]
     fn rl_limit_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
-        let make = |list: &[Request]| host::take(call.function(), |host| all::limit(host, list));
+        let make = |list: &[Request]| host::take(call.function(), |host| several::limit(host, list));
         answer_all(call, make, requests, throws)
     }
 }
@@ -44,7 +44,7 @@ sql_function! {
     /// Errors as `rl_limit_all`, save 25006.
     #[effect(Reads)]
     fn rl_check_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
-        let make = |list: &[Request]| host::read(call.function(), |host| all::check(host, list));
+        let make = |list: &[Request]| host::read(call.function(), |host| several::check(host, list));
         answer_all(call, make, requests, throws)
     }
 }

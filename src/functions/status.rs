@@ -1,8 +1,8 @@
 //! What every limit in use holds now.
 
 use ratelimit_core::{Micros, state};
-use ratelimit_limiter::one;
 use ratelimit_limiter::request::Request;
+use ratelimit_limiter::single;
 use ratelimit_limiter::status::{self, Status};
 
 use super::answers::{finite, retry, time};
@@ -70,7 +70,7 @@ sql_function! {
         let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config };
-        let found = host::read(call.function(), |host| one::state(host, &request))?;
+        let found = host::read(call.function(), |host| single::state(host, &request))?;
         Ok(found.map(|found| Json::new(state::to_json(&found))))
     }
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 
 use ratelimit_core::text::shortened;
-use ratelimit_limiter::one;
 use ratelimit_limiter::request::Request;
+use ratelimit_limiter::single;
 use ratelimit_limiter::target::{Target, valid_count};
 
 use super::answers::denied;
@@ -42,11 +42,11 @@ sql_function! {
             scratch.run(|| {
                 let request =
                     Request { name: options.name, key, count, reserve: false, config: None };
-                let allowed = |target: &Target| match target.home.is_in_memory() {
+                let allowed = |target: &Target| match target.store.is_in_memory() {
                     true => Ok(comes_last(&trigger, options.name)?),
                     false => Ok(()),
                 };
-                let answer = host::take(function, |host| one::limit_if(host, &request, allowed))?;
+                let answer = host::take(function, |host| single::limit_if(host, &request, allowed))?;
                 if answer.ok { Ok(()) } else { Err(denied(&request, &answer)) }
             })
         })?;

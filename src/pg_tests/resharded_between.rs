@@ -7,19 +7,19 @@ mod tests {
 
     use pgrx::prelude::*;
     use ratelimit_limiter::error::Result;
-    use ratelimit_limiter::homes::{delete_key, reset_key};
-    use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+    use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+    use ratelimit_limiter::stores::{delete_key, reset_key};
 
     use super::super::{get, run, with_session};
     use crate::host::Session;
 
     /// A store in which others call before the first list of a key's rows and after it.
     struct Between<'a> {
-        rows: &'a dyn RowStore,
+        rows: &'a dyn Rows,
         lists: Cell<usize>,
     }
 
-    impl RowStore for Between<'_> {
+    impl Rows for Between<'_> {
         fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
             let first = self.lists.replace(self.lists.get() + 1) == 0;
             if first {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     /// Runs work on such a store in either mode, and returns what is left of the 4 tokens then.
-    fn left_after(work: fn(&Session, &dyn RowStore) -> Result<bool>) -> Vec<f64> {
+    fn left_after(work: fn(&Session, &dyn Rows) -> Result<bool>) -> Vec<f64> {
         let left = |access| {
             run(&format!("SET LOCAL ratelimit.access = {access}"));
             let was = with_session(|host, rows| work(host, &Between { rows, lists: Cell::new(0) }))

@@ -10,7 +10,7 @@ mod tests {
 
     use super::super::{and_rolled_back, attempt, get, run, with_rows};
     use crate::schema::error::Error;
-    use crate::store::held;
+    use crate::store::own_locks;
     use ratelimit_limiter::ports::{Row, RowId, Stored};
 
     const ID: RowId = RowId { name: b"rolled back", key: b"k", shard: 0 };
@@ -135,7 +135,7 @@ mod tests {
         // All rows, and as if another transaction had made them.
         run("SELECT rl_limit('sharded', count => 32000)");
         assert_eq!(get::<i64>("SELECT count(*) FROM ratelimits WHERE shard > 0"), 64);
-        held::forget(1);
+        own_locks::forget(1);
         let taken: Vec<i32> = (0..20)
             .map(|_| {
                 and_rolled_back(|| {

@@ -18,7 +18,7 @@ use pgrx::pg_sys::BuiltinOid::{
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TRIES, TupleId,
+    KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES, TupleId,
 };
 
 use crate::schema::catalog::TableLock;
@@ -62,7 +62,7 @@ const KEYED_VERSION: [pg_sys::BuiltinOid; 9] = {
     [name, key, shard, value, ts, prior, log, XIDOID, BOOLOID]
 };
 
-impl RowStore for Distributed<'_> {
+impl Rows for Distributed<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {
         const READ: Statement = Statement {
             sql: select!(version!(); by_id!()),

@@ -113,7 +113,7 @@
 //!   → not wanted: the latest state
 
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 
 use open::Heap;
 use read::decode;
@@ -130,7 +130,7 @@ mod write;
 pub use open::with_heap;
 pub use own::forget;
 
-impl RowStore for Heap {
+impl Rows for Heap {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.find(id).map(RawRow::decode).transpose()?.map(|(_, row)| row))
     }

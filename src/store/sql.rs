@@ -8,7 +8,7 @@ use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 
 use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
@@ -70,7 +70,7 @@ macro_rules! keyed_row {
     };
 }
 
-impl RowStore for Connection<'_> {
+impl Rows for Connection<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {
         const READ: Statement = Statement {
             sql: select!(shard_row!(); by_id!()),

@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 const MODULES: [(&str, &[&str]); 10] = [
     ("schema", &[]),
     ("store", &["schema"]),
-    ("keyed", &["schema"]),
+    ("cache", &["schema"]),
     ("tally", &["schema", "store"]),
-    ("host", &["schema", "store", "keyed", "tally"]),
-    ("save", &["schema", "store", "keyed", "host"]),
-    ("redefined", &["schema", "store", "keyed", "host", "save"]),
+    ("host", &["schema", "store", "cache", "tally"]),
+    ("save", &["schema", "store", "cache", "host"]),
+    ("redefined", &["schema", "store", "cache", "host", "save"]),
     ("declaration", &["schema"]),
-    ("functions", &["schema", "keyed", "tally", "host", "save", "redefined", "declaration"]),
+    ("functions", &["schema", "cache", "tally", "host", "save", "redefined", "declaration"]),
     (
         "pg_tests",
-        &["schema", "store", "keyed", "tally", "host", "save", "declaration", "functions"],
+        &["schema", "store", "cache", "tally", "host", "save", "declaration", "functions"],
     ),
 ];
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use crate::error::Result;
 use ratelimit_core::State;
 
-use crate::ports::{Host, KeyRows, KeyedRow, RowStore, Stored};
+use crate::ports::{Host, KeyRows, KeyedRow, Rows, Stored};
 
 /// The most rows of the first page, and of each after one with a log, which is large.
 const PAGE: usize = 128;
@@ -19,7 +19,7 @@ const LARGE_PAGE: usize = 2048;
 /// Those of the rows and of `visit`.
 pub fn each_key(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     (name, key): (&[u8], &[u8]),
     same_name: bool,
     mut visit: impl FnMut(KeyRows) -> Result<ControlFlow<()>>,

@@ -4,11 +4,11 @@ use ratelimit_core::algorithm::{Concurrency, Lease};
 use ratelimit_core::{Micros, State};
 
 use crate::error::{LimiterError, Result};
-use crate::homes::{self, Contents};
-use crate::one;
 use crate::ports::Host;
 use crate::request::{Answer, Request, Take};
-use crate::target::{FOREVER, Home, Target, check_count};
+use crate::single;
+use crate::stores::{self, Contents};
+use crate::target::{FOREVER, Store, Target, check_count};
 
 /// Returns the concurrency limit of a target.
 ///
@@ -22,19 +22,19 @@ fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Con
 /// Takes slots; the answer has their lease.
 ///
 /// # Errors
-/// As [`one::limit`]; 0A000: the limit is of another kind.
+/// As [`single::limit`]; 0A000: the limit is of another kind.
 pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let place = host.place(request.name, request.key)?;
     let target = Target::resolve(host, request).map_err(LimiterError::for_leases)?;
     // Where it has no limit there is no lease, and none is needed.
-    if target.home != Home::Nowhere {
+    if target.store != Store::Nowhere {
         concurrency(&target, "rl_acquire")?;
     }
     check_count(&target.limit, request.count)?;
     // Not made of the clock, which may stand or step back, nor of what is stored, which may be reset, pruned, rolled
     // back or lost: a holder from before could then release another's lease.
     let id = Lease::random_id(host.unguessable()?);
-    let answer = one::take(host, &target, Take { lease: Some(id), ..request.take() }, None)?;
+    let answer = single::take(host, &target, Take { lease: Some(id), ..request.take() }, None)?;
     host.count(place, request.counted(answer.verdict(), &answer));
     Ok(answer.or_let_pass())
 }
@@ -69,7 +69,7 @@ pub fn settle<H: Host>(
     fate: Fate,
 ) -> Result<Option<Micros>> {
     let target = Target::resolve_lease(host, request).map_err(LimiterError::for_leases)?;
-    if target.home == Home::Nowhere {
+    if target.store == Store::Nowhere {
         return Ok(matches!(fate, Fate::Extended).then_some(FOREVER));
     }
     let limit = concurrency(&target, fate.function())?;
@@ -85,5 +85,5 @@ pub fn settle<H: Host>(
         });
         Ok((settled, after.map(State::Leases)))
     };
-    Ok(homes::change(host, &target, None, (0.0, false), decide)?.0)
+    Ok(stores::change(host, &target, None, (0.0, false), decide)?.0)
 }

@@ -3,9 +3,9 @@
 //! It doesn't depend on PostgreSQL: what it needs from its environment are the traits of [`ports`]. The extension
 //! implements them with the heap, SPI and shared memory, and tests with ordinary memory.
 //!
-//! A request is resolved once to a [`Target`](target::Target), which knows its [home](homes): nowhere, a row, rows
-//! with shards, an entry in memory, or slots in memory. A home has one primitive, which locks, decides and writes; the
-//! decision is a closure. How a home reads, which transactions it waits for and what it stores is private to it.
+//! A request is resolved once to a [`Target`](target::Target), which knows its [store](stores): nowhere, a row, rows
+//! with shards, an entry in memory, or slots in memory. A store has one primitive, which locks, decides and writes; the
+//! decision is a closure. How a store reads, which transactions it waits for and what it stores is private to it.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -14,15 +14,15 @@
     warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 
-pub mod all;
 pub mod error;
-pub mod homes;
 pub mod leases;
-pub mod one;
 pub mod ports;
 pub mod prune;
 pub mod request;
+pub mod several;
+pub mod single;
 pub mod status;
+pub mod stores;
 pub mod target;
 
 mod keys;

@@ -10,7 +10,7 @@ mod tally;
 
 pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
 pub use entries::{BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, Worth};
-pub use rows::{KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+pub use rows::{KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
 
@@ -43,7 +43,7 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     fn with_rows<T>(
         &self,
         access: RowAccess,
-        work: impl FnOnce(&dyn RowStore) -> Result<T>,
+        work: impl FnOnce(&dyn Rows) -> Result<T>,
     ) -> Result<T>;
 
     /// Returns the entries of memory, which are made where there are none.

@@ -10,10 +10,10 @@ use std::ops::ControlFlow;
 use ratelimit_core::Micros;
 
 use crate::error::{LimiterError, Result};
-use crate::homes::{self, Batch};
 use crate::keys::each_key;
-use crate::ports::{Host, KeyRows, RowAccess, RowStore};
-use crate::target::Home;
+use crate::ports::{Host, KeyRows, RowAccess, Rows};
+use crate::stores::{self, Batch};
+use crate::target::Store;
 
 /// The end of a batch: the last (name, key) that it scanned.
 struct Position {
@@ -82,18 +82,18 @@ pub fn prune<H: Host>(
 ///
 /// # Errors
 /// Those of the rows.
-fn remove_batch(rows: &dyn RowStore, batch: Option<&mut Batch>) -> Result<i64> {
+fn remove_batch(rows: &dyn Rows, batch: Option<&mut Batch>) -> Result<i64> {
     let Some(batch) = batch.filter(|batch| batch.rows > 0) else { return Ok(0) };
     Ok(rows.remove_all(&std::mem::take(batch).keys)?.unwrap_or(0) as i64)
 }
 
-/// Deletes the rows of a key if they are idle; returns their number. `batch` as in [`homes::prune_key`].
+/// Deletes the rows of a key if they are idle; returns their number. `batch` as in [`stores::prune_key`].
 ///
 /// # Errors
 /// Those of the ports.
 fn prune_key<H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     found: &KeyRows,
     undefined_idle: Option<Micros>,
     batch: Option<&mut Batch>,
@@ -107,6 +107,6 @@ fn prune_key<H: Host>(
     {
         return Ok(0); // not this clock's
     }
-    let limit = limit.filter(|limit| Home::of(limit) != Home::Nowhere);
-    homes::prune_key(host, rows, found, limit.as_ref(), undefined_idle, batch)
+    let limit = limit.filter(|limit| Store::of(limit) != Store::Nowhere);
+    stores::prune_key(host, rows, found, limit.as_ref(), undefined_idle, batch)
 }

@@ -8,11 +8,11 @@ use ratelimit_core::config::Definition;
 use ratelimit_core::{Micros, Shards};
 
 use crate::error::Result;
-use crate::homes;
 use crate::keys::each_key;
 use crate::ports::{BlockInForce, Entries, Host, KeyRows, Known, RowAccess, SavedKey};
 use crate::request::Take;
-use crate::target::{Home, Target, after_block, has_no_rows};
+use crate::stores;
+use crate::target::{Store, Target, after_block, has_no_rows};
 
 /// The status of a key.
 pub struct Status<'a> {
@@ -72,7 +72,7 @@ pub fn each<H: Host>(
         && has_no_rows(&limit)
     {
         let target = Target::defined::<H>(name, key, limit, blocked_until);
-        if !blocked.is_empty() || homes::stored(host, &target)?.is_some() {
+        if !blocked.is_empty() || stores::stored(host, &target)?.is_some() {
             visit(without_rows(host, &target)?);
         }
         return Ok(());
@@ -157,7 +157,7 @@ fn undefined<'a>(
 /// # Errors
 /// Those of the ports.
 fn without_rows<'a, H: Host>(host: &H, target: &Target<'a>) -> Result<Status<'a>> {
-    let (now, shards) = homes::without_rows(host, target)?;
+    let (now, shards) = stores::without_rows(host, target)?;
     Ok(defined(target, &shards, now))
 }
 
@@ -196,17 +196,17 @@ fn status<'a, H: Host>(
 ) -> Result<Option<Status<'a>>> {
     let KeyRows { name, key, rows } = found;
     let Some(limit) = host.defined(name, key)? else {
-        let shards = homes::shards_present(rows);
+        let shards = stores::shards_present(rows);
         return Ok(Some(undefined(host.now(), name, key, shards, blocked_until)));
     };
     if has_no_rows(&limit) {
         return Ok(None);
     }
     let target = Target::defined::<H>(name, key, limit, blocked_until);
-    if target.home == Home::Saved {
+    if target.store == Store::Saved {
         return without_rows(host, &target).map(Some);
     }
     let now = host.now();
-    let shards = homes::of_rows(&target, rows.clone(), now)?;
+    let shards = stores::of_rows(&target, rows.clone(), now)?;
     Ok(Some(defined(&target, &shards, now)))
 }

@@ -15,7 +15,7 @@ pub const FOREVER: Micros = Micros(i64::MAX);
 
 /// Where the state of a limit lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum Store {
     /// Nowhere: it has no limit, and nothing is remembered.
     Nowhere,
     /// In a row of the table.
@@ -30,32 +30,32 @@ pub enum Home {
     Saved,
 }
 
-impl Home {
-    /// The home of a limit.
-    pub fn of(limit: &Definition) -> Home {
+impl Store {
+    /// The store of a limit.
+    pub fn of(limit: &Definition) -> Store {
         match (limit.store, limit.concurrency()) {
-            _ if limit.is_unlimited() => Home::Nowhere,
-            (StoreKind::Table, _) if limit.shards() > 1 => Home::Shards(limit.shards()),
-            (StoreKind::Table, _) => Home::Row,
-            (StoreKind::Memory, _) if limit.save.is_some() => Home::Saved,
-            (StoreKind::Memory, Some(limit)) => Home::Slots(limit.slots),
-            (StoreKind::Memory, None) => Home::Memory,
+            _ if limit.is_unlimited() => Store::Nowhere,
+            (StoreKind::Table, _) if limit.shards() > 1 => Store::Shards(limit.shards()),
+            (StoreKind::Table, _) => Store::Row,
+            (StoreKind::Memory, _) if limit.save.is_some() => Store::Saved,
+            (StoreKind::Memory, Some(limit)) => Store::Slots(limit.slots),
+            (StoreKind::Memory, None) => Store::Memory,
         }
     }
 
     /// Whether it is in rows of the table.
     pub fn is_in_table(self) -> bool {
-        matches!(self, Home::Row | Home::Shards(_))
+        matches!(self, Store::Row | Store::Shards(_))
     }
 
     /// Whether what memory has of it is saved, unless it has no limit now.
     pub fn may_be_saved(self) -> bool {
-        matches!(self, Home::Saved | Home::Nowhere)
+        matches!(self, Store::Saved | Store::Nowhere)
     }
 
     /// Whether it is in memory.
     pub fn is_in_memory(self) -> bool {
-        matches!(self, Home::Memory | Home::Slots(_) | Home::Saved)
+        matches!(self, Store::Memory | Store::Slots(_) | Store::Saved)
     }
 }
 
@@ -65,7 +65,7 @@ pub fn has_no_rows(limit: &Definition) -> bool {
     limit.store == StoreKind::Memory && limit.save.is_none()
 }
 
-/// The key that a call is for, its limit, its block and its home.
+/// The key that a call is for, its limit, its block and its store.
 #[derive(Clone)]
 pub struct Target<'a> {
     /// The limit's name, in the server's encoding.
@@ -75,7 +75,7 @@ pub struct Target<'a> {
     /// The config of the call, or the definition.
     pub limit: Rc<Definition>,
     /// Where its state is.
-    pub home: Home,
+    pub store: Store,
     /// Whether the name is defined for the key; otherwise it is the config of the call alone that says so.
     pub is_defined: bool,
     /// Until when it is blocked, if it ever was, or [`FOREVER`].
@@ -92,8 +92,8 @@ impl<'a> Target<'a> {
         limit: Rc<Definition>,
         blocked_until: Option<Micros>,
     ) -> Target<'a> {
-        let home = Home::of(&limit);
-        Target { name, key, limit, home, is_defined: true, blocked_until, utf8: E::utf8 }
+        let store = Store::of(&limit);
+        Target { name, key, limit, store, is_defined: true, blocked_until, utf8: E::utf8 }
     }
 
     /// Resolves a request: its config, or else the definition of its name and key, or else that of the name; and until
@@ -212,9 +212,9 @@ impl<'a> Resolved<'a> {
         };
         let keyed = keyed || limit.keyed;
         let limit = definitions.in_force(name, limit);
-        let (home, utf8) = (Home::of(&limit), D::utf8);
+        let (store, utf8) = (Store::of(&limit), D::utf8);
         Ok(Resolved {
-            target: Target { name, key, limit, home, is_defined, blocked_until, utf8 },
+            target: Target { name, key, limit, store, is_defined, blocked_until, utf8 },
             keyed,
         })
     }
@@ -232,8 +232,8 @@ fn in_call<D: Definitions>(
     defined: Rc<Definition>,
 ) -> Result<Rc<Definition>> {
     // As they are stored: where the state is for now is for what comes of the two.
-    let of_state = match Home::of(&defined) {
-        Home::Nowhere => definitions.known(name, b"")?.limit.unwrap_or(defined),
+    let of_state = match Store::of(&defined) {
+        Store::Nowhere => definitions.known(name, b"")?.limit.unwrap_or(defined),
         _ => defined,
     };
     match of_state.save {
@@ -290,8 +290,8 @@ fn of_state_of(
     name: &[u8],
     own: Rc<Definition>,
 ) -> Result<Rc<Definition>> {
-    match Home::of(&own) {
-        Home::Nowhere => Ok(definitions.defined(name, b"")?.unwrap_or(own)),
+    match Store::of(&own) {
+        Store::Nowhere => Ok(definitions.defined(name, b"")?.unwrap_or(own)),
         _ => Ok(own),
     }
 }

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use ratelimit_core::algorithm::{self, Leases, Tokens};
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Decision, Micros, State, decide};
-use ratelimit_limiter::homes;
 use ratelimit_limiter::ports::{Row, TupleId};
+use ratelimit_limiter::stores;
 use ratelimit_limiter::target::Target;
 
 use crate::content::Total;
@@ -157,7 +157,7 @@ pub fn left_in_rows(limit: &Definition, key: u8, rows: &[(i32, &Version)], now: 
     let row = |(shard, version): &(i32, &Version)| {
         (*shard, Row { stored: version.content.0.clone(), tuple: TupleId::NONE })
     };
-    let shards = homes::of_rows(&target, rows.iter().map(row).collect(), now);
+    let shards = stores::of_rows(&target, rows.iter().map(row).collect(), now);
     shards.map_or(f64::INFINITY, |shards| shards.level(now).remaining)
 }
 

@@ -2,7 +2,7 @@
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Micros, State};
-use ratelimit_limiter::target::Home;
+use ratelimit_limiter::target::Store;
 
 use crate::content::Total;
 use crate::oracle::{self, Applied, Change};
@@ -431,7 +431,7 @@ impl Scenario {
             .setting
             .limits
             .iter()
-            .filter(|limit| Home::of(limit).is_in_memory() == self.is_in_memory(key))
+            .filter(|limit| Store::of(limit).is_in_memory() == self.is_in_memory(key))
         {
             let is = match self.is_in_memory(key) {
                 true => oracle::left(limit, key, entry.as_ref(), now),

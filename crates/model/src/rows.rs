@@ -1,7 +1,7 @@
 //! The rows of the table, each of their functions in steps.
 
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 
 use crate::content::Content;
 use crate::postgres::{Flaw, Found, Primitive, RowKey, StepReply, Tid};
@@ -92,7 +92,7 @@ impl Run<'_> {
     }
 }
 
-impl RowStore for Run<'_> {
+impl Rows for Run<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.found(Primitive::Read(place(id))))
     }

@@ -12,9 +12,9 @@ use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, Interrupts, Known, Random,
-    RowAccess, RowStore, Subtransaction, Tally,
+    RowAccess, Rows, Subtransaction, Tally,
 };
-use ratelimit_limiter::target::{FOREVER, Home, has_no_rows};
+use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
 
 use crate::postgres::{Database, Flaw, Primitive, StepReply};
 use crate::statement::{Command, KEYS, Outcome, key_number};
@@ -46,7 +46,7 @@ pub struct Setting {
 impl Setting {
     /// Whether a limit is saved.
     pub fn has_saved(&self) -> bool {
-        self.limits.iter().any(|limit| Home::of(limit) == Home::Saved)
+        self.limits.iter().any(|limit| Store::of(limit) == Store::Saved)
     }
 }
 
@@ -275,11 +275,7 @@ impl Tally for Run<'_> {
 impl Host for Run<'_> {
     type Entries = Self;
 
-    fn with_rows<T>(
-        &self,
-        _: RowAccess,
-        work: impl FnOnce(&dyn RowStore) -> Result<T>,
-    ) -> Result<T> {
+    fn with_rows<T>(&self, _: RowAccess, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
         work(self)
     }
 
@@ -302,7 +298,7 @@ impl Host for Run<'_> {
     }
 
     fn entries_if_any(&self) -> Result<Option<&Self>> {
-        let is_in_memory = |limit: &Definition| Home::of(limit).is_in_memory();
+        let is_in_memory = |limit: &Definition| Store::of(limit).is_in_memory();
         Ok(self.setting.limits.iter().any(is_in_memory).then_some(self))
     }
 

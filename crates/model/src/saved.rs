@@ -2,7 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_limiter::target::Home;
+use ratelimit_limiter::target::Store;
 
 use crate::content::Total;
 use crate::oracle;
@@ -17,7 +17,7 @@ impl Scenario {
     /// The limit that is saved.
     fn saved_limit(&self) -> &Definition {
         let mut limits = self.setting.limits.iter();
-        let limit = limits.find(|limit| Home::of(limit) == Home::Saved);
+        let limit = limits.find(|limit| Store::of(limit) == Store::Saved);
         limit.unwrap_or(&self.setting.limits[0])
     }
 

@@ -1,12 +1,12 @@
 //! What a session does: a call, or the beginning or end of what it does together.
 
 use ratelimit_core::Micros;
-use ratelimit_limiter::all::{self, RequestOutcome};
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::leases::{self, Fate};
+use ratelimit_limiter::several::{self, RequestOutcome};
 
 use ratelimit_limiter::request::{Answer, Request};
-use ratelimit_limiter::{one, prune};
+use ratelimit_limiter::{prune, single};
 
 use crate::postgres::{Primitive, StepReply};
 use crate::run::Run;
@@ -242,33 +242,33 @@ impl Command {
     fn call(&self, run: &Run, leases: &[i64]) -> Result<Outcome> {
         Ok(match self {
             &Command::Take(key, count, _) => {
-                answered(key, count, one::limit(run, &request(key, count))?)
+                answered(key, count, single::limit(run, &request(key, count))?)
             }
             &Command::Reserve(key, count, _) => {
                 let request = Request { reserve: true, ..request(key, count) };
-                answered(key, count, one::limit(run, &request)?)
+                answered(key, count, single::limit(run, &request)?)
             }
             &Command::Check(key, count, _) => {
-                answered(key, count, one::check(run, &request(key, count))?)
+                answered(key, count, single::check(run, &request(key, count))?)
             }
             Command::TakeAll(takes) => {
                 let requests: Vec<Request> =
                     takes.iter().map(|&(key, count, _)| request(key, count)).collect();
-                let outcomes = all::limit(run, &requests)?;
+                let outcomes = several::limit(run, &requests)?;
                 let answer = |(&(key, count, _), outcome): (&(u8, u8, u8), RequestOutcome)| {
                     self::answer(key, count, &outcome.answer)
                 };
                 Outcome::Answered(takes.iter().zip(outcomes).map(answer).collect())
             }
             &Command::Credit(key, count, _) => {
-                Outcome::Credited(one::credit(run, &request(key, count), None)?.now)
+                Outcome::Credited(single::credit(run, &request(key, count), None)?.now)
             }
             &Command::Reset(key, _) => {
-                Outcome::Reset(one::reset(run, NAME, KEYS[usize::from(key)])?)
+                Outcome::Reset(single::reset(run, NAME, KEYS[usize::from(key)])?)
             }
             Command::ResetAll(_) => {
                 let mut count = 0;
-                one::reset_all(run, NAME, &mut count)?;
+                single::reset_all(run, NAME, &mut count)?;
                 Outcome::Reset(count > 0)
             }
             Command::Prune(_) => {

@@ -3,7 +3,7 @@
 
 use ratelimit_core::State;
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::homes;
+use ratelimit_limiter::stores;
 
 use crate::content::Total;
 use crate::postgres::{Flaw, Primitive, StepReply};
@@ -31,7 +31,7 @@ pub fn save(run: &Run, end: TurnEnd) -> Result<bool> {
     let mut written = Vec::new();
     for (key, state) in &copies {
         let state: Option<&State> = state.as_ref().map(|Total(state)| state);
-        written.push(homes::save(run, run, (NAME, KEYS[usize::from(*key)]), state, false)?);
+        written.push(stores::save(run, run, (NAME, KEYS[usize::from(*key)]), state, false)?);
     }
     let all = || copies.iter().zip(written.iter().copied());
     let settle = |commits: bool| {

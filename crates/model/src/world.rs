@@ -7,7 +7,7 @@ use ratelimit_core::algorithm::Tokens;
 use ratelimit_core::config::Definition;
 use ratelimit_core::{State, config};
 use ratelimit_limiter::ports::Stored;
-use ratelimit_limiter::target::Home;
+use ratelimit_limiter::target::Store;
 
 use crate::bounds::Bounds;
 use crate::content::{Content, Total};
@@ -174,7 +174,7 @@ impl Scenario {
             |json: &&str| config::definition(json).unwrap_or_else(|error| panic!("{error}"));
         let programs = statement::programs(text);
         let limits: Vec<Definition> = limits.iter().map(parse).collect();
-        let homes = [0, 1].map(|key| homes(&programs, &limits, key));
+        let stores = [0, 1].map(|key| stores(&programs, &limits, key));
         let mut statements = programs.iter().flatten().flatten();
         let setting = Setting {
             limits,
@@ -187,10 +187,10 @@ impl Scenario {
             name: text.into(),
             setting,
             programs,
-            in_memory: homes.map(Home::is_in_memory),
+            in_memory: stores.map(Store::is_in_memory),
             stops: false,
             is_standby: false,
-            saved: homes.map(|home| home == Home::Saved),
+            saved: stores.map(|store| store == Store::Saved),
             rows: Vec::new(),
             clock: Vec::new(),
             crashes: false,
@@ -596,15 +596,15 @@ impl Scenario {
 }
 
 /// Where the limit of a key is: in one place, but for the number of its rows.
-fn homes(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> Home {
+fn stores(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> Store {
     let statements = programs.iter().flatten().flatten();
     let numbers = statements.filter(|at| at.is_for(key)).filter_map(|at| at.limit(key));
-    let mut homes: Vec<Home> =
-        numbers.map(|number| Home::of(&limits[usize::from(number)])).collect();
-    homes.push(homes.first().copied().unwrap_or_else(|| Home::of(&limits[0])));
-    let first = homes[0];
-    let is_same = |home: &Home| *home == first || home.is_in_table() && first.is_in_table();
-    assert!(homes.iter().all(is_same), "a key whose limit is in rows and in memory");
+    let mut stores: Vec<Store> =
+        numbers.map(|number| Store::of(&limits[usize::from(number)])).collect();
+    stores.push(stores.first().copied().unwrap_or_else(|| Store::of(&limits[0])));
+    let first = stores[0];
+    let is_same = |store: &Store| *store == first || store.is_in_table() && first.is_in_table();
+    assert!(stores.iter().all(is_same), "a key whose limit is in rows and in memory");
     first
 }
 

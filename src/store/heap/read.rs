@@ -325,7 +325,7 @@ impl Heap {
         rows
     }
 
-    /// Reads all rows of a key; see [`RowStore::read_key`](ratelimit_limiter::ports::RowStore::read_key).
+    /// Reads all rows of a key; see [`Rows::read_key`](ratelimit_limiter::ports::Rows::read_key).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
@@ -337,7 +337,7 @@ impl Heap {
         rows.into_iter().map(decode).collect()
     }
 
-    /// Reads rows after a key; see [`RowStore::read_after`](ratelimit_limiter::ports::RowStore::read_after).
+    /// Reads rows after a key; see [`Rows::read_after`](ratelimit_limiter::ports::Rows::read_after).
     ///
     /// # Errors
     /// As [`RawRow::decode`].
@@ -372,7 +372,7 @@ impl Heap {
     }
 
     /// Returns the first key on a random page; see
-    /// [`RowStore::random_key`](ratelimit_limiter::ports::RowStore::random_key).
+    /// [`Rows::random_key`](ratelimit_limiter::ports::Rows::random_key).
     pub fn key_on_random_page(&self) -> Option<(Vec<u8>, Vec<u8>)> {
         let found = &mut None;
         // SAFETY: guarded; the row is pinned while it is copied.

@@ -200,7 +200,7 @@ impl Heap {
         }
     }
 
-    /// Inserts a row; see [`RowStore::insert`](ratelimit_limiter::ports::RowStore::insert). It waits for whoever is
+    /// Inserts a row; see [`Rows::insert`](ratelimit_limiter::ports::Rows::insert). It waits for whoever is
     /// inserting or deleting the same only with `wait`.
     pub fn insert_row(&self, id: RowId, stored: &Stored, wait: bool) -> bool {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));

@@ -149,30 +149,30 @@ impl KeyRows {
 ///
 /// What reads comes first, then what locks, then what writes. Each fails with the errors of the host, and
 /// with a NULL that no call writes (55000).
-pub trait RowStore {
+pub trait Rows {
     /// Reads a row, without locking, writing or waiting.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn read(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Reads the rows of a key with these shard numbers, as [`read`](RowStore::read).
+    /// Reads the rows of a key with these shard numbers, as [`read`](Rows::read).
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>>;
 
-    /// Reads all rows of a key under one snapshot, in ascending order, as [`read`](RowStore::read).
+    /// Reads all rows of a key under one snapshot, in ascending order, as [`read`](Rows::read).
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>>;
 
     /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as
-    /// [`read`](RowStore::read); with `same_name`, only rows of that name.
+    /// [`read`](Rows::read); with `same_name`, only rows of that name.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn read_after(
         &self,
         after: (&[u8], &[u8]),
@@ -183,25 +183,25 @@ pub trait RowStore {
     /// Returns the (name, key) of a random row; `None` where none is found.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
 
     /// Locks a row to the end of the transaction, as SELECT ... FOR UPDATE; `None` if it is gone.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn lock(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Locks a row as [`lock`](RowStore::lock), without waiting; `None` also if it is locked.
+    /// Locks a row as [`lock`](Rows::lock), without waiting; `None` also if it is locked.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn try_lock(&self, id: RowId) -> Result<Option<Row>>;
 
     /// Locks a row; `None` if it is gone.
     ///
     /// # Errors
-    /// Those of [`RowStore`]; [`LimiterError::Busy`]: without `wait`, and it is locked.
+    /// Those of [`Rows`]; [`LimiterError::Busy`]: without `wait`, and it is locked.
     fn lock_or_busy(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
         if wait {
             return self.lock(id);
@@ -215,13 +215,13 @@ pub trait RowStore {
     /// the row again.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn insert(&self, id: RowId, stored: &Stored) -> Result<bool>;
 
-    /// Inserts a row, as [`insert`](RowStore::insert), which with direct access waits for nobody.
+    /// Inserts a row, as [`insert`](Rows::insert), which with direct access waits for nobody.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
         self.insert(id, stored)
     }
@@ -229,13 +229,13 @@ pub trait RowStore {
     /// Updates a row that this transaction has locked.
     ///
     /// # Errors
-    /// Those of [`RowStore`]; [`LimiterError::NotWritten`] (55000).
+    /// Those of [`Rows`]; [`LimiterError::NotWritten`] (55000).
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
     ///
     /// # Errors
-    /// Those of [`RowStore`]; [`LimiterError::NotWritten`] (55000).
+    /// Those of [`Rows`]; [`LimiterError::NotWritten`] (55000).
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()>;
 
     /// Returns the shard numbers of a key's rows that this transaction holds, the one last locked first; none where
@@ -249,7 +249,7 @@ pub trait RowStore {
         0
     }
 
-    /// Whether [`replace`](RowStore::replace) works here. Otherwise rows are locked first.
+    /// Whether [`replace`](Rows::replace) works here. Otherwise rows are locked first.
     fn replaces(&self) -> bool {
         false
     }
@@ -259,15 +259,15 @@ pub trait RowStore {
     /// without `wait` returns false then as well. Where it returns false it holds nothing.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn replace(&self, _: RowId, _seen: &Row, _: &Stored, _wait: bool) -> Result<bool> {
         Ok(false)
     }
 
-    /// Deletes a row in one step, as [`replace`](RowStore::replace) updates one without `wait`.
+    /// Deletes a row in one step, as [`replace`](Rows::replace) updates one without `wait`.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn remove(&self, _: RowId, _seen: &Row) -> Result<bool> {
         Ok(false)
     }
@@ -276,7 +276,7 @@ pub trait RowStore {
     /// another transaction; returns the number of rows. `None` where keys are deleted one by one.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn remove_all(&self, _: &[KeyRows]) -> Result<Option<u64>> {
         Ok(None)
     }
@@ -285,7 +285,7 @@ pub trait RowStore {
     /// by key. Where it can't end without others, one of them fails as in a deadlock.
     ///
     /// # Errors
-    /// Those of [`RowStore`].
+    /// Those of [`Rows`].
     fn delete_name(&self, _name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
         Ok(None)
     }

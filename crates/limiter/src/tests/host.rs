@@ -217,7 +217,7 @@ impl Definitions for TestSession {
 
     fn may_be_in_table(&self, name: &[u8]) -> Result<bool> {
         let defined = self.defined(name, b"")?;
-        Ok(!defined.is_some_and(|limit| crate::target::Home::of(&limit).is_in_memory()))
+        Ok(!defined.is_some_and(|limit| crate::target::Store::of(&limit).is_in_memory()))
     }
 
     fn may_define(&self) -> bool {
@@ -253,11 +253,7 @@ impl Tally for TestSession {
 impl Host for TestSession {
     type Entries = Shared;
 
-    fn with_rows<T>(
-        &self,
-        _: RowAccess,
-        work: impl FnOnce(&dyn RowStore) -> Result<T>,
-    ) -> Result<T> {
+    fn with_rows<T>(&self, _: RowAccess, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
         work(&Table(self))
     }
 
@@ -316,7 +312,7 @@ fn version(stored: &Stored) -> TupleId {
     TupleId { writer: Some(hash(format!("{stored:?}").as_bytes()) as u32), ..TupleId::NONE }
 }
 
-impl RowStore for Table<'_> {
+impl Rows for Table<'_> {
     fn read(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.found(&key_of(id)))
     }

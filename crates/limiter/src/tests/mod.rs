@@ -14,7 +14,7 @@ use crate::ports::{Clock, Stored, Verdict};
 use crate::prune::prune;
 use crate::request::Answer;
 use crate::target::FOREVER;
-use crate::{all, one, status};
+use crate::{several, single, status};
 
 const BUCKET: &str = r#"{"kind": "token bucket", "rate": 4, "period": "4 seconds"}"#;
 const IN_MEMORY: &str =
@@ -32,11 +32,11 @@ fn seconds(seconds: i64) -> Micros {
 }
 
 fn limit(session: &TestSession, key: &str, count: f64) -> Answer {
-    one::limit(session, &request("n", key, count)).unwrap()
+    single::limit(session, &request("n", key, count)).unwrap()
 }
 
 fn check(session: &TestSession, key: &str) -> Answer {
-    one::check(session, &request("n", key, 1.0)).unwrap()
+    single::check(session, &request("n", key, 1.0)).unwrap()
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn each_home_of_tokens_gives_the_same_answers() {
         assert_eq!(check(&session, "k").level.remaining, 4.0, "{config}");
         // A credit finds no room above the capacity.
         limit(&session, "k", 1.0);
-        let credit = one::credit(&session, &request("n", "k", 9.0), None).unwrap();
+        let credit = single::credit(&session, &request("n", "k", 9.0), None).unwrap();
         assert_eq!((credit.ok, credit.level.remaining), (true, 4.0), "{config}");
         let denied = Verdict::Denied { enforced: true };
         let (yes, counted) = (Verdict::Allowed, session.counted());
@@ -68,7 +68,7 @@ fn without_a_limit_nothing_is_stored() {
     assert!(limit(&session, "k", 1e15).ok);
     assert_eq!(limit(&session, "k", 1.0).level.remaining, f64::INFINITY);
     assert!(session.rows().is_empty() && session.entries_len() == 0);
-    assert!(one::state(&session, &request("n", "k", 0.0)).unwrap().is_none());
+    assert!(single::state(&session, &request("n", "k", 0.0)).unwrap().is_none());
 }
 
 #[test]
@@ -93,21 +93,21 @@ fn a_reset_makes_a_limit_full_in_every_home() {
             true => take(count).unwrap(),
             false => limit(&session, "k", count),
         };
-        assert!(!one::reset(&session, b"n", b"k").unwrap(), "{config}");
+        assert!(!single::reset(&session, b"n", b"k").unwrap(), "{config}");
         let capacity = take(1.0).capacity;
         assert!(!take(capacity).ok, "{config}");
-        assert!(one::reset(&session, b"n", b"k").unwrap(), "{config}");
-        assert!(!one::reset(&session, b"n", b"k").unwrap(), "{config}");
+        assert!(single::reset(&session, b"n", b"k").unwrap(), "{config}");
+        assert!(!single::reset(&session, b"n", b"k").unwrap(), "{config}");
         assert!(take(capacity).ok, "{config}");
         let mut count = 0;
-        one::reset_all(&session, b"n", &mut count).unwrap();
+        single::reset_all(&session, b"n", &mut count).unwrap();
         assert_eq!(count, 1, "{config}");
         assert!(take(capacity).ok, "{config}");
     }
 }
 
 #[test]
-fn a_take_under_another_kind_ends_the_state_in_both_homes() {
+fn a_take_under_another_kind_ends_the_state_in_both_stores() {
     for store in ["table", "memory"] {
         let stored = |config: &str| config.replace('}', &format!(r#", "store": "{store}"}}"#));
         let bucket = stored(r#"{"kind": "token bucket", "rate": 10, "period": "1 day"}"#);
@@ -115,7 +115,7 @@ fn a_take_under_another_kind_ends_the_state_in_both_homes() {
         let slots = stored(SLOTS);
         let session = TestSession::with("n", &bucket);
         let left = || check(&session, "k").level.remaining;
-        let free = || one::check(&session, &request("n", "k", 0.0)).unwrap().level.remaining;
+        let free = || single::check(&session, &request("n", "k", 0.0)).unwrap().level.remaining;
         let acquire = || leases::acquire(&session, &request("n", "k", 1.0)).unwrap();
         limit(&session, "k", 3.0);
 
@@ -144,7 +144,7 @@ fn a_take_under_another_kind_ends_the_state_in_both_homes() {
         }
         // A reset forgets the leases, whatever the kind is when it comes.
         session.define("n", &bucket);
-        assert!(one::reset(&session, b"n", b"k").unwrap(), "{store}");
+        assert!(single::reset(&session, b"n", b"k").unwrap(), "{store}");
         session.define("n", &slots);
         assert_eq!(free(), 2.0, "{store}");
     }
@@ -166,7 +166,7 @@ fn a_cut_that_is_undone_gives_back_what_it_took_and_what_was_returned() {
             let (large, small) = (window(10), window(5));
             let session = TestSession::with("n", &large);
             let left = || check(&session, "k").level.remaining;
-            let give = |count| one::credit(&session, &request("n", "k", count), None).unwrap();
+            let give = |count| single::credit(&session, &request("n", "k", count), None).unwrap();
             limit(&session, "k", 10.0);
             session.commit();
             session.define("n", &small);
@@ -187,7 +187,7 @@ fn a_cut_that_is_undone_gives_back_what_it_took_and_what_was_returned() {
 }
 
 #[test]
-fn leases_expire_are_extended_and_released_in_both_homes() {
+fn leases_expire_are_extended_and_released_in_both_stores() {
     for config in [SLOTS, SLOTS_IN_MEMORY] {
         let session = TestSession::with("n", config);
         let acquire = || leases::acquire(&session, &request("n", "k", 1.0)).unwrap();
@@ -225,7 +225,7 @@ fn another_number_of_shards_holds_the_same_tokens() {
     for (config, rows) in [(IN_SHARDS, 3), (BUCKET, 1), (IN_SHARDS, 3)] {
         session.define("n", config);
         let before = check(&session, "k").level.remaining;
-        one::credit(&session, &request("n", "k", -0.5), None).unwrap();
+        single::credit(&session, &request("n", "k", -0.5), None).unwrap();
         assert_eq!(check(&session, "k").level.remaining, before - 0.5);
         assert_eq!(session.rows().len(), rows);
     }
@@ -261,10 +261,10 @@ fn all_or_none_in_tables_and_memory() {
     };
     let left = || {
         ["m", "n", "s"]
-            .map(|name| one::check(&session, &request(name, "k", 1.0)).unwrap().level.remaining)
+            .map(|name| single::check(&session, &request(name, "k", 1.0)).unwrap().level.remaining)
     };
     let answers = |count| -> Vec<bool> {
-        all::limit(&session, &requests(count))
+        several::limit(&session, &requests(count))
             .unwrap()
             .iter()
             .map(|outcome| outcome.answer.ok)
@@ -272,18 +272,18 @@ fn all_or_none_in_tables_and_memory() {
     };
     assert_eq!(answers(4.0), [true; 4]);
     assert_eq!(left(), [3.0, 0.0, 3.0]);
-    let outcomes = all::limit(&session, &requests(1.0)).unwrap();
+    let outcomes = several::limit(&session, &requests(1.0)).unwrap();
     assert_eq!(
         outcomes.iter().map(|outcome| outcome.allows).collect::<Vec<_>>(),
         [true, false, true, true]
     );
     assert!(outcomes.iter().all(|outcome| !outcome.answer.ok && !outcome.never));
     assert_eq!(left(), [3.0, 0.0, 3.0]);
-    let never = all::check(&session, &requests(5.0)).unwrap();
+    let never = several::check(&session, &requests(5.0)).unwrap();
     assert!(never[1].never && never[0].answer.retry_after.is_none());
     // An error names its request.
     let bad = [request("n", "k", 1.0), request("nowhere", "k", 1.0)];
-    assert!(matches!(all::limit(&session, &bad), Err(LimiterError::InRequest { n: 2, .. })));
+    assert!(matches!(several::limit(&session, &bad), Err(LimiterError::InRequest { n: 2, .. })));
 }
 
 #[test]
@@ -311,15 +311,15 @@ fn what_no_call_writes_is_an_error_that_names_the_column() {
         Stored::Invalid { shape: state.shape(), ts: state.ts(), column: "value", value: f64::NAN }
     });
     for result in [
-        one::limit(&session, &request("n", "k", 1.0)),
-        one::check(&session, &request("n", "k", 1.0)),
+        single::limit(&session, &request("n", "k", 1.0)),
+        single::check(&session, &request("n", "k", 1.0)),
     ] {
         assert!(
             matches!(result, Err(LimiterError::BadState { column: "value", .. })),
             "{result:?}"
         );
     }
-    assert!(one::reset(&session, b"n", b"k").unwrap());
+    assert!(single::reset(&session, b"n", b"k").unwrap());
     assert!(limit(&session, "k", 4.0).ok);
 }
 
@@ -369,10 +369,10 @@ fn a_config_in_a_call_needs_the_right_to_define() {
     let session = TestSession::with("n", BUCKET);
     let config = TestConfig(IN_MEMORY);
     let with = |name| crate::request::Request { config: Some(&config), ..request(name, "k", 1.0) };
-    assert!(one::limit(&session, &with("n")).unwrap().ok);
+    assert!(single::limit(&session, &with("n")).unwrap().ok);
     session.may_define(false);
-    assert!(matches!(one::limit(&session, &with("n")), Err(LimiterError::InlineConfig { .. })));
-    assert!(one::limit(&session, &with("another")).unwrap().ok);
+    assert!(matches!(single::limit(&session, &with("n")), Err(LimiterError::InlineConfig { .. })));
+    assert!(single::limit(&session, &with("another")).unwrap().ok);
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn a_row_that_appears_meanwhile_is_read_again() {
 fn several_limits_take_from_as_many_shards_as_they_need() {
     let session = TestSession::with("n", IN_SHARDS);
     limit(&session, "k", 0.5);
-    let take = |count| all::limit(&session, &[request("n", "k", count)]).unwrap()[0].answer.ok;
+    let take = |count| several::limit(&session, &[request("n", "k", count)]).unwrap()[0].answer.ok;
     // More than a shard has, and together less than all.
     assert!(take(3.0));
     let is_debt = |stored: &Stored| matches!(stored, Stored::State(state) if state.value() < 0.0);
@@ -404,11 +404,12 @@ fn nothing_is_taken_from_memory_where_another_session_has_emptied_one_of_the_lim
     let session = TestSession::with("a", IN_MEMORY);
     session.define("b", IN_MEMORY);
     let requests = ["a", "b"].map(|name| request(name, "k", 1.0));
-    let ok = || all::limit(&session, &requests).unwrap().iter().all(|outcome| outcome.answer.ok);
+    let ok =
+        || several::limit(&session, &requests).unwrap().iter().all(|outcome| outcome.answer.ok);
     assert!(ok());
     session.before_lock_all(|entries| entries.set_tokens("b", "k", 0.0));
     assert!(!ok());
-    let left = |name| one::check(&session, &request(name, "k", 1.0)).unwrap().level.remaining;
+    let left = |name| single::check(&session, &request(name, "k", 1.0)).unwrap().level.remaining;
     assert_eq!([left("a"), left("b")], [3.0, 0.0]);
 }
 
@@ -417,7 +418,7 @@ fn keys_of_a_list_that_make_room_for_each_other_wait_for_a_save_and_are_never_a_
     let session = TestSession::with("n", SAVED);
     let list = |keys: [&'static str; 2]| {
         let requests = keys.map(|key| request("n", key, 1.0));
-        all::limit(&session, &requests).map(|outcomes| outcomes.iter().all(|one| one.answer.ok))
+        several::limit(&session, &requests).map(|outcomes| outcomes.iter().all(|one| one.answer.ok))
     };
     session.entries.3.set(Some(2));
     assert!(limit(&session, "unsaved", 1.0).ok);
@@ -453,7 +454,7 @@ fn idle_keys_are_deleted_together_each_as_a_whole() {
     session.together.set(true);
     for key in ["a", "b", "c"] {
         limit(&session, key, 3.0);
-        one::limit(&session, &request("m", key, 1.0)).unwrap();
+        single::limit(&session, &request("m", key, 1.0)).unwrap();
     }
     session.commit();
     session.pass(seconds(86_400_000));
@@ -492,9 +493,9 @@ fn a_name_is_deleted_together_with_the_rows_that_a_change_of_shards_adds_meanwhi
         session.put(("n", "a", 77), Stored::State(state));
     });
     let mut count = 0;
-    one::reset_all(&session, b"n", &mut count).unwrap();
+    single::reset_all(&session, b"n", &mut count).unwrap();
     assert_eq!((count, session.rows().len()), (2, 0));
-    one::reset_all(&session, b"n", &mut count).unwrap();
+    single::reset_all(&session, b"n", &mut count).unwrap();
     assert_eq!(count, 2);
 }
 
@@ -531,8 +532,8 @@ fn a_keyed_limit_refuses_the_empty_key() {
     let keyed = r#"{"kind": "token bucket", "rate": 1, "period": "1 day", "keyed": true}"#;
     let session = TestSession::with("n", keyed);
     let refused = |error| matches!(error, Err(LimiterError::Keyed { .. }));
-    assert!(refused(one::limit(&session, &request("n", "", 1.0)).map(|_| ())));
-    assert!(refused(one::reset(&session, b"n", b"").map(|_| ())));
+    assert!(refused(single::limit(&session, &request("n", "", 1.0)).map(|_| ())));
+    assert!(refused(single::reset(&session, b"n", b"").map(|_| ())));
     assert!(limit(&session, "k", 1.0).ok);
 }
 
@@ -544,11 +545,11 @@ fn a_reset_forgets_what_a_config_in_a_call_has_taken() {
         let with = || {
             let request =
                 crate::request::Request { config: Some(&config), ..request("x", "k", 4.0) };
-            one::limit(&session, &request).unwrap().ok
+            single::limit(&session, &request).unwrap().ok
         };
         assert!(with() && !with(), "{}", config.0);
-        assert!(one::reset(&session, b"x", b"k").unwrap());
-        assert!(with() && one::reset(&session, b"x", b"k").unwrap(), "{}", config.0);
+        assert!(single::reset(&session, b"x", b"k").unwrap());
+        assert!(with() && single::reset(&session, b"x", b"k").unwrap(), "{}", config.0);
     }
 }
 
@@ -567,7 +568,7 @@ fn what_is_exempt_and_in_memory_has_no_rows_and_forgets_none() {
     limit(&session, "k", 1.0);
     session.define("n", r#"{"kind": "unlimited", "store": "memory"}"#);
     let before = session.rows();
-    assert!(!one::reset(&session, b"n", b"k").unwrap());
+    assert!(!single::reset(&session, b"n", b"k").unwrap());
     let mut seen = 0;
     status::each(&session, None, None, |_| seen += 1).unwrap();
     assert_eq!((session.rows(), seen), (before, 0));
@@ -582,7 +583,7 @@ fn a_reset_of_shards_that_forgets_nothing_leaves_them_unlocked() {
     assert!(limit(&session, "k", 1.0).ok);
     for forgets in [true, false] {
         session.commit();
-        assert_eq!(one::reset(&session, b"n", b"k").unwrap(), forgets);
+        assert_eq!(single::reset(&session, b"n", b"k").unwrap(), forgets);
         assert_eq!(session.locked().is_empty(), !forgets);
     }
 }

@@ -150,7 +150,7 @@ impl Database {
         }
     }
 
-    /// Remembers that a session holds a row, as `store::held` does: in the subtransaction in which it locked it first.
+    /// Remembers that a session holds a row, as `store::own_locks` does: in the subtransaction in which it locked it first.
     fn hold(&mut self, session: usize, place: RowKey) {
         let xid = self.xid(session);
         let held = &mut self.held[session];

@@ -172,7 +172,7 @@ pub enum Primitive {
     Block(u8),
     /// Draws the id of a lease, which nobody has drawn.
     Draw,
-    /// The shard numbers of a key's rows that this transaction holds (`store::held`).
+    /// The shard numbers of a key's rows that this transaction holds (`store::own_locks`).
     Held(u8),
     /// Locks a partition of the memory: what follows up to the next such step is under the lock.
     LockPartition,

@@ -27,7 +27,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
     all.push(sql.through_sql());
     all.push(rows("all b 2, a 2 | take b 1 | take a 1").through_sql());
     all.push(shards("all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1").through_sql());
-    all.extend(homes());
+    all.extend(stores());
     if long {
         all.extend([
             shards("all a 1 @0, b 1 @0 | all b 1 @0, a 1 @1"),
@@ -42,7 +42,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
 }
 
 /// Limits in rows and in memory: a of definitions 0 and 2, b of 1.
-fn homes() -> Vec<Scenario> {
+fn stores() -> Vec<Scenario> {
     let limits = [bucket(2, 1), MEMORY.into(), bucket(2, 2)];
     let of = |text: &str| {
         let count = if text.contains("@2") { 3 } else { 2 };

@@ -9,7 +9,7 @@ use ratelimit_core::{Limit, Micros, State};
 use super::row::change_row;
 use super::shards::contents::{shard_limit_of, shards_of};
 use crate::error::Result;
-use crate::ports::{Host, KeyRows, KeyedRow, RowId, RowStore, ShardRow, Stored, TRIES};
+use crate::ports::{Host, KeyRows, KeyedRow, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::Target;
 
 /// Idle keys that are to be deleted together.
@@ -42,11 +42,11 @@ fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
 /// not locked: there may be a row again in its place, which comes before them.
 ///
 /// # Errors
-/// As [`RowStore::lock_or_busy`]; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000): they
+/// As [`Rows::lock_or_busy`]; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000): they
 /// keep changing.
 pub(super) fn lock_key(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     name: &[u8],
     key: &[u8],
     wait: bool,
@@ -71,7 +71,7 @@ pub(super) fn lock_key(
 ///
 /// # Errors
 /// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
-pub fn reset_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8]) -> Result<bool> {
+pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let was = change_row(host, rows, RowId { name, key, shard: 0 }, false, &|stored, _| {
         let Some(stored) = stored else { return Ok((None, None)) };
         let reset = stored.reset();
@@ -98,7 +98,7 @@ pub fn reset_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8])
 ///
 /// # Errors
 /// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
-pub fn delete_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8]) -> Result<bool> {
+pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let locked = lock_key(host, rows, name, key, true)?;
     for &(shard, ref row) in &locked {
         rows.delete(RowId { name, key, shard }, row.tuple)?;
@@ -113,7 +113,7 @@ pub fn delete_key(host: &impl Host, rows: &dyn RowStore, name: &[u8], key: &[u8]
 /// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub fn delete_name(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     name: &[u8],
     count: &mut i64,
 ) -> Result<bool> {
@@ -146,7 +146,7 @@ pub fn delete_name(
 /// Those of the rows.
 pub fn prune_key<H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     found: &KeyRows,
     limit: Option<&Rc<Definition>>,
     undefined_idle: Option<Micros>,

@@ -7,11 +7,11 @@ use super::contents::shard_number;
 use super::locked::{LockedShard, write};
 use super::{Sharded, may_wait, room};
 use crate::error::Result;
-use crate::ports::{Host, Random, Row, RowStore, Stored};
+use crate::ports::{Host, Random, Row, Rows, Stored};
 use crate::target::Target;
 
 /// The shard whose row this transaction last locked, counted from 0: it takes from it again.
-pub(super) fn held_shard(rows: &dyn RowStore, target: &Target) -> Option<usize> {
+pub(super) fn held_shard(rows: &dyn Rows, target: &Target) -> Option<usize> {
     let count = target.limit.shards() as usize;
     let first = shard_number(count as u32, 0);
     let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);

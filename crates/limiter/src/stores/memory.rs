@@ -5,7 +5,7 @@ use ratelimit_core::{Micros, State};
 use super::{Contents, Decide, saved, slots};
 use crate::error::Result;
 use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Room, Worth};
-use crate::target::{Home, Target};
+use crate::target::{Store, Target};
 
 /// Changes a limit in an entry; `known` is its id in the room of defined limits.
 ///
@@ -37,8 +37,8 @@ pub(super) fn change<H: Host, T>(
 /// call, and one for those that are saved.
 pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
     let id = known.unwrap_or_else(|| entries.id(target.name, target.key));
-    match target.home {
-        Home::Saved => Id { room: Room::Saved, ..id },
+    match target.store {
+        Store::Saved => Id { room: Room::Saved, ..id },
         _ if target.is_defined => id,
         _ => entries.inline(id),
     }

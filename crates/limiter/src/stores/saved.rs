@@ -10,10 +10,10 @@
 use ratelimit_core::{Micros, State};
 
 use super::memory::{self, Seen};
-use super::{Contents, Decide, shards, table};
+use super::{Contents, Decide, delete, shards};
 use crate::error::{LimiterError, Result};
 use crate::ports::{
-    Entries, Host, Id, Loaded, LockedEntries, RowAccess, RowId, RowStore, Stored, TRIES,
+    Entries, Host, Id, Loaded, LockedEntries, RowAccess, RowId, Rows, Stored, TRIES,
 };
 use crate::target::Target;
 
@@ -118,7 +118,7 @@ fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
         {
             return Ok(Some(state.clone()));
         }
-        if !table::has_state(&target.limit, &found) {
+        if !delete::has_state(&target.limit, &found) {
             return Ok(None);
         }
         let (now, shards) = shards::peek(host, rows, target)?;
@@ -151,7 +151,7 @@ pub(super) fn forget<H: Host>(host: &H, target: &Target) -> Result<bool> {
 /// Those of the rows; [`LimiterError::NotWritten`] (55000).
 pub fn write<H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     (name, key): (&[u8], &[u8]),
     state: Option<&State>,
     wait: bool,
@@ -186,7 +186,7 @@ pub fn write<H: Host>(
 /// As [`write()`].
 fn write_locked<H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     id: RowId,
     stored: &Stored,
     wait: bool,

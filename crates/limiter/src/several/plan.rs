@@ -5,8 +5,8 @@ use ratelimit_core::{Micros, Shards, State};
 
 use super::decide::{Group, GroupVerdict};
 use crate::error::{LimiterError, Result};
-use crate::homes::memory::{self, Seen};
 use crate::ports::{Entries, Host, Id, TRIES, Worth};
+use crate::stores::memory::{self, Seen};
 
 /// How often the groups in memory are decided before they are locked. From the last time on, what has changed since is
 /// decided under the locks however much it is.

@@ -4,9 +4,9 @@ use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::{Decision, Limit, Micros, Shards, State, algorithm, decide};
 
 use crate::error::{LimiterError, Result};
-use crate::homes::{self, Changed, Contents};
 use crate::ports::{Definitions, Entries, Host, Id};
 use crate::request::{Answer, Request, Take};
+use crate::stores::{self, Changed, Contents};
 use crate::target::{Target, bad_count, check_count, check_key, of_state};
 
 /// Takes tokens.
@@ -164,7 +164,7 @@ fn change<H: Host>(host: &H, target: &Target, change: Change, entry: Option<Id>)
         Ok((answer, decision.state))
     };
     let (answer, level): Changed<Answer> =
-        homes::change(host, target, entry, (change.amount(), true), decide)?;
+        stores::change(host, target, entry, (change.amount(), true), decide)?;
     Ok(Answer { level: level.unwrap_or(answer.level), ..answer })
 }
 
@@ -184,7 +184,7 @@ pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
 /// # Errors
 /// As [`check`].
 fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) -> Result<Answer> {
-    let (now, shards): (Micros, Shards) = homes::peek(host, target)?;
+    let (now, shards): (Micros, Shards) = stores::peek(host, target)?;
     Ok(match target.block(now) {
         Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
         None => {
@@ -200,7 +200,7 @@ fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) ->
 /// # Errors
 /// As [`check`], but for the count.
 pub fn state<H: Host>(host: &H, request: &Request) -> Result<Option<State>> {
-    homes::stored(host, &Target::resolve(host, request)?)
+    stores::stored(host, &Target::resolve(host, request)?)
 }
 
 /// Resets a key; false if it had no state.
@@ -216,7 +216,7 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
     if let Some(limit) = &limit {
         check_key::<H>(name, key, limit.keyed, limit)?;
     }
-    homes::forget(host, name, key, limit.as_ref())
+    stores::forget(host, name, key, limit.as_ref())
 }
 
 /// Resets every key of a name, and adds the number of keys that had a state to `count`: also where it ends with an
@@ -229,5 +229,5 @@ pub fn reset_all<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> 
         Err(LimiterError::StoredConfig { .. }) => true,
         in_table => in_table?,
     };
-    homes::forget_name(host, name, may_be_in_table, count)
+    stores::forget_name(host, name, may_be_in_table, count)
 }

@@ -16,7 +16,7 @@ use ratelimit_core::{Micros, Shards};
 
 use super::{Changed, Contents, Decide};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, RowStore, Stored, TRIES};
+use crate::ports::{Host, Row, Rows, Stored, TRIES};
 use crate::target::Target;
 
 use contents::{Holding, holding, lock_all, shard_limit_of, shards_of};
@@ -25,7 +25,7 @@ pub use locked::{LockedRows, LockedShard, lock};
 /// The rows of a target, and where they are.
 pub(super) struct Sharded<'a, H> {
     host: &'a H,
-    rows: &'a dyn RowStore,
+    rows: &'a dyn Rows,
     target: &'a Target<'a>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Sharded<'a, H> {
 /// As [`Target::state`]; those of the rows.
 pub(super) fn peek<'t>(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &'t Target,
 ) -> Result<(Micros, Shards<'t>)> {
     let (now, holding) = contents::peek(host, rows, target)?;
@@ -48,7 +48,7 @@ pub(super) fn peek<'t>(
 /// As [`change`](super::change).
 pub(super) fn change<H: Host, T>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &Target,
     amount: f64,
     decide: &impl Decide<T>,
@@ -63,7 +63,7 @@ pub(super) fn change<H: Host, T>(
 /// As [`change`](super::change).
 pub(super) fn change_to_one<H: Host, T>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &Target,
     amount: f64,
     decide: &impl Decide<T>,
@@ -77,7 +77,7 @@ pub(super) fn change_to_one<H: Host, T>(
 }
 
 /// Whether this transaction may wait for rows of a key: it holds none, under whichever number of shards.
-fn may_wait(rows: &dyn RowStore, target: &Target) -> bool {
+fn may_wait(rows: &dyn Rows, target: &Target) -> bool {
     rows.held(target.name, target.key).is_empty()
 }
 

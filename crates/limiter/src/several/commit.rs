@@ -5,8 +5,8 @@ use ratelimit_core::Shards;
 use super::decide::{Group, GroupVerdict};
 use super::{RequestOutcome, at_once, outcomes, peek, plan};
 use crate::error::{LimiterError, Result};
-use crate::homes::shards::{self, LockedRows};
-use crate::ports::{Host, RowStore, TRIES};
+use crate::ports::{Host, Rows, TRIES};
+use crate::stores::shards::{self, LockedRows};
 
 /// Who has the rows that a group is to change.
 enum Holder {
@@ -58,7 +58,7 @@ pub(super) fn take_without_rows<H: Host>(
 /// Those of the ports; [`LimiterError::NotWritten`] (55000) when rows keep vanishing.
 pub(super) fn take<H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     groups: &[Group],
 ) -> Result<Vec<RequestOutcome>> {
     for tried in 0..TRIES {
@@ -86,7 +86,7 @@ pub(super) fn take<H: Host>(
 /// As [`take`]; [`LimiterError::Busy`]: rows are locked that can't be waited for.
 fn take_locked<'a, H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     groups: &'a [Group],
     peeked: Vec<GroupVerdict<'a>>,
     single_row: bool,
@@ -132,7 +132,7 @@ fn take_locked<'a, H: Host>(
 /// Those of the ports; [`LimiterError::Busy`].
 fn lock<'a, H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     groups: &'a [Group],
     peeked: Vec<GroupVerdict<'a>>,
     single_row: bool,

@@ -7,7 +7,7 @@ use super::choose::{held_shard, rows_with_room};
 use super::contents::{Holding, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::Result;
-use crate::ports::{Host, Row, RowStore, Stored, TupleId};
+use crate::ports::{Host, Row, Rows, Stored, TupleId};
 use crate::target::Target;
 
 /// The index of a shard, and the version of its row that is locked.
@@ -56,7 +56,7 @@ impl<'a> LockedRows<'a> {
     /// Those of the rows.
     pub fn write(
         &self,
-        rows: &dyn RowStore,
+        rows: &dyn Rows,
         target: &Target,
         shards: &mut Shards,
         now: Micros,
@@ -102,7 +102,7 @@ impl<'a> LockedRows<'a> {
 /// transaction holds one.
 pub fn lock<'a, H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &'a Target<'a>,
     shards: Shards<'a>,
     amount: f64,
@@ -140,7 +140,7 @@ pub fn lock<'a, H: Host>(
 /// As [`lock`].
 fn lock_one<'a>(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &'a Target,
     wait: bool,
 ) -> Result<Option<LockedRows<'a>>> {
@@ -170,7 +170,7 @@ fn lock_one<'a>(
 /// As [`lock`].
 fn lock_some<'a, H: Host>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &'a Target<'a>,
     mut shards: Shards<'a>,
     now: Micros,
@@ -195,7 +195,7 @@ fn lock_some<'a, H: Host>(
 /// # Errors
 /// Those of the rows.
 pub(super) fn write(
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &Target,
     shards: &mut Shards,
     locked: &[LockedShard],

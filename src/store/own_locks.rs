@@ -9,9 +9,7 @@ use pgrx::pg_sys;
 use ratelimit_core::algorithm::Tokens;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowId, RowStore, ShardRow, Stored, TupleId,
-};
+use ratelimit_limiter::ports::{KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 use xxhash_rust::xxh64::xxh64;
 
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
@@ -110,7 +108,7 @@ impl<S> Remembering<'_, S> {
     }
 }
 
-impl<S: RowStore> RowStore for Remembering<'_, S> {
+impl<S: Rows> Rows for Remembering<'_, S> {
     fn lock(&self, id: RowId) -> Result<Option<Row>> {
         Ok(self.store.lock(id)?.inspect(|_| hold(id)))
     }

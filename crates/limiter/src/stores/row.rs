@@ -9,7 +9,7 @@ use ratelimit_core::{Limit, Micros, State};
 
 use super::{Changed, Contents, Decide, shards};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Host, Row, RowId, RowStore, Stored, TRIES};
+use crate::ports::{Host, Row, RowId, Rows, Stored, TRIES};
 use crate::target::Target;
 
 impl Target<'_> {
@@ -48,7 +48,7 @@ pub(super) type DecideRow<'d, T> = dyn Fn(Option<&Stored>, Micros) -> Result<Dec
 /// As [`change`](super::change).
 pub(super) fn change<H: Host, T>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &Target,
     (amount, wait): (f64, bool),
     decide: &impl Decide<T>,
@@ -77,7 +77,7 @@ pub(super) fn change<H: Host, T>(
 /// Those of `decide` and of the rows.
 pub(super) fn change_row<H: Host, T>(
     host: &H,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     id: RowId,
     wait: bool,
     decide: &DecideRow<T>,
@@ -129,7 +129,7 @@ pub(super) fn change_row<H: Host, T>(
 /// As [`change_row`].
 fn change_after_wait<T>(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     id: RowId,
     seen: Option<&Stored>,
     decide: &DecideRow<T>,
@@ -148,7 +148,7 @@ fn change_after_wait<T>(
 /// As [`change_row`].
 fn change_locked<T>(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     id: RowId,
     decide: &DecideRow<T>,
 ) -> Result<Option<T>> {
@@ -175,7 +175,7 @@ fn change_locked<T>(
 /// Those of the rows and of the work.
 fn with_locked<T>(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     id: RowId,
     work: impl FnOnce(Row) -> Result<Option<T>>,
 ) -> Result<Option<T>> {

@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use ratelimit_core::Micros;
 
 use crate::error::{LimiterError, Result};
-use crate::homes;
-use crate::ports::{Host, RowAccess, RowStore, Verdict};
+use crate::ports::{Host, RowAccess, Rows, Verdict};
 use crate::request::{Answer, Request};
+use crate::stores;
 use crate::target::{Target, check_count};
 
 use decide::{Group, GroupVerdict, Taken};
@@ -42,10 +42,10 @@ pub struct RequestOutcome {
 /// Takes tokens from all the limits, or from none.
 ///
 /// # Errors
-/// Those of [`one::limit`](crate::one::limit), each with the number of its request.
+/// Those of [`single::limit`](crate::single::limit), each with the number of its request.
 pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
     let groups = group("rl_limit_all", host, requests)?;
-    let outcomes = if groups.iter().any(|group| group.target.home.is_in_table()) {
+    let outcomes = if groups.iter().any(|group| group.target.store.is_in_table()) {
         host.refuse_read_only()?;
         host.with_rows(RowAccess::Write, |rows| commit::take(host, rows, &groups))?
     } else {
@@ -70,12 +70,12 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
 /// As [`limit`].
 pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
     let groups = group("rl_check_all", host, requests)?;
-    let check = |rows: Option<&dyn RowStore>| {
+    let check = |rows: Option<&dyn Rows>| {
         let peeked = peek(host, rows, &groups)?;
         let ok = peeked.iter().all(GroupVerdict::allows);
         Ok(outcomes(&groups, &peeked, ok))
     };
-    if groups.iter().any(|group| group.target.home.is_in_table()) {
+    if groups.iter().any(|group| group.target.store.is_in_table()) {
         host.with_rows(RowAccess::Read, |rows| check(Some(rows)))
     } else {
         check(None)
@@ -106,7 +106,7 @@ fn group<'a, H: Host>(
         target.refuse_leases(function).map_err(in_request)?;
         check_count(&target.limit, request.count).map_err(in_request)?;
         let taken = Taken { n, count: request.count, reserve: request.reserve };
-        in_memory += usize::from(target.home.is_in_memory());
+        in_memory += usize::from(target.store.is_in_memory());
         match earlier {
             Some(group) if group.target.limit != target.limit => {
                 return Err(in_request(LimiterError::InvalidArgument {
@@ -121,9 +121,9 @@ fn group<'a, H: Host>(
                 group.takes.push(taken);
             }
             None => {
-                let entry = match target.home.is_in_memory() {
+                let entry = match target.store.is_in_memory() {
                     false => None,
-                    true => Some(homes::memory::id(host.entries()?, &target, None)),
+                    true => Some(stores::memory::id(host.entries()?, &target, None)),
                 };
                 let phase = target.phase();
                 let group = Group { target, defined, takes: vec![taken], phase, entry };
@@ -147,13 +147,13 @@ fn group<'a, H: Host>(
 /// Those of the ports.
 fn peek<'a, H: Host>(
     host: &H,
-    rows: Option<&dyn RowStore>,
+    rows: Option<&dyn Rows>,
     groups: &'a [Group],
 ) -> Result<Vec<GroupVerdict<'a>>> {
     let mut contents = Vec::with_capacity(groups.len());
     for group in groups {
         host.check_for_interrupts();
-        contents.push(homes::peek_with(host, rows, &group.target, group.entry)?.1);
+        contents.push(stores::peek_with(host, rows, &group.target, group.entry)?.1);
     }
     let now = host.now();
     let decide = |(group, shards): (&'a Group, _)| {

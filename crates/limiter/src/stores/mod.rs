@@ -1,13 +1,13 @@
 //! Where states live, and what is done to them there.
 //!
-//! A home has one primitive: [`change`] locks, decides and writes, and [`peek`] reads without that. What is decided is
+//! A store has one primitive: [`change`] locks, decides and writes, and [`peek`] reads without that. What is decided is
 //! a closure, which is called again where what it was decided on has changed meanwhile. Reset rows, the row that marks
 //! that there are others, the numbers of shards and slots, and whom to wait for are known here and to nobody else.
 
+mod delete;
 mod row;
 mod saved;
 mod slots;
-mod table;
 
 pub mod memory;
 pub mod shards;
@@ -21,12 +21,12 @@ use ratelimit_core::{Level, Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
-use crate::ports::{Entries, Host, Id, KeyRows, RowAccess, RowStore, SavedKey, ShardRow};
-use crate::target::{Home, Target, has_no_rows, of_state};
+use crate::ports::{Entries, Host, Id, KeyRows, RowAccess, Rows, SavedKey, ShardRow};
+use crate::target::{Store, Target, has_no_rows, of_state};
 
+pub(crate) use delete::shards_present;
+pub use delete::{Batch, delete_key, prune_key, reset_key};
 pub use saved::write as save;
-pub(crate) use table::shards_present;
-pub use table::{Batch, delete_key, prune_key, reset_key};
 
 /// What a change is decided on.
 #[derive(Clone, Copy)]
@@ -68,21 +68,21 @@ pub fn change<H: Host, T>(
     (amount, wait): (f64, bool),
     decide: impl Decide<T>,
 ) -> Result<Changed<T>> {
-    match target.home {
-        Home::Nowhere => {
+    match target.store {
+        Store::Nowhere => {
             let now = host.now();
             let state = target.limit.initial_state(now, now);
             Ok((decide(Contents::One(&state), now)?.0, None))
         }
-        Home::Row => {
+        Store::Row => {
             in_table(host, |rows| row::change(host, rows, target, (amount, wait), &decide))
         }
-        Home::Shards(_) => {
+        Store::Shards(_) => {
             in_table(host, |rows| shards::change(host, rows, target, amount, &decide))
         }
-        Home::Memory => Ok((memory::change(host, target, entry, decide)?, None)),
-        Home::Slots(slots) => Ok((slots::change(host, target, slots, decide)?, None)),
-        Home::Saved => Ok((saved::change(host, target, entry, decide)?, None)),
+        Store::Memory => Ok((memory::change(host, target, entry, decide)?, None)),
+        Store::Slots(slots) => Ok((slots::change(host, target, slots, decide)?, None)),
+        Store::Saved => Ok((saved::change(host, target, entry, decide)?, None)),
     }
 }
 
@@ -90,7 +90,7 @@ pub fn change<H: Host, T>(
 ///
 /// # Errors
 /// Those of the work; those of [`Host::refuse_read_only`].
-fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn RowStore) -> Result<T>) -> Result<T> {
+fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
     host.refuse_read_only()?;
     host.with_rows(RowAccess::Write, work)
 }
@@ -100,8 +100,8 @@ fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn RowStore) -> Result<T>) 
 /// # Errors
 /// Those of the ports; [`LimiterError::BadState`] (55000).
 pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
-    match target.home {
-        Home::Row | Home::Shards(_) => {
+    match target.store {
+        Store::Row | Store::Shards(_) => {
             host.with_rows(RowAccess::Read, |rows| shards::peek(host, rows, target))
         }
         _ => without_rows(host, target),
@@ -114,7 +114,7 @@ pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards
 /// As [`peek`].
 pub fn peek_with<'t, H: Host>(
     host: &H,
-    rows: Option<&dyn RowStore>,
+    rows: Option<&dyn Rows>,
     target: &'t Target,
     entry: Option<Id>,
 ) -> Result<(Micros, Shards<'t>)> {
@@ -125,7 +125,7 @@ pub fn peek_with<'t, H: Host>(
             let state = memory::state(target, found, now, target.phase());
             Ok((now, Shards::new(&target.limit, vec![state])))
         }
-        (Some(rows), None) if target.home.is_in_table() => shards::peek(host, rows, target),
+        (Some(rows), None) if target.store.is_in_table() => shards::peek(host, rows, target),
         _ => without_rows(host, target),
     }
 }
@@ -143,10 +143,10 @@ pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Resu
 /// # Errors
 /// Those of the ports.
 pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
-    let found = match target.home {
-        Home::Memory => memory::read(host, target)?,
-        Home::Slots(slots) => slots::read(host, target, slots)?,
-        Home::Saved => saved::read(host, target)?,
+    let found = match target.store {
+        Store::Memory => memory::read(host, target)?,
+        Store::Slots(slots) => slots::read(host, target, slots)?,
+        Store::Saved => saved::read(host, target)?,
         _ => None,
     };
     let now = host.now();
@@ -159,14 +159,14 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros
 /// # Errors
 /// As [`peek`].
 pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
-    match target.home {
-        Home::Nowhere => Ok(None),
-        Home::Memory => memory::read(host, target),
-        Home::Slots(slots) => slots::read(host, target, slots),
-        Home::Saved => saved::read(host, target),
-        Home::Row | Home::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
+    match target.store {
+        Store::Nowhere => Ok(None),
+        Store::Memory => memory::read(host, target),
+        Store::Slots(slots) => slots::read(host, target, slots),
+        Store::Saved => saved::read(host, target),
+        Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
             let found = rows.read_key(target.name, target.key)?;
-            if !table::has_state(&target.limit, &found) {
+            if !delete::has_state(&target.limit, &found) {
                 return Ok(None);
             }
             let (now, shards) = shards::peek(host, rows, target)?;
@@ -208,7 +208,7 @@ pub fn forget<H: Host>(
         return Ok(was_in_memory);
     }
     let was_in_table =
-        host.with_rows(RowAccess::Write, |rows| table::reset_key(host, rows, name, key))?;
+        host.with_rows(RowAccess::Write, |rows| delete::reset_key(host, rows, name, key))?;
     Ok(was_in_memory || was_in_table)
 }
 
@@ -239,7 +239,7 @@ pub fn forget_name<H: Host>(
     // Together only where the rows of each key are to be deleted, as far as the name's own definition tells.
     let together = !definition(host, name, b"")?.is_some_and(|limit| has_no_rows(&limit));
     host.with_rows(RowAccess::Write, |rows| {
-        if together && table::delete_name(host, rows, name, count)? {
+        if together && delete::delete_name(host, rows, name, count)? {
             return Ok(());
         }
         let mut delete = |key: &[u8]| -> Result<()> {
@@ -247,7 +247,7 @@ pub fn forget_name<H: Host>(
             match definition(host, name, key)? {
                 Some(limit) if limit.save.is_some() => drop(saved.insert(key.to_vec())),
                 Some(limit) if has_no_rows(&limit) => {}
-                _ => *count += i64::from(table::delete_key(host, rows, name, key)?),
+                _ => *count += i64::from(delete::delete_key(host, rows, name, key)?),
             }
             Ok(())
         };

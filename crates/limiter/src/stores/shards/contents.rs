@@ -6,9 +6,9 @@ use std::rc::Rc;
 use ratelimit_core::algorithm::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 
-use super::super::table::lock_key;
+use super::super::delete::lock_key;
 use crate::error::Result;
-use crate::ports::{Host, RowStore, ShardRow, Stored, TupleId};
+use crate::ports::{Host, Rows, ShardRow, Stored, TupleId};
 use crate::target::Target;
 
 /// The number in the row's `shard` column of a shard, counted from 0, of a limit with so many
@@ -92,7 +92,7 @@ fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
 /// As [`holding`]; those of the rows.
 pub(crate) fn peek<'a>(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &'a Target,
 ) -> Result<(Micros, Holding<'a>)> {
     let mut found = Vec::new();
@@ -117,7 +117,7 @@ pub(crate) fn peek<'a>(
 /// [`LimiterError::Busy`]: crate::error::LimiterError::Busy
 pub(super) fn lock_all<'a>(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &'a Target,
     wait: bool,
 ) -> Result<Option<Holding<'a>>> {
@@ -147,7 +147,7 @@ const MARKER: Stored = Stored::Marker { reset: false };
 /// Those of the rows.
 fn reshard(
     host: &impl Host,
-    rows: &dyn RowStore,
+    rows: &dyn Rows,
     target: &Target,
     locked: Vec<ShardRow>,
     shards: &Shards,
