@@ -1,7 +1,7 @@
 //! Leases of concurrency limits.
 
 use ratelimit_core::Micros;
-use ratelimit_core::algorithm::Lease as Given;
+use ratelimit_core::kinds::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
 use ratelimit_limiter::leases::{self, Fate};
 use ratelimit_limiter::request::Request;

@@ -5,7 +5,7 @@
 mod tests {
     use pgrx::pg_sys;
     use pgrx::prelude::*;
-    use ratelimit_core::algorithm::Tokens;
+    use ratelimit_core::kinds::Tokens;
     use ratelimit_core::{Micros, State};
 
     use super::super::{and_rolled_back, attempt, get, run, with_rows};

@@ -3,7 +3,7 @@
 #[pgrx::pg_schema]
 mod tests {
     use pgrx::prelude::*;
-    use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Shape, Tokens};
+    use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Shape, Tokens};
     use ratelimit_core::{Micros, State};
 
     use super::super::{get, run, with_rows};

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use ratelimit_core::Micros;
-use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::kinds::Tokens;
 
 use super::{and_rolled_back, with_catalog};
 use ratelimit_memory::states::Kept;

@@ -14,7 +14,7 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{INT4OID, TEXTOID, TIMESTAMPTZOID};
-use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Shape, Tokens};
+use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Shape, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::Stored;
 

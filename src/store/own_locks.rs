@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use lru::LruCache;
 use pgrx::pg_sys;
-use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::kinds::Tokens;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};

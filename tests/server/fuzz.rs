@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use postgres::Client;
-use ratelimit_core::algorithm::{Counters, Lease, Leases, Log, Tokens};
 use ratelimit_core::config;
+use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Tokens};
 use ratelimit_core::{Micros, Shards, State, decide};
 
 use crate::database::Database;

@@ -15,7 +15,7 @@ pub struct LeaseName {
     pub name: Vec<u8>,
     /// The key.
     pub key: Vec<u8>,
-    /// The [id](crate::algorithm::Lease::id).
+    /// The [id](crate::kinds::Lease::id).
     pub id: Micros,
 }
 

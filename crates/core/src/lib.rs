@@ -88,18 +88,18 @@
 //! - [`config`] reads and writes the JSON of a limit, and checks every range; [`state`] that of a
 //!   state.
 //! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] tells what is there, and
-//!   [`Limit::is_idle`] whether a state can be deleted. [`algorithm`] has the kinds, with the sources
+//!   [`Limit::is_idle`] whether a state can be deleted. [`kinds`] has the kinds, with the sources
 //!   of their formulas.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.
-//! - [`algorithm::Concurrency`] also gives, extends and releases leases, which [`lease`] writes as text.
+//! - [`kinds::Concurrency`] also gives, extends and releases leases, which [`lease`] writes as text.
 //! - [`requests`] reads a list of calls, [`headers`] writes the outcome of one as HTTP headers.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-pub mod algorithm;
 pub mod config;
 pub mod headers;
+pub mod kinds;
 pub mod lease;
 pub mod requests;
 pub mod state;
@@ -114,7 +114,7 @@ mod phase;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use algorithm::{Decision, Kind, Level, Limit, Shards, State, credit, decide};
 pub use config::ConfigError;
+pub use kinds::{Decision, Kind, Level, Limit, Shards, State, credit, decide};
 pub use micros::{Micros, parse_instant};
 pub use phase::phase;

@@ -8,8 +8,8 @@ use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::algorithm::{self, Counters, Lease, Tokens};
 use crate::fields::{FieldError, Fields};
+use crate::kinds::{self, Counters, Lease, Tokens};
 use crate::numbers::{Amount, EpochMillis, MAX_LOG, MAX_SLOTS};
 use crate::text::{quoted, shortened};
 use crate::{Kind, Limit, Micros, State};
@@ -225,7 +225,7 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
         Kind::SlidingLog => {
             let SlidingLogState { value: _, ts, log: Log(log) } = fields.read()?;
             let entries = log.into_iter().map(Micros::from).collect();
-            State::Log(algorithm::Log { entries, ts: ts.into() })
+            State::Log(kinds::Log { entries, ts: ts.into() })
         }
         Kind::Concurrency => {
             let ConcurrencyState { value: _, ts, leases: Leases(leases) } = fields.read()?;
@@ -234,7 +234,7 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
                 expires_at: expires_at.into(),
             };
             let leases = leases.into_iter().map(lease).collect();
-            State::Leases(algorithm::Leases { leases, ts: ts.into() })
+            State::Leases(kinds::Leases { leases, ts: ts.into() })
         }
         Kind::Unlimited => {
             fields.read().map(|NoState {}| limit.initial_state(Micros(0), Micros(0)))?

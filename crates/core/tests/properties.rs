@@ -1,7 +1,7 @@
 //! What the algorithms promise, tried with generated limits, clocks and sequences of calls.
 //!
 //! The oracles here are naive on purpose: plain lists and sums of everything that was taken, or
-//! whole numbers, never the formulas of `src/algorithm`. Where an oracle computes with floats, it
+//! whole numbers, never the formulas of `src/kinds`. Where an oracle computes with floats, it
 //! has no opinion within twice the tolerance of the contract.
 
 #[path = "properties/changed.rs"]
@@ -26,9 +26,9 @@ use jiff::tz::{TimeZone, TimeZoneDatabase};
 use jiff::{Span, Timestamp, ToSpan};
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, RngSeed};
-use ratelimit_core::algorithm::{Counters, Log, Tokens};
-use ratelimit_core::algorithm::{Start, Windows};
 use ratelimit_core::config;
+use ratelimit_core::kinds::{Counters, Log, Tokens};
+use ratelimit_core::kinds::{Start, Windows};
 use ratelimit_core::{Decision, Limit, Micros, State, credit, decide};
 use serde_json::json;
 

@@ -4,8 +4,8 @@
 mod golden;
 
 use golden::{Call, Outcome, Subject};
-use ratelimit_core::algorithm::{Counters, Log, Tokens};
 use ratelimit_core::config;
+use ratelimit_core::kinds::{Counters, Log, Tokens};
 use ratelimit_core::{Limit, Micros, State, decide};
 
 /// The algorithm, called directly.

@@ -1,6 +1,6 @@
 //! Leases of concurrency limits: taken as tokens are, and extended and released by their ids.
 
-use ratelimit_core::algorithm::{Concurrency, Lease};
+use ratelimit_core::kinds::{Concurrency, Lease};
 use ratelimit_core::{Micros, State};
 
 use crate::error::{LimiterError, Result};

@@ -1,7 +1,7 @@
 //! A call: its request, what it takes, and its answer.
 
-use ratelimit_core::algorithm::{Lease, Leases};
 use ratelimit_core::config::Definition;
+use ratelimit_core::kinds::{Lease, Leases};
 use ratelimit_core::{Decision, Level, Micros, State};
 
 use crate::ports::{Counted, InlineConfig, Verdict};

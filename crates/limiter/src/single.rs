@@ -1,7 +1,7 @@
 //! One limit: takes, checks, credits and resets.
 
 use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::{Decision, Limit, Micros, Shards, State, algorithm, decide};
+use ratelimit_core::{Decision, Limit, Micros, Shards, State, decide, kinds};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Definitions, Entries, Host, Id};
@@ -77,9 +77,9 @@ pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) ->
 /// The change that a call makes.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// Takes tokens; see [`algorithm::decide`].
+    /// Takes tokens; see [`kinds::decide`].
     Take(Take),
-    /// Gives tokens back; see [`algorithm::credit`].
+    /// Gives tokens back; see [`kinds::credit`].
     Credit {
         /// Tokens; negative: takes them unconditionally.
         count: f64,
@@ -140,10 +140,8 @@ impl Change {
             Change::Take(Take { count, reserve, lease: None }) => {
                 Ok(decide(limit, state, now, count, reserve))
             }
-            Change::Credit { count, taken_at } => {
-                algorithm::credit(limit, state, now, count, taken_at)
-                    .ok_or_else(|| not_for_credit(limit))
-            }
+            Change::Credit { count, taken_at } => kinds::credit(limit, state, now, count, taken_at)
+                .ok_or_else(|| not_for_credit(limit)),
         }
     }
 }

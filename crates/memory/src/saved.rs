@@ -19,7 +19,7 @@
 //!
 //! [Knuth, The Art of Computer Programming 3, 6.4]: https://www-cs-faculty.stanford.edu/~knuth/taocp.html
 
-use ratelimit_core::algorithm::{Lease, Leases};
+use ratelimit_core::kinds::{Lease, Leases};
 use ratelimit_core::{Micros, State};
 
 use crate::states::{Kept, place};

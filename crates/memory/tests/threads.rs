@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::thread;
 
-use ratelimit_core::algorithm::{Lease, Leases, Tokens};
+use ratelimit_core::kinds::{Lease, Leases, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_memory::saved::{NewKey, Outcome};
 use ratelimit_memory::states::{Kept, Whose, places};

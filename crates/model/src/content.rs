@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use ratelimit_core::algorithm::{Counters, Lease, Tokens};
+use ratelimit_core::kinds::{Counters, Lease, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::Kept;
 use ratelimit_limiter::ports::Stored;

@@ -3,8 +3,8 @@
 
 use std::rc::Rc;
 
-use ratelimit_core::algorithm::{self, Leases, Tokens};
 use ratelimit_core::config::Definition;
+use ratelimit_core::kinds::{self, Leases, Tokens};
 use ratelimit_core::{Decision, Micros, State, decide};
 use ratelimit_limiter::ports::{Row, TupleId};
 use ratelimit_limiter::stores;
@@ -141,7 +141,7 @@ pub fn sums(limit: &Definition, state: Option<&Total>, effect: &Applied) -> Opti
 }
 
 fn credited(limit: &Definition, before: &State, now: Micros, count: f64) -> Option<Total> {
-    let credited = algorithm::credit(limit, before, now, count, None)?;
+    let credited = kinds::credit(limit, before, now, count, None)?;
     Some(Total(credited.state.unwrap_or_else(|| before.clone())))
 }
 

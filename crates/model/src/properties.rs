@@ -453,7 +453,7 @@ impl Scenario {
 
     /// What memory holds of a key.
     fn stored_entry(&self, world: &World, key: u8) -> Option<Total> {
-        use ratelimit_core::algorithm::Leases;
+        use ratelimit_core::kinds::Leases;
         use ratelimit_limiter::ports::Kept;
         let of_key = world.database.entries.iter().filter(|(id, _)| id[0] == u64::from(key));
         let mut leases = Leases { leases: Vec::new(), ts: Micros(0) };

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use ratelimit_core::Micros;
-use ratelimit_core::algorithm::Tokens;
 use ratelimit_core::config::Definition;
+use ratelimit_core::kinds::Tokens;
 use ratelimit_core::{State, config};
 use ratelimit_limiter::ports::Stored;
 use ratelimit_limiter::target::Store;

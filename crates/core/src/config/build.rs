@@ -7,8 +7,8 @@ use jiff::tz::TimeZone;
 use super::ConfigError;
 use super::kinds::Config;
 use super::times::LocalDate;
-use crate::algorithm::{local_date, zone};
 use crate::fields::{Fields, Value};
+use crate::kinds::{local_date, zone};
 use crate::text::json_number;
 use crate::{Kind, Micros};
 

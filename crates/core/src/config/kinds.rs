@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
 use super::times::{Dates, LocalDate, Period, WindowStart, ZoneName};
-use crate::algorithm::{
+use crate::fields::{FieldError, Fields, Flag};
+use crate::kinds::{
     self, Calendar, Concurrency, FixedWindow, SlidingLog, SlidingWindow, TokenBucket, Unit, Windows,
 };
-use crate::fields::{FieldError, Fields, Flag};
 use crate::numbers::{Rate, ShardCount, SlotCount, TokenCount, WholeRate};
 use crate::{Kind, Limit};
 
@@ -174,7 +174,7 @@ impl From<Config> for Limit {
                 shards: config.shards.map_or(1, |shards| shards.0 as u32),
             }),
             Config::FixedWindow(config) => {
-                let start = config.start.map_or(algorithm::Start::Derived, Into::into);
+                let start = config.start.map_or(kinds::Start::Derived, Into::into);
                 let windows = Windows::Every { period: config.period.0, start };
                 config.with(windows)
             }

@@ -3,7 +3,7 @@
 use super::kinds::*;
 use super::times::{Dates, LocalDate, ZoneName};
 use super::*;
-use crate::algorithm::{Calendar, FixedWindow, Unit, Windows};
+use crate::kinds::{Calendar, FixedWindow, Unit, Windows};
 
 fn calendar(period: &str, more: &str) -> Result<Calendar, ConfigError> {
     let json = format!(

@@ -9,8 +9,8 @@ use serde::de::{self, Deserialize, Deserializer, Unexpected, Visitor};
 use serde::{Serialize, Serializer};
 
 use crate::Micros;
-use crate::algorithm::{self, Unit, zone};
 use crate::fields::TextField;
+use crate::kinds::{self, Unit, zone};
 use crate::micros::{MAX_EPOCH, time_with_offset};
 use crate::text::JsonNumber;
 
@@ -206,11 +206,11 @@ impl Serialize for WindowStart {
     }
 }
 
-impl From<WindowStart> for algorithm::Start {
-    fn from(start: WindowStart) -> algorithm::Start {
+impl From<WindowStart> for kinds::Start {
+    fn from(start: WindowStart) -> kinds::Start {
         match start {
-            WindowStart::At(at) => algorithm::Start::At(at),
-            WindowStart::FirstRequest => algorithm::Start::FirstRequest,
+            WindowStart::At(at) => kinds::Start::At(at),
+            WindowStart::FirstRequest => kinds::Start::FirstRequest,
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::kinds::Tokens;
 use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide};
 
 use crate::sharding::take;

@@ -4,7 +4,7 @@
 //! The bound is computed anew here, from the documents: an hour, a whole refill, the windows looked back on.
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Start, Windows};
+use ratelimit_core::kinds::{Start, Windows};
 use ratelimit_core::{Limit, Micros, Shards, State, config, credit, decide};
 
 use crate::sharding::take;

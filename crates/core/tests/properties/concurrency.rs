@@ -1,7 +1,7 @@
 //! Concurrency limits beside a list of all leases that were ever given.
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Concurrency, Lease, Leases};
+use ratelimit_core::kinds::{Concurrency, Lease, Leases};
 use ratelimit_core::{Limit, Micros, State, config, decide, state};
 
 use crate::cases;

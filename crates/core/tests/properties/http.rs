@@ -2,8 +2,8 @@
 //! nobody else takes, and not a second earlier.
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Concurrency, Lease};
 use ratelimit_core::headers::{CallOutcome, Style, headers};
+use ratelimit_core::kinds::{Concurrency, Lease};
 use ratelimit_core::{Decision, Limit, Micros, State, config, decide};
 
 use crate::{ALL, Step, cases, run, sequence, tolerated};

@@ -1,7 +1,7 @@
 //! Idle limits: without the state every call is answered the same, so that it can be deleted.
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Start, Tokens, Windows};
+use ratelimit_core::kinds::{Start, Tokens, Windows};
 use ratelimit_core::{Limit, Micros, State, decide};
 
 use crate::{ALL, Config, Kind, Sequence, cases, sequence};

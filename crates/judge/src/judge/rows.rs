@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::kinds::Tokens;
 use ratelimit_core::{Limit, Micros, State};
 
 use crate::history::{Asked, History, ShardSeen};

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use ratelimit_core::algorithm::{Start, Windows};
+use ratelimit_core::kinds::{Start, Windows};
 use ratelimit_core::{Limit, Micros};
 
 use crate::history::{Asked, End, History, Invocation};

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use ratelimit_core::algorithm::Leases;
+use ratelimit_core::kinds::Leases;
 use ratelimit_core::{Limit, Micros, State, config, credit, decide, phase};
 use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, Storage};
 

@@ -2,7 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_core::State;
-use ratelimit_core::algorithm::Shape;
+use ratelimit_core::kinds::Shape;
 
 use crate::error::{LimiterError, Result};
 

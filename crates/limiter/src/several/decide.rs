@@ -1,6 +1,6 @@
 //! The decisions for the requests of one name and key.
 
-use ratelimit_core::algorithm::first_pass;
+use ratelimit_core::kinds::first_pass;
 use ratelimit_core::{Decision, Micros, Shards, State, decide};
 
 use crate::ports::{Id, Interrupts};

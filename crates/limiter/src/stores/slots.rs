@@ -5,8 +5,8 @@
 //! The key's own entry has the state of another kind. As in a row, a take under one kind ends the state of the other:
 //! leases count as none while that entry is there, and a lease that is granted removes it.
 
-use ratelimit_core::algorithm::{Lease, Leases};
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
+use ratelimit_core::kinds::{Lease, Leases};
 use ratelimit_core::{Micros, State};
 
 use super::{Contents, Decide, memory};

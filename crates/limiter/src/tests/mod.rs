@@ -4,7 +4,7 @@ mod host;
 
 use std::collections::BTreeSet;
 
-use ratelimit_core::algorithm::Tokens;
+use ratelimit_core::kinds::Tokens;
 use ratelimit_core::{Micros, State};
 
 use self::host::{TestConfig, TestSession, request};

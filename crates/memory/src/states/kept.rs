@@ -1,6 +1,6 @@
 //! What an entry keeps, in three words and a tag.
 
-use ratelimit_core::algorithm::{Counters, Lease, Tokens};
+use ratelimit_core::kinds::{Counters, Lease, Tokens};
 use ratelimit_core::{Micros, State};
 
 /// What an entry keeps: a state that fits into it, or one of the slots of a concurrency limit, since it has no room for

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use ratelimit_core::algorithm::{Lease, Leases, Tokens};
+use ratelimit_core::kinds::{Lease, Leases, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_memory::saved::{
     Cell, NewKey, NoRoom, Outcome, Piece, SavedCopy, SavedHead, SavedPartition,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use ratelimit_core::Micros;
-use ratelimit_core::algorithm::{Counters, Lease, Tokens};
+use ratelimit_core::kinds::{Counters, Lease, Tokens};
 use ratelimit_memory::states::{Dropped, Entry, Head, Kept, Partition, Whose, places};
 
 use crate::cases;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ratelimit_core::algorithm::Shape;
+use ratelimit_core::kinds::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 
 use super::super::delete::lock_key;
