@@ -1,7 +1,6 @@
-# The commands of a developer; scripts/ does the work. PG is the major version of
-# PostgreSQL, PG_CONFIG the pg_config of another one than Debian's.
+# The commands of a developer; scripts/ does the work. CONTRIBUTING.md lists the variables.
 
-export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS VERSION PORT PROGRAMS SCHEMA
+export PG PG_CONFIG BUILD DESTDIR ONLY TESTS ACCESS TIMES SEED VERSION PORT SCHEMA
 
 .PHONY: all install uninstall help run plain playground pictures test test-all test-citus test-asserts accept soak prove bench lint docs package test-packages release clean
 all:
@@ -27,32 +26,25 @@ help:
 	@echo '               or one that it builds in target/ from Debian'"'"'s source package; ONLY, TESTS, ACCESS as above'
 	@echo 'make soak      crashes, failures, a standby and long life, for some 20 minutes; TESTS="a b", ACCESS=auto'
 	@echo 'make prove     the limiter in every order of the steps of a few sessions, over a model of rows; some ten'
-	@echo '               minutes, ONLY=short for one, PROGRAMS="0 1000" for these random programs'
-	@echo 'make bench     what a call costs beside plain SQL, PL/pgSQL and Redis; some minutes, results in'
-	@echo '               target/results; ONLY="hot single" for some works, REPEATS=3 SECONDS=2 ACCESS=auto'
-	@echo 'make pictures  draw docs/pictures from what the extension answers; CHECK=yes only compares'
+	@echo '               minutes, ONLY=short for one, TESTS="0 1000" for these random programs'
+	@echo 'make bench     what a call costs next to plain SQL, PL/pgSQL and Redis; some minutes, results in'
+	@echo '               target/results; ONLY="hot single" for some works, ACCESS=sql|heap'
+	@echo 'make pictures  draw docs/pictures from what the extension answers; make test ONLY=pictures compares'
 	@echo 'make docs      build the book of docs/ in target/book, with the page that runs in the browser, and check links'
 	@echo 'make lint      formatting, clippy, rustdoc, tests without expected output; shell, workflows, spelling, licenses'
 	@echo 'make package   leave packages for PostgreSQL 15 to 18 in dist/ (PG=17 for one); make test-packages'
 	@echo '               installs each of them into a new system or a throw-away server'
-	@echo 'make release   VERSION=1.2.3: sees that all agrees on it, runs every test, and leaves dist/'
+	@echo 'make release   VERSION=1.2.3: checks that all agrees on it, runs every test, and leaves dist/'
 	@echo 'make clean     remove target/ and dist/'
 	@echo 'run, test, accept, soak, bench, docs and lint install what is missing first, and take PG=16 or'
 	@echo 'PG_CONFIG=… too (default: PostgreSQL 15); without an installed one, 16 and 18 are fetched into'
 	@echo 'target/. run, test and accept take BUILD=release (default: dev, which is quick to build).'
 
-run plain playground test test-all test-citus test-asserts accept prove lint docs package test-packages release:
+run plain playground test test-all test-citus test-asserts accept prove bench pictures lint docs package test-packages release:
 	@scripts/$@
 
-pictures:
-	@scripts/pictures $(if $(CHECK),--check)
-
 soak:
-	@BUILD=release RATELIMIT_SOAK=yes ONLY=soak ACCESS="$${ACCESS:-auto sql}" scripts/test
-
-bench:
-	@scripts/bench $(if $(ONLY),--only='$(ONLY)') $(if $(REPEATS),--repeats=$(REPEATS)) \
-		$(if $(SECONDS),--seconds=$(SECONDS)) $(if $(ACCESS),--access=$(ACCESS))
+	@BUILD=release TIMES="$${TIMES:-10}" ONLY=soak ACCESS="$${ACCESS:-auto sql}" scripts/test
 
 clean:
 	@scripts/server stop all

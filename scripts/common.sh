@@ -55,7 +55,8 @@ features=()
 [ "$PG" = 15 ] || features=(--no-default-features --features "ratelimit/pg$PG")
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$repo/target}
-package=${RATELIMIT_PACKAGE:-$repo/target/pg$PG/$BUILD} # what scripts/build leaves for scripts/server
+package=$repo/target/pg$PG/$BUILD # what scripts/build leaves for scripts/server
+case $PG_CONFIG in "$repo/target/postgres-asserts/"*) package+=-asserts ;; esac
 results=$repo/target/results
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 

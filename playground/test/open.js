@@ -1,14 +1,15 @@
-// Starts the playground, which is the program PLAYGROUND, and Chromium, which is CHROMIUM.
+// Starts the playground, and the Chromium that CHROMIUM names.
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 
 import { chromium } from 'playwright-core';
 
-// Starts the service on a free port, with these variables beside, or instead of, those of the environment. Fails with
-// what it says if it ends instead.
+const PROGRAM = new URL('../debug/ratelimit-playground', import.meta.url).pathname;
+
+// Starts the service on a free port, with these environment variables added. Fails with its output if it ends.
 export async function start(variables = {}) {
     const env = { ...process.env, PORT: '0', ...variables };
-    const service = spawn(process.env.PLAYGROUND, { env, stdio: ['ignore', 'pipe', 'pipe'] });
+    const service = spawn(PROGRAM, { env, stdio: ['ignore', 'pipe', 'pipe'] });
     let log = '';
     service.stderr.on('data', (data) => { log += data; });
     const ended = once(service, 'close').then(([code]) => code);

@@ -1,5 +1,4 @@
-// The page that needs no database server, in Chromium, from a server of static files below a path: the folder TRY,
-// which playground/try/build makes.
+// The page that needs no database server, in Chromium, from a server of static files below a path.
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
@@ -10,6 +9,8 @@ import { gzipSync } from 'node:zlib';
 
 import { chromium } from 'playwright-core';
 
+// Made by playground/try/build.
+const FOLDER = path.join(import.meta.dirname, '../try');
 const BELOW = '/any/path/try/';
 const TYPES = { '.html': 'text/html', '.js': 'text/javascript', '.css': 'text/css', '.wasm': 'application/wasm' };
 
@@ -17,7 +18,7 @@ let browser, address;
 const server = createServer(async ({ url }, response) => {
     const { pathname } = new URL(url, 'http://localhost');
     const name = pathname.endsWith('/') ? `${pathname}index.html` : pathname;
-    const file = name.startsWith(BELOW) && (await readFile(path.join(process.env.TRY, name.slice(BELOW.length))).catch(() => null));
+    const file = name.startsWith(BELOW) && (await readFile(path.join(FOLDER, name.slice(BELOW.length))).catch(() => null));
     response.writeHead(file ? 200 : 404, { 'content-type': TYPES[path.extname(name)] ?? 'application/octet-stream' });
     response.end(file || '');
 });
@@ -146,7 +147,7 @@ test('it loads from its own folder alone, less than 7 MB gzipped', async () => {
     const page = await visit();
     const bytes = {};
     for (const name of new Set(page.loaded)) {
-        const file = await readFile(path.join(process.env.TRY, name.slice(BELOW.length) || 'index.html'));
+        const file = await readFile(path.join(FOLDER, name.slice(BELOW.length) || 'index.html'));
         bytes[name] = [file.length, gzipSync(file).length];
     }
     assert.ok(Object.keys(bytes).some((name) => name.endsWith('/pglite/pglite.wasm')));

@@ -1,8 +1,8 @@
 """Prometheus and Grafana, as docs/monitoring.md sets them up: prometheus-postgres-exporter with the queries
-of monitoring/, scraped, and each metric of the dashboard found in what it says.
+of monitoring/, scraped, and each metric of the dashboard found in its output.
 
-Connects with libpq's variables, as a role that has EXECUTE on rl_stats and rl_memory. EXPORTER is the
-exporter's program.
+Connects with libpq's variables, as a role that has EXECUTE on rl_stats and rl_memory. The argument is the exporter's
+program.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,7 +22,7 @@ MONITORING = Path(__file__).parents[2] / "monitoring"
 
 
 def scrape(*options, databases):
-    """What the exporter says of the rate limiter: the labels and the value of each sample, by metric."""
+    """Returns the exporter's samples of the rate limiter, labels and value, by metric."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -29,7 +30,7 @@ def scrape(*options, databases):
     sources = [f"host={host} port={port} user={user} dbname={database} sslmode=disable" for database in databases]
     exporter = subprocess.Popen(
         [
-            os.environ["EXPORTER"], f"--web.listen-address={address}", "--disable-default-metrics",
+            sys.argv[1], f"--web.listen-address={address}", "--disable-default-metrics",
             "--disable-settings-metrics", f"--extend.query-path={MONITORING}/postgres_exporter.yml", *options,
         ],
         env={"DATA_SOURCE_NAME": ",".join(sources)},

@@ -1,5 +1,5 @@
 //! The extension and the SQL file in one database, with the same calls at the same times: the same answers, errors,
-//! notices and rows. RATELIMIT_SEED sets the seed, RATELIMIT_CALLS how many calls.
+//! notices and rows. SEED is the seed, and TIMES multiplies the calls.
 //!
 //! Calls are sent to both without waiting for the answers of those before them. Where the two differ, the calls that
 //! led there are made again in fewer and fewer, and what is left is shown.
@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use ratelimit_tests::{seed, times};
 use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
 use crate::calls::{CALLER, Call, Calls};
@@ -303,7 +304,7 @@ impl Pair {
         if calls.len() > RETOLD {
             calls.drain(..calls.len() - RETOLD);
         }
-        let mut report = format!("RATELIMIT_SEED={seed}, about call {done}: {}\n", found.text);
+        let mut report = format!("SEED={seed}, about call {done}: {}\n", found.text);
         let last = calls[calls.len().saturating_sub(40)..].to_vec();
         let (calls, again) = self.shrink(calls, &found.shape).await;
         match again {
@@ -359,25 +360,18 @@ fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
     database
 }
 
-fn number(variable: &str, default: u64) -> u64 {
-    std::env::var(variable).map_or(default, |text| text.parse().unwrap())
-}
-
-fn seed() -> u64 {
-    number("RATELIMIT_SEED", 1)
-}
-
 fn calls() -> usize {
-    number("RATELIMIT_CALLS", CALLS as u64) as usize
+    (CALLS as f64 * times()) as usize
 }
 
 /// Makes so many calls in a database with both under these settings; returns what differed.
 fn differences(name: &'static str, settings: &[(&str, &str)], limit: usize) -> Vec<String> {
-    println!("RATELIMIT_SEED={} RATELIMIT_CALLS={limit} {settings:?}", seed());
+    let seed = seed(1);
+    println!("{limit} calls, {settings:?}");
     let database = both(name, settings);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(compare(&database, seed(), limit))
+    runtime.block_on(compare(&database, seed, limit))
 }
 
 #[test]

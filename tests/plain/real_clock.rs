@@ -1,6 +1,8 @@
 //! The SQL file under the server's own clock, by which it may take another way than under one that is set: every answer
 //! and every state must be what `rl_calculate` says for an instant between the call's begin and its end.
 
+use ratelimit_tests::seed;
+
 use crate::database::Database;
 
 /// Calls random limits; returns what is wrong. The instant of a token bucket's take is in its state.
@@ -72,8 +74,7 @@ SELECT rl_define(name, config::jsonb) FROM (VALUES
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn under_the_servers_clock_every_answer_is_one_of_an_instant_of_the_call() {
-    let seed: u32 = std::env::var("RATELIMIT_SEED").map_or(1, |text| text.parse().unwrap());
-    println!("RATELIMIT_SEED={seed}");
+    let seed = seed(1) as u32;
     let database = Database::new("plain_real_clock");
     let mut client = database.connect();
     client.batch_execute(CALLS).unwrap();

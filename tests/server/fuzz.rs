@@ -1,6 +1,5 @@
 //! Random configs, arguments, triggers and rows, mostly invalid. Each has an answer, or an error for the
-//! user: no panic, no internal error, no memory leak. RATELIMIT_FUZZ_SECONDS sets the duration,
-//! RATELIMIT_SEED the seed.
+//! user: no panic, no internal error, no memory leak. TIMES multiplies the duration.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,18 +9,12 @@ use postgres::Client;
 use ratelimit_core::config;
 use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Tokens};
 use ratelimit_core::{Micros, Shards, State, decide};
+use ratelimit_tests::{seed, times};
 
 use crate::database::Database;
 
-fn seed() -> u64 {
-    let seed = std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap());
-    println!("RATELIMIT_SEED={seed}");
-    seed
-}
-
 fn duration() -> Duration {
-    let seconds = std::env::var("RATELIMIT_FUZZ_SECONDS");
-    Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()))
+    Duration::from_secs_f64(3.0 * times())
 }
 
 fn one_of<'a>(random: &mut Rng, among: &[&'a str]) -> &'a str {
@@ -138,7 +131,7 @@ fn float(random: &mut Rng) -> f64 {
 
 #[test]
 fn no_config_and_no_state_makes_the_algorithm_panic() {
-    let mut random = Rng::with_seed(seed());
+    let mut random = Rng::with_seed(seed(1));
     let (mut accepted, mut refused) = (0, 0);
     for _ in 0..30_000 {
         let mut text = config(&mut random);
@@ -328,7 +321,7 @@ fn refused(outcome: Result<(), postgres::Error>, sql: &str, seen: &mut BTreeMap<
 fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
     let database = Database::new("fuzz");
     let mut client = database.connect();
-    let mut random = Rng::with_seed(seed());
+    let mut random = Rng::with_seed(seed(1));
     let functions: Vec<Function> = client
         .query(
             "SELECT proname, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) t), prokind = 'w' FROM pg_proc
@@ -461,8 +454,7 @@ fn memory(client: &mut Client) -> (i64, i64) {
 fn calls_leave_no_memory_behind() {
     let database = Database::new("fuzz_memory");
     let mut client = database.connect();
-    let calls: i32 =
-        std::env::var("RATELIMIT_MEMORY_CALLS").map_or(20_000, |calls| calls.parse().unwrap());
+    let calls = (20_000.0 * times()) as i32;
     client
         .batch_execute(
             "SELECT rl_define('a', rl_token_bucket(1000, '1 second')), rl_define('full', rl_sliding_log(10, '1 day')),
@@ -535,7 +527,7 @@ fn calls_leave_no_memory_behind() {
 fn every_answer_is_that_of_the_algorithm() {
     let database = Database::new("fuzz_oracle");
     let mut client = database.connect();
-    let mut random = Rng::with_seed(seed());
+    let mut random = Rng::with_seed(seed(1));
     // With a start: without one the windows depend on the key.
     let configs = [
         r#"{"kind": "token bucket", "rate": 7, "period": 1000}"#,

@@ -8,6 +8,7 @@ use fastrand::Rng;
 use postgres::error::SqlState;
 use postgres::{Client, Row};
 use ratelimit_judge::{Asked, Recorder, Reply, Storage};
+use ratelimit_tests::seed;
 use serde_json::{Value, json};
 
 use crate::database::{Database, connect};
@@ -101,8 +102,7 @@ fn the_golden_vectors_have_the_same_answers_in_memory() {
 fn a_limit_in_memory_answers_as_its_twin_in_the_table() {
     let database = Database::new("memory_twins");
     let mut client = database.connect();
-    let mut random =
-        Rng::with_seed(std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap()));
+    let mut random = Rng::with_seed(seed(1));
     let (mut calls, mut allowed) = (0, 0);
     for n in 0..60 {
         let rate = random.choice([1.0, 3.0, 0.5, 100.0, 1e12]).unwrap();
@@ -171,8 +171,7 @@ fn a_limit_in_memory_answers_as_its_twin_in_the_table() {
 fn a_lease_in_memory_is_as_its_twin_in_the_table() {
     let database = Database::new("memory_leases");
     let mut client = database.connect();
-    let mut random =
-        Rng::with_seed(std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap()));
+    let mut random = Rng::with_seed(seed(1));
     let (mut given, mut settled) = (0, 0);
     for n in 0..25 {
         let mut now: f64 = 1_800_000_000_000.0;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fastrand::Rng;
 use postgres::{Client, SimpleQueryMessage};
+use ratelimit_tests::seed;
 
 use crate::database::Database;
 
@@ -201,9 +202,7 @@ fn config(random: &mut Rng) -> String {
 #[ignore = "needs a server: make test"]
 fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
     const STEPS: usize = 4000;
-    let seed = std::env::var("RATELIMIT_SEED").map_or(1, |seed| seed.parse().unwrap());
-    println!("RATELIMIT_SEED={seed}");
-    let mut random = Rng::with_seed(seed);
+    let mut random = Rng::with_seed(seed(1));
     let mut things = Things::new(&mut random);
     let databases = ["stores_sql", "stores_heap", "stores_mixed"].map(Database::beside);
     let mut clients = databases.each_ref().map(Database::connect);

@@ -1,9 +1,9 @@
-//! The README and the pages of docs/: their programs in other languages are tested ones, their links lead
-//! somewhere, the book has every page, and pages list the messages and SQLSTATEs of the sources.
+//! The README and the pages of docs/: their programs in other languages are tested ones, the book has every page,
+//! and pages list the messages and SQLSTATEs of the sources. `make docs` checks their links.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use crate::pages::{Page, SIGNATURE, documents, pages_in, read, root, rows, split};
 
@@ -21,98 +21,6 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 /// Programs for PGlite, which are no clients of a server.
 const PGLITE: &str = "../../adapters/node/test/file/pglite.test.js";
 const TRY: &str = "../../playground/try/try.js";
-
-/// Prose without its code spans, in which nothing is a link.
-fn without_code(prose: &str) -> String {
-    let mut left = String::new();
-    let mut rest = prose;
-    while let Some(start) = rest.find('`') {
-        let ticks = rest[start..].len() - rest[start..].trim_start_matches('`').len();
-        let (before, after) = (&rest[..start], &rest[start + ticks..]);
-        let end = after
-            .match_indices(&"`".repeat(ticks))
-            .map(|(end, _)| end)
-            .find(|&end| !after[..end].ends_with('`') && !after[end + ticks..].starts_with('`'));
-        left += before;
-        rest = end.map_or(after, |end| &after[end + ticks..]);
-    }
-    left + rest
-}
-
-/// The targets of links and images.
-fn links(text: &str) -> Vec<String> {
-    let prose = without_code(&split(text).1);
-    let inline = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-    let references = prose
-        .lines()
-        .filter(|line| line.starts_with('['))
-        .filter_map(|line| line.split_once("]: "))
-        .map(|(_, target)| target);
-    inline.map(|(target, _)| target).chain(references).map(str::to_owned).collect()
-}
-
-/// The anchors of the headings, as both forges and mdBook make them.
-fn anchors(text: &str) -> Vec<String> {
-    let mut seen = BTreeMap::new();
-    let headings = split(text).1;
-    let headings = headings.lines().filter(|line| line.starts_with('#'));
-    headings
-        .map(|line| {
-            let anchor: String = line
-                .trim_start_matches('#')
-                .trim()
-                .to_lowercase()
-                .chars()
-                .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
-                .map(|c| if c == ' ' { '-' } else { c })
-                .collect();
-            let count = seen.entry(anchor.clone()).or_insert(0);
-            *count += 1;
-            if *count == 1 { anchor } else { format!("{anchor}-{}", *count - 1) }
-        })
-        .collect()
-}
-
-/// `path` with its `..` resolved; none leads out of the repository.
-fn normal(path: &Path) -> Option<PathBuf> {
-    let mut normal = PathBuf::new();
-    for component in path.components() {
-        match component {
-            Component::Normal(name) => normal.push(name),
-            Component::ParentDir => {
-                if !normal.pop() {
-                    return None;
-                }
-            }
-            Component::CurDir => {}
-            _ => return None,
-        }
-    }
-    Some(normal)
-}
-
-/// What is wrong with a relative link, if anything is.
-fn fault(page: &Page, link: &str) -> Option<&'static str> {
-    let (file, anchor) = link.split_once('#').map_or((link, None), |(f, a)| (f, Some(a)));
-    let target = if file.is_empty() {
-        page.path.clone()
-    } else {
-        match normal(&page.path.with_file_name(file)) {
-            Some(target) => target,
-            None => return Some("leads out of the repository"),
-        }
-    };
-    if !root().join(&target).exists() {
-        return Some("leads nowhere");
-    }
-    if page.path.starts_with("docs") && !target.starts_with("docs") {
-        return Some("leads out of the book");
-    }
-    let anchor = anchor?;
-    let there = target.extension().is_some_and(|extension| extension == "md")
-        && anchors(&read(&target).text).iter().any(|there| there == anchor);
-    (!there).then_some("names no heading")
-}
 
 #[test]
 fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
@@ -153,55 +61,11 @@ fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
     }
 }
 
-#[test]
-fn every_link_leads_somewhere() {
-    let mut pages = documents();
-    pages.extend(
-        ["CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md"].map(|path| read(Path::new(path))),
-    );
-    let mut relative = 0;
-    let mut wrong = Vec::new();
-    for page in &pages {
-        for link in links(&page.text).iter().filter(|link| !link.contains("://")) {
-            relative += 1;
-            if let Some(fault) = fault(page, link) {
-                wrong.push(format!("{}: {link} {fault}", page.path.display()));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(relative > 60, "only {relative} links found");
-}
-
-#[test]
-fn a_broken_link_is_found() {
-    let page = |path: &str| Page { path: path.into(), text: "# A `b`: c_d\n## E\n## E\n".into() };
-    let text =
-        "[a](x.md) `[no](y)` ``a ` [no](y)``\n```sql\n[no](y)\n```\n![a\nb](z.svg#q)\n[r]: w.md";
-    assert_eq!(links(text), ["x.md", "z.svg#q", "w.md"]);
-    assert_eq!(anchors(&page("docs/a.md").text), ["a-b-c_d", "e", "e-1"]);
-    for (path, link, expected) in [
-        ("README.md", "docs/SUMMARY.md", None),
-        ("README.md", "docs/SUMMARY.md#summary", None),
-        ("README.md", "docs/SUMMARY.md#summer", Some("names no heading")),
-        ("README.md", "docs/bench.svg#summary", Some("names no heading")),
-        ("README.md", "docs/nothing.md", Some("leads nowhere")),
-        ("README.md", "../README.md", Some("leads out of the repository")),
-        ("docs/a.md", "SUMMARY.md", None),
-        ("docs/a.md", "../docs/SUMMARY.md", None),
-        ("docs/a.md", "docs/SUMMARY.md", Some("leads nowhere")),
-        ("docs/a.md", "../README.md", Some("leads out of the book")),
-    ] {
-        assert_eq!(fault(&page(path), link), expected, "{link} in {path}");
-    }
-}
-
 /// The title of a page. One that is a single `{{#include …}}` has that file's.
 fn title(page: &Page) -> String {
     let first = page.text.lines().next().unwrap_or_default();
     if let Some(file) = first.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}")) {
-        let path = normal(&page.path.with_file_name(file)).expect("a file of the repository");
-        return title(&read(&path));
+        return title(&read(&page.path.with_file_name(file)));
     }
     let title = first.strip_prefix("# ");
     title.unwrap_or_else(|| panic!("{} has no title", page.path.display())).to_owned()

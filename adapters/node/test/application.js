@@ -1,9 +1,9 @@
-// The application's clock, which is not the database's: by RATELIMIT_APART, in seconds, or as a test sets it.
+// The application's clock: an hour ahead of the database's or, on the file, behind it; or as a test sets it.
 const RealDate = Date;
 
 export const application = {
     /** Milliseconds ahead of the real clock. */
-    ahead: Number(process.env.RATELIMIT_APART ?? 0) * 1000,
+    ahead: { extension: 3600, file: -3600 }[process.env.RATELIMIT_EDITION] * 1000 || 0,
 };
 
 globalThis.Date = class Date extends RealDate {

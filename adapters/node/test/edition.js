@@ -1,3 +1,3 @@
-// What the server has: the extension, or the file of SQL, which keeps no limits in memory.
+// The server has the extension, or the SQL file, which keeps no limits in memory.
 export const onFile = process.env.RATELIMIT_EDITION === 'file';
 export const STORES = onFile ? ['table'] : ['table', 'memory'];

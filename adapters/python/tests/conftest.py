@@ -18,15 +18,15 @@ from limits.storage import storage_from_string
 
 import ratelimit_storage  # noqa: F401  registers the schemes
 
-# The application's clock is not the database's: it is so many seconds ahead, whole hours, since tests take windows to
-# begin where the database's do.
-APART = 3600 * round(float(os.environ.get("RATELIMIT_APART", "0")) / 3600)
+# The server has the extension, or the SQL file, which keeps no limits in memory.
+EDITION = os.environ.get("RATELIMIT_EDITION")
+ON_FILE = EDITION == "file"
+# The application's clock is an hour ahead of the database's or, on the file, behind it: windows begin at the same time.
+APART = {"extension": 3600, "file": -3600}.get(EDITION, 0)
 real_time = time.time
 time.time = lambda: real_time() + APART
 
 FIXED, MOVING, SLIDING = "fixed-window", "moving-window", "sliding-window-counter"
-# The server has the extension, or the file of SQL, which keeps no limits in memory.
-ON_FILE = os.environ.get("RATELIMIT_EDITION") == "file"
 STORES = ["table"] if ON_FILE else ["table", "memory"]
 EVERY = [(strategy, store) for strategy in (FIXED, MOVING, SLIDING) for store in STORES]
 EVERY = [each for each in EVERY if each != (MOVING, "memory")]

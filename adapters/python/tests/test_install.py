@@ -1,7 +1,4 @@
-"""ratelimit.sql as the package installs it, on databases of their own.
-
-RATELIMIT_LIMITS is the file that the build makes for the schema "limits".
-"""
+"""ratelimit.sql as the package installs it, on databases of their own."""
 
 import os
 import re
@@ -62,7 +59,7 @@ def test_the_text_is_the_file_and_for_another_schema_what_the_build_makes_of_it(
     file = files("ratelimit_storage").joinpath("ratelimit.sql").read_text("utf-8")
     assert len(file) > 50_000
     assert install_sql() == install_sql("ratelimit") == file
-    same = install_sql(schema="limits") == Path(os.environ["RATELIMIT_LIMITS"]).read_text("utf-8")
+    same = install_sql(schema="limits") == (Path(__file__).parents[3] / "limits" / "ratelimit.sql").read_text("utf-8")
     assert same  # without a diff of thousands of lines
 
 

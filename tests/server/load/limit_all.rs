@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use postgres::Client;
+use ratelimit_tests::times;
 use serde_json::{Value, json};
 
 use super::caller::{Caller, Ending, STILL};
@@ -153,7 +154,6 @@ fn define(client: &mut Client, n: usize, shards: u32) {
     client.batch_execute(&Database::limits(&sql)).unwrap();
 }
 
-/// RATELIMIT_LOAD_SECONDS says how long, instead of so many keys.
 #[test]
 #[ignore = "needs a server: make test"]
 fn all_is_taken_or_nothing_and_no_two_calls_deadlock() {
@@ -162,13 +162,8 @@ fn all_is_taken_or_nothing_and_no_two_calls_deadlock() {
     for n in 0..LIMITS {
         define(&mut client, n, [1, 2, 3, 8][n / 5]);
     }
-    let seconds = std::env::var("RATELIMIT_LOAD_SECONDS").ok();
-    let duration = seconds.map(|seconds| Duration::from_secs(seconds.parse().unwrap()));
-    let started = Instant::now();
-    load(&database, |round| match duration {
-        Some(duration) => started.elapsed() < duration,
-        None => round < 6,
-    });
+    let rounds = (6.0 * times()).ceil() as usize;
+    load(&database, |round| round < rounds);
 }
 
 #[test]

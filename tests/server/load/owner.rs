@@ -1,14 +1,14 @@
-//! Takes beside every action of the tables' owner: rows changed, renamed and deleted by hand, the table
+//! Takes during every action of the tables' owner: rows changed, renamed and deleted by hand, the table
 //! truncated, rebuilt and altered, indexes created and dropped, cursors that fail in savepoints.
 //! Afterwards table and index are intact, no key has two rows, and where only calls wrote, the rows
-//! agree with the takes. RATELIMIT_OWNER_SECONDS is its duration, instead of 20; actions are random,
-//! unless RATELIMIT_SEED is set.
+//! agree with the takes. TIMES multiplies the 20 seconds; actions are random unless SEED is set.
 
 use std::io::Write;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use postgres::{Client, Error, Transaction};
+use ratelimit_tests::{seed, times};
 
 use super::Random;
 use super::errors::{Errors, note, quick_to_see_deadlocks};
@@ -272,12 +272,8 @@ fn check(client: &mut Client) -> Result<(), String> {
 #[test]
 #[ignore = "needs a server: make test"]
 fn table_and_takes_are_whole_whatever_the_owner_does() {
-    let seconds = std::env::var("RATELIMIT_OWNER_SECONDS").map_or(20, |s| s.parse().unwrap());
-    let seed = std::env::var("RATELIMIT_SEED").map_or_else(
-        |_| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() << 8,
-        |seed| seed.parse().unwrap(),
-    );
-    println!("RATELIMIT_SEED={seed}");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let seed = seed(now << 8);
     let database = Database::new("load_owner");
     let mut client = quick_to_see_deadlocks(&database);
     client
@@ -300,7 +296,7 @@ fn table_and_takes_are_whole_whatever_the_owner_does() {
                     client.batch_execute(work.setup).unwrap();
                     let mut random = Random(seed + number as u64 + 1);
                     let (mut errors, mut done) = (Errors::new(), 0);
-                    while started.elapsed().as_secs() < seconds {
+                    while started.elapsed().as_secs_f64() < 20.0 * times() {
                         match (work.work)(&mut client, &mut random) {
                             Ok(()) => done += 1,
                             Err(error) => {

@@ -1,12 +1,13 @@
 //! The tally of sessions on all nodes while a cluster is disturbed. What was told is used, and nothing beyond what was
 //! told or is in doubt; no limit gives more than it has. Each case prints its line of the table in docs/citus.md,
-//! whose figures are those of RATELIMIT_SOAK=1.
+//! whose figures are those of TIMES=10.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use postgres::Client;
+use ratelimit_tests::is_long;
 
 use crate::cluster::Cluster;
 use crate::moves::{change, outlast_transactions};
@@ -41,7 +42,7 @@ impl Scene<'_, '_> {
 
 struct Case {
     what: &'static str,
-    /// With how many workers without RATELIMIT_SOAK; 0: it is left out. With it, with two and three.
+    /// The number of workers that it runs with; 0: only where tests are long. Then it runs with two and three.
     usually: usize,
     disturb: fn(&Scene),
 }
@@ -259,10 +260,6 @@ fn add(scene: &Scene) {
     pause(third);
 }
 
-fn is_long() -> bool {
-    std::env::var_os("RATELIMIT_SOAK").is_some()
-}
-
 /// One case; what is wrong.
 fn run(cluster: &Cluster, spare: &Server, number: usize, case: &Case) -> Vec<String> {
     let prefix = format!("case-{number}");
@@ -295,13 +292,11 @@ fn run(cluster: &Cluster, spare: &Server, number: usize, case: &Case) -> Vec<Str
     tally.wrong.iter().map(|wrong| format!("{}: {wrong}", case.what)).collect()
 }
 
-/// The cases whose name has what RATELIMIT_CASE says.
 fn all(workers: usize) {
     let cluster = Cluster::distributed_over(workers);
     let spare = Cluster::spare();
     set_up(&cluster);
-    let only = std::env::var("RATELIMIT_CASE").unwrap_or_default();
-    let runs = |case: &Case| (is_long() || case.usually == workers) && case.what.contains(&only);
+    let runs = |case: &Case| is_long() || case.usually == workers;
     let cases = CASES.iter().enumerate().filter(|(_, case)| runs(case));
     let wrong: Vec<_> =
         cases.flat_map(|(number, case)| run(&cluster, &spare, number, case)).collect();

@@ -32,8 +32,7 @@ fn one(client: &mut Client, sql: &str) -> String {
 }
 
 fn seconds(default: u64) -> Duration {
-    let long = std::env::var_os("RATELIMIT_SOAK").is_some();
-    Duration::from_secs(if long { 10 * default } else { default })
+    Duration::from_secs(if ratelimit_tests::is_long() { 10 * default } else { default })
 }
 
 /// 150 calls on each of three nodes at once, for a limit of 100.

@@ -307,7 +307,7 @@ fn no_more_rows_commit_than_the_limit_lets() {
     let expected = CAPACITY.to_string();
     let (mut cases, mut wrong) = (0, Vec::new());
     // Each case on one of the nodes, or, where there is time, on both.
-    let all = std::env::var_os("RATELIMIT_SOAK").is_some();
+    let all = ratelimit_tests::is_long();
     for setting in ["on", "off"] {
         let mut of_node = [0, 1].map(|node| sessions(&cluster, node, setting));
         let tables = LIMITED.iter().flat_map(|table| WAYS.map(|way| (*table, Some(way))));

@@ -2,7 +2,7 @@
 //! a promoted standby, tables rebuilt beside 16 sessions.
 //!
 //! Each test has a server of its own. `make test ONLY=soak` runs them for a moment, `make soak` for long
-//! (RATELIMIT_SOAK): see [`scale`]. Sessions note their takes in a table, in the same transaction, and
+//! (TIMES): see [`scale`]. Sessions note their takes in a table, in the same transaction, and
 //! remember the outcome; `check.rs` compares notes, rows and outcomes.
 
 mod check;
@@ -30,5 +30,5 @@ const SESSIONS: usize = 16;
 
 /// Returns an amount: a little, or that of `make soak`.
 fn scale<T>(short: T, long: T) -> T {
-    if std::env::var_os("RATELIMIT_SOAK").is_some() { long } else { short }
+    if ratelimit_tests::is_long() { long } else { short }
 }

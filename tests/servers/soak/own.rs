@@ -35,8 +35,7 @@ pub fn sessions(client: &mut Client) -> String {
 fn watch(socket: PathBuf) -> Sender<()> {
     let (alive, ended) = channel();
     thread::spawn(move || {
-        let long = std::env::var_os("RATELIMIT_SOAK").is_some();
-        let patience = Duration::from_secs(if long { 24 * 3600 } else { 15 * 60 });
+        let patience = Duration::from_secs(if ratelimit_tests::is_long() { 24 * 3600 } else { 15 * 60 });
         if ended.recv_timeout(patience) != Err(RecvTimeoutError::Timeout) {
             return;
         }
@@ -58,10 +57,10 @@ impl Server {
         Server::with_clock(conf, "")
     }
 
-    /// Such a one whose clock is so many seconds ahead, as `+0.5`; empty: the machine's.
+    /// Starts a server whose clock is `ahead` by these seconds, as `+0.5`; empty: not at all.
     pub fn with_clock(conf: &str, ahead: &str) -> Server {
         let owner = std::process::id().to_string();
-        let socket: PathBuf = run(&["start", &owner, conf], ahead).into();
+        let socket: PathBuf = script(&["start", &owner, conf, "--ahead", ahead]).into();
         Server { _alive: watch(socket.clone()), socket }
     }
 
@@ -234,16 +233,11 @@ pub fn children(parent: &str) -> Vec<String> {
     found
 }
 
-/// Runs scripts/server; what it printed.
+/// Runs scripts/server, and returns what it printed.
 fn script(args: &[&str]) -> String {
-    run(args, "")
-}
-
-/// As [`script`], for a clock that is ahead.
-fn run(args: &[&str], ahead: &str) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/server");
     let mut command = Command::new(script);
-    command.args(args).env("RATELIMIT_AHEAD", ahead).stdin(Stdio::null()).stderr(Stdio::inherit());
+    command.args(args).stdin(Stdio::null()).stderr(Stdio::inherit());
     let output = command.output().expect("scripts/server runs");
     if !output.status.success() && !thread::panicking() {
         panic!("scripts/server {args:?}: {}", output.status);

@@ -1,9 +1,10 @@
-// ratelimit.sql as the package installs it, on databases of their own; RATELIMIT_LIMITS is the file that the build makes
-// for the schema "limits".
+// ratelimit.sql as the package installs it, on databases of their own.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
+import { existsSync } from 'node:fs';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
+import path from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { after, before, test } from 'node:test';
 import { promisify } from 'node:util';
@@ -57,7 +58,7 @@ test('the text is the file, and for another schema what the build makes of it', 
     const file = await readFile(`${source}/ratelimit.sql`, 'utf8');
     assert.ok(file.length > 50_000);
     assert.ok(installSql() === file && installSql({ schema: 'ratelimit' }) === file);
-    assert.ok(installSql({ schema: 'limits' }) === (await readFile(process.env.RATELIMIT_LIMITS, 'utf8')));
+    assert.ok(installSql({ schema: 'limits' }) === (await readFile('../limits/ratelimit.sql', 'utf8')));
 });
 
 test('a name that can be no schema is refused', async () => {
@@ -145,8 +146,8 @@ test('in a migration of node-pg-migrate', async (context) => {
     await installedBy(context, { up: () => run('up'), down: () => run('down') });
 });
 
-const { DBMATE } = process.env;
-test('in a migration of dbmate, by what the command prints', { skip: !DBMATE }, async (context) => {
+const DBMATE = path.resolve('../tools/node_modules/.bin/dbmate');
+test('in a migration of dbmate, by what the command prints', { skip: !existsSync(DBMATE) }, async (context) => {
     const { stdout } = await command(['install', '--print']);
     const text = `-- migrate:up\n${stdout}-- migrate:down\nDROP SCHEMA ratelimit CASCADE;\n`;
     const folder = await folderOf(context, { '1_limits.sql': text });

@@ -7,8 +7,8 @@ import { test } from 'node:test';
 import { promisify } from 'node:util';
 
 const source = fileURLToPath(new URL('../..', import.meta.url));
-/** What restarts the server of PGHOST: a program and its arguments. */
-const [restart, ...how] = process.env.RATELIMIT_RESTART.split(' ');
+/** Restarts the server: adapters/run copies the package to target/adapters/node. */
+const [restart, ...how] = [`${source}/../../../scripts/server`, 'ctl', process.env.PGHOST, 'restart', '-m', 'fast'];
 
 const readme = await readFile(`${source}/README.md`, 'utf8');
 const [, example] = /```js\n(.*?)\n```/s.exec(readme);
