@@ -26,7 +26,7 @@ crates = sorted(
 texts = {}  # a text -> the crates that have it
 
 
-# Of the standard library, and not in the notices that the compiler comes with. Each may be had under Apache-2.0
+# In the standard library, but not in the compiler's notices. Each may be had under Apache-2.0
 # or the Unlicense, which ask for no line of its own; compiler_builtins is part of Rust, with code of LLVM.
 WITHOUT_NOTICE = {
     "addr2line": "Apache-2.0 OR MIT",

@@ -85,7 +85,7 @@ BEGIN
     END IF;
     FOREACH reference IN ARRAY ARRAY[definitions, blocks] LOOP
         CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = reference);
-        -- Its triggers check what is written and tell the sessions of a node, so every copy has them.
+        -- Its triggers check what is written and notify the sessions of a node, so every copy has them.
         PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
         PERFORM create_reference_table(reference);
         PERFORM set_config('citus.enable_unsafe_triggers', triggers_allowed, true);

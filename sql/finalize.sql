@@ -1,5 +1,4 @@
--- Who may do what: nobody but the database's owner, and the role that installs, who may grant it
--- on. The pure functions (builders, rl_calculate, rl_replay) stay open.
+-- Privileges: only the database's owner, and the role that installs, can call and grant. The pure functions (builders, rl_calculate, rl_replay) stay open.
 
 -- What default privileges gave of all that was created here is taken back. REVOKE puts what is left among the
 -- initial privileges, which without default privileges have none of these objects yet.
@@ -63,7 +62,7 @@ GRANT EXECUTE ON FUNCTION
 -- A direct grant for the installer, also where he is the database's owner: what he then grants comes
 -- from himself in dumps. From pg_database_owner it would only restore where that role has USAGE on the
 -- schema. It is taken out of the extension's initial privileges again: as one of those it would be missing
--- from dumps, and once the role is dropped it would stand in them as a REVOKE that fails on restore.
+-- from dumps, and once the role is dropped they would contain it as a REVOKE that fails on restore.
 -- From PostgreSQL 17 on they also depend on the roles in them: the role could not be dropped.
 DO LANGUAGE plpgsql $$
 DECLARE

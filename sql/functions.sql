@@ -1,4 +1,4 @@
--- The SQL functions, by subject; their bodies stand in src/functions/, in a file a subject. Signatures are frozen
+-- The SQL functions, by subject; their bodies are in src/functions/, a file for each subject. Signatures are frozen
 -- within a major version; defaults are constants, so that a distributed planner can delegate a call.
 --
 -- What writes, or reads the latest state, is VOLATILE and PARALLEL UNSAFE; what only computes is IMMUTABLE. The cost
@@ -86,8 +86,8 @@ AS 'MODULE_PATHNAME', 'rl_undefine';
 COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
 
 -- Definitions written by plain SQL are checked before they are stored; after it every session's memory of them is
--- cleared. Row triggers that fire always: logical replication and restores write here as well. Told only afterwards,
--- so that nothing remembers the old row in between.
+-- cleared. Row triggers that fire always: logical replication and restores write here as well. AFTER
+-- triggers, so that no session caches the old row in between.
 
 CREATE FUNCTION @extschema@.rl_config_changed()
 RETURNS trigger
@@ -110,7 +110,7 @@ CREATE TRIGGER rl_config_truncated AFTER TRUNCATE ON @extschema@.rl_config
 ALTER TABLE @extschema@.rl_config ENABLE ALWAYS TRIGGER rl_config_truncated;
 COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'invalidates every session''s definition cache';
 
--- Blocks: keys that are denied whatever is in their limits.
+-- Blocks: keys that are denied however many tokens are left.
 
 CREATE FUNCTION @extschema@.rl_block(
     name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL)

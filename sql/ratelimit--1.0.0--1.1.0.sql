@@ -43,14 +43,14 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
 COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
 
--- Who is denied whatever is in the limit.
+-- Keys that are denied however many tokens are left.
 CREATE TABLE @extschema@.rl_blocks (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL DEFAULT '',
     until  timestamptz NOT NULL,
     PRIMARY KEY (name, key)
 );
--- Whoever updates may be another than he who installed.
+-- The role that updates may not be the one that installed.
 DO LANGUAGE plpgsql $$
 BEGIN
     EXECUTE pg_catalog.format('ALTER TABLE @extschema@.rl_blocks OWNER TO %I',
@@ -212,7 +212,7 @@ BEGIN
     END IF;
     FOREACH reference IN ARRAY ARRAY[definitions, blocks] LOOP
         CONTINUE WHEN EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = reference);
-        -- Its triggers check what is written and tell the sessions of a node, so every copy has them.
+        -- Its triggers check what is written and notify the sessions of a node, so every copy has them.
         PERFORM set_config('citus.enable_unsafe_triggers', 'on', true);
         PERFORM create_reference_table(reference);
         PERFORM set_config('citus.enable_unsafe_triggers', triggers_allowed, true);
@@ -372,9 +372,8 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.rl_node IS 'Citus node that stores a key of a rate limit, where calls for it are cheapest; no row if the limits are not distributed';
 
--- What default privileges gave is taken back. Of what is new: all. Of the functions of 1.0.0: what their initial
--- privileges have, and of its tables, which have none, what default privileges of the role that made them give today
--- as well. What was granted since stays, in the privileges and out of the initial ones, into which REVOKE puts it.
+-- Takes back what default privileges gave: on new objects all; on functions of 1.0.0 what their initial privileges
+-- have; on its tables, which have none, also what default privileges of the role that made them give today. What was granted since stays, in the privileges and out of the initial ones, into which REVOKE puts it.
 DO LANGUAGE plpgsql $$
 DECLARE
     given record;
@@ -467,7 +466,7 @@ GRANT EXECUTE ON FUNCTION
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
     TO pg_database_owner WITH GRANT OPTION;
 
--- The direct grant to the installer: on what is new, and on all where he is the database's owner, who
+-- The direct grant to the installer: on what is new, and on all if it is the database's owner, which
 -- lacked it. It stays out of the initial privileges, into which GRANT puts all that there is, the
 -- application's grants too.
 DO LANGUAGE plpgsql $$
@@ -549,7 +548,7 @@ WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
                     AND init.objoid OPERATOR(pg_catalog.=) member.objid
                     AND acl.grantee OPERATOR(pg_catalog.=) dependency.refobjid);
 
--- Comments that are worded anew.
+-- Comments with new wording.
 COMMENT ON TYPE @extschema@.rl_result IS 'result of a call of the rate limiter';
 COMMENT ON COLUMN @extschema@.rl_result.ok IS 'whether the tokens were taken (rl_check: could be taken); never NULL';
 COMMENT ON COLUMN @extschema@.rl_result.retry_after IS 'seconds until the same call can succeed, or until reserved work may start; NULL: no wait, or, if ok is false, the call can never succeed';

@@ -93,7 +93,7 @@ function ignore() {}
 /** A key as the extension takes it: one that is too long, or has a NUL in it, by its hash. */
 function keyOf(key) {
     if (typeof key !== 'string') return key;
-    // A key that looks like a hash becomes one, too: nobody can write that of another key.
+    // A key that looks like a hash is hashed, too, so none can collide with that of another key.
     const taken = Buffer.byteLength(key) <= 1024 && !key.includes('\0') && !key.startsWith('sha256:');
     return taken ? key : `sha256:${createHash('sha256').update(key).digest('hex')}`;
 }
@@ -114,7 +114,7 @@ function windowOf(limit, milliseconds, store, countsAll) {
     return JSON.stringify(config);
 }
 
-/** The requests that a row of rl_limit tells: of one that the database has denied, more than the limit. */
+/** Returns the requests counted by a row of rl_limit: more than the limit if it was denied. */
 function hitsOf(row, limit) {
     if (row.ok) return Number(row.hits);
     return isWhole(limit) ? limit + 1 : Number.MAX_SAFE_INTEGER;

@@ -2,7 +2,7 @@
 // between two requests is asked for, too. Times are those of this machine, which is the server's.
 
 const SAMPLE = 200; // ms between two looks at a level that changes
-const HEIGHT = { allowed: 18, full: 42, empty: 138, denied: 158, text: 186 }; // of the time line, in px
+const HEIGHT = { allowed: 18, full: 42, empty: 138, denied: 158, text: 186 }; // y on the time line, in px
 const FUTURE = 0.15; // the share of the time line that is right of now
 
 const ABOUT = {
@@ -17,7 +17,7 @@ const begun = Date.now();
 let pausedAt = 0; // 0: it moves
 const now = () => pausedAt || Date.now();
 
-// Of this tab and this load only, so that nobody disturbs another.
+// For this tab and this load only, so that visitors don't disturb each other.
 const key = Array.from(crypto.getRandomValues(new Uint8Array(6)), (byte) => byte.toString(16).padStart(2, '0')).join('');
 
 const svg = (parent, tag, attributes) => {
@@ -51,7 +51,7 @@ class Panel {
         this.counts = { allowed: 0, denied: 0 };
         this.failed = false; // whether the last call was an error
         this.dots = [];
-        this.samples = []; // of the level: {at, tokens}
+        this.samples = []; // levels: {at, tokens}
         this.$('.dots').replaceChildren();
         this.count();
     }
@@ -125,7 +125,7 @@ class Panel {
         await this.check(false);
     }
 
-    // Whether the level changes by itself.
+    // Whether the level changes without a request.
     get moves() {
         const last = this.samples.at(-1);
         return !this.failed && last && last.tokens < this.capacity;
@@ -279,7 +279,7 @@ const pause = (wanted) => {
 form.addEventListener('submit', (event) => { event.preventDefault(); hit(); });
 stream.addEventListener('click', () => {
     stream.setAttribute('aria-pressed', !isPressed(stream));
-    // Of a stream, a screen reader would never come to an end.
+    // A screen reader would never finish reading a stream.
     for (const panel of panels) panel.$('.answer').setAttribute('aria-live', isPressed(stream) ? 'off' : 'polite');
     pause(false);
     schedule();
@@ -319,7 +319,7 @@ layout();
 
 const frame = () => {
     for (const panel of panels) panel.frame();
-    // Who wants less motion gets two pictures a second.
+    // Two pictures a second where less motion is wanted.
     if (matchMedia('(prefers-reduced-motion: reduce)').matches) setTimeout(frame, 500);
     else requestAnimationFrame(frame);
 };

@@ -233,7 +233,7 @@ fn page() -> Router<Pool> {
         .route("/page.js", file("text/javascript; charset=utf-8", include_str!("../page/page.js")))
 }
 
-/// Listens on 127.0.0.1 only: whoever reaches the playground may call the extension with any limit.
+/// Listens on 127.0.0.1 only: any client of the playground may call the extension with any limit.
 async fn listen(port: &str) -> Result<TcpListener, Box<dyn Error>> {
     let number: u16 = port
         .parse()

@@ -162,7 +162,7 @@ test('a stream sends both panels the same requests, and stops', async () => {
             assert.equal(allowed + denied, sent.a);
             assert.ok(allowed >= 5 && denied > 0);
         }
-        // Both have their marks at the same places, whoever passed.
+        // Both have their marks at the same places, whichever was allowed.
         const places = (id) => page.locator(`#${id} .dots use`).evaluateAll((all) => all.map((mark) => mark.getAttribute('x')).sort());
         assert.deepEqual(await places('a'), await places('b'));
     }
@@ -199,7 +199,7 @@ test('another kind has another SQL, other fields and other windows', async () =>
         assert.ok(shown.replace(/\s+/g, ' ').includes(`-- $3 = '${config}'`), shown);
         assert.equal(await page.locator('[name=a-capacity]').isVisible(), capacity);
         assert.equal((await page.locator('#a .about').innerText()).length > 30, true);
-        // The turn that the answer tells is drawn.
+        // The window's end in the answer is drawn.
         await page.waitForFunction((turns) => Boolean(document.querySelector('#a .moving .turns').getAttribute('d')) === turns, turns);
         assert.match(await text(page, '#b .sql'), /"kind": "fixed window"/);
     }

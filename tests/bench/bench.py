@@ -248,7 +248,7 @@ class Bench:
         return {"name": "updates", "title": title, "unit": "", "lines": lines}
 
     def writer(self):
-        """What a turn of the writer costs, by the keys that have changed; and how old a change becomes under load."""
+        """Measures a round of the writer, by the keys that have changed, and how old a change becomes under load."""
         database, lines = self.database("single"), []
         taken = "SELECT count((rl_limit('saved later', key)).ok) FROM (SELECT * FROM keys LIMIT {}) keys; SELECT pg_sleep(0.3)"
 

@@ -1,7 +1,7 @@
 """ratelimit behind PgBouncer, where 16 clients share four server connections, a transaction at a time.
 
 Connects with libpq's variables, which lead to PgBouncer as tests/clients/run starts it: as a role that has EXECUTE on
-rl_limit and rl_check; and as the superuser postgres, who defines limits and is PgBouncer's administrator.
+rl_limit and rl_check; and as the superuser postgres, which defines limits and is PgBouncer's administrator.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def take_all(clients, name, rollback_gives_back=True):
 
 
 async def with_asyncpg(calls):
-    """How many of so many calls pass, on connections that each prepare the statement."""
+    """Returns how many of the calls pass, on connections that each prepare the statement."""
     async with asyncpg.create_pool(min_size=CLIENTS, max_size=CLIENTS) as pool:
         take = "SELECT ok FROM rl_limit('pooled', $1)"
         return sum(await asyncio.gather(*(pool.fetchval(take, "asyncpg") for _ in range(calls))))

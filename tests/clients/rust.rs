@@ -44,7 +44,7 @@ const SETTLE: &str = "
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut config = Config::new(); // libpq reads these variables by itself; tokio-postgres is told
+    let mut config = Config::new(); // libpq reads these variables, tokio-postgres doesn't
     config.host(var("PGHOST")?).port(var("PGPORT")?.parse()?);
     config.user(var("PGUSER")?).dbname(var("PGDATABASE")?);
     let (mut client, connection) = config.connect(NoTls).await?;

@@ -1,4 +1,4 @@
--- What the programs beside this file find: the limits, two tables, and the ordinary role that they
+-- What the programs of this folder find: the limits, two tables, and the ordinary role that they
 -- connect as. A migration would run this once, as the owner of the database; here tests/clients/run
 -- does, in a database of its own. The windows are long, so that nothing refills while a test runs.
 CREATE EXTENSION ratelimit;

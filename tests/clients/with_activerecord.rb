@@ -68,7 +68,7 @@ ActiveRecord::Base.cache do # as in each request
   right "three were sent", Message.where(author: user).pluck(:body).sort == %w[one three two]
 end
 
-# 4. What the query cache answers: one call is made, and the others are told the same. And what it leaves alone.
+# 4. What the query cache answers: one call is made, and its answer repeated. And what it doesn't cache.
 connection = Message.connection
 ways = {
   "select_value" => [->(sql) { connection.select_value(sql) }, 12],

@@ -16,7 +16,7 @@ BEGIN = "2027-01-01 12:00:00+00"
 LEFT, RIGHT = 64, WIDTH - MARGIN
 
 # The requests, the same in all pictures but three: a calm minute, a burst, a lull, a burst around the
-# turn at 12:03, and calm again. (from second, to second, every so many seconds, so many at once)
+# window's end at 12:03, and calm again. (from second, to second, seconds between, requests at once)
 LOG = [(5, 55, 10, 1), (80, 92, 4, 4), (168, 176, 4, 4), (182, 190, 4, 4), (205, 245, 10, 1)]
 REQUESTS = [Request(at) for first, last, every, n in LOG for at in range(first, last + 1, every) for _ in range(n)]
 SECONDS = 262
@@ -54,7 +54,7 @@ def draw_requests(picture, level, answers, bottom, pitch=8, **marks):
 
 
 def draw_level(picture, replay, seconds, top, bottom, most, least=0, turns=0):
-    """The tokens left, as a line over an area; what is below 0 is hatched. Turns of windows are drawn up to so many
+    """The tokens left, as a line over an area; what is below 0 is hatched. Ends of windows are drawn up to `turns`
     pixels above it."""
     chart = picture.chart(LEFT, top, RIGHT, bottom, xlim=(0, seconds), ylim=(least, most), xticks=[], yticks=[0, most])
     times, tokens = zip(*replay.level)

@@ -48,7 +48,7 @@ ARROW = {"arrowstyle": "-|>,head_length=.5,head_width=.25", "color": C.note, "lw
 
 
 class Picture(Figure):
-    """A card of so many pixels; y goes down from its upper edge."""
+    """A card; sizes are pixels, and y goes down from its upper edge."""
 
     def __init__(self, height, title="", note="", width=WIDTH):
         super().__init__(figsize=(width / 72, height / 72), dpi=72, facecolor="none")

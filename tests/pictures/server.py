@@ -51,7 +51,7 @@ class Server:
     def replay(self, config, requests, begin, seconds, step=1):
         """What a limit answers to requests: answers, with times in seconds since the beginning; level, the tokens that
         it holds every step seconds, a millisecond before that, and at each request; turns, when it says that a window
-        turns, or that it is full."""
+        ends, or that it is full."""
         asked = [Request(at, 0) for n in range(int(seconds / step) + 1) for at in (n * step - 0.001, n * step)]
         # A count of 0 takes nothing, and asks for the level; that at the time of a request is asked before it.
         log = sorted([*asked[1:], *requests], key=lambda request: (request.at, request.count > 0))

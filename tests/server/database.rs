@@ -41,7 +41,7 @@ impl Database {
         Database { name, _turn: None }
     }
 
-    /// How much of so many calls a storm makes: all.
+    /// How many of these calls a storm makes: all.
     pub const fn part(all: usize) -> usize {
         all
     }

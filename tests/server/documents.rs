@@ -38,7 +38,7 @@ fn psql(server: &str, database: &str, sql: &str) -> String {
     String::from_utf8(psql.wait_with_output().unwrap().stdout).unwrap()
 }
 
-/// Without the spaces at line ends and the blank lines around, which nobody can see.
+/// Cuts what is not visible: spaces at line ends, blank lines around.
 fn visible(output: &str) -> String {
     output.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_owned()
 }

@@ -153,7 +153,7 @@ fn default_privileges_open_nothing() {
     }
 }
 
-/// Nothing but the pure functions is anybody's but dump_app's, who can do what he was granted.
+/// Only dump_app can do what it was granted; other roles can only call the pure functions.
 fn is_closed(client: &mut Client) {
     let open = client
         .query_one(

@@ -521,7 +521,7 @@ fn calls_leave_no_memory_behind() {
     }
 }
 
-/// The pure algorithm beside the server, with the same limits and calls.
+/// Compares the pure algorithm with the server, with the same limits and calls.
 #[test]
 #[ignore = "needs a server: make test"]
 fn every_answer_is_that_of_the_algorithm() {

@@ -491,8 +491,8 @@ fn a_database_and_an_extension_have_states_of_their_own() {
     postgres.batch_execute("DROP DATABASE memory_copy (FORCE)").unwrap();
 }
 
-/// Databases of one number: the second has none of the states of the first, and what that had not saved is saved by
-/// nobody. What becomes of a database meanwhile, its states remain.
+/// Databases with one OID: the second has no states of the first, and the unsaved ones of the first are never saved.
+/// Changes of a database leave its states.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_database_has_no_states_of_another_that_had_its_number() {
@@ -548,7 +548,7 @@ fn a_database_has_no_states_of_another_that_had_its_number() {
             assert_eq!(take(&mut clone), [9.0, 9.0], "{strategy} {round}");
             assert_eq!(take(&mut clone), [8.0, 8.0], "{strategy} {round}");
             assert_eq!(counted(&mut clone), 4, "{strategy} {round}");
-            // What is unsaved of it is left to the worker, who wakes when there is another database.
+            // Its unsaved states are left to the worker, which wakes when there is another database.
             drop(clone);
             drop_clone(&mut postgres);
         }
@@ -633,7 +633,7 @@ fn a_dry_run_that_passes_after_a_wait_takes_its_row_with_the_others() {
         holder.batch_execute("BEGIN; SELECT rl_limit('held')").unwrap();
         let (name, count): (bool, i64) = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
-                // Empty when it is first looked at, and not when the wait is over.
+                // Empty when it is first looked at, and no longer when the wait ends.
                 let sql = "SELECT bool_and(ok), count(*) FROM (SELECT rl_limit('dry')) AS drained,
                            rl_limit_all('[{\"name\": \"dry\"}, {\"name\": \"held\"}, {\"name\": \"memory\"}]')";
                 let row = waiter.query_one(sql, &[]).unwrap();

@@ -16,10 +16,10 @@ use crate::load::FOLDER;
 const SESSIONS: usize = 16;
 const SLOTS: i64 = 5;
 
-/// What the judge is told of a call on the leases.
+/// A call on the leases, for the judge.
 type Told = (u32, Asked, Option<i64>, Reply);
 
-/// Of one that acquires so many slots.
+/// A call that acquires `slots`.
 fn acquired(count: i64) -> impl Fn(&Option<Row>) -> Vec<Told> {
     move |row| {
         let lease = row.as_ref().map_or(0, |row| id(row.get(0)));
@@ -214,7 +214,7 @@ fn what_passes_when_a_block_ends_is_taken() {
     });
 }
 
-/// A lease of all slots is there, or none of it, whenever it is forgotten; and those who forget tell the truth.
+/// A lease has all of its slots or none, whenever it is forgotten, and the sessions that forget it report so.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_reset_forgets_a_lease_as_a_whole() {

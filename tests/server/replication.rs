@@ -1,5 +1,5 @@
 //! Logical replication: limits and definitions are replicated as other rows, and the apply worker takes
-//! tokens in an ENABLE ALWAYS row trigger, and stops at a denial. What a subscriber deletes or takes by itself before
+//! tokens in an ENABLE ALWAYS row trigger, and stops at a denial. What a subscriber deletes or takes of its own before
 //! it is moved to, it pays for. Publisher and subscriber are two databases of one server.
 
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use postgres::Client;
 
 use crate::database::{Database, connect};
 
-/// Polls until the query returns true, since no event tells how far the worker is.
+/// Polls until the query returns true, since no event shows the progress of the worker.
 fn wait_until(client: &mut Client, answer: &str) {
     let start = Instant::now();
     while !client.query_one(&format!("SELECT {answer}"), &[]).unwrap().get::<_, bool>(0) {

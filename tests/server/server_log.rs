@@ -1,4 +1,4 @@
-//! The server's log: a line for a denied call, which tells no key.
+//! The server's log: a line for a denied call, without its key.
 
 use std::fs;
 

@@ -177,7 +177,7 @@ impl Things {
     }
 }
 
-/// A config of leases, which the names have beside their own.
+/// A config of leases, which the names have besides their own.
 const SLOTS: &str = "rl_concurrency(3, '2 s')";
 
 fn config(random: &mut Rng) -> String {

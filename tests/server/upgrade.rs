@@ -72,7 +72,7 @@ fn an_update_leads_from_every_version_to_what_a_new_installation_has() {
         // The library serves the objects of the older version.
         assert_eq!(take(&mut client, "ada"), (true, 4.0));
         assert_eq!(take(&mut other, "vip"), (true, 8.0));
-        // And leaves what it reads: until then sessions with the older library may write beside.
+        // And leaves what it reads: until then sessions with the older library may write, too.
         let brought = |client: &mut Client| -> Option<f64> {
             let sql = "SELECT prior FROM rateLimits WHERE key = 'window'";
             client.query_one(sql, &[]).unwrap().get(0)

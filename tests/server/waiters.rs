@@ -1,4 +1,4 @@
-//! A call that waits for a row has no claim to it once its wait is over: a new call can take the row before it has
+//! A call that waits for a row has no claim to it once its wait has ended: a new call can take the row before it has
 //! gone on, and it then waits for that one, and is decided on what that one left. For this its process is stopped
 //! (SIGSTOP) while it waits.
 

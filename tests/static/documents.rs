@@ -45,8 +45,8 @@ fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
                     let after_sql = block.follows && blocks[i - 1].language == "sql";
                     assert!(after_sql, "{place}: output without its SQL");
                 }
-                // scripts/test-packages runs commands and settings of the page about installation;
-                // what is told to Docker, Kubernetes and others can't be run here. Signatures are compared.
+                // scripts/test-packages runs the commands and settings of installation.md; those for Docker,
+                // Kubernetes and others can't be run. Signatures are compared.
                 ("sql" | "sh" | "conf" | "yaml" | SIGNATURE, None) => {}
                 (language, None) => panic!("{place}: nothing checks a block of {language:?}"),
             }
@@ -103,7 +103,7 @@ fn the_readme_is_a_front_page() {
     assert!(lines <= README_LINES, "{lines} lines: move some of them to docs/");
 }
 
-/// The text of a source with what stands in messages for a value as "…": `{name}`, in SQL `%`.
+/// A source's text with each placeholder of a message (`{name}`, in SQL `%`) as "…".
 fn with_ellipses(source: &str, is_sql: bool) -> String {
     if is_sql {
         return source.replace("''", "'").replace('%', "…");

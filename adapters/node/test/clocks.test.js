@@ -62,7 +62,7 @@ async function open(context, start, options, answer = () => 200) {
         return { status, wait, reset, at };
     };
 }
-/** Requests until so many hits are left; those that are given back are, after the answer. */
+/** Sends requests until `left` hits are left, counting those given back after the answer. */
 async function hits(store, expected) {
     for (let tries = 0; tries < 200; tries++) {
         if (((await store.get('key'))?.totalHits ?? 0) === expected) return;
@@ -95,7 +95,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
                     assert.equal(totalHits, 1);
                     const left = resetTime.getTime() - Date.now();
                     assert.ok(left > 3000 && left <= 5000, `${left} ms`);
-                    // Its own clock is told beside, in the header Date.
+                    // The header Date has its own clock.
                     if (name === 'Express') assert.ok(Math.abs(denied.at - Date.now() / 1000 - 5) <= 2, `${denied.at}`);
                     if (clock === 'running') continue;
                     await setClock(NOON + 4999.7);
@@ -151,7 +151,7 @@ for (const [name, start] of Object.entries(FRAMEWORKS)) {
                     assert.equal((await call()).status, 500);
                     await hits(store, 0);
                 }
-                // While a request runs: express-rate-limit compares the clock with the window's end by itself.
+                // While a request runs: express-rate-limit compares its own clock with the window's end.
                 application.ahead = 0;
                 steps = () => (application.ahead = step);
                 assert.equal((await call()).status, 500);

@@ -279,7 +279,7 @@ async function hangingDatabase(context, options) {
     });
     await new Promise((resolve) => proxy.listen(`${folder}/.s.PGSQL.${process.env.PGPORT}`, resolve));
     const hanging = new pg.Pool({ host: folder, ...options });
-    hanging.on('error', () => {}); // of the connections that end below
+    hanging.on('error', () => {}); // its connections end below
     context.after(async () => {
         for (const socket of sockets) socket.destroy();
         proxy.close();

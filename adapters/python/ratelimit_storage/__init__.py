@@ -31,7 +31,7 @@ __all__ = ["AsyncRateLimitStorage", "RateLimitStorage", "install", "install_sql"
 _FIXED, _MOVING, _SLIDING = _STRATEGIES = "fixed-window", "moving-window", "sliding-window-counter"
 # The most entries that a sliding log keeps.
 _MAX_LOG = 10_000
-# The most hits of a window whose key doesn't tell the limit: the extension compares with a tolerance of a billionth of
+# The most hits of a window if its key doesn't show the limit: the extension compares with a tolerance of a billionth of
 # it, which is then less than a hit.
 _MAX_UNTOLD = 10**8
 
@@ -73,7 +73,7 @@ def _stored(key: str) -> str:
             return key
     except UnicodeEncodeError:
         pass
-    # A key that looks like a hash becomes one, too: nobody can write that of another key.
+    # A key that looks like a hash is hashed, too, so none can collide with that of another key.
     return "sha256:" + sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -102,7 +102,7 @@ def _impatient(connection_class: type[Any], timeout: float) -> type[Any]:
 
 
 def _has_news(connection: Any) -> bool:
-    """Whether the server has sent what nobody asked for, such as that it ends the connection. Asks nothing."""
+    """Returns whether the server has sent something unasked, such as the end of the connection. Sends nothing."""
     if not hasattr(select, "poll"):
         return True  # not on Windows
     poll = select.poll()
@@ -135,7 +135,7 @@ def _counter_rate(limit: int) -> float:
 
 
 def _here(seconds: float) -> float:
-    """A time so many seconds ahead by this process's clock, to which limits and the frameworks compare it."""
+    """Returns the time in this number of seconds by this process's clock, with which limits and frameworks compare it."""
     return time.time() + seconds
 
 
@@ -159,7 +159,7 @@ def _sliding_window(state: dict[str, Any] | None, now: float, expiry: int) -> tu
 
 
 def _told(key: str) -> tuple[int, int] | None:
-    """The limit and the expiry that the end of a key tells, as RateLimitItem.key_for makes it."""
+    """Reads limit and expiry from the end of a key, as RateLimitItem.key_for makes it."""
     try:
         _, limit, multiples, granularity = key.rsplit("/", 3)
         return int(limit), GRANULARITIES[granularity].GRANULARITY.seconds * int(multiples)
@@ -220,7 +220,7 @@ class _Shared:
             connection = {"autocommit": True, "prepare_threshold": 0 if prepare else None}
             if "connect_timeout" not in conninfo_to_dict(conninfo) and "PGCONNECT_TIMEOUT" not in os.environ:
                 connection["connect_timeout"] = 5
-            # After reconnect_timeout the pool tries anew with the next call, and not after ever longer pauses. A
+            # After reconnect_timeout the pool tries again at the next call, and not after ever longer pauses. A
             # connection is looked at before it is used, since it may be lost: of a restart no request notices.
             defaults = {"min_size": 0, "max_size": 10, "timeout": 5.0, "reconnect_timeout": 2.0, "check": check}
             defaults["connection_class"] = _impatient(connection_class, 5.0 if query_timeout is None else query_timeout)
@@ -252,7 +252,7 @@ class _Shared:
     def _take_window(self, key: str, expiry: int, amount: int) -> dict[str, Any]:
         limit, told = _told(key) or (_MAX_UNTOLD, None)
         if told != expiry:
-            self._expiries[key] = expiry  # for _window, since get() is not told it
+            self._expiries[key] = expiry  # for _window: get() has no expiry
         # What is denied takes nothing, and answers a count beyond the limit.
         denied = amount if told else 10**15
         return {"rate": max(limit, 1), "expiry": expiry, "amount": amount, "denied": denied}
@@ -270,7 +270,7 @@ class _Shared:
 class RateLimitStorage(_Shared, Storage, MovingWindowSupport, SlidingWindowCounterSupport):
     """Counts in PostgreSQL, for all strategies; threads may share it.
 
-    name: of the limits; whoever uses it counts together. Default: "limits".
+    name: of the limits; storages with the same name count together. Default: "limits".
     store: "memory": in the server's shared memory, lost when it restarts; not for moving-window. Default: "table".
     pool: the connections; default: a ConnectionPool of its own, which is opened by the first call. For that:
     query_timeout: the seconds after which a statement without an answer is an error. Default: 5.

@@ -44,7 +44,7 @@ SCHEMES = {"sync": "postgresql+ratelimit", "async": "async+postgresql+ratelimit"
 
 
 def window_with_room(seconds, room):
-    """Waits until the window of so many seconds, which begins at multiples of it, has that much left."""
+    """Waits until the window, which begins at multiples of these seconds, has this much left."""
     left = seconds - time.time() % seconds
     if left < room:
         time.sleep(left + 0.05)

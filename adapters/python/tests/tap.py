@@ -7,7 +7,7 @@ import pytest
 
 def pytest_runtest_logreport(report):
     if "PYTEST_XDIST_WORKER" in os.environ:
-        return  # it is told where the reports of all of them arrive
+        return  # reported where all workers' reports arrive
     if report.failed or report.when == "call" and report.passed:
         print("ok" if report.passed else "not ok", "-", report.nodeid, flush=True)
     elif report.skipped:

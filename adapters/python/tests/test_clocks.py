@@ -13,15 +13,15 @@ from limits.storage import storage_from_string
 from test_frameworks import flask_app, get_from_fastapi, get_from_flask, slowapi_app
 
 APART = (-3600, -10, 0, 10, 3600)
-# A second of a window that begins at multiples of its length is over then.
+# A window of a second, which begins at multiples of its length, has ended then.
 START = datetime(2027, 1, 1, 12, 0, 1, tzinfo=timezone.utc).timestamp()
-# As a superuser, who may set the limiter's clock, on one connection, which keeps it.
+# As a superuser, to set the limiter's clock, on one connection, which keeps it.
 OWNER = {"max_size": 1}
 OWNERS = "//?user=postgres"
 
 
 class Clock:
-    """The application's, so many seconds ahead of the real one."""
+    """The application's clock, this number of seconds ahead."""
 
     def __init__(self, monkeypatch):
         self.ahead = 0

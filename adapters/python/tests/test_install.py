@@ -20,7 +20,7 @@ CONFIG = '{"kind": "fixed window", "rate": 2, "period": 3600000}'
 
 @pytest.fixture(scope="module")
 def database():
-    """Of a role that is no superuser."""
+    """A role that is no superuser."""
     name = f"install_{uuid4().hex}"
     with psycopg.connect("user=postgres dbname=postgres", autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN")

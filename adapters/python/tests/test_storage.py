@@ -156,7 +156,7 @@ def test_a_key_that_does_not_tell_the_limit_counts_to_100_million(create):
 def test_a_fixed_window_begins_with_its_first_hit(create, amount):
     storage = create()
     for key in (parse(f"{amount} per minute").key_for(), "k"):
-        # Of a large limit the tolerance is more than a hit.
+        # The tolerance of a large limit is more than a hit.
         storage.incr(key, MINUTE, max(1, amount // 10**8))
         first = storage.get_expiry(key)
         assert first == pytest.approx(time.time() + MINUTE, abs=5)

@@ -1,6 +1,6 @@
 -- Which shapes of the table are the usual one, that may be reached directly: what the owner changes in
 -- columns and keys sends the calls by SQL, and `heap` is refused with 0A000; what makes no difference
--- to a write makes none here. Beside each access the tokens left, or the SQLSTATE.
+-- to a write makes none here. For each access the tokens left, or the SQLSTATE.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00.4+00';
 SELECT rl_define('shape', rl_token_bucket(1000, '1 minute'));
 SELECT ok FROM rl_limit('shape', 'k', 0.5);

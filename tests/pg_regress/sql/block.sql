@@ -1,4 +1,4 @@
--- A blocked key is denied until then, whatever is in its limit, and wherever that is.
+-- A blocked key is denied until then, however many tokens are left, in each store.
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT rl_stats_reset() \g /dev/null
 SELECT rl_define('bl', rl_token_bucket(3, '1 minute')),
@@ -23,7 +23,7 @@ SELECT name, rl_headers(name, r), rl_headers(name, r, 'github') FROM bl, rl_chec
 -- After the block the limit still counts: of a take that was more than is there then.
 SELECT name, ok, retry_after FROM bl, rl_check(name, 'a', 4);
 SELECT rl_limit('bl', 'a', 4, throws => true);
--- A dry run lets pass whatever comes after the block.
+-- A dry run admits all that comes after the block.
 SELECT ok, retry_after FROM rl_limit('bl/dry', 'a', 4);
 SELECT ok, retry_after FROM rl_limit_all('[{"name": "bl/dry", "key": "a", "count": 4}]');
 -- rl_check goes on telling what would be denied, and says true at the time that it named.
@@ -49,13 +49,13 @@ SELECT ok, retry_after FROM rl_limit('bl', 'a', config => rl_token_bucket(1, '1 
 SELECT rl_define('bl', rl_token_bucket(3, '1 minute')), rl_define('bl/memory', rl_token_bucket(3, '1 minute') || '{"store": "memory"}');
 SELECT rl_define('bl', rl_token_bucket(5, '1 minute'), 'a');
 SELECT ok, retry_after, capacity FROM rl_limit('bl', 'a');
--- rl_status tells of it, with or without a state.
+-- rl_status shows it, with or without a state.
 SELECT name, key, kind, remaining, capacity, retry_at, shards, limited FROM rl_status() WHERE name LIKE 'bl%';
 SELECT name, key, retry_at, limited FROM rl_status('bl');
 SELECT name, key, retry_at, limited FROM rl_status('bl/memory', 'a');
 SELECT name, key, retry_at, limited FROM rl_status(key => 'a') WHERE name LIKE 'bl%';
 SELECT rl_block('bl/undefined', 'x', '1 hour');
--- Told, since the name may be mistyped; not where the key has a definition of its own.
+-- A notice, since the name may be mistyped; not where the key has a definition of its own.
 SELECT rl_define('bl/undefined', rl_unlimited(), 'own');
 SELECT rl_block('bl/undefined', 'own', '1 hour'), rl_unblock('bl/undefined', 'own'), rl_undefine('bl/undefined', 'own');
 SELECT * FROM rl_status('bl/undefined');
@@ -116,7 +116,7 @@ SELECT ok FROM rl_limit('bl', 'plain1');
 SELECT rl_prune(2) >= 2, (SELECT count(*) FROM rl_blocks WHERE key LIKE 'plain%');
 SELECT rl_prune() > 0;
 SELECT name, key, until FROM rl_blocks ORDER BY 1, 2;
--- The end of a block is told whatever the clock of the limiter says.
+-- The end of a block is returned whatever the limiter's clock shows.
 SET ratelimit.clock = '2026-01-01 12:00:00+00';
 SELECT rl_block('bl/no', 'past', '1 hour') IS NOT NULL;
 SELECT ok FROM rl_limit('bl/no', 'past');

@@ -33,11 +33,11 @@ SELECT * FROM both_left();
 CALL both_taken();
 SELECT both_in('table'), rl_reset_all('both');
 SELECT * FROM both_left();
--- Of a name that is not defined, both.
+-- Both, if the name is not defined.
 CALL both_taken();
 SELECT rl_undefine('both'), rl_reset('both', 'k'), rl_reset('both', 'k') AS again;
 SELECT * FROM both_left();
--- Of an exempt key those of the name's definition.
+-- Those of the name's definition, if the key is exempt.
 CALL both_taken();
 SELECT rl_define('both', rl_unlimited(), 'k'), rl_reset('both', 'k');
 SELECT rl_undefine('both', 'k');

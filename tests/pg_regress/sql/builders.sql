@@ -37,7 +37,7 @@ SELECT call, error_of('SELECT ' || call) FROM (VALUES
     ('rl_fixed_window(1, ''1 s'', start => ''2027-01-01Z'', first_request => true)'),
     ('rl_sliding_log(1.5, ''1 s'')'), ('rl_sliding_log(10001, ''1 s'')'), ('rl_sliding_log(0, ''1 s'')')) v (call);
 \a \t
--- Immutable by right: they may stand in a generated column and an index.
+-- Immutable by right: a generated column and an index can use them.
 CREATE TEMP TABLE plan (rate float8, config jsonb GENERATED ALWAYS AS (rl_token_bucket(rate, '1 minute')) STORED);
 INSERT INTO plan VALUES (5), (2.5);
 CREATE INDEX ON plan (rl_sliding_window(rate, '1 minute'));

@@ -1,4 +1,4 @@
--- Calendar windows: with a timezone, a fixed window turns at the first instant of a local date.
+-- Calendar windows: with a timezone, a fixed window begins at the first instant of a local date.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-03-13 17:30:00+00';
 SELECT rl_fixed_window(100, '1 day', timezone => 'America/New_York');
 SELECT rl_fixed_window(100, '2 weeks', capacity => 150, timezone => 'UTC', start => '2027-01-01 12:00:00+00');
@@ -99,7 +99,7 @@ SELECT ok, remaining FROM rl_limit('cal/kinds', count => 10);
 SELECT rl_define('cal/kinds', rl_fixed_window(10, '1 day', timezone => 'UTC'));
 SELECT ok, retry_at, remaining, reset_at FROM rl_limit('cal/kinds');
 
--- Years end with 9999: windows turn no more, and nothing fails.
+-- Years end with 9999: no window begins after that, and nothing fails.
 SELECT at, ok, retry_at, remaining, state
 FROM unnest(ARRAY['4713-01-02 00:00:00+00 BC', '0001-06-01 00:00:00+00', '9999-12-30 12:00:00+00', '9999-12-31 12:00:00+00', '294276-12-31 23:59:59+00']::timestamptz[]) at,
     LATERAL rl_calculate(rl_fixed_window(1, '1 day', timezone => 'UTC'), '{"value": 0, "ts": -8640000000000000}', at) calculated;

@@ -1,4 +1,4 @@
--- Casts, operators, types and domains that others made: their code runs as who would run it anyway, and
+-- Casts, operators, types and domains that others made: their code runs as the role that would run it anyway, and
 -- decides nothing. Each function of the attacker says what it is and who runs it.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 \set SHOW_CONTEXT never
@@ -50,11 +50,11 @@ SELECT name, remaining FROM public.rl_status('casts');
 SELECT header FROM public.rl_check('casts', 'k') AS result, jsonb_object_keys(public.rl_headers('casts', result)) header;
 SELECT ok, remaining FROM public.rl_calculate(public.rl_token_bucket(3, '1 minute'), '{"value": 2, "ts": 0}', '1970-01-01 00:00:00+00', 1);
 SELECT public.rl_reset('casts', 'k'), public.rl_reset_all('casts/log'), public.rl_prune() > 0 AS pruned, public.rl_undefine('casts/gone');
--- Who passes a value of such a type runs the cast himself; what it makes NULL is no shared limit.
+-- A role that passes a value of such a type runs the cast itself; what it makes NULL is no shared limit.
 SET ROLE regress_rl_caster;
 SELECT public.rl_limit('casts', ROW('k')::caster.pair);
 \echo :SQLSTATE
--- The right to define is that of our rl_define, also where an overload stands beside it.
+-- The right to define is that of our rl_define, also where there is an overload.
 RESET ROLE;
 GRANT CREATE ON SCHEMA public TO regress_rl_caster;
 SET ROLE regress_rl_caster;

@@ -106,7 +106,7 @@ SELECT name, ok, remaining FROM unnest(ARRAY['cl/fw', 'cl/sw', 'cl/sl']) name, L
 SELECT name, ok, retry_at FROM unnest(ARRAY['cl/fw', 'cl/sw', 'cl/sl']) name, LATERAL rl_limit(name, count => 2);
 SELECT name, value, ts FROM rateLimits WHERE name LIKE 'cl/%' ORDER BY name;
 
--- Who may set it.
+-- The privilege to set it.
 CREATE ROLE regress_rl_clock;
 SET ROLE regress_rl_clock;
 SELECT error_of('SET ratelimit.clock = 0');
@@ -182,7 +182,7 @@ SELECT extract(epoch FROM reset_at)::int AS reset_at FROM rl_check('cl/real', 'n
 \c -reuse-previous=on "options=''"
 \c - :me
 REVOKE SET ON PARAMETER ratelimit.clock FROM regress_rl_clock;
--- Set for the role by who may.
+-- Set for the role by a privileged one.
 ALTER ROLE regress_rl_clock SET ratelimit.clock = 0;
 \c - regress_rl_clock
 SELECT extract(epoch FROM reset_at)::int AS reset_at FROM rl_check('cl/real', 'new');

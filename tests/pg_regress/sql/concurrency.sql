@@ -1,4 +1,4 @@
--- How many at once: leases that are taken, extended, released, or expire; in the table and in memory alike.
+-- Concurrency limits: leases that are taken, extended, released, or expire; in the table and in memory alike.
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT rl_stats_reset() \g /dev/null
 SELECT rl_concurrency(3, '5 minutes');
@@ -37,7 +37,7 @@ SELECT taken.* FROM co, acquire('third', name, 'a', 2) taken;
 SELECT name, rl_release(lease('first', name)) AS first, rl_release(lease('first', name)) AS again FROM co;
 SELECT name, rl_extend(lease('first', name)) FROM co;
 SELECT ok, remaining FROM co, rl_check(name, 'a', 1);
--- An id is given once, though the clock stands, whatever becomes of the state: who holds an old one frees nobody's slot.
+-- An id is given once, though the clock stands, whatever becomes of the state: the holder of an old one frees no other's slot.
 SELECT name, (one).ok FROM (SELECT name, acquire('one', name, 'c', 3) AS one FROM co OFFSET 0) s;
 SELECT name, rl_release(lease('one', name)) FROM co;
 SELECT name, (two).ok FROM (SELECT name, acquire('two', name, 'c', 3) AS two FROM co OFFSET 0) s;
@@ -93,7 +93,7 @@ SELECT name, ok, remaining, retry_at FROM co, rl_acquire(name, 'f');
 SELECT rl_define(name, rl_concurrency(4, '5 minutes') || jsonb_build_object('store', CASE name WHEN 'co' THEN 'table' ELSE 'memory' END)) FROM co;
 SELECT name, ok, remaining FROM co, rl_acquire(name, 'f');
 SELECT name, ok, retry_at FROM co, rl_acquire(name, 'f');
--- Of a lease that has more slots than there are now all are extended, and released.
+-- All slots of a lease that has more than there are now are extended, and released.
 SELECT rl_define(name, rl_concurrency(1, '5 minutes') || jsonb_build_object('store', CASE name WHEN 'co' THEN 'table' ELSE 'memory' END)) FROM co;
 SET ratelimit.clock = '2027-01-01 12:08:00+00';
 SELECT name, rl_extend(lease('f', name)) FROM co;
@@ -141,7 +141,7 @@ WHERE error_of(call, true) LIKE '%user@%' OR call LIKE '%co-inline%';
 -- Names and keys of any text.
 SELECT rl_define('co/ü /%', rl_concurrency(1, '1 minute'));
 SELECT without_id(lease), rl_release(lease) FROM rl_acquire('co/ü /%', E'a/b%2F\n ''"');
--- Of a limit that is another kind now, and of leftovers of another kind.
+-- A limit that is another kind now, and leftovers of another kind.
 SELECT ok, lease FROM acquire('i', 'co', 'i', 2);
 SELECT rl_define('co', rl_sliding_log(3, '5 minutes'));
 SELECT ok, remaining FROM rl_limit('co', 'i');
@@ -163,7 +163,7 @@ ROLLBACK;
 SET ratelimit.clock = '2027-01-01 13:00:00+00';
 SELECT rl_prune() > 0;
 SELECT count(*) FROM rateLimits WHERE name LIKE 'co%';
--- Of a name without a definition too a lease that is extended stays, though it was given long ago.
+-- An extended lease stays, also without a definition, though it was given long ago.
 SELECT ok, lease FROM rl_acquire('co-inline', 'a', config => rl_concurrency(1, '1 hour')) \gset
 SET ratelimit.clock = '2027-01-01 13:30:00+00';
 SELECT :'ok' AS ok, rl_extend(:'lease', rl_concurrency(1, '1 hour'));

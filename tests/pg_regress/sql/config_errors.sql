@@ -56,7 +56,7 @@ SELECT count(DISTINCT e) AS messages, count(*) AS ways FROM (
            (error_of($$SELECT rl_token_bucket(-1, '1 ms')$$, true))) t (e);
 SELECT rl_define('ce', '{"kind": "token bucket", "rate": -1, "period": 1}');
 \echo :SQLSTATE
--- The example is of the same kind, which may be told where everything else is wrong.
+-- The example has the same kind if that is known, whatever else is wrong.
 \a \t
 SELECT v, error_of(format('SELECT rl_define(%L, %L)', 'ce', v), true) FROM unnest(ARRAY[
     '{}', '{"kind": "leaky bucket"}', '{"kind": "token bucket"}', '{"kind": "fixed window"}', '{"kind": "fixed window", "timezone": "UTC"}',

@@ -44,7 +44,7 @@ SELECT give('regress_rl_superuser, regress_rl_installer'), give(:'superuser');
 SET ROLE regress_rl_superuser;
 CREATE EXTENSION ratelimit SCHEMA limits;
 SELECT * FROM given ORDER BY catalog COLLATE "C", grantee::text COLLATE "C";
--- Who was meant by the defaults gets what everybody has.
+-- The roles of the defaults get what everybody has.
 GRANT USAGE ON SCHEMA limits TO PUBLIC;
 SET ROLE regress_rl_anon;
 SELECT limits.rl_unlimited();

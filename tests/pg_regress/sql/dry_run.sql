@@ -9,15 +9,15 @@ SELECT rl_define('dry', dry(rl_token_bucket(2, '1 day'))),
 SELECT name, n, result.* FROM unnest(ARRAY['dry', 'dry/memory', 'dry/shards', 'dry/log']) name, generate_series(1, 4) n, rl_limit(name, substr('a', 1, n)) result ORDER BY name, n;
 SELECT name, allowed, denied, denied_in_dry_run, tokens FROM rl_stats() WHERE name LIKE 'dry%';
 SELECT name, key, denied FROM rl_top_denied() WHERE name LIKE 'dry%' ORDER BY 1, 2;
--- rl_check and headers tell what it would have been; with throws nothing is raised.
+-- rl_check and headers show what it would have been; with throws nothing is raised.
 SELECT name, result.* FROM unnest(ARRAY['dry', 'dry/memory']) name, rl_check(name, 'a') result;
 SELECT rl_headers('dry', rl_check('dry', 'a')), rl_headers('dry', rl_limit('dry', 'a'));
 SELECT ok FROM rl_limit('dry', 'a', throws => true);
 SELECT ok FROM rl_check('dry', 'a', throws => true);
--- rl_status tells it, too.
+-- rl_status shows it, too.
 SELECT name, remaining, retry_at, limited FROM rl_status(key => 'a') WHERE name LIKE 'dry%';
 SELECT remaining, limited FROM rl_status('dry/memory', 'a');
--- A reservation that is allowed still tells its wait; one that is not passes.
+-- A reservation that is allowed still returns its wait; one that is not passes.
 SELECT ok, retry_after, remaining FROM rl_limit('dry', 'b', 3, reserve => true);
 SELECT rl_define('dry/debt', dry(rl_token_bucket(2, '1 day', max_reserved => 1)));
 SELECT ok, retry_after, remaining FROM rl_limit('dry/debt', 'b', 4, reserve => true);
@@ -29,7 +29,7 @@ SELECT name, ok, allows, retry_after, remaining FROM rl_limit_all('[{"name": "dr
 SELECT name, ok, allows FROM rl_limit_all('[{"name": "dry", "key": "a"}, {"name": "dry", "key": "a"}]', throws => true);
 SELECT error_of($$SELECT rl_limit_all('[{"name": "dry", "key": "a", "count": 9}, {"name": "dry/not", "key": "a", "count": 2}]', throws => true)$$);
 SELECT name, allowed, denied, denied_in_dry_run, tokens FROM rl_stats() WHERE name LIKE 'dry%';
--- A trigger lets pass, and the log of denials tells what would be denied.
+-- A trigger admits, and the log of denials shows what would be denied.
 SET ratelimit.log_denials = 1;
 SET client_min_messages = log;
 CREATE TABLE dry_rows (who text);

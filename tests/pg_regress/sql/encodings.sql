@@ -73,7 +73,7 @@ EXCEPTION WHEN undefined_object THEN
 END $$;
 -- Bytes of no known encoding stay the bytes that they are.
 SELECT rl_headers(E'caf\351', r) FROM rl_check(E'caf\351') r;
--- Nor has this one a conversion to UTF-8: here é is two bytes, the first of which tells that the second is Latin 1.
+-- Nor has this one a conversion to UTF-8: here é is two bytes, the first of which marks the second as Latin 1.
 \c regress_rl_mule
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SET client_min_messages = warning;

@@ -71,7 +71,7 @@ SELECT rl_limit('es', 'new');
 DROP TRIGGER es_nested ON rateLimits;
 DROP TABLE es;
 DROP FUNCTION es, es_again, es_nested;
--- Of a function, of a session, by anybody; a word that it doesn't know.
+-- For a function, for a session, by anybody; a word that it doesn't know.
 RESET ratelimit.error_style;
 CREATE FUNCTION send(tokens float8) RETURNS rl_result LANGUAGE sql SET ratelimit.error_style = 'pgrst' AS $$
 SELECT rl_limit('es', 'secret', count => tokens, throws => true)
@@ -90,12 +90,12 @@ SET ratelimit.error_style = pt429;
 SELECT rl_limit('es', 'secret', count => 4, throws => true);
 \echo :SQLSTATE
 -- In a session that has not loaded the library: an ordinary role can't set for a role or a function
--- what nobody knows yet; after any call it can.
+-- what is not known yet; after any call it can.
 \c - regress_rl_web
 ALTER ROLE regress_rl_web SET ratelimit.error_style = 'pgrst';
 SELECT rl_sliding_log(1, '1 s') IS NOT NULL AS loaded;
 ALTER ROLE regress_rl_web SET ratelimit.error_style = 'pgrst';
--- Of a role, or of a function, before the first call of a session.
+-- For a role, or for a function, before the first call of a session.
 \c - regress_rl_web
 SELECT rl_limit('es', count => 11, throws => true);
 \echo :SQLSTATE

@@ -34,7 +34,7 @@ CREATE TABLE accounts (account text PRIMARY KEY);
 ALTER TABLE rateLimits ADD CONSTRAINT account FOREIGN KEY (key) REFERENCES accounts;
 SELECT * FROM caught($$SELECT rl_limit('api', 'secret')$$);
 ALTER TABLE rateLimits DROP CONSTRAINT account;
--- Of a table that a trigger of the owner's writes to, in a partition that isn't there, through a view.
+-- Those of a table that a trigger of the owner's writes to, in a partition that isn't there, through a view.
 CREATE TABLE logged (key text NOT NULL, at timestamptz NOT NULL) PARTITION BY LIST (key);
 CREATE FUNCTION logging() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -106,7 +106,7 @@ SELECT calling();
 \set SHOW_CONTEXT errors
 -- In a subtransaction of ours.
 SELECT * FROM caught($$SELECT rl_limit_all('[{"name": "api", "key": "a"}, {"name": "api", "key": "b"}]')$$);
--- One that a trigger caught is over: what follows is a denial, an error of ours, or another of theirs.
+-- One that a trigger caught has ended: what follows is a denial, an error of ours, or another of theirs.
 CREATE OR REPLACE FUNCTION logging() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     BEGIN
@@ -143,7 +143,7 @@ $$;
 SELECT * FROM caught($$SELECT rl_limit('api', 'many')$$);
 DROP TRIGGER logging ON rateLimits;
 
--- Our own errors about a list of requests don't show what stands in it either.
+-- Our own errors about a list of requests don't show its contents either.
 SELECT * FROM caught($$SELECT rl_limit_all('{"name": "api", "key": "secret"}')$$);
 SELECT * FROM caught($$SELECT rl_limit_all('[{"name": "api", "key": 70123456}]')$$);
 SELECT * FROM caught($$SELECT rl_limit_all('["secret"]')$$);

@@ -1,4 +1,4 @@
--- Fixed window: rate tokens arrive when the window turns, up to the capacity. start is the phase:
+-- Fixed window: rate tokens arrive when a window begins, up to the capacity. start is the phase:
 -- epoch milliseconds, a time with its offset, the first request, or derived from (name, key).
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:20:00+00';
 SELECT rl_define('fw', rl_fixed_window(5, '1 hour', start => '2027-01-01 00:00:00+00'));
@@ -27,7 +27,7 @@ FROM (VALUES ('1798761600000'), ('1798761600000.000'), ('0'), ('-3600000'),
      LATERAL rl_limit('fw/start', start, config => ('{"kind": "fixed window", "rate": 1, "period": "1 hour", "start": ' || start || '}')::jsonb);
 
 -- Without start the phase comes from name and key: the same on every machine, another for
--- another key, so that not all windows turn at once.
+-- another key, so that not all windows begin at once.
 SET ratelimit.clock = '2027-01-01 12:20:00+00';
 SELECT rl_define('fw/derived', rl_fixed_window(2, '1 hour'));
 SELECT key, reset_at FROM (VALUES (''), ('a'), ('b'), ('user-1')) v (key), LATERAL rl_check('fw/derived', key);

@@ -22,7 +22,7 @@ SELECT rl_headers('he', r), rl_headers('he', r, 'github') FROM rl_limit('he', 'a
 SELECT ok, retry_after, remaining FROM rl_limit('he', 'a', count => 12, reserve => true);
 SELECT ok, retry_after, rl_headers('he', r), rl_headers('he', r, 'github') FROM rl_limit('he', 'a', count => 1, reserve => true) r;
 SELECT rl_headers('he', r) FROM rl_limit('he', 'a') r;
--- The time of the outcome counts, where it tells one, and else the limiter's clock.
+-- The time of the outcome counts, if it has one, or else the limiter's clock.
 CREATE TEMP TABLE denied AS SELECT r FROM rl_limit('he', 'a', count => 0) r;
 CREATE TEMP TABLE taken AS SELECT r FROM rl_limit('he', 'b', count => 6) r;
 SET ratelimit.clock = '2027-01-01 12:00:30.001+00';
@@ -59,7 +59,7 @@ FROM unnest(ARRAY[E'say "hi" \\', E'x\r\nSet-Cookie: a=b', '100%22', 'café – 
 SELECT length(header ->> 'RateLimit') FROM rl_check(repeat('☕', 66), config => rl_sliding_log(1, '1 day')) r,
      LATERAL rl_headers(repeat('☕', 66), r, config => rl_sliding_log(1, '1 day')) header;
 
--- The definition is the name's own; that of a key has to be brought. The outcome tells the key's.
+-- The definition is the name's own; that of a key has to be brought. The outcome has the key's.
 SELECT rl_define('he', rl_token_bucket(500, '1 minute'), 'vip');
 SELECT rl_headers('he', r), rl_headers('he', r, 'github'), rl_headers('he', r, config => rl_token_bucket(500, '1 minute'))
 FROM rl_limit('he', 'vip') r;

@@ -1,5 +1,5 @@
 -- The script of a trusted extension runs as a superuser, with the schema of the role that installs
--- it on its search path: nothing that stands there already is used.
+-- it on its search path: nothing that is there already is used.
 CREATE ROLE regress_rl_hostile;
 SELECT current_database() AS home \gset
 CREATE DATABASE regress_rl_hostile;

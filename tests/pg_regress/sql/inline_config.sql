@@ -1,5 +1,5 @@
--- A call may bring its own config, for a name that is not defined; over a defined one only who may
--- define (see also privileges).
+-- A call may bring its own config, for a name that is not defined; over a defined one only a role
+-- that can define (see also privileges).
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT ok, remaining, capacity FROM rl_limit('ic', 'a', count => 2, config => rl_token_bucket(10, '1 minute'));
 SELECT ok, remaining, capacity FROM rl_limit('ic', 'a', config => '{"kind": "token bucket", "rate": 10, "period": "1 minute"}');
@@ -15,7 +15,7 @@ SELECT error_of($$SELECT rl_limit('ic', 'a', config => NULL)$$);
 SELECT error_of(format('SELECT rl_limit(%L, config => %L)', 'ic', config))
 FROM (VALUES ('null'), ('[]'), ('1'), ('"token bucket"'), ('true'), ('{}'), ('[{"kind": "token bucket", "rate": 1, "period": 1}]')) v (config);
 SELECT error_of($$SELECT rl_check('ic', config => '{"kind": "token bucket", "rate": 1}')$$, true);
--- Here a superuser calls, who may define.
+-- A superuser calls, which can define.
 SELECT rl_define('ic/defined', rl_token_bucket(1, '1 minute'));
 SELECT capacity FROM rl_check('ic/defined', config => rl_token_bucket(50, '1 minute'));
 SELECT capacity FROM rl_check('ic/defined');

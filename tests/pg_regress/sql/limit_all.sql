@@ -89,7 +89,7 @@ SELECT error_of('SELECT rl_limit_all(NULL)');
 SELECT error_of('SELECT rl_limit_all(''[{"name": "la/user"}]'', NULL)');
 SELECT error_of(format('SELECT rl_limit_all(%L)', jsonb_build_array(jsonb_build_object('name', repeat('n', 201)))));
 SELECT error_of(format('SELECT rl_limit_all(%L)', jsonb_build_array(jsonb_build_object('name', 'la/user', 'key', repeat('k', 1025)))));
--- The list has bounds, and so has what stands in it.
+-- The list has bounds, and so have its items.
 SELECT error_of($$SELECT rl_limit_all((SELECT jsonb_agg('{"name": "la/user", "count": 0}'::jsonb) FROM generate_series(1, 10001)))$$);
 SELECT count(*) FROM rl_limit_all((SELECT jsonb_agg('{"name": "la/user", "count": 0}'::jsonb) FROM generate_series(1, 10000)));
 SELECT error_of($$SELECT rl_check_all(jsonb_build_array(jsonb_build_object('name', 'la/user', 'key', repeat('k', 2000000))))$$);

@@ -1,4 +1,4 @@
--- Denials in the server's log: of all calls, of none, and who may say so. The client sees them here.
+-- Denials in the server's log: of all calls, of none, and the privilege to set it. The client sees them here.
 SET client_min_messages = log;
 SELECT rl_define('ld', rl_token_bucket(2, '1 minute')), rl_define('l"d', rl_fixed_window(1, '1 minute', start => '2027-01-01 00:00:00+00'));
 SET ratelimit.clock = '2027-01-01 12:00:00+00';

@@ -117,7 +117,7 @@ SELECT n, ok, allows, retry_after FROM rl_limit_all('[{"name": "mem", "key": "c"
 SELECT rl_limit_all('[{"name": "mem", "key": "c"}, {"name": "mem/undefined"}]');
 SELECT remaining FROM rl_check('mem', 'c');
 
--- So many in one call; those in the table don't count.
+-- The most in one call; those in the table don't count.
 SELECT rl_define('mem/rows', rl_token_bucket(1, '1 day'));
 CREATE FUNCTION requests(name text, length int) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_agg(jsonb_build_object('name', name, 'key', 'r' || n % 600, 'count', 0)) FROM generate_series(1, length) n

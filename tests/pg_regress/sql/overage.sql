@@ -1,4 +1,4 @@
--- A soft quota: what is over passes, shows as remaining below 0, and ends with its window.
+-- A soft quota: the overage passes, shows as remaining below 0, and ends with its window.
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT rl_define('over', rl_fixed_window(10, '1 hour', start => '2027-01-01 00:00:00+00') || '{"overage": true}'),
        rl_define('over/roll', rl_fixed_window(10, '1 hour', capacity => 15, start => '2027-01-01 00:00:00+00') || '{"overage": true}'),
@@ -14,7 +14,7 @@ SELECT name, remaining, limited FROM over, LATERAL rl_status(over.name, 'a') AS 
 -- Given back: the debt first.
 SELECT name, ok, retry_after, remaining FROM over, rl_credit(name, 'a', 2);
 SELECT name, ok, allows, remaining FROM rl_limit_all('[{"name": "over", "key": "a", "count": 2}, {"name": "over/memory", "key": "a", "count": 2}]');
--- What is billed is read before the window turns, or added up call by call.
+-- What is billed is read before the window ends, or added up call by call.
 SELECT name, greatest(-remaining, 0) AS over FROM over, rl_check(name, 'a', 0);
 SELECT rl_headers('over', r), rl_headers('over', r, 'github') FROM rl_check('over', 'a') r;
 -- Not carried into the next window.

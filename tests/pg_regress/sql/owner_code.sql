@@ -56,7 +56,7 @@ GRANT INSERT ON mine.notes TO PUBLIC;
 CREATE TRIGGER caught BEFORE INSERT ON mine.notes FOR EACH ROW EXECUTE FUNCTION mine.caught();
 SELECT ok FROM rl_limit('api', 'k');
 \echo :SQLSTATE
--- What it sees, and what it sets, which is over when the call is.
+-- What it sees, and what it sets, which ends with the call.
 SET ROLE regress_rl_owner;
 CREATE OR REPLACE FUNCTION limits.noting() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -16,7 +16,7 @@ SELECT capacity FROM rl_check('ps/renamed');
 SELECT error_of($$SELECT rl_check('ps/2')$$);
 DELETE FROM rl_config WHERE name = 'ps' AND key = 'other';
 SELECT capacity FROM rl_check('ps', 'other');
--- Bad ones are refused, whoever writes them and how.
+-- Bad ones are refused, however they are written.
 INSERT INTO rl_config VALUES ('ps/bad', '', '{"kind": "token bucket", "rate": 10}');
 \echo :SQLSTATE
 \a \t

@@ -3,7 +3,7 @@ SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 1
 SELECT rl_define('pt', rl_token_bucket(10, '1 minute')), rl_define('pt/memory', rl_token_bucket(10, '1 minute') || '{"store": "memory"}');
 SELECT ok FROM rl_limit('pt');
 SET ratelimit.clock = '2027-01-01 13:00:00+00';
--- PREPARE TRANSACTION keeps the lock, and the tokens in suspense: who asks for more than is
+-- PREPARE TRANSACTION keeps the lock, and the tokens in suspense: a call for more than is
 -- committed waits, a denial and a check do not.
 BEGIN;
 SELECT ok, remaining FROM rl_limit('pt', count => 4);

@@ -1,4 +1,4 @@
--- Who may do what: without a grant nothing but the pure functions; with the one GRANT rl_limit and
+-- Privileges: without a grant nothing but the pure functions; with the one GRANT rl_limit and
 -- rl_check; a config over a defined name needs EXECUTE on rl_define.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT p.proname, a.grantee::regrole AS grantee, a.privilege_type, a.is_grantable
@@ -47,7 +47,7 @@ SELECT call, error_of(call) FROM unnest(ARRAY[
 \a \t
 GRANT EXECUTE ON FUNCTION rl_limit TO regress_rl_other;
 SELECT has_function_privilege('regress_rl_other', p.oid, 'EXECUTE') AS granted_on FROM pg_proc p WHERE proname = 'rl_limit';
--- A config of its own for a name that nobody defined; over a defined one it would be a reset.
+-- A config of its own for a name that is not defined; over a defined one it would be a reset.
 SELECT ok, remaining FROM rl_limit('pv/new', config => rl_token_bucket(5, '1 s'));
 SELECT ok, remaining FROM rl_limit('pv', 'a', config => rl_token_bucket(1e15, '1 ms'));
 \echo :SQLSTATE
@@ -58,7 +58,7 @@ SELECT rl_define('pv/key', rl_token_bucket(2, '1 minute'), 'vip');
 SET ROLE regress_rl_app;
 SELECT error_of('SELECT rl_limit(''pv/key'', ''vip'', config => rl_token_bucket(5, ''1 s''))');
 SELECT ok, remaining FROM rl_limit('pv/key', 'other', config => rl_token_bucket(5, '1 s'));
--- Who may define may override.
+-- A role that can define can override.
 RESET ROLE;
 GRANT EXECUTE ON FUNCTION rl_define TO regress_rl_app;
 SET ROLE regress_rl_app;

@@ -15,7 +15,7 @@ CREATE VIEW ra AS SELECT 'ra/' || how || '/' || store AS name
 SELECT plans(1000);
 SELECT name, ok, remaining FROM ra, rl_limit(name, 'acme', 1000);
 SELECT name, ok, remaining FROM ra, rl_limit(name, 'acme');
--- Raised, the difference is there at once; the state tells what was used.
+-- Raised, the difference is there at once; the state shows what was used.
 SELECT plans(100000);
 SELECT name, ok, remaining, capacity FROM ra, rl_limit(name, 'acme', 0);
 SELECT name, remaining, limited FROM ra, LATERAL rl_status(ra.name, 'acme') AS s (n, k, kind, remaining, capacity, retry_at, as_of, shards, limited);
@@ -78,13 +78,13 @@ SELECT rl_define('ra/fewer', rl_fixed_window(500, '1 hour', start => '2027-01-01
 SELECT ok, remaining FROM rl_limit('ra/fewer', count => 1, reserve => true);
 SELECT rl_define('ra/fewer', rl_fixed_window(1010, '1 hour', start => '2027-01-01 00:00:00+00'));
 SELECT ok, remaining FROM rl_check('ra/fewer');
--- Of a state that does not tell what was used, as rl_calculate's and those of 1.0.0, the tokens stay.
+-- A state that does not show what was used, as rl_calculate's and those of 1.0.0, keeps its tokens.
 SELECT rl_define('ra/old', rl_fixed_window(100000, '1 month', timezone => 'UTC'));
 INSERT INTO rateLimits (name, key, value, ts) VALUES ('ra/old', '', 10, '2027-02-01 00:00:00+00');
 SELECT ok, remaining FROM rl_limit('ra/old');
 SELECT rl_state('ra/old');
 SELECT remaining, state FROM rl_calculate(rl_fixed_window(500, '1 hour'), '{"value": 4, "ts": 0}', 'epoch', 1);
--- To and from other kinds as before: a bucket takes the tokens, a sliding window begins anew.
+-- To and from other kinds as before: a bucket takes the tokens, a sliding window begins again.
 SELECT rl_define('ra/old', rl_token_bucket(1, '1 day', capacity => 100000)), (rl_check('ra/old')).remaining,
        rl_define('ra/old', rl_sliding_window(7, '1 day')), (rl_check('ra/old')).remaining;
 -- In memory a window in debt is a key.

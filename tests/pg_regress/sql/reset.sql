@@ -37,7 +37,7 @@ SELECT name, rl_reset(name) FROM unnest(ARRAY['rs/fw', 'rs/sw', 'rs/sl']) name;
 SET ratelimit.clock = '2027-01-01 12:30:00+00';
 SELECT name, ok, remaining, reset_at FROM unnest(ARRAY['rs/fw', 'rs/sw', 'rs/sl']) name, LATERAL rl_check(name, count => 2);
 SELECT name, ok, remaining, reset_at FROM unnest(ARRAY['rs/fw', 'rs/sw', 'rs/sl']) name, LATERAL rl_limit(name, count => 2);
--- A name that nobody defined has nothing to forget; state of an undefined one has.
+-- A name that is not defined has nothing to forget; state of an undefined one has.
 SELECT rl_reset('rs/never'), rl_reset_all('rs/never');
 SELECT rl_undefine('rs/sl'), rl_reset('rs/sl'), rl_reset('rs/sl');
 -- It rolls back.

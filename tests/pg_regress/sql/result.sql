@@ -5,7 +5,7 @@ SELECT attname, format_type(atttypid, atttypmod) AS type
 FROM pg_attribute WHERE attrelid = 'rl_result'::regclass ORDER BY attnum;
 
 SELECT rl_define('result', rl_token_bucket(10, '1 minute', max_reserved => 10));
--- Nobody has used it: full, and it is full now.
+-- It is unused: full, and it is full now.
 SELECT * FROM rl_check('result');
 SELECT * FROM rl_limit('result');
 -- A check leaves remaining as it is.

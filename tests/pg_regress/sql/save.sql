@@ -73,7 +73,7 @@ SELECT key, remaining FROM rl_status('saved');
 SELECT rl_save();
 SELECT key, value FROM rateLimits WHERE name = 'saved' ORDER BY key;
 
--- From the table into memory and back, with what was taken; also with shards. Who changes it counts in the row.
+-- From the table into memory and back, with what was taken; also with shards. The session that changes it counts in the row.
 CREATE FUNCTION bucket(shards integer DEFAULT NULL) RETURNS jsonb IMMUTABLE RETURN rl_token_bucket(1e-300, '1 day', capacity => 10, shards => shards);
 SELECT rl_define('moved', bucket(4));
 SELECT ok, remaining FROM rl_limit('moved', 'k', 3);

@@ -8,7 +8,7 @@ $$ BEGIN
     SELECT count(*), round(sum(value)::numeric, 6), round(min(value)::numeric, 6), round(max(value)::numeric, 6) INTO rows, tokens, lowest, highest
     FROM rateLimits WHERE name = limit_name AND shard > 0;
 END $$;
--- How many of so many single calls pass.
+-- How many of these single calls pass.
 CREATE FUNCTION passed(limit_name text, calls int) RETURNS int LANGUAGE plpgsql AS
 $$ DECLARE passed int := 0; BEGIN
     FOR n IN 1..calls LOOP IF (rl_limit(limit_name)).ok THEN passed := passed + 1; END IF; END LOOP; RETURN passed;

@@ -61,7 +61,7 @@ SELECT keys >= 0, room, bytes BETWEEN 5000000 AND 20000000, dropped_idle, droppe
 LOAD 'ratelimit';
 ALTER SYSTEM SET ratelimit.memory_keys = 2000;
 ALTER SYSTEM RESET ratelimit.memory_keys;
--- Who may see it, and say what is counted.
+-- The privileges to see it, and to set what is counted.
 CREATE ROLE regress_rl_watcher;
 SET ROLE regress_rl_watcher;
 SELECT error_of(call) FROM unnest(ARRAY['SELECT rl_stats()', 'SELECT rl_top_denied()', 'SELECT rl_memory()', 'SELECT rl_stats_reset()', 'SET ratelimit.track = off', 'SET ratelimit.memory_keys = 2000']) call;

@@ -37,7 +37,7 @@ SELECT rl_reset('bucket', 'a');
 SELECT remaining, limited FROM rl_status('bucket', 'a');
 SELECT rl_define('log', rl_token_bucket(7, '1 minute'));
 SELECT kind, remaining, limited FROM rl_status('log');
--- A limit that is smaller than one token is always limited, and nobody can say until when.
+-- A limit that is smaller than one token is always limited, and without a known end.
 SELECT rl_define('small', rl_token_bucket(0.5, '1 minute'));
 SELECT ok FROM rl_limit('small', '', 0.25);
 SELECT remaining, retry_at, limited FROM rl_status('small');

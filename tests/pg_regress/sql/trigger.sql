@@ -116,7 +116,7 @@ CREATE TRIGGER b BEFORE UPDATE ON tr_conflict FOR EACH ROW EXECUTE FUNCTION rl_t
 INSERT INTO tr_conflict VALUES (1, 'both') ON CONFLICT (id) DO UPDATE SET author = 'both';
 SELECT * FROM taken('tr/conflict');
 
--- Partitions, one of them with other column numbers. Whoever writes to a partition is limited, too.
+-- Partitions, one of them with other column numbers. Writes to a partition are limited, too.
 CREATE TABLE tr_parts (gone int, region text, author text, tokens int) PARTITION BY LIST (region);
 ALTER TABLE tr_parts DROP COLUMN gone;
 CREATE TABLE tr_parts_eu PARTITION OF tr_parts FOR VALUES IN ('eu');
@@ -183,7 +183,7 @@ RESET client_min_messages;
 REVOKE EXECUTE ON FUNCTION rl_trigger FROM regress_rl_writer;
 DROP ROLE regress_rl_writer;
 
--- Column names are those of the catalog, whatever is in them.
+-- Column names are those of the catalog, whatever they contain.
 CREATE TABLE tr_names (dropped text, "User Id" text, "a=b" text, "key=" text, "quote""d'" text, "Größe" int);
 ALTER TABLE tr_names DROP COLUMN dropped;
 INSERT INTO tr_names VALUES ('before', 'the', 'default', 'was', 1);
@@ -382,7 +382,7 @@ INSERT INTO tr_temp VALUES ('ada');
 \echo :SQLSTATE
 ROLLBACK;
 
--- Under session_replication_role = replica it fires where it is told to, as any trigger.
+-- Under session_replication_role = replica it fires where it is enabled to, as any trigger.
 CREATE TABLE tr_replica (author text);
 SELECT rl_define('tr/replica', rl_token_bucket(10, '1 minute'));
 CREATE TRIGGER a BEFORE INSERT ON tr_replica FOR EACH ROW EXECUTE FUNCTION rl_trigger('tr/replica', 'key=author');

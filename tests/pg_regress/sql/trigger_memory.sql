@@ -37,7 +37,7 @@ END $$;
 INSERT INTO tm VALUES ('regress_rl_writer', 'first');
 CREATE TRIGGER limited BEFORE INSERT OR UPDATE OR DELETE ON tm FOR EACH ROW EXECUTE FUNCTION rl_trigger('tm', 'key=author');
 CALL refused();
--- Whoever writes: also the rows that nothing refuses, an upsert and COPY.
+-- All writes: also the rows that nothing refuses, an upsert and COPY.
 SELECT error_of($$INSERT INTO tm VALUES ('victim', 'second')$$, true);
 SELECT error_of($$INSERT INTO tm VALUES ('victim', 'first') ON CONFLICT DO NOTHING$$, true);
 SELECT error_of($$UPDATE tm SET body = 'other' WHERE author = 'victim'$$, true);

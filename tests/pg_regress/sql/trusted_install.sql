@@ -1,5 +1,5 @@
 -- A role that may CREATE in the database installs the extension, owns its tables, uses it and grants
--- it on; so does the database's owner, and nobody becomes a superuser by it.
+-- it on; so does the database's owner, and no role becomes a superuser by it.
 CREATE ROLE regress_rl_installer;
 CREATE ROLE regress_rl_owner;
 CREATE ROLE regress_rl_app;
@@ -13,7 +13,7 @@ CREATE EXTENSION ratelimit;
 \echo :SQLSTATE
 RESET ROLE;
 GRANT CREATE ON DATABASE regress_rl_trusted TO regress_rl_installer;
--- Who installs.
+-- The role that installs.
 SET ROLE regress_rl_installer;
 CREATE EXTENSION ratelimit;
 SELECT extowner::regrole FROM pg_extension WHERE extname = 'ratelimit';
@@ -37,7 +37,7 @@ GRANT EXECUTE ON FUNCTION rl_limit, rl_check TO regress_rl_app;
 -- The code stays the superuser's.
 ALTER FUNCTION rl_limit SECURITY DEFINER;
 CREATE FUNCTION pg_temp.mine() RETURNS int LANGUAGE c AS '$libdir/ratelimit', 'rl_limit';
--- Who was granted it.
+-- The role that it was granted to.
 SET ROLE regress_rl_app;
 SELECT ok, remaining FROM rl_limit('inline', config => rl_sliding_log(2, '1 day'));
 SELECT rl_reset('inline');
@@ -51,7 +51,7 @@ GRANT EXECUTE ON FUNCTION rl_reset TO regress_rl_app;
 SELECT FROM rateLimits;
 SET ROLE regress_rl_app;
 SELECT rl_reset('inline');
--- Who installed it drops it.
+-- The role that installed it drops it.
 DROP EXTENSION ratelimit;
 SET ROLE regress_rl_installer;
 DROP EXTENSION ratelimit;

@@ -14,9 +14,9 @@ SELECT name, key FROM rateLimits WHERE name LIKE 'ex%';
 SELECT name, allowed, denied, tokens FROM rl_stats() WHERE name LIKE 'ex%';
 SELECT * FROM rl_status('ex', 'vip');
 SELECT rl_state('ex', 'vip'), rl_reset('ex', 'vip');
--- Headers tell of no limit.
+-- Headers show no limit.
 SELECT rl_headers('ex', r), rl_headers('ex', r, 'github'), rl_headers('ex', r, 'postgrest') FROM rl_limit('ex', 'vip') r;
--- In a read-only transaction, alone and beside others.
+-- In a read-only transaction, alone and with others.
 BEGIN READ ONLY;
 SELECT ok FROM rl_limit('ex', 'vip');
 SELECT name, ok FROM rl_limit_all('[{"name": "ex", "key": "vip"}, {"name": "ex/all"}]');
@@ -43,7 +43,7 @@ SELECT count(*) FROM rateLimits WHERE name = 'ex' AND key = 'vip';
 SELECT rl_undefine('ex', 'vip');
 SELECT ok, remaining FROM rl_limit('ex', 'vip');
 SELECT rl_define('ex', rl_unlimited(), 'vip');
--- In a trigger, and by itself.
+-- In a trigger, and alone.
 CREATE TABLE ex_rows (who text);
 CREATE TRIGGER limited BEFORE INSERT ON ex_rows FOR EACH ROW EXECUTE FUNCTION rl_trigger('ex', 'key=who');
 INSERT INTO ex_rows SELECT 'vip' FROM generate_series(1, 100);
@@ -56,7 +56,7 @@ SELECT error_of(call) FROM unnest(ARRAY[
     $$SELECT rl_limit('ex', 'vip', 'NaN')$$,
     $$SELECT * FROM rl_calculate(rl_unlimited(), '{"value": 1, "ts": 0}', now())$$]) call;
 SELECT ok, lease FROM rl_acquire('ex', 'vip');
--- Who has a lease from before goes on.
+-- An earlier lease goes on.
 SELECT rl_extend('ex/vip/1798804800000000'), rl_release('ex/vip/1798804800000000');
 -- A name that is exempt, but for one key: its headers are those of its own limit.
 SELECT rl_define('ex/all', rl_token_bucket(5, '1 minute'), 'one');

@@ -169,7 +169,7 @@ fn the_page_of_configs_has_every_field_of_each_kind() {
         "Unlimited",
     ];
     for kind in kinds {
-        // Of a field that none has, the error's detail lists those that the kind has.
+        // The detail of the error for an unknown field lists the fields of the kind.
         let config = serde_json::json!({ "kind": kind.to_lowercase(), "no": "such field" });
         let error = client.query("SELECT rl_define('a', $1::text::jsonb)", &[&config.to_string()]);
         let error = error.unwrap_err();

@@ -97,7 +97,7 @@ impl Caller {
         Ok(answer)
     }
 
-    /// Whether so many tokens were taken.
+    /// Returns whether these tokens were taken.
     pub fn limit(&mut self, ending: Ending, name: &str, key: &str, count: f64) -> bool {
         let sql = "SELECT ok FROM rl_limit($1, $2, $3)";
         self.run(ending, |client| Ok(client.query_one(sql, &[&name, &key, &count])?.get(0)))

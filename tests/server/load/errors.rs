@@ -33,7 +33,7 @@ fn add(errors: &mut Errors, more: Errors) {
     }
 }
 
-/// Runs this many calls in each of so many sessions at once, with a fixed clock; returns their errors.
+/// Runs `calls` in each of `sessions` at once, with a fixed clock, and returns their errors.
 /// A waiting session checks for a deadlock at once, so that hardly any is missed.
 pub fn calls(
     database: &Database,
@@ -65,7 +65,7 @@ pub fn calls(
     all
 }
 
-/// As [`calls`], but as long as `beside` runs, with the count of calls so far; returns also its result.
+/// As [`calls`], but while `beside` runs, which gets the count of calls so far; returns its result, too.
 pub fn calls_beside<T>(
     database: &Database,
     sessions: usize,
@@ -115,7 +115,7 @@ impl Made {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Waits for so many more, or for a session that failed.
+    /// Waits for this many more, or for a session that failed.
     pub fn wait_for(&self, more: u64) {
         let enough = self.calls() + more;
         while self.calls() < enough && self.running.load(Ordering::Relaxed) {

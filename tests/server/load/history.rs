@@ -113,7 +113,7 @@ impl Take {
 }
 
 impl Notebook {
-    /// Of these limits, all keys of which are full.
+    /// Starts one for these limits, with all keys full.
     pub fn new(limits: impl IntoIterator<Item = (String, Rule, Storage)>) -> Notebook {
         let limits = limits.into_iter().map(|(name, rule, storage)| (name, (rule, storage)));
         Notebook { recorder: Recorder::new(), limits: limits.collect(), keys: Mutex::default() }

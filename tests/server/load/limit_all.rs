@@ -16,7 +16,7 @@ use crate::database::Database;
 
 const LIMITS: usize = 20;
 const CAPACITY: f64 = 150.0;
-/// Of a session, for one key.
+/// One session's, for one key.
 const TRANSACTIONS: usize = 30;
 
 /// The tokens taken, by limit.

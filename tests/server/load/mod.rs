@@ -415,7 +415,7 @@ fn no_more_is_taken_than_flows_in() {
     }
 }
 
-/// Idle rows are pruned all the time beside the takes, without admitting more.
+/// Pruning idle rows during the takes admits no more.
 #[test]
 #[ignore = "needs a server: make test"]
 fn no_more_is_taken_than_flows_in_while_rows_are_pruned() {

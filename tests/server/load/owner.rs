@@ -124,7 +124,7 @@ fn fail_in_a_cursor(client: &mut Client, random: &mut Random) -> Result<(), Erro
     if random.below(3) == 0 { transaction.rollback() } else { transaction.commit() }
 }
 
-/// Rows of another limit, changed in every way, beside takes of it.
+/// Changes rows of another limit in every way, during takes of it.
 fn write_by_hand(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     let (one, other) = (loose(random), loose(random));
     let rename = "UPDATE rateLimits SET key = $2 WHERE name = 'loose' AND key = $1";

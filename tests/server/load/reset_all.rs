@@ -1,6 +1,5 @@
-//! rl_reset_all and the other calls that write several rows, beside each other and beside takes: they
-//! lock in one order, and so never deadlock; and none gives up where a retry suffices. The same for
-//! definitions.
+//! rl_reset_all and the other calls that write several rows, and definitions, at the same time as each other and as
+//! takes. They lock in one order, so they never deadlock, and none gives up where a retry suffices.
 
 use postgres::types::ToSql;
 use postgres::{Client, Error};

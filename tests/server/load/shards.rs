@@ -142,7 +142,7 @@ fn transactions_of_several_takes_from_sharded_keys_take_every_token_once() {
     }
 }
 
-/// Keys are resharded all the time beside the takes.
+/// Keys are resharded during the takes.
 #[test]
 #[ignore = "needs a server: make test"]
 fn changing_the_number_of_shards_under_load_gives_no_token_twice_and_loses_none() {
@@ -207,7 +207,7 @@ where
     })
 }
 
-/// Reservations, credits and debits beside ordinary takes: in the end the rows hold the capacity less
+/// Reservations, credits and debits during ordinary takes: in the end the rows hold the capacity less
 /// the takes and debits, plus the credits.
 #[test]
 #[ignore = "needs a server: make test"]

@@ -12,7 +12,7 @@ use crate::one;
 /// A second in microseconds.
 const SECOND: i64 = 1_000_000;
 
-/// What a session was told, and its node's clock before and after, in microseconds as all instants here.
+/// An answer, and its node's clock before and after. Instants are microseconds here.
 struct Told {
     before: i64,
     after: i64,
@@ -159,7 +159,7 @@ fn bucket_in_turn(pair: &mut Pair, rate: i64) {
     assert!(admitted as f64 <= bound + 1e-6, "{admitted} of {bound}");
 }
 
-/// Of a bucket that is never full, all that comes in: what a node is ahead of the first call, and no more.
+/// A bucket that is never full gives all that is refilled: what a node is ahead of the first call, and no more.
 fn bucket_is_exact(pair: &mut Pair, rate: i64) {
     let name = format!("{rate} a second, deep");
     define(pair, &name, &format!("rl_token_bucket({rate}, '1 second', capacity => 1000000)"));
@@ -174,7 +174,7 @@ fn bucket_is_exact(pair: &mut Pair, rate: i64) {
     assert!((admitted + 1) * SECOND > rate * least && admitted * SECOND <= rate * most + 1);
     assert!(least >= pair.skew);
 
-    // The others wait, and are told so: until the same instant, which their clock shows later.
+    // The others are asked to wait until the same instant, which their clock shows later.
     let waits = told(&mut pair.behind, &call);
     let taken = calls.iter().rfind(|call| call.ok).unwrap();
     assert!(!waits.ok || waits.after > taken.before);
@@ -208,7 +208,7 @@ fn emptied_twice(pair: &mut Pair, name: &str) -> (String, Vec<Told>, Vec<Told>) 
     unreachable!()
 }
 
-/// Its windows turn when the clock that is ahead says so, for all.
+/// Its windows end for all when the clock that is ahead says so.
 fn fixed_window(pair: &mut Pair) {
     define(pair, "window", "rl_fixed_window(10, '1 second', start => '2026-01-01 00:00:00+00')");
     let (call, behind, ahead) = emptied_twice(pair, "window");
@@ -274,7 +274,7 @@ fn pruned_ahead(pair: &mut Pair) {
 }
 
 /// A lease ends for each node when that node's clock says so, so one that another gave is given again before it
-/// ends for its holder, who can't extend it then.
+/// ends for its holder, which can't extend it then.
 fn leases(pair: &mut Pair) {
     define(pair, "slots", "rl_concurrency(2, '1 second')");
     let mut given: Vec<(i64, i64)> = Vec::new();

@@ -26,7 +26,7 @@ impl Cluster {
         Cluster::with_clocks(&vec![""; workers])
     }
 
-    /// A coordinator, and workers whose clocks are so many seconds ahead; empty: as the coordinator's.
+    /// Starts a coordinator, and workers whose clocks are ahead by these seconds; empty: as the coordinator's.
     pub fn with_clocks(workers: &[&str]) -> Cluster {
         let mut cluster = Cluster { nodes: vec![node("")] };
         let set_host = format!("SELECT citus_set_coordinator_host('{}')", cluster.name(0));

@@ -1,5 +1,5 @@
-//! The tally of sessions on all nodes while a cluster is disturbed. What was told is used, and nothing beyond what was
-//! told or is in doubt; no limit gives more than it has. Each case prints its line of the table in docs/citus.md,
+//! The tally of sessions on all nodes while a cluster is disturbed. What calls reported is used, and nothing beyond what
+//! they reported or is in doubt; no limit gives more than it has. Each case prints its line of the table in docs/citus.md,
 //! whose figures are those of TIMES=10.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,7 +155,7 @@ fn kill_process(scene: &Scene) {
         let node = any(&scene.cluster.nodes);
         let process = one(&mut node.client(), busy);
         if process != "0" {
-            // It may have ended by itself.
+            // It may have ended already.
             let kill = format!("kill -KILL {process} 2>/dev/null && echo killed || true");
             killed += u32::from(node.exec(&kill) == "killed");
         }

@@ -72,7 +72,7 @@ const REFUSALS: [Refusal; 12] = [
         message: "null value in column \"note\"",
         removed: "ALTER TABLE ratelimits DROP COLUMN note",
     },
-    // Of an update: an insert that meets one is none.
+    // By an update: a conflicting insert is no error.
     Refusal {
         what: "an exclusion",
         made: &[

@@ -1,5 +1,5 @@
-//! Sessions on the nodes of a cluster that take tokens, and note what they took in the same transaction, in a
-//! table that is distributed beside the states.
+//! Sessions on the nodes of a cluster that take tokens, and note what they took in the same transaction, in a table
+//! co-located with the states.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -33,7 +33,7 @@ const LIMITS: [(&str, &str, Storage); 3] = [
         Storage::Row,
     ),
     ("window", r#"{"kind": "fixed window", "rate": 1000000, "period": "1000 days"}"#, Storage::Row),
-    // Judged by its sums alone: whose shard a call took from, nobody knows.
+    // Judged by its sums alone: the shard of a call isn't known.
     (
         "parts",
         r#"{"kind": "token bucket", "rate": 4, "period": "1000 days", "capacity": 1000000, "shards": 4}"#,
@@ -41,7 +41,7 @@ const LIMITS: [(&str, &str, Storage); 3] = [
     ),
 ];
 
-/// Of each limit, the first of which is hot.
+/// The keys of each limit; the first is hot.
 const KEYS: u32 = 101;
 
 /// What sessions did.
@@ -70,7 +70,7 @@ impl Done {
 
 /// A history of nodes that crashed, or whose sessions for other nodes were ended. What was committed may be seen on a
 /// node only later, once it has recovered and has committed what was prepared there. And what was not committed may have
-/// been over there right after the call, long before the client was told.
+/// been rolled back there right after the call, long before the client heard of it.
 pub fn disturbed(mut history: History) -> History {
     let History { ends, calls, .. } = &mut history;
     for call in calls {

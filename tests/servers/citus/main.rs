@@ -343,7 +343,7 @@ fn a_take_commits_and_rolls_back_with_writes_on_other_nodes() {
             let denied = client.batch_execute(&row).unwrap_err();
             assert_eq!(denied.code().unwrap().code(), "PT429", "{denied:?}");
         }
-        // Citus copies the rows to their shards, and tells of an error there by its message alone.
+        // Citus copies the rows to their shards, and reports only the message of an error there.
         let denied = client.batch_execute(&several).unwrap_err();
         assert_eq!(denied.as_db_error().unwrap().message(), "rate limit exceeded");
         assert_eq!(
@@ -351,7 +351,7 @@ fn a_take_commits_and_rolls_back_with_writes_on_other_nodes() {
             "20"
         );
 
-        // Two keys of several shards and a write beside them: all or nothing, after a savepoint as well.
+        // Two keys of several shards and another write: all or nothing, after a savepoint, too.
         let both = format!(
             "SELECT rl_limit('post', 'x{n}'), rl_limit('post', 'y{n}'), rl_limit('post', 'z{n}');
              INSERT INTO posts VALUES ('w{n}', 'x')"
@@ -430,7 +430,7 @@ fn a_killed_worker_loses_no_take_and_leaves_no_prepared_transaction() {
         thread::sleep(seconds(2));
     });
     println!("{} committed; errors: {:#?}", done.committed, done.errors);
-    // What Citus does by itself once a minute.
+    // Citus does it once a minute.
     let began = Instant::now();
     loop {
         let mut left = 0;
@@ -547,7 +547,7 @@ fn limits_are_distributed_and_taken_back_under_load() {
     }
 }
 
-/// The extension is trusted: whoever may create in the database installs it, and distributes its tables.
+/// The extension is trusted: a role with CREATE on the database installs it, and distributes its tables.
 #[test]
 #[ignore = "needs Citus: run make test-citus"]
 fn an_installer_who_is_no_superuser_distributes_and_is_told_what_to_grant() {
@@ -667,7 +667,7 @@ fn what_is_not_safe_is_refused() {
             }
         }
     };
-    // Nothing that a node has by itself is hidden.
+    // Nothing that a node has of its own is hidden.
     let define = "SELECT rl_define('own', rl_token_bucket(1, '1 day'))";
     worker.batch_execute(define).unwrap();
     refused(&mut client, "SELECT rl_distribute()", "has limits of its own");

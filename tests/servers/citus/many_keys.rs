@@ -302,7 +302,7 @@ fn many_keys_are_reset_by_few_statements() {
         assert_eq!((&answer, taken(&mut client, name)), (&keys, keys.clone()), "{name}");
         assert!(sent <= STATEMENTS, "{name}: {sent} statements");
 
-        // It waits for who has a row, whose take it then forgets, too.
+        // It waits for the session that has a row, and forgets that take, too.
         let mut held = cluster.nodes[2].client();
         let call = if name == "held slots" { "rl_acquire" } else { "rl_limit" };
         held.batch_execute(&format!("BEGIN; SELECT {call}('{name}', 'key 7')")).unwrap();
@@ -318,7 +318,7 @@ fn many_keys_are_reset_by_few_statements() {
         let refill = format!("SELECT remaining FROM rl_check('{name}', 'key 7')");
         assert_eq!(one(&mut client, &refill), "100");
     }
-    // Nobody else's.
+    // Those of others stay.
     let busy = FILLED.iter().find(|filled| filled.name == "busy").unwrap().keys.to_string();
     assert_eq!(taken(&mut client, "busy"), busy);
 }

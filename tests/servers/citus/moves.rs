@@ -15,7 +15,7 @@ use crate::{assert_shells_are_empty, one, seconds};
 /// The worker that makes the calls; the shard moves between the two others.
 const THIRD: usize = 3;
 
-/// A write beside a move. NAME, KEY, FAR and LEASE stand for a limit and a key of its own, a key of another shard, and
+/// A write during a move. NAME, KEY, FAR and LEASE stand for a limit and a key of its own, a key of another shard, and
 /// a lease of the session.
 struct Write {
     what: &'static str,
@@ -180,7 +180,7 @@ const MOVES: [&str; 3] = [
 /// A shard that is on one of the first two workers, and is to be moved to the other.
 struct Shard {
     id: String,
-    /// What tells the limits of this move from those of others.
+    /// Distinguishes the limits of this move from those of others.
     round: &'static str,
     /// What moves it.
     sql: String,
@@ -332,7 +332,7 @@ fn read_then_write(cluster: &Cluster, round: &'static str, how: &str) -> Vec<Str
 fn write_beside(cluster: &Cluster, round: &'static str, how: &str) -> Vec<String> {
     let shard = Shard::find(cluster, round, how);
     let mut sessions = shard.sessions(cluster, WRITES.iter());
-    // Who writes on this node needs it, and the move.
+    // Writes on this node need it, and so does the move.
     let mut gate = cluster.nodes[THIRD].client();
     let mut third = cluster.nodes[THIRD].client();
     let close = format!("BEGIN; SELECT lock_shard_metadata(7, ARRAY[{}])", shard.id);
@@ -416,7 +416,7 @@ pub fn change(cluster: &Cluster, client: &mut Client, [what, mode]: [&str; 2]) -
 }
 
 /// Waits until the transactions that are open on any node have ended: Citus names the lock of a shard by its number
-/// among the shards, which a split changes, so that the next move doesn't wait for who has locked the shard before.
+/// among the shards, which a split changes, so the next move doesn't wait for a session that locked the shard before.
 pub fn outlast_transactions(cluster: &Cluster) {
     let open = "SELECT string_agg(format('(%s, %L)', pid, xact_start), ', ') FROM pg_stat_activity
                 WHERE backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()";

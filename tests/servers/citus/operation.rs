@@ -1,4 +1,4 @@
-//! What an operator meets: a node that stands still, connections that run out, tables that are not beside the
+//! What an operator meets: a node that stands still, connections that run out, tables that are not co-located with the
 //! limits, nodes that were taken out.
 
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ impl Drop for Stopped<'_> {
 }
 
 /// Connections that are new end by the timeouts. Those that a session has kept end with the node: Citus sends a
-/// cancel request over another one, and waits for its answer, whatever it is told.
+/// cancel request over another one, and waits for its answer, whatever that is.
 #[test]
 #[ignore = "needs Citus: run make test-citus"]
 fn a_node_that_stands_still_is_left_by_new_calls_and_must_be_ended_for_others() {
@@ -87,7 +87,7 @@ fn a_node_that_stands_still_is_left_by_new_calls_and_must_be_ended_for_others() 
     assert_eq!(refused(&mut fresh, &there), "08006");
     assert_eq!(one(&mut fresh, &here), "true");
 
-    // The error is told, and the session not free for another statement.
+    // The error is reported, and the session not free for another statement.
     for session in &mut kept {
         session.batch_execute("SET statement_timeout = '1s'").unwrap();
         assert_eq!(refused(session, &there), "57014");
@@ -273,7 +273,7 @@ fn a_trigger_needs_the_rows_of_its_table_beside_the_limits() {
     assert_eq!(told(&mut client, "SELECT rl_distribute(colocate_with => 'messages')"), [already]);
     assert_eq!(inserts(&mut worker, "messages", "beside"), (20, None));
 
-    // Taken back and distributed again, they are beside each other only where that is said.
+    // Taken back and distributed again, they are co-located only where that is said.
     let alone = "the rate limits are on this node alone, with its grants; the other nodes no longer have any";
     let were =
         "rl_trigger now fails on the tables that were co-located with rateLimits: public.messages";

@@ -1,6 +1,6 @@
-//! Sessions that keep a tally of what they were told, each at its client, and what the rows say of it in the end.
+//! Sessions that keep a tally of what calls reported, each at its client, and what the rows have of it in the end.
 //!
-//! Told: the call passed, and its transaction was acknowledged. In doubt: COMMIT, or a statement that is a transaction
+//! Reported: the call passed, and its transaction was acknowledged. In doubt: COMMIT, or a statement that is a transaction
 //! of its own, ended with an error or without an answer, so either is right. All else took nothing.
 //!
 //! What calls were answered is recorded for the judge, without those on leases.
@@ -43,7 +43,7 @@ const LIMITS: [&str; 5] = [
          FOR EACH ROW EXECUTE FUNCTION rl_trigger('letters', 'key=author')",
 ];
 
-/// The same limits, for the judge. Triggers don't tell what is left: their limits are judged by their sums, as shards.
+/// The same limits, for the judge. Triggers don't return what is left: their limits are judged by their sums, as shards.
 const JUDGED: [(&str, &str, Storage); 7] = [
     (
         "one",
@@ -94,7 +94,7 @@ struct Effect {
     key: String,
     count: i64,
     lease: String,
-    /// The tokens left after it, where the answer tells.
+    /// The tokens left after it, if the answer has them.
     left: Option<f64>,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// What the judge is told of effects, all of which passed or were denied. Two of one key are one take.
+    /// Returns effects, all of which passed or were denied, as the judge reads them. Two of one key are one take.
     fn told(&self, effects: &[Effect], ok: bool) -> Vec<(u32, Asked, Option<i64>, Reply)> {
         let mut sums: Vec<Effect> = Vec::new();
         for of in effects {
@@ -194,7 +194,7 @@ impl<'a> Shared<'a> {
         *most = (*most).max(*now);
     }
 
-    /// Runs sessions until `work` is done; what they tell.
+    /// Runs sessions until `work` is done, and returns their tally.
     pub fn beside(&self, work: impl FnOnce()) -> Tally {
         struct Stop<'a>(&'a AtomicBool);
         // Also where the work fails: the scope waits for its threads.
@@ -231,7 +231,7 @@ struct Bounds {
     most: i64,
 }
 
-/// What sessions were told, and what was found.
+/// What calls reported, and what was found.
 #[derive(Default)]
 pub struct Tally {
     keys: BTreeMap<(&'static str, String), Bounds>,
@@ -241,9 +241,9 @@ pub struct Tally {
     pub in_doubt: i64,
     /// The number of errors by SQLSTATE and call, and one of their messages.
     pub errors: BTreeMap<(String, String), (u64, String)>,
-    /// Told, but not used.
+    /// Reported, but not used.
     pub lost: i64,
-    /// Used, but neither told nor in doubt, or more than the limit has.
+    /// Used, but neither reported nor in doubt, or more than the limit has.
     pub over: i64,
     /// What is lost or over.
     pub wrong: Vec<String>,
@@ -285,7 +285,7 @@ impl Tally {
         self.wrong.push(what);
     }
 
-    /// Compares a number that was found with what was told of a key.
+    /// Compares a number found with what calls reported for a key.
     fn compare(&mut self, what: &str, (name, key): (&str, &str), found: i64, bounds: Bounds) {
         let Bounds { least, most } = bounds;
         let text = format!("{name}, {key}: {found} {what}, told {least} to {most}");
@@ -301,7 +301,7 @@ impl Tally {
         }
     }
 
-    /// Compares what was told with the rows, as each node sees them, once all transactions have ended.
+    /// Compares what calls reported with the rows, as each node sees them, once all transactions have ended.
     pub fn check(&mut self, nodes: &[&Server], prefix: &str) {
         settle(nodes);
         let used: Vec<_> = nodes.iter().map(|node| used(&mut node.client(), prefix)).collect();
@@ -403,7 +403,7 @@ fn used(client: &mut Client, prefix: &str) -> BTreeMap<(String, String), i64> {
     rows.iter().map(of).filter(|(_, used)| *used != 0).collect()
 }
 
-/// The rows that triggers let pass, by the limit's name and key.
+/// The rows that triggers admitted, by the limit's name and key.
 fn rows(nodes: &[&Server], prefix: &str) -> BTreeMap<(String, String), i64> {
     let mut found = BTreeMap::new();
     let tables = nodes.iter().flat_map(|node| [(node, "posts"), (node, "posts_together")]);
@@ -530,7 +530,7 @@ impl<'a, 'n> Session<'a, 'n> {
         goes_on
     }
 
-    /// A transaction was ended by each of its ends: where nobody began one, a session is in none.
+    /// Each end of a transaction has ended it: without BEGIN, a session is in none.
     fn stays_in_none(&mut self, error: &Error) {
         if error.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
             self.tally.wrong.push("a session is in a transaction that nobody began".to_owned());
@@ -657,8 +657,8 @@ impl<'a, 'n> Session<'a, 'n> {
         Ok(())
     }
 
-    /// Makes a call as [`Session::call`] does, and records the answer. Of what does not pass only the takes of one key
-    /// are denials for sure.
+    /// Makes a call as [`Session::call`] does, and records the answer. Only takes of one key that don't
+    /// pass are denials for sure.
     fn recorded(
         &mut self,
         client: &mut Client,
@@ -807,7 +807,7 @@ fn copy(client: &mut Client, take: Effect) -> (Vec<Effect>, Result<bool, Error>)
     (vec![take], copied)
 }
 
-/// Copies rows of their own; whether they are there. The client is told before the commit.
+/// Copies rows of their own, and returns whether they are there. The client hears of it before the commit.
 fn copy_to(client: &mut Client, table: &str, take: &Effect) -> Result<bool, Error> {
     let body = fastrand::u64(..).to_string();
     let rows = format!("{}\t{body}\n", take.key).repeat(take.count as usize);

@@ -1,6 +1,6 @@
 //! Limits in triggers, constraints, policies and functions on tables that a node has for itself, whose statements are
-//! each a transaction, where the limit's row is on another node. Citus opens a transaction there only in some of them
-//! by itself: in the others each of the limiter's statements was one of its own.
+//! each a transaction, where the limit's row is on another node. Only in some of them does
+//! Citus open a transaction there: in the others each of the limiter's statements was one of its own.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -151,7 +151,7 @@ impl Way {
             )),
             Way::Copy => {
                 let mut writer = client.copy_in(&format!("COPY {table} FROM STDIN"))?;
-                // What goes wrong on the way is told at the end.
+                // An error on the way is reported at the end.
                 let _ = write!(writer, "{key}\t{body}\n{next}\t{last}\n");
                 writer.finish().map(drop)
             }
@@ -290,7 +290,7 @@ fn called(client: &mut Client, sessions: &mut [Client], (call, key): (&str, &str
         let ok = |row: &postgres::Row| row.get::<_, bool>(0);
         match sql.starts_with("SELECT") {
             true => client.query(&sql, &[]).map(|rows| rows.first().is_some_and(ok)),
-            // By itself, since what commits inside must be no part of several statements.
+            // Alone, since what commits inside must not be one of several statements.
             false => client.batch_execute(&sql).map(|()| true),
         }
     });

@@ -102,7 +102,7 @@ pub fn has_amcheck(client: &mut impl GenericClient) -> bool {
     client.query_opt(sql, &[]).unwrap().is_some()
 }
 
-/// Table, index and TOAST are intact, as far as amcheck can tell.
+/// Table, index and TOAST are intact, as far as amcheck sees.
 pub fn whole(client: &mut impl GenericClient) -> Result<(), String> {
     if !has_amcheck(client) {
         return Ok(());

@@ -1,5 +1,5 @@
 //! The server killed at any moment, and backends killed, cancelled and terminated, under load: committed
-//! takes are there, no limit is exceeded, and no row is locked by who is gone.
+//! takes are there, no limit is exceeded, and no row is locked by a session that is gone.
 
 use std::process::Command;
 use std::thread;
@@ -14,7 +14,7 @@ use crate::scale;
 use crate::work::{Limit, Outcome, Round, Work, Works};
 use crate::work::{begin, end_prepared, judged, load, notebook, some_session};
 
-/// Actions on the table beside the load. An interrupted rebuild leaves an index behind.
+/// Actions on the table during the load. An interrupted rebuild leaves an index behind.
 const REPAIRS: [&str; 4] = [
     "VACUUM rateLimits",
     "CHECKPOINT",
@@ -156,7 +156,7 @@ fn the_checks_see_what_is_broken(client: &mut Client, limits: &[Limit], works: &
                 WHERE exact AND ts > '-infinity' LIMIT 1)";
     let breaches = [
         // A lost commit, and a rollback that was kept.
-        (format!("DELETE FROM takes WHERE work = {of_one}"), "notes"), // or, of one whose outcome nobody knows, that they and the rows differ
+        (format!("DELETE FROM takes WHERE work = {of_one}"), "notes"), // or, if its outcome is unknown: that they and the rows differ
         ("INSERT INTO takes VALUES (-1, 'quick 0', '', 1, now())".to_owned(), "nobody took"),
         // A token given twice, and one lost.
         (
@@ -249,7 +249,7 @@ fn sessions_killed_and_cancelled_lose_nothing_and_get_nothing_twice() {
     judged(&notes);
 }
 
-/// Cancels and terminates sessions, and at the end, if told so, kills one.
+/// Cancels and terminates sessions, and kills one at the end if `kill`.
 fn disturb(server: &Server, random: &mut Random, until: Instant, kill: bool) -> u64 {
     let mut client = server.client();
     let mut done = 0;

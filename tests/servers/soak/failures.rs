@@ -37,7 +37,7 @@ fn server() -> (Server, Client) {
     (server, client)
 }
 
-/// Limits the size of the files that this backend writes to so many megabytes: to PostgreSQL a full disk.
+/// Limits the size of the files that this backend writes, which looks like a full disk to PostgreSQL.
 /// No row is written to the program, which may end before it would read one.
 fn limit_files(backend: &mut Client, megabytes: u64) {
     let bytes = megabytes << 20;
@@ -126,7 +126,7 @@ fn a_file_that_cannot_grow_costs_the_statement_and_nothing_else() {
     }
 }
 
-/// PostgreSQL panics, and recovers: only the rows tell whether the take whose WAL could not be written
+/// PostgreSQL panics, and recovers: only the rows show whether the take whose WAL could not be written
 /// was kept; the one before it was.
 #[test]
 #[ignore = "needs a server: make test"]

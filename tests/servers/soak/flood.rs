@@ -1,4 +1,4 @@
-//! Floods of new keys into the room of limits in memory: what is empty stays empty, whoever brings them.
+//! Floods of new keys into the memory of limits: an empty key stays empty, whatever the flood.
 
 use postgres::Client;
 use postgres::error::SqlState;
@@ -71,7 +71,7 @@ fn server() -> Server {
     server
 }
 
-/// How many of so many calls pass for each of the empty keys; with the config, if any, in the call.
+/// Returns how many of `times` calls pass for each of the empty keys; the config, if any, is in the call.
 fn passed(client: &mut Client, call: &str, name: &str, config: &str, times: i64) -> i64 {
     let sql = format!(
         "SELECT count(*) FROM generate_series(1, {EMPTY}) n, generate_series(1, {times}) call,
@@ -116,7 +116,7 @@ fn a_flood_of_new_keys_fills_no_limit_that_is_empty() {
     let mut client = server.client();
     let other = in_memory(r#"{"kind": "token bucket", "rate": 10, "period": "1 day"}"#);
     client.execute("SELECT rl_define('other', $1::text::jsonb)", &[&other]).unwrap();
-    // Whether keys that nobody calls meanwhile stay, too.
+    // The flag: keys that aren't called meanwhile stay, too.
     let floods = [
         (Flood::Same { calls: 1, count: 1 }, false),
         (Flood::Same { calls: 3, count: 1 }, false),

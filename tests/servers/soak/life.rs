@@ -91,7 +91,7 @@ fn transaction_ids_wrap_around_under_load() {
     judged(&notes);
 }
 
-/// The limits of [`hot`], in the table and in memory: so many tokens, which don't refill.
+/// The limits of [`hot`], in the table and in memory, of tokens that don't refill.
 const HOT: [(&str, Storage); 2] = [("hot", Storage::Row), ("warm", Storage::Memory)];
 const CAPACITY: f64 = 1e8;
 

@@ -1,5 +1,5 @@
 //! The guarantees under faults: a server killed under load, backends killed and cancelled, a full disk,
-//! a promoted standby, tables rebuilt beside 16 sessions.
+//! a promoted standby, tables rebuilt during the calls of 16 sessions.
 //!
 //! Each test has a server of its own. `make test ONLY=soak` runs them for a moment, `make soak` for long
 //! (TIMES): see [`scale`]. Sessions note their takes in a table, in the same transaction, and

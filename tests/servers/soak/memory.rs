@@ -8,7 +8,7 @@ use postgres::error::SqlState;
 use crate::own::Server;
 use crate::scale;
 
-/// Limits the memory of this backend to so many megabytes more than it has.
+/// Limits the memory of this backend to `megabytes` more than it has.
 /// No row is written to the program, which may end before it would read one.
 fn limit_memory(backend: &mut Client, megabytes: u64) {
     // The library and what a first call needs are there already.

@@ -19,7 +19,7 @@ pub struct Server {
     _alive: Sender<()>,
 }
 
-/// Returns what each session does and waits for, as a test that hangs must tell.
+/// Returns what each session does and waits for, for the report of a test that hangs.
 pub fn sessions(client: &mut Client) -> String {
     let sql = "SELECT format('%s %s %s %s blocked by %s: %s', pid, application_name, state, wait_event,
                                       pg_blocking_pids(pid), left(query, 200))
@@ -101,7 +101,7 @@ impl Server {
         self.exec(&format!("kill -STOP {postmaster}"));
         let mut processes = children(&postmaster);
         processes.push(postmaster);
-        // A child may have ended by itself.
+        // A child may have ended already.
         self.exec(&format!("kill -KILL {} 2>/dev/null || true", processes.join(" ")));
         let killed = Instant::now();
         for process in processes {
@@ -139,7 +139,7 @@ impl Server {
         script(&[&["ctl", self.folder(), what, "-t", "60"], args].concat());
     }
 
-    /// Runs a shell command as the server's user, beside its folders bin and data; what it printed.
+    /// Runs a shell command as the server's user, in the folder with bin and data, and returns what it printed.
     pub fn exec(&self, command: &str) -> String {
         script(&["exec", self.folder(), "sh", "-c", command])
     }
@@ -149,7 +149,7 @@ impl Server {
         config.host_path(&self.socket).user("postgres").dbname(database).connect(NoTls)
     }
 
-    /// A connection, within a minute: after a crash of a backend the server recovers by itself.
+    /// Connects within a minute: after a crash of a backend the server recovers.
     pub fn client(&self) -> Client {
         let start = Instant::now();
         loop {

@@ -110,7 +110,7 @@ pub fn kill_writer(server: &Server, call: &str) {
     });
 }
 
-/// What sessions were told that they took, while `work` was done; they end with their connections. No call fails.
+/// Returns what sessions took by the answers, while `work` was done; they end with their connections. No call fails.
 pub fn under_load(server: &Server, work: impl FnOnce(&AtomicI64)) -> i64 {
     let (told, stop) = (AtomicI64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -168,8 +168,8 @@ fn left(client: &mut Client) -> Vec<f64> {
     client.query(&sql, &[]).unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// Takes and checks until it is told to stop, or the connection is lost, and with it the answer of the last call; counts
-/// by key what it was told.
+/// Takes and checks until `stop`, or until the connection is lost, and with it the answer of the last call; counts the
+/// answers by key.
 fn take(client: &mut Client, mut recording: Recording, told: &[AtomicI64], stop: &AtomicBool) {
     let statements = ["rl_limit", "rl_check"].map(|call| {
         client.prepare(&format!("SELECT ok, remaining FROM {call}('saved', $1)")).unwrap()
@@ -207,7 +207,7 @@ fn judged(recorder: &Recorder) {
 const STOPS: [&str; 7] =
     ["fast", "terminate", "smart", "kill", "held", "immediate", "kill the writer"];
 
-/// Ends it so, while sessions take; what had been told before all was saved, where it is a crash.
+/// Ends the server like this, while sessions take; returns what was answered before all was saved, if it is a crash.
 fn stop(server: &Server, how: &str, told: &[AtomicI64], ends: &AtomicBool) -> Option<Vec<i64>> {
     let save = || {
         let told = told.iter().map(|told| told.load(Ordering::SeqCst)).collect();
@@ -217,7 +217,7 @@ fn stop(server: &Server, how: &str, told: &[AtomicI64], ends: &AtomicBool) -> Op
     };
     match how {
         "fast" => server.restart(),
-        // With a row that nobody can write.
+        // With a row that can't be written.
         "held" => {
             let hold = "BEGIN; UPDATE rateLimits SET ts = ts WHERE name = 'held'; PREPARE TRANSACTION 'held'";
             server.client().batch_execute(hold).unwrap();
@@ -278,7 +278,7 @@ fn one_order_explains_every_answer_over_all_clean_stops_and_up_to_each_crash() {
                 let (told, ends) = (&told, &ends);
                 scope.spawn(move || take(&mut taker, recording, told, ends));
             }
-            // Of many keys, so that a turn is always under way.
+            // Takes of many keys, so that the writer is always busy.
             let (mut many, stop_many) = (server.client(), &ends);
             scope.spawn(move || {
                 let take = "SELECT rl_limit('many', n::text) FROM generate_series(1, 5000) n";
@@ -339,10 +339,10 @@ fn a_call_holds_no_lock_and_leaves_nothing_to_the_end_of_its_session() {
     let locks = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()
                  AND relation IN ('rateLimits'::regclass, 'rl_config'::regclass)";
     assert_eq!(number(&mut client, locks), 0);
-    // Nor is it in the way of who wants the whole table.
+    // Nor does it block a session that wants the whole table.
     server.client().batch_execute("SET lock_timeout = '10s'; REINDEX TABLE rateLimits").unwrap();
     client.batch_execute(TAKE_EACH).unwrap();
-    // Nor does a first call, which only reads, wait for who keeps others from writing.
+    // Nor does a first call, which only reads, wait for a session that keeps others from writing.
     let mut holder = server.client();
     holder.batch_execute("BEGIN; LOCK TABLE rateLimits IN SHARE ROW EXCLUSIVE MODE").unwrap();
     let first = "SET lock_timeout = '10s'; SELECT rl_limit('saved', 'new')";
@@ -401,7 +401,7 @@ fn new_keys_evict_nothing_that_is_unsaved() {
     assert_eq!(written(&mut client, "saved"), 20_000 + admitted + 1);
 }
 
-/// Of a list of new keys none is in the way of the next: all limits allow.
+/// In a list of new keys none blocks the next: all limits allow.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_list_of_new_keys_is_never_denied_for_want_of_memory() {

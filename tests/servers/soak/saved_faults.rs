@@ -16,7 +16,7 @@ use crate::scale;
 const TAKE_ONE: &str = "SELECT rl_limit('saved', '1')";
 const ROWS: &str = "SELECT count(*) FROM rateLimits";
 
-/// Restarts it with so many places for background workers.
+/// Restarts it with `places` for background workers.
 fn set_places(server: &Server, places: usize) {
     let workers = format!("max_worker_processes = {places}");
     server.set(&[&workers, "max_logical_replication_workers = 0", "fsync = off"]);
@@ -250,7 +250,7 @@ fn what_the_database_warns_of_is_not_logged_with_every_save() {
     let (before, postmaster) = (server.log().len(), server.postmaster());
     for _ in 0..5 {
         client.batch_execute(TAKE_EACH).unwrap();
-        // The next one connects anew.
+        // The next one connects again.
         signal("-TERM", &writer(&postmaster).unwrap_or_default());
         assert_eq!(number(&mut client, SAVE), 0);
     }
@@ -337,7 +337,7 @@ fn what_others_do_with_a_row_keeps_no_other_row() {
         holder.batch_execute(release).unwrap();
         until("it is saved", || written(&mut client, "saved") == total);
     }
-    // As long as nobody can write at all, and then.
+    // While no session can write at all, and afterwards.
     client.batch_execute(TAKE_EACH).unwrap();
     assert_eq!(number(&mut client, SAVE), 0);
     total += KEYS;
@@ -425,7 +425,7 @@ fn a_database_and_its_owner_can_be_changed_while_keys_are_unsaved() {
         expected += 1;
         until(sql, || written(&mut other, "saved") == expected);
     }
-    // Also at a stop, where nobody is there any more.
+    // Also at a stop, after all sessions.
     define(&mut other, "saved", "1 hour");
     other.batch_execute(TAKE_ONE).unwrap();
     drop((other, client));

@@ -49,7 +49,7 @@ fn the_rows_have_every_take_of_many_sessions() {
     }
 }
 
-/// The memory of a process that nobody shares, in kB.
+/// The memory that is the process's own, in kB.
 fn memory(process: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;

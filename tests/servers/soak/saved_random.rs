@@ -29,7 +29,7 @@ fn text(key: u64) -> String {
     format!("key {key} {}", "long ".repeat(40 * key as usize))
 }
 
-/// Calls, and what they should tell.
+/// Calls, and what they should return.
 struct Run {
     server: Server,
     client: Client,

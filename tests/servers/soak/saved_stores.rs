@@ -74,7 +74,7 @@ fn every_way_to_change_the_store_carries_every_take() {
     assert_eq!(written(&mut client, "saved"), total + 2 * KEYS);
 }
 
-/// Who calls meanwhile may be missed, but never fails.
+/// Calls meanwhile may be missed, but never fail.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_change_of_store_under_load_fails_no_call_and_no_change() {
@@ -164,7 +164,7 @@ fn the_commit_of_a_change_of_store_waits_for_a_locked_row_as_an_update_does() {
                 "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock'"
             );
             until("it waits", || number(&mut client, &waits) == 1);
-            // Nobody else does.
+            // No other session does.
             client
                 .batch_execute("SELECT rl_limit('saved', '1'), rl_credit('saved', '1', 1)")
                 .unwrap();
@@ -194,7 +194,7 @@ fn changes_resets_and_configs_of_one_session_are_exact() {
     let run = |client: &mut Client, all: &[String]| {
         all.iter().for_each(|sql| client.batch_execute(sql).unwrap());
     };
-    // Its own locks are in nobody's way.
+    // Its own locks block no session.
     let change = [
         format!(
             "SELECT rl_define('u', {bucket}), rl_define('v', {0}), rl_define('w', {0})",

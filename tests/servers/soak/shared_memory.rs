@@ -158,7 +158,7 @@ fn the_room_is_that_of_the_start_until_the_server_starts_again() {
 }
 
 /// Names and keys that were counted often, of a database and an extension that were dropped since, keep none of others
-/// from being counted; and what is counted no more is told.
+/// from being counted; and what is no longer counted is reported.
 #[test]
 #[ignore = "needs a server: make test"]
 fn what_was_dropped_leaves_its_room_to_others() {
@@ -188,7 +188,7 @@ fn what_was_dropped_leaves_its_room_to_others() {
     let of_all = "SELECT coalesce(sum(allowed + denied), 0)::bigint FROM rl_stats()";
     let dropped = "SELECT dropped_calls FROM rl_memory()";
 
-    // While they are there the new ones find no room now and then; every call is shown or told.
+    // While they are there the new ones sometimes find no space; every call is shown or reported.
     let mut other = others(&server);
     client.batch_execute(&calls).unwrap();
     let shown = count(&mut client, of_all) + count(&mut other, of_all);
@@ -305,7 +305,7 @@ fn memory_that_is_taken_away_costs_limits_in_the_table_nothing() {
     assert_eq!(take(&mut third, "table"), Ok(99.0));
     let sleep = third.batch_execute("SET statement_timeout = '50ms'; SELECT pg_sleep(3)");
     assert_eq!(sleep.unwrap_err().code(), Some(&SqlState::QUERY_CANCELED));
-    // Who has it mapped goes on.
+    // A session that has mapped it goes on.
     assert_eq!(take(&mut client, "memory"), Ok(98.0));
 }
 
@@ -353,7 +353,7 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
             "SELECT rl_define('ip', rl_token_bucket(100, '1 hour') || '{\"store\": \"memory\"}')",
         )
         .unwrap();
-    // Under a fixed clock there is another place, whose losses are nobody's.
+    // A fixed clock has memory of its own, and its losses are not counted.
     client
         .batch_execute(
             "SET ratelimit.clock = '2050-01-01 00:00:00+00';
@@ -377,7 +377,7 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
         client.batch_execute(&flood).unwrap();
         assert_eq!(client.query_one(&heavy_again, &[]).unwrap().get::<_, i64>(0), 0);
     }
-    // What the server's log is told, once a minute at most.
+    // The line in the server's log, once a minute at most.
     let told = messages.try_iter().filter(|message| message.contains("keys in use were evicted"));
     assert!(told.count() >= 1);
     let sql = format!(
@@ -394,7 +394,7 @@ fn keys_that_are_used_much_survive_a_flood_of_others() {
     assert_eq!(used + idle + live, i64::from(keys * 20 + heavy));
 }
 
-/// A session that is stopped while it makes the memory: who only counts goes on, and a wait can be cancelled.
+/// A session is stopped while it makes the memory: sessions that only count go on, and a wait can be cancelled.
 #[test]
 #[ignore = "needs a server: make test"]
 fn nobody_waits_for_the_memory_to_be_made_but_who_needs_it() {

@@ -259,7 +259,7 @@ pub fn end_prepared(client: &mut Client, works: &mut Works) -> Result<usize, pos
     Ok(ended)
 }
 
-/// Tells the sessions to stop when it is dropped, so also where what runs beside them fails.
+/// Stops the sessions when it is dropped, so also if what runs meanwhile fails.
 pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -269,7 +269,7 @@ impl Drop for Ends<'_> {
 }
 
 /// Runs 16 sessions at once until they are stopped, or, unless they reconnect, terminated. `meanwhile`
-/// runs beside them; when it ends they stop.
+/// runs at the same time; when it ends they stop.
 pub fn load(
     server: &Server,
     (limits, notebook): (&[Limit], &Notebook),
@@ -339,8 +339,8 @@ impl Session<'_> {
         }
     }
 
-    /// Also where COMMIT PREPARED was cancelled: whoever wants the whole table would wait for the round's end, which
-    /// may wait for him.
+    /// Also where COMMIT PREPARED was cancelled: a session that wants the whole table would wait for the round's end,
+    /// which may wait for it.
     fn roll_back(&mut self) -> Result<(), postgres::Error> {
         self.recording.roll_back(|| self.client.batch_execute("ROLLBACK"))?;
         end_prepared(&mut self.client, &mut self.works)?;
@@ -348,7 +348,7 @@ impl Session<'_> {
     }
 
     fn reconnect(&mut self, server: &Server, n: usize) -> Result<(), postgres::Error> {
-        // First, as whoever waits for the whole table lets nobody look at it, and waits for what is prepared.
+        // First, since a session that waits for the whole table blocks all others, and waits for what is prepared.
         let mut client = server.client();
         end_prepared(&mut client, &mut self.works)?;
         (self.client, self.take) = prepare(client, n, self.round)?;
