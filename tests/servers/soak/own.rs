@@ -35,7 +35,8 @@ pub fn sessions(client: &mut Client) -> String {
 fn watch(socket: PathBuf) -> Sender<()> {
     let (alive, ended) = channel();
     thread::spawn(move || {
-        let patience = Duration::from_secs(if ratelimit_tests::is_long() { 24 * 3600 } else { 15 * 60 });
+        let patience =
+            Duration::from_secs(if ratelimit_tests::is_long() { 24 * 3600 } else { 15 * 60 });
         if ended.recv_timeout(patience) != Err(RecvTimeoutError::Timeout) {
             return;
         }
