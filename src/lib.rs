@@ -10,7 +10,7 @@
 
 #![cfg_attr(
     not(any(test, feature = "server_tests")), // tests end with a panic, and say what they found
-    warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
+    warn(clippy::expect_used, clippy::panic, clippy::unwrap_used)
 )]
 
 mod cache;

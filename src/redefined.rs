@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
+use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::{Host, RowAccess};
 use ratelimit_limiter::stores;
 use ratelimit_memory::saved::SavedCopy;
@@ -168,7 +169,7 @@ fn stay(
 ) -> Result<BTreeMap<Vec<u8>, Stay>> {
     // One that can't be read is not known to have gone.
     let is_saved = |name: &[u8], key: &[u8]| match definitions::defined(catalog, name, key) {
-        Err(Error::StoredConfig { .. }) => Ok(true),
+        Err(Error::Limiter(LimiterError::StoredConfig { .. })) => Ok(true),
         limit => limit.map(|limit| may_be_saved(limit.as_deref())),
     };
     let mut stay: BTreeMap<Vec<u8>, Stay> = BTreeMap::new();

@@ -32,6 +32,7 @@ use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SavedUsage, Scope, Writer};
 use ratelimit_pg::background;
 use ratelimit_pg::clock;
+use ratelimit_pg::error::Raised;
 use ratelimit_pg::server_log;
 use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::transaction;
@@ -75,7 +76,7 @@ impl Failed {
 }
 
 fn sqlstate_of(error: &Error) -> String {
-    String::from_utf8_lossy(error.sqlstate()).into_owned()
+    String::from_utf8_lossy(&error.report(&String::new).sqlstate).into_owned()
 }
 
 /// The worker.

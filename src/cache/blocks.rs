@@ -8,9 +8,10 @@ use ratelimit_limiter::ports::BlockInForce;
 use ratelimit_limiter::target::FOREVER;
 
 use crate::schema::catalog::{Catalog, Table, TableLock};
-use crate::schema::error::{Error, Result};
+use crate::schema::error::Result;
 use crate::schema::spi::{self, Statement};
 use ratelimit_pg::clock;
+use ratelimit_pg::error::PgError;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
@@ -177,5 +178,5 @@ pub fn in_force(
 /// # Errors
 /// 42P13: the extension's SQL is older than blocks.
 fn table(catalog: &Catalog) -> Result<Table> {
-    catalog.rl_blocks.ok_or(Error::Declaration)
+    catalog.rl_blocks.ok_or(PgError::Declaration.into())
 }

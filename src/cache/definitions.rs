@@ -14,12 +14,13 @@ use std::rc::Rc;
 use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
 use ratelimit_core::config::{self, ConfigError, Definition};
+use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::Known;
 use ratelimit_limiter::target::{has_no_rows, undefined};
 
 use super::blocks;
 use crate::schema::catalog::{Catalog, TableLock};
-use crate::schema::error::{Error, Result};
+use crate::schema::error::Result;
 use crate::schema::invalidation;
 use crate::schema::spi::{self, Statement};
 use ratelimit_pg::values::{Jsonb, text_datum, utf8};
@@ -237,7 +238,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
         config
             .map(|config| config.and_then(|config| config::definition(&config)).map(Rc::new))
             .transpose()
-            .map_err(|error| Error::StoredConfig { name: utf8(name).into_owned(), error })
+            .map_err(|error| LimiterError::StoredConfig { name: utf8(name).into_owned(), error })
     };
     let own = Known { limit: parse(own)?, blocked_until: blocked.until };
     let default = parse(default)?;

@@ -1,15 +1,14 @@
-//! What users can be refused of their arguments: each type here is one of SQL, and checked where it
-//! is read.
+//! Arguments that are checked when they are read, each a type.
 
-use ratelimit_core::Micros;
 use ratelimit_core::config::{self, Interval};
 use ratelimit_core::headers::Style;
 use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, NAME_LENGTH};
 use ratelimit_core::text::shortened;
-use ratelimit_pg::error::{PgError as Error, Result};
-
+use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_pg::call::sql_types::Checked;
 use ratelimit_pg::values::utf8;
+
+type Result<T> = std::result::Result<T, ArgumentError>;
 
 /// The name of a limit.
 #[derive(Clone, Copy)]
@@ -23,7 +22,7 @@ impl<'a> Checked<'a> for LimitName<'a> {
     }
 }
 
-/// Whose limit it is.
+/// The key of a limit.
 #[derive(Clone, Copy)]
 pub struct LimitKey<'a>(pub &'a [u8]);
 
@@ -35,7 +34,7 @@ impl<'a> Checked<'a> for LimitKey<'a> {
     }
 }
 
-/// How many rows at most.
+/// The largest number of rows.
 pub struct MaxRows(pub i64);
 
 impl Checked<'_> for MaxRows {
@@ -45,15 +44,11 @@ impl Checked<'_> for MaxRows {
         if max_rows >= 1 {
             return Ok(MaxRows(max_rows.into()));
         }
-        Err(Error::InvalidArgument {
-            argument,
-            value: max_rows.to_string(),
-            allowed: "a whole number from 1".into(),
-        })
+        Err(ArgumentError::invalid(argument, max_rows.to_string(), "a whole number from 1"))
     }
 }
 
-/// The length of an interval. A month counts as 30 days, as PostgreSQL compares intervals.
+/// The length of an interval. A month has 30 days, as when PostgreSQL compares intervals.
 pub struct Span(pub Micros);
 
 impl Span {
@@ -63,7 +58,7 @@ impl Span {
     }
 }
 
-/// For how long nothing has happened.
+/// The age of the last call.
 pub struct Idle(pub Micros);
 
 impl Checked<'_> for Idle {
@@ -74,15 +69,11 @@ impl Checked<'_> for Idle {
         if length >= Micros(0) {
             return Ok(Idle(length));
         }
-        Err(Error::InvalidArgument {
-            argument,
-            value: "negative".into(),
-            allowed: "an interval of 0 or more, or NULL".into(),
-        })
+        Err(ArgumentError::invalid(argument, "negative", "an interval of 0 or more, or NULL"))
     }
 }
 
-/// The name of a time zone, of no more bytes than a config can have.
+/// The name of a time zone, not longer than a config.
 pub struct LocalZone(pub String);
 
 impl<'a> Checked<'a> for LocalZone {
@@ -92,15 +83,15 @@ impl<'a> Checked<'a> for LocalZone {
         if name.len() <= config::MAX_BYTES {
             return Ok(LocalZone(utf8(name).into_owned()));
         }
-        Err(Error::InvalidArgument {
+        Err(ArgumentError::invalid(
             argument,
-            value: format!("{} bytes long", name.len()),
-            allowed: "the IANA name of a time zone".into(),
-        })
+            format!("{} bytes long", name.len()),
+            "the IANA name of a time zone",
+        ))
     }
 }
 
-/// A style of headers.
+/// The style of headers.
 pub struct HeaderStyle(pub Style);
 
 impl<'a> Checked<'a> for HeaderStyle {
@@ -108,48 +99,29 @@ impl<'a> Checked<'a> for HeaderStyle {
 
     fn check(text: &'a [u8], argument: &'static str) -> Result<HeaderStyle> {
         let text = utf8(text);
-        Style::parse(&text).map(HeaderStyle).ok_or_else(|| Error::InvalidArgument {
-            argument,
-            value: format!("'{}'", shortened(&text)),
-            allowed: Style::ALLOWED.into(),
+        Style::parse(&text).map(HeaderStyle).ok_or_else(|| {
+            ArgumentError::invalid(argument, format!("'{}'", shortened(&text)), Style::ALLOWED)
         })
     }
 }
 
 /// Refuses a NULL.
-///
-/// # Errors
-/// 22004.
 pub fn required<T>(argument: Option<T>, name: &'static str) -> Result<T> {
-    argument.ok_or(Error::NullArgument(name))
+    argument.ok_or(ArgumentError::Null(name))
 }
 
 /// Refuses a name that is empty or too long.
-///
-/// # Errors
-/// 22023.
 pub fn valid_name(name: &[u8]) -> Result<&[u8]> {
     if (1..=MAX_NAME).contains(&name.len()) {
         return Ok(name);
     }
-    Err(Error::InvalidArgument {
-        argument: "name",
-        value: format!("{} bytes long", name.len()),
-        allowed: NAME_LENGTH.into(),
-    })
+    Err(ArgumentError::invalid("name", format!("{} bytes long", name.len()), NAME_LENGTH))
 }
 
 /// Refuses a key that is too long.
-///
-/// # Errors
-/// 22023.
 pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
     if key.len() <= MAX_KEY {
         return Ok(key);
     }
-    Err(Error::InvalidArgument {
-        argument: "key",
-        value: format!("{} bytes long", key.len()),
-        allowed: KEY_LENGTH.into(),
-    })
+    Err(ArgumentError::invalid("key", format!("{} bytes long", key.len()), KEY_LENGTH))
 }

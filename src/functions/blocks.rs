@@ -1,7 +1,8 @@
-//! Keys that are denied whatever is in their limits.
+//! Blocks keys: denies their calls whatever tokens are left.
 
-use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
+use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::target::{FOREVER, check_key};
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
@@ -18,8 +19,8 @@ use ratelimit_pg::server_log;
 use ratelimit_pg::values::utf8;
 
 sql_function! {
-    /// 22023 unless exactly one of duration and until is given, and lies ahead; 22008: beyond the times of
-    /// timestamptz; 22004: the limit is keyed, and the key is empty; 25006 in a read-only transaction.
+    /// 22023 unless exactly one of duration and until is given and in the future; 22008: outside the range of timestamptz;
+    /// 22004: the limit is keyed, and the key is empty; 25006 in a read-only transaction.
     #[effect(Writes)]
     fn rl_block(
         call: &Call,
@@ -30,7 +31,7 @@ sql_function! {
     ) -> Timestamptz {
         let until = end(duration, until)?;
         catalog::with(call.function(), TableLock::Read, |catalog| {
-            // Written first: who has read a table that REINDEX holds deadlocks with it when it writes.
+            // Written first: a call that has read a table which REINDEX holds deadlocks with it when it writes.
             blocks::put(catalog, name.0, key.0, until)?;
             check_limit(catalog, name.0, key.0)
         })?;
@@ -49,13 +50,13 @@ sql_function! {
 }
 
 sql_function! {
-    /// The triggers on `rl_blocks`: check what is written there by whatever means, and make every backend forget
-    /// what it remembers. 22023; 39P01 when it is no trigger that calls.
+    /// The triggers on `rl_blocks`: check what any statement writes there, and make every session drop what it has cached.
+    /// 22023; 39P01 if not called by a trigger.
     #[effect(Trigger)]
     fn rl_blocks_changed(call: &Call) -> Proceed {
         let trigger =
             call.trigger().ok_or(Error::NotATrigger { function: "rl_blocks_changed" })?;
-        // A NULL is left to the table's own constraints.
+        // The table's constraints refuse NULL.
         trigger.text(c"name")?.map(valid_name).transpose()?;
         trigger.text(c"key")?.map(valid_key).transpose()?;
         catalog::announce(call.function(), trigger.relation())?;
@@ -63,11 +64,8 @@ sql_function! {
     }
 }
 
-/// Tells the session where a limit is not defined: a block may come first, and a call may bring a config, but
-/// the name may also be mistyped.
-///
-/// # Errors
-/// 22004: the limit is keyed, and the key is empty.
+/// Warns if a limit is not defined: the block may come first, and calls may pass a config, but the name may also be
+/// mistyped. 22004: the limit is keyed, and the key is empty.
 fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     match definitions::defined(catalog, name, key) {
         Ok(Some(limit)) => Ok(check_key::<Session>(name, key, limit.keyed, &limit)?),
@@ -79,18 +77,15 @@ fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
             ));
             Ok(())
         }
-        Err(Error::StoredConfig { .. }) => Ok(()),
+        Err(Error::Limiter(LimiterError::StoredConfig { .. })) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Returns the end of a block, or [`FOREVER`].
-///
-/// # Errors
-/// 22023: both arguments are given, or none, or one that does not lie ahead.
-fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros> {
+/// Returns the end of a block, or [`FOREVER`]. Refuses both arguments, none, and a time that is not in the future.
+fn end(duration: Option<Interval>, until: Option<Timestamptz>) -> Result<Micros, ArgumentError> {
     let refused = |argument, value: &str, allowed: &str| {
-        Err(Error::InvalidArgument { argument, value: value.into(), allowed: allowed.into() })
+        Err(ArgumentError::invalid(argument, value, allowed))
     };
     let now = clock::now();
     match (duration, until) {

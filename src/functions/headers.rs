@@ -1,11 +1,11 @@
-//! An outcome as HTTP headers.
+//! Returns the HTTP headers for an outcome.
 
 use std::ops::RangeInclusive;
 
-use ratelimit_core::Micros;
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::headers;
 use ratelimit_core::text::float_text;
+use ratelimit_core::{ArgumentError, Micros};
 
 use super::answers::RlResult;
 use super::arguments::{HeaderStyle, LimitName, required};
@@ -20,8 +20,7 @@ use ratelimit_pg::clock;
 use ratelimit_pg::values::{Jsonb, utf8_bytes};
 
 sql_function! {
-    /// The definition is the name's own, since there is no key to look for an override; 22004, 22023,
-    /// 42704.
+    /// 22004, 22023, 42704. The result has no key, so an override does not count.
     #[effect(Reads)]
     fn rl_headers(
         call: &Call,
@@ -37,34 +36,31 @@ sql_function! {
                 definitions::of_name(catalog, name.0)
             })?,
         };
-        // In whole milliseconds, as the times of the outcome are: 60 seconds must not become 61.
+        // In whole milliseconds, like the times of the outcome: 60 seconds must not become 61.
         let now = now.unwrap_or_else(|| clock::now().ceil_to_millis());
         Ok(Json::new(headers::headers(style.0, utf8_bytes(name.0), &limit, &outcome, now)))
     }
 }
 
-/// Reads an rl_result, which may be hand-made, and the instant of its call, if it has one.
-///
-/// # Errors
-/// 22004, 22023; 42804: the type's columns were altered.
+/// Reads an rl_result, which may be hand-made, and the time of its call, if it has one. 22004, 22023; 42804: the type's
+/// columns were altered.
 fn outcome(result: &Composite<RlResult>) -> Result<(headers::CallOutcome, Option<Micros>)> {
     let number =
         |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column)? {
-            Some(value) if !range.contains(&value) => Err(Error::InvalidArgument {
-                argument,
-                value: float_text(value),
-                allowed: allowed.into(),
-            }),
+            Some(value) if !range.contains(&value) => {
+                Err(Error::from(ArgumentError::invalid(argument, float_text(value), allowed)))
+            }
             value => Ok(value),
         };
-    let time =
-        |column, argument| result.timestamptz(column)?.map(|at| finite(at, argument)).transpose();
+    let time = |column, argument| -> Result<Option<Micros>> {
+        Ok(result.timestamptz(column)?.map(|at| finite(at, argument)).transpose()?)
+    };
     let ok = required(result.bool(c"ok")?, "result.ok")?;
     const RETRY_AFTER: &str = "a number of seconds from 0 to 1e13, or NULL";
     let retry_after = number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?
         .map(|seconds| Micros::from_millis(seconds * 1e3));
     let retry_at = time(c"retry_at", "result.retry_at")?;
-    // The latest stands for all later ones.
+    // The latest time stands for all later ones.
     let is_known = |at: &Micros| *at < Micros::LATEST_SHOWN;
     let remaining =
         number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, "a finite number")?;

@@ -1,11 +1,10 @@
-//! Leases of concurrency limits.
+//! Acquires, extends and releases leases of concurrency limits.
 
-use ratelimit_core::Micros;
 use ratelimit_core::kinds::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
+use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::leases::{self, Fate};
 use ratelimit_limiter::request::Request;
-use ratelimit_pg::error::PgError;
 
 use super::answers::{RlResult, denied, time};
 use super::arguments::{LimitKey, LimitName};
@@ -17,7 +16,7 @@ use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
 use ratelimit_pg::values::Jsonb;
 
 sql_row! {
-    /// A lease, or when to ask again.
+    /// A lease, or when to try again.
     pub struct Acquired {
         ok: bool,
         lease: Option<Text>,
@@ -29,27 +28,22 @@ sql_row! {
     }
 }
 
-/// A lease as `rl_acquire` returned it, which is NULL for an exempt key and in a dry run.
+/// A lease that `rl_acquire` returned; it returns NULL for an exempt key and in a dry run.
 pub struct GivenLease(LeaseName);
 
 impl<'a> Checked<'a> for GivenLease {
     type Base = &'a [u8];
 
-    fn check(text: &'a [u8], argument: &'static str) -> Result<GivenLease, PgError> {
-        // Not shown, since there is a key in it.
-        lease::parse(text).map(GivenLease).ok_or_else(|| PgError::InvalidArgument {
-            argument,
-            value: "malformed".into(),
-            allowed: "a lease that rl_acquire() returned".into(),
-        })
+    fn check(text: &'a [u8], argument: &'static str) -> Result<GivenLease, ArgumentError> {
+        // The value is not shown: it has a key in it.
+        let allowed = "a lease that rl_acquire() returned";
+        let malformed = || ArgumentError::invalid(argument, "malformed", allowed);
+        lease::parse(text).map(GivenLease).ok_or_else(malformed)
     }
 }
 
 impl GivenLease {
     /// Extends or releases it.
-    ///
-    /// # Errors
-    /// As [`leases::settle`].
     fn settle(&self, call: &Call, config: Option<Jsonb>, fate: Fate) -> Result<Option<Micros>> {
         let LeaseName { name, key, id } = &self.0;
         let config = config.map(CallConfig);

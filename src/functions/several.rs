@@ -1,7 +1,8 @@
-//! The calls of several limits at once: all or nothing.
+//! Calls for several limits at once, all or nothing.
 
-use ratelimit_core::Micros;
 use ratelimit_core::requests::{self, MAX_REQUESTS};
+use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::request::Request;
 use ratelimit_limiter::several::{self, RequestOutcome};
 
@@ -16,7 +17,7 @@ use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text};
 
 sql_row! {
-    /// The outcome of one request, the `n`th from 1.
+    /// The outcome of the `n`th request, from 1.
     pub struct RequestRow {
         n: i32,
         name: Text,
@@ -32,7 +33,7 @@ sql_row! {
 }
 
 sql_function! {
-    /// Errors as `rl_limit`, each naming its request.
+    /// As `rl_limit`, with the number of the request.
     #[effect(Takes)]
     fn rl_limit_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
         let make = |list: &[Request]| host::take(call.function(), |host| several::limit(host, list));
@@ -41,7 +42,7 @@ sql_function! {
 }
 
 sql_function! {
-    /// Errors as `rl_limit_all`, save 25006.
+    /// As `rl_limit_all`, except 25006.
     #[effect(Reads)]
     fn rl_check_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
         let make = |list: &[Request]| host::read(call.function(), |host| several::check(host, list));
@@ -49,10 +50,7 @@ sql_function! {
     }
 }
 
-/// Reads the list, makes the call, and shapes its rows.
-///
-/// # Errors
-/// Those of the call; 22023: an invalid list; PT429 with `throws`: it is denied.
+/// Reads the list, makes the call, and returns its rows. 22023: an invalid list; PT429 with `throws` if it is denied.
 fn answer_all(
     call: &Call,
     make: impl FnOnce(&[Request]) -> Result<Vec<RequestOutcome>>,
@@ -60,11 +58,10 @@ fn answer_all(
     throws: bool,
 ) -> Result<Rows<RequestRow>> {
     if let Some(length) = given.array_length().filter(|&length| length > MAX_REQUESTS) {
-        return Err(Error::InvalidArgument {
-            argument: "requests",
-            value: format!("a list of {length}"),
-            allowed: format!("a list of at most {MAX_REQUESTS}"),
-        });
+        let allowed = format!("a list of at most {MAX_REQUESTS}");
+        return Err(
+            ArgumentError::invalid("requests", format!("a list of {length}"), allowed).into()
+        );
     }
     let json = given.to_exact_json("requests", requests::MAX_BYTES)?;
     let _larger = larger_reserve(json.len());
@@ -80,7 +77,7 @@ fn answer_all(
     for (n, ((request, config), (name, key))) in
         written.iter().zip(&configs).zip(&names).enumerate()
     {
-        let checked = || -> Result<Request> {
+        let checked = || -> Result<Request, ArgumentError> {
             Ok(Request {
                 name: valid_name(name)?,
                 key: valid_key(key)?,
@@ -89,9 +86,7 @@ fn answer_all(
                 config: inline(config),
             })
         };
-        list.push(
-            checked().map_err(|error| Error::InRequest { n: n + 1, error: Box::new(error) })?,
-        );
+        list.push(checked().map_err(|error| LimiterError::in_request(n + 1, error))?);
     }
     let outcomes = make(&list)?;
     if throws && let Some(denied) = denied(&list, &outcomes) {
@@ -104,8 +99,8 @@ fn answer_all(
     Ok(rows)
 }
 
-/// The error of a call that is denied: of the requests that refuse, the one to wait for longest; and the one
-/// that never passes before those that wait for it.
+/// Returns the error of a denied call. Of the requests that refuse, it is about the one with the longest wait; one that
+/// can never succeed comes first.
 fn denied(list: &[Request], outcomes: &[RequestOutcome]) -> Option<Error> {
     if outcomes.iter().all(|outcome| outcome.answer.ok) {
         return None;
@@ -118,7 +113,7 @@ fn denied(list: &[Request], outcomes: &[RequestOutcome]) -> Option<Error> {
     Some(answers::denied(request, &outcome.answer))
 }
 
-/// The row of a request, the `n`th from 0.
+/// Returns the row of the `n`th request, from 0.
 fn row(n: usize, request: &Request, outcome: &RequestOutcome) -> RequestRow {
     let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
         RlResult::from(&outcome.answer);

@@ -1,10 +1,10 @@
-//! `rl_trigger`: takes tokens for the rows that a statement writes. Reads the trigger's options, adds
-//! up a count for each key, and calls the limiter; how a row is read is for `call::trigger_data`. However
-//! many keys a statement has, a part of their counts is in memory only.
+//! `rl_trigger`: takes tokens for the rows that a statement writes. Reads the trigger's options, adds up the count of
+//! each key, and calls the limiter. A statement may have any number of keys: only a part of their counts is in memory.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 
+use ratelimit_core::ArgumentError;
 use ratelimit_core::text::shortened;
 use ratelimit_limiter::request::Request;
 use ratelimit_limiter::single;
@@ -25,9 +25,9 @@ use ratelimit_pg::transaction::refuse_parallel;
 use ratelimit_pg::values::utf8;
 
 sql_function! {
-    /// Its options are the trigger's arguments: name, 'key=column', 'count=column'. PT429; 39P01 where it
-    /// can't work, or comes too early for a limit in memory, 42703, 22004, 22023; 25006 in a read-only transaction,
-    /// which may write to temporary tables.
+    /// The trigger's arguments are name, 'key=column', 'count=column'. PT429; 39P01: the trigger can't work, or comes too
+    /// early for a limit in memory; 42703, 22004, 22023; 25006 in a read-only transaction, which may write to temporary
+    /// tables.
     #[effect(Trigger)]
     fn rl_trigger(call: &Call) -> Proceed {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
@@ -36,7 +36,7 @@ sql_function! {
         let options = Options::of(&trigger)?;
         let function = call.function();
         let mut scratch = Scratch::new();
-        // In byte order of the keys, so that no two statements lock them in opposite orders.
+        // In byte order of the keys, so no two statements lock them in opposite orders.
         options.counts(&trigger)?.each(|key, count| {
             check_for_interrupts();
             scratch.run(|| {
@@ -54,10 +54,7 @@ sql_function! {
     }
 }
 
-/// Refuses an event without rows, or with rows that come too late to be refused one by one.
-///
-/// # Errors
-/// 39P01.
+/// Refuses an event without rows, or whose rows come too late to be refused one by one (39P01).
 fn usable(trigger: &Trigger) -> Result<()> {
     let problem = match (trigger.event(), trigger.timing()) {
         (Event::Truncate, _) => "cannot limit TRUNCATE, which has no rows",
@@ -72,11 +69,8 @@ fn usable(trigger: &Trigger) -> Result<()> {
     Err(misuse(problem, Some(trigger)))
 }
 
-/// Refuses a limit in memory before the row is written: what row security, a view's CHECK OPTION, a constraint or a
-/// later trigger refuses then would stay taken, of whatever key the row names.
-///
-/// # Errors
-/// 39P01.
+/// Refuses a limit in memory before the row is written (39P01): if row security, a view's CHECK OPTION, a constraint or
+/// a later trigger refused the row, its tokens would stay taken, whatever key it names.
 fn comes_last(trigger: &Trigger, name: &[u8]) -> Result<()> {
     match trigger.timing() {
         Timing::AfterStatement => Ok(()),
@@ -87,7 +81,7 @@ fn comes_last(trigger: &Trigger, name: &[u8]) -> Result<()> {
     }
 }
 
-/// An error whose hint shows a trigger for the same event, and on the same level where it can be.
+/// Returns an error whose hint shows a trigger for the same event, if possible on the same level.
 fn misuse(problem: &'static str, trigger: Option<&Trigger>) -> Error {
     let (event, level) = trigger
         .map_or((Event::Insert, Timing::BeforeRow), |trigger| (trigger.event(), trigger.timing()));
@@ -95,7 +89,7 @@ fn misuse(problem: &'static str, trigger: Option<&Trigger>) -> Error {
     Error::TriggerMisuse { problem, firing: firing(event, statement) }
 }
 
-/// When a trigger for an event fires, in the words of CREATE TRIGGER.
+/// Returns the clause of CREATE TRIGGER for an event.
 fn firing(event: Event, statement: bool) -> String {
     let [row, all] = match event {
         Event::Delete => ["BEFORE DELETE", "AFTER DELETE ON messages REFERENCING OLD"],
@@ -109,14 +103,14 @@ fn firing(event: Event, statement: bool) -> String {
     }
 }
 
-/// What CREATE TRIGGER says.
+/// The arguments in CREATE TRIGGER.
 struct Options<'a> {
     name: &'a [u8],
     key: Option<Named<'a>>,
     count: Option<Named<'a>>,
 }
 
-/// A column, and how it is called in messages.
+/// A column and its name in messages.
 struct Named<'a> {
     option: &'static str,
     name: &'a CStr,
@@ -124,38 +118,30 @@ struct Named<'a> {
 }
 
 impl<'a> Options<'a> {
-    /// Parses the trigger's arguments.
-    ///
-    /// # Errors
-    /// 22023: an invalid argument; 42703: there is no such column.
+    /// Parses the trigger's arguments. 22023: an invalid one; 42703: there is no such column.
     fn of(trigger: &Trigger<'a>) -> Result<Options<'a>> {
         let mut arguments = trigger.arguments();
-        let name = arguments.next().ok_or_else(|| Error::InvalidArgument {
-            argument: "name",
-            value: "missing".into(),
-            allowed: "rl_trigger('<name>', 'key=<column>', 'count=<column>')".into(),
-        })?;
+        let allowed = "rl_trigger('<name>', 'key=<column>', 'count=<column>')";
+        let missing = || ArgumentError::invalid("name", "missing", allowed);
+        let name = arguments.next().ok_or_else(missing)?;
         let mut options = Options { name: valid_name(name.to_bytes())?, key: None, count: None };
         for argument in arguments {
-            let invalid = |problem: &str| Error::InvalidArgument {
-                argument: "option",
-                value: format!("\"{}\"{problem}", shortened(&utf8(argument.to_bytes()))),
-                allowed: "'key=<column>' and 'count=<column>', each at most once".into(),
+            let invalid = |problem: &str| {
+                let value = format!("\"{}\"{problem}", shortened(&utf8(argument.to_bytes())));
+                let allowed = "'key=<column>' and 'count=<column>', each at most once";
+                ArgumentError::invalid("option", value, allowed)
             };
             let (option, column) = split(argument).ok_or_else(|| invalid(""))?;
             let column = Named::find(trigger, option, column)?;
             let place = if option == "key" { &mut options.key } else { &mut options.count };
             if place.replace(column).is_some() {
-                return Err(invalid(", given twice"));
+                return Err(invalid(", given twice").into());
             }
         }
         Ok(options)
     }
 
-    /// Adds up the tokens that the rows take, for each key.
-    ///
-    /// # Errors
-    /// 22004: a NULL key or count; 22023: an invalid one.
+    /// Adds up the tokens that the rows take, for each key. 22004: a NULL key or count; 22023: an invalid one.
     fn counts(&self, trigger: &Trigger) -> Result<Counts> {
         let mut counts = Counts { near: BTreeMap::new(), near_bytes: 0, rest: Sort::new() };
         let settings = self.key.as_ref().map_or(&[][..], |key| key.column.text_settings());
@@ -179,11 +165,11 @@ impl<'a> Options<'a> {
     }
 }
 
-/// How many keys, and how many bytes of keys, have their counts in memory.
+/// The number of keys, and of their bytes, whose counts are in memory.
 const KEYS: usize = 10_000;
 const KEY_BYTES: usize = 1_000_000;
 
-/// A sum for each key, added up in the order of the rows.
+/// A sum for each key, in the order of the rows.
 struct Counts {
     near: BTreeMap<Box<[u8]>, f64>,
     near_bytes: usize,
@@ -204,9 +190,6 @@ impl Counts {
     }
 
     /// Visits the sum of each key, in byte order.
-    ///
-    /// # Errors
-    /// Those of `visit`.
     fn each(mut self, mut visit: impl FnMut(&[u8], f64) -> Result<()>) -> Result<()> {
         let mut near = self.near.into_iter().peekable();
         let mut row = self.rest.next().map(|(key, count)| (Vec::from(key), count));
@@ -227,7 +210,7 @@ impl Counts {
     }
 }
 
-/// An argument such as "key=user_id"; the column's name as the catalog has it, whatever is in it.
+/// Splits an argument such as "key=user_id". The column's name is as in the catalog, and may have any character.
 fn split(argument: &CStr) -> Option<(&'static str, &CStr)> {
     let bytes = argument.to_bytes_with_nul();
     let (option, column) = match bytes.strip_prefix(b"key=") {
@@ -238,40 +221,33 @@ fn split(argument: &CStr) -> Option<(&'static str, &CStr)> {
 }
 
 impl<'a> Named<'a> {
-    /// Finds the column of an option.
-    ///
-    /// # Errors
-    /// 42703: there is none; 22023: it can't be used.
+    /// Finds the column of an option. 42703: there is none; 22023: it can't be used.
     fn find(trigger: &Trigger, option: &'static str, name: &'a CStr) -> Result<Named<'a>> {
         let text = shortened(&utf8(name.to_bytes()));
         let column = trigger
             .column(name)
             .ok_or_else(|| Error::NoColumn { column: text.clone(), table: trigger.table() })?;
-        let invalid = |problem: String, allowed: &str| Error::InvalidArgument {
-            argument: option,
-            value: format!("column \"{text}\"{problem}"),
-            allowed: allowed.into(),
+        let invalid = |problem: String, allowed: &str| {
+            Err(ArgumentError::invalid(option, format!("column \"{text}\"{problem}"), allowed)
+                .into())
         };
         if option == "count" && !column.is_number() {
-            return Err(invalid(
+            return invalid(
                 format!(" of type {}", column.type_name()),
                 "smallint, integer, bigint, real, double precision, numeric, or a domain over one",
-            ));
+            );
         }
         if !trigger.has_computed(&column) {
-            return Err(invalid(
+            return invalid(
                 ", which is generated".into(),
                 "an ordinary column; a stored generated one only AFTER the event FOR EACH STATEMENT, \
                  since BEFORE triggers run before it is computed",
-            ));
+            );
         }
         Ok(Named { option, name, column })
     }
 
-    /// Refuses a NULL in the column.
-    ///
-    /// # Errors
-    /// 22004.
+    /// Refuses a NULL in the column (22004).
     fn not_null<T>(&self, trigger: &Trigger, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| Error::NullColumn {
             option: self.option,

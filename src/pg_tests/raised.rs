@@ -1,4 +1,4 @@
-//! Errors on their way out: raised outside the guard of pgrx, which would rebuild them.
+//! Errors are raised outside the guard of pgrx, which would rebuild them.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -6,15 +6,15 @@ mod tests {
 
     use super::super::{error_of, get, run};
     use crate::declaration::sql_function;
-    use crate::schema::error::Error;
+    use ratelimit_limiter::error::LimiterError;
     use ratelimit_pg::call::Call;
 
     sql_function! {
-        /// Runs a statement, and then has an error of its own.
+        /// Runs a statement, and then fails if asked to.
         #[effect(Writes)]
         fn test_statement(call: &Call, statement: &[u8], fails: bool) -> bool {
             Spi::run(&String::from_utf8_lossy(statement)).unwrap();
-            if fails { Err(Error::NotWritten { table: "rateLimits" }) } else { Ok(true) }
+            if fails { Err(LimiterError::NotWritten { table: "rateLimits" }.into()) } else { Ok(true) }
         }
     }
 
@@ -26,7 +26,7 @@ mod tests {
         ));
     }
 
-    /// A statement that raises an error which pgrx knows no SQLSTATE of.
+    /// Raises an error with an SQLSTATE that pgrx doesn't know.
     const RAISE: &str = "DO $do$ BEGIN RAISE EXCEPTION 'below' \
                          USING ERRCODE = 'AB1CD', DETAIL = 'the detail', HINT = 'the hint'; END $do$";
 
@@ -40,7 +40,7 @@ mod tests {
         assert_eq!(error.message, "rate limit exceeded");
         assert_eq!(error.detail, r#"{"kind":"RateLimited","name":"raised","retryAfter":60000}"#);
         assert_eq!(error.hint, "Try again in 60 seconds.");
-        // Behind the guard the limiter was not left half done.
+        // The limiter was not left half done behind the guard.
         assert_eq!(get::<f64>("SELECT remaining FROM rl_check('raised', 'a')"), 0.0);
     }
 
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!((&*error.sqlstate, &*error.message), ("PT429", "rate limit exceeded"));
     }
 
-    /// The error that was caught below is remembered, and must not come out instead.
+    /// The error that was caught below is remembered, but must not be raised.
     #[pg_test]
     fn an_error_that_was_caught_below_is_not_the_one_that_is_raised() {
         create_test_statement();
@@ -102,7 +102,7 @@ mod tests {
         );
     }
 
-    /// Between a call that failed and the next in the same transaction nothing may be left behind.
+    /// A failed call leaves nothing behind for the next call in the transaction.
     #[pg_test]
     fn after_a_hundred_errors_the_session_works_as_before() {
         create_test_statement();

@@ -1,5 +1,4 @@
-//! Subtransactions that are rolled back: what they locked, what they wrote, and what was remembered of
-//! that.
+//! Subtransactions that are rolled back: their locks, their writes, and what was remembered of them.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -11,6 +10,7 @@ mod tests {
     use super::super::{and_rolled_back, attempt, get, run, with_rows};
     use crate::schema::error::Error;
     use crate::store::own_locks;
+    use ratelimit_limiter::error::LimiterError;
     use ratelimit_limiter::ports::{Row, RowId, Stored};
 
     const ID: RowId = RowId { name: b"rolled back", key: b"k", shard: 0 };
@@ -46,9 +46,9 @@ mod tests {
         assert!(kept.unwrap().is_none() && !holds("ExclusiveLock") && holds("ShareLock"));
         let kept = attempt(|| {
             lock();
-            Err::<Option<()>, _>(Error::Busy)
+            Err::<Option<()>, Error>(LimiterError::Busy.into())
         });
-        assert!(matches!(kept, Err(Error::Busy)) && !holds("ExclusiveLock"));
+        assert!(matches!(kept, Err(Error::Limiter(LimiterError::Busy))) && !holds("ExclusiveLock"));
         let kept = attempt(|| {
             lock();
             Ok(Some(()))
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// The shard whose row changes in a call, of 64.
+    /// Returns the shard, of 64, whose row a call changes.
     fn shard_taken() -> i32 {
         let shards =
             "SELECT array_agg(round(value)::int ORDER BY shard) FROM ratelimits WHERE shard > 0";
@@ -132,7 +132,7 @@ mod tests {
     fn a_held_shard_is_taken_from_again_until_its_lock_is_rolled_back() {
         run("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'");
         run("SELECT rl_define('sharded', rl_token_bucket(64000, '1 day', shards => 64))");
-        // All rows, and as if another transaction had made them.
+        // Writes all rows, as if by another transaction.
         run("SELECT rl_limit('sharded', count => 32000)");
         assert_eq!(get::<i64>("SELECT count(*) FROM ratelimits WHERE shard > 0"), 64);
         own_locks::forget(1);

@@ -1,4 +1,4 @@
-//! Rows on their way in and out, by both stores, and as other SQL has written them.
+//! Encodes and decodes rows, by both stores, and rows that other SQL has written.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -10,6 +10,7 @@ mod tests {
     use crate::schema::error::Error;
     use ratelimit_limiter::ports::{RowId, Stored};
     use ratelimit_pg::clock::INFINITE;
+    use ratelimit_pg::error::PgError;
 
     const STORES: [&str; 2] = ["heap", "sql"];
 
@@ -17,7 +18,7 @@ mod tests {
         run(&format!("SET LOCAL ratelimit.access = {access}"));
     }
 
-    /// The first and the last timestamptz, and some between them, each to the microsecond.
+    /// The first and the last timestamptz and some between them, to the microsecond.
     const TIMES: [i64; 6] =
         [-210_866_803_200_000_000, -1, 0, 1, 1_798_761_600_123_456, i64::MAX - 1];
 
@@ -31,7 +32,7 @@ mod tests {
         let logs = [
             vec![],
             vec![Micros(TIMES[0]), Micros(TIMES[5])],
-            // More than fits on a page.
+            // Does not fit on a page.
             (0..5000).map(|n| Micros(n * 1_000_003)).collect(),
         ];
         let mut rows =
@@ -209,7 +210,7 @@ mod tests {
         }
     }
 
-    /// They are pairs, in the order in which they were given; what is left over is none.
+    /// A log of leases has pairs in their order; an odd last element is ignored.
     #[pg_test]
     fn leases_are_read_as_they_stand() {
         run("INSERT INTO ratelimits VALUES ('codec', 'leases', 0, 2, 'epoch', 0,
@@ -229,7 +230,7 @@ mod tests {
         }
     }
 
-    /// Longer than any that a call brings; a key of 1,024 bytes is the longest of those.
+    /// Longer than any key of a call, which has at most 1,024 bytes.
     #[pg_test]
     fn names_and_keys_of_any_length_are_told_apart() {
         run("INSERT INTO ratelimits SELECT repeat('n', n), repeat('k', n), 0, n, 'epoch'
@@ -268,7 +269,7 @@ mod tests {
         run("INSERT INTO ratelimits VALUES ('codec', 'prior', 0, 1, 'epoch', 1)");
         let id = RowId { name: b"codec", key: b"prior", shard: 0 };
         match with_rows(|rows| rows.read(id)).map(|row| row.map(|row| row.stored)) {
-            Err(Error::AlteredColumn { column }) => assert_eq!(column, "prior"),
+            Err(Error::Pg(PgError::AlteredColumn { column })) => assert_eq!(column, "prior"),
             other => panic!("{other:?}"),
         }
     }

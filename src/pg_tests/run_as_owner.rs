@@ -1,4 +1,4 @@
-//! SQL as the tables' owner: who is the user, and under which settings, inside and afterwards.
+//! SQL as the tables' owner: the user and the settings, inside and afterwards.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -9,8 +9,9 @@ mod tests {
     use crate::schema::catalog::TableLock;
     use crate::schema::error::Error;
     use crate::schema::spi::{Statement, with_owner};
+    use ratelimit_limiter::error::LimiterError;
 
-    /// The user, and settings that the owner's SQL has its own of.
+    /// The user, and the settings that the owner's SQL changes.
     fn who() -> [String; 4] {
         [
             get("SELECT current_user::text"),
@@ -20,7 +21,7 @@ mod tests {
         ]
     }
 
-    /// An ordinary role calls; another one owns the tables.
+    /// An ordinary role makes the call; another one owns the tables.
     fn set_roles() {
         run("CREATE ROLE test_owner");
         run("CREATE ROLE test_caller");
@@ -61,7 +62,10 @@ mod tests {
             let outcome = with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
                 Err::<(), _>(spi.not_written())
             });
-            assert!(matches!(outcome, Err(Error::NotWritten { table: "rl_config" })));
+            assert!(matches!(
+                outcome,
+                Err(Error::Limiter(LimiterError::NotWritten { table: "rl_config" }))
+            ));
             assert_eq!(who(), before);
             run("RESET ROLE");
         });
@@ -92,7 +96,7 @@ mod tests {
             .execute();
             assert!(caught);
             assert_eq!(who(), before);
-            // And SPI is open for the next.
+            // SPI is open for the next call.
             let owner = with_owner(catalog, catalog.rate_limits, TableLock::Read, |_| {
                 Ok(get::<String>("SELECT current_user::text"))
             });
@@ -101,7 +105,7 @@ mod tests {
         });
     }
 
-    /// With the caller's rights such a trigger could make its owner a superuser.
+    /// Under the caller's rights such a trigger could make its owner a superuser.
     #[pg_test]
     fn the_owner_s_trigger_has_the_owner_s_rights() {
         set_roles();

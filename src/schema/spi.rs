@@ -1,27 +1,27 @@
-//! SQL on the extension's tables: prepared once, run as the tables' owner, under the latest
-//! snapshot.
+//! Runs SQL on the extension's tables: prepared once, as the tables' owner, under the latest snapshot.
 //!
-//! So the caller needs no privilege on the tables, and a trigger of the owner's runs with the owner's
-//! rights only: with the caller's, or with those of a SECURITY DEFINER function's owner, it could become
-//! superuser. SECURITY_RESTRICTED_OPERATION keeps it from switching roles back. A fixed search_path
-//! keeps the caller from choosing the functions that run as the owner.
+//! So the caller needs no privilege on the tables, and the owner's triggers run with the owner's rights only: with those
+//! of the caller or of a SECURITY DEFINER function's owner, they could become superuser. SECURITY_RESTRICTED_OPERATION
+//! keeps them from switching roles back. A fixed search_path keeps the caller from choosing the functions that run as
+//! the owner.
 //!
-//! Above READ COMMITTED a statement sees the transaction's snapshot, but limits and definitions must see the
-//! latest state: hence `SPI_execute_snapshot` with `GetLatestSnapshot`.
+//! Above READ COMMITTED a statement sees the transaction's snapshot, but limits and definitions must see the latest
+//! state: hence `SPI_execute_snapshot` with `GetLatestSnapshot`.
 //!
-//! Tables that inherit from these are left alone: every statement says ONLY. A parent's index is none of its children's,
-//! who would be scanned, with plans that look dear enough to be compiled (JIT) at each call; and a child can have a
-//! second row of a key. A table that Citus distributes has neither children nor ONLY ([`Connection::plan`]).
+//! Every statement says ONLY. An inheriting table is not covered by the parent's index: it would be scanned, with plans
+//! so expensive that each call compiles them (JIT), and it can have a second row of a key. A table that Citus
+//! distributes has neither children nor ONLY ([`Connection::plan`]).
 //!
-//! Every call locks `rateLimits` before `rl_config` and `rl_blocks` ([`with_owner`]). In another order, calls would
-//! deadlock with whatever locks all of them, such as rl_distribute.
-
+//! Every call locks `rateLimits` before `rl_config` and `rl_blocks` ([`with_owner`]); in another order calls would
+//! deadlock with commands that lock all of them, such as rl_distribute.
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::{PgLogLevel, pg_sys};
+use ratelimit_limiter::error::LimiterError;
+use ratelimit_pg::error::PgError;
 use ratelimit_pg::nested_query;
 use ratelimit_pg::raise::hiding_rows;
 use ratelimit_pg::values::{Jsonb, jsonb};
@@ -32,12 +32,11 @@ use crate::schema::settings;
 
 /// A statement on the extension's tables. Constants only: names and keys are parameters.
 pub struct Statement {
-    /// Its text; `@schema@` stands for the tables' schema. It says ONLY wherever rows of a table are read, updated or
-    /// deleted.
+    /// Its text; `@schema@` stands for the tables' schema. It says ONLY where rows are read, updated or deleted.
     pub sql: &'static str,
     /// The types of its parameters.
     pub parameters: &'static [pg_sys::BuiltinOid],
-    /// The types of its columns, which are checked, since the tables' owner may alter them.
+    /// The types of its columns, which are checked: the tables' owner may alter them.
     pub results: &'static [pg_sys::BuiltinOid],
     /// The table lock that it takes.
     pub lock: TableLock,
@@ -46,15 +45,15 @@ pub struct Statement {
 /// A prepared statement, for the schema of the tables.
 struct Plan {
     schema: CString,
-    /// Whether it is on a table that Citus distributes.
+    /// Whether Citus distributes the table.
     distributed: bool,
     plan: pg_sys::SPIPlanPtr,
 }
 
 thread_local! {
     static PLANS: RefCell<HashMap<&'static str, Plan>> = RefCell::new(HashMap::new());
-    /// Obsolete plans. One of them may be running: a trigger can rename the schema and call a function
-    /// of the extension. So they are freed by the next outermost connection.
+    /// Obsolete plans, freed by the next outermost connection. One may be running: a trigger can rename the schema and call a
+    /// function of the extension.
     static OLD_PLANS: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
@@ -81,18 +80,17 @@ impl Drop for Depth {
     }
 }
 
-/// The settings under which SQL runs as the owner. Settings of the owner's code are undone with them, as
-/// after REINDEX.
+/// The settings under which SQL runs as the owner. Settings made by the owner's code are undone with them, as after
+/// REINDEX.
 const SETTINGS: [(&CStr, &CStr); 2] = [
     // A plan made for a small table would scan it sequentially, and be kept as it grows.
     (c"enable_seqscan", c"off"),
-    // As in PostgreSQL's own maintenance commands from 17 on. Temporary objects come last, which
-    // would come first if they weren't listed.
+    // As in PostgreSQL's own maintenance commands from 17 on. Temporary objects come last: unlisted they would come first.
     (c"search_path", c"pg_catalog, pg_temp"),
 ];
 
-/// The settings under which other nodes are written, as any role may set others: a query inside another has a
-/// transaction there, and the text in which values are sent is read as what it was, as postgres_fdw has it.
+/// The settings for writes on other nodes, since any role may set others: a nested query gets a transaction there, and
+/// the text of values is read as it was written, as in postgres_fdw.
 const DISTRIBUTED: [(&CStr, &CStr); 4] = [
     (c"citus.function_opens_transaction_block", c"on"),
     (c"datestyle", c"ISO"),
@@ -100,14 +98,14 @@ const DISTRIBUTED: [(&CStr, &CStr); 4] = [
     (c"standard_conforming_strings", c"on"),
 ];
 
-/// The settings under which Citus shows no statement, since there are keys in it.
+/// The settings under which Citus logs no statement, since statements have keys in them.
 const DISCREET: [(&CStr, &CStr); 3] = [
     (c"citus.log_remote_commands", c"off"),
     (c"citus.log_local_commands", c"off"),
     (c"client_min_messages", c"notice"),
 ];
 
-/// The settings for work on a table that Citus distributes, in this session.
+/// Returns the settings for work on a table that Citus distributes.
 fn distributed_settings() -> Vec<(&'static CStr, &'static CStr)> {
     let mut settings = DISTRIBUTED.to_vec();
     // SAFETY: look-ups; the setting is a plain number.
@@ -128,12 +126,9 @@ pub struct Connection<'a> {
     table: Table,
 }
 
-/// Runs `work` connected to SPI as the owner of `table`. `lock` is the strongest lock on it that the
-/// whole work needs; that of a read is released after it ([`catalog::reading`]). After an error the abort of the (sub)transaction restores user and connection, as
-/// everywhere in Postgres.
-///
-/// # Errors
-/// Those of the work.
+/// Runs `work` connected to SPI as the owner of `table`. `lock` is the strongest lock on it that the whole work needs; a
+/// read's lock is released after it ([`catalog::reading`]). After an error the abort of the (sub)transaction restores
+/// user and connection.
 pub fn with_owner<T>(
     catalog: &Catalog,
     table: Table,
@@ -146,10 +141,7 @@ pub fn with_owner<T>(
     }
 }
 
-/// Runs `work` as [`with_owner`]; locks for reading are those of the current resource owner.
-///
-/// # Errors
-/// Those of the work.
+/// Runs `work` as [`with_owner`] does; locks for reading belong to the current resource owner.
 fn as_owner<T>(
     catalog: &Catalog,
     table: Table,
@@ -157,7 +149,7 @@ fn as_owner<T>(
     work: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<T> {
     let _depth = Depth::enter();
-    // SAFETY: user and connection are restored on every way out that does not abort.
+    // SAFETY: user and connection are restored unless an error aborts.
     unsafe {
         lock.take(|| {
             if table != catalog.rate_limits {
@@ -169,7 +161,7 @@ fn as_owner<T>(
             }
             pg_sys::LockRelationOid(table.oid, lock as pg_sys::LOCKMODE);
         });
-        // The wait for the lock may have been for another owner, with triggers of his own.
+        // While this waited for the lock, the table may have got another owner, with other triggers.
         let owner = catalog::owner_of(table.oid).ok_or(Error::Moved)?;
         let (mut user, mut context) = (pg_sys::InvalidOid, 0);
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
@@ -181,7 +173,7 @@ fn as_owner<T>(
         );
         let result = settings::locally(&SETTINGS, || {
             pg_sys::SPI_connect();
-            // A snapshot is active, for what is read as TOAST: `catalog::with` pushes one where there is none.
+            // A snapshot is active, so TOAST can be read: `catalog::with` pushes one if necessary.
             let connection = Connection { catalog, table };
             let result = match table.distributed {
                 true => connection.distributed(work),
@@ -191,27 +183,22 @@ fn as_owner<T>(
             result
         });
         pg_sys::SetUserIdAndSecContext(user, context);
-        if matches!(result, Err(Error::NotWritten { .. })) {
+        if matches!(result, Err(Error::Limiter(LimiterError::NotWritten { .. }))) {
             forget_plans();
         }
         result
     }
 }
 
-/// Drops all plans: that of a statement under a rule DO INSTEAD NOTHING depends on no table, and so
-/// outlives the rule.
+/// Drops all plans: one that was made under a rule DO INSTEAD NOTHING depends on no table, and so outlives the rule.
 fn forget_plans() {
     let plans = PLANS.take().into_values().map(|plan| plan.plan);
     OLD_PLANS.with_borrow_mut(|old| old.extend(plans));
 }
 
 impl Connection<'_> {
-    /// Runs `work` on a table that Citus distributes: in one transaction on all nodes. Citus begins one for a
-    /// statement only in a transaction block, or inside another query; where a trigger or COPY calls, each statement
-    /// would commit by itself.
-    ///
-    /// # Errors
-    /// Those of the work; [`Error::NotWritten`] (55000): it didn't run.
+    /// Runs `work` on a table that Citus distributes, in one transaction on all nodes. Citus begins one for a statement only
+    /// in a transaction block or inside another query: called by a trigger or COPY, each statement would commit alone.
     fn distributed<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         const ONE_ROW: Statement =
             Statement { sql: "SELECT 1", parameters: &[], results: &[], lock: TableLock::Read };
@@ -235,18 +222,14 @@ impl Connection<'_> {
         result.unwrap_or_else(|| Err(self.not_written()))
     }
 
-    /// Executes a statement under the latest snapshot, whatever the isolation level, and returns the
-    /// number of processed rows.
-    ///
-    /// # Errors
-    /// [`Error::NotWritten`] (55000): a rule makes it another statement; [`Error::AlteredColumn`]
-    /// (42804).
+    /// Executes a statement under the latest snapshot, whatever the isolation level, and returns the number of processed
+    /// rows. [`LimiterError::NotWritten`]: a rule makes it another statement.
     pub fn execute(
         &self,
         statement: &Statement,
         parameters: &[Option<pg_sys::Datum>],
     ) -> Result<u64> {
-        // SAFETY: the last result's fields are valid until here.
+        // SAFETY: no field of the last result is used from here on.
         unsafe { pg_sys::SPI_freetuptable(pg_sys::SPI_tuptable) };
         let plan = self.plan(statement)?;
         let mut values: Vec<pg_sys::Datum> =
@@ -258,7 +241,7 @@ impl Connection<'_> {
         debug_assert_eq!(parameters.len(), statement.parameters.len());
         // SAFETY: the parameters are the plan's; the snapshot is registered while in use.
         unsafe {
-            // Locked before the snapshot is taken, so that the changes that it waits for are visible.
+            // Locked before the snapshot is taken, to see the changes that this waits for.
             pg_sys::LockRelationOid(self.table.oid, statement.lock as pg_sys::LOCKMODE);
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
             let result = pg_sys::SPI_execute_snapshot(
@@ -272,7 +255,7 @@ impl Connection<'_> {
                 0,
             );
             pg_sys::UnregisterSnapshot(snapshot);
-            // A rule of the table's owner can replace the statement by another, or by none.
+            // A rule of the table's owner can replace the statement or drop it.
             if result < 0 {
                 return Err(self.not_written());
             }
@@ -282,8 +265,7 @@ impl Connection<'_> {
         Ok(unsafe { pg_sys::SPI_processed })
     }
 
-    /// Returns the tuple id at the beginning of a random page of the table; `None` for a table without
-    /// pages.
+    /// Returns the tuple id at the beginning of a random page of the table; `None` if it has no pages.
     pub fn random_page(&self) -> Option<pg_sys::Datum> {
         // SAFETY: the table is opened and closed here; the tuple id is palloc'd.
         unsafe {
@@ -310,20 +292,17 @@ impl Connection<'_> {
         }
     }
 
-    /// Returns the error for a row that could not be written although no statement failed (55000).
+    /// Returns the error for a row that was not written although no statement failed.
     pub fn not_written(&self) -> Error {
         let table = match self.table {
             table if table == self.catalog.rl_config => "rl_config",
             table if Some(table) == self.catalog.rl_blocks => "rl_blocks",
             _ => "rateLimits",
         };
-        Error::NotWritten { table }
+        LimiterError::NotWritten { table }.into()
     }
 
-    /// Checks the types of the last result's columns.
-    ///
-    /// # Errors
-    /// [`Error::AlteredColumn`] (42804); [`Error::NotWritten`] (55000): there is no result.
+    /// Checks that there is a result, and the types of its columns.
     fn check_results(&self, statement: &Statement) -> Result<()> {
         for (n, expected) in statement.results.iter().enumerate() {
             // SAFETY: a result has a description; a column past its end has type 0.
@@ -336,15 +315,15 @@ impl Connection<'_> {
                 if pg_sys::SPI_gettypeid((*table).tupdesc, column) != expected.value() {
                     let name = pg_sys::SPI_fname((*table).tupdesc, column);
                     let name = if name.is_null() { c"?" } else { CStr::from_ptr(name) };
-                    return Err(Error::AlteredColumn { column: name.to_string_lossy().into() });
+                    let column = name.to_string_lossy().into();
+                    return Err(PgError::AlteredColumn { column }.into());
                 }
             }
         }
         Ok(())
     }
 
-    /// Returns a field of the last result, valid until the next statement; `None`: NULL. Rows count from
-    /// 0, columns from 1.
+    /// Returns a field of the last result, valid until the next statement; `None`: NULL. Rows count from 0, columns from 1.
     pub fn field(&self, row: u64, column: c_int) -> Option<pg_sys::Datum> {
         // SAFETY: the last result has this row, and SPI_getbinval checks the column.
         unsafe {
@@ -359,19 +338,15 @@ impl Connection<'_> {
         }
     }
 
-    /// Returns a jsonb field of the last result, as [`field`](Connection::field).
+    /// Returns a jsonb field like [`field`](Connection::field).
     pub fn jsonb(&self, row: u64, column: c_int) -> Option<Jsonb<'_>> {
         // SAFETY: `check_results` has checked that the column is a jsonb.
         self.field(row, column).map(|datum| unsafe { jsonb(datum) })
     }
 
-    /// Returns the plan of a statement, prepared if necessary. On a table that Citus distributes it is without ONLY:
-    /// Citus refuses to distribute a table with children, and to create a child of one that it distributes
-    /// (EnsureRelationKindSupported and PostprocessCreateTableStmt of 13.0), so that what it makes of ONLY on its way
-    /// to the shards needs to be known for no version of it.
-    ///
-    /// # Errors
-    /// [`Error::NotWritten`] (55000): it can't be prepared.
+    /// Returns the plan of a statement, prepared if necessary. On a table that Citus distributes it is without ONLY: such a
+    /// table has no children (EnsureRelationKindSupported and PostprocessCreateTableStmt of Citus 13.0), and what Citus makes
+    /// of ONLY need not be known. [`LimiterError::NotWritten`]: it can't be prepared.
     fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
         let (schema, distributed) = (&self.catalog.schema, self.table.distributed);
         let is_as_now = |plan: &Plan| plan.schema == *schema && plan.distributed == distributed;
@@ -391,7 +366,7 @@ impl Connection<'_> {
             true => Cow::Owned(statement.sql.replace("ONLY @schema@", "@schema@")),
             false => Cow::Borrowed(statement.sql),
         };
-        // As bytes: the schema's name is in the server's encoding.
+        // Bytes, because the schema's name is in the server's encoding.
         let parts: Vec<&[u8]> = sql.split("@schema@").map(str::as_bytes).collect();
         let sql = CString::new(parts.join(schema.as_bytes())).unwrap_or_default();
         let mut types: Vec<pg_sys::Oid> =

@@ -11,9 +11,10 @@ use ratelimit_core::Micros;
 use ratelimit_limiter::ports::Id;
 use ratelimit_memory::ReadWriteLock;
 
-use crate::schema::error::{Error, Result};
+use crate::schema::error::Result;
 use crate::schema::settings;
 use ratelimit_pg::clock;
+use ratelimit_pg::error::PgError;
 use ratelimit_pg::shared_memory::{self, Held, Lock, Need};
 
 use databases::Databases;
@@ -103,7 +104,7 @@ impl Memory {
     pub fn get() -> Result<&'static Memory> {
         match MEMORY.get() {
             Some(memory) => Ok(memory),
-            None => Memory::open(Need::Must)?.ok_or(Error::NotMapped),
+            None => Memory::open(Need::Must)?.ok_or(PgError::NotMapped.into()),
         }
     }
 

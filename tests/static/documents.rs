@@ -197,7 +197,14 @@ fn troubleshooting_has_the_messages_of_the_sources_and_no_other() {
         .collect();
     assert!(invented.is_empty(), "no source has these: {invented:#?}");
 
-    let errors = read(Path::new("src/schema/error.rs")).text;
+    let errors = [
+        "crates/core/src/argument.rs",
+        "crates/pg/src/error.rs",
+        "crates/limiter/src/error.rs",
+        "src/schema/error.rs",
+    ]
+    .map(|path| read(Path::new(path)).text)
+    .concat();
     let citus = read(Path::new("sql/citus.sql")).text;
     let raised =
         strings_after(&errors, "#[error(", '"').map(|text| with_ellipses(text, false)).chain(

@@ -105,6 +105,7 @@ pub mod requests;
 pub mod state;
 pub mod text;
 
+mod argument;
 mod fields;
 mod micros;
 mod numbers;
@@ -114,6 +115,7 @@ mod phase;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+pub use argument::ArgumentError;
 pub use config::ConfigError;
 pub use kinds::{Decision, Kind, Level, Limit, Shards, State, credit, decide};
 pub use micros::{Micros, parse_instant};

@@ -7,6 +7,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::argument::ArgumentError;
 use crate::config;
 use crate::fields::{FieldError, Fields, Flag, Number};
 use crate::text::shortened;
@@ -40,41 +41,34 @@ pub struct RawRequest {
 }
 
 /// What is wrong with the list, or with one of its requests. It never carries a key, which may be
-/// personal.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{fault}", if *n == 0 { String::new() } else { format!("request {n}: ") })]
+/// personal: of a key it has the type.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
     /// Which request, from 1; 0: the list itself.
     pub n: usize,
-    /// What is wrong with it.
-    pub fault: Fault,
+    /// What is wrong with it: an argument, or `requests`, `it` or `a field`.
+    pub error: ArgumentError,
 }
 
-/// What is wrong with a request.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// An argument is null, or a name is missing.
-    #[error("{0} must not be null")]
-    Null(&'static str),
-    /// What stands there, and what is allowed.
-    #[error("{argument} is {value} (allowed: {allowed})")]
-    Invalid {
-        /// Which argument, or `requests` or `it` for a whole.
-        argument: &'static str,
-        /// Its value as it was written, cut to what fits a message; of a key, of what type it is.
-        value: String,
-        /// What may stand there.
-        allowed: String,
-    },
+impl std::error::Error for RequestError {}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.n > 0 {
+            write!(f, "request {}: ", self.n)?;
+        }
+        match &self.error {
+            ArgumentError::Null(argument) => write!(f, "{argument} must not be null"),
+            error @ ArgumentError::Invalid { allowed, .. } => {
+                write!(f, "{error} (allowed: {allowed})")
+            }
+        }
+    }
 }
 
 const LIST: &str =
     r#"an array of objects such as [{"name": "perUser", "key": "u1"}, {"name": "global"}]"#;
 const FIELDS: &str = r#"an object with "name", and "key", "count", "reserve" or "config""#;
-
-fn invalid(argument: &'static str, value: impl Into<String>, allowed: impl Into<String>) -> Fault {
-    Fault::Invalid { argument, value: value.into(), allowed: allowed.into() }
-}
 
 /// The type of a JSON value, shown in place of a value that could be a key.
 fn type_of(json: &str) -> &'static str {
@@ -165,25 +159,31 @@ impl Visitor<'_> for Bounded {
 /// that is unknown, repeated or of a wrong type, or no name.
 pub fn parse(json: &str) -> Result<Vec<RawRequest>, RequestError> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
-    let list = list
-        .filter(|list| !list.is_empty())
-        .ok_or_else(|| RequestError { n: 0, fault: invalid("requests", type_of(json), LIST) })?;
+    let list = list.filter(|list| !list.is_empty()).ok_or_else(|| RequestError {
+        n: 0,
+        error: ArgumentError::invalid("requests", type_of(json), LIST),
+    })?;
     list.iter()
         .enumerate()
         .map(|(n, request)| {
-            parse_one(request.get()).map_err(|fault| RequestError { n: n + 1, fault })
+            parse_one(request.get()).map_err(|error| RequestError { n: n + 1, error })
         })
         .collect()
 }
 
-fn parse_one(json: &str) -> Result<RawRequest, Fault> {
-    let fields = Fields::of_json(json).ok_or_else(|| invalid("it", type_of(json), FIELDS))?;
+fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
+    let fields =
+        Fields::of_json(json).ok_or_else(|| ArgumentError::invalid("it", type_of(json), FIELDS))?;
     let request: RequestFields = fields.read()?;
     let config = request.config.map(|config| Box::<str>::from(config).into_string());
     let config = config.filter(|config| config != "null");
     if let Some(config) = config.as_ref().filter(|config| config.len() > config::MAX_BYTES) {
         let value = format!("{} bytes long", config.len());
-        return Err(invalid("config", value, format!("at most {} bytes", config::MAX_BYTES)));
+        return Err(ArgumentError::invalid(
+            "config",
+            value,
+            format!("at most {} bytes", config::MAX_BYTES),
+        ));
     }
     Ok(RawRequest {
         name: request.name.0,
@@ -194,19 +194,23 @@ fn parse_one(json: &str) -> Result<RawRequest, Fault> {
     })
 }
 
-impl From<FieldError> for Fault {
-    fn from(error: FieldError) -> Fault {
+impl From<FieldError> for ArgumentError {
+    fn from(error: FieldError) -> ArgumentError {
         match error {
-            FieldError::Unknown { field, .. } => {
-                invalid("a field", format!("unknown: {}", Value::from(shortened(&field))), FIELDS)
+            FieldError::Unknown { field, .. } => Self::invalid(
+                "a field",
+                format!("unknown: {}", Value::from(shortened(&field))),
+                FIELDS,
+            ),
+            FieldError::Repeated { field } => {
+                Self::invalid(field, "given more than once", "one value")
             }
-            FieldError::Repeated { field } => invalid(field, "given more than once", "one value"),
-            FieldError::Missing { field, .. } => Fault::Null(field),
-            FieldError::Invalid { field, value, .. } if value == "null" => Fault::Null(field),
+            FieldError::Missing { field, .. } => Self::Null(field),
+            FieldError::Invalid { field, value, .. } if value == "null" => Self::Null(field),
             FieldError::Invalid { field, value, allowed } => match (field, &*allowed) {
-                (_, NAME_LENGTH | KEY_LENGTH) => invalid(field, "too long", allowed),
-                ("key", _) => invalid(field, type_of(&value), allowed),
-                _ => invalid(field, value, allowed),
+                (_, NAME_LENGTH | KEY_LENGTH) => Self::invalid(field, "too long", allowed),
+                ("key", _) => Self::invalid(field, type_of(&value), allowed),
+                _ => Self::invalid(field, value, allowed),
             },
         }
     }

@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_TOKENS, StoreKind};
-use ratelimit_core::{Decision, Kind, Level, Limit, Micros, Shards};
+use ratelimit_core::text::float_text;
+use ratelimit_core::{ArgumentError, Decision, Kind, Level, Limit, Micros, Shards};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Definitions, Encoding, Known, RowId};
@@ -322,7 +323,7 @@ pub fn valid_count(count: f64) -> Result<f64> {
 
 /// The error for a count that is not allowed (22023).
 pub(crate) fn bad_count(count: f64, allowed: &str) -> LimiterError {
-    LimiterError::BadCount { count, allowed: allowed.into() }
+    ArgumentError::invalid("count", float_text(count), allowed).into()
 }
 
 /// The wait from `now` on of a call that is blocked until an instant and has `rest` to wait for then;

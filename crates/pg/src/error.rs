@@ -1,48 +1,49 @@
-//! What is refused here, and what an error has to say of itself to be raised. How it is worded is for who raises it.
+//! This crate's errors, and the trait for raising one. The caller gives them SQLSTATE and hint.
 
 #![forbid(unsafe_code)]
 
 use std::ffi::CStr;
 
+use ratelimit_core::ArgumentError;
+
 /// An SQLSTATE, its five characters.
 pub type SqlState = [u8; 5];
 
-/// What may be refused.
+/// The result of what may be refused here.
 pub type Result<T, E = PgError> = std::result::Result<T, E>;
 
-/// What went wrong, with the SQLSTATE that it is meant to be raised with.
-#[derive(Debug)]
+/// What went wrong. What it displays is the message.
+#[derive(Debug, thiserror::Error)]
 pub enum PgError {
-    /// An argument that may not be NULL is (22004).
-    NullArgument(&'static str),
-    /// An argument has a value that is not allowed (22023).
-    InvalidArgument {
-        /// Its name.
-        argument: &'static str,
-        /// What it is, to be read after "is".
-        value: String,
-        /// What it may be.
-        allowed: String,
-    },
-    /// A column no longer has the type that it is read as (42804).
+    /// An argument that a call can't be made with.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+    /// A column no longer has the type that it is read as.
+    #[error("column \"{column}\" of extension ratelimit has been altered")]
     AlteredColumn {
         /// Its name.
         column: String,
     },
-    /// The SQL declaration of the function is not the one that its code was made for (42P13).
+    /// The SQL declaration of the function is not the one that its code was made for.
+    #[error(
+        "the SQL declaration of the function does not match the library of extension ratelimit"
+    )]
     Declaration,
-    /// Shared memory could not be mapped into the session (53200).
+    /// Shared memory could not be mapped into the session.
+    #[error("could not map the shared memory of the rate limiter")]
     NotMapped,
-    /// Called while the query runs in parallel (25000).
+    /// Called in a parallel query.
+    #[error("cannot execute {} during a parallel operation", .function.to_string_lossy())]
     Parallel {
         /// The function's name, with its parentheses.
         function: &'static CStr,
     },
-    /// A call that writes, where nothing can be written (25006).
+    /// A call that would write, where nothing can be written.
+    #[error("cannot execute {call} in a read-only transaction")]
     ReadOnly {
         /// The function's name, with its parentheses.
         call: String,
-        /// Whether that is because the server is a standby, or recovers.
+        /// Whether the server is a standby, or recovers.
         is_standby: bool,
     },
 }
@@ -53,18 +54,35 @@ pub struct Report {
     pub sqlstate: SqlState,
     /// The message, on one line.
     pub message: String,
-    /// What else is to be known of it.
+    /// More about it.
     pub detail: Option<String>,
     /// What to do about it.
     pub hint: Option<String>,
 }
 
-/// What qualifies the names of functions and tables in a hint: the schema of the function that is called and a dot
-/// where `search_path` does not find it, or nothing. Asked only where a hint has such a name.
+impl Report {
+    /// Reports an error as it displays itself.
+    pub fn new(sqlstate: &SqlState, error: &impl std::error::Error) -> Report {
+        Report { sqlstate: *sqlstate, message: error.to_string(), detail: None, hint: None }
+    }
+
+    /// Adds the detail.
+    pub fn detail(self, detail: impl Into<String>) -> Report {
+        Report { detail: Some(detail.into()), ..self }
+    }
+
+    /// Adds the hint.
+    pub fn hint(self, hint: impl Into<String>) -> Report {
+        Report { hint: Some(hint.into()), ..self }
+    }
+}
+
+/// Returns what qualifies names in a hint: the schema of the called function and a dot, or nothing where `search_path`
+/// finds it.
 pub type Qualifier<'a> = &'a dyn Fn() -> String;
 
-/// An error that an SQL function ends with; see [`enter`](crate::call::enter).
+/// An error that an SQL function can end with; see [`enter`](crate::call::enter).
 pub trait Raised: From<PgError> {
-    /// What is raised.
+    /// Returns what is raised.
     fn report(&self, qualifier: Qualifier) -> Report;
 }

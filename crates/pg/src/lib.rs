@@ -1,12 +1,9 @@
-//! What the extension needs from PostgreSQL, in addition to pgrx and without its guard: calls of SQL functions with
-//! their own errors, values, transactions, shared memory and its locks. This crate knows none of the extension's
-//! tables and no limit; from `ratelimit_core` it uses the types of times.
+//! Wrappers for PostgreSQL functions that pgrx lacks or guards: calls of SQL functions with their own errors, values,
+//! transactions, shared memory and its locks. This crate knows no table and no limit; from `ratelimit_core` it uses
+//! times and refused arguments.
 
 #![warn(missing_docs)]
-#![cfg_attr(
-    not(test),
-    warn(clippy::missing_errors_doc, clippy::expect_used, clippy::panic, clippy::unwrap_used)
-)]
+#![cfg_attr(not(test), warn(clippy::expect_used, clippy::panic, clippy::unwrap_used))]
 
 pub mod background;
 pub mod call;

@@ -1,4 +1,4 @@
-//! Values of Postgres: jsonb, text and double precision, from and to datums.
+//! Converts jsonb, text and double precision from and to datums.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -6,7 +6,9 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use pgrx::prelude::*;
 use pgrx::{direct_function_call_as_datum, pg_sys};
 
-use crate::error::{PgError, Result};
+use ratelimit_core::ArgumentError;
+
+use crate::error::Result;
 
 /// A jsonb value.
 #[derive(Clone, Copy)]
@@ -18,21 +20,17 @@ pub struct Jsonb<'a> {
 }
 
 impl Jsonb<'_> {
-    /// Converts it to JSON text of at most `most` bytes, invalid ones replaced. The text lives as long as
-    /// the current memory context.
-    ///
-    /// # Errors
-    /// The number of its bytes, if there are more.
+    /// Converts it to JSON text of at most `most` bytes, with invalid ones replaced; longer text: its number of bytes.
+    /// The text lives as long as the current memory context.
     pub fn to_json(self, most: usize) -> std::result::Result<Cow<'static, str>, usize> {
         Ok(utf8(self.to_server_json(most)?))
     }
 
-    /// Converts it as [`to_json`](Jsonb::to_json), with no byte replaced, for names and keys.
-    ///
-    /// # Errors
-    /// 22023: more bytes; text that is not UTF-8, in a database whose encoding has no conversion to it.
+    /// Converts it as [`to_json`](Jsonb::to_json) but replaces no byte, for names and keys. 22023: longer text, or text that
+    /// is not UTF-8 in a database whose encoding can't be converted.
     pub fn to_exact_json(self, argument: &'static str, most: usize) -> Result<&'static str> {
-        let invalid = |value, allowed| Err(PgError::InvalidArgument { argument, value, allowed });
+        let invalid =
+            |value, allowed| Err(ArgumentError::Invalid { argument, value, allowed }.into());
         match self.to_server_json(most).map(utf8_bytes).map(str::from_utf8) {
             Err(bytes) => invalid(format!("{bytes} bytes long"), format!("at most {most} bytes")),
             Ok(Err(_)) => invalid("text of another encoding".into(), "text in UTF-8".into()),
@@ -48,16 +46,13 @@ impl Jsonb<'_> {
         is_array.then_some((header & pg_sys::JB_CMASK) as usize)
     }
 
-    /// Converts it to JSON text in the server's encoding, of at most `most` bytes.
-    ///
-    /// # Errors
-    /// The number of its bytes, if there are more.
+    /// Converts it to JSON text in the server's encoding, of at most `most` bytes; longer text: its number of bytes.
     fn to_server_json(self, most: usize) -> std::result::Result<&'static [u8], usize> {
         if self.bytes.len() > most {
             return Err(self.bytes.len());
         }
-        // SAFETY: a detoasted jsonb begins with its header, its root container follows. The text
-        // lives as long as the current memory context.
+        // SAFETY: a detoasted jsonb begins with its header, its root container follows. The text lives as long as the current
+        // memory context.
         let json = unsafe {
             let jsonb = self.datum.cast_mut_ptr::<pg_sys::Jsonb>();
             let json = pg_sys::JsonbToCString(
@@ -67,7 +62,7 @@ impl Jsonb<'_> {
             );
             CStr::from_ptr(json).to_bytes()
         };
-        // A number of few bytes can have thousands of digits.
+        // A number of a few bytes can have thousands of digits.
         if json.len() > most { Err(json.len()) } else { Ok(json) }
     }
 }
@@ -139,7 +134,7 @@ pub unsafe fn is_plain(varlena: *const pg_sys::varlena) -> bool {
     unsafe { !pgrx::varatt_is_1b_e(varlena) && !pgrx::varatt_is_4b_c(varlena) }
 }
 
-/// Whether Postgres has no conversion between the database's encoding and UTF-8: it is SQL_ASCII, which is unknown, or
+/// Whether Postgres can't convert between the database's encoding and UTF-8: SQL_ASCII, which is unknown, and
 /// MULE_INTERNAL.
 fn is_unconvertible() -> bool {
     // SAFETY: reads a setting.
@@ -149,8 +144,8 @@ fn is_unconvertible() -> bool {
         .any(|&known| known as c_int == encoding)
 }
 
-/// Converts UTF-8 to the server's encoding. Postgres raises 22P05 where that has no such character; where Postgres can
-/// convert nothing, it stays as it is.
+/// Converts UTF-8 to the server's encoding; unchanged if Postgres can't. Raises 22P05 for a character that the encoding
+/// lacks.
 pub fn server_text(text: &str) -> Vec<u8> {
     // ASCII is the same in all encodings that a server can have.
     if text.is_ascii() || is_unconvertible() {
@@ -169,18 +164,18 @@ pub fn server_text(text: &str) -> Vec<u8> {
     }
 }
 
-/// Converts text from the server's encoding to UTF-8, invalid bytes replaced.
+/// Converts text from the server's encoding to UTF-8, with invalid bytes replaced.
 pub fn utf8(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(utf8_bytes(bytes))
 }
 
-/// Converts bytes from the server's encoding to UTF-8; unchanged where Postgres can't convert.
+/// Converts bytes from the server's encoding to UTF-8; unchanged if Postgres can't.
 pub fn utf8_bytes(bytes: &[u8]) -> &[u8] {
     if bytes.is_ascii() || is_unconvertible() {
         return bytes;
     }
-    // SAFETY: the conversion reads `bytes.len()` bytes, and returns its argument or a C string,
-    // which lives as long as the current memory context.
+    // SAFETY: the conversion reads `bytes.len()` bytes and returns its argument or a C string, which lives as long as the
+    // current memory context.
     unsafe {
         let source = bytes.as_ptr().cast::<c_char>();
         let target = pg_sys::pg_server_to_any(

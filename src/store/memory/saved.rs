@@ -13,9 +13,10 @@ use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;
 use super::id::Scope;
-use crate::schema::error::{Error, Result};
+use crate::schema::error::Result;
 use crate::schema::settings;
 use ratelimit_pg::clock;
+use ratelimit_pg::error::PgError;
 use ratelimit_pg::shared_memory::{self, Need};
 use ratelimit_pg::transaction::is_in_recovery;
 
@@ -123,7 +124,7 @@ impl SavedMemory {
     pub fn get() -> Result<&'static SavedMemory> {
         match MEMORY.get() {
             Some(memory) => Ok(memory),
-            None => SavedMemory::open(Need::Must)?.ok_or(Error::NotMapped),
+            None => SavedMemory::open(Need::Must)?.ok_or(PgError::NotMapped.into()),
         }
     }
 

@@ -15,7 +15,7 @@ mod plan;
 
 use std::collections::BTreeMap;
 
-use ratelimit_core::Micros;
+use ratelimit_core::{ArgumentError, Micros};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, RowAccess, Rows, Verdict};
@@ -95,7 +95,7 @@ fn group<'a, H: Host>(
     let mut groups: BTreeMap<(&[u8], &[u8]), Group> = BTreeMap::new();
     let mut in_memory = 0;
     for (n, request) in requests.iter().enumerate() {
-        let in_request = |error| LimiterError::InRequest { n: n + 1, error: Box::new(error) };
+        let in_request = |error| LimiterError::in_request(n + 1, error);
         let defined = request.config.is_none();
         let earlier = groups.get_mut(&(request.name, request.key));
         let target = match &earlier {
@@ -109,12 +109,12 @@ fn group<'a, H: Host>(
         in_memory += usize::from(target.store.is_in_memory());
         match earlier {
             Some(group) if group.target.limit != target.limit => {
-                return Err(in_request(LimiterError::InvalidArgument {
-                    argument: "config",
-                    value: "different from that of an earlier request for the same name and key"
-                        .into(),
-                    allowed: "one config per name and key".into(),
-                }));
+                let error = ArgumentError::invalid(
+                    "config",
+                    "different from that of an earlier request for the same name and key",
+                    "one config per name and key",
+                );
+                return Err(in_request(error.into()));
             }
             Some(group) => {
                 group.defined |= defined;
@@ -132,11 +132,9 @@ fn group<'a, H: Host>(
         }
     }
     if in_memory > MAX_IN_MEMORY {
-        return Err(LimiterError::InvalidArgument {
-            argument: "requests",
-            value: format!("a list with {in_memory} requests for limits in memory"),
-            allowed: format!("at most {MAX_IN_MEMORY} of them in one call"),
-        });
+        let value = format!("a list with {in_memory} requests for limits in memory");
+        let allowed = format!("at most {MAX_IN_MEMORY} of them in one call");
+        return Err(ArgumentError::invalid("requests", value, allowed).into());
     }
     Ok(groups.into_values().collect())
 }

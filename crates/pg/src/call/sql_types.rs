@@ -1,16 +1,15 @@
-//! Rust types as SQL types: by the type that an SQL function has an argument or a column in, it is read
-//! and returned.
+//! Rust types that stand for SQL types, as arguments and as results.
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid;
-use ratelimit_core::Micros;
 use ratelimit_core::config::Interval;
+use ratelimit_core::{ArgumentError, Micros};
 
 use crate::clock::{instant, to_nearest_timestamptz, to_timestamptz};
-use crate::error::{PgError, Result};
+use crate::error::Result;
 use crate::values::{Jsonb, float_datum, jsonb, jsonb_datum, text_datum, varlena_bytes};
 
-/// What an SQL function can be given.
+/// A type of arguments of SQL functions.
 pub trait Argument<'call>: Sized {
     /// Its SQL type.
     const SQL: &'static str;
@@ -19,32 +18,23 @@ pub trait Argument<'call>: Sized {
 
     /// Reads an argument that is not NULL.
     ///
-    /// # Errors
-    /// Where it is refused.
-    ///
     /// # Safety
     /// `datum` is of the SQL type, and lives as long as the call.
     unsafe fn read(datum: pg_sys::Datum, name: &'static str) -> Result<Self>;
 
-    /// What NULL is.
-    ///
-    /// # Errors
-    /// [`PgError::NullArgument`]: it is refused.
+    /// Reads a NULL; refuses it by default.
     fn null(name: &'static str) -> Result<Self> {
-        Err(PgError::NullArgument(name))
+        Err(ArgumentError::Null(name).into())
     }
 }
 
-/// An argument that not every value of its SQL type will do for.
+/// An argument that allows only some values of its SQL type.
 pub trait Checked<'call>: Sized {
-    /// What is read and then checked.
+    /// The type that is read, to be checked.
     type Base: Argument<'call>;
 
     /// Checks a value of the argument `name`.
-    ///
-    /// # Errors
-    /// [`PgError::InvalidArgument`], mostly.
-    fn check(value: Self::Base, name: &'static str) -> Result<Self>;
+    fn check(value: Self::Base, name: &'static str) -> Result<Self, ArgumentError>;
 }
 
 impl<'call, T: Checked<'call>> Argument<'call> for T {
@@ -52,7 +42,7 @@ impl<'call, T: Checked<'call>> Argument<'call> for T {
 
     unsafe fn read(datum: pg_sys::Datum, name: &'static str) -> Result<T> {
         // SAFETY: as the caller says.
-        T::check(unsafe { T::Base::read(datum, name)? }, name)
+        Ok(T::check(unsafe { T::Base::read(datum, name)? }, name)?)
     }
 }
 
@@ -104,7 +94,7 @@ impl<'call> Argument<'call> for &'call [u8] {
     }
 }
 
-/// Its binary form.
+/// The binary form.
 impl<'call> Argument<'call> for Jsonb<'call> {
     const SQL: &'static str = "jsonb";
 
@@ -136,21 +126,14 @@ impl Argument<'_> for Timestamptz {
 impl Checked<'_> for Micros {
     type Base = Timestamptz;
 
-    fn check(at: Timestamptz, argument: &'static str) -> Result<Micros> {
+    fn check(at: Timestamptz, argument: &'static str) -> Result<Micros, ArgumentError> {
         finite(at.instant(), argument)
     }
 }
 
 /// Refuses an infinite time.
-///
-/// # Errors
-/// [`PgError::InvalidArgument`] (22023).
-pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
-    at.ok_or_else(|| PgError::InvalidArgument {
-        argument,
-        value: "infinite".into(),
-        allowed: "a finite time".into(),
-    })
+pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros, ArgumentError> {
+    at.ok_or_else(|| ArgumentError::invalid(argument, "infinite", "a finite time"))
 }
 
 /// A timestamptz.
@@ -158,22 +141,22 @@ pub fn finite(at: Option<Micros>, argument: &'static str) -> Result<Micros> {
 pub struct Timestamptz(pg_sys::Datum);
 
 impl Timestamptz {
-    /// The finite one that is nearest to an instant.
+    /// The finite timestamptz nearest to an instant.
     pub fn nearest(at: Micros) -> Timestamptz {
         Timestamptz(to_nearest_timestamptz(at).into())
     }
 
-    /// Whether it is later than all others.
+    /// Whether it is infinity.
     pub fn is_infinity(self) -> bool {
         self.0.value() as i64 == i64::MAX
     }
 
-    /// `None` where a timestamptz can't tell that time.
+    /// Converts an instant; `None` outside the range of timestamptz.
     pub fn new(at: Micros) -> Option<Timestamptz> {
         to_timestamptz(at).map(|timestamp| Timestamptz(timestamp.into()))
     }
 
-    /// `None` for an infinite one.
+    /// Converts to an instant; `None` for ±infinity.
     pub fn instant(self) -> Option<Micros> {
         instant(self.0)
     }
@@ -205,14 +188,14 @@ impl From<Jsonb<'_>> for Json {
     }
 }
 
-/// What an SQL function can return, by itself or in a column.
+/// A type of results and result columns of SQL functions.
 pub trait SqlValue: Sized {
     /// Its SQL type.
     const SQL: &'static str;
-    /// The OID of that.
+    /// The SQL type's OID.
     const OID: BuiltinOid;
 
-    /// `None` is NULL.
+    /// Converts to a datum; `None` is NULL.
     fn datum(self) -> Option<pg_sys::Datum>;
 }
 
@@ -248,18 +231,18 @@ impl<T: SqlValue> SqlValue for Option<T> {
 
 /// A row that SQL functions return; see [`sql_row`].
 pub trait SqlRow: Sized {
-    /// The composite type that it is of; `None`: it has columns only.
+    /// Its composite type; `None`: the function has OUT columns.
     const TYPE: Option<&'static str>;
     /// Its columns in their order.
     const COLUMNS: &'static [ResultColumn];
     /// The OIDs of their types.
     const OIDS: &'static [BuiltinOid];
 
-    /// Hands over its columns as Postgres takes them: the values, and which of them are NULL.
+    /// Passes the columns to `work` as Postgres takes them: the values, and which of them are NULL.
     fn with_columns<T>(self, work: impl FnOnce(&mut [pg_sys::Datum], &mut [bool]) -> T) -> T;
 }
 
-/// A column of what a function returns.
+/// A column of a function's result.
 pub struct ResultColumn {
     /// Its name.
     pub name: &'static str,
@@ -267,8 +250,7 @@ pub struct ResultColumn {
     pub sql: &'static str,
 }
 
-/// Declares a row that SQL functions return: its columns in their order, and after `as` the composite
-/// type that it is of.
+/// Declares a row that SQL functions return: its columns in their order, and after `as` its composite type.
 #[macro_export]
 macro_rules! sql_row {
     (
@@ -308,7 +290,7 @@ macro_rules! sql_row {
 }
 pub use sql_row;
 
-/// `Some` of what may be left out.
+/// `Some` of an argument that may be left out.
 #[macro_export]
 macro_rules! optional {
     () => {

@@ -1,0 +1,30 @@
+//! An argument that a call can't be made with.
+
+/// What is wrong with an argument. What it displays ends before the allowed values.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArgumentError {
+    /// It is null or missing.
+    #[error("{0} must not be NULL")]
+    Null(&'static str),
+    /// It has a value that is not allowed.
+    #[error("{argument} is {value}")]
+    Invalid {
+        /// Its name.
+        argument: &'static str,
+        /// The value, or a description of it, cut to what fits a message.
+        value: String,
+        /// The allowed values.
+        allowed: String,
+    },
+}
+
+impl ArgumentError {
+    /// Refuses a value.
+    pub fn invalid(
+        argument: &'static str,
+        value: impl Into<String>,
+        allowed: impl Into<String>,
+    ) -> ArgumentError {
+        ArgumentError::Invalid { argument, value: value.into(), allowed: allowed.into() }
+    }
+}
