@@ -1,5 +1,5 @@
-//! SQL functions: `sql_function!` exports what CREATE FUNCTION in sql/functions.sql names, and reads the
-//! arguments of its Rust list. That both say the same is for `pg_tests::declared` to see.
+//! Defines SQL functions: `sql_function!` exports the function that sql/functions.sql declares, and reads the arguments
+//! in its Rust list. `pg_tests::declared` compares the two.
 
 use std::ffi::CStr;
 
@@ -11,29 +11,26 @@ use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::error::Result;
 use ratelimit_pg::transaction::{refuse_parallel, refuse_read_only};
 
-/// What a function does beside computing its result, and so where it is refused.
+/// The effect of a function, which decides where it is refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Effect {
     /// Writes to the tables.
     Writes,
-    /// Changes the state of limits: writes to the tables where these are kept there, and refuses itself
-    /// where it can't.
+    /// Changes the state of limits: writes to the tables if the state is there, and itself refuses what it can't write.
     Takes,
     /// Reads the latest state and definitions, and the clock.
     Reads,
-    /// None: its arguments say all.
+    /// None: computes from its arguments only.
     Computes,
-    /// None, as a window function: what it keeps of a partition is its own.
+    /// None: a window function that remembers its partition's rows.
     Window,
-    /// That of a trigger, which looks itself at what fires it.
+    /// That of a trigger function, which checks its event itself.
     Trigger,
 }
 
 impl Effect {
-    /// Refuses the call of a function, given with its parentheses, where it can't be made.
-    ///
-    /// # Errors
-    /// 25006: in a read-only transaction; 25000: in a parallel operation; 42501, 22023: `ratelimit.clock` is refused.
+    /// Refuses a call of a function, given with its parentheses: 25006 in a read-only transaction; 25000 in a parallel
+    /// query; 42501 and 22023 for an invalid `ratelimit.clock`.
     pub fn allow(self, function: &'static CStr) -> error::Result<()> {
         match self {
             Effect::Writes => refuse_read_only(function)?,
@@ -45,24 +42,17 @@ impl Effect {
     }
 }
 
-/// What a trigger function returns.
+/// The result of a trigger function.
 pub struct Proceed(pub pg_sys::Datum);
 
 /// The result of an SQL function.
 pub trait SqlResult: Sized {
-    /// Runs before the arguments are read.
-    ///
-    /// # Errors
-    /// [`PgError::Declaration`](ratelimit_pg::error::PgError::Declaration) where the function is declared to
-    /// return something else.
+    /// Runs before the arguments are read. `PgError::Declaration`: the function is declared to return something else.
     fn begin(_: &Call) -> Result<()> {
         Ok(())
     }
 
-    /// As Postgres takes it.
-    ///
-    /// # Errors
-    /// As [`begin`](SqlResult::begin).
+    /// Converts the result to a datum.
     fn end(self, call: &Call) -> Result<pg_sys::Datum>;
 }
 
@@ -106,7 +96,7 @@ impl<R: SqlRow> SqlResult for Rows<R> {
 pub struct One<R>(pub R);
 
 impl<R: SqlRow> SqlResult for One<R> {
-    /// Before anything waits: afterwards the function may be gone.
+    /// Runs before anything waits: afterwards the function may be gone.
     fn begin(call: &Call) -> Result<()> {
         call.row_type(R::OIDS)
     }
@@ -130,13 +120,11 @@ impl<R: SqlRow> SqlResult for OneInWindow<R> {
     }
 }
 
-/// Defines an SQL function: its version-1 record, and an entry point that reads the arguments, runs the
-/// body and raises the error that it returns. Of the arguments, those that may be NULL are an `Option`;
-/// they are read, and refused, in their order.
+/// Defines an SQL function: its version-1 record, and an entry point that reads the arguments, runs the body and raises
+/// its error. Arguments that may be NULL are an `Option`. They are read, and refused, in their order.
 ///
-/// It is not `#[pg_extern]`: behind the guard that this puts around a function, an error has lost an
-/// SQLSTATE of our own and its context (see [`call`](ratelimit_pg::call)); and a row that pgrx makes costs
-/// more than the limiter.
+/// It is not `#[pg_extern]`: that puts a guard around a function in which an error loses an SQLSTATE of ours and its
+/// context (see [`call`](ratelimit_pg::call)), and pgrx takes more time to make a row than the limiter.
 macro_rules! sql_function {
     (
         $(#[doc = $doc:literal])*
@@ -173,15 +161,11 @@ macro_rules! sql_function {
             unsafe extern "C-unwind" fn enter(
                 fcinfo: pgrx::pg_sys::FunctionCallInfo,
             ) -> pgrx::pg_sys::Datum {
-                // SAFETY: Postgres passes a valid fcinfo, and this frame owns nothing with a
-                // destructor.
+                // SAFETY: Postgres passes a valid fcinfo, and this frame owns nothing with a destructor.
                 unsafe { ratelimit_pg::call::enter(fcinfo, run) }
             }
 
-            /// Reads the arguments, runs the body, and returns its result as a datum.
-            ///
-            /// # Errors
-            /// Those of the arguments and of the body:
+            /// Reads the arguments, runs the body, and returns its result as a datum. Errors:
             $(#[doc = $doc])*
             #[allow(clippy::redundant_closure_call, unused_mut, unused_variables)]
             fn run($call: $given) -> $crate::schema::error::Result<pgrx::pg_sys::Datum> {
@@ -199,7 +183,7 @@ macro_rules! sql_function {
 }
 pub(crate) use sql_function;
 
-/// A text that ends in a NUL as a C string.
+/// Converts a text that ends in a NUL to a C string.
 #[allow(clippy::panic, reason = "at compile time only")]
 pub const fn c_str(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
@@ -208,7 +192,7 @@ pub const fn c_str(text: &'static str) -> &'static CStr {
     }
 }
 
-/// What pg_proc has to say of the functions: as the library reads their arguments, and makes their results.
+/// The functions as pg_proc must have them: their arguments as the library reads them, and their results.
 #[cfg(feature = "server_tests")]
 pub mod declared {
     use super::{Effect, One, OneInWindow, Proceed};
@@ -230,7 +214,7 @@ pub mod declared {
         pub nullable: bool,
     }
 
-    /// What a function is declared to return.
+    /// The declared result.
     #[derive(Clone, Copy)]
     pub enum Returned {
         /// A value of an SQL type.
@@ -241,7 +225,7 @@ pub mod declared {
         Table(&'static [ResultColumn]),
     }
 
-    /// A [`SqlResult`](super::SqlResult), by its type.
+    /// A type of [results](super::SqlResult).
     pub trait Returns {
         const RETURNED: Returned;
     }

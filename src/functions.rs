@@ -1,6 +1,5 @@
-//! The SQL functions, in a file a subject: the arguments are read and checked, one call is made, its
-//! answer becomes a row. What a function is for is said in sql/functions.sql, which creates it, and in
-//! the README.
+//! The SQL functions, a file for each subject: each reads and checks its arguments, makes one call, and returns its
+//! answer as a row. sql/functions.sql, which creates them, describes them.
 
 mod answers;
 mod arguments;
@@ -19,7 +18,7 @@ mod stats;
 mod status;
 mod triggers;
 
-/// Every one of them.
+/// All SQL functions.
 #[cfg(feature = "server_tests")]
 pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     blocks::rl_block,

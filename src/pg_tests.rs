@@ -1,6 +1,5 @@
-//! Tests that run inside a server, as SQL functions of a build with the feature `server_tests`: what is
-//! between the library and Postgres. Each in a transaction of its own, which is rolled back:
-//! `cargo pgrx test`, or `make test ONLY=pgrx`.
+//! Tests of what is between the library and PostgreSQL. They run inside a server, as SQL functions of a build with the
+//! feature `server_tests`, each in a transaction that is rolled back: `cargo pgrx test`, or `make test ONLY=pgrx`.
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -24,7 +23,7 @@ mod session_settings;
 mod shared;
 mod table_shape;
 
-/// An SQL function of the extension, by which it finds its schema.
+/// An SQL function of the extension: its schema is the extension's.
 fn function() -> pg_sys::Oid {
     get("SELECT 'rl_limit(text, text, float8, bool, bool, jsonb)'::regprocedure::oid")
 }
@@ -33,22 +32,22 @@ fn run(sql: &str) {
     Spi::run(sql).unwrap();
 }
 
-/// The one value that a query selects.
+/// Returns the value that a query selects.
 fn get<T: FromDatum + IntoDatum>(sql: &str) -> T {
     Spi::get_one(sql).unwrap().unwrap()
 }
 
-/// The extension's objects as they stand.
+/// Runs work with the extension's objects.
 fn with_catalog<T>(mut work: impl FnMut(&Catalog) -> T) -> T {
     catalog::with(function(), TableLock::Write, |catalog| Ok(work(catalog))).unwrap()
 }
 
-/// Runs work on the rows, reached as `ratelimit.access` says.
+/// Runs work on the rows, accessed as `ratelimit.access` says.
 fn with_rows<T>(mut work: impl FnMut(&dyn Rows) -> PortResult<T>) -> Result<T> {
     with_session(|_, rows| work(rows))
 }
 
-/// Runs work of a session on the rows.
+/// Runs work with the session and the rows.
 fn with_session<T>(mut work: impl FnMut(&Session, &dyn Rows) -> PortResult<T>) -> Result<T> {
     host::write(function(), |session| {
         session.with_rows(RowAccess::Write, |rows| work(session, rows))
@@ -60,7 +59,7 @@ fn attempt<T>(work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>> {
     ratelimit_pg::subtransaction::attempt(work)
 }
 
-/// Runs work in a subtransaction, which is rolled back.
+/// Runs work in a subtransaction and rolls it back.
 fn and_rolled_back<T>(work: impl FnOnce() -> T) -> T {
     let mut outcome = None;
     let kept = attempt(|| {
@@ -81,7 +80,7 @@ struct Diagnosis {
     context: String,
 }
 
-/// The error of a statement.
+/// Runs a statement that must fail, and returns its error.
 fn error_of(sql: &str) -> Diagnosis {
     let known = get::<bool>("SELECT to_regproc('pg_temp.error_of') IS NOT NULL");
     let create = "CREATE FUNCTION pg_temp.error_of(statement text) RETURNS text[] LANGUAGE plpgsql AS $$

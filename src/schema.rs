@@ -1,5 +1,5 @@
-//! The extension's own objects in a database: where its tables are, whether they are as it made them, SQL on them as
-//! their owner, and what was announced as changed; its settings, and its errors.
+//! The extension's objects in a database: its tables, whether they are unaltered, SQL on them as their owner, and their
+//! invalidations; its settings and errors.
 
 pub mod catalog;
 pub mod citus;

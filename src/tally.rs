@@ -80,9 +80,6 @@ pub fn memory_if_any(make: bool) -> Result<Option<&'static Memory>> {
 }
 
 /// Makes the memory, or maps it.
-///
-/// # Errors
-/// As [`memory_if_any`].
 #[cold]
 fn open(make: bool) -> Result<Option<&'static Memory>> {
     let now = clock::system_time();
@@ -136,9 +133,6 @@ fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
 }
 
 /// Returns the memory, without what is counted of dropped databases and extensions, and whose names these are.
-///
-/// # Errors
-/// As [`totals`].
 fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
     let memory = Memory::get()?;
     let scope = Scope::new(memory, catalog::current(function)?.extension);
@@ -159,9 +153,6 @@ pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
 
 /// Sets the counters of a name to zero, or those of all names, and forgets which of their keys were
 /// denied; returns of how many names.
-///
-/// # Errors
-/// As [`totals`].
 pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
     let (memory, scope) = counted(function)?;
     memory.rankings.forget(scope, name);
@@ -169,9 +160,6 @@ pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
 }
 
 /// Returns the keys that are denied most, of a name or of all.
-///
-/// # Errors
-/// As [`totals`].
 pub fn most_denied(
     function: pg_sys::Oid,
     name: Option<&[u8]>,

@@ -1,4 +1,4 @@
-//! What calls are answered, as the columns of their rows: times and waits are rounded up.
+//! Converts answers to the columns of result rows; times and waits are rounded up.
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::request::{Answer, Request};
@@ -34,7 +34,7 @@ impl From<&Answer> for RlResult {
     }
 }
 
-/// The error for a denial, with `throws` and in a trigger (PT429).
+/// Returns the error for a denial, with `throws` or in a trigger.
 pub fn denied(request: &Request, answer: &Answer) -> Error {
     Error::RateLimited {
         name: utf8(request.name).into_owned(),
@@ -44,17 +44,17 @@ pub fn denied(request: &Request, answer: &Answer) -> Error {
     }
 }
 
-/// A time in a result, where drivers can read it: a later one is [`Micros::LATEST_SHOWN`], as is [`FOREVER`].
+/// Converts a time for a result; one that drivers can't read becomes [`Micros::LATEST_SHOWN`], as does [`FOREVER`].
 pub fn time(at: Micros) -> Option<Timestamptz> {
     Timestamptz::new(at.min(Micros::LATEST_SHOWN))
 }
 
-/// A number of tokens; NULL without a limit.
+/// Converts a number of tokens; NULL without a limit.
 pub fn finite(tokens: f64) -> Option<f64> {
     Some(tokens).filter(|tokens| tokens.is_finite())
 }
 
-/// retry_after in seconds and retry_at, each rounded; both NULL where there is nothing to wait for.
+/// Returns retry_after in seconds and retry_at, both rounded; NULL if waiting does not help.
 pub fn retry(
     now: Micros,
     wait: Option<Micros>,

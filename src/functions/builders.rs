@@ -1,4 +1,4 @@
-//! The builders of configs, a function a kind.
+//! Builds configs, a function for each kind.
 
 use ratelimit_core::config::{self, Given, Interval};
 use ratelimit_core::{Kind, Micros};
@@ -86,10 +86,7 @@ sql_function! {
     }
 }
 
-/// Builds a config.
-///
-/// # Errors
-/// 22023: an invalid one.
+/// Builds a config; 22023 if it is invalid.
 fn build(kind: Kind, given: Given) -> Result<Json> {
     Ok(Json::new(config::build(kind, &given)?))
 }

@@ -1,4 +1,4 @@
-//! The algorithm alone, exact to the microsecond.
+//! Applies a limit to a given state, exact to the microsecond.
 
 use ratelimit_core::state::{self, StateError};
 use ratelimit_core::{Micros, decide};
@@ -14,7 +14,7 @@ use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::Jsonb;
 
 sql_row! {
-    /// What a limit answers, and its state afterwards.
+    /// The answer, and the state afterwards.
     pub struct Calculation {
         ok: bool,
         retry_after: Option<f64>,
@@ -47,7 +47,7 @@ sql_function! {
                     state::parse(&json, &limit)
                 })
                 .map_err(Error::State)?,
-            // A fixed window without a start of its own begins at the time given.
+            // A fixed window without a start begins at the time given.
             None => limit.initial_state(at, at),
         };
         let decision = decide(&limit, &state, at, count, reserve);

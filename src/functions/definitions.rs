@@ -1,4 +1,4 @@
-//! Named limits: defined, undefined, and what `rl_config` does when it is written to.
+//! Defines and undefines limits, and checks what is written to `rl_config`.
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
 use crate::cache::definitions;
@@ -11,7 +11,7 @@ use ratelimit_pg::call::trigger_data::{Event, Timing};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
-    /// 22023 for a bad config, 25006 in a read-only transaction.
+    /// 22023: a bad config; 25006 in a read-only transaction.
     #[effect(Writes)]
     fn rl_define(call: &Call, name: LimitName, config: Jsonb, key: LimitKey) -> bool {
         catalog::with(call.function(), TableLock::Read, |catalog| {
@@ -31,13 +31,13 @@ sql_function! {
 }
 
 sql_function! {
-    /// The triggers on `rl_config`: check what is written there by whatever means, and make every
-    /// backend forget what it remembers. 22023; 39P01 when it is no trigger that calls.
+    /// The triggers on `rl_config`: check what any statement writes there, and make every session drop what it has cached.
+    /// 22023; 39P01 if not called by a trigger.
     #[effect(Trigger)]
     fn rl_config_changed(call: &Call) -> Proceed {
         let trigger =
             call.trigger().ok_or(Error::NotATrigger { function: "rl_config_changed" })?;
-        // A NULL is left to the table's own constraints.
+        // The table's constraints refuse NULL.
         let name = trigger.text(c"name")?.map(valid_name).transpose()?;
         let key = trigger.text(c"key")?.map(valid_key).transpose()?;
         let new = trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
@@ -46,7 +46,7 @@ sql_function! {
             let old_name = trigger.old_text(c"name")?;
             let has_key = |key: Option<&[u8]>| key.is_some_and(|key| !key.is_empty());
             let of_key = has_key(key) || has_key(trigger.old_text(c"key")?);
-            // One that is not valid any more is not saved.
+            // An old config that is no longer valid was not saved.
             let old = trigger.old_jsonb(c"config")?.and_then(|old| definitions::inline(old).ok());
             let note = |name, old, new| {
                 redefined::note(call.function(), Change { name, of_key, old, new })

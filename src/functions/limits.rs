@@ -1,4 +1,4 @@
-//! The calls of one limit.
+//! Calls for one limit.
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::request::{Answer, Request};
@@ -13,8 +13,7 @@ use ratelimit_pg::call::Call;
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
-    /// 25006 in a read-only transaction, PT429 with throws; otherwise as the arguments: 22004, 22023,
-    /// 42501, 42704.
+    /// 22004, 22023, 42501, 42704; 25006 in a read-only transaction; PT429 with `throws`.
     #[effect(Takes)]
     fn rl_limit(
         call: &Call,
@@ -33,7 +32,7 @@ sql_function! {
 }
 
 sql_function! {
-    /// Errors as `rl_limit`, save 25006.
+    /// As `rl_limit`, except 25006.
     #[effect(Reads)]
     fn rl_check(
         call: &Call,
@@ -70,10 +69,7 @@ sql_function! {
     }
 }
 
-/// Shapes the answer of a call.
-///
-/// # Errors
-/// PT429 with `throws`: it is denied.
+/// Converts the answer of a call; PT429 with `throws` if it is denied.
 fn answered(request: &Request, answer: &Answer, throws: bool) -> Result<One<RlResult>> {
     if throws && !answer.ok && answer.enforced {
         return Err(denied(request, answer));

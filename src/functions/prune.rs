@@ -1,4 +1,4 @@
-//! Pruning: the deletion of rows that no answer depends on.
+//! Deletes the rows that no answer depends on.
 
 use super::arguments::{Idle, MaxRows};
 use crate::declaration::sql_function;
@@ -11,7 +11,7 @@ sql_function! {
     #[effect(Writes)]
     fn rl_prune(call: &Call, max_rows: MaxRows, undefined_idle: Option<Idle>) -> i64 {
         let undefined_idle = undefined_idle.map(|idle| idle.0);
-        // Outside, since the work begins again where the table has changed.
+        // Counts on if the table has changed and the work begins again.
         let mut deleted = 0;
         host::write(call.function(), |host| prune(host, max_rows.0, undefined_idle, &mut deleted))?;
         Ok(deleted)

@@ -1,4 +1,4 @@
-//! A limit over the requests of a log.
+//! Runs a limit over the requests of a log.
 
 use ratelimit_core::{Micros, State, decide};
 use ratelimit_limiter::request::Answer;
@@ -10,10 +10,10 @@ use crate::declaration::{OneInWindow, sql_function};
 use ratelimit_pg::call::Call;
 use ratelimit_pg::values::Jsonb;
 
-/// What a partition remembers: the state that its calls have left, as a row has it, so none of a call that was denied.
+/// The state after a partition's calls. As in a row, a denial leaves none.
 #[derive(Default)]
 pub struct Replay {
-    /// When its first request was, from which windows without a start count.
+    /// The time of the first request: windows without a start count from it.
     first: Option<Micros>,
     state: Option<State>,
 }

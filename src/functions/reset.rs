@@ -1,4 +1,4 @@
-//! Resets: what makes limits full again.
+//! Makes limits full again.
 
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
@@ -18,7 +18,7 @@ sql_function! {
     /// 25006 in a read-only transaction.
     #[effect(Takes)]
     fn rl_reset_all(call: &Call, name: LimitName) -> i64 {
-        // Outside, since the work begins again where the table has changed.
+        // Counts on if the table has changed and the work begins again.
         let mut count = 0;
         host::take(call.function(), |host| single::reset_all(host, name.0, &mut count))?;
         Ok(count)

@@ -1,4 +1,4 @@
-//! Numbers about all limits, whatever their store: counted in shared memory since the server started.
+//! Counters of all limits, in shared memory since the server started.
 
 use super::answers::time;
 use super::arguments::{LimitName, MaxRows};
@@ -49,7 +49,7 @@ sql_function! {
 }
 
 sql_row! {
-    /// A key that was denied: from `denied - error` to `denied` times.
+    /// A key that was denied between `denied - error` and `denied` times.
     pub struct DeniedRow {
         name: Text,
         key: Text,
@@ -81,7 +81,7 @@ sql_function! {
 }
 
 sql_row! {
-    /// What the limits in memory use, of all databases of the server.
+    /// The memory that limits in memory use, in all databases of the server.
     pub struct MemoryRow {
         keys: i64,
         room: i64,

@@ -1,4 +1,4 @@
-//! What every limit in use holds now.
+//! The tokens left of every limit in use.
 
 use ratelimit_core::{Micros, state};
 use ratelimit_limiter::request::Request;
@@ -14,7 +14,7 @@ use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::Jsonb;
 
 sql_row! {
-    /// What a name and key holds; without a definition only whose it is, and whether it is blocked.
+    /// The tokens left for a name and key; without a definition only these, and whether the key is blocked.
     pub struct StatusRow {
         name: Text,
         key: Text,
@@ -29,7 +29,7 @@ sql_row! {
 }
 
 sql_function! {
-    /// 22023, and for a bad stored config or state what `rl_check` raises.
+    /// 22023, and those of `rl_check` for a bad stored config or state.
     #[effect(Reads)]
     fn rl_status(
         call: &Call,
@@ -59,7 +59,7 @@ sql_function! {
 }
 
 sql_function! {
-    /// Errors as `rl_check`.
+    /// As `rl_check`.
     #[effect(Reads)]
     fn rl_state(
         call: &Call,

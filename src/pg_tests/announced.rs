@@ -1,4 +1,4 @@
-//! Changes in this transaction, and what is remembered of what was before.
+//! Changes by this transaction, and what the session has cached from before.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -56,7 +56,7 @@ mod tests {
         assert!(counts().0 > tables);
     }
 
-    /// As where Postgres discards its caches at each chance, or other sessions change definitions all the time.
+    /// As when Postgres discards its caches at each chance, or other sessions keep changing definitions.
     #[pg_test]
     fn a_call_ends_although_changes_are_announced_all_the_time() {
         for access in ["auto", "sql"] {
@@ -70,12 +70,12 @@ mod tests {
                 with_store(catalog, TableLock::Write, |_| Ok(invalidation::changes() > before))
             });
             assert!(worked.unwrap());
-            // It has begun again once, to know what was announced.
+            // It has begun again once, and read what was announced.
             assert_eq!(tries, 2, "{access}");
         }
     }
 
-    /// The table that such a call has begun with is not its table any more.
+    /// A call that has begun with another table does not go on.
     #[pg_test]
     fn a_call_begins_again_where_the_table_is_another() {
         let mut tries = 0;

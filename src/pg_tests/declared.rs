@@ -1,5 +1,5 @@
-//! sql/functions.sql beside what the library reads: what pg_proc has of each function, compared with its
-//! `sql_function!`. Defaults, costs and comments stand in the SQL alone: pg_regress shows them (plan.sql).
+//! Compares sql/functions.sql, as pg_proc has it, with each `sql_function!`. Only pg_regress shows defaults, costs and
+//! comments (plan.sql).
 
 #[pgrx::pg_schema]
 mod tests {
@@ -15,7 +15,7 @@ mod tests {
     use ratelimit_pg::call::sql_types::{Json, ResultColumn, Text, sql_row};
     use ratelimit_pg::values::Jsonb;
 
-    /// An SQL type of the library's as PostgreSQL spells it.
+    /// Spells an SQL type of the library as PostgreSQL does.
     fn type_of(sql: &str) -> String {
         let schema: String = get(
             "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'ratelimit'",
@@ -23,7 +23,7 @@ mod tests {
         get(&format!("SELECT '{}'::regtype::text", sql.replace("@extschema@", &schema)))
     }
 
-    /// A name and its type, such as `key text`, as PostgreSQL spells them.
+    /// Spells a name and its type, such as `key text`, as PostgreSQL does.
     fn named(name: &str, sql: &str) -> String {
         get(&format!("SELECT format('%I %s', '{name}', '{}')", type_of(sql)))
     }
@@ -32,7 +32,7 @@ mod tests {
         columns.iter().map(|column| named(column.name, column.sql))
     }
 
-    /// What `pg_proc` says otherwise of a function than the library, each beside the other.
+    /// Returns the differences between `pg_proc` and the library for a function.
     fn differences(declaration: &Declaration, function: &str) -> Vec<[String; 2]> {
         let Declaration { name, parameters, returns, effect } = declaration;
         let of = |what: &str| -> String {
@@ -64,7 +64,7 @@ mod tests {
             [of("proisstrict OR prosecdef OR proleakproof"), "false".to_owned()],
             [of("prosrc"), (*name).to_owned()],
         ];
-        // What is NULL where it is left out may be NULL.
+        // An argument whose default is NULL may be NULL.
         for (n, Parameter { name, nullable, .. }) in parameters.iter().enumerate() {
             let default = of(&format!("pg_get_function_arg_default(oid, {})", n + 1));
             if default.starts_with("NULL") && !nullable {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     sql_function! {
-        /// One argument of each type, and one more of each that may be NULL.
+        /// Has an argument of each type, and one of each that may be NULL.
         #[effect(Computes)]
         fn test_arguments(
             call: &Call,
@@ -150,7 +150,7 @@ mod tests {
         OUT required text, OUT optional text, OUT config jsonb)
         LANGUAGE c IMMUTABLE PARALLEL SAFE AS 'ratelimit', 'test_arguments'";
 
-    /// Each is a change of one side alone.
+    /// Changes one side only, each time in another way.
     #[pg_test]
     fn a_difference_between_the_sql_and_the_library_is_seen() {
         let found = |from: &str, to: &str| {
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!((&*error.sqlstate, &*error.message), ("22023", "f is infinite"));
     }
 
-    /// As where the extension's scripts are older than its library.
+    /// As when the extension's scripts are older than its library.
     #[pg_test]
     fn an_argument_that_a_caller_does_not_pass_is_null() {
         run(

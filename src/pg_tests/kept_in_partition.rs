@@ -1,4 +1,4 @@
-//! What a window function keeps of a partition, whatever it makes of `in_partition`.
+//! What a window function remembers of a partition, however it calls `in_partition`.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -11,7 +11,7 @@ mod tests {
     use ratelimit_pg::call::sql_types::sql_row;
 
     sql_row! {
-        /// What was kept before a row.
+        /// The values before a row.
         pub struct TestKept {
             sum: f64,
             text: i32,
@@ -20,7 +20,7 @@ mod tests {
     }
 
     sql_function! {
-        /// Keeps values of two types, of one of which it also asks while it works on it.
+        /// Remembers values of two types, and calls for one of them while it is in use.
         #[effect(Window)]
         fn test_kept(call: &Call, n: f64) -> OneInWindow<TestKept> {
             call.in_partition(|sum: &mut f64| -> Result<_, Error> {

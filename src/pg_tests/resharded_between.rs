@@ -1,5 +1,5 @@
-//! A change of the number of shards between two steps of a reset: the list of a key's rows, and the lock
-//! on each. The rows are the table's; only the moment of the other session's call is chosen here.
+//! Changes the number of shards between two steps of a reset: listing a key's rows, and locking each. The rows are the
+//! table's; the test only chooses the moment of the other session's call.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -13,7 +13,7 @@ mod tests {
     use super::super::{get, run, with_session};
     use crate::host::Session;
 
-    /// A store in which others call before the first list of a key's rows and after it.
+    /// A store in which others call before and after the first list of a key's rows.
     struct Between<'a> {
         rows: &'a dyn Rows,
         lists: Cell<usize>,
@@ -77,7 +77,7 @@ mod tests {
         }
     }
 
-    /// Runs work on such a store in either mode, and returns what is left of the 4 tokens then.
+    /// Runs work on such a store in either mode, and returns how many of the 4 tokens are left.
     fn left_after(work: fn(&Session, &dyn Rows) -> Result<bool>) -> Vec<f64> {
         let left = |access| {
             run(&format!("SET LOCAL ratelimit.access = {access}"));

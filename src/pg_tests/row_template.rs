@@ -1,4 +1,4 @@
-//! Rows made from an earlier one are those that heap_form_tuple forms.
+//! Rows made from a template equal those that heap_form_tuple forms.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -9,7 +9,7 @@ mod tests {
     use super::super::get;
     use ratelimit_pg::call::row_template;
 
-    /// The description of a row type, which stays as long as the backend.
+    /// Returns the description of a row type, which lives as long as the session.
     fn description(of: &str) -> pg_sys::TupleDesc {
         let oid: pg_sys::Oid = get(&format!("SELECT '{of}'::regtype::oid"));
         // SAFETY: the type exists; the copy is in a context that lives as long as the backend.
@@ -22,10 +22,10 @@ mod tests {
         }
     }
 
-    /// The bytes of a composite datum, whose length its header tells.
+    /// Returns the bytes of a composite datum.
     ///
     /// # Safety
-    /// It is one.
+    /// The datum is a composite.
     unsafe fn bytes(row: pg_sys::Datum) -> Vec<u8> {
         // SAFETY: as the caller says.
         unsafe {

@@ -44,7 +44,7 @@ mod tests {
                 assert_eq!(zone(), "Europe/Paris")
             });
             settings::locally(&[], || assert_eq!(zone(), "UTC"));
-            // What the work sets itself goes as well.
+            // A setting made by the work is undone, too.
             run("SET timezone = 'America/Lima'");
         });
         assert_eq!(zone(), "Asia/Tokyo");
@@ -95,7 +95,7 @@ mod tests {
             let error = error_of("SELECT rl_limit('settings')");
             assert_eq!(error.sqlstate, "25006");
             assert!(error.message.contains("rl_limit()"), "{error:?}");
-            // Which it is depends on the limit, so the arguments are read before.
+            // Whether it writes depends on the limit, so the arguments are read first.
             assert_eq!(error_of("SELECT rl_limit(NULL)").sqlstate, "22004");
             assert_eq!(error_of("SELECT rl_prune(NULL)").sqlstate, "25006");
         });
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(transaction::subtransaction(), outer);
     }
 
-    /// Fails at the commit of a subtransaction, as Citus does where another node can't be told.
+    /// Fails at the commit of a subtransaction, as Citus does if another node can't be reached.
     #[pg_guard]
     extern "C-unwind" fn fails(
         event: pg_sys::SubXactEvent::Type,
@@ -128,7 +128,7 @@ mod tests {
     #[pg_test]
     fn a_subtransaction_whose_commit_fails_is_rolled_back() {
         let before = transaction::subtransaction();
-        // SAFETY: registered for the time of the attempt.
+        // SAFETY: registered only during the attempt.
         unsafe { pg_sys::RegisterSubXactCallback(Some(fails), std::ptr::null_mut()) };
         let caught = PgTryBuilder::new(|| attempt(|| Ok(Some(()))).is_err())
             .catch_others(|_| true)

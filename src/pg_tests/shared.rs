@@ -1,4 +1,4 @@
-//! Shared memory: its segments, and what becomes of a lock that is held when something fails.
+//! Shared memory: its segments, and a lock that is held when something fails.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,7 +24,7 @@ mod tests {
         let open = |name| {
             let fill = |address: *mut u8| {
                 filled.set(filled.get() + 1);
-                // SAFETY: the segment is zeroed, and so large.
+                // SAFETY: the segment is zeroed, and has this size.
                 unsafe {
                     assert_eq!(std::slice::from_raw_parts(address, 1000), [0; 1000]);
                     address.write(1);
@@ -38,7 +38,7 @@ mod tests {
         assert_ne!(one, other);
         assert_eq!((open(c"ratelimit pg_test 1"), open(c"ratelimit pg_test 2")), (one, other));
         assert_eq!(filled.get(), 2);
-        // SAFETY: both are mapped for as long as the process.
+        // SAFETY: both stay mapped as long as the process lives.
         assert_eq!(unsafe { (one.read(), other.read()) }, (1, 1));
     }
 
@@ -64,7 +64,7 @@ mod tests {
         assert!(raised.is_err());
         // SAFETY: reads a number of this backend.
         assert_eq!(unsafe { pg_sys::InterruptHoldoffCount }, 0, "a cancel is looked at");
-        // Or this would wait for ever.
+        // Otherwise this would wait forever.
         assert_eq!(memory.states.lock(id).state(id), None);
         let mut all = memory.states.lock_all([id, id].into_iter());
         assert_eq!(all.state(id), None);

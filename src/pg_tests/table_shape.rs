@@ -1,4 +1,4 @@
-//! Which table is unaltered: each way of altering it, and what is said of it then.
+//! Each way of altering the table, and the reason that is then given for using SQL.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -6,7 +6,7 @@ mod tests {
 
     use super::super::{and_rolled_back, error_of, get, run, with_catalog};
 
-    /// What was done to the table, and what keeps the heap store from it.
+    /// A change of the table, and the reason why it can't be accessed directly.
     const CHANGES: &[(&str, &str)] = &[
         (
             "ALTER EXTENSION ratelimit DROP TABLE ratelimits; ALTER TABLE ratelimits RENAME TO gone;

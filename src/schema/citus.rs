@@ -1,5 +1,5 @@
-//! Citus, where it is installed: whether a table is one of its own. Then its rows are in shards, here or
-//! on other nodes, and the table itself is an empty shell.
+//! Finds out whether Citus distributes a table: then its rows are in shards, here or on other nodes, and the table
+//! itself is empty.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -18,7 +18,7 @@ pub unsafe fn is_installed() -> bool {
 /// How Citus distributes a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Distribution {
-    /// Whether by the column `key`, or by none, with one copy of each row.
+    /// Whether by the column `key`, or by no column with one copy of each row.
     pub by_key: bool,
 }
 
@@ -31,14 +31,13 @@ pub unsafe fn is_distributed(table: pg_sys::Oid) -> bool {
     unsafe { distribution(table) }.is_some()
 }
 
-/// How Citus distributes a table: then its pg_dist_partition lists the table, on all nodes. Citus
-/// invalidates the table at each change of that list.
+/// Finds a table in Citus's list, pg_dist_partition, which all nodes have. Citus invalidates the table at each change of
+/// its entry.
 ///
 /// # Safety
 /// Inside a transaction.
 pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
-    // SAFETY: scans a catalog of Citus, which is opened and closed here; its column is compared if it
-    // is a regclass.
+    // SAFETY: scans a catalog of Citus, opened and closed here. Its column is compared if it is a regclass.
     unsafe {
         if !is_installed() {
             return None;
@@ -75,17 +74,17 @@ pub unsafe fn distribution(table: pg_sys::Oid) -> Option<Distribution> {
     }
 }
 
-/// Whether a row of pg_dist_partition says that a table is distributed by its column `key`, or by none, with one copy
+/// Whether a row of pg_dist_partition says that a table is distributed by its column `key`, or by no column with one copy
 /// of each row (`repmodel` s).
 ///
 /// # Safety
-/// Inside a transaction; the row is one of the description.
+/// Inside a transaction; the row is of the description's type.
 unsafe fn by_key(
     row: pg_sys::HeapTuple,
     description: pg_sys::TupleDesc,
     table: pg_sys::Oid,
 ) -> bool {
-    // SAFETY: as the caller says; a value is a C string, or null where there is none.
+    // SAFETY: as the caller says; a value is a C string or null.
     let field = |name: &CStr| unsafe {
         let number = pg_sys::SPI_fnumber(description, name.as_ptr());
         let value =

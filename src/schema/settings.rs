@@ -1,4 +1,4 @@
-//! The settings.
+//! The settings `ratelimit.*`.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -23,16 +23,16 @@ pub enum ErrorStyle {
     Pgrst,
 }
 
-/// The access to the rows.
+/// How rows are accessed.
 #[derive(Clone, Copy, PartialEq, PostgresGucEnum)]
 pub enum Access {
-    /// Direct, if the table allows.
+    /// Directly, if the table allows.
     #[name = c"auto"]
     Auto,
     /// Through SQL.
     #[name = c"sql"]
     Sql,
-    /// Direct, or an error.
+    /// Directly, or with an error.
     #[name = c"heap"]
     Heap,
 }
@@ -69,7 +69,7 @@ pub fn track() -> bool {
     TRACK.get()
 }
 
-/// Declares the settings; called once, when the library is loaded.
+/// Declares the settings, once, when the library is loaded.
 pub fn init() {
     GucRegistry::define_enum_guc(
         c"ratelimit.access",
@@ -124,7 +124,7 @@ pub fn init() {
 
 const CLOCK_NAME: &CStr = c"ratelimit.clock";
 
-/// What `ratelimit.clock` may be, as the detail of an error.
+/// The allowed values of `ratelimit.clock`, as the detail of an error.
 pub const CLOCK_ALLOWED: &CStr =
     c"Allowed: a time with its offset such as \"2027-01-01 12:00:00+00\", epoch \
     milliseconds, or an empty string for the server's clock.";
@@ -138,13 +138,11 @@ thread_local! {
 
 /// Declares `ratelimit.clock`.
 ///
-/// Until the library is loaded PostgreSQL stores whatever any role sets, and would drop with a warning what the
-/// declaration refuses then: calls would use the server's clock, unnoticed by a test. So the declaration takes every
-/// value, which stays in force as long as it would have been, to the end of the transaction after SET LOCAL, and
-/// [`check_clock`] refuses each call in the meantime. Afterwards SET itself refuses.
+/// Until the library is loaded PostgreSQL stores any value that any role sets. The declaration would drop an invalid one
+/// with a warning, and calls would silently use the server's clock. So the declaration accepts every value, and
+/// [`check_clock`] refuses each call while an invalid one is set. Later values are checked by SET.
 ///
-/// The leader's values reach a parallel worker after the library is loaded, and its query, which need not know of us,
-/// must not fail for them.
+/// A parallel worker gets the leader's values after it has loaded the library, and its query must not fail for them.
 fn define_clock() {
     // SAFETY: the hooks are C functions that live as long as the library.
     unsafe {
@@ -168,19 +166,14 @@ fn define_clock() {
     }
 }
 
-/// Refuses a call under a `ratelimit.clock` that was set before the library was loaded, and that SET would refuse.
-///
-/// # Errors
-/// 42501: its role may not set it, or no longer; 22023: it is no time.
+/// Refuses a call under a `ratelimit.clock` that was set before the library was loaded and that SET would refuse: by its
+/// role (42501) or as no time (22023).
 #[inline]
 pub fn check_clock() -> Result<()> {
     if IS_CLOCK_SET.get() { check_set_clock() } else { Ok(()) }
 }
 
-/// Does so where it is set.
-///
-/// # Errors
-/// As [`check_clock`].
+/// Checks a clock that is set.
 #[cold]
 fn check_set_clock() -> Result<()> {
     if let Some(role) = Setting::find(CLOCK_NAME).and_then(Setting::refused_role) {
@@ -195,9 +188,6 @@ fn check_set_clock() -> Result<()> {
 }
 
 /// Parses `ratelimit.clock`; `None`: the server's clock.
-///
-/// # Errors
-/// The value is no time.
 fn parse(value: &CStr) -> std::result::Result<Option<Micros>, ()> {
     match value.to_str() {
         Ok("") => Ok(None),
@@ -206,7 +196,7 @@ fn parse(value: &CStr) -> std::result::Result<Option<Micros>, ()> {
     }
 }
 
-/// Reads a value that Postgres passes; null is the empty one.
+/// Reads a value from Postgres; null is the empty one.
 ///
 /// # Safety
 /// `value` is null or a C string.

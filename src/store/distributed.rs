@@ -347,7 +347,7 @@ impl Distributed<'_> {
     /// in which it was used, so the locks last as long.
     ///
     /// # Errors
-    /// Those of [`Connection::execute`]; [`Error::NotWritten`](crate::schema::error::Error::NotWritten) (55000): they
+    /// Those of [`Connection::execute`]; [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): they
     /// keep changing.
     fn keep(
         &self,

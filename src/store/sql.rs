@@ -244,7 +244,7 @@ impl Connection<'_> {
     /// Decodes a row of the last result, counted from 0, whose columns are those of [`KEYED_ROW`].
     ///
     /// # Errors
-    /// As [`decode_row`](Connection::decode_row); [`Error::NotWritten`] (55000): there is none.
+    /// As [`decode_row`](Connection::decode_row); [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): there is none.
     pub(super) fn keyed_row(&self, row: u64) -> Result<KeyedRow> {
         let text = |column| {
             // SAFETY: the columns are the texts that the statement says they are.

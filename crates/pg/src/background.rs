@@ -218,9 +218,6 @@ pub fn connect(database: pg_sys::Oid) {
 }
 
 /// Runs `work` in a transaction of its own, where there is none; the SQLSTATE of what went wrong, if it was rolled back.
-///
-/// # Errors
-/// As above, or those of the work.
 pub fn transaction<T, E>(
     work: impl FnOnce() -> Result<T, E>,
     failed: impl Fn(String) -> E,

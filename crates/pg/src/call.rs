@@ -1,6 +1,5 @@
-//! One call of an SQL function: its entry from Postgres, its arguments, its result, its error. How a function is
-//! declared is another matter. It does its work inside the guard of pgrx, hands plain data out, and raises its error
-//! from the outermost frame (`raise` says why).
+//! One call of an SQL function: entry, arguments, result, error. It works inside pgrx's guard, hands out plain data, and
+//! raises its error from the outermost frame ([`raise`](crate::raise) says why).
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -42,16 +41,16 @@ pub unsafe fn enter<E: Raised>(
     }
 }
 
-/// Calls Rust from C: runs `work` inside pgrx's guard, and raises its error outside.
+/// Runs `work` inside pgrx's guard and raises its error outside.
 ///
 /// # Safety
 /// Neither the caller's frame nor `work` has anything to drop.
 pub(crate) unsafe fn guarded<T: Copy>(
     work: impl FnOnce(*mut Below) -> Result<T, Raising> + Copy,
 ) -> T {
-    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or
-    // out of `raise` skips no destructor. The callback is linked in while this frame is there, as is
-    // what it points to; both are reached through raw pointers only.
+    // SAFETY: this frame and the caller's hold plain data only, so a long jump out of the guard or out of `raise` skips no
+    // destructor. The callback and what it points to are linked in while this frame lives, and used through raw pointers
+    // only.
     unsafe {
         let mut below = Below::new(pg_sys::CurrentMemoryContext);
         let below = &raw mut below;
@@ -75,10 +74,7 @@ pub(crate) unsafe fn guarded<T: Copy>(
     }
 }
 
-/// Runs the body.
-///
-/// # Errors
-/// What is to be raised: the body's error, or one from below.
+/// Runs the body; fails with its error, or with one from below.
 fn run<E: Raised>(
     fcinfo: pg_sys::FunctionCallInfo,
     body: fn(&Call) -> Result<pg_sys::Datum, E>,
@@ -88,15 +84,14 @@ fn run<E: Raised>(
         body(&Call { fcinfo, row_type: Cell::new(None) })
             .map_err(|error| Raising::Report(plain(&error.report(&|| qualifier(fcinfo)))))
     };
-    // Only after an error, since a PgTryBuilder allocates.
+    // A PgTryBuilder allocates: use one only after an error.
     catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|caught| Err(caught_below(caught, below)))
 }
 
-/// The schema of the function that is called and a dot, where `search_path` does not find it; or nothing.
+/// Returns the called function's schema and a dot, or nothing if `search_path` finds it.
 fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
-    // SAFETY: fcinfo is that of the call, and flinfo is set for every call through the function
-    // manager. The function may be gone, and then has no schema; what is found of it before anything
-    // else is looked up is still there when its visibility is asked for.
+    // SAFETY: flinfo is set for every call through the function manager. A dropped function has no schema; otherwise the
+    // first look-up's result is valid until its visibility is looked up.
     unsafe {
         let function = (*(*fcinfo).flinfo).fn_oid;
         let schema = pg_sys::get_func_namespace(function);
@@ -111,26 +106,23 @@ fn qualifier(fcinfo: pg_sys::FunctionCallInfo) -> String {
     }
 }
 
-/// One call of an SQL function: its arguments, and its result.
+/// One call of an SQL function.
 pub struct Call {
     fcinfo: pg_sys::FunctionCallInfo,
     row_type: Cell<Option<pg_sys::TupleDesc>>,
 }
 
-/// The arguments of a call, one after the other.
+/// The arguments of a call, in their order.
 pub struct Arguments<'call> {
     call: &'call Call,
     next: usize,
 }
 
 impl<'call> Arguments<'call> {
-    /// The next one, which is called `name`; one that is missing is NULL.
-    ///
-    /// # Errors
-    /// Where it is refused.
+    /// Reads the next argument, called `name`; a missing one is NULL.
     pub fn next<T: Argument<'call>>(&mut self, name: &'static str) -> Result<T> {
-        // SAFETY: fcinfo is valid for the call; a function is declared with the types that its
-        // arguments are read as, and how many the caller passes is checked all the same.
+        // SAFETY: fcinfo is valid for the call, and a function is declared with the types that its arguments are read as.
+        // The number that the caller passes is checked.
         unsafe {
             let fcinfo = &*self.call.fcinfo;
             if self.next < fcinfo.nargs as usize {
@@ -146,18 +138,18 @@ impl<'call> Arguments<'call> {
 }
 
 impl Call {
-    /// What the function was given.
+    /// The arguments.
     pub fn arguments(&self) -> Arguments<'_> {
         Arguments { call: self, next: 0 }
     }
 
     /// The OID of the function that is called.
     pub fn function(&self) -> pg_sys::Oid {
-        // SAFETY: fcinfo is valid, and flinfo is set for every call through the function manager.
+        // SAFETY: flinfo is set for every call through the function manager.
         unsafe { (*(*self.fcinfo).flinfo).fn_oid }
     }
 
-    /// The trigger that calls, if one does.
+    /// The trigger that makes the call, if any.
     pub fn trigger(&self) -> Option<Trigger<'_>> {
         // SAFETY: a context node of this type is a TriggerData, valid during the call.
         unsafe {
@@ -167,26 +159,20 @@ impl Call {
         }
     }
 
-    /// Says of which columns the row is that [`row`](Call::row) will return. To be called before
-    /// anything waits: afterwards the function may be gone.
-    ///
-    /// # Errors
-    /// [`PgError::Declaration`] where the function is declared to return something else.
+    /// Looks up the row type for [`row`](Call::row), which must have these columns. Call it before anything waits:
+    /// afterwards the function may be gone.
     pub fn row_type(&self, columns: &[pg_sys::BuiltinOid]) -> Result<()> {
         // SAFETY: fcinfo is that of the call.
         self.row_type.set(Some(unsafe { row_type::row_type(self.fcinfo, columns)? }));
         Ok(())
     }
 
-    /// Shapes a composite result of the columns that [`row_type`](Call::row_type) was told.
-    ///
-    /// # Errors
-    /// [`PgError::Declaration`] where it was not, or for another number of them.
+    /// Forms the composite result, of the columns given to [`row_type`](Call::row_type).
     pub fn row<R: SqlRow>(&self, row: R) -> Result<pg_sys::Datum> {
         let Some(description) = self.row_type.get() else { return Err(PgError::Declaration) };
         let by_value =
             |oid: &pg_sys::BuiltinOid| matches!(oid, BOOLOID | FLOAT8OID | TIMESTAMPTZOID);
-        // SAFETY: the description has as many attributes as there are values, of the types of the row's columns.
+        // SAFETY: the description has an attribute for each value, of its column's type.
         row.with_columns(|values, nulls| unsafe {
             if (*description).natts as usize != values.len() {
                 return Err(PgError::Declaration);
@@ -204,13 +190,10 @@ impl Call {
 }
 
 impl Call {
-    /// Begins a set of rows as the result.
-    ///
-    /// # Errors
-    /// [`PgError::Declaration`] where the rows are declared with another number of columns.
+    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared with another number of columns.
     pub fn rows<R: SqlRow>(&self) -> Result<Rows<R>> {
-        // SAFETY: InitMaterializedSRF raises where the caller can't take a set, and leaves a store
-        // and a description in resultinfo, which live longer than the call.
+        // SAFETY: InitMaterializedSRF raises if the caller can't take a set, and leaves a store and a description in
+        // resultinfo, which outlive the call.
         unsafe {
             pg_sys::InitMaterializedSRF(self.fcinfo, 0);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
@@ -222,7 +205,7 @@ impl Call {
         }
     }
 
-    /// Says that the function returns NULL, or a set: what it returns then.
+    /// Returns NULL, or the set that was begun.
     pub fn null(&self) -> pg_sys::Datum {
         // SAFETY: fcinfo is valid for the call.
         unsafe { (*self.fcinfo).isnull = true };
@@ -230,7 +213,7 @@ impl Call {
     }
 }
 
-/// A set of rows that a function returns.
+/// The set of rows that a function returns.
 pub struct Rows<R> {
     store: *mut pg_sys::Tuplestorestate,
     description: pg_sys::TupleDesc,
@@ -240,7 +223,7 @@ pub struct Rows<R> {
 impl<R: SqlRow> Rows<R> {
     /// Appends a row; the values are copied.
     pub fn put(&self, row: R) {
-        // SAFETY: the description has as many attributes as a row has columns.
+        // SAFETY: the description has an attribute for each column.
         row.with_columns(|values, nulls| unsafe {
             pg_sys::tuplestore_putvalues(
                 self.store,

@@ -9,21 +9,20 @@ use ratelimit_core::config::Interval;
 use crate::unguarded;
 
 thread_local! {
-    /// The time that it is fixed to.
     static FIXED: Cell<Option<Micros>> = const { Cell::new(None) };
 }
 
-/// Returns the time that the clock is fixed to, or else the server's.
+/// Returns the fixed time, or else the server's.
 pub fn now() -> Micros {
     FIXED.get().unwrap_or_else(system_time)
 }
 
-/// Whether it is fixed.
+/// Whether the clock is fixed.
 pub fn is_fixed() -> bool {
     FIXED.get().is_some()
 }
 
-/// Sets the clock to a fixed time; `None`: to the server's.
+/// Fixes the clock; `None`: returns to the server's.
 pub fn fix(clock: Option<Micros>) {
     FIXED.set(clock);
 }
@@ -54,11 +53,8 @@ pub fn to_nearest_timestamptz(at: Micros) -> i64 {
     at.0.saturating_sub(POSTGRES_EPOCH).clamp(MIN_TIMESTAMP, END_TIMESTAMP - 1)
 }
 
-/// Adds an interval to an instant as `timestamptz + interval` does, with months and days of the session's time
-/// zone; ±infinity is what an infinite interval leads to.
-///
-/// # Errors
-/// 22008, raised by Postgres: it is out of the range of timestamptz.
+/// Adds an interval to an instant as `timestamptz + interval` does, in the session's time zone. An infinite interval
+/// results in ±infinity. Raises 22008 outside the range of timestamptz.
 pub fn plus_interval(at: Micros, interval: Interval) -> Micros {
     let mut interval =
         pg_sys::Interval { time: interval.micros, day: interval.days, month: interval.months };
@@ -77,7 +73,7 @@ pub fn system_time() -> Micros {
     from_timestamptz(unsafe { unguarded::GetCurrentTimestamp() })
 }
 
-/// Reads a clock that never steps, which all processes of the system share: microseconds since it began.
+/// Reads the system's monotonic clock.
 pub fn monotonic() -> Micros {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes to the variable.

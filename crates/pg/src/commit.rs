@@ -1,5 +1,5 @@
-//! What is done at the end of a transaction: just before it commits, where an error still rolls it back, and once others
-//! have been told what it has changed.
+//! Hooks at the end of a transaction: just before it commits, where an error still rolls it back, and after its
+//! invalidations were sent.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -12,16 +12,15 @@ use crate::error::{Raised, Result};
 use crate::oom_reserve;
 use crate::raise::{Raising, caught_below, out_of_memory, plain};
 
-/// What is done then.
+/// The hooks of the library.
 #[derive(Clone, Copy)]
 pub struct Hooks {
-    /// Before it commits: in the transaction, after its deferred triggers were fired (AfterTriggerFireDeferred in
-    /// CommitTransaction), and before those that wait are dropped (AfterTriggerEndXact): so what it writes may leave none.
+    /// Before the commit: after deferred triggers were fired (AfterTriggerFireDeferred in CommitTransaction) and before
+    /// waiting ones are dropped (AfterTriggerEndXact), so its writes must queue no trigger.
     pub before_commit: fn(),
     /// Before PREPARE TRANSACTION.
     pub before_prepare: fn(),
-    /// After its invalidations were sent, or it was rolled back, with whether it has committed. Calls nothing of
-    /// Postgres but LWLocks and the clock.
+    /// After the commit or rollback, and whether it committed. May call nothing of Postgres but LWLocks and the clock.
     pub ended: fn(bool),
 }
 
@@ -29,7 +28,7 @@ thread_local! {
     static HOOKS: Cell<Option<Hooks>> = const { Cell::new(None) };
 }
 
-/// Registers what is done; called once, when the library is loaded.
+/// Registers the hooks, once, when the library is loaded.
 pub fn init(hooks: Hooks) {
     HOOKS.set(Some(hooks));
     // SAFETY: the callbacks are C functions that live as long as the library.
@@ -39,7 +38,7 @@ pub fn init(hooks: Hooks) {
     }
 }
 
-/// Runs a hook that may fail, and raises its error.
+/// Runs a hook and raises its error.
 ///
 /// # Safety
 /// The caller's frame has nothing to drop.
@@ -71,7 +70,7 @@ unsafe extern "C-unwind" fn ending(event: pg_sys::XactEvent::Type, _: *mut c_voi
     }
 }
 
-/// Called by PostgreSQL when it releases what a transaction had: after AtEOXact_Inval once its locks are released.
+/// Called by PostgreSQL for each phase of releasing resources; the last one follows AtEOXact_Inval.
 ///
 /// # Safety
 /// As above.

@@ -1,10 +1,10 @@
-//! Checking for interrupts in long loops.
+//! Checks for interrupts in long loops.
 
 use pgrx::prelude::*;
 
 use crate::oom_reserve::{self, Larger};
 
-/// Processes a cancel or a shutdown, and raises 53200 where memory is short.
+/// Processes a cancel or a shutdown; raises 53200 if memory is low.
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
     if !oom_reserve::hold() {
@@ -13,8 +13,8 @@ pub fn check_for_interrupts() {
     }
 }
 
-/// Makes the reserve larger until the result is dropped, for an argument of so many bytes, if that is long; otherwise
-/// `None`. Raises as [`check_for_interrupts()`].
+/// Enlarges the memory reserve for an argument of this number of bytes until the result is dropped; `None` if the
+/// argument is short. Raises as [`check_for_interrupts()`].
 pub fn larger_reserve(bytes: usize) -> Option<Larger> {
     let larger = Larger::for_argument(bytes);
     if larger.is_some() {

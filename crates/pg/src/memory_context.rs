@@ -2,7 +2,7 @@
 
 use pgrx::PgMemoryContexts;
 
-/// A memory context for a loop, so that a million rows need no more memory than one.
+/// A memory context for a loop: a million rows need no more memory than one.
 pub struct Scratch(PgMemoryContexts);
 
 impl Scratch {
@@ -12,7 +12,7 @@ impl Scratch {
         Scratch(PgMemoryContexts::new("ratelimit scratch"))
     }
 
-    /// Runs `work`, and frees what it allocated in Postgres memory. Its result must own its data.
+    /// Runs `work` and frees what it palloc'd. Its result must own its data.
     pub fn run<T: 'static>(&mut self, work: impl FnOnce() -> T) -> T {
         // SAFETY: a 'static result borrows nothing from the context.
         unsafe {

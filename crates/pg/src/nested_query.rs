@@ -1,5 +1,5 @@
-//! Work inside a query, as that of a function that a query calls, for who looks at how deep the executor is: where a
-//! trigger calls, or COPY, no query runs around the call.
+//! Runs work inside a dummy query, because Citus decides by the executor's depth: a call by a trigger or COPY runs
+//! inside no query.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,24 +8,24 @@ use pgrx::pg_sys;
 use crate::call::guarded;
 use crate::raise::caught_below;
 
-/// Where the row of the query goes.
+/// The receiver of the query's row.
 #[repr(C)]
 struct Receiver<'w> {
     /// First, since Postgres passes the receiver by it.
     callbacks: pg_sys::DestReceiver,
-    /// What is to be done at the row.
+    /// Runs when the row arrives.
     work: *mut (dyn FnMut() + 'w),
-    /// The error contexts around the query, which has none of its own to tell.
+    /// The error contexts around the query; the query itself adds none.
     contexts: *mut pg_sys::ErrorContextCallback,
 }
 
-/// Runs `work` while the executor runs a query of one row, `SELECT 1` say, under the active snapshot. Its errors come
-/// out as they are.
+/// Runs `work` while the executor runs a query of one row, such as `SELECT 1`, under the active snapshot. Errors
+/// come out unchanged.
 ///
 /// # Safety
-/// Connected to SPI, with a plan of such a query; a snapshot is active. `work` leaves SPI as it found it.
+/// Connected to SPI, with the plan of such a query; a snapshot is active. `work` leaves SPI as it found it.
 pub unsafe fn inside(plan: pg_sys::SPIPlanPtr, work: &mut dyn FnMut()) {
-    // SAFETY: the receiver and what it points to are there until the query has ended.
+    // SAFETY: the receiver and its pointers live until the query has ended.
     unsafe {
         let mut receiver = Receiver {
             callbacks: pg_sys::DestReceiver {
@@ -47,7 +47,7 @@ pub unsafe fn inside(plan: pg_sys::SPIPlanPtr, work: &mut dyn FnMut()) {
     }
 }
 
-/// Takes the row.
+/// Receives the row.
 ///
 /// # Safety
 /// Called by Postgres, with a [`Receiver`].
@@ -55,7 +55,7 @@ unsafe extern "C-unwind" fn receive(
     _: *mut pg_sys::TupleTableSlot,
     receiver: *mut pg_sys::DestReceiver,
 ) -> bool {
-    // SAFETY: as the caller says; the receiver outlives the query. What is captured are pointers.
+    // SAFETY: as the caller says; the receiver outlives the query. The closures capture pointers only.
     unsafe {
         let receiver = receiver.cast::<Receiver>();
         let contexts = pg_sys::error_context_stack;
@@ -69,13 +69,13 @@ unsafe extern "C-unwind" fn receive(
     true
 }
 
-/// Hears of the columns.
+/// Ignores the columns.
 ///
 /// # Safety
 /// Called by Postgres.
 unsafe extern "C-unwind" fn started(_: *mut pg_sys::DestReceiver, _: i32, _: pg_sys::TupleDesc) {}
 
-/// Hears of the end.
+/// Ignores the end.
 ///
 /// # Safety
 /// Called by Postgres.

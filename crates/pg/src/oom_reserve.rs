@@ -1,13 +1,11 @@
-//! The allocator of the library's own memory. In Rust a failed allocation aborts the process, and an
-//! aborted backend ends all sessions of the server; in Postgres it is an error of one statement. So
-//! there is a reserve: it is freed for a failed allocation, which is tried again, and lasts until the
-//! next [`check_for_interrupts`], which raises the error; pgrx needs it, too, to turn Postgres's own
-//! "out of memory" into a panic.
+//! The library's allocator, with a reserve. In Rust a failed allocation aborts the process, and an aborted backend
+//! ends all sessions of the server; in Postgres it is an error of one statement. So the reserve is freed for a failed
+//! allocation, which is tried again. It lasts until the next [`check_for_interrupts`], which raises the error; pgrx
+//! needs it too, to turn Postgres's own "out of memory" into a panic.
 //!
-//! No single allocation exceeds the reserve: memory that grows with a caller's input is bounded, read
-//! by pages, or Postgres's, and a loop that collects calls [`check_for_interrupts`] each time. Where the reserve
-//! does not suffice, the session ends (FATAL), and no other.
-//!
+//! No single allocation exceeds the reserve: memory that grows with a caller's input is bounded, read by pages, or
+//! palloc'd, and a loop that collects calls [`check_for_interrupts`] each time. If the reserve does not suffice, only
+//! this session ends (FATAL).
 //! [`check_for_interrupts`]: crate::interrupts::check_for_interrupts
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -16,21 +14,21 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// The reserve of a session in bytes: for the state of a sliding log with 10,000 entries in all its forms, which is the
-/// most that a call allocates between two checks. It is never written to, so it takes no memory; but where the system
-/// does not overcommit it is taken from all others.
+/// The reserve in bytes: enough for the state of a sliding log with 10,000 entries in all its forms, the most that a
+/// call allocates between two checks. It is never written to, so it takes no memory unless the system does not
+/// overcommit.
 pub const RESERVE: usize = 2 << 20;
 
-/// What is added while a long argument is read, in bytes: several times the longest list of requests.
+/// Added to the reserve while a long argument is read, in bytes: several times the longest list of requests.
 const FOR_LONG: usize = 6 << 20;
 
-/// The length from which on an argument is long, in bytes.
+/// An argument is long above this number of bytes.
 const LONG: usize = 64 << 10;
 
-/// The detail of the error where it can't be allocated.
+/// The detail of the error if it can't be allocated.
 pub const NO_RESERVE: &CStr = c"The rate limiter could not allocate its reserve.";
 
-/// A block that is held for an allocation that fails.
+/// A block that is kept for a failed allocation.
 struct Block {
     /// Null while it is in use.
     address: AtomicPtr<u8>,
@@ -40,13 +38,13 @@ struct Block {
 static ALWAYS: Block = Block::new(RESERVE);
 static WHILE_LONG: Block = Block::new(FOR_LONG);
 
-/// How many calls, one in another, read a long argument.
+/// The number of nested calls that read a long argument.
 static READING_LONG: AtomicUsize = AtomicUsize::new(0);
 
 /// Ends the session; not set outside a server.
 static EXHAUSTED: OnceLock<fn()> = OnceLock::new();
 
-/// The system's allocator, with the reserve: to be the `#[global_allocator]` of the library that is loaded.
+/// The system's allocator with the reserve; the library's `#[global_allocator]`.
 pub struct Allocator;
 
 impl Block {
@@ -58,7 +56,7 @@ impl Block {
         Block { address: AtomicPtr::new(null_mut()), layout }
     }
 
-    /// Frees it for the next allocation; false if it is in use.
+    /// Frees the block for the next allocation; false if it is in use.
     fn release(&self) -> bool {
         let block = self.address.swap(null_mut(), Ordering::AcqRel);
         if block.is_null() {
@@ -69,7 +67,7 @@ impl Block {
         true
     }
 
-    /// Allocates it unless it is held; false if that fails.
+    /// Allocates the block unless it is there; false if that fails.
     fn hold(&self) -> bool {
         if !self.address.load(Ordering::Relaxed).is_null() {
             return true;
@@ -112,7 +110,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// Allocates, and tries again with the reserve freed.
+/// Allocates, if necessary with the reserve freed.
 #[inline]
 fn with_retry(allocate: impl Fn() -> *mut u8) -> *mut u8 {
     let block = allocate();
@@ -134,7 +132,7 @@ fn retry(allocate: &dyn Fn() -> *mut u8) -> *mut u8 {
     block
 }
 
-/// Allocates the reserve; called once, when the library is loaded.
+/// Allocates the reserve, once, when the library is loaded. `end_session` runs if even the reserve does not suffice.
 pub fn init(end_session: fn()) {
     let _ = EXHAUSTED.set(end_session);
     hold();
@@ -146,16 +144,16 @@ pub fn release() -> bool {
     ALWAYS.release() || long
 }
 
-/// Allocates the reserve unless it is held; false if that fails.
+/// Allocates the reserve unless it is there; false if that fails.
 pub fn hold() -> bool {
     ALWAYS.hold() && (READING_LONG.load(Ordering::Relaxed) == 0 || WHILE_LONG.hold())
 }
 
-/// The larger reserve of a call that reads a long argument, until this is dropped.
+/// Enlarges the reserve until dropped.
 pub struct Larger(());
 
 impl Larger {
-    /// Makes the reserve larger for an argument of so many bytes, if that is long: at the next [`hold`].
+    /// Enlarges the reserve for a long argument, from the next [`hold`] on.
     pub fn for_argument(bytes: usize) -> Option<Larger> {
         (bytes > LONG).then(|| {
             READING_LONG.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
-//! Errors on their way out. pgrx rebuilds an error that passes through its guard from a closed list of SQLSTATEs,
-//! and turns one that it doesn't know, such as PT429, into XX000; and it drops what an error says of where it comes
-//! from. So an error of ours leaves the guard as plain data and is raised from the outermost frame; and one from below
-//! us, of a trigger say, is copied before pgrx sees it.
+//! Raises errors without pgrx, which rebuilds an error that passes through its guard: an SQLSTATE that it doesn't know,
+//! such as PT429, becomes XX000, and the error's place in the source is lost. So an error of ours leaves the guard as
+//! plain data and is raised from the outermost frame; an error from below us, such as a trigger's, is copied before
+//! pgrx sees it.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -21,7 +21,7 @@ use crate::unguarded::{
 };
 use crate::values::server_text;
 
-/// A [`Report`] whose strings live in Postgres memory: plain data that a long jump may drop.
+/// A [`Report`] whose strings are palloc'd: plain data that a long jump may drop.
 #[derive(Clone, Copy)]
 pub(crate) struct PlainReport {
     sqlstate: c_int,
@@ -30,7 +30,7 @@ pub(crate) struct PlainReport {
     hint: *const c_char,
 }
 
-/// 53200, made of what is there already.
+/// 53200, without allocating.
 const OUT_OF_MEMORY: PlainReport = PlainReport {
     sqlstate: PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY as c_int,
     message: c"out of memory".as_ptr(),
@@ -38,17 +38,17 @@ const OUT_OF_MEMORY: PlainReport = PlainReport {
     hint: null(),
 };
 
-/// What a call ends with instead of a value.
+/// How a call fails.
 #[derive(Clone, Copy)]
 pub(crate) enum Raising {
-    /// An error of its own.
+    /// With an error of its own.
     Report(PlainReport),
-    /// An error from below it, as it was.
+    /// With an error from below it, unchanged.
     Below(*mut pg_sys::ErrorData),
 }
 
 impl Raising {
-    /// Raises it.
+    /// Raises the error.
     ///
     /// # Safety
     /// No frame between this one and Postgres has anything to drop.
@@ -63,15 +63,15 @@ impl Raising {
     }
 }
 
-/// The last error that was raised below a call, whether it reaches us or somebody there catches it.
+/// The last error raised below a call, whether it reaches us or is caught there.
 #[derive(Clone, Copy)]
 pub(crate) struct Below {
     /// The memory context of the call.
     context: pg_sys::MemoryContext,
     sqlstate: c_int,
-    /// A context below that one, for the copy alone; null until there is an error.
+    /// A child of that context for the copy; null until there is an error.
     pub(crate) copies: pg_sys::MemoryContext,
-    /// With the error contexts that are below us; null if there is no copy.
+    /// The copy, with the error contexts below us; null if there is none.
     error: *mut pg_sys::ErrorData,
     /// Whether it was raised in [`hiding_rows`].
     hides_rows: bool,
@@ -81,8 +81,8 @@ thread_local! {
     static HIDES_ROWS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`, whose errors of constraints lose their detail also where they name no table: another node's, which a
-/// detail quotes the row of.
+/// Runs `work`. Its constraint errors lose their detail, which quotes a row, even if they name no table: those of
+/// other nodes don't.
 pub fn hiding_rows<T>(work: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -95,29 +95,29 @@ pub fn hiding_rows<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Below {
-    /// None yet, below a call in this memory context.
+    /// Starts without an error, for a call in this memory context.
     pub(crate) fn new(context: pg_sys::MemoryContext) -> Below {
         Below { context, sqlstate: 0, copies: null_mut(), error: null_mut(), hides_rows: false }
     }
 }
 
-/// Returns what is to be raised for an error that came from below a call.
+/// Converts an error from below a call.
 #[cold]
 pub(crate) fn caught_below(caught: Box<dyn Any + Send>, below: *mut Below) -> Raising {
     PgTryBuilder::new(AssertUnwindSafe(|| resume_unwind(caught)))
         .catch_others(|caught| match caught {
-            // Raised by Postgres or by user code below us, a trigger say.
-            // SAFETY: it is that of the call, whose frame is there.
+            // Raised by Postgres or by user code below us, such as a trigger.
+            // SAFETY: `below` is that of the call, whose frame is there.
             CaughtError::PostgresError(error) => as_it_was(&error, unsafe { *below }),
             caught => caught.rethrow(),
         })
         .execute()
 }
 
-/// Finds the copy of an error that pgrx caught; without one, as where memory was short, it is made of what pgrx says.
+/// Finds the copy of an error that pgrx caught; without one, as when memory was low, builds it from pgrx's report.
 fn as_it_was(error: &ErrorReportWithLevel, below: Below) -> Raising {
     let known = error.sql_error_code();
-    // XX000 is also what pgrx makes of an SQLSTATE that it doesn't know.
+    // pgrx reports an SQLSTATE that it doesn't know as XX000.
     let is_unknown = known == PgSqlErrorCode::ERRCODE_INTERNAL_ERROR;
     let is_same = |copy: &pg_sys::ErrorData| {
         // SAFETY: a copy has a message, or null; it is there until the call ends.
@@ -145,41 +145,39 @@ fn as_it_was(error: &ErrorReportWithLevel, below: Below) -> Raising {
     })
 }
 
-/// Whether an SQLSTATE is of a class, given by its two characters: as Postgres packs it, six bits a
-/// character, the first one lowest.
+/// Whether an SQLSTATE is of a class, given by its two characters. Postgres packs six bits a character, the first one
+/// lowest.
 fn is_of(class: &[u8; 2], sqlstate: c_int) -> bool {
     let [first, second] = class.map(|c| c_int::from(c - b'0'));
     sqlstate & 0xfff == first | second << 6
 }
 
-/// Whether PostgreSQL words the detail of such an error as a row that was to be written, and so with
-/// its key: that of a constraint, which names its table, or of a view WITH CHECK OPTION. What a
-/// trigger raises by itself is left alone, unless it says the same.
+/// Whether PostgreSQL's detail of such an error quotes a row that was to be written, with its key: constraints, whose
+/// errors name their table, and views WITH CHECK OPTION. A trigger's own error is left alone unless it looks the same.
 fn shows_a_row(sqlstate: c_int, names_table: bool) -> bool {
     is_of(b"23", sqlstate) && names_table || is_of(b"44", sqlstate)
 }
 
-/// An error context callback that adds no context: it is the one place from which an error can be
-/// seen before pgrx rebuilds it. It is called for the innermost call first, when the contexts below
-/// that have been added and those above have not.
+/// An error context callback that adds no context: the only place where an error can be seen before pgrx rebuilds it.
+/// Postgres calls it for the innermost call first, when the contexts below it have been added and those above have not.
 ///
 /// # Safety
 /// Called by Postgres; `below` is that of the innermost call.
 pub(crate) unsafe extern "C-unwind" fn remember(below: *mut c_void) {
-    // SAFETY: Postgres calls this while it builds a message, which is when geterrcode may be asked;
-    // `below` is that of the call that it is linked in for.
+    // SAFETY: Postgres calls this while it builds a message, when geterrcode may be called; `below` is that of the call
+    // that it is linked in for.
     unsafe {
         let below = below.cast::<Below>();
         let sqlstate = geterrcode();
-        // No errors, but notices and warnings.
+        // Notices and warnings.
         if [b"00", b"01", b"02"].iter().any(|class| is_of(class, sqlstate)) {
             return;
         }
         (*below).sqlstate = sqlstate;
         (*below).error = null_mut();
         (*below).hides_rows = HIDES_ROWS.get();
-        // Nothing is allocated where there is no memory, or where that would be a crash by itself.
-        // What pgrx allocates, while it can't bear an error, is had from the reserve.
+        // Don't allocate if there is no memory, or if an error would be a crash. pgrx's own allocations, which can't fail,
+        // use the reserve.
         if is_of(b"53", sqlstate) {
             oom_reserve::release();
         }
@@ -223,10 +221,10 @@ pub(crate) fn plain(report: &Report) -> PlainReport {
     }
 }
 
-/// A copy in Postgres memory, in the server's encoding.
+/// Copies a text into Postgres memory, in the server's encoding.
 fn palloc_str(text: &str) -> *const c_char {
-    // pgrx reads a message of another encoding as UTF-8, and what it can't read can't be converted
-    // back: an error on the way would hide the one that is being reported.
+    // pgrx reads a message of another encoding as UTF-8. Characters that it can't read can't be converted back, and the
+    // error of the conversion would hide this one.
     // SAFETY: reads a setting.
     let utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as c_int;
     let text = if utf8 { text.to_owned() } else { text.replace('\u{fffd}', "?") };
@@ -257,26 +255,24 @@ unsafe fn raise(level: PgLogLevel, report: PlainReport) -> ! {
     unreachable!("errfinish returned from an error")
 }
 
-/// The error where the reserve can't be allocated (53200).
+/// The error if the reserve can't be allocated (53200).
 pub(crate) fn out_of_memory() -> Raising {
     Raising::Report(OUT_OF_MEMORY)
 }
 
-/// Ends the session, and no other: for where memory is so short that no error can be raised.
+/// Ends only this session, when memory is too low to raise an error.
 pub fn end_session() {
     // SAFETY: FATAL leaves the process by its exit, past all frames.
     unsafe { raise(PgLogLevel::FATAL, OUT_OF_MEMORY) }
 }
 
-/// Raises an error from below us as it was: the contexts that it has are kept, and those above us are
-/// added to them.
+/// Raises an error from below us unchanged: it keeps its contexts, and those above us are added.
 ///
 /// # Safety
 /// No frame between this one and Postgres has anything to drop.
 unsafe fn throw(error: *mut pg_sys::ErrorData) -> ! {
-    // SAFETY: the copy is there until its context goes, with that of the call. Of what is kept by
-    // address and not copied again, the names of its place in the source are put where errors are;
-    // the domain is for messages that are yet to be translated.
+    // SAFETY: the copy lives as long as the call's context. Postgres keeps the names of the place in the source by address,
+    // so they move to ErrorContext; the domain is for messages that are yet to be translated.
     unsafe {
         pg_sys::submodules::thread_check::active_thread::clear();
         let kept = |text: *const c_char| match text.is_null() {

@@ -1,4 +1,4 @@
-//! Invalidations of relations: one callback of Postgres's, which has room for ten of all libraries together.
+//! Invalidations of relations: a single PostgreSQL callback, since all libraries together may have ten.
 
 use std::cell::Cell;
 
@@ -6,22 +6,22 @@ use pgrx::pg_sys;
 
 use crate::call::row_type;
 
-/// A callback at the invalidation of a relation, or of all, which is `InvalidOid`. It arrives at any point, calls
-/// nothing of Postgres and does not panic.
+/// A callback at the invalidation of a relation; `InvalidOid`: of all. It can arrive at any point, so it calls nothing
+/// of Postgres and does not panic.
 pub type RelationHook = fn(pg_sys::Oid);
 
 thread_local! {
     static HOOKS: Cell<&'static [RelationHook]> = const { Cell::new(&[]) };
 }
 
-/// Registers callbacks; called once, when the library is loaded.
+/// Registers callbacks, once, when the library is loaded.
 pub fn init(hooks: &'static [RelationHook]) {
     HOOKS.set(hooks);
     // SAFETY: the callback is a C function that lives as long as the library.
     unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(changed), pg_sys::Datum::from(0)) };
 }
 
-/// The callback.
+/// Runs the callbacks.
 ///
 /// # Safety
 /// Called by Postgres.

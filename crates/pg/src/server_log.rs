@@ -1,4 +1,4 @@
-//! The server's log.
+//! Messages to the server's log and the client.
 
 use std::ffi::{CStr, CString, c_int};
 
@@ -9,26 +9,26 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 use crate::unguarded::{errfinish, errhidecontext, errhidestmt, errmsg, errstart};
 use crate::values::{server_text, utf8};
 
-/// Writes one line at level LOG, without the statement and its context, which hold what users passed.
+/// Writes one line at level LOG, without statement and context, which hold what users passed.
 pub fn line(text: &str) {
     report(PgLogLevel::LOG, text);
 }
 
-/// Tells the session.
+/// Sends a notice to the client.
 pub fn notice(text: &str) {
     report(PgLogLevel::NOTICE, text);
 }
 
-/// Warns the session, and the log.
+/// Warns in the client and the log.
 pub fn warning(text: &str) {
     report(PgLogLevel::WARNING, text);
 }
 
 fn report(level: PgLogLevel, text: &str) {
-    // What pgrx could not read of a message can't be converted back.
+    // Characters that pgrx could not read can't be converted back.
     let text = CString::new(server_text(&text.replace('\u{fffd}', "?"))).unwrap_or_default();
-    // SAFETY: the strings are valid. An error of a hook, or a cancel, which errfinish looks for, jumps to
-    // the guard, past a closure that owns nothing, and unwinds from there as a panic.
+    // SAFETY: the strings are valid. An error of a hook, or a cancel that errfinish looks for, jumps to the guard past a
+    // closure that owns nothing, and unwinds from there as a panic.
     unsafe {
         pg_guard_ffi_boundary(|| {
             if errstart(level as c_int, std::ptr::null()) {

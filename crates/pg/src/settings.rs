@@ -1,4 +1,4 @@
-//! Work under other settings than the session's, and what PostgreSQL keeps of a setting.
+//! Runs work under other settings, and reads PostgreSQL's record of a setting.
 
 use std::ffi::CStr;
 
@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 
 use crate::values::utf8;
 
-/// A setting, as PostgreSQL keeps it: there as long as the session.
+/// PostgreSQL's record of a setting, which lives as long as the session.
 #[derive(Clone, Copy)]
 pub struct Setting(*mut pg_sys::config_generic);
 
@@ -27,21 +27,20 @@ impl Setting {
         }
     }
 
-    /// Makes a setting that any role could set one that only superusers set, and roles with GRANT SET. The values that
-    /// it has stay, whoever set them.
+    /// Restricts a setting to superusers and roles with GRANT SET. Its values stay, whichever role set them.
     pub fn restrict(self) {
         // SAFETY: the record is the session's own.
         unsafe { (*self.0).context = pg_sys::GucContext::PGC_SUSET };
     }
 
-    /// Returns the role that set the value in force, quoted for SQL, if only [restricted](Setting::restrict) roles may
-    /// and this is none of them.
+    /// Returns the role that set the current value, quoted for SQL, if it may not set a [restricted](Setting::restrict)
+    /// setting.
     pub fn refused_role(self) -> Option<String> {
         use pg_sys::GucContext::{PGC_BACKEND, PGC_USERSET};
         // SAFETY: reads the record and the catalogs, in a transaction.
         unsafe {
             let setting = &*self.0;
-            // As set_config_option does for such a setting.
+            // As set_config_option checks.
             if !matches!(setting.scontext, PGC_USERSET | PGC_BACKEND)
                 || pg_sys::pg_parameter_aclcheck(
                     setting.name,
@@ -59,14 +58,13 @@ impl Setting {
     }
 }
 
-/// Whether this is a worker of a parallel query, into which the leader's settings are copied.
+/// Whether this is a parallel worker, into which the leader's settings are copied.
 pub fn is_parallel_worker() -> bool {
     // SAFETY: reads the session's state.
     unsafe { pg_sys::ParallelWorkerNumber >= 0 }
 }
 
-/// Runs `work` under these settings; after an error the abort of the (sub)transaction restores the
-/// session's, as everywhere in Postgres.
+/// Runs `work` under these settings; after an error the abort of the (sub)transaction restores the session's.
 pub fn locally<T>(settings: &[(&CStr, &CStr)], work: impl FnOnce() -> T) -> T {
     if settings.is_empty() {
         return work();

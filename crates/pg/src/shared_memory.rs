@@ -157,9 +157,6 @@ unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
 ///
 /// Who is not in a transaction, such as a worker that is not connected yet, may have no resource owner. It gets one to
 /// be the parent of the work's own, since ResourceOwnerRelease gives locks one by one to a parent.
-///
-/// # Errors
-/// Those of the work.
 fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     // SAFETY: as above. An error of Postgres unwinds as a panic until it leaves the SQL function.
     unsafe {

@@ -1,5 +1,4 @@
-//! A sort of counts by key that may exceed memory: PostgreSQL's own, within `work_mem`, and beyond that
-//! in temporary files.
+//! Sorts counts by key with PostgreSQL's own sort, within `work_mem` and beyond that in temporary files.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -8,11 +7,11 @@ use pgrx::pg_sys;
 
 use crate::values::{float_datum, text_datum, varlena_bytes};
 
-/// The columns of a row: its key, its number, which keeps the order of the rows of a key, and its count.
+/// The columns of a row: key, number (keeps the order of a key's rows), count.
 const COLUMNS: [pg_sys::BuiltinOid; 3] =
     [pg_sys::BuiltinOid::BYTEAOID, pg_sys::BuiltinOid::INT8OID, pg_sys::BuiltinOid::FLOAT8OID];
 
-/// A stable sort of keys and counts, by the bytes of the key. After an error Postgres frees it.
+/// A stable sort by the bytes of the key. After an error Postgres frees it.
 pub struct Sort {
     /// The memory context of the sort.
     context: pg_sys::MemoryContext,
@@ -46,8 +45,8 @@ impl Sort {
 
     /// Begins the sort.
     fn begin(&mut self) {
-        // SAFETY: a description of the columns above, by the first two of which rows are sorted. No
-        // value of the virtual row is read before it is set.
+        // SAFETY: describes the columns above, and sorts by the first two. A value of the virtual row is set before it is
+        // read.
         unsafe {
             let caller = pg_sys::MemoryContextSwitchTo(self.context);
             let description = pg_sys::CreateTemplateTupleDesc(COLUMNS.len() as c_int);
@@ -91,7 +90,7 @@ impl Sort {
         if self.state.is_null() {
             self.begin();
         }
-        // A bytea is stored as a text is.
+        // A bytea is stored like a text.
         let values = [text_datum(key), pg_sys::Datum::from(self.rows), float_datum(count)];
         // SAFETY: the slot has as many columns, of these types; the sort copies the row.
         unsafe {
@@ -103,7 +102,7 @@ impl Sort {
         self.rows += 1;
     }
 
-    /// Returns the next row's key and count, until the one after; `None` after the last.
+    /// Returns the next row's key and count, valid until the next call; `None` after the last.
     #[allow(clippy::should_implement_trait, reason = "an iterator can't lend what it returns")]
     pub fn next(&mut self) -> Option<(&[u8], f64)> {
         if self.state.is_null() {

@@ -1,5 +1,5 @@
-//! Work in a subtransaction, so that a call that is refused in the end leaves no row locked; and
-//! callbacks at the rollback of a subtransaction, ours or the caller's.
+//! Runs work in a subtransaction, so that a refused call leaves no row locked, and runs callbacks when a subtransaction
+//! is rolled back, ours or the caller's.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -7,21 +7,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use pgrx::pg_sys;
 
-/// A callback at the rollback of the subtransaction of this number.
+/// A callback at the rollback of a subtransaction, by its number.
 pub type RollbackHook = fn(pg_sys::SubTransactionId);
 
 thread_local! {
     static HOOKS: Cell<&'static [RollbackHook]> = const { Cell::new(&[]) };
 }
 
-/// Registers callbacks; called once, when the library is loaded.
+/// Registers callbacks, once, when the library is loaded.
 pub fn init(hooks: &'static [RollbackHook]) {
     HOOKS.set(hooks);
     // SAFETY: the callback is a C function that lives as long as the library.
     unsafe { pg_sys::RegisterSubXactCallback(Some(ended), std::ptr::null_mut()) };
 }
 
-/// The callback at a subtransaction's end.
+/// Runs the callbacks after a rollback.
 ///
 /// # Safety
 /// Called by Postgres.
@@ -36,23 +36,20 @@ unsafe extern "C-unwind" fn ended(
     }
 }
 
-/// Runs `work` in a subtransaction, which is committed if it returns `Some`, and otherwise, also after
-/// an error, rolled back, which releases its locks. An error is caught, and unwinds on after the rollback: one that
-/// escaped would leave the session inside the subtransaction.
-///
-/// # Errors
-/// Those of the work.
+/// Runs `work` in a subtransaction. Commits it if the result is `Some`; otherwise, and after an error, rolls it back,
+/// which releases its locks. An error is caught, and unwinds on after the rollback: one that escaped would leave the
+/// session inside the subtransaction.
 pub fn attempt<T, E>(work: impl FnOnce() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
-    // SAFETY: as PL/pgSQL runs a block with an EXCEPTION clause: the memory context and the resource
-    // owner are restored after the subtransaction's end, whichever way it ends.
+    // SAFETY: as PL/pgSQL runs a block with an EXCEPTION clause: memory context and resource owner are restored after the
+    // subtransaction, however it ends.
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
         let owner = pg_sys::CurrentResourceOwner;
         pg_sys::BeginInternalSubTransaction(std::ptr::null());
         pg_sys::MemoryContextSwitchTo(context);
-        // An error of Postgres unwinds as a panic until it leaves the SQL function. The commit may fail as well: Citus
-        // sends it to other nodes. What then stayed open would be rolled back in place of an outer subtransaction, and
-        // leave a session without one in a transaction block.
+        // An error of Postgres unwinds as a panic until it leaves the SQL function. The commit can fail too: Citus sends it to
+        // other nodes. A subtransaction that stayed open would be rolled back in place of an outer one, and leave a session
+        // without one in a transaction block.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let outcome = work();
             if matches!(outcome, Ok(Some(_))) {

@@ -16,8 +16,8 @@ pub fn subtransaction() -> pg_sys::SubTransactionId {
     unsafe { unguarded::GetCurrentSubTransactionId() }
 }
 
-/// Returns the number of the current transaction in this session, whether or not it has written. Its
-/// start time would not do: transactions of one message of the simple protocol share it.
+/// Returns the number of the current transaction in this session, whether or not it has written. Its start time would
+/// not do: transactions of one message of the simple protocol share it.
 pub fn local_transaction() -> pg_sys::LocalTransactionId {
     // SAFETY: reads the state of this backend.
     unsafe {
@@ -28,10 +28,9 @@ pub fn local_transaction() -> pg_sys::LocalTransactionId {
     }
 }
 
-/// Runs `work` with an active snapshot, as an SQL statement has one. Where there is none, as in the
-/// check of a domain that PL/pgSQL assigns to after a COMMIT, nothing would keep a version that was
-/// found from being pruned, and TOAST can't be read. After an error the abort of the (sub)transaction
-/// pops it.
+/// Runs `work` with an active snapshot, as an SQL statement has one. Without one, as in the check of a domain that
+/// PL/pgSQL assigns to after a COMMIT, a version that was found could be pruned, and TOAST can't be read. After an
+/// error the abort of the (sub)transaction pops it.
 pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: pushed and popped in pairs.
     unsafe {
@@ -45,12 +44,11 @@ pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Takes table locks that last as long as the writes under them. A query's locks are its portal's, and
-/// are released with a cursor that fails in a savepoint (AtSubAbort_Portals), while its earlier writes
-/// stay: VACUUM FULL, which then copies the table beside the writer, loses a row whose writer rolls back
-/// at that moment (rewrite_heap_dead_tuple). So these locks are the (sub)transaction's own, as that on
-/// its number (AssignTransactionId) and those of large objects (open_lo_relation). After an error its
-/// abort restores the resource owner.
+/// Takes table locks that last as long as the writes under them. A query's locks belong to its portal, and are released
+/// with a cursor that fails in a savepoint (AtSubAbort_Portals), while its earlier writes stay: a VACUUM FULL that
+/// copies the table at that moment loses a row if its writer rolls back (rewrite_heap_dead_tuple). So these locks
+/// belong to the (sub)transaction, as the one on its number (AssignTransactionId) and those of large objects
+/// (open_lo_relation) do. After an error its abort restores the resource owner.
 pub fn with_lasting_locks(locks: impl FnOnce()) {
     // SAFETY: a transaction has a resource owner, which outlives its portals.
     unsafe {
@@ -61,8 +59,8 @@ pub fn with_lasting_locks(locks: impl FnOnce()) {
     }
 }
 
-/// Runs `work`, which reads, and releases the table locks that it took, as after a scan of a catalog. Without
-/// [`with_lasting_locks`] they would be those of the statement, and last to the end of the transaction.
+/// Runs `work`, which reads, and releases its table locks, as after a scan of a catalog. Otherwise they would be the
+/// statement's, and last until the transaction ends.
 pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
     use pg_sys::ResourceReleasePhase::{
         RESOURCE_RELEASE_AFTER_LOCKS, RESOURCE_RELEASE_BEFORE_LOCKS, RESOURCE_RELEASE_LOCKS, Type,
@@ -80,8 +78,8 @@ pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
         );
         fn ResourceOwnerDelete(owner: pg_sys::ResourceOwner);
     }
-    // SAFETY: as a portal has an owner of its own. After an error the abort of the (sub)transaction sets the owner back,
-    // and releases this one with its parent. The guarded calls have nothing to drop.
+    // SAFETY: like a portal's own owner. After an error the abort of the (sub)transaction restores the outer owner, and
+    // releases this one with its parent. The guarded calls have nothing to drop.
     unsafe {
         let outer = pg_sys::CurrentResourceOwner;
         let own = pg_guard_ffi_boundary(|| ResourceOwnerCreate(outer, c"rate limit read".as_ptr()));
@@ -89,7 +87,7 @@ pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
         let result = work();
         pg_sys::CurrentResourceOwner = outer;
         pg_guard_ffi_boundary(|| {
-            // All else is released by now, and would be told of; locks of a commit would go to the outer owner.
+            // Nothing but locks is left, or Postgres would warn. At a commit they would go to the outer owner.
             ResourceOwnerRelease(own, RESOURCE_RELEASE_BEFORE_LOCKS, true, false);
             ResourceOwnerRelease(own, RESOURCE_RELEASE_LOCKS, false, false);
             ResourceOwnerRelease(own, RESOURCE_RELEASE_AFTER_LOCKS, true, false);
@@ -99,12 +97,9 @@ pub fn with_passing_locks<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Runs `locks` once more where that is in a savepoint, whose rollback would release what it locks: this time for the
-/// whole transaction. It has the locks, so that it does not wait, and nothing interrupts it: what it holds meanwhile
-/// would be held as long.
-///
-/// # Errors
-/// Those of `locks`.
+/// In a savepoint, runs `locks` a second time, for the whole transaction: a rollback to the savepoint would release
+/// the first ones. The session has the locks already, so it does not wait; interrupts are held off, since an error
+/// here would leave locks until the transaction ends.
 pub fn beyond_savepoints<E>(
     locks: impl FnOnce() -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
@@ -124,10 +119,7 @@ pub fn beyond_savepoints<E>(
     }
 }
 
-/// Refuses a call of `function`, such as `rl_check()`, in a parallel query.
-///
-/// # Errors
-/// [`PgError::Parallel`] (25000).
+/// Refuses a call of `function`, such as `rl_check()`, in a parallel query (25000).
 pub fn refuse_parallel(function: &'static CStr) -> Result<()> {
     // SAFETY: reads a flag.
     if unsafe { unguarded::IsInParallelMode() } {
@@ -156,10 +148,7 @@ pub fn is_in_recovery() -> bool {
     unsafe { unguarded::RecoveryInProgress() }
 }
 
-/// Refuses a call of `function` that turns out to write, in a read-only transaction or in recovery.
-///
-/// # Errors
-/// [`PgError::ReadOnly`] (25006).
+/// Refuses a call of `function` that turns out to write, in a read-only transaction or in recovery (25006).
 pub fn refuse_read_only_call(function: pg_sys::Oid) -> Result<()> {
     if !is_read_only() {
         return Ok(());
@@ -173,11 +162,7 @@ pub fn refuse_read_only_call(function: pg_sys::Oid) -> Result<()> {
     Err(PgError::ReadOnly { call, is_standby: is_in_recovery() })
 }
 
-/// Refuses a call that writes in a read-only transaction, in recovery, or in a parallel query. Raises
-/// 25006 for the former two.
-///
-/// # Errors
-/// [`PgError::Parallel`] (25000).
+/// Refuses a call that writes in a parallel query (25000); raises 25006 in a read-only transaction or in recovery.
 pub fn refuse_read_only(function: &'static CStr) -> Result<()> {
     refuse_parallel(function)?;
     if is_read_only() {
@@ -194,7 +179,7 @@ pub fn number_if_any() -> u32 {
     unsafe { unguarded::GetTopTransactionIdIfAny() }.into_inner()
 }
 
-/// A lock of the lock manager: an advisory one, which no SQL function takes.
+/// An advisory lock that no SQL function takes.
 fn tag([database, number, other]: [u32; 3]) -> pg_sys::LOCKTAG {
     pg_sys::LOCKTAG {
         locktag_field1: database,
@@ -206,15 +191,15 @@ fn tag([database, number, other]: [u32; 3]) -> pg_sys::LOCKTAG {
     }
 }
 
-/// Takes a lock of a database until the transaction ends, after a wait for who has [tried](try_lock_against) it; others
-/// may take it at the same time.
+/// Takes a lock until the transaction ends, shared with other callers; waits for a session that has
+/// [locked against](try_lock_against) it.
 pub fn lock(numbers: [u32; 3]) {
     let tag = tag(numbers);
     // SAFETY: in a transaction.
     unsafe { pg_sys::LockAcquire(&raw const tag, pg_sys::RowExclusiveLock as _, false, false) };
 }
 
-/// Takes it against those who [lock] it, until the transaction ends; false where somebody has.
+/// Takes a lock until the transaction ends that excludes callers of [`lock`]; false if one has it.
 pub fn try_lock_against(numbers: [u32; 3]) -> bool {
     let tag = tag(numbers);
     // SAFETY: in a transaction.

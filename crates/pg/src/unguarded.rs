@@ -1,4 +1,4 @@
-//! Functions of Postgres as they are, without the guard that pgrx puts around each.
+//! PostgreSQL functions without the guard that pgrx puts around each.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -7,7 +7,7 @@ use pgrx::pg_sys::{
     TransactionId,
 };
 
-// They raise no error. An LWLock that is released is held by this session, which holds fewer than the 200 that it may.
+// These raise no error: this session holds the LWLock that it releases, and fewer than the 200 that it may hold.
 unsafe extern "C-unwind" {
     /// Whether there is an active snapshot.
     pub fn ActiveSnapshotSet() -> bool;
@@ -15,7 +15,7 @@ unsafe extern "C-unwind" {
     pub fn GetCurrentSubTransactionId() -> SubTransactionId;
     /// The server's clock, in microseconds since 2000.
     pub fn GetCurrentTimestamp() -> TimestampTz;
-    /// The number of the transaction, 0 as long as it has written nothing.
+    /// The transaction's number; 0 if it has written nothing.
     pub fn GetTopTransactionIdIfAny() -> TransactionId;
     /// Whether the query runs in parallel.
     pub fn IsInParallelMode() -> bool;
@@ -28,7 +28,7 @@ unsafe extern "C-unwind" {
     pub(crate) fn pg_strong_random(buffer: *mut c_void, bytes: usize) -> bool;
 }
 
-// They raise errors, or are there to: called from a frame with nothing to drop only.
+// These raise errors: call them only from a frame with nothing to drop.
 unsafe extern "C-unwind" {
     pub(crate) fn errstart(elevel: c_int, domain: *const c_char) -> bool;
     pub(crate) fn errcode(sqlerrcode: c_int) -> c_int;
@@ -42,7 +42,7 @@ unsafe extern "C-unwind" {
     pub(crate) fn ThrowErrorData(error: *mut ErrorData);
 }
 
-// For an error context callback, in which a guard has no place: an error there goes on to where the first was going.
+// For an error context callback, which can't have a guard: an error there goes where the first one was going.
 unsafe extern "C-unwind" {
     pub(crate) fn geterrcode() -> c_int;
     pub(crate) fn AllocSetContextCreateInternal(

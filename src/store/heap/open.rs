@@ -1,4 +1,4 @@
-//! Opening the table and its index.
+//! Opens the table and its index.
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
@@ -14,18 +14,14 @@ pub struct Heap {
     pub table: pg_sys::Relation,
     /// The index of its primary key.
     pub index: pg_sys::Relation,
-    /// The slot of a fetched version: empty between two operations, so that no page is pinned when a
-    /// subtransaction ends.
+    /// The slot of a fetched version: empty between two operations, so no page is pinned when a subtransaction ends.
     pub fetched: *mut pg_sys::TupleTableSlot,
-    /// The slot of a version to be written.
+    /// The slot of a version to write.
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
-/// Runs `work` with the table open. The locks on it and its index last to the end of the transaction, unless a
-/// [read](catalog::reading) ends before.
-///
-/// # Errors
-/// Those of the work; [`Error::Moved`]: the table has changed since the catalog was read.
+/// Runs `work` with the table open. The locks on it and its index last until the transaction ends, or a
+/// [read](catalog::reading) does. [`Error::Moved`]: the table has changed since the catalog was read.
 pub fn with_heap<T>(
     catalog: &Catalog,
     index_oid: pg_sys::Oid,
@@ -34,7 +30,7 @@ pub fn with_heap<T>(
 ) -> Result<T> {
     let oid = catalog.rate_limits.oid;
     let (mode, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
-    // SAFETY: opened and closed in pairs; an error leaves closing them to the resource owner.
+    // SAFETY: opened and closed in pairs; after an error the resource owner closes them.
     unsafe {
         let open = || {
             let table = raw::table_open(oid, none);
@@ -69,11 +65,10 @@ pub fn with_heap<T>(
     }
 }
 
-/// Runs calls of [`raw`], whose errors unwind from here.
+/// Runs calls of [`raw`]; their errors unwind from here.
 ///
 /// # Safety
-/// `calls` and its callees hold no value with a destructor, call no guarded function of `pg_sys`, and
-/// don't panic.
+/// `calls` and its callees hold no value with a destructor, call no guarded function of `pg_sys`, and don't panic.
 pub unsafe fn guarded<T: Copy>(calls: impl FnOnce() -> T) -> T {
     // SAFETY: as the caller says.
     unsafe { pg_guard_ffi_boundary(calls) }

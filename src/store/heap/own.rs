@@ -1,8 +1,8 @@
-//! The tuple ids of the newest versions that the current transaction has written. From an index entry,
-//! a scan walks through all versions of the transaction, so that n calls on one key would cost n * n.
+//! Remembers the tuple ids of the newest versions that the current transaction has written. From an index entry a scan
+//! walks through all versions of the transaction, so n calls on one key would cost n * n.
 //!
-//! Such a tuple id stays valid: the lock on the table lasts as long as the version that was written
-//! under it, and a rewrite by the transaction itself is announced as a change of the table.
+//! Such a tuple id stays valid: the table's lock lasts as long as the version, and a rewrite by the transaction itself is
+//! announced as a change of the table.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use pgrx::pg_sys;
 use crate::schema::invalidation;
 use ratelimit_pg::transaction::{subtransaction, unguarded};
 
-/// The versions that are remembered.
+/// The number of versions.
 const CAPACITY: usize = 64;
 
 struct OwnVersions {
@@ -25,7 +25,7 @@ struct OwnVersions {
 struct OwnVersion {
     hash: u64,
     tid: pg_sys::ItemPointerData,
-    /// The subtransaction whose rollback makes the version dead: its page may be truncated then.
+    /// The subtransaction that wrote it: its rollback makes the version dead, and its page may be truncated.
     written_in: pg_sys::SubTransactionId,
 }
 
@@ -33,8 +33,7 @@ thread_local! {
     static OWN: RefCell<OwnVersions> = const { RefCell::new(OwnVersions::new()) };
 }
 
-/// Forgets the versions written in a subtransaction that is rolled back, or in one within it, whose
-/// number is greater.
+/// Forgets the versions written in a subtransaction that is rolled back, or within it, where numbers are greater.
 pub fn forget(rolled_back: pg_sys::SubTransactionId) {
     OWN.with(|own| {
         // Never borrowed while Postgres ends a subtransaction.
@@ -66,8 +65,8 @@ impl OwnVersions {
     }
 }
 
-/// Returns the tuple id of the newest version of the row with this hash, if this transaction wrote one
-/// and the table has not changed since.
+/// Returns the tuple id of the newest version of the row with this hash, if this transaction wrote one and the table has
+/// not changed since.
 pub fn lookup(hash: u64) -> Option<pg_sys::ItemPointerData> {
     let known = OWN.with_borrow_mut(|own| own.current().rows[hash as usize % CAPACITY]);
     known.filter(|known| known.hash == hash).map(|known| known.tid)

@@ -1,8 +1,8 @@
-//! Calls of Postgres without pgrx's guard around each: a whole operation runs inside one. They are
-//! made from frames that hold plain data only, which an error may jump over, and never beside calls
-//! of `pg_sys`, whose errors unwind instead.
+//! PostgreSQL functions without pgrx's guard around each: one guard is around a whole operation. Call them from frames
+//! with plain data only, which an error may jump over, and never together with functions of `pg_sys`, whose errors
+//! unwind instead.
 //!
-//! The callbacks of the table's access method are at the end, under their names in tableam.h.
+//! At the end are the callbacks of the table's access method, named as in tableam.h.
 
 use std::ffi::c_int;
 
@@ -159,7 +159,7 @@ pub unsafe fn clear(slot: *mut TupleTableSlot) {
     }
 }
 
-/// Calls a callback of the table's access method, the heap, which has all of them (GetTableAmRoutine).
+/// Calls a callback of the table's access method; the heap has all of them (GetTableAmRoutine).
 macro_rules! access_method {
     ($table:expr, $function:ident ( $($argument:expr),* $(,)? )) => {
         (*(*$table).rd_tableam).$function.unwrap_unchecked()($($argument),*)
@@ -184,8 +184,8 @@ pub unsafe fn table_index_fetch_end(fetch: *mut IndexFetchTableData) {
     unsafe { access_method!((*fetch).rel, index_fetch_end(fetch)) }
 }
 
-/// Fetches the visible version from the tuple id of an index entry, or with `again` the next one, and
-/// sets `tid` to its own; false if none is visible.
+/// Fetches the visible version from the tuple id of an index entry, or with `again` the next one, and sets `tid` to its
+/// tuple id; false if none is visible.
 ///
 /// # Safety
 /// Inside a guard; `fetch` was begun, the page of `tid` exists, the slot is one of the table.
@@ -220,7 +220,7 @@ pub unsafe fn table_tuple_fetch_row_version(
     unsafe { access_method!(table, tuple_fetch_row_version(table, tid, snapshot, slot)) }
 }
 
-/// Fetches the version at a tuple id into a slot, whoever sees it, and deforms its first columns; false if there is none.
+/// Fetches the version at a tuple id, visible or not, and deforms its first columns; false if there is none.
 ///
 /// # Safety
 /// As [`table_tuple_fetch_row_version`].
@@ -230,7 +230,7 @@ pub unsafe fn fetch_version(
     slot: *mut TupleTableSlot,
     columns: usize,
 ) -> bool {
-    // SAFETY: as the caller says; the snapshot is static, and every version is visible to it.
+    // SAFETY: as the caller says; the snapshot is static, and sees every version.
     unsafe {
         let any = &raw mut SnapshotAnyData;
         let found = table_tuple_fetch_row_version(table, tid, any, slot);
@@ -254,8 +254,7 @@ pub unsafe fn table_tuple_satisfies_snapshot(
     unsafe { access_method!(table, tuple_satisfies_snapshot(table, slot, snapshot)) }
 }
 
-/// Locks a row as SELECT … FOR UPDATE, and fetches the locked version. Returns also whether an update
-/// was followed.
+/// Locks a row like SELECT … FOR UPDATE and fetches the locked version. Also returns whether an update was followed.
 ///
 /// # Safety
 /// Inside a guard; `tid` is that of a version of the table, the slot is one of the table.
@@ -287,8 +286,8 @@ pub unsafe fn table_tuple_lock(
     }
 }
 
-/// Replaces a version by the slot's, after waiting for locks on it. Returns also whether the new version
-/// needs index entries.
+/// Replaces a version by the slot's, after waiting for locks on it. Also returns whether the new version needs index
+/// entries.
 ///
 /// # Safety
 /// Inside a guard; `old` is that of a version of the table, the slot holds a row of it.
@@ -367,7 +366,7 @@ pub unsafe fn table_tuple_insert_speculative(
     }
 }
 
-/// Confirms a speculative insert, or deletes its row if it has not succeeded.
+/// Confirms a speculative insert, or deletes its row.
 ///
 /// # Safety
 /// Inside a guard; the slot holds the row inserted with `token`.

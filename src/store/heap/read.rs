@@ -1,4 +1,4 @@
-//! Finding rows: by their last tuple id, or by the index, under the latest state.
+//! Finds rows by their last tuple id or by the index, under the latest state.
 
 use std::ffi::c_int;
 
@@ -13,15 +13,15 @@ use crate::schema::error::Result;
 use crate::schema::unaltered_table::COLUMNS;
 use ratelimit_pg::interrupts::check_for_interrupts;
 
-/// Returns the scan keys for a name, a key and a shard number, or for the first one or two of them:
-/// with equality, or with `above` for values greater than the last argument. Not inside a guard.
+/// Returns the scan keys for a name, a key and a shard number, or the first of them: for equal values, or with `above`
+/// for ones greater than the last argument. Not inside a guard.
 pub fn scan_keys<const N: usize>(
     arguments: [pg_sys::Datum; N],
     above: bool,
 ) -> [pg_sys::ScanKeyData; N] {
     let mut keys = [pg_sys::ScanKeyData::default(); N];
     let entries = keys.as_mut_ptr();
-    // SAFETY: initializes each of the keys; the functions are built in.
+    // SAFETY: initializes each key; the functions are built in.
     unsafe {
         guarded(|| {
             for (at, &argument) in arguments.iter().enumerate() {
@@ -48,14 +48,13 @@ pub fn scan_keys<const N: usize>(
     keys
 }
 
-/// Runs calls with a snapshot of the latest state, which is active meanwhile: PostgreSQL asserts that a
-/// snapshot in use is active or registered.
+/// Runs calls with a snapshot of the latest state, which is active meanwhile: PostgreSQL asserts that a snapshot in use
+/// is active or registered.
 ///
 /// # Safety
 /// As [`guarded`], inside it.
 pub unsafe fn under_latest<T: Copy>(calls: impl FnOnce(pg_sys::Snapshot) -> T) -> T {
-    // SAFETY: pushed and popped in pairs; an error leaves popping it to the abort of the
-    // (sub)transaction.
+    // SAFETY: pushed and popped in pairs; after an error the abort of the (sub)transaction pops it.
     unsafe {
         raw::PushActiveSnapshot(raw::GetLatestSnapshot());
         let result = calls(raw::GetActiveSnapshot());
@@ -64,7 +63,7 @@ pub unsafe fn under_latest<T: Copy>(calls: impl FnOnce(pg_sys::Snapshot) -> T) -
     }
 }
 
-/// Whether the transaction is SERIALIZABLE, so that scans under an MVCC snapshot leave predicate locks.
+/// Whether the transaction is SERIALIZABLE: scans under an MVCC snapshot would leave predicate locks.
 pub fn is_serializable() -> bool {
     // SAFETY: reads the state of the transaction.
     unsafe { pg_sys::XactIsoLevel == pg_sys::XACT_SERIALIZABLE as c_int }
@@ -75,20 +74,16 @@ pub fn hash(id: RowId) -> u64 {
     xxh64(id.key, xxh64(id.name, id.shard as u64))
 }
 
-/// Decodes one of several rows; checks for interrupts, since each can be large.
-///
-/// # Errors
-/// As [`RawRow::decode`].
+/// Decodes one of several rows, and checks for interrupts, since each can be large.
 pub fn decode(row: RawRow) -> Result<ShardRow> {
     check_for_interrupts();
     row.decode()
 }
 
 impl Heap {
-    /// Visits each row with these scan keys under the latest state, in `fetched`, with the tuple id in
-    /// its index entry, until `visit` returns false. In a SERIALIZABLE transaction the scan of an MVCC
-    /// snapshot would leave predicate locks: there all versions are scanned, and their visibility is
-    /// checked here.
+    /// Visits each row with these scan keys under the latest state, in `fetched`, with the tuple id in its index entry, until
+    /// `visit` returns false. A SERIALIZABLE transaction scans all versions and checks their visibility here, because the
+    /// scan of an MVCC snapshot would leave predicate locks.
     ///
     /// # Safety
     /// Inside a guard.
@@ -109,8 +104,8 @@ impl Heap {
         }
     }
 
-    /// Visits each row with these scan keys under a snapshot, in `fetched`, with the tuple id in its
-    /// index entry, until `visit` returns false.
+    /// Visits each row with these scan keys under a snapshot, in `fetched`, with the tuple id in its index entry, until
+    /// `visit` returns false.
     ///
     /// # Safety
     /// Inside a guard.
@@ -120,8 +115,8 @@ impl Heap {
         keys: &mut [pg_sys::ScanKeyData],
         mut visit: impl FnMut(pg_sys::ItemPointerData) -> bool,
     ) {
-        // SAFETY: the relations are open; the keys outlive the scan, the tuple id is copied before the
-        // scan moves on. A non-MVCC snapshot can see several versions of one entry.
+        // SAFETY: the relations are open; the keys outlive the scan, the tuple id is copied before the scan moves on. A
+        // non-MVCC snapshot can see several versions of one entry.
         unsafe {
             let scan = raw::begin_scan(self.table, self.index, snapshot, keys);
             let forward = pg_sys::ScanDirection::ForwardScanDirection;
@@ -156,8 +151,7 @@ impl Heap {
         unsafe { raw::table_tuple_satisfies_snapshot(self.table, self.fetched, snapshot) }
     }
 
-    /// Finds a row: this transaction's own version, the one at the remembered index entry, or by the
-    /// index.
+    /// Finds a row: by this transaction's own version, by the remembered index entry, or by the index.
     pub fn find(&self, id: RowId) -> Option<RawRow> {
         let hash = hash(id);
         // SAFETY: guarded; plain data.
@@ -202,15 +196,15 @@ impl Heap {
         unsafe { RawRow::from_slot(self.fetched, self.is_unlocked()) }
     }
 
-    /// Whether no other transaction has locked or replaced the fetched version: a hint, since one may do
-    /// so at any time. `replace` asks first, and then waits as any update does: heap_update without `wait` has no
-    /// caller in PostgreSQL, and an assertion against it.
+    /// Whether no other transaction has locked or replaced the fetched version. It is a hint: one may do so at any time.
+    /// `replace` checks it, and then waits like any update, since heap_update without `wait` has no caller in PostgreSQL and
+    /// an assertion against it.
     ///
     /// # Safety
     /// Inside a guard.
     pub unsafe fn is_unlocked(&self) -> bool {
-        // SAFETY: the slot holds a pinned tuple of the heap, whose header can be read without a lock:
-        // bits that are set meanwhile make the hint no worse.
+        // SAFETY: the slot has a pinned tuple of the heap, whose header can be read without a lock: a bit that is set meanwhile
+        // makes the hint no worse.
         unsafe {
             let pinned = &*self.fetched.cast::<pg_sys::BufferHeapTupleTableSlot>();
             let tuple = pinned.base.tuple;
@@ -223,7 +217,7 @@ impl Heap {
             {
                 return true;
             }
-            // As pgrowlocks; it may set hint bits, for which the page must be locked.
+            // As in pgrowlocks. It may set hint bits, so the page is locked.
             raw::LockBuffer(pinned.buffer, pg_sys::BUFFER_LOCK_SHARE as c_int);
             let cid = raw::GetCurrentCommandId(false);
             let result = raw::HeapTupleSatisfiesUpdate(tuple, cid, pinned.buffer);
@@ -232,12 +226,12 @@ impl Heap {
         }
     }
 
-    /// Fetches the version that this transaction wrote last, which no other can have changed.
+    /// Fetches the version that this transaction wrote last; no other can have changed it.
     ///
     /// # Safety
     /// Inside a guard; the tuple id is from [`own`].
     pub unsafe fn fetch_own(&self, mut tid: pg_sys::ItemPointerData, id: RowId) -> Option<RawRow> {
-        // SAFETY: the page exists (see `own`). The hash may be that of another row.
+        // SAFETY: the page exists (see `own`). Another row may have the same hash.
         unsafe {
             let current = &raw mut pg_sys::SnapshotSelfData;
             if !raw::table_tuple_fetch_row_version(self.table, &mut tid, current, self.fetched) {
@@ -252,8 +246,8 @@ impl Heap {
     /// # Safety
     /// Inside a guard.
     pub unsafe fn fetch_at_root(&self, root: pg_sys::ItemPointerData, id: RowId) -> Option<RawRow> {
-        // SAFETY: the page exists, and can't be truncated while the table is locked; nothing else of
-        // the tuple id is relied on.
+        // SAFETY: the page exists, and can't be truncated while the table is locked; nothing else about the tuple id is
+        // assumed.
         unsafe {
             let main = pg_sys::ForkNumber::MAIN_FORKNUM;
             if block(&root) >= raw::RelationGetNumberOfBlocksInFork(self.table, main) {
@@ -294,8 +288,8 @@ impl Heap {
         }
     }
 
-    /// Collects `take` of at most `most` rows, in ascending order, that [`scan_keys`] of these arguments
-    /// find under the latest state.
+    /// Collects `take` of at most `most` rows that [`scan_keys`] of these arguments find under the latest state, in
+    /// ascending order.
     ///
     /// # Safety
     /// `take` can run inside a guard.
@@ -313,7 +307,7 @@ impl Heap {
             return rows;
         }
         let found = &mut rows;
-        // SAFETY: guarded; an error jumps over no value with a destructor, since the list is outside.
+        // SAFETY: guarded; an error jumps over no value with a destructor: the list is outside.
         unsafe {
             guarded(|| {
                 self.scan_latest(keys, |_| {
@@ -326,9 +320,6 @@ impl Heap {
     }
 
     /// Reads all rows of a key; see [`Rows::read_key`](ratelimit_limiter::ports::Rows::read_key).
-    ///
-    /// # Errors
-    /// As [`RawRow::decode`].
     pub fn rows_of(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         let (name_text, key_text) = (TextDatum::new(name), TextDatum::new(key));
         let arguments = [name_text.datum(), key_text.datum()];
@@ -338,9 +329,6 @@ impl Heap {
     }
 
     /// Reads rows after a key; see [`Rows::read_after`](ratelimit_limiter::ports::Rows::read_after).
-    ///
-    /// # Errors
-    /// As [`RawRow::decode`].
     pub fn rows_after(
         &self,
         after: (&[u8], &[u8]),

@@ -1,6 +1,6 @@
-//! The tuple ids in the index entries of recently used rows, over many transactions, which save the
-//! scan of the index. An entry stays the same while the row's updates are HOT; all the same it is a
-//! hint, and the row found by it is compared.
+//! Remembers the tuple ids in the index entries of recently used rows, across transactions, which saves the scan of the
+//! index. An entry stays the same while the row's updates are HOT. It is only a hint: the row that it leads to is
+//! compared.
 
 use std::cell::RefCell;
 
@@ -8,13 +8,13 @@ use pgrx::pg_sys;
 
 use crate::schema::invalidation;
 
-/// The entries that are remembered: 64 kB.
+/// The number of entries: 64 kB.
 const CAPACITY: usize = 4096;
 
 #[derive(Default)]
 struct Roots {
     changes: u64,
-    /// By the row's hash; allocated for the first.
+    /// By the row's hash; allocated with the first entry.
     rows: Vec<Root>,
 }
 
@@ -28,8 +28,8 @@ thread_local! {
     static ROOTS: RefCell<Roots> = const { RefCell::new(Roots { changes: 0, rows: Vec::new() }) };
 }
 
-/// Returns the tuple id in the index entry of the row with this hash, unless the table has changed
-/// since. It may be past the table's end: VACUUM truncates empty pages.
+/// Returns the tuple id in the index entry of the row with this hash, unless the table has changed since. It may be past
+/// the table's end: VACUUM truncates empty pages.
 pub fn lookup(hash: u64) -> Option<pg_sys::ItemPointerData> {
     ROOTS.with_borrow(|roots| {
         let root = roots.rows.get(hash as usize % CAPACITY)?;

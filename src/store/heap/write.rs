@@ -1,4 +1,4 @@
-//! Locking rows and writing them.
+//! Locks rows and writes them.
 
 use std::ffi::c_int;
 
@@ -16,11 +16,8 @@ use crate::schema::unaltered_table::COLUMNS;
 const KEY_COLUMNS: usize = 2;
 
 impl Heap {
-    /// Locks the newest version of a row, `found` being one of its versions; `None` if it is gone, has
-    /// another primary key now, or, without `wait`, if it is locked or was updated meanwhile.
-    ///
-    /// # Errors
-    /// As [`RawRow::decode`].
+    /// Locks the newest version of a row; `found` is any of its versions. `None`: it is gone, or has another primary key
+    /// now, or, without `wait`, it is locked or was updated meanwhile.
     pub fn lock_version(&self, id: RowId, found: RawRow, wait: bool) -> Result<Option<Row>> {
         let mut tid = found.tid;
         let tid = &mut tid;
@@ -51,9 +48,6 @@ impl Heap {
     }
 
     /// Finds and locks a row; see [`lock_version`](Heap::lock_version).
-    ///
-    /// # Errors
-    /// As [`RawRow::decode`].
     pub fn lock_newest(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
         match self.find(id) {
             Some(found) => self.lock_version(id, found, wait),
@@ -61,8 +55,8 @@ impl Heap {
         }
     }
 
-    /// Locks a version that was read without a lock, without waiting; false if another transaction has
-    /// locked or replaced it.
+    /// Locks a version that was read without a lock, without waiting; false if another transaction has locked or replaced
+    /// it.
     pub fn lock_seen(&self, seen: &Row) -> bool {
         let TupleId { tid: Some(tid), unlocked: true, .. } = seen.tuple else { return false };
         let tid = &mut tuple_id(tid);
@@ -84,12 +78,11 @@ impl Heap {
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let stored_otherwise = name.may_be_toasted() || key.may_be_toasted();
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId), so that the version
-        // can be fetched. Its name and key, the first two columns, are never NULL; as they are stored they stand on
-        // its page, which is pinned until the slot is cleared, after their last use here. What they point to in TOAST
-        // is that version's, which this snapshot keeps, and then also the new version's: heap_update is given both,
-        // and keeps what neither changes. The tuple is formed of the table's columns; an index entry is inserted
-        // unless the update is HOT.
+        // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId), so the version can be
+        // fetched. Its name and key, the first two columns, are never NULL. As stored values they lie on its page, which is
+        // pinned until the slot is cleared after their last use. A TOAST pointer among them is that version's, which this
+        // snapshot keeps, and then also the new version's: heap_update gets both, and keeps unchanged ones. The tuple is
+        // formed of the table's columns; an index entry is inserted unless the update is HOT.
         let (done, new, entered) = unsafe {
             guarded(|| {
                 if stored_otherwise {
@@ -138,11 +131,11 @@ impl Heap {
         result == pg_sys::TM_Result::TM_Ok
     }
 
-    /// Inserts the index entry of a version. For a new row, returns whether its key is unique; a new
-    /// version of a row needs no such check, which would scan all versions of this transaction.
+    /// Inserts the index entry of a version. Returns whether a new row's key is unique; a new version of a row is not
+    /// checked, which would scan all versions of this transaction.
     ///
     /// # Safety
-    /// Inside a guard; the values and the tuple id are those of the version.
+    /// Inside a guard; the values and the tuple id are the version's.
     pub unsafe fn insert_index(
         &self,
         values: *mut pg_sys::Datum,
@@ -167,8 +160,8 @@ impl Heap {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let mut keys = scan_keys([name.datum(), key.datum(), id.shard.into()], false);
         let keys = &mut keys[..];
-        // SAFETY: as a unique index is checked (check_exclusion_or_unique_constraint): a dirty snapshot
-        // returns the transaction in progress; all pins are dropped before the wait.
+        // SAFETY: as in the check of a unique index (check_exclusion_or_unique_constraint): a dirty snapshot returns the
+        // transaction in progress; all pins are dropped before the wait.
         unsafe {
             guarded(|| {
                 let mut dirty = pg_sys::SnapshotData {
@@ -200,14 +193,14 @@ impl Heap {
         }
     }
 
-    /// Inserts a row; see [`Rows::insert`](ratelimit_limiter::ports::Rows::insert). It waits for whoever is
-    /// inserting or deleting the same only with `wait`.
+    /// Inserts a row; see [`Rows::insert`](ratelimit_limiter::ports::Rows::insert). With `wait` it waits for a
+    /// transaction that is inserting or deleting the same row.
     pub fn insert_row(&self, id: RowId, stored: &Stored, wait: bool) -> bool {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
         let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: as INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry
-        // has no conflict, and is deleted at once if it has.
+        // SAFETY: like INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry has no conflict, and is
+        // deleted at once if it has.
         let new = unsafe {
             guarded(|| {
                 let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);

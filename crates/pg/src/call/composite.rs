@@ -1,5 +1,4 @@
-//! A composite value that a function was given: its columns by name, each of the type that it is read
-//! as.
+//! A composite argument: its columns by name and type.
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -11,14 +10,11 @@ use super::sql_types::{Argument, SqlRow};
 use crate::clock::instant;
 use crate::error::{PgError, Result};
 
-/// A column of a row by its name; `None` where it is NULL. The type is checked: who owns a table or
-/// a type can alter its columns.
-///
-/// # Errors
-/// [`PgError::AlteredColumn`] (42804).
+/// Reads a column of a row by its name; `None` if it is NULL. The type is checked, since the owner of a table or type can
+/// alter its columns ([`PgError::AlteredColumn`], 42804).
 ///
 /// # Safety
-/// The row is one of the descriptor's.
+/// The row is of the descriptor's type.
 unsafe fn column(
     row: pg_sys::HeapTuple,
     descriptor: pg_sys::TupleDesc,
@@ -37,8 +33,8 @@ unsafe fn column(
     }
 }
 
-/// A value of the composite type of R. Its columns are `None` where they are NULL, and
-/// [`PgError::AlteredColumn`] where the type has no such column of that type.
+/// A value of R's composite type. Reading a column: `None` if it is NULL; [`PgError::AlteredColumn`] (42804) if the type
+/// has no such column of that type.
 pub struct Composite<R> {
     row: pg_sys::HeapTupleData,
     descriptor: pg_sys::TupleDesc,
@@ -51,10 +47,9 @@ impl<R: SqlRow> Argument<'_> for Composite<R> {
         None => "record",
     };
 
-    /// What is made of it lives as long as the current memory context.
+    /// The value lives as long as the current memory context.
     unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<Composite<R>> {
-        // SAFETY: as the caller says; the description is a copy of that of the type that the value
-        // says it has.
+        // SAFETY: as the caller says; the description is a copy of that of the type in the value's header.
         unsafe {
             let header: pg_sys::HeapTupleHeader =
                 pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast();
@@ -76,37 +71,25 @@ impl<R: SqlRow> Argument<'_> for Composite<R> {
 }
 
 impl<R> Composite<R> {
-    /// A column of this type.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a column of this type.
     fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         // SAFETY: the description is that of the row's type, and the row is only read.
         unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }
     }
 
-    /// A boolean column.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a boolean column.
     pub fn bool(&self, name: &CStr) -> Result<Option<bool>> {
         let datum = self.field(name, pg_sys::BuiltinOid::BOOLOID)?;
         Ok(datum.map(|datum| datum.value() as u8 != 0))
     }
 
-    /// A double precision column.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a double precision column.
     pub fn float(&self, name: &CStr) -> Result<Option<f64>> {
         let datum = self.field(name, pg_sys::BuiltinOid::FLOAT8OID)?;
         Ok(datum.map(|datum| f64::from_bits(datum.value() as u64)))
     }
 
-    /// A timestamptz column; `None` within for an infinite one.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a timestamptz column; `Some(None)` if it is infinite.
     pub fn timestamptz(&self, name: &CStr) -> Result<Option<Option<Micros>>> {
         Ok(self.field(name, pg_sys::BuiltinOid::TIMESTAMPTZOID)?.map(instant))
     }

@@ -1,5 +1,4 @@
-//! The descriptions of the rows that the SQL functions return: looked up once by a backend, since
-//! that costs as much as a good part of a call.
+//! The row types that SQL functions return, cached for the session: a look-up costs as much as a good part of a call.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
@@ -10,20 +9,20 @@ use crate::error::{PgError, Result};
 
 struct Known {
     function: pg_sys::Oid,
-    /// What CHANGES was before the look-up.
+    /// CHANGES before the look-up.
     changes: u64,
     description: pg_sys::TupleDesc,
 }
 
 thread_local! {
     static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
-    /// The composite types among them, as relations.
+    /// The relations of the composite types among them.
     static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
-    /// Counts the invalidations that may have changed one of these.
+    /// Counts the invalidations that may concern one of these.
     static CHANGES: Cell<u64> = const { Cell::new(1) };
 }
 
-/// Counts the invalidation of a relation, or of all.
+/// Counts the invalidation of a relation, or of all relations.
 pub fn changed(relation: pg_sys::Oid) {
     let types = TYPES.try_with(|types| match types.try_borrow() {
         Ok(types) => types.contains(&relation),
@@ -34,7 +33,7 @@ pub fn changed(relation: pg_sys::Oid) {
     }
 }
 
-/// Has a composite type, given by its relation, counted.
+/// Counts invalidations of a composite type from now on, given by its relation.
 fn watch(relation: pg_sys::Oid) {
     TYPES.with_borrow_mut(|types| {
         if !types.contains(&relation) {
@@ -43,13 +42,9 @@ fn watch(relation: pg_sys::Oid) {
     });
 }
 
-/// The description of the rows that the function is declared to return, which must be `columns`. It
-/// stays where it is: after a change of the type, a call further up may still be using the old one.
-/// Where only all is announced as changed, it is kept, so that a session that is told so time and
-/// again doesn't grow.
-///
-/// # Errors
-/// [`PgError::Declaration`] where it is declared to return something else.
+/// Returns the description of the rows that the function is declared to return, which must be `columns`
+/// ([`PgError::Declaration`]). It stays allocated: after a change of the type, an outer call may still use it. If the
+/// type turns out unchanged, the same description is returned, so that invalidations don't grow the session.
 ///
 /// # Safety
 /// `fcinfo` is that of the call.
@@ -72,7 +67,7 @@ pub unsafe fn row_type(
     let description = unsafe {
         let mut declared: pg_sys::TupleDesc = std::ptr::null_mut();
         pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut declared);
-        // Who owns the type can alter its columns.
+        // The type's owner can alter its columns.
         let fits = |(n, column): (usize, &pg_sys::BuiltinOid)| {
             pg_sys::SPI_gettypeid(declared, n as c_int + 1) == column.value()
         };

@@ -1,5 +1,4 @@
-//! The firing of a trigger: the event, the trigger's arguments, and the rows that it is about, as
-//! values of Postgres. What is done with them is not decided here.
+//! The firing of a trigger: its event, arguments and rows.
 
 use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
@@ -12,7 +11,8 @@ use crate::interrupts::check_for_interrupts;
 use crate::memory_context::Scratch;
 use crate::values::{Jsonb, jsonb, utf8, varlena_bytes};
 
-/// The firing of a trigger.
+/// The firing of a trigger. A column that is read as a type must be declared with it: the table's owner can alter it, or
+/// create the trigger on another table ([`PgError::AlteredColumn`], 42804).
 pub struct Trigger<'a>(&'a pg_sys::TriggerData);
 
 /// What fires it.
@@ -70,12 +70,12 @@ impl<'a> Trigger<'a> {
         }
     }
 
-    /// What CREATE TRIGGER gave the function as arguments, in the server's encoding.
+    /// The arguments in CREATE TRIGGER, in the server's encoding.
     pub fn arguments(&self) -> impl Iterator<Item = &'a CStr> {
-        // SAFETY: the trigger is there while it runs.
+        // SAFETY: the trigger lives while it runs.
         let trigger = unsafe { &*self.0.tg_trigger };
         (0..trigger.tgnargs as usize).map(|n| {
-            // SAFETY: it has so many arguments, each a C string that lives as long as the call.
+            // SAFETY: it has this number of arguments, C strings that live as long as the call.
             unsafe { CStr::from_ptr(*trigger.tgargs.add(n)) }
         })
     }
@@ -94,10 +94,9 @@ impl<'a> Trigger<'a> {
         }
     }
 
-    /// A column of the table, named as in the catalog; `None` if there is none, or if it is a
-    /// system column.
+    /// Finds a column of the table by its name in the catalog, unless it is a system column.
     pub fn column(&self, name: &CStr) -> Option<Column> {
-        // SAFETY: look-ups of the open relation, and in the system catalogs.
+        // SAFETY: look-ups in the open relation and the catalogs.
         unsafe {
             let descriptor = (*self.0.tg_relation).rd_att;
             let number = pg_sys::SPI_fnumber(descriptor, name.as_ptr());
@@ -115,7 +114,7 @@ impl<'a> Trigger<'a> {
         }
     }
 
-    /// Whether the event has computed a generated column of its rows. A virtual one never is.
+    /// Whether the column has a value yet: a stored generated one only after the event, a virtual one never.
     pub fn has_computed(&self, column: &Column) -> bool {
         let before = self.timing() == Timing::BeforeRow && self.event() != Event::Delete;
         match column.generated as u8 {
@@ -145,15 +144,12 @@ impl<'a> Trigger<'a> {
         }
     }
 
-    /// Whether the trigger is told the rows of the event.
+    /// Whether the trigger can see the rows of the event.
     pub fn has_rows(&self) -> bool {
         self.row().is_some() || !self.transition_table().is_null()
     }
 
     /// Visits the rows of the event: the one row, or all of the transition table.
-    ///
-    /// # Errors
-    /// Those of `visit`.
     pub fn each_row<E: 'static>(
         &self,
         mut visit: impl FnMut(&TriggerRow) -> Result<(), E>,
@@ -165,8 +161,8 @@ impl<'a> Trigger<'a> {
         if table.is_null() {
             return Ok(());
         }
-        // SAFETY: the rows of a transition table are of the relation's type. Triggers share the
-        // table, and read it one after the other from its start. Its tuples are not in `scratch`.
+        // SAFETY: the rows of a transition table are of the relation's type. Triggers share the table, and each reads it from its
+        // start. Its tuples are not in `scratch`.
         unsafe {
             let slot = pg_sys::MakeSingleTupleTableSlot(
                 (*self.0.tg_relation).rd_att,
@@ -185,7 +181,7 @@ impl<'a> Trigger<'a> {
         }
     }
 
-    /// What the trigger returns to let the event happen as it is.
+    /// Returns the value that lets the event happen unchanged.
     pub fn proceed(&self) -> pg_sys::Datum {
         pg_sys::Datum::from(match self.event() {
             Event::Update => self.0.tg_newtuple,
@@ -193,22 +189,14 @@ impl<'a> Trigger<'a> {
         })
     }
 
-    /// A column, which is of a type.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Finds a column that must be of a type.
     fn checked_column(&self, column: &CStr, of: BuiltinOid) -> Result<Column> {
         self.column(column)
             .filter(|column| column.declared == of.value())
             .ok_or_else(|| PgError::AlteredColumn { column: column.to_string_lossy().into() })
     }
 
-    /// A column of the row that an INSERT or UPDATE writes; `None` where it is NULL, or where there
-    /// is no such row. The type is checked: the table's owner can alter a column, and put the
-    /// trigger elsewhere.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a column of the row that an INSERT or UPDATE writes; `None` if it is NULL or there is no such row.
     fn field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         let Some(row) = self.row().filter(|_| self.event() != Event::Delete) else {
             return Ok(None);
@@ -216,31 +204,21 @@ impl<'a> Trigger<'a> {
         Ok(row.value(&self.checked_column(column, of)?))
     }
 
-    /// A text column of a row as it was before an UPDATE or DELETE; `None` where it is NULL, or where there is no such
-    /// row.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a text column of the row before an UPDATE or DELETE; `None` if it is NULL or there is no such row.
     pub fn old_text(&self, column: &CStr) -> Result<Option<&[u8]>> {
         let datum = self.old_field(column, TEXTOID)?;
         // SAFETY: the type was checked.
         Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
     }
 
-    /// A jsonb column of such a row.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a jsonb column of that row.
     pub fn old_jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
         let datum = self.old_field(column, JSONBOID)?;
         // SAFETY: the type was checked.
         Ok(datum.map(|datum| unsafe { jsonb(datum) }))
     }
 
-    /// A column of a row as it was before an UPDATE or DELETE.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a column of that row.
     fn old_field(&self, column: &CStr, of: BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         if self.row().is_none() || !matches!(self.event(), Event::Update | Event::Delete) {
             return Ok(None);
@@ -249,20 +227,14 @@ impl<'a> Trigger<'a> {
         Ok(row.value(&self.checked_column(column, of)?))
     }
 
-    /// A text column of the new row.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a text column of the new row.
     pub fn text(&self, column: &CStr) -> Result<Option<&[u8]>> {
         let datum = self.field(column, TEXTOID)?;
         // SAFETY: the type was checked.
         Ok(datum.map(|datum| unsafe { varlena_bytes(datum) }))
     }
 
-    /// A jsonb column of the new row.
-    ///
-    /// # Errors
-    /// [`PgError::AlteredColumn`] (42804).
+    /// Reads a jsonb column of the new row.
     pub fn jsonb(&self, column: &CStr) -> Result<Option<Jsonb<'_>>> {
         let datum = self.field(column, JSONBOID)?;
         // SAFETY: the type was checked.
@@ -273,14 +245,13 @@ impl<'a> Trigger<'a> {
 /// A column of the trigger's table.
 pub struct Column {
     number: pg_sys::AttrNumber,
-    /// Its type, and what that is a domain over.
+    /// Its type; `base` is the type under its domain.
     declared: pg_sys::Oid,
     base: pg_sys::Oid,
     generated: c_char,
 }
 
-/// Every setting that the text of a value can depend on, for types whose text does. Clients can change them, and with
-/// the text a key that is made of it.
+/// Every setting that a value's text can depend on. Clients can change them, and so a key that is made of the text.
 const TEXT_SETTINGS: [(&CStr, &CStr); 8] = [
     (c"DateStyle", c"ISO, MDY"),
     (c"IntervalStyle", c"postgres"),
@@ -288,13 +259,13 @@ const TEXT_SETTINGS: [(&CStr, &CStr); 8] = [
     (c"bytea_output", c"hex"),
     (c"extra_float_digits", c"1"),
     (c"lc_monetary", c"C"),
-    // Of regclass and its like.
+    // regclass and similar types.
     (c"quote_all_identifiers", c"off"),
     (c"search_path", c"pg_catalog, pg_temp"),
 ];
 
 impl Column {
-    /// Whether its values are numbers that [`TriggerRow::number`] can read.
+    /// Whether [`TriggerRow::number`] can read its values.
     pub fn is_number(&self) -> bool {
         matches!(
             BuiltinOid::from_u32(self.base.to_u32()),
@@ -310,7 +281,7 @@ impl Column {
         }
     }
 
-    /// The settings under which [`TriggerRow::text`] gives the same text whatever the session's are.
+    /// The settings under which [`TriggerRow::text`] does not depend on the session's.
     pub fn text_settings(&self) -> &'static [(&'static CStr, &'static CStr)] {
         // SAFETY: a look-up in the system catalogs.
         let is_enum = unsafe { pg_sys::type_is_enum(self.base) };
@@ -325,16 +296,16 @@ impl Column {
     }
 }
 
-/// A row of the event. What is read from it lives in the row or in the current memory context.
+/// A row of the event. Its values live in the row or in the current memory context.
 pub struct TriggerRow<'a> {
     slot: *mut pg_sys::TupleTableSlot,
     trigger: PhantomData<&'a ()>,
 }
 
 impl TriggerRow<'_> {
-    /// A value; `None` if it is NULL.
+    /// Reads a value; `None` if it is NULL.
     fn value(&self, column: &Column) -> Option<pg_sys::Datum> {
-        // SAFETY: the slot holds a row of the relation that the column is of.
+        // SAFETY: the slot has a row of the column's relation.
         unsafe {
             if (*self.slot).tts_nvalid < column.number {
                 pg_sys::slot_getsomeattrs_int(self.slot, column.number.into());
@@ -344,15 +315,15 @@ impl TriggerRow<'_> {
         }
     }
 
-    /// A value as the text that a cast makes of it, the trailing zeros of a numeric cut off, since
-    /// numbers that differ in them are equal. `None` if it is NULL.
+    /// Reads a value as a cast to text does, but without a numeric's trailing zeros, since numbers that differ in them are
+    /// equal. `None` if it is NULL.
     pub fn text(&self, column: &Column) -> Option<&[u8]> {
         let value = self.value(column)?;
         let convert = |function: u32, value| {
             // SAFETY: the function takes one argument, of the column's type, and is strict.
             unsafe { pg_sys::OidFunctionCall1Coll(function.into(), pg_sys::InvalidOid, value) }
         };
-        // SAFETY: each conversion stands beside the type that it is for.
+        // SAFETY: each conversion is for the type that it is matched with.
         unsafe {
             Some(match BuiltinOid::from_u32(column.base.to_u32()) {
                 Ok(TEXTOID | VARCHAROID) => varlena_bytes(value),
@@ -375,7 +346,7 @@ impl TriggerRow<'_> {
         }
     }
 
-    /// A value as a number; `None` if it is NULL. Beyond a double's range it is infinite.
+    /// Reads a value as a number, infinite beyond a double's range; `None` if it is NULL.
     pub fn number(&self, column: &Column) -> Option<f64> {
         let value = self.value(column)?;
         let bits = value.value();

@@ -1,4 +1,4 @@
-//! A call by a window aggregate node: its arguments, and what it keeps from row to row of a partition.
+//! A call by a window aggregate node: its arguments and its memory for a partition.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -10,7 +10,7 @@ use pgrx::{PgMemoryContexts, pg_sys};
 use super::Call;
 use crate::error::{PgError, Result};
 
-// Of windowapi.h, which pgrx does not bind: called through its guard, since an argument can raise any error.
+// From windowapi.h, which pgrx does not bind. Called through its guard, since an argument can raise any error.
 unsafe extern "C-unwind" {
     fn WinGetPartitionLocalMemory(
         window: *mut pg_sys::WindowObjectData,
@@ -24,10 +24,7 @@ unsafe extern "C-unwind" {
 }
 
 impl Call {
-    /// The window function's view of its partition.
-    ///
-    /// # Errors
-    /// [`PgError::Declaration`] where it is not declared as a window function.
+    /// Returns the window object. [`PgError::Declaration`]: the function is not declared as a window function.
     fn window(&self) -> Result<*mut pg_sys::WindowObjectData> {
         // SAFETY: fcinfo is that of the call; a context node of this type is a WindowObjectData.
         unsafe {
@@ -38,14 +35,11 @@ impl Call {
         }
     }
 
-    /// Evaluates the arguments for the current row: those of a window function are not among its own. They live
-    /// as long as the call.
-    ///
-    /// # Errors
-    /// [`PgError::Declaration`] where it is not declared as a window function.
+    /// Evaluates the arguments for the current row: a window function does not get them in its call. They live as long as
+    /// the call.
     pub fn evaluate_arguments(&self) -> Result<()> {
         let window = self.window()?;
-        // SAFETY: fcinfo has room for so many arguments, and nobody else looks at them.
+        // SAFETY: fcinfo has space for this number of arguments, and no other code reads them.
         unsafe {
             let count = (*self.fcinfo).nargs as usize;
             let arguments = (*self.fcinfo).args.as_mut_ptr();
@@ -60,18 +54,15 @@ impl Call {
         Ok(())
     }
 
-    /// Runs `work` on the value of type `T` that the function keeps from row to row of the partition: new in its first
-    /// row, and dropped with the partition. A call inside of `work` would begin with a new one, which is not kept.
-    ///
-    /// # Errors
-    /// [`PgError::Declaration`] where it is not declared as a window function, and those of the work.
+    /// Runs `work` on the partition's value of type `T`: new in its first row, and dropped with the partition. A call inside
+    /// `work` gets a new value, which is not kept.
     pub fn in_partition<T: Default + 'static, R, E: From<PgError>>(
         &self,
         work: impl FnOnce(&mut T) -> Result<R, E>,
     ) -> Result<R, E> {
         let window = self.window()?;
-        // SAFETY: the memory is zeroed, the partition's, and used here only, so that it is null or a Kept, which
-        // nobody writes to but through its RefCell, and which the partition's context drops: not before the call ends.
+        // SAFETY: the memory is zeroed, belongs to the partition and is used only here, so it is null or a Kept, which is
+        // written only through its RefCell, and dropped by the partition's context after the call.
         let kept = unsafe {
             let place: *mut *mut Kept = pg_guard_ffi_boundary(|| {
                 WinGetPartitionLocalMemory(window, size_of::<*mut Kept>())
@@ -87,12 +78,12 @@ impl Call {
     }
 }
 
-/// What a function keeps of a partition: one value a type. Whoever works on a value has taken it out.
+/// A function's values for a partition, one of each type. A value in use is taken out.
 #[derive(Default)]
 struct Kept(RefCell<Vec<Box<dyn Any>>>);
 
 impl Kept {
-    /// Runs `work` on the value of this type, a new one if there is none; after a panic there is none any more.
+    /// Runs `work` on the value of this type, or a new one. A panic loses it.
     fn with<T: Default + 'static, R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let mut value = self.take::<T>().unwrap_or_default();
         let result = work(&mut value);
@@ -114,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// What is kept of type `T` before, and then `value`.
+    /// Replaces the value of type `T` and returns the earlier one.
     fn swap<T: Default + 'static>(kept: &Kept, value: T) -> T {
         kept.with(|known| std::mem::replace(known, value))
     }
@@ -123,7 +114,7 @@ mod tests {
     fn a_value_of_each_type_is_kept() {
         let kept = Kept::default();
         assert_eq!((swap(&kept, 7_u64), swap(&kept, String::from("a"))), (0, String::new()));
-        // Of the same size as the first.
+        // A type of the same size as the first.
         assert_eq!(swap(&kept, 0.5_f64), 0.0);
         assert_eq!((swap(&kept, 8_u64), swap(&kept, String::new())), (7, "a".into()));
         assert_eq!((swap(&kept, 0_u64), swap(&kept, 0.0_f64)), (8, 0.5));
