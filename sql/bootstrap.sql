@@ -27,6 +27,7 @@ CREATE TABLE @extschema@.rateLimits (
     ts     timestamptz NOT NULL,
     prior  double precision,
     log    timestamptz[],
+    added  double precision,
     PRIMARY KEY (name, key, shard)
 ) WITH (
     fillfactor = 40,
@@ -38,11 +39,12 @@ ALTER TABLE @extschema@.rateLimits OWNER TO @extowner@;
 COMMENT ON TABLE @extschema@.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key, shard)';
 COMMENT ON COLUMN @extschema@.rateLimits.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rateLimits.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
-COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or a marker that holds no tokens';
+COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or with ts -infinity a marker without tokens: the key has shards';
 COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, the same as no row';
-COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window';
-COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; fixed window: tokens that this window has added, as a negative number, which distinguishes it from a sliding window; concurrency: 0';
+COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window; -infinity: marker of a limit with shards';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; concurrency: 0, which says that log has leases';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
+COMMENT ON COLUMN @extschema@.rateLimits.added IS 'fixed window: tokens that this window has added since it began; NULL: unknown, as in rows of 1.0.0';
 
 CREATE TABLE @extschema@.rl_config (
     name    text COLLATE "C" NOT NULL,

@@ -1,5 +1,6 @@
--- More room for HOT updates: at 70, a thousand hot rows outgrew their pages.
-ALTER TABLE @extschema@.rateLimits SET (fillfactor = 40);
+-- In one statement, and first: takes the strongest lock before any other. Rewrites no row.
+-- At a fill factor of 70, a thousand hot rows outgrew their pages.
+ALTER TABLE @extschema@.rateLimits ADD COLUMN added double precision, SET (fillfactor = 40);
 
 -- At a cost of 10000 the calls of one statement over some thousand rows turned JIT on.
 ALTER FUNCTION @extschema@.rl_limit COST 200;
@@ -559,11 +560,12 @@ COMMENT ON COLUMN @extschema@.rl_result.reset_at IS 'when the limit is full agai
 COMMENT ON TABLE @extschema@.rateLimits IS 'rate limiter: state of every limit in use, one row per (name, key, shard)';
 COMMENT ON COLUMN @extschema@.rateLimits.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rateLimits.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
-COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or a marker that holds no tokens';
+COMMENT ON COLUMN @extschema@.rateLimits.shard IS 'number of the row of a limit with shards; 0: the only row of a limit without them, or with ts -infinity a marker without tokens: the key has shards';
 COMMENT ON COLUMN @extschema@.rateLimits.value IS 'tokens left at ts, negative in debt; sliding kinds: tokens used; concurrency: slots taken; Infinity: reset, the same as no row';
-COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window';
-COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; fixed window: tokens that this window has added, as a negative number, which distinguishes it from a sliding window; concurrency: 0';
+COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted; window kinds: start of the window; -infinity: marker of a limit with shards';
+COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; concurrency: 0, which says that log has leases';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
+COMMENT ON COLUMN @extschema@.rateLimits.added IS 'fixed window: tokens that this window has added since it began; NULL: unknown, as in rows of 1.0.0';
 COMMENT ON TABLE @extschema@.rl_config IS 'rate limiter: defined limits; a row with a key overrides the limit for that key';
 COMMENT ON COLUMN @extschema@.rl_config.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_config.key IS 'key that this row applies to; up to 1024 bytes, empty: every key without a row of its own';

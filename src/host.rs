@@ -97,9 +97,9 @@ pub fn with_store<T>(
     lock: TableLock,
     work: impl FnOnce(&dyn Rows) -> Result<T>,
 ) -> Result<T> {
-    let (table, is_of_1_0) = (catalog.rate_limits.oid.into(), catalog.rl_blocks.is_none());
+    let table = catalog.rate_limits.oid.into();
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
-        let work = |heap: &_| work(&Remembering { store: heap, table, is_of_1_0 });
+        let work = |heap: &_| work(&Remembering { store: heap, table });
         return heap::with_heap(catalog, index, lock, work);
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
@@ -111,9 +111,9 @@ pub fn with_store<T>(
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
         _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
             if catalog.rate_limits.distributed {
-                return work(&Remembering { store: &Distributed(sql), table, is_of_1_0 });
+                return work(&Remembering { store: &Distributed(sql), table });
             }
-            work(&Remembering { store: sql, table, is_of_1_0 })
+            work(&Remembering { store: sql, table })
         }),
     }
 }

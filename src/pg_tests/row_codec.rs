@@ -14,6 +14,11 @@ mod tests {
 
     const STORES: [&str; 2] = ["heap", "sql"];
 
+    /// Makes the table what 1.0.0 made.
+    const OF_1_0: &str = "ALTER TABLE ratelimits DROP added; CREATE TABLE other (LIKE ratelimits INCLUDING ALL);
+        ALTER EXTENSION ratelimit DROP TABLE ratelimits; DROP TABLE ratelimits; ALTER TABLE other RENAME TO ratelimits;
+        ALTER INDEX other_pkey RENAME TO ratelimits_pkey; ALTER EXTENSION ratelimit ADD TABLE ratelimits";
+
     fn by(access: &str) {
         run(&format!("SET LOCAL ratelimit.access = {access}"));
     }
@@ -119,22 +124,22 @@ mod tests {
         let lease = Lease { id: Micros(-1), expires_at: Micros(1) };
         let times = r#""{""1969-12-31 23:59:59.999999+00"",""1970-01-01 00:00:00.000001+00""}""#;
         let of_states = [
-            (State::Tokens(Tokens { value: -2.5, ts, brought: None }), format!("-2.5,{at},,")),
-            (State::Tokens(Tokens { value: 1.0, ts, brought: Some(4.0) }), format!("1,{at},-4,")),
-            (State::Tokens(Tokens { value: 0.0, ts, brought: Some(0.0) }), format!("0,{at},-0,")),
-            (State::Counters(Counters { value: 2.0, prior: 0.25, ts }), format!("2,{at},0.25,")),
-            (State::Counters(Counters { value: 2.0, prior: 0.0, ts }), format!("2,{at},0,")),
+            (State::Tokens(Tokens { value: -2.5, ts, brought: None }), format!("-2.5,{at},,,")),
+            (State::Tokens(Tokens { value: 1.0, ts, brought: Some(4.0) }), format!("1,{at},,,4")),
+            (State::Tokens(Tokens { value: 0.0, ts, brought: Some(0.0) }), format!("0,{at},,,0")),
+            (State::Counters(Counters { value: 2.0, prior: 0.25, ts }), format!("2,{at},0.25,,")),
+            (State::Counters(Counters { value: 2.0, prior: 0.0, ts }), format!("2,{at},0,,")),
             (
                 State::Log(Log { entries: vec![Micros(-1), Micros(1)], ts }),
-                format!("2,{at},,{times}"),
+                format!("2,{at},,{times},"),
             ),
-            (State::Leases(Leases { leases: vec![lease], ts }), format!("1,{at},0,{times}")),
+            (State::Leases(Leases { leases: vec![lease], ts }), format!("1,{at},0,{times},")),
         ];
         let mut all: Vec<(Stored, String)> =
             of_states.into_iter().map(|(state, columns)| (state.into(), columns)).collect();
-        all.push((Stored::Reset { ts }, format!("Infinity,{at},,")));
-        all.push((Stored::Marker { reset: false }, "0,-infinity,,".into()));
-        all.push((Stored::Marker { reset: true }, "Infinity,-infinity,,".into()));
+        all.push((Stored::Reset { ts }, format!("Infinity,{at},,,")));
+        all.push((Stored::Marker { reset: false }, "0,-infinity,,,".into()));
+        all.push((Stored::Marker { reset: true }, "Infinity,-infinity,,,".into()));
         run("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'");
         for writer in STORES {
             by(writer);
@@ -164,6 +169,8 @@ mod tests {
             ('codec', 'last', 0, 1, 'epoch', NULL, '{infinity,epoch}'),
             ('codec', 'leases', 0, 1, 'epoch', 0, '{epoch,epoch,epoch,infinity,epoch,epoch}'),
             ('codec', 'nan', 0, 'NaN', 'epoch', 'NaN', '{}')");
+        run("INSERT INTO ratelimits (name, key, value, ts, added) VALUES
+            ('codec', 'added', 1, 'infinity', 'NaN'), ('codec', 'value and added', 'NaN', 'epoch', 'NaN')");
         let epoch = Micros(0);
         let [past, future] = INFINITE;
         let invalid = |shape, ts, column, value: f64| {
@@ -178,11 +185,13 @@ mod tests {
             ("shard", 1, invalid(Shape::Tokens, past, "ts", -inf)),
             ("value", 0, invalid(Shape::Leases, future, "value", -inf)),
             ("prior", 0, invalid(Shape::Counters, future, "prior", -inf)),
-            ("ts", 0, invalid(Shape::Tokens, future, "ts", inf)),
+            ("ts", 0, invalid(Shape::Counters, future, "ts", inf)),
             ("first", 0, invalid(Shape::Log, epoch, "log", -inf)),
             ("last", 0, invalid(Shape::Log, epoch, "log", inf)),
             ("leases", 0, invalid(Shape::Leases, epoch, "log", inf)),
             ("nan", 0, invalid(Shape::Leases, epoch, "value", f64::NAN)),
+            ("added", 0, invalid(Shape::Tokens, future, "added", f64::NAN)),
+            ("value and added", 0, invalid(Shape::Tokens, epoch, "value", f64::NAN)),
         ];
         for access in STORES {
             by(access);
@@ -227,6 +236,75 @@ mod tests {
             let days: Vec<_> =
                 leases.iter().map(|lease| (day(lease.id), day(lease.expires_at))).collect();
             assert_eq!(days, [(0, 8), (1, 2)]);
+        }
+    }
+
+    /// The library of 1.0.0 leaves `added` as it finds it.
+    #[pg_test]
+    fn what_is_left_in_added_is_no_part_of_another_state() {
+        run("INSERT INTO ratelimits (name, key, value, ts, prior, log, added) VALUES
+            ('codec', 'window', 1, 'epoch', 2, NULL, 'NaN'), ('codec', 'log', 0, 'epoch', NULL, '{}', 5),
+            ('codec', 'leases', 0, 'epoch', 0, '{}', 5)");
+        let ts = Micros(0);
+        let states = [
+            ("window", State::Counters(Counters { value: 1.0, prior: 2.0, ts })),
+            ("log", State::Log(Log { entries: vec![], ts })),
+            ("leases", State::Leases(Leases { leases: vec![], ts })),
+        ];
+        for access in STORES {
+            by(access);
+            for (key, state) in &states {
+                let id = RowId { name: b"codec", key: key.as_bytes(), shard: 0 };
+                let stored = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+                assert_eq!(stored, state.clone().into(), "{access}");
+            }
+        }
+    }
+
+    /// It has no column for what a window has added: states are without it there.
+    #[pg_test]
+    fn the_table_of_1_0_0_is_read_and_written() {
+        run(OF_1_0);
+        let window = |value| State::Tokens(Tokens { value, ts: Micros(0), brought: Some(5.0) });
+        for writer in STORES {
+            by(writer);
+            let id = RowId { name: b"codec", key: writer.as_bytes(), shard: 0 };
+            with_rows(|rows| {
+                assert!(rows.insert(id, &window(3.0).into())?);
+                let locked = rows.lock(id)?.unwrap();
+                assert_eq!(locked.stored, tokens(3.0));
+                rows.update(id, locked.tuple, &window(2.0).into())
+            })
+            .unwrap();
+            for reader in STORES {
+                by(reader);
+                with_rows(|rows| {
+                    assert_eq!(rows.read(id)?.unwrap().stored, tokens(2.0), "{writer}, {reader}");
+                    assert_eq!(rows.read_key(id.name, id.key)?[0].1.stored, tokens(2.0));
+                    let after = rows.read_after((id.name, b""), true, 1000)?;
+                    assert!(
+                        after
+                            .iter()
+                            .any(|row| row.key == id.key && row.row.1.stored == tokens(2.0))
+                    );
+                    Ok(())
+                })
+                .unwrap();
+            }
+        }
+        // Plans and slots made for it are not used on the table of today.
+        run("ALTER TABLE ratelimits ADD added double precision");
+        for access in STORES {
+            by(access);
+            let id = RowId { name: b"codec", key: access.as_bytes(), shard: 0 };
+            with_rows(|rows| {
+                let locked = rows.lock(id)?.unwrap();
+                assert_eq!(locked.stored, tokens(2.0));
+                rows.update(id, locked.tuple, &window(1.0).into())?;
+                assert_eq!(rows.read(id)?.unwrap().stored, window(1.0).into());
+                Ok(())
+            })
+            .unwrap();
         }
     }
 

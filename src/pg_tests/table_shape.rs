@@ -43,6 +43,8 @@ mod tests {
         ("ALTER TABLE ratelimits ADD note text", "has different columns"),
         ("ALTER TABLE ratelimits ADD note text; ALTER TABLE ratelimits DROP note", "has different columns"),
         ("ALTER TABLE ratelimits DROP log", "has different columns"),
+        ("ALTER TABLE ratelimits DROP added", "has different columns"),
+        ("ALTER TABLE ratelimits ALTER added SET NOT NULL", "has an altered column"),
         ("ALTER TABLE ratelimits RENAME prior TO before", "has different columns"),
         ("ALTER TABLE ratelimits ALTER prior TYPE real", "has different columns"),
         ("ALTER TABLE ratelimits ALTER ts DROP NOT NULL", "has an altered column"),

@@ -32,6 +32,8 @@ pub struct Catalog {
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// Whether the primary key of rateLimits is unaltered, which rules out two rows of one key.
     pub usual_key: bool,
+    /// Whether rateLimits has the column `added`: that of 1.0.0 doesn't, until ALTER EXTENSION.
+    pub has_added: bool,
     /// The function `rl_define`, whose EXECUTE privilege a config in a call requires.
     pub rl_define: pg_sys::Oid,
 }
@@ -294,6 +296,7 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
         }
         let index = unaltered_table::index_of(relation);
         let usual_key = unaltered_table::unaltered_key(relation).is_some();
+        let has_added = unaltered_table::has_added(relation);
         // Who uses the table locks it before.
         pg_sys::table_close(relation, lock);
         Ok(Catalog {
@@ -303,6 +306,7 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
             rate_limits,
             index,
             usual_key,
+            has_added,
             rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
             rl_blocks: match table(extension, namespace, c"rl_blocks", "rl_blocks") {
                 Err(missing) if has_blocks(namespace) => return Err(missing),

@@ -47,6 +47,8 @@ struct Plan {
     schema: CString,
     /// Whether Citus distributes the table.
     distributed: bool,
+    /// Whether rateLimits has the column `added`.
+    has_added: bool,
     plan: pg_sys::SPIPlanPtr,
 }
 
@@ -57,6 +59,15 @@ thread_local! {
     static OLD_PLANS: RefCell<Vec<pg_sys::SPIPlanPtr>> = const { RefCell::new(Vec::new()) };
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
+
+/// What stands in a statement for the column `added`, and what on the table of 1.0.0, which lacks it: none, or NULL where
+/// it is read.
+const WITHOUT_ADDED: [(&str, &str); 4] = [
+    (", added)", ")"),
+    (", $8)", ")"),
+    (", added = $8", ""),
+    (", added", ", NULL::pg_catalog.float8"),
+];
 
 /// Counts the open connections, also while an error unwinds.
 struct Depth;
@@ -348,8 +359,11 @@ impl Connection<'_> {
     /// table has no children (EnsureRelationKindSupported and PostprocessCreateTableStmt of Citus 13.0), and what Citus makes
     /// of ONLY need not be known. [`LimiterError::NotWritten`]: it can't be prepared.
     fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
-        let (schema, distributed) = (&self.catalog.schema, self.table.distributed);
-        let is_as_now = |plan: &Plan| plan.schema == *schema && plan.distributed == distributed;
+        let Catalog { schema, has_added, .. } = self.catalog;
+        let (has_added, distributed) = (*has_added, self.table.distributed);
+        let is_as_now = |plan: &Plan| {
+            plan.schema == *schema && plan.distributed == distributed && plan.has_added == has_added
+        };
         let known = PLANS.with_borrow_mut(|plans| match plans.get(statement.sql) {
             Some(known) if is_as_now(known) => Some(known.plan),
             _ => {
@@ -362,10 +376,15 @@ impl Connection<'_> {
         if let Some(plan) = known {
             return Ok(plan);
         }
-        let sql = match distributed {
-            true => Cow::Owned(statement.sql.replace("ONLY @schema@", "@schema@")),
-            false => Cow::Borrowed(statement.sql),
-        };
+        let mut sql = Cow::Borrowed(statement.sql);
+        if distributed {
+            sql = sql.replace("ONLY @schema@", "@schema@").into();
+        }
+        if !has_added {
+            for (added, instead) in WITHOUT_ADDED {
+                sql = sql.replace(added, instead).into();
+            }
+        }
         // Bytes, because the schema's name is in the server's encoding.
         let parts: Vec<&[u8]> = sql.split("@schema@").map(str::as_bytes).collect();
         let sql = CString::new(parts.join(schema.as_bytes())).unwrap_or_default();
@@ -380,7 +399,7 @@ impl Connection<'_> {
             plan
         };
         // Preparing may have run code that prepared the same statement.
-        let plan = Plan { schema: schema.clone(), distributed, plan };
+        let plan = Plan { schema: schema.clone(), distributed, has_added, plan };
         let raw = plan.plan;
         if let Some(other) = PLANS.with_borrow_mut(|plans| plans.insert(statement.sql, plan)) {
             OLD_PLANS.with_borrow_mut(|old| old.push(other.plan));

@@ -1,5 +1,5 @@
-//! The unaltered table: as the extension created it, with its own primary key, and without any addition
-//! that the executor would have to process. Every property that matters to a write must have an
+//! The unaltered table: as CREATE EXTENSION of this version or of 1.0.0 made it, with its own primary key, and without
+//! any addition that the executor would have to process. Every property that matters to a write must have an
 //! allowed value, so that unforeseen ones are refused.
 
 use std::ffi::{CStr, c_char, c_int};
@@ -30,7 +30,10 @@ const fn text(name: &'static CStr) -> Column {
 }
 
 /// The number of columns of the table.
-pub const COLUMNS: usize = 7;
+pub const COLUMNS: usize = 8;
+
+/// The number of columns that the table of 1.0.0 has, until ALTER EXTENSION adds the last.
+const COLUMNS_OF_1_0: usize = 7;
 
 const CREATED: [Column; COLUMNS] = [
     text(c"name"),
@@ -40,6 +43,7 @@ const CREATED: [Column; COLUMNS] = [
     column(c"ts", TIMESTAMPTZOID),
     Column { not_null: false, ..column(c"prior", FLOAT8OID) },
     Column { not_null: false, extended: true, ..column(c"log", TIMESTAMPTZARRAYOID) },
+    Column { not_null: false, ..column(c"added", FLOAT8OID) },
 ];
 
 /// Returns the primary key's index of the unaltered table.
@@ -98,7 +102,16 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
     }
 }
 
-/// Whether the table has as many columns as the unaltered one, and each matches.
+/// Whether the table has a column `added`, which 1.0.0's lacks.
+///
+/// # Safety
+/// The table is open.
+pub unsafe fn has_added(table: pg_sys::Relation) -> bool {
+    // SAFETY: the name is a C string.
+    unsafe { pg_sys::get_attnum((*table).rd_id, c"added".as_ptr()) > 0 }
+}
+
+/// Whether the table has the columns of the unaltered one, and each matches.
 ///
 /// # Safety
 /// The table is open.
@@ -109,8 +122,9 @@ unsafe fn has_columns(
     // SAFETY: reads the columns of the open relation; each tuple is read before it is released.
     unsafe {
         let description = (*table).rd_att;
-        (*description).natts as usize == COLUMNS
-            && CREATED.iter().enumerate().all(|(n, created)| {
+        let columns = (*description).natts as usize;
+        (COLUMNS_OF_1_0..=COLUMNS).contains(&columns)
+            && CREATED[..columns].iter().enumerate().all(|(n, created)| {
                 let tuple = pg_sys::SearchSysCache2(
                     pg_sys::SysCacheIdentifier::ATTNUM as c_int,
                     (*table).rd_id.into(),

@@ -1,14 +1,17 @@
-//! The codec of a row's columns, for both stores: what may stand in them is parsed here and nowhere else.
+//! The codec of a row's columns, for every way to the rows: no other code gives them a meaning.
 //!
-//! | | value | ts | prior | log |
-//! |---|---|---|---|---|
-//! | token bucket | tokens | | NULL | NULL |
-//! | fixed window | tokens | the window's start | what it brought, negated: -0 or less | NULL |
-//! | sliding window | used | the window's start | used of the one before: 0 or more | NULL |
-//! | sliding log | entries | | NULL | entries |
-//! | concurrency | slots taken | | 0 | pairs: the id of a lease, which is no time, and when it expires |
-//! | reset | infinity | | | |
-//! | marker, in row 0 | 0, or infinity | -infinity | | |
+//! | | value | ts | prior | log | added |
+//! |---|---|---|---|---|---|
+//! | token bucket | tokens left | | NULL | NULL | NULL |
+//! | fixed window | tokens left | start of the window | NULL | NULL | tokens that the window added, NULL: unknown |
+//! | sliding window | used | start of the window | used in the window before | NULL | NULL |
+//! | sliding log | entries | | NULL | entries | NULL |
+//! | concurrency | slots taken | | 0 | pairs: a lease's id, stored as a time, and when it expires | NULL |
+//! | reset | infinity | | NULL | NULL | NULL |
+//! | marker, in row 0 | 0, or infinity if reset | -infinity | NULL | NULL | NULL |
+//!
+//! `prior` and `log` decide which kinds a state can be of; `added` is read only where both are NULL, since the library
+//! of 1.0.0 leaves it as it finds it. The table of 1.0.0 ends with `log`.
 
 use std::ffi::{c_char, c_int};
 
@@ -21,14 +24,18 @@ use ratelimit_limiter::ports::Stored;
 use ratelimit_pg::clock::{INFINITE, from_timestamptz, to_nearest_timestamptz};
 use ratelimit_pg::values::{float_datum, text_datum};
 
-/// Decodes a row, whose times are timestamptz values.
-pub fn decode(
-    shard: i32,
-    value: f64,
-    ts: i64,
-    prior: Option<f64>,
-    mut log: Option<Vec<i64>>,
-) -> Stored {
+/// The columns of a row after its primary key, as they are read. Times are timestamptz values.
+pub struct Columns {
+    pub value: f64,
+    pub ts: i64,
+    pub prior: Option<f64>,
+    pub log: Option<Vec<i64>>,
+    pub added: Option<f64>,
+}
+
+/// Decodes a row.
+pub fn decode(shard: i32, columns: Columns) -> Stored {
+    let Columns { value, ts, prior, mut log, added } = columns;
     if shard == 0 && ts == i64::MIN && (value == 0.0 || value == f64::INFINITY) {
         return Stored::Marker { reset: value != 0.0 };
     }
@@ -36,81 +43,86 @@ pub fn decode(
     if value == f64::INFINITY {
         return Stored::Reset { ts };
     }
-    // In order, since the table's owner may write another; of leases they are pairs, in no order.
+    // The table's owner may have written a log in another order.
     if let (None, Some(log)) = (prior, &mut log) {
         log.sort_unstable();
     }
     let log: Option<Vec<Micros>> = log.map(|log| log.into_iter().map(from_timestamptz).collect());
-    let brought = prior.filter(|prior| prior.is_sign_negative() && prior.is_finite());
     let shape = match (prior, &log) {
         (None, None) => Shape::Tokens,
-        (Some(_), None) if brought.is_some() => Shape::Tokens,
         (Some(_), None) => Shape::Counters,
         (None, Some(_)) => Shape::Log,
         (Some(_), Some(_)) => Shape::Leases,
     };
-    if let Some((column, value)) = invalid_column(value, ts, prior, log.as_deref()) {
+    let added = added.filter(|_| shape == Shape::Tokens);
+    let numbers = [("value", Some(value)), ("prior", prior), ("added", added)];
+    if let Some((column, value)) = invalid_column(numbers, ts, shape, log.as_deref()) {
         return Stored::Invalid { shape, ts, column, value };
     }
     Stored::State(match (prior, log) {
+        (None, None) => State::Tokens(Tokens { value, ts, brought: added }),
+        (Some(prior), None) => State::Counters(Counters { value, prior, ts }),
         (None, Some(entries)) => State::Log(Log { entries, ts }),
         (Some(_), Some(log)) => {
             let lease = |pair: &[Micros; 2]| Lease { id: pair[0], expires_at: pair[1] };
             State::Leases(Leases { leases: log.as_chunks().0.iter().map(lease).collect(), ts })
         }
-        (Some(prior), None) if brought.is_none() => State::Counters(Counters { value, prior, ts }),
-        (_, None) => State::Tokens(Tokens { value, ts, brought: brought.map(|prior| -prior) }),
     })
 }
 
 /// Returns the first column with a value that no call writes, and that value, for a time ±infinity.
 fn invalid_column(
-    value: f64,
+    numbers: [(&'static str, Option<f64>); 3],
     ts: Micros,
-    prior: Option<f64>,
+    shape: Shape,
     log: Option<&[Micros]>,
 ) -> Option<(&'static str, f64)> {
-    let infinite = |at: &Micros| INFINITE.contains(at).then(|| f64::INFINITY.copysign(at.0 as f64));
-    let number = |value: f64| (!value.is_finite()).then_some(value);
-    let log = log.unwrap_or_default();
-    let in_log = || {
-        let ends = || log.first().and_then(infinite).or(log.last().and_then(infinite));
-        // Leases are in no order.
-        ends().or_else(|| prior.and_then(|_| log.iter().find_map(infinite)))
+    let number = |(column, value): (_, Option<f64>)| {
+        Some((column, value.filter(|value| !value.is_finite())?))
     };
-    let of = |column, value: Option<f64>| value.map(|value| (column, value));
-    of("value", number(value))
-        .or(of("prior", prior.and_then(number)))
-        .or(of("ts", infinite(&ts)))
-        .or_else(|| of("log", in_log()))
+    let infinite = |at: &Micros| INFINITE.contains(at).then(|| f64::INFINITY.copysign(at.0 as f64));
+    let in_log = || {
+        let log = log?;
+        // A sorted log has them at its ends, leases anywhere.
+        let ends = || log.first().and_then(infinite).or(log.last().and_then(infinite));
+        ends().or_else(|| (shape == Shape::Leases).then(|| log.iter().find_map(infinite))?)
+    };
+    let times = || infinite(&ts).map(|ts| ("ts", ts)).or_else(|| Some(("log", in_log()?)));
+    numbers.into_iter().find_map(number).or_else(times)
 }
 
-/// The columns `value`, `ts`, `prior` and `log`; `None` for a NULL.
-pub type Columns = [Option<pg_sys::Datum>; 4];
+/// The columns after the primary key, in the table's order, as they are written; `None` for a NULL.
+pub type Values = [Option<pg_sys::Datum>; 5];
 
-/// Encodes a row; one that is invalid, which nobody writes, as if it were reset.
-pub fn encode(stored: &Stored) -> Columns {
+/// Encodes a row; an invalid one, which no call writes, as if it were reset.
+pub fn encode(stored: &Stored) -> Values {
     let at = |ts: Micros| Some(pg_sys::Datum::from(to_nearest_timestamptz(ts)));
     let float = |value: f64| Some(float_datum(value));
     match stored {
         Stored::State(state) => {
-            let (prior, log) = match state {
-                State::Tokens(tokens) => (tokens.brought.map(|brought| -brought), None),
-                State::Counters(counters) => (Some(counters.prior), None),
-                State::Log(log) => (None, Some(log_datum(log.entries.iter().copied()))),
+            let (prior, log, added) = match state {
+                State::Tokens(tokens) => (None, None, tokens.brought),
+                State::Counters(counters) => (Some(counters.prior), None, None),
+                State::Log(log) => (None, Some(log_datum(log.entries.iter().copied())), None),
                 State::Leases(Leases { leases, .. }) => {
                     let log = leases.iter().flat_map(|lease| [lease.id, lease.expires_at]);
-                    (Some(0.0), Some(log_datum(log)))
+                    (Some(0.0), Some(log_datum(log)), None)
                 }
             };
-            [float(state.value()), at(state.ts()), prior.and_then(float), log]
+            [
+                float(state.value()),
+                at(state.ts()),
+                prior.and_then(float),
+                log,
+                added.and_then(float),
+            ]
         }
         Stored::Reset { ts } | Stored::Invalid { ts, .. } => {
-            [float(f64::INFINITY), at(*ts), None, None]
+            [float(f64::INFINITY), at(*ts), None, None, None]
         }
         Stored::Marker { reset } => {
             let value = if *reset { f64::INFINITY } else { 0.0 };
-            [float(value), Some(pg_sys::Datum::from(i64::MIN)), None, None]
+            [float(value), Some(pg_sys::Datum::from(i64::MIN)), None, None, None]
         }
     }
 }

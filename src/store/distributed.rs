@@ -27,7 +27,7 @@ use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{array_datum, int_array, text_array};
 use crate::store::sql::{
     KEYED_ROW, ROW_PARAMETERS, SHARD_ROW, after, after_in_name, by_id, by_key, key_parameters,
-    row_parameters, select,
+    row_parameters, select, set_row, shard_row,
 };
 use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
@@ -45,21 +45,23 @@ pub struct Distributed<'a>(pub &'a Connection<'a>);
 /// writer had locked as well, by `try_lock` say, keeps that lock's mark.
 macro_rules! version {
     () => {
-        "shard, value, ts, prior, log, \
-         xmin, xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin])"
+        concat!(
+            shard_row!(),
+            ", xmin, xmax OPERATOR(pg_catalog.=) ANY (ARRAY['0'::pg_catalog.xid, xmin])"
+        )
     };
 }
 
 /// The columns of [`SHARD_ROW`], then those of a version.
-const VERSION: [pg_sys::BuiltinOid; 7] = {
-    let [shard, value, ts, prior, log] = SHARD_ROW;
-    [shard, value, ts, prior, log, XIDOID, BOOLOID]
+const VERSION: [pg_sys::BuiltinOid; 8] = {
+    let [shard, value, ts, prior, log, added] = SHARD_ROW;
+    [shard, value, ts, prior, log, added, XIDOID, BOOLOID]
 };
 
 /// The columns of [`KEYED_ROW`], then those of a version.
-const KEYED_VERSION: [pg_sys::BuiltinOid; 9] = {
-    let [name, key, shard, value, ts, prior, log] = KEYED_ROW;
-    [name, key, shard, value, ts, prior, log, XIDOID, BOOLOID]
+const KEYED_VERSION: [pg_sys::BuiltinOid; 10] = {
+    let [name, key, shard, value, ts, prior, log, added] = KEYED_ROW;
+    [name, key, shard, value, ts, prior, log, added, XIDOID, BOOLOID]
 };
 
 impl Rows for Distributed<'_> {
@@ -119,7 +121,7 @@ impl Rows for Distributed<'_> {
         let count = self.0.execute(statement, &after)?;
         let row = |row| {
             let mut keyed = self.0.keyed_row(row)?;
-            keyed.row.1.tuple = self.version(row, 8);
+            keyed.row.1.tuple = self.version(row, 9);
             Ok(keyed)
         };
         (0..count).map(row).collect()
@@ -137,7 +139,8 @@ impl Rows for Distributed<'_> {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET value = value WHERE ",
                 by_id!(),
-                " RETURNING shard, value, ts, prior, log"
+                " RETURNING ",
+                shard_row!()
             ),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &SHARD_ROW,
@@ -153,7 +156,8 @@ impl Rows for Distributed<'_> {
                 by_id!(),
                 " AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
                 by_id!(),
-                " FOR UPDATE SKIP LOCKED) RETURNING shard, value, ts, prior, log"
+                " FOR UPDATE SKIP LOCKED) RETURNING ",
+                shard_row!()
             ),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &SHARD_ROW,
@@ -181,25 +185,29 @@ impl Rows for Distributed<'_> {
     fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> PortResult<bool> {
         const REPLACE: Statement = Statement {
             sql: concat!(
-                "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
+                "UPDATE @schema@.ratelimits SET ",
+                set_row!(),
+                " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $8"
+                " AND xmin OPERATOR(pg_catalog.=) $9"
             ),
             parameters: &{
-                let [a, b, c, d, e, f, g] = ROW_PARAMETERS;
-                [a, b, c, d, e, f, g, XIDOID]
+                let [name, key, shard, value, ts, prior, log, added] = ROW_PARAMETERS;
+                [name, key, shard, value, ts, prior, log, added, XIDOID]
             },
             results: &[],
             lock: TableLock::Write,
         };
         const REPLACE_UNLOCKED: Statement = Statement {
             sql: concat!(
-                "UPDATE @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
+                "UPDATE @schema@.ratelimits SET ",
+                set_row!(),
+                " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $8 \
+                " AND xmin OPERATOR(pg_catalog.=) $9 \
                  AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $8 FOR UPDATE SKIP LOCKED)"
+                " AND xmin OPERATOR(pg_catalog.=) $9 FOR UPDATE SKIP LOCKED)"
             ),
             ..REPLACE
         };
@@ -234,7 +242,8 @@ impl Rows for Distributed<'_> {
             // Without what is large: what row it is, and whether it has a state, is in the others.
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   RETURNING name, key, shard, value, ts, \
-                            NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz[]",
+                            NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz[], \
+                            NULL::pg_catalog.float8",
             parameters: &[TEXTOID],
             results: &KEYED_ROW,
             lock: TableLock::Write,
@@ -277,7 +286,7 @@ impl Distributed<'_> {
         let count = self.0.execute(statement, parameters)?;
         let row = |row| {
             let (shard, mut found) = self.0.decode_row(row, 1)?;
-            found.tuple = self.version(row, 6);
+            found.tuple = self.version(row, 7);
             Ok((shard, found))
         };
         (0..count).map(row).collect()

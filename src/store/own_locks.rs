@@ -1,13 +1,11 @@
 //! The rows that the current transaction holds: it has locked or written them. A transaction that holds a
 //! row of a key waits for no other row of that key, since that could be a deadlock.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 
 use lru::LruCache;
 use pgrx::pg_sys;
-use ratelimit_core::kinds::Tokens;
-use ratelimit_core::{Micros, State};
+use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 use xxhash_rust::xxh64::xxh64;
@@ -91,21 +89,6 @@ pub struct Remembering<'a, S> {
     pub store: &'a S,
     /// The OID of the table.
     pub table: u32,
-    /// Whether the extension's SQL is of 1.0.0, whose library may still write in other sessions: it takes a fixed
-    /// window that tells what it brought for none.
-    pub is_of_1_0: bool,
-}
-
-impl<S> Remembering<'_, S> {
-    /// A row as it is written.
-    fn written<'s>(&self, stored: &'s Stored) -> Cow<'s, Stored> {
-        match stored {
-            Stored::State(State::Tokens(tokens)) if self.is_of_1_0 => {
-                Cow::Owned(Stored::State(State::Tokens(Tokens { brought: None, ..*tokens })))
-            }
-            _ => Cow::Borrowed(stored),
-        }
-    }
 }
 
 impl<S: Rows> Rows for Remembering<'_, S> {
@@ -118,7 +101,7 @@ impl<S: Rows> Rows for Remembering<'_, S> {
     }
 
     fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        let inserted = self.store.insert(id, &self.written(stored))?;
+        let inserted = self.store.insert(id, stored)?;
         if inserted {
             hold(id);
         }
@@ -126,7 +109,7 @@ impl<S: Rows> Rows for Remembering<'_, S> {
     }
 
     fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        let inserted = self.store.try_insert(id, &self.written(stored))?;
+        let inserted = self.store.try_insert(id, stored)?;
         if inserted {
             hold(id);
         }
@@ -138,7 +121,7 @@ impl<S: Rows> Rows for Remembering<'_, S> {
     }
 
     fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
-        let replaced = self.store.replace(id, seen, &self.written(stored), wait)?;
+        let replaced = self.store.replace(id, seen, stored, wait)?;
         if replaced {
             hold(id);
         }
@@ -181,7 +164,7 @@ impl<S: Rows> Rows for Remembering<'_, S> {
     }
 
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
-        self.store.update(id, locked, &self.written(stored))
+        self.store.update(id, locked, stored)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

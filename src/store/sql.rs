@@ -13,7 +13,7 @@ use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, Tup
 use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{Connection, Statement};
-use crate::store::codec::{decode, decode_log, encode, int_array};
+use crate::store::codec::{Columns, decode, decode_log, encode, int_array};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
@@ -54,21 +54,28 @@ macro_rules! after_in_name {
     };
 }
 
-pub(super) use {after, after_in_name, by_id, by_key, select};
-
 /// The columns of [`SHARD_ROW`].
 macro_rules! shard_row {
     () => {
-        "shard, value, ts, prior, log"
+        "shard, value, ts, prior, log, added"
     };
 }
 
 /// The columns of [`KEYED_ROW`].
 macro_rules! keyed_row {
     () => {
-        "name, key, shard, value, ts, prior, log"
+        "name, key, shard, value, ts, prior, log, added"
     };
 }
+
+/// The columns of a row that a call changes, set to the parameters of [`ROW_PARAMETERS`].
+macro_rules! set_row {
+    () => {
+        "value = $4, ts = $5, prior = $6, log = $7, added = $8"
+    };
+}
+
+pub(super) use {after, after_in_name, by_id, by_key, select, set_row, shard_row};
 
 impl Rows for Connection<'_> {
     fn read(&self, id: RowId) -> PortResult<Option<Row>> {
@@ -126,16 +133,16 @@ impl Rows for Connection<'_> {
         // Without columns, which would name the valid index alone: the one that REINDEX CONCURRENTLY
         // builds beside it would raise 23505.
         const INSERT: Statement = Statement {
-            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
+            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
             parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
         };
         // Raises 42P10 where no unique index covers the key.
         const INSERT_BY_COLUMNS: Statement = Statement {
-            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (name, key, shard) DO NOTHING",
+            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (name, key, shard) DO NOTHING",
             ..INSERT
         };
         let insert = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
@@ -144,10 +151,7 @@ impl Rows for Connection<'_> {
 
     fn update(&self, id: RowId, _: TupleId, row: &Stored) -> PortResult<()> {
         const UPDATE: Statement = Statement {
-            sql: concat!(
-                "UPDATE ONLY @schema@.ratelimits SET value = $4, ts = $5, prior = $6, log = $7 WHERE ",
-                by_id!()
-            ),
+            sql: concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
             parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
@@ -217,17 +221,18 @@ impl Rows for Connection<'_> {
     }
 }
 
-/// The columns of a [`ShardRow`]: shard, value, ts, prior, log.
-pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 5] =
-    [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
+/// The types of a [`ShardRow`]: shard, value, ts, prior, log, added.
+pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 6] =
+    [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID, FLOAT8OID];
 
-/// The columns of a [`KeyedRow`]: name, key, and those of [`SHARD_ROW`].
-pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 7] =
-    [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
+/// The types of a [`KeyedRow`]: name, key, and those of [`SHARD_ROW`].
+pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 8] = {
+    let [shard, value, ts, prior, log, added] = SHARD_ROW;
+    [TEXTOID, TEXTOID, shard, value, ts, prior, log, added]
+};
 
-/// The parameters of a statement that writes a row: its columns.
-pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 7] =
-    [TEXTOID, TEXTOID, INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID];
+/// The parameters of a statement that writes a row: all its columns.
+pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 8] = KEYED_ROW;
 
 impl Connection<'_> {
     /// Selects at most one row, by its primary key.
@@ -279,11 +284,15 @@ impl Connection<'_> {
         let (shard, value, ts) = (not_null(0, "shard")?, not_null(1, "value")?, not_null(2, "ts")?);
         let float = |datum: pg_sys::Datum| f64::from_bits(datum.value() as u64);
         let shard = shard.value() as i32;
-        // SAFETY: the column is the timestamptz[] that the statement says it is.
-        let log = field(4).map(|log| unsafe { decode_log(log) });
-        let prior = field(3).map(float);
-        let stored = decode(shard, float(value), ts.value() as i64, prior, log);
-        Ok((shard, Row { stored, tuple: TupleId::NONE }))
+        let columns = Columns {
+            value: float(value),
+            ts: ts.value() as i64,
+            prior: field(3).map(float),
+            // SAFETY: the column is the timestamptz[] that the statement says it is.
+            log: field(4).map(|log| unsafe { decode_log(log) }),
+            added: field(5).map(float),
+        };
+        Ok((shard, Row { stored: decode(shard, columns), tuple: TupleId::NONE }))
     }
 }
 
@@ -293,8 +302,8 @@ pub(super) fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 }
 
 /// Encodes a row as [`ROW_PARAMETERS`].
-pub(super) fn row_parameters(id: RowId, row: &Stored) -> [Option<pg_sys::Datum>; 7] {
+pub(super) fn row_parameters(id: RowId, row: &Stored) -> [Option<pg_sys::Datum>; 8] {
     let [name, key, shard] = key_parameters(id);
-    let [value, ts, prior, log] = encode(row);
-    [name, key, shard, value, ts, prior, log]
+    let [value, ts, prior, log, added] = encode(row);
+    [name, key, shard, value, ts, prior, log, added]
 }

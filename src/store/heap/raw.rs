@@ -159,6 +159,15 @@ pub unsafe fn clear(slot: *mut TupleTableSlot) {
     }
 }
 
+/// Reads all columns of the row in a slot.
+///
+/// # Safety
+/// Inside a guard; the slot holds a row.
+pub unsafe fn deform(slot: *mut TupleTableSlot) {
+    // SAFETY: a slot has a description; no more columns than that has are read.
+    unsafe { slot_getsomeattrs_int(slot, (*(*slot).tts_tupleDescriptor).natts) };
+}
+
 /// Calls a callback of the table's access method; the heap has all of them (GetTableAmRoutine).
 macro_rules! access_method {
     ($table:expr, $function:ident ( $($argument:expr),* $(,)? )) => {

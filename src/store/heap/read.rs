@@ -10,7 +10,6 @@ use super::open::{Heap, guarded};
 use super::row::{RawRow, TextDatum, block, copy_texts, has_id, tuple_id};
 use super::{own, raw, roots};
 use crate::schema::error::Result;
-use crate::schema::unaltered_table::COLUMNS;
 use ratelimit_pg::interrupts::check_for_interrupts;
 
 /// Returns the scan keys for a name, a key and a shard number, or the first of them: for equal values, or with `above`
@@ -128,7 +127,7 @@ impl Heap {
                 }
                 let root = *root;
                 while raw::index_fetch_heap(scan, self.fetched) {
-                    raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+                    raw::deform(self.fetched);
                     if !visit(root) {
                         break 'rows;
                     }
@@ -281,7 +280,7 @@ impl Heap {
     pub unsafe fn matching_row(&self, id: RowId) -> Option<RawRow> {
         // SAFETY: the slot holds a row of the table.
         unsafe {
-            raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+            raw::deform(self.fetched);
             let row = has_id(self.fetched, id).then(|| self.fetched_row());
             raw::clear(self.fetched);
             row
@@ -377,7 +376,7 @@ impl Heap {
                     let any = &raw mut pg_sys::SnapshotSelfData;
                     let table = self.table;
                     if raw::table_tuple_fetch_row_version(table, &mut tid, any, self.fetched) {
-                        raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+                        raw::deform(self.fetched);
                         let values = (*self.fetched).tts_values;
                         *found = Some(copy_texts([*values, *values.add(1)]));
                         raw::clear(self.fetched);

@@ -9,7 +9,7 @@ use ratelimit_limiter::ports::{Row, RowId, ShardRow, Stored, TupleId};
 use super::raw;
 use crate::schema::error::{Error, Result};
 use crate::schema::unaltered_table::COLUMNS;
-use crate::store::codec::{decode, decode_log, encode};
+use crate::store::codec::{Columns, decode, decode_log, encode};
 use ratelimit_pg::values::{is_plain, text_datum};
 
 /// A fetched version, its log in Postgres memory: plain data, for a guard.
@@ -26,18 +26,19 @@ pub struct RawRow {
     prior: Option<f64>,
     /// A detoasted copy, or null.
     log: *mut pg_sys::varlena,
+    added: Option<f64>,
 }
 
 impl RawRow {
     /// Copies the row of a slot.
     ///
     /// # Safety
-    /// Inside a guard; the slot holds a row of the table, deformed.
+    /// Inside a guard; the slot holds a row of the table, [deformed](raw::deform).
     pub unsafe fn from_slot(slot: *mut pg_sys::TupleTableSlot, unlocked: bool) -> RawRow {
-        // SAFETY: the columns are those of the usual table.
+        // SAFETY: the columns are those of the unaltered table, as many as are deformed.
         unsafe {
             let value = |n: usize| {
-                let null = *(*slot).tts_isnull.add(n);
+                let null = n >= (*slot).tts_nvalid as usize || *(*slot).tts_isnull.add(n);
                 (!null).then(|| *(*slot).tts_values.add(n))
             };
             let float = |n| value(n).map(|datum| f64::from_bits(datum.value() as u64));
@@ -51,6 +52,7 @@ impl RawRow {
                 log: value(6).map_or(std::ptr::null_mut(), |log| {
                     raw::pg_detoast_datum_copy(log.cast_mut_ptr())
                 }),
+                added: float(7),
             }
         }
     }
@@ -60,11 +62,15 @@ impl RawRow {
     /// # Errors
     /// [`Error::NullState`] (55000): a NULL that no call writes.
     pub fn decode(self) -> Result<ShardRow> {
-        let value = self.value.ok_or(Error::NullState { column: "value" })?;
-        let ts = self.ts.ok_or(Error::NullState { column: "ts" })?;
-        // SAFETY: a detoasted timestamptz[], as the column is declared.
-        let log = (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) });
-        let stored = decode(self.shard, value, ts, self.prior, log);
+        let columns = Columns {
+            value: self.value.ok_or(Error::NullState { column: "value" })?,
+            ts: self.ts.ok_or(Error::NullState { column: "ts" })?,
+            prior: self.prior,
+            // SAFETY: a detoasted timestamptz[], as the column is declared.
+            log: (!self.log.is_null()).then(|| unsafe { decode_log(self.log.into()) }),
+            added: self.added,
+        };
+        let stored = decode(self.shard, columns);
         let tid = (block(&self.tid), self.tid.ip_posid);
         let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked, writer: None };
         Ok((self.shard, Row { stored, tuple }))
@@ -177,16 +183,17 @@ pub unsafe fn copy_texts<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>
     }
 }
 
-/// Encodes a row as the values and NULL flags of its columns. Calls Postgres: not inside a guard.
+/// Encodes a row as the values and NULL flags of its columns; a tuple of 1.0.0's table is formed without the last. Calls
+/// Postgres: not inside a guard.
 pub fn row_values(
     name: &TextDatum,
     key: &TextDatum,
     shard: i32,
     row: &Stored,
 ) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {
-    let [value, ts, prior, log] = encode(row);
+    let [value, ts, prior, log, added] = encode(row);
     let columns =
-        [Some(name.datum()), Some(key.datum()), Some(shard.into()), value, ts, prior, log];
+        [Some(name.datum()), Some(key.datum()), Some(shard.into()), value, ts, prior, log, added];
     let null = pg_sys::Datum::from(0);
     (columns.map(|column| column.unwrap_or(null)), columns.map(|column| column.is_none()))
 }

@@ -1,7 +1,5 @@
 //! Locks rows and writes them.
 
-use std::ffi::c_int;
-
 use pgrx::pg_sys;
 use ratelimit_limiter::ports::{Row, RowId, Stored, TupleId};
 
@@ -10,7 +8,6 @@ use super::read::{hash, scan_keys};
 use super::row::{RawRow, TextDatum, has_id, row_values, tuple_id};
 use super::{own, raw, roots};
 use crate::schema::error::Result;
-use crate::schema::unaltered_table::COLUMNS;
 
 /// Name and key, the first columns.
 const KEY_COLUMNS: usize = 2;
@@ -35,7 +32,7 @@ impl Heap {
                     raw::table_tuple_lock(self.table, tid, self.fetched, policy, flags);
                 let mut row = None;
                 if result == pg_sys::TM_Result::TM_Ok {
-                    raw::slot_getsomeattrs_int(self.fetched, COLUMNS as c_int);
+                    raw::deform(self.fetched);
                     if !traversed || has_id(self.fetched, id) {
                         row = Some(RawRow::from_slot(self.fetched, true));
                     }

@@ -11,7 +11,7 @@ SELECT rl_fixed_window(5, '1 day', timezone => 'Asia/Tokyo', start => '4713-01-0
 SELECT rl_define('cal', rl_fixed_window(5, '1 day', timezone => 'America/New_York'));
 SELECT * FROM rl_limit('cal', count => 4);
 SELECT * FROM rl_limit('cal', count => 2);
-SELECT value, ts, prior, log FROM rateLimits WHERE name = 'cal';
+SELECT value, ts, prior, log, added FROM rateLimits WHERE name = 'cal';
 SET ratelimit.clock = '2027-03-14 04:59:59.999+00';
 SELECT ok, retry_after FROM rl_limit('cal', count => 2);
 SET ratelimit.clock = '2027-03-14 05:00:00+00';

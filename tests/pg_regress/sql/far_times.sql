@@ -36,4 +36,4 @@ SELECT r.name, l.ok, l.remaining, l.retry_at FROM rl_config r, rl_limit(r.name, 
 SELECT set_clock('2027-01-01 00:00:00+00') IS NOT NULL AS here;
 UPDATE rateLimits SET ts = '294000-12-31 23:00:00+00', value = CASE WHEN name LIKE '%sliding' THEN 0 ELSE 5 END, log = NULL WHERE key = 'jump';
 SELECT r.name, l.ok, l.remaining, l.retry_after, l.reset_at FROM rl_config r, rl_limit(r.name, 'jump', 1) l WHERE r.name LIKE 'far %' ORDER BY 1;
-SELECT name, value, ts, prior, log FROM rateLimits WHERE key = 'jump' ORDER BY 1;
+SELECT name, value, ts, prior, log, added FROM rateLimits WHERE key = 'jump' ORDER BY 1;

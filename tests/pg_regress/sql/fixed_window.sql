@@ -8,7 +8,7 @@ SELECT * FROM rl_limit('fw', count => 6);
 SELECT ok, remaining FROM rl_limit('fw');
 SELECT ok, retry_after, retry_at FROM rl_limit('fw');
 -- The stored time is the start of the window.
-SELECT value, ts, prior, log FROM rateLimits WHERE name = 'fw';
+SELECT value, ts, prior, log, added FROM rateLimits WHERE name = 'fw';
 SET ratelimit.clock = '2027-01-01 12:59:59.999+00';
 SELECT ok, retry_after FROM rl_limit('fw');
 SET ratelimit.clock = '2027-01-01 13:00:00+00';

@@ -69,8 +69,8 @@ SELECT rl_define('kept/phase', rl_fixed_window(10, '1 hour')),
        rl_define('kept/phase start', rl_fixed_window(10, '1 hour', start => '2027-01-01 00:30:00+00')),
        rl_define('kept/phase first', rl_fixed_window(10, '1 hour', first_request => true)),
        rl_define('kept/phase zone', rl_fixed_window(10, '1 day', timezone => 'UTC'));
-INSERT INTO rateLimits (name, key, value, ts, prior)
-SELECT 'kept/phase' || it, 'k', 3, '2027-03-01 00:07:00+00', -10 FROM unnest(ARRAY['', ' start', ' first', ' zone']) it;
+INSERT INTO rateLimits (name, key, value, ts, added)
+SELECT 'kept/phase' || it, 'k', 3, '2027-03-01 00:07:00+00', 10 FROM unnest(ARRAY['', ' start', ' first', ' zone']) it;
 SELECT it, remaining, reset_at FROM unnest(ARRAY['', ' start', ' first', ' zone']) it, rl_limit('kept/phase' || it, 'k');
 SELECT name, ts FROM rateLimits WHERE name LIKE 'kept/phase%' ORDER BY name;
 -- A row of another kind, or one that was reset, gives none: windows begin as for a new key.

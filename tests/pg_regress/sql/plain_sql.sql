@@ -126,6 +126,11 @@ UPDATE rateLimits SET value = 0, prior = 'Infinity' WHERE name = 'ps/sw';
 SELECT left(error_of($$SELECT rl_limit('ps/sw')$$), 5) AS sqlstate;
 UPDATE rateLimits SET value = 0, prior = '-Infinity' WHERE name = 'ps/sw';
 SELECT left(error_of($$SELECT rl_limit('ps/sw')$$), 5) AS sqlstate;
+BEGIN;
+SELECT rl_define('ps/fw', rl_fixed_window(10, '1 minute'));
+INSERT INTO rateLimits (name, value, ts, added) VALUES ('ps/fw', 3, '2027-01-01 12:00:00+00', '-Infinity');
+SELECT error_of($$SELECT rl_limit('ps/fw')$$);
+ROLLBACK;
 INSERT INTO rateLimits (name, value, ts, log) VALUES ('ps/sl', 'NaN', '2027-01-01 12:00:00+00', '{}');
 SELECT error_of($$SELECT rl_limit('ps/sl')$$);
 -- A log in any order, with a NULL in it.

@@ -20,7 +20,7 @@ SELECT plans(100000);
 SELECT name, ok, remaining, capacity FROM ra, rl_limit(name, 'acme', 0);
 SELECT name, remaining, limited FROM ra, LATERAL rl_status(ra.name, 'acme') AS s (n, k, kind, remaining, capacity, retry_at, as_of, shards, limited);
 SELECT name, ok, remaining FROM ra, rl_limit(name, 'acme');
-SELECT name, key, value, prior FROM rateLimits WHERE name LIKE 'ra/%' ORDER BY name;
+SELECT name, key, value, added FROM rateLimits WHERE name LIKE 'ra/%' ORDER BY name;
 -- Lowered, what is left is less by the difference, and no debt; raised again, nothing was given twice.
 SELECT plans(2000);
 SELECT name, ok, remaining FROM ra, rl_check(name, 'acme');

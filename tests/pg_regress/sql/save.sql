@@ -43,7 +43,7 @@ ROLLBACK;
 SELECT count(*) FROM rateLimits WHERE name LIKE 'saved%';
 SELECT name, key, remaining, limited FROM rl_status() WHERE name LIKE 'saved%';
 SELECT rl_save();
-SELECT name, key, shard, value, ts <= now() AS past, prior FROM rateLimits WHERE name LIKE 'saved%' ORDER BY name, key;
+SELECT name, key, shard, value, ts <= now() AS past, prior, added FROM rateLimits WHERE name LIKE 'saved%' ORDER BY name, key;
 SELECT unsaved_keys, unsaved_since, save_error, saved_keys FROM rl_memory();
 
 -- Leases.
