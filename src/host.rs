@@ -173,20 +173,20 @@ impl Definitions for Session<'_> {
     }
 
     fn defined(&self, name: &[u8], key: &[u8]) -> PortResult<Option<Rc<Definition>>> {
-        let limit = definitions::defined(self.catalog, name, key)?;
-        Ok(limit.map(|limit| self.in_force(name, limit)))
+        let definition = definitions::defined(self.catalog, name, key)?;
+        Ok(definition.map(|definition| self.in_force(name, definition)))
     }
 
     /// Under a fixed clock a limit that is saved is in memory only, where such a clock has states of its own. Whoever has
     /// changed its definition counts in the row until it commits: memory is no part of its transaction.
     #[inline]
-    fn in_force(&self, name: &[u8], limit: Rc<Definition>) -> Rc<Definition> {
-        let store = match limit.save {
+    fn in_force(&self, name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
+        let store = match definition.save {
             Some(_) if clock::is_fixed() => StoreKind::Memory,
             Some(_) if changed::is_changed(name) => StoreKind::Table,
-            _ => return limit,
+            _ => return definition,
         };
-        Rc::new(Definition { store, save: None, ..(*limit).clone() })
+        Rc::new(Definition { store, save: None, ..(*definition).clone() })
     }
 
     fn may_be_in_table(&self, name: &[u8]) -> PortResult<bool> {

@@ -86,8 +86,9 @@ pub struct Change<'c> {
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     let Change { name, of_key, old, new } = change;
     let saved = SavedMemory::open(Need::May)?;
-    let is_saved =
-        |limit: &Option<Rc<Definition>>| limit.as_ref().is_some_and(|limit| limit.save.is_some());
+    let is_saved = |definition: &Option<Rc<Definition>>| {
+        definition.as_ref().is_some_and(|definition| definition.save.is_some())
+    };
     if saved.is_none() && !is_saved(&old) && !is_saved(&new) {
         return Ok(()); // nothing is in memory
     }
@@ -96,7 +97,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     let [old, new] = match name {
         Some(name) if of_key && (old.is_none() || new.is_none()) => {
             let default = definitions::defined(&catalog, name, b"").unwrap_or_default();
-            [old, new].map(|limit| limit.or_else(|| default.clone()))
+            [old, new].map(|definition| definition.or_else(|| default.clone()))
         }
         _ => [old, new],
     };
@@ -170,7 +171,7 @@ fn stay(
     // One that can't be read is not known to have gone.
     let is_saved = |name: &[u8], key: &[u8]| match definitions::defined(catalog, name, key) {
         Err(Error::Limiter(LimiterError::StoredConfig { .. })) => Ok(true),
-        limit => limit.map(|limit| may_be_saved(limit.as_deref())),
+        definition => definition.map(|definition| may_be_saved(definition.as_deref())),
     };
     let mut stay: BTreeMap<Vec<u8>, Stay> = BTreeMap::new();
     for name in names.iter().flatten() {

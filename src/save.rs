@@ -332,7 +332,7 @@ fn write_one(session: &host::Session, rows: &dyn Rows, copy: &SavedCopy) -> Port
     let (name, key) = (&copy.name[..], &copy.key[..]);
     // As it is stored, whatever the clock; where it can't be read it is not known to have gone.
     let known = session.known(name, key);
-    let is_gone = known.is_ok_and(|known| !may_be_saved(known.limit.as_deref()));
+    let is_gone = known.is_ok_and(|known| !may_be_saved(known.definition.as_deref()));
     if is_gone {
         return Ok(Outcome::Gone);
     }
@@ -341,8 +341,8 @@ fn write_one(session: &host::Session, rows: &dyn Rows, copy: &SavedCopy) -> Port
 }
 
 /// Whether keys of a definition may be in memory to be saved: also of one without a limit, under which they wait.
-pub fn may_be_saved(limit: Option<&Definition>) -> bool {
-    limit.is_some_and(|limit| Store::of(limit).may_be_saved())
+pub fn may_be_saved(definition: Option<&Definition>) -> bool {
+    definition.is_some_and(|definition| Store::of(definition).may_be_saved())
 }
 
 /// The names that may be written in a transaction: those that no session takes out of memory meanwhile.

@@ -95,16 +95,16 @@ pub fn of_name(catalog: &Catalog, name: &[u8]) -> Result<Rc<Definition>> {
 /// # Errors
 /// 22023: an invalid config.
 pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
-    if let Some(limit) = INLINE.with_borrow_mut(|known| known.0.get(config.bytes).cloned()) {
-        return Ok(limit);
+    if let Some(definition) = INLINE.with_borrow_mut(|known| known.0.get(config.bytes).cloned()) {
+        return Ok(definition);
     }
     let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
-    let limit = Rc::new(config::definition(&json)?);
+    let definition = Rc::new(config::definition(&json)?);
     if config.bytes.len() > CACHED_CONFIG_BYTES {
-        return Ok(limit);
+        return Ok(definition);
     }
-    INLINE.with_borrow_mut(|known| known.put(config.bytes, limit.clone()));
-    Ok(limit)
+    INLINE.with_borrow_mut(|known| known.put(config.bytes, definition.clone()));
+    Ok(definition)
 }
 
 /// Looks up the definition of (name, key), or else that of the name; `None` where there is none.
@@ -117,11 +117,11 @@ pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<D
             let rows = names.0.get(name).filter(|rows| !rows.has_keys)?;
             Some(rows.default.clone())
         });
-        if let Some(limit) = of_all {
-            return Ok(limit);
+        if let Some(definition) = of_all {
+            return Ok(definition);
         }
     }
-    Ok(known(catalog, name, key)?.limit)
+    Ok(known(catalog, name, key)?.definition)
 }
 
 /// Looks up the definition as [`defined`], and the block.
@@ -134,8 +134,8 @@ pub fn known(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Known> {
         let last = last.as_ref().filter(|last| last.changes == changes && last.name == name)?;
         Some(last.definition.clone())
     });
-    if let Some(limit) = last {
-        return Ok(Known { limit, blocked_until: None });
+    if let Some(definition) = last {
+        return Ok(Known { definition, blocked_until: None });
     }
     if SEEN.get() != changes {
         NAMES.with_borrow_mut(|names| names.0.clear());
@@ -143,15 +143,16 @@ pub fn known(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Known> {
         SEEN.set(changes);
     }
     let known = NAMES.with_borrow_mut(|names| {
-        let definition = names.0.get(name)?;
-        if !definition.has_keys && !definition.has_blocks {
-            let definition = definition.default.clone();
+        let rows = names.0.get(name)?;
+        if !rows.has_keys && !rows.has_blocks {
+            let definition = rows.default.clone();
             LAST.set(Some(Last { name: name.into(), changes, definition: definition.clone() }));
-            return Some(Known { limit: definition, blocked_until: None });
+            return Some(Known { definition, blocked_until: None });
         }
         KEYS.with_borrow_mut(|keys| {
-            let Known { limit, blocked_until } = keys.0.get(&name_and_key(name, key)[..])?.clone();
-            Some(Known { limit: limit.or_else(|| definition.default.clone()), blocked_until })
+            let Known { definition, blocked_until } =
+                keys.0.get(&name_and_key(name, key)[..])?.clone();
+            Some(Known { definition: definition.or_else(|| rows.default.clone()), blocked_until })
         })
     });
     match known {
@@ -240,9 +241,9 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
             .transpose()
             .map_err(|error| LimiterError::StoredConfig { name: utf8(name).into_owned(), error })
     };
-    let own = Known { limit: parse(own)?, blocked_until: blocked.until };
+    let own = Known { definition: parse(own)?, blocked_until: blocked.until };
     let default = parse(default)?;
-    let limit = own.limit.clone().or_else(|| default.clone());
+    let definition = own.definition.clone().or_else(|| default.clone());
     let has_blocks = blocked.any_key;
     // The rows may lack a change that was announced while they were read.
     if told && invalidation::definition_changes() == changes {
@@ -251,7 +252,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
             KEYS.with_borrow_mut(|keys| keys.put(&name_and_key(name, key), own));
         }
     }
-    Ok(Known { limit, blocked_until: blocked.until })
+    Ok(Known { definition, blocked_until: blocked.until })
 }
 
 /// Whether states of a name may be in the table: unless every definition of it says that they are in

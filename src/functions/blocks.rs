@@ -68,7 +68,9 @@ sql_function! {
 /// mistyped. 22004: the limit is keyed, and the key is empty.
 fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
     match definitions::defined(catalog, name, key) {
-        Ok(Some(limit)) => Ok(check_key::<Session>(name, key, limit.keyed, &limit)?),
+        Ok(Some(definition)) => {
+            Ok(check_key::<Session>(name, key, definition.keyed, &definition.limit)?)
+        }
         Ok(None) => {
             server_log::notice(&format!(
                 "rate limit \"{}\" is not defined: the block applies to calls that pass a config, and to all calls \

@@ -35,8 +35,9 @@ sql_function! {
         count: f64,
         reserve: bool,
     ) -> One<Calculation> {
-        let limit = definitions::inline(config)?;
-        check_count(&limit, count)?;
+        let definition = definitions::inline(config)?;
+        let limit = &definition.limit;
+        check_count(limit, count)?;
         let given = state;
         let state = match given {
             Some(state) => state
@@ -44,13 +45,13 @@ sql_function! {
                 .map_err(StateError::too_long)
                 .and_then(|json| {
                     let _larger = larger_reserve(json.len());
-                    state::parse(&json, &limit)
+                    state::parse(&json, limit)
                 })
                 .map_err(Error::State)?,
             // A fixed window without a start begins at the time given.
             None => limit.initial_state(at, at),
         };
-        let decision = decide(&limit, &state, at, count, reserve);
+        let decision = decide(limit, &state, at, count, reserve);
         let (retry_after, retry_at) = retry(at, decision.retry_after, |at| at);
         Ok(One(Calculation {
             ok: decision.ok,

@@ -30,7 +30,7 @@ sql_function! {
         config: Option<Jsonb>,
     ) -> Json {
         let (outcome, now) = outcome(&result)?;
-        let limit = match config {
+        let definition = match config {
             Some(config) => definitions::inline(config)?,
             None => catalog::with(call.function(), TableLock::Read, |catalog| {
                 definitions::of_name(catalog, name.0)
@@ -38,7 +38,7 @@ sql_function! {
         };
         // In whole milliseconds, like the times of the outcome: 60 seconds must not become 61.
         let now = now.unwrap_or_else(|| clock::now().ceil_to_millis());
-        Ok(Json::new(headers::headers(style.0, utf8_bytes(name.0), &limit, &outcome, now)))
+        Ok(Json::new(headers::headers(style.0, utf8_bytes(name.0), &definition.limit, &outcome, now)))
     }
 }
 

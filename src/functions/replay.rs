@@ -28,14 +28,15 @@ sql_function! {
         count: f64,
         reserve: bool,
     ) -> OneInWindow<RlResult> {
-        let limit = definitions::inline(config)?;
-        check_count(&limit, count)?;
+        let definition = definitions::inline(config)?;
+        let limit = &definition.limit;
+        check_count(limit, count)?;
         call.in_partition(|replay: &mut Replay| {
             let first = *replay.first.get_or_insert(at);
             let fresh = limit.initial_state(at, first);
             let state = replay.state.as_ref().filter(|state| limit.accepts(state.shape()));
-            let decision = decide(&limit, state.unwrap_or(&fresh), at, count, reserve);
-            let answer = Answer::of(&limit, &decision, decision.level, at);
+            let decision = decide(limit, state.unwrap_or(&fresh), at, count, reserve);
+            let answer = Answer::of(&definition, &decision, decision.level, at);
             replay.state = decision.state.or(replay.state.take());
             Ok(OneInWindow(RlResult::from(&answer)))
         })

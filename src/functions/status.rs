@@ -44,9 +44,9 @@ sql_function! {
             rows.put(StatusRow {
                 name: Text::new(status.name),
                 key: Text::new(status.key),
-                kind: standing.map(|standing| Text::new(standing.limit.kind().as_str().as_bytes())),
+                kind: standing.map(|standing| Text::new(standing.definition.limit.kind().as_str().as_bytes())),
                 remaining: standing.and_then(|standing| finite(standing.remaining)),
-                capacity: standing.and_then(|standing| finite(standing.limit.capacity())),
+                capacity: standing.and_then(|standing| finite(standing.definition.limit.capacity())),
                 retry_at,
                 as_of: time(status.as_of),
                 shards: status.shards as i32,

@@ -29,8 +29,6 @@
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
 
-use std::ops::Deref;
-
 use serde::{Deserialize, Deserializer};
 
 use crate::fields::{FieldError, Fields, Flag, TextField};
@@ -128,14 +126,6 @@ impl PartialEq for Definition {
         let Definition { limit, store, names_store: _, save, enforce, keyed } = self;
         (limit, store, save, enforce, keyed)
             == (&other.limit, &other.store, &other.save, &other.enforce, &other.keyed)
-    }
-}
-
-impl Deref for Definition {
-    type Target = Limit;
-
-    fn deref(&self) -> &Limit {
-        &self.limit
     }
 }
 

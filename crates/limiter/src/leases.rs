@@ -15,8 +15,8 @@ use crate::target::{FOREVER, Store, Target, check_count};
 /// # Errors
 /// [`LimiterError::NotForKind`] (0A000): it is another kind.
 fn concurrency<'a>(target: &'a Target, function: &'static str) -> Result<&'a Concurrency> {
-    let kind = target.limit.kind();
-    target.limit.concurrency().ok_or(LimiterError::NotForKind { function, kind })
+    let kind = target.limit().kind();
+    target.limit().concurrency().ok_or(LimiterError::NotForKind { function, kind })
 }
 
 /// Takes slots; the answer has their lease.
@@ -30,7 +30,7 @@ pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     if target.store != Store::Nowhere {
         concurrency(&target, "rl_acquire")?;
     }
-    check_count(&target.limit, request.count)?;
+    check_count(target.limit(), request.count)?;
     // Not made of the clock, which may stand or step back, nor of what is stored, which may be reset, pruned, rolled
     // back or lost: a holder from before could then release another's lease.
     let id = Lease::random_id(host.unguessable()?);

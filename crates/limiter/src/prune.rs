@@ -98,15 +98,15 @@ fn prune_key<H: Host>(
     undefined_idle: Option<Micros>,
     batch: Option<&mut Batch>,
 ) -> Result<i64> {
-    let limit = match host.known(&found.name, &found.key) {
+    let definition = match host.known(&found.name, &found.key) {
         Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
-        known => known?.limit,
+        known => known?.definition,
     };
-    if let Some(limit) = limit.as_ref().filter(|limit| limit.save.is_some())
-        && host.in_force(&found.name, limit.clone()).save.is_none()
+    if let Some(definition) = definition.as_ref().filter(|definition| definition.save.is_some())
+        && host.in_force(&found.name, definition.clone()).save.is_none()
     {
         return Ok(0); // not this clock's
     }
-    let limit = limit.filter(|limit| Store::of(limit) != Store::Nowhere);
-    stores::prune_key(host, rows, found, limit.as_ref(), undefined_idle, batch)
+    let definition = definition.filter(|definition| Store::of(definition) != Store::Nowhere);
+    stores::prune_key(host, rows, found, definition.as_ref(), undefined_idle, batch)
 }

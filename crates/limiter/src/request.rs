@@ -56,14 +56,14 @@ pub struct Answer {
 
 impl Answer {
     /// The answer of a call decided at `now`, which leaves this level.
-    pub fn of(limit: &Definition, decision: &Decision, level: Level, now: Micros) -> Answer {
+    pub fn of(definition: &Definition, decision: &Decision, level: Level, now: Micros) -> Answer {
         Answer {
             ok: decision.ok,
             retry_after: decision.retry_after,
             level,
-            capacity: limit.capacity(),
+            capacity: definition.limit.capacity(),
             now,
-            enforced: limit.enforce,
+            enforced: definition.enforce,
             blocked: None,
             lease: given(decision),
         }

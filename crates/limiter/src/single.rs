@@ -34,7 +34,7 @@ pub fn limit_if<H: Host>(
     }
     let target = Target::resolve(host, request)?;
     target.refuse_leases("rl_limit")?;
-    check_count(&target.limit, request.count)?;
+    check_count(target.limit(), request.count)?;
     allowed(&target)?;
     let answer = take(host, &target, request.take(), entry)?;
     host.count(place, request.counted(answer.verdict(), &answer));
@@ -157,7 +157,7 @@ fn not_for_credit(limit: &Limit) -> LimiterError {
 /// As [`limit`] and [`credit`], but for the arguments.
 fn change<H: Host>(host: &H, target: &Target, change: Change, entry: Option<Id>) -> Result<Answer> {
     let decide = |contents: Contents, now: Micros| {
-        let decision = change.decide(&target.limit, contents, now)?;
+        let decision = change.decide(target.limit(), contents, now)?;
         let answer = target.answer(&decision, decision.level, now);
         Ok((answer, decision.state))
     };
@@ -172,7 +172,7 @@ fn change<H: Host>(host: &H, target: &Target, change: Change, entry: Option<Id>)
 /// As [`limit`].
 pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let target = Target::resolve(host, request)?;
-    check_count(&target.limit, request.count)?;
+    check_count(target.limit(), request.count)?;
     look(host, &target, request.take(), false)
 }
 
@@ -207,14 +207,14 @@ pub fn state<H: Host>(host: &H, request: &Request) -> Result<Option<State>> {
 /// Those of the ports; 22004: the limit is keyed, and the key is empty.
 pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
     // What is defined nowhere, or not rightly, may have been taken by a config in the call.
-    let limit = match of_state(host, name, key) {
+    let definition = match of_state(host, name, key) {
         Err(LimiterError::StoredConfig { .. }) => None,
         defined => defined?,
     };
-    if let Some(limit) = &limit {
-        check_key::<H>(name, key, limit.keyed, limit)?;
+    if let Some(definition) = &definition {
+        check_key::<H>(name, key, definition.keyed, &definition.limit)?;
     }
-    stores::forget(host, name, key, limit.as_ref())
+    stores::forget(host, name, key, definition.as_ref())
 }
 
 /// Resets every key of a name, and adds the number of keys that had a state to `count`: also where it ends with an

@@ -37,7 +37,7 @@ pub struct Status<'a> {
 /// The level of a key under its limit.
 pub struct LimitStatus {
     /// The definition.
-    pub limit: Rc<Definition>,
+    pub definition: Rc<Definition>,
     /// Tokens; negative: debt; infinite without a limit.
     pub remaining: f64,
 }
@@ -67,11 +67,11 @@ pub fn each<H: Host>(
     }
     blocked.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
     if let (Some(name), Some(key)) = (name, key)
-        && let Known { limit: Some(limit), blocked_until } = host.known(name, key)?
-        && let limit = host.in_force(name, limit)
-        && has_no_rows(&limit)
+        && let Known { definition: Some(definition), blocked_until } = host.known(name, key)?
+        && let definition = host.in_force(name, definition)
+        && has_no_rows(&definition)
     {
-        let target = Target::defined::<H>(name, key, limit, blocked_until);
+        let target = Target::defined::<H>(name, key, definition, blocked_until);
         if !blocked.is_empty() || stores::stored(host, &target)?.is_some() {
             visit(without_rows(host, &target)?);
         }
@@ -126,8 +126,8 @@ fn show_blocked<H: Host>(
         let ((name, key), until) = first.remove_entry();
         let (name, key) = (&name[..], &key[..]);
         match host.defined(name, key)? {
-            Some(limit) if until.is_some() || limit.save.is_some() => {
-                let target = Target::defined::<H>(name, key, limit, until);
+            Some(definition) if until.is_some() || definition.save.is_some() => {
+                let target = Target::defined::<H>(name, key, definition, until);
                 visit(without_rows(host, &target)?);
             }
             None if until.is_some() => visit(undefined(host.now(), name, key, 1, until)),
@@ -177,8 +177,8 @@ fn defined<'a>(target: &Target<'a>, shards: &Shards, now: Micros) -> Status<'a> 
         key: target.key,
         now,
         as_of: shards.present(now),
-        shards: target.limit.shards(),
-        limit: Some(LimitStatus { limit: target.limit.clone(), remaining }),
+        shards: target.limit().shards(),
+        limit: Some(LimitStatus { definition: target.definition.clone(), remaining }),
         limited: Some(limited),
         retry_after,
     }
@@ -195,14 +195,14 @@ fn status<'a, H: Host>(
     blocked_until: Option<Micros>,
 ) -> Result<Option<Status<'a>>> {
     let KeyRows { name, key, rows } = found;
-    let Some(limit) = host.defined(name, key)? else {
+    let Some(definition) = host.defined(name, key)? else {
         let shards = stores::shards_present(rows);
         return Ok(Some(undefined(host.now(), name, key, shards, blocked_until)));
     };
-    if has_no_rows(&limit) {
+    if has_no_rows(&definition) {
         return Ok(None);
     }
-    let target = Target::defined::<H>(name, key, limit, blocked_until);
+    let target = Target::defined::<H>(name, key, definition, blocked_until);
     if target.store == Store::Saved {
         return without_rows(host, &target).map(Some);
     }

@@ -33,12 +33,13 @@ pub enum Store {
 
 impl Store {
     /// The store of a limit.
-    pub fn of(limit: &Definition) -> Store {
-        match (limit.store, limit.concurrency()) {
+    pub fn of(definition: &Definition) -> Store {
+        let limit = &definition.limit;
+        match (definition.store, limit.concurrency()) {
             _ if limit.is_unlimited() => Store::Nowhere,
             (StoreKind::Table, _) if limit.shards() > 1 => Store::Shards(limit.shards()),
             (StoreKind::Table, _) => Store::Row,
-            (StoreKind::Memory, _) if limit.save.is_some() => Store::Saved,
+            (StoreKind::Memory, _) if definition.save.is_some() => Store::Saved,
             (StoreKind::Memory, Some(limit)) => Store::Slots(limit.slots),
             (StoreKind::Memory, None) => Store::Memory,
         }
@@ -62,8 +63,8 @@ impl Store {
 
 /// Whether a limit has no rows, whatever is left of them from before: it is kept in memory, and is not saved, or would
 /// be if it had a limit.
-pub fn has_no_rows(limit: &Definition) -> bool {
-    limit.store == StoreKind::Memory && limit.save.is_none()
+pub fn has_no_rows(definition: &Definition) -> bool {
+    definition.store == StoreKind::Memory && definition.save.is_none()
 }
 
 /// The key that a call is for, its limit, its block and its store.
@@ -74,7 +75,7 @@ pub struct Target<'a> {
     /// The key, likewise.
     pub key: &'a [u8],
     /// The config of the call, or the definition.
-    pub limit: Rc<Definition>,
+    pub definition: Rc<Definition>,
     /// Where its state is.
     pub store: Store,
     /// Whether the name is defined for the key; otherwise it is the config of the call alone that says so.
@@ -90,11 +91,11 @@ impl<'a> Target<'a> {
     pub fn defined<E: Encoding>(
         name: &'a [u8],
         key: &'a [u8],
-        limit: Rc<Definition>,
+        definition: Rc<Definition>,
         blocked_until: Option<Micros>,
     ) -> Target<'a> {
-        let store = Store::of(&limit);
-        Target { name, key, limit, store, is_defined: true, blocked_until, utf8: E::utf8 }
+        let store = Store::of(&definition);
+        Target { name, key, definition, store, is_defined: true, blocked_until, utf8: E::utf8 }
     }
 
     /// Resolves a request: its config, or else the definition of its name and key, or else that of the name; and until
@@ -105,7 +106,7 @@ impl<'a> Target<'a> {
     /// define; 22023: an invalid config; 22004: it is keyed, and the key is empty.
     pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
         let Resolved { target, keyed } = Resolved::of(definitions, request)?;
-        check_key::<D>(target.name, target.key, keyed, &target.limit)?;
+        check_key::<D>(target.name, target.key, keyed, target.limit())?;
         Ok(target)
     }
 
@@ -120,6 +121,12 @@ impl<'a> Target<'a> {
         Ok(Resolved::of(definitions, request)?.target)
     }
 
+    /// The limit of the definition.
+    #[inline]
+    pub fn limit(&self) -> &Limit {
+        &self.definition.limit
+    }
+
     /// The primary key of a row by its shard number.
     pub fn row(&self, shard: i32) -> RowId<'a> {
         RowId { name: self.name, key: self.key, shard }
@@ -132,7 +139,7 @@ impl<'a> Target<'a> {
 
     /// Where the key's windows begin; see [`ratelimit_core::phase`]. Only windows ask for it.
     pub fn phase(&self) -> Micros {
-        if !self.limit.has_phase() {
+        if !self.limit().has_phase() {
             return Micros(0);
         }
         let text = self.utf8;
@@ -141,7 +148,7 @@ impl<'a> Target<'a> {
 
     /// The answer of a call decided at `now`.
     pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
-        Answer::of(&self.limit, decision, level, now)
+        Answer::of(&self.definition, decision, level, now)
     }
 
     /// The block that is in force: until when.
@@ -162,7 +169,7 @@ impl<'a> Target<'a> {
     ) -> Answer {
         let retry_after = after_block(until, now, |then| {
             let decision = shards.decide(then, take.count, take.reserve);
-            let passes = decision.ok || dry_run_passes && !self.limit.enforce;
+            let passes = decision.ok || dry_run_passes && !self.definition.enforce;
             if passes { Some(Micros(0)) } else { decision.retry_after }
         });
         let denied = Decision { ok: false, retry_after, level: shards.level(now), state: None };
@@ -175,7 +182,7 @@ impl<'a> Target<'a> {
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000).
     pub fn refuse_leases(&self, function: &'static str) -> Result<()> {
-        let kind = self.limit.kind();
+        let kind = self.limit().kind();
         if kind.has_leases() { Err(LimiterError::NotForKind { function, kind }) } else { Ok(()) }
     }
 }
@@ -193,10 +200,10 @@ impl<'a> Resolved<'a> {
     /// As [`Target::resolve_lease`].
     fn of<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
         let (name, key) = (request.name, request.key);
-        let Known { limit, blocked_until } = definitions.known(name, key)?;
-        let is_defined = limit.is_some();
-        let keyed = limit.as_ref().is_some_and(|limit| limit.keyed);
-        let limit = match (request.config, limit) {
+        let Known { definition, blocked_until } = definitions.known(name, key)?;
+        let is_defined = definition.is_some();
+        let keyed = definition.as_ref().is_some_and(|definition| definition.keyed);
+        let definition = match (request.config, definition) {
             (Some(_), Some(_)) if !definitions.may_define() => {
                 return Err(LimiterError::InlineConfig { name: D::utf8(name).into_owned() });
             }
@@ -204,18 +211,18 @@ impl<'a> Resolved<'a> {
                 in_call(definitions, name, config.definition()?, defined)?
             }
             (Some(config), None) => {
-                let limit = config.definition()?;
-                limit.check_in_call()?;
-                limit
+                let definition = config.definition()?;
+                definition.check_in_call()?;
+                definition
             }
-            (None, Some(limit)) => limit,
+            (None, Some(definition)) => definition,
             (None, None) => return Err(undefined(D::utf8(name))),
         };
-        let keyed = keyed || limit.keyed;
-        let limit = definitions.in_force(name, limit);
-        let (store, utf8) = (Store::of(&limit), D::utf8);
+        let keyed = keyed || definition.keyed;
+        let definition = definitions.in_force(name, definition);
+        let (store, utf8) = (Store::of(&definition), D::utf8);
         Ok(Resolved {
-            target: Target { name, key, limit, store, is_defined, blocked_until, utf8 },
+            target: Target { name, key, definition, store, is_defined, blocked_until, utf8 },
             keyed,
         })
     }
@@ -234,7 +241,7 @@ fn in_call<D: Definitions>(
 ) -> Result<Rc<Definition>> {
     // As they are stored: where the state is for now is for what comes of the two.
     let of_state = match Store::of(&defined) {
-        Store::Nowhere => definitions.known(name, b"")?.limit.unwrap_or(defined),
+        Store::Nowhere => definitions.known(name, b"")?.definition.unwrap_or(defined),
         _ => defined,
     };
     match of_state.save {
@@ -255,12 +262,7 @@ pub fn undefined(name: Cow<str>) -> LimiterError {
 ///
 /// # Errors
 /// [`LimiterError::Keyed`] (22004).
-pub fn check_key<E: Encoding>(
-    name: &[u8],
-    key: &[u8],
-    keyed: bool,
-    limit: &Definition,
-) -> Result<()> {
+pub fn check_key<E: Encoding>(name: &[u8], key: &[u8], keyed: bool, limit: &Limit) -> Result<()> {
     if keyed && key.is_empty() {
         let name = E::utf8(name).into_owned();
         return Err(LimiterError::Keyed { name, kind: limit.kind() });

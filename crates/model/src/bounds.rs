@@ -35,15 +35,17 @@ impl Bounds {
         let elapsed = (now.0 - self.at).max(0) as f64;
         self.at = self.at.max(now.0);
         let (most, least) = (self.most, self.least);
-        let largest = limits.iter().map(|limit| limit.capacity()).fold(0.0, f64::max);
+        let largest =
+            limits.iter().map(|definition| definition.limit.capacity()).fold(0.0, f64::max);
         self.most = i64::MIN;
         self.least = i64::MAX;
-        for limit in limits {
-            let Limit::TokenBucket(bucket) = &limit.limit else {
-                unreachable!("{:?} is no token bucket", limit.kind())
+        for definition in limits {
+            let Limit::TokenBucket(bucket) = &definition.limit else {
+                unreachable!("{:?} is no token bucket", definition.limit.kind())
             };
             let refill = MILLION * elapsed * bucket.rate / bucket.period.0 as f64;
-            let (capacity, shards) = (MILLION * bucket.capacity, f64::from(limit.shards()));
+            let (capacity, shards) =
+                (MILLION * bucket.capacity, f64::from(definition.limit.shards()));
             self.most = self.most.max((most as f64 + refill).min(capacity).round() as i64);
             let shares = (MILLION * largest / shards, capacity / shards);
             let unevenly = refilled_unevenly(least as f64, refill / shards, shares, shards);
@@ -54,7 +56,8 @@ impl Bounds {
     /// Those after a change.
     pub fn apply(&mut self, limits: &[Definition], effect: &Applied) {
         self.refill(limits, Micros(effect.now));
-        let capacity = limits.iter().map(|limit| limit.capacity()).fold(0.0, f64::max);
+        let capacity =
+            limits.iter().map(|definition| definition.limit.capacity()).fold(0.0, f64::max);
         let capacity = (capacity * MILLION).round() as i64;
         match effect.change {
             Change::Take(count, ..) => {

@@ -56,64 +56,66 @@ pub fn millionths(tokens: f64) -> i64 {
 }
 
 /// The state of a key, or the one that it has at first.
-pub fn state_of(limit: &Definition, key: u8, state: Option<&Total>, now: Micros) -> State {
+pub fn state_of(definition: &Definition, key: u8, state: Option<&Total>, now: Micros) -> State {
     let phase = ratelimit_core::phase(NAME, KEYS[usize::from(key)]);
     match state {
-        Some(Total(state)) if limit.accepts(state.shape()) => state.clone(),
-        _ => limit.initial_state(now, phase),
+        Some(Total(state)) if definition.limit.accepts(state.shape()) => state.clone(),
+        _ => definition.limit.initial_state(now, phase),
     }
 }
 
 /// Decides a take, or the acquisition of a lease.
-fn decide_change(limit: &Definition, state: &State, now: Micros, change: &Change) -> Decision {
+fn decide_change(definition: &Definition, state: &State, now: Micros, change: &Change) -> Decision {
     match *change {
-        Change::Acquire(id) => limit.acquire(state, now, 1.0, Micros(id)),
-        Change::Take(count, reserve, _) => decide(limit, state, now, count.into(), reserve),
-        _ => decide(limit, state, now, 1.0, false),
+        Change::Acquire(id) => definition.limit.acquire(state, now, 1.0, Micros(id)),
+        Change::Take(count, reserve, _) => {
+            decide(&definition.limit, state, now, count.into(), reserve)
+        }
+        _ => decide(&definition.limit, state, now, 1.0, false),
     }
 }
 
 /// Whether a state explains the answer to a request.
 pub fn explains(
-    limit: &Definition,
+    definition: &Definition,
     state: Option<&Total>,
     answered: &Answered,
     reserve: bool,
 ) -> bool {
-    let state = state_of(limit, answered.key, state, answered.now);
+    let state = state_of(definition, answered.key, state, answered.now);
     let change = match answered.lease {
         Some(id) => Change::Acquire(id),
         None => Change::Take(answered.count, reserve, 0),
     };
-    let Decision { ok, level, .. } = decide_change(limit, &state, answered.now, &change);
+    let Decision { ok, level, .. } = decide_change(definition, &state, answered.now, &change);
     ok == answered.ok && (level.remaining - answered.remaining).abs() < TOLERANCE
 }
 
 /// Whether a state denies a request.
 pub fn denies(
-    limit: &Definition,
+    definition: &Definition,
     state: Option<&Total>,
     answered: &Answered,
     reserve: bool,
 ) -> bool {
-    let state = state_of(limit, answered.key, state, answered.now);
-    !decide(limit, &state, answered.now, answered.count.into(), reserve).ok
+    let state = state_of(definition, answered.key, state, answered.now);
+    !decide(&definition.limit, &state, answered.now, answered.count.into(), reserve).ok
 }
 
 /// What follows a state after a change that was answered; `None`: the change is not explained by it.
-pub fn follows(limit: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
+pub fn follows(definition: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
     let now = Micros(effect.now);
-    let before = state_of(limit, effect.key, state, now);
-    match (&effect.change, &limit.limit, &before) {
+    let before = state_of(definition, effect.key, state, now);
+    match (&effect.change, &definition.limit, &before) {
         (change @ (Change::Take(..) | Change::Acquire(_)), ..) => {
-            let decision = decide_change(limit, &before, now, change);
+            let decision = decide_change(definition, &before, now, change);
             let same = match change {
                 Change::Take(.., left) => millionths(decision.level.remaining) == *left,
                 _ => true,
             };
             (decision.ok && same).then(|| Total(decision.state.unwrap_or(before)))
         }
-        (&Change::Credit(count), ..) => credited(limit, &before, now, count.into()),
+        (&Change::Credit(count), ..) => credited(definition, &before, now, count.into()),
         (&Change::Extend(id, until), _, State::Leases(held)) => {
             let mut held = held.clone();
             let lease = held.leases.iter_mut().find(|lease| lease.id.0 == id)?;
@@ -131,29 +133,35 @@ pub fn follows(limit: &Definition, state: Option<&Total>, effect: &Applied) -> O
 }
 
 /// What follows a total of shards: tokens are taken from it whatever it has, since others may take at the same time.
-pub fn sums(limit: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
+pub fn sums(definition: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
     let now = Micros(effect.now);
-    let before = state_of(limit, effect.key, state, now);
+    let before = state_of(definition, effect.key, state, now);
     match effect.change {
-        Change::Take(count, ..) => credited(limit, &before, now, -f64::from(count)),
-        _ => follows(limit, state, effect),
+        Change::Take(count, ..) => credited(definition, &before, now, -f64::from(count)),
+        _ => follows(definition, state, effect),
     }
 }
 
-fn credited(limit: &Definition, before: &State, now: Micros, count: f64) -> Option<Total> {
-    let credited = kinds::credit(limit, before, now, count, None)?;
+fn credited(definition: &Definition, before: &State, now: Micros, count: f64) -> Option<Total> {
+    let credited = kinds::credit(&definition.limit, before, now, count, None)?;
     Some(Total(credited.state.unwrap_or_else(|| before.clone())))
 }
 
 /// The tokens that are left at an instant; of a concurrency limit, the slots.
-pub fn left(limit: &Definition, key: u8, state: Option<&Total>, now: Micros) -> f64 {
-    let state = state_of(limit, key, state, now);
-    decide(limit, &state, now, 0.0, false).level.remaining
+pub fn left(definition: &Definition, key: u8, state: Option<&Total>, now: Micros) -> f64 {
+    let state = state_of(definition, key, state, now);
+    decide(&definition.limit, &state, now, 0.0, false).level.remaining
 }
 
 /// The tokens that are left in committed rows, as a call reads them; infinite where it can't.
-pub fn left_in_rows(limit: &Definition, key: u8, rows: &[(i32, &Version)], now: Micros) -> f64 {
-    let target = Target::defined::<Run>(NAME, KEYS[usize::from(key)], Rc::new(limit.clone()), None);
+pub fn left_in_rows(
+    definition: &Definition,
+    key: u8,
+    rows: &[(i32, &Version)],
+    now: Micros,
+) -> f64 {
+    let target =
+        Target::defined::<Run>(NAME, KEYS[usize::from(key)], Rc::new(definition.clone()), None);
     let row = |(shard, version): &(i32, &Version)| {
         (*shard, Row { stored: version.content.0.clone(), tuple: TupleId::NONE })
     };

@@ -30,7 +30,7 @@ impl World {
 
 impl Scenario {
     /// The definition that a session's call used for a key.
-    fn limit(&self, world: &World, session: usize, key: u8) -> &Definition {
+    fn definition(&self, world: &World, session: usize, key: u8) -> &Definition {
         &self.setting.limits[usize::from(world.sessions[session].used[usize::from(key)])]
     }
 
@@ -109,16 +109,16 @@ impl Scenario {
 
     /// Whether a key was full at some instant of the call.
     fn was_full(&self, world: &World, session: usize, key: u8) -> bool {
-        let limit = self.limit(world, session, key);
+        let definition = self.definition(world, session, key);
         world.sessions[session].seen.iter().any(|instant| {
             let state = instant.states[usize::from(key)].as_ref();
             let now = Micros(instant.now);
             if let Some(bounds) = instant.bounds.get(usize::from(key)) {
                 let mut bounds = bounds.clone();
                 bounds.refill(&self.setting.limits, now);
-                return bounds.most as f64 / 1e6 > limit.capacity() - TOLERANCE;
+                return bounds.most as f64 / 1e6 > definition.limit.capacity() - TOLERANCE;
             }
-            oracle::left(limit, key, state, now) > limit.capacity() - TOLERANCE
+            oracle::left(definition, key, state, now) > definition.limit.capacity() - TOLERANCE
         })
     }
 
@@ -180,8 +180,8 @@ impl Scenario {
             }
             let states = self.instant(world, session).states;
             let state = states[usize::from(answer.key)].as_ref();
-            let limit = self.limit(world, session, answer.key);
-            if self.is_exact() && !oracle::explains(limit, state, answer, reserve) {
+            let definition = self.definition(world, session, answer.key);
+            if self.is_exact() && !oracle::explains(definition, state, answer, reserve) {
                 world.is_wrong(Wrong::Unexplained);
             }
             let change = match answer.lease {
@@ -215,7 +215,7 @@ impl Scenario {
         let is_right = at.seen.iter().any(|instant| {
             answers.iter().any(|answer| {
                 let state = instant.states[usize::from(answer.key)].as_ref();
-                let limit = self.limit(world, session, answer.key);
+                let definition = self.definition(world, session, answer.key);
                 if answer.is_blocked {
                     return instant.blocked.contains(&answer.key);
                 }
@@ -225,8 +225,8 @@ impl Scenario {
                         bounds.refill(&self.setting.limits, answer.now);
                         bounds.least < i64::from(answer.count) * 1_000_000
                     }
-                    true => oracle::explains(limit, state, answer, reserve),
-                    false => oracle::denies(limit, state, answer, reserve),
+                    true => oracle::explains(definition, state, answer, reserve),
+                    false => oracle::denies(definition, state, answer, reserve),
                 }
             })
         });
@@ -255,7 +255,7 @@ impl Scenario {
     }
 
     fn judge_check(&self, world: &mut World, session: usize, key: u8, answer: &Answered) {
-        let limit = self.limit(world, session, key);
+        let definition = self.definition(world, session, key);
         let is_right = |instant: &Instant| {
             let mut after = answer.clone();
             // A check answers what is left before.
@@ -264,7 +264,7 @@ impl Scenario {
             is_blocked == answer.is_blocked
                 && (is_blocked
                     || oracle::explains(
-                        limit,
+                        definition,
                         instant.states[usize::from(key)].as_ref(),
                         &after,
                         false,
@@ -302,8 +302,8 @@ impl Scenario {
         if let Some(until) = settled {
             let change =
                 if is_released { Change::Release(id) } else { Change::Extend(id, until.0) };
-            let limit = self.limit(world, session, key);
-            let ttl = limit.concurrency().map_or(Micros(0), |limit| limit.ttl);
+            let definition = self.definition(world, session, key);
+            let ttl = definition.limit.concurrency().map_or(Micros(0), |limit| limit.ttl);
             let mut instants = world.sessions[session].seen.iter();
             // Not sooner than before, where the clock stepped back.
             let is_extended = |instant: &Instant| {
@@ -376,7 +376,7 @@ impl Scenario {
 
     /// No more is admitted than the limit has, whichever of the transactions in progress commit.
     fn check_key(&self, world: &mut World, key: u8) {
-        let limit = self.largest();
+        let definition = self.largest();
         let of = |session: &SessionState| -> Vec<Applied> {
             session.effects.iter().filter(|effect| effect.key == key).cloned().collect()
         };
@@ -397,7 +397,7 @@ impl Scenario {
             return;
         }
         let now = Micros(world.database.now);
-        let left = |state: &Option<Total>| oracle::left(limit, key, state.as_ref(), now);
+        let left = |state: &Option<Total>| oracle::left(definition, key, state.as_ref(), now);
         let after = |mut state: Option<Total>, effects: &Vec<Applied>| {
             effects.iter().for_each(|effect| _ = self.apply(&mut state, effect));
             state
@@ -427,17 +427,17 @@ impl Scenario {
             (bounds.least as f64 / 1e6, bounds.most as f64 / 1e6)
         });
         let (mut is_more, mut is_less) = (false, false);
-        for limit in self
+        for definition in self
             .setting
             .limits
             .iter()
-            .filter(|limit| Store::of(limit).is_in_memory() == self.is_in_memory(key))
+            .filter(|definition| Store::of(definition).is_in_memory() == self.is_in_memory(key))
         {
             let is = match self.is_in_memory(key) {
-                true => oracle::left(limit, key, entry.as_ref(), now),
-                false => oracle::left_in_rows(limit, key, &rows, now),
+                true => oracle::left(definition, key, entry.as_ref(), now),
+                false => oracle::left_in_rows(definition, key, &rows, now),
             };
-            let should = oracle::left(limit, key, committed, now);
+            let should = oracle::left(definition, key, committed, now);
             let (least, most) = bounds.unwrap_or((should, should));
             is_more |= is > most + TOLERANCE;
             is_less |= is < least - TOLERANCE;

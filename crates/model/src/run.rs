@@ -238,7 +238,7 @@ impl Definitions for Run<'_> {
         let (limit, blocked) = self.look_up(key);
         // A block is one without an end here.
         let blocked_until = blocked.then_some(FOREVER);
-        Ok(Known { limit: Some(limit), blocked_until })
+        Ok(Known { definition: Some(limit), blocked_until })
     }
 
     fn defined(&self, _: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {

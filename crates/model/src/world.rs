@@ -251,7 +251,7 @@ impl Scenario {
 
     /// Whether every limit is in one row or entry, whose answers can be explained to the token.
     pub fn is_exact(&self) -> bool {
-        self.setting.limits.iter().all(|limit| limit.shards() == 1)
+        self.setting.limits.iter().all(|definition| definition.limit.shards() == 1)
     }
 
     /// The state in which it begins.
@@ -326,8 +326,8 @@ impl Scenario {
 
     /// Whether what shards hold is only known in bounds: they refill one by one, or are cut to a smaller share.
     pub fn has_bounds(&self) -> bool {
-        let largest = self.largest().capacity();
-        let is_smaller = |limit: &Definition| limit.capacity() < largest;
+        let largest = self.largest().limit.capacity();
+        let is_smaller = |definition: &Definition| definition.limit.capacity() < largest;
         !self.is_exact() && (!self.clock.is_empty() || self.setting.limits.iter().any(is_smaller))
     }
 
@@ -339,7 +339,7 @@ impl Scenario {
             _ => None,
         });
         let tokens = states.reduce(|sum, value| sum + value);
-        let mut bounds = Bounds::new(tokens.unwrap_or(self.largest().capacity()), BEGIN);
+        let mut bounds = Bounds::new(tokens.unwrap_or(self.largest().limit.capacity()), BEGIN);
         let mut effects: Vec<&Applied> =
             world.history.iter().chain(more).filter(|effect| effect.key == key).collect();
         effects.sort_by_key(|effect| effect.now);
@@ -377,7 +377,8 @@ impl Scenario {
     /// what doesn't fit into theirs.
     pub fn largest(&self) -> &Definition {
         let limits = self.setting.limits.iter();
-        let largest = limits.max_by(|one, other| one.capacity().total_cmp(&other.capacity()));
+        let largest =
+            limits.max_by(|one, other| one.limit.capacity().total_cmp(&other.limit.capacity()));
         largest.unwrap_or(&self.setting.limits[0])
     }
 

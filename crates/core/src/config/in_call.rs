@@ -12,12 +12,12 @@ impl Definition {
     /// It refills later, or its leases expire later; it is saved.
     pub fn check_in_call(&self) -> Result<(), ConfigError> {
         self.check_unsaved()?;
-        let time = self.time_to_full();
+        let time = self.limit.time_to_full();
         if self.store == StoreKind::Table || time <= Micros::YEAR {
             return Ok(());
         }
         let days = time.0 / Micros::DAY.0;
-        let (problem, what) = match self.kind() {
+        let (problem, what) = match self.limit.kind() {
             Kind::Concurrency => (format!("\"ttl\" is {days} days"), "a ttl of"),
             _ => (format!("its \"rate\" and \"period\" refill it in {days} days"), "a refill in"),
         };
@@ -49,7 +49,7 @@ impl Definition {
         let refused = |field, value: String, allowed: String| {
             Err(self.refused(format!("\"{field}\" is {value}"), &format!("{allowed} {DEFINED}")))
         };
-        let (kind, shards) = (self.kind(), self.limit.shards());
+        let (kind, shards) = (self.limit.kind(), self.limit.shards());
         if self.store == StoreKind::Table && self.names_store {
             return refused("store", "\"table\"".into(), "\"memory\" or no \"store\"".into());
         }
@@ -76,7 +76,7 @@ impl Definition {
 
     /// The error for a config of this kind.
     fn refused(&self, problem: String, allowed: &str) -> ConfigError {
-        let kind = Some(self.kind());
+        let kind = Some(self.limit.kind());
         ConfigError { problem, allowed: allowed.into(), kind, calendar: false }
     }
 }

@@ -18,7 +18,7 @@ pub trait Encoding {
 #[derive(Clone, Default)]
 pub struct Known {
     /// The definition.
-    pub limit: Option<Rc<Definition>>,
+    pub definition: Option<Rc<Definition>>,
     /// Until when it is blocked, if it ever was.
     pub blocked_until: Option<Micros>,
 }
@@ -42,8 +42,8 @@ pub trait Definitions: Encoding {
     fn known(&self, name: &[u8], key: &[u8]) -> Result<Known>;
 
     /// The definition or config of a name as it holds for this call, where its state is elsewhere for now.
-    fn in_force(&self, _name: &[u8], limit: Rc<Definition>) -> Rc<Definition> {
-        limit
+    fn in_force(&self, _name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
+        definition
     }
 
     /// Looks up the definition alone, as it is [in force](Definitions::in_force).

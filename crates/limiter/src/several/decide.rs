@@ -56,7 +56,7 @@ impl Group<'_> {
         let denied = |then: Decision| Decision {
             ok: false,
             retry_after: after_block(until, now, |_| {
-                let passes = then.ok || !self.target.limit.enforce;
+                let passes = then.ok || !self.target.definition.enforce;
                 if passes { Some(Micros(0)) } else { then.retry_after }
             }),
             level: shards.level(now),
@@ -76,7 +76,7 @@ impl Group<'_> {
         let (mut decisions, change) = self.run(shards.total(now), now);
         // Takes that exceed even a full limit together never pass.
         let ever = self.takes.len() == 1 || {
-            let fresh = self.target.limit.initial_state(now, self.phase);
+            let fresh = self.target.limit().initial_state(now, self.phase);
             self.run(fresh, now).0.iter().all(|decision| decision.ok)
         };
         if decisions.iter().any(|decision| !decision.ok) {
@@ -96,17 +96,17 @@ impl Group<'_> {
                 decision.retry_after = retry_after;
             }
         }
-        GroupVerdict { now, shards, enforced: self.target.limit.enforce, decisions, change }
+        GroupVerdict { now, shards, enforced: self.target.definition.enforce, decisions, change }
     }
 
     /// Whether the takes pass at `now`, and the state after those that do; `None`: the same. As
     /// [`run`](Group::run), without a list of the decisions.
     pub(super) fn pass(&self, before: &State, now: Micros) -> (bool, Option<State>) {
-        let (limit, mut after) = (&self.target.limit, None);
+        let (limit, mut after) = (self.target.limit(), None);
         let mut passes = self.target.block(now).is_none();
         for &Taken { count, reserve, .. } in &self.takes {
             let decision = decide(limit, after.as_ref().unwrap_or(before), now, count, reserve);
-            passes &= decision.ok || !limit.enforce;
+            passes &= decision.ok || !self.target.definition.enforce;
             after = decision.state.or(after);
         }
         (passes, after)
@@ -115,7 +115,7 @@ impl Group<'_> {
     /// Decides the takes one after the other, each on the state that those before it left. Returns the
     /// decisions and the states before and after; `None` if unchanged.
     fn run(&self, before: State, now: Micros) -> (Vec<Decision>, Option<(State, State)>) {
-        let limit = &self.target.limit;
+        let limit = self.target.limit();
         let (mut after, mut changed) = (before.clone(), false);
         let decide = |&Taken { count, reserve, .. }: &Taken| {
             let decision = decide(limit, &after, now, count, reserve);

@@ -104,11 +104,11 @@ fn group<'a, H: Host>(
             _ => Target::resolve(host, request).map_err(in_request)?,
         };
         target.refuse_leases(function).map_err(in_request)?;
-        check_count(&target.limit, request.count).map_err(in_request)?;
+        check_count(target.limit(), request.count).map_err(in_request)?;
         let taken = Taken { n, count: request.count, reserve: request.reserve };
         in_memory += usize::from(target.store.is_in_memory());
         match earlier {
-            Some(group) if group.target.limit != target.limit => {
+            Some(group) if group.target.definition != target.definition => {
                 let error = ArgumentError::invalid(
                     "config",
                     "different from that of an earlier request for the same name and key",

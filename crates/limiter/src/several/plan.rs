@@ -86,7 +86,7 @@ impl<'a> Plan<'a> {
         // Of this state no take is later.
         let now = host.now();
         let before = memory::state(&group.target, found.state.clone(), now, group.phase);
-        let verdict = group.decide(host, Shards::new(&group.target.limit, vec![before]), now);
+        let verdict = group.decide(host, Shards::new(group.target.limit(), vec![before]), now);
         let worth = |after: &State| memory::worth(&group.target, after, now, group.phase);
         let after = verdict.change.as_ref().map(|(_, after)| (after.clone(), worth(after)));
         Ok(Plan { group, id, found, verdict, after, again: None })
@@ -110,7 +110,7 @@ impl<'a> Plan<'a> {
         let mut verdict = match self.again {
             None => self.verdict,
             Some((before, now)) => {
-                let shards = Shards::new(&self.group.target.limit, vec![before]);
+                let shards = Shards::new(self.group.target.limit(), vec![before]);
                 self.group.decide(host, shards, now)
             }
         };

@@ -148,14 +148,14 @@ pub fn prune_key<H: Host>(
     host: &H,
     rows: &dyn Rows,
     found: &KeyRows,
-    limit: Option<&Rc<Definition>>,
+    definition: Option<&Rc<Definition>>,
     undefined_idle: Option<Micros>,
     batch: Option<&mut Batch>,
 ) -> Result<i64> {
     let KeyRows { name, key, rows: seen } = found;
-    let idle = |rows: &[ShardRow]| match limit {
-        Some(limit) => {
-            let target = Target::defined::<H>(name, key, limit.clone(), None);
+    let idle = |rows: &[ShardRow]| match definition {
+        Some(definition) => {
+            let target = Target::defined::<H>(name, key, definition.clone(), None);
             is_idle(&target, rows, host.now())
         }
         None => is_expired(rows, undefined_idle, host.now()),
@@ -202,7 +202,7 @@ fn is_idle(target: &Target, rows: &[ShardRow], now: Micros) -> bool {
         let of = shards_of(*number);
         let (_, limit) = match shard_limit.take().filter(|&(shard_count, _)| shard_count == of) {
             Some(same) => shard_limit.insert(same),
-            None => shard_limit.insert((of, shard_limit_of(&target.limit, of))),
+            None => shard_limit.insert((of, shard_limit_of(target.limit(), of))),
         };
         // An invalid row is kept for inspection, and one that is ahead of the clock, which may be wrong now.
         target

@@ -51,7 +51,7 @@ pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
 pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     let entries = host.entries()?;
     let found = entries.read(id(entries, target, None)).and_then(Kept::state);
-    Ok(found.filter(|state| target.limit.accepts(state.shape())))
+    Ok(found.filter(|state| target.limit().accepts(state.shape())))
 }
 
 /// What was read of an entry: the same, as long as it is equal.
@@ -109,7 +109,7 @@ pub fn write(
 ) {
     if id.room == Room::Saved {
         // Such a state has no leases, which alone could lack room.
-        locked.write_saved(id, Some(state), target.limit.save.unwrap_or_default());
+        locked.write_saved(id, Some(state), target.definition.save.unwrap_or_default());
     } else if let Some(kept) = Kept::of(state) {
         // A log or leases: no limit in memory has such a state.
         locked.write(id, kept, worth);
@@ -118,15 +118,15 @@ pub fn write(
 
 /// What a state is worth that is stored at `now`; `phase` is the target's.
 pub fn worth(target: &Target, state: &State, now: Micros, phase: Micros) -> Worth {
-    let limit = &target.limit;
+    let limit = target.limit();
     Worth { idle_at: limit.idle_at(state, now, phase), half_used: limit.is_half_used(state), now }
 }
 
 /// Interprets what is stored of a target, whose definition may have changed since; `phase` is the target's.
 pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) -> State {
     found
-        .filter(|state| target.limit.accepts(state.shape()))
-        .unwrap_or_else(|| target.limit.initial_state(now, phase))
+        .filter(|state| target.limit().accepts(state.shape()))
+        .unwrap_or_else(|| target.limit().initial_state(now, phase))
 }
 
 /// Forgets the entry of a key, and those of its slots; false if there was none. `slots` is how many it may have, of

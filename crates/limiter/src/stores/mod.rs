@@ -71,7 +71,7 @@ pub fn change<H: Host, T>(
     match target.store {
         Store::Nowhere => {
             let now = host.now();
-            let state = target.limit.initial_state(now, now);
+            let state = target.limit().initial_state(now, now);
             Ok((decide(Contents::One(&state), now)?.0, None))
         }
         Store::Row => {
@@ -123,7 +123,7 @@ pub fn peek_with<'t, H: Host>(
             let found = memory::call(host, target, id)?.state;
             let now = host.now();
             let state = memory::state(target, found, now, target.phase());
-            Ok((now, Shards::new(&target.limit, vec![state])))
+            Ok((now, Shards::new(target.limit(), vec![state])))
         }
         (Some(rows), None) if target.store.is_in_table() => shards::peek(host, rows, target),
         _ => without_rows(host, target),
@@ -150,8 +150,8 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros
         _ => None,
     };
     let now = host.now();
-    let state = found.unwrap_or_else(|| target.limit.initial_state(now, target.phase()));
-    Ok((now, Shards::new(&target.limit, vec![state])))
+    let state = found.unwrap_or_else(|| target.limit().initial_state(now, target.phase()));
+    Ok((now, Shards::new(target.limit(), vec![state])))
 }
 
 /// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full.
@@ -166,7 +166,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
         Store::Saved => saved::read(host, target),
         Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
             let found = rows.read_key(target.name, target.key)?;
-            if !delete::has_state(&target.limit, &found) {
+            if !delete::has_state(target.limit(), &found) {
                 return Ok(None);
             }
             let (now, shards) = shards::peek(host, rows, target)?;
@@ -183,18 +183,18 @@ pub fn forget<H: Host>(
     host: &H,
     name: &[u8],
     key: &[u8],
-    limit: Option<&Rc<Definition>>,
+    definition: Option<&Rc<Definition>>,
 ) -> Result<bool> {
-    if let Some(limit) = limit.filter(|limit| limit.save.is_some()) {
-        return saved::forget(host, &Target::defined::<H>(name, key, limit.clone(), None));
+    if let Some(definition) = definition.filter(|definition| definition.save.is_some()) {
+        return saved::forget(host, &Target::defined::<H>(name, key, definition.clone(), None));
     }
-    let in_memory_only = limit.is_some_and(|limit| has_no_rows(limit));
+    let in_memory_only = definition.is_some_and(|definition| has_no_rows(definition));
     if !in_memory_only {
         host.refuse_read_only()?;
     }
     // Of what is not defined, they may be as many as any limit has; of another kind, left from before it was defined.
-    let slots = match limit {
-        Some(limit) if limit.concurrency().is_none() => 0,
+    let slots = match definition {
+        Some(definition) if definition.limit.concurrency().is_none() => 0,
         _ => MAX_SLOTS_IN_MEMORY,
     };
     let entries = if in_memory_only { Some(host.entries()?) } else { host.entries_if_any()? };
@@ -237,7 +237,7 @@ pub fn forget_name<H: Host>(
         return Ok(());
     }
     // Together only where the rows of each key are to be deleted, as far as the name's own definition tells.
-    let together = !definition(host, name, b"")?.is_some_and(|limit| has_no_rows(&limit));
+    let together = !definition(host, name, b"")?.is_some_and(|definition| has_no_rows(&definition));
     host.with_rows(RowAccess::Write, |rows| {
         if together && delete::delete_name(host, rows, name, count)? {
             return Ok(());
@@ -245,8 +245,8 @@ pub fn forget_name<H: Host>(
         let mut delete = |key: &[u8]| -> Result<()> {
             host.check_for_interrupts();
             match definition(host, name, key)? {
-                Some(limit) if limit.save.is_some() => drop(saved.insert(key.to_vec())),
-                Some(limit) if has_no_rows(&limit) => {}
+                Some(definition) if definition.save.is_some() => drop(saved.insert(key.to_vec())),
+                Some(definition) if has_no_rows(&definition) => {}
                 _ => *count += i64::from(delete::delete_key(host, rows, name, key)?),
             }
             Ok(())
@@ -261,8 +261,10 @@ pub fn forget_name<H: Host>(
     // Their rows are written when they are saved: what is being saved now would bring the old state back.
     for key in saved {
         host.check_for_interrupts();
-        if let Some(limit) = definition(host, name, &key)?.filter(|limit| limit.save.is_some()) {
-            let target = Target::defined::<H>(name, &key, limit, None);
+        if let Some(definition) =
+            definition(host, name, &key)?.filter(|definition| definition.save.is_some())
+        {
+            let target = Target::defined::<H>(name, &key, definition, None);
             *count += i64::from(saved::forget(host, &target)?);
         }
     }
@@ -276,6 +278,6 @@ pub fn forget_name<H: Host>(
 fn definition<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
     match of_state(host, name, key) {
         Err(LimiterError::StoredConfig { .. }) => Ok(None),
-        limit => limit,
+        definition => definition,
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn change<H: Host, T>(
     decide: &impl Decide<T>,
 ) -> Result<Changed<T>> {
     let decide_row = |stored: Option<&Stored>, now: Micros| -> Result<Decided<T>> {
-        let state = target.state(&target.limit, stored, now)?;
+        let state = target.state(target.limit(), stored, now)?;
         let (result, after) = decide(Contents::One(&state), now)?;
         Ok((result, after.map(Stored::State)))
     };

@@ -38,7 +38,7 @@ pub(super) fn change<H: Host, T>(
 
 /// How long a change may stay in memory only.
 fn save(target: &Target) -> Micros {
-    target.limit.save.unwrap_or_default()
+    target.definition.save.unwrap_or_default()
 }
 
 /// Runs `work` on the locked entry of a key, with its state, after it is put in where it is not there; again where
@@ -89,7 +89,7 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
         Some(found) => found,
         None => read_row(host, target)?,
     };
-    Ok(found.filter(|state| target.limit.accepts(state.shape())))
+    Ok(found.filter(|state| target.limit().accepts(state.shape())))
 }
 
 /// Puts a key in, with what its row has; false where it has no room.
@@ -118,7 +118,7 @@ fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
         {
             return Ok(Some(state.clone()));
         }
-        if !delete::has_state(&target.limit, &found) {
+        if !delete::has_state(target.limit(), &found) {
             return Ok(None);
         }
         let (now, shards) = shards::peek(host, rows, target)?;

@@ -208,7 +208,7 @@ impl Encoding for TestSession {
 impl Definitions for TestSession {
     fn known(&self, name: &[u8], key: &[u8]) -> Result<Known> {
         let blocked_until = self.blocks.borrow().get(&(name.to_vec(), key.to_vec())).copied();
-        Ok(Known { limit: self.defined(name, key)?, blocked_until })
+        Ok(Known { definition: self.defined(name, key)?, blocked_until })
     }
 
     fn defined(&self, name: &[u8], _: &[u8]) -> Result<Option<Rc<Definition>>> {

@@ -12,7 +12,7 @@ use crate::target::Target;
 
 /// The shard whose row this transaction last locked, counted from 0: it takes from it again.
 pub(super) fn held_shard(rows: &dyn Rows, target: &Target) -> Option<usize> {
-    let count = target.limit.shards() as usize;
+    let count = target.limit().shards() as usize;
     let first = shard_number(count as u32, 0);
     let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
     rows.held(target.name, target.key).into_iter().find_map(shard)
@@ -70,7 +70,7 @@ impl<H: Host> Sharded<'_, H> {
         else {
             return Ok(None);
         };
-        let row = target.row(shard_number(target.limit.shards(), better));
+        let row = target.row(shard_number(target.limit().shards(), better));
         let (result, after) = decide(Contents::OneOf(&shards, better), now)?;
         if let Some(after) = after {
             let after = Stored::State(after);
@@ -97,7 +97,7 @@ impl<H: Host> Sharded<'_, H> {
     /// As [`change`](super::change).
     fn estimate(&self, amount: f64) -> Result<Option<Estimate<'_>>> {
         let Sharded { host, rows, target } = self;
-        let count = target.limit.shards() as usize;
+        let count = target.limit().shards() as usize;
         let own = held_shard(*rows, target);
         let first = own.unwrap_or_else(|| host.below(count));
         let second = (first + 1 + host.below(count - 1)) % count;
@@ -105,7 +105,7 @@ impl<H: Host> Sharded<'_, H> {
         let numbers = [number(first), number(second)];
         let mut found = rows.read_shards(target.name, target.key, &numbers)?;
         let now = host.now();
-        let shard_limit = target.limit.shard_limit(count as u32);
+        let shard_limit = target.limit().shard_limit(count as u32);
         let mut states = Vec::with_capacity(2);
         for wanted in numbers {
             let row = found.iter().find(|&&(number, _)| number == wanted);
@@ -115,7 +115,7 @@ impl<H: Host> Sharded<'_, H> {
         // The other rows are assumed to be like the second.
         let mut all = vec![states[1].clone(); count];
         all[first] = states.swap_remove(0);
-        let shards = Shards::new(&target.limit, all);
+        let shards = Shards::new(target.limit(), all);
         let room = |shard| room(&shards, shard, now, amount);
         let better = if own.is_some() || room(first) >= room(second) { first } else { second };
         let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
@@ -147,7 +147,7 @@ impl<H: Host> Sharded<'_, H> {
         let once = candidates.len();
         candidates.extend(candidates.first().copied().filter(|_| may_wait(*rows, target)));
         for (tried, &shard) in candidates.iter().enumerate() {
-            let row = target.row(shard_number(target.limit.shards(), shard));
+            let row = target.row(shard_number(target.limit().shards(), shard));
             let changed = host.attempt(|| {
                 let row = if tried == once { rows.lock(row)? } else { rows.try_lock(row)? };
                 self.change_locked(decide, shards, shard, row, amount)
@@ -181,7 +181,7 @@ impl<H: Host> Sharded<'_, H> {
         }
         let (result, after) = decide(Contents::OneOf(&shards, shard), now)?;
         let Some(after) = after else { return Ok(None) };
-        let row = target.row(shard_number(target.limit.shards(), shard));
+        let row = target.row(shard_number(target.limit().shards(), shard));
         rows.update(row, tuple, &Stored::State(after.clone()))?;
         shards.states_mut()[shard] = after;
         Ok(Some((result, Some(shards.level(now)))))
@@ -254,7 +254,7 @@ impl<H: Host> Sharded<'_, H> {
         }
         let (mut locked, mut sum) = (Vec::new(), 0.0);
         for shard in wanted {
-            let row = target.row(shard_number(target.limit.shards(), shard));
+            let row = target.row(shard_number(target.limit().shards(), shard));
             match rows.try_lock(row)? {
                 Some(Row { stored, tuple }) => {
                     let now = host.now();

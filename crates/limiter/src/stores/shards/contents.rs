@@ -47,7 +47,7 @@ pub(crate) fn holding<'a>(
     mut rows: Vec<ShardRow>,
     now: Micros,
 ) -> Result<Holding<'a>> {
-    let limit = &*target.limit;
+    let limit = target.limit();
     let shard_count = limit.shards();
     rows.retain(|(_, found)| !found.stored.is_marker());
     let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
@@ -96,11 +96,11 @@ pub(crate) fn peek<'a>(
     target: &'a Target,
 ) -> Result<(Micros, Holding<'a>)> {
     let mut found = Vec::new();
-    if target.limit.shards() == 1 {
+    if target.limit().shards() == 1 {
         found.extend(rows.read(target.row(0))?.map(|row| (0, row)));
     }
     let is_marked = found.first().is_some_and(|(_, row)| row.stored.is_marker());
-    if target.limit.shards() > 1 || is_marked {
+    if target.limit().shards() > 1 || is_marked {
         found = rows.read_key(target.name, target.key)?;
     }
     let now = host.now();
@@ -153,7 +153,7 @@ fn reshard(
     shards: &Shards,
     now: Micros,
 ) -> Result<()> {
-    let shard_count = target.limit.shards();
+    let shard_count = target.limit().shards();
     let mut root = None;
     for (number, found) in locked {
         if number == 0 {

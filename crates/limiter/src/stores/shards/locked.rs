@@ -108,7 +108,7 @@ pub fn lock<'a, H: Host>(
     amount: f64,
     single_row: bool,
 ) -> Result<Option<LockedRows<'a>>> {
-    let (shard_count, wait) = (target.limit.shards(), may_wait(rows, target));
+    let (shard_count, wait) = (target.limit().shards(), may_wait(rows, target));
     if shard_count == 1 {
         return lock_one(host, rows, target, wait);
     }
@@ -159,8 +159,8 @@ fn lock_one<'a>(
         found => found,
     };
     let Some(Row { stored, tuple }) = found else { return Ok(None) };
-    let state = target.state(&target.limit, Some(&stored), host.now())?.into_owned();
-    let shards = Shards::new(&target.limit, vec![state]);
+    let state = target.state(target.limit(), Some(&stored), host.now())?.into_owned();
+    let shards = Shards::new(target.limit(), vec![state]);
     Ok(Some(LockedRows { shards, locked: vec![(0, tuple)] }))
 }
 
@@ -176,7 +176,7 @@ fn lock_some<'a, H: Host>(
     now: Micros,
     amount: f64,
 ) -> Result<Option<LockedRows<'a>>> {
-    let number = |shard| shard_number(target.limit.shards(), shard);
+    let number = |shard| shard_number(target.limit().shards(), shard);
     let held = held_shard(rows, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
     let with_room = rows_with_room(host, &shards, now, amount);
     for shard in held.into_iter().chain(with_room) {
@@ -208,7 +208,7 @@ pub(super) fn write(
     for &(shard, tuple) in locked {
         let state = &shards.states()[shard];
         if *state != before[shard] {
-            let row = target.row(shard_number(target.limit.shards(), shard));
+            let row = target.row(shard_number(target.limit().shards(), shard));
             rows.update(row, tuple, &Stored::State(state.clone()))?;
         }
     }

@@ -172,7 +172,7 @@ impl<H: Host> Sharded<'_, H> {
             if stored.is_marker() {
                 continue;
             }
-            let limit = shard_limit_of(&target.limit, shards_of(number));
+            let limit = shard_limit_of(target.limit(), shards_of(number));
             let state = target.state(&limit, Some(&stored), now)?.into_owned();
             let held = Shards::new(&limit, vec![state]);
             if held.available(0, now) + amount > limit.capacity() {
