@@ -7,7 +7,6 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::{BOOLOID, FLOAT8OID, TIMESTAMPTZOID};
 
 use crate::error::{PgError, Raised, Result};
 use crate::oom_reserve;
@@ -170,15 +169,13 @@ impl Call {
     /// Forms the composite result, of the columns given to [`row_type`](Call::row_type).
     pub fn row<R: SqlRow>(&self, row: R) -> Result<pg_sys::Datum> {
         let Some(description) = self.row_type.get() else { return Err(PgError::Declaration) };
-        let by_value =
-            |oid: &pg_sys::BuiltinOid| matches!(oid, BOOLOID | FLOAT8OID | TIMESTAMPTZOID);
         // SAFETY: the description has an attribute for each value, of its column's type.
         row.with_columns(|values, nulls| unsafe {
             if (*description).natts as usize != values.len() {
                 return Err(PgError::Declaration);
             }
-            if R::OIDS.iter().all(by_value)
-                && let Some(row) = row_template::row(description, values, nulls)
+            if R::OIDS.iter().all(|column| row_template::width(column).is_some())
+                && let Some(row) = row_template::row(description, R::OIDS, values, nulls)
             {
                 return Ok(row);
             }

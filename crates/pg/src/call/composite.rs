@@ -10,29 +10,6 @@ use super::sql_types::{Argument, SqlRow};
 use crate::clock::instant;
 use crate::error::{PgError, Result};
 
-/// Reads a column of a row by its name; `None` if it is NULL. The type is checked, since the owner of a table or type can
-/// alter its columns ([`PgError::AlteredColumn`], 42804).
-///
-/// # Safety
-/// The row is of the descriptor's type.
-unsafe fn column(
-    row: pg_sys::HeapTuple,
-    descriptor: pg_sys::TupleDesc,
-    column: &CStr,
-    of: pg_sys::BuiltinOid,
-) -> Result<Option<pg_sys::Datum>> {
-    // SAFETY: as the caller says.
-    unsafe {
-        let number = pg_sys::SPI_fnumber(descriptor, column.as_ptr());
-        if number <= 0 || pg_sys::SPI_gettypeid(descriptor, number) != of.value() {
-            return Err(PgError::AlteredColumn { column: column.to_string_lossy().into() });
-        }
-        let mut is_null = false;
-        let datum = pg_sys::heap_getattr(row, number, descriptor, &mut is_null);
-        Ok((!is_null).then_some(datum))
-    }
-}
-
 /// A value of R's composite type. Reading a column: `None` if it is NULL; [`PgError::AlteredColumn`] (42804) if the type
 /// has no such column of that type.
 pub struct Composite<R> {
@@ -71,10 +48,19 @@ impl<R: SqlRow> Argument<'_> for Composite<R> {
 }
 
 impl<R> Composite<R> {
-    /// Reads a column of this type.
+    /// Reads a column. Its type is checked, since the owner of a table or type can alter its columns.
     fn field(&self, name: &CStr, of: pg_sys::BuiltinOid) -> Result<Option<pg_sys::Datum>> {
         // SAFETY: the description is that of the row's type, and the row is only read.
-        unsafe { column((&raw const self.row).cast_mut(), self.descriptor, name, of) }
+        unsafe {
+            let number = pg_sys::SPI_fnumber(self.descriptor, name.as_ptr());
+            if number <= 0 || pg_sys::SPI_gettypeid(self.descriptor, number) != of.value() {
+                return Err(PgError::AlteredColumn { column: name.to_string_lossy().into() });
+            }
+            let mut is_null = false;
+            let row = (&raw const self.row).cast_mut();
+            let datum = pg_sys::heap_getattr(row, number, self.descriptor, &mut is_null);
+            Ok((!is_null).then_some(datum))
+        }
     }
 
     /// Reads a boolean column.
