@@ -1,5 +1,4 @@
-//! What calls are answered: counted in shared memory, for `rl_stats`, `rl_top_denied` and `rl_memory`, which read it
-//! here, and told in the server's log.
+//! Counts answers in shared memory, for `rl_stats`, `rl_top_denied` and `rl_memory`, and logs denials.
 
 use std::cell::Cell;
 
@@ -22,17 +21,15 @@ thread_local! {
     static FAILED: Cell<Option<Micros>> = const { Cell::new(None) };
 }
 
-/// Where a name and key are in the memory that sessions share.
+/// Where a name and key are counted.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub memory: &'static Memory,
     pub id: Id,
 }
 
-/// Returns where a request is counted; `None`: nowhere.
-///
-/// # Errors
-/// A cancel. Where there is no memory calls go on, uncounted.
+/// Returns where a request is counted; `None`: nowhere. Fails only if the call is cancelled: without memory, calls go on
+/// uncounted.
 pub fn place(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Place>> {
     if !settings::track() {
         return Ok(None);
@@ -44,7 +41,7 @@ pub fn place(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Place>
     Ok(memory_if_any(true)?.map(place))
 }
 
-/// Counts a request, and writes a share of the denials, also of dry runs, to the server's log.
+/// Counts a request, and logs a share of the denials, including those of dry runs.
 pub fn count(catalog: &Catalog, place: Option<Place>, counted: Counted) {
     let Counted { name, key, count, verdict, retry_after } = counted;
     if let Verdict::Denied { enforced } = verdict {
@@ -63,15 +60,12 @@ pub fn count(catalog: &Catalog, place: Option<Place>, counted: Counted) {
     }
 }
 
-/// How long a session that found no memory goes without.
+/// How long a session without memory waits before it tries again.
 const TRY_AGAIN: Micros = Micros(60_000_000);
 
-/// Returns the memory that sessions share; `None`, with a warning at the first time, where it can't be had:
-/// limits in the table don't depend on it. With `make`, it is made where there is none, unless another session does
-/// that now: until then calls go on uncounted.
-///
-/// # Errors
-/// A cancel, or the end of the session.
+/// Returns the shared memory. If it can't be mapped or created, warns once and returns `None`: limits in the table don't
+/// depend on it. With `make` it is created if there is none; while another session creates it, calls go on uncounted.
+/// Fails only if the call is cancelled or the session ends.
 pub fn memory_if_any(make: bool) -> Result<Option<&'static Memory>> {
     match Memory::seen() {
         Some(memory) => Ok(Some(memory)),
@@ -79,7 +73,7 @@ pub fn memory_if_any(make: bool) -> Result<Option<&'static Memory>> {
     }
 }
 
-/// Makes the memory, or maps it.
+/// Maps the memory, or creates it.
 #[cold]
 fn open(make: bool) -> Result<Option<&'static Memory>> {
     let now = clock::system_time();
@@ -105,17 +99,16 @@ fn open(make: bool) -> Result<Option<&'static Memory>> {
     })
 }
 
-/// Whether an error is a cancel or a shutdown, class 57.
+/// Whether an error is of class 57: a cancel or a shutdown.
 fn is_end(sqlstate: i32) -> bool {
     sqlstate & 0xfff == 5 | 7 << 6
 }
 
-/// Writes a line for a call that is denied, or would be but for a dry run, or for a share of such calls: name, wait and
-/// role, never the key.
+/// Logs a share of the calls that are denied, or would be without a dry run: with name, wait and role, never the key.
 fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
     let share = settings::log_denials();
     if share == 0.0 || fastrand::f64() >= share {
-        return; // what is drawn is less than 1
+        return; // f64() is in [0, 1), so a share of 1 logs every denial
     }
     let name = utf8(name);
     let role = server_log::current_role();
@@ -132,7 +125,7 @@ fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
     server_log::line(&line);
 }
 
-/// Returns the memory, without what is counted of dropped databases and extensions, and whose names these are.
+/// Returns the memory, after removing the counts of dropped databases and extensions, and this extension's scope.
 fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
     let memory = Memory::get()?;
     let scope = Scope::new(memory, catalog::current(function)?.extension);
@@ -140,10 +133,7 @@ fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
     Ok((memory, scope))
 }
 
-/// Returns the counters of all names, in their order.
-///
-/// # Errors
-/// Those of the catalog; raises 53100 or 53200 where there is no memory.
+/// Returns the counters of all names, in their order. Raises 53100 or 53200 if there is no memory.
 pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
     let (memory, scope) = counted(function)?;
     let mut totals = memory.tallies.totals(scope);
@@ -151,15 +141,15 @@ pub fn totals(function: pg_sys::Oid) -> Result<Vec<Totals>> {
     Ok(totals)
 }
 
-/// Sets the counters of a name to zero, or those of all names, and forgets which of their keys were
-/// denied; returns of how many names.
+/// Resets the counters of a name or of all names, and forgets which of their keys were denied; returns how many names
+/// were reset.
 pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
     let (memory, scope) = counted(function)?;
     memory.rankings.forget(scope, name);
     Ok(memory.tallies.reset(scope, name) as i64)
 }
 
-/// Returns the keys that are denied most, of a name or of all.
+/// Returns the keys that are denied most, of one name or of all.
 pub fn most_denied(
     function: pg_sys::Oid,
     name: Option<&[u8]>,
@@ -169,10 +159,7 @@ pub fn most_denied(
     Ok(memory.rankings.most_denied(scope, name, max_rows as usize))
 }
 
-/// Returns the memory, which tells how much of it is in use.
-///
-/// # Errors
-/// Raises 53100 or 53200 where there is no memory.
+/// Returns the memory, for its usage. Raises 53100 or 53200 if there is none.
 pub fn memory() -> Result<&'static Memory> {
     Memory::get()
 }

@@ -99,8 +99,8 @@ fn answer_all(
     Ok(rows)
 }
 
-/// Returns the error of a denied call. Of the requests that refuse, it is about the one with the longest wait; one that
-/// can never succeed comes first.
+/// Returns the error of a denied call: about the request that refuses and has the longest wait, or first about one that
+/// can never succeed.
 fn denied(list: &[Request], outcomes: &[RequestOutcome]) -> Option<Error> {
     if outcomes.iter().all(|outcome| outcome.answer.ok) {
         return None;

@@ -22,7 +22,7 @@ pub const MAX_KEY: usize = 1024;
 pub const KEY_LENGTH: &str = "at most 1024 bytes; pass a hash of a longer key";
 /// How many requests a list can have.
 pub const MAX_REQUESTS: usize = 10_000;
-/// The longest list, in bytes of JSON: so many requests with the longest keys, and configs.
+/// The longest list, in bytes of JSON: 200 for each of [`MAX_REQUESTS`].
 pub const MAX_BYTES: usize = 2_000_000;
 
 /// One of the requests, as it was written; only its types are checked.

@@ -1,10 +1,10 @@
-//! Background workers: what autoprewarm.c, worker_spi.c and the apply worker do, step by step.
+//! Background workers, as in autoprewarm.c, worker_spi.c and the apply worker, step by step:
 //!
 //! - RegisterDynamicBackgroundWorker → [`register`]: needs no shared_preload_libraries, also in a read-only transaction
 //! - pqsignal, BackgroundWorkerUnblockSignals → [`begin`]; SIGINT keeps the handler of bgworker.c, which cancels
-//! - WaitLatch with the postmaster's death, then a look at the flag of SIGTERM → [`sleep_until`]
-//! - settings of its own before it connects, as autovacuum.c's workers → `prepare`
-//! - BackgroundWorkerInitializeConnectionByOid → [`connect`], also where connections are not allowed
+//! - WaitLatch, also for the postmaster's death, then a look at the flag of SIGTERM → [`sleep_until`]
+//! - settings of its own before it connects, like autovacuum.c's workers → `prepare`
+//! - BackgroundWorkerInitializeConnectionByOid → [`connect`], even if the database allows no connections
 //! - StartTransactionCommand to CommitTransactionCommand, with the start of a statement and an active snapshot, then
 //!   pgstat_report_stat → [`transaction`]
 //! - the last work after SIGTERM, which autoprewarm does without a database → [`end_at_once`]: from then on SIGTERM ends
@@ -31,13 +31,13 @@ unsafe extern "C-unwind" {
     fn disable_timeout(id: c_int, keep_indicator: bool);
     fn die(signal: c_int);
 }
-/// Of the enum TimeoutId, the same in 15 to 18.
+/// STATEMENT_TIMEOUT in the enum TimeoutId, the same in 15 to 18.
 const STATEMENT_TIMEOUT: c_int = 3;
 
-/// The line of postmaster.pid that tells whether the server stops (LOCK_FILE_LINE_PM_STATUS), from 0.
+/// The line of postmaster.pid with the server's status (LOCK_FILE_LINE_PM_STATUS), from 0.
 const STATUS_LINE: usize = 7;
 
-/// Asks the server for a worker, which runs an exported function of the library; false where it has no place for one.
+/// Starts a worker that runs an exported function of the library; false if the server has no slot for it.
 pub fn register(name: &str, function: &str, extra: &str) -> bool {
     // A single-user server has no workers.
     // SAFETY: reads a variable.
@@ -53,17 +53,18 @@ pub fn register(name: &str, function: &str, extra: &str) -> bool {
         .is_ok()
 }
 
-/// What this worker was registered with. A cancel ends what it waits for from now on, and SIGTERM what it sleeps for.
+/// Installs signal handlers and returns what this worker was registered with. From now on a cancel ends its waits, and
+/// SIGTERM its sleep.
 pub fn begin() -> &'static str {
     on_sigterm(asked_to_end);
     BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP);
     BackgroundWorker::get_extra()
 }
 
-/// When this worker was asked to end, on the monotonic clock; 0: it was not.
+/// When this worker was asked to end, on the monotonic clock; 0: not yet.
 static ASKED_AT: AtomicI64 = AtomicI64::new(0);
 
-/// Sets what SIGTERM does.
+/// Sets the handler of SIGTERM.
 fn on_sigterm(handler: unsafe extern "C-unwind" fn(c_int)) {
     // SAFETY: a C function.
     unsafe {
@@ -84,7 +85,7 @@ unsafe extern "C-unwind" fn asked_to_end(_: c_int) {
     }
     let error = std::io::Error::last_os_error().raw_os_error();
     let _ = ASKED_AT.compare_exchange(0, clock::monotonic().0, SeqCst, SeqCst);
-    // SAFETY: the latch is this process's own; what was interrupted finds its errno.
+    // SAFETY: the latch is this process's own; the interrupted code finds its errno unchanged.
     unsafe {
         SetLatch(pg_sys::MyLatch);
         #[cfg(target_os = "linux")]
@@ -94,7 +95,7 @@ unsafe extern "C-unwind" fn asked_to_end(_: c_int) {
     }
 }
 
-/// Sleeps until `due` on the monotonic clock, which is asked at each wake-up; false if this worker is to end first.
+/// Sleeps until `due` on the monotonic clock, read again at each wake-up; false if this worker must end first.
 pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
     while !is_asked_to_end() {
         let wait = due().minus(clock::monotonic());
@@ -107,9 +108,9 @@ pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
     false
 }
 
-/// Waits as [`pause`] between two transactions, where a cancel is one of nothing.
+/// Waits like [`pause`] between two transactions, and ignores a cancel: there is nothing to cancel.
 pub fn rest(duration: Duration) {
-    // SAFETY: reads and writes this process's own variables; the error of a cancel is held off.
+    // SAFETY: reads and writes this process's own variables; a cancel raises no error meanwhile.
     unsafe {
         pg_sys::QueryCancelHoldoffCount += 1;
         pause(duration);
@@ -128,14 +129,14 @@ pub fn asked_at() -> Option<Micros> {
     Some(Micros(ASKED_AT.load(SeqCst))).filter(|&at| at != Micros(0))
 }
 
-/// From now on SIGTERM ends whatever this worker waits for.
+/// Makes SIGTERM end every wait of this worker from now on.
 pub fn end_at_once() {
     on_sigterm(die);
 }
 
-/// Runs `work`, whose waits end with a cancel after so long.
+/// Runs `work`; a wait after this time ends with a cancel.
 pub fn within<T>(limit: Micros, work: impl FnOnce() -> T) -> T {
-    // SAFETY: the timeout is registered in each process that is connected; a cancel after it is one of nothing.
+    // SAFETY: the timeout is registered in each connected process; a later cancel has nothing to cancel.
     unsafe {
         enable_timeout_after(STATEMENT_TIMEOUT, (limit.0 / 1000).max(1) as c_int);
         let result = work();
@@ -145,16 +146,16 @@ pub fn within<T>(limit: Micros, work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Whether the server stops: as postmaster.pid tells pg_ctl.
+/// Whether the server is stopping, by postmaster.pid, as pg_ctl reads it.
 pub fn is_server_stopping() -> bool {
-    // Relative to the data folder, in which every process runs.
+    // Relative to the data directory, in which every process runs.
     let file = std::fs::read_to_string("postmaster.pid").unwrap_or_default();
     file.lines().nth(STATUS_LINE).is_some_and(|status| status.trim() == "stopping")
 }
 
-/// Whether other processes are connected to a database: but for walsenders, which a stop leaves to the end.
+/// Whether other processes are connected to a database, except walsenders, which end last.
 pub fn has_others(database: pg_sys::Oid) -> bool {
-    // SAFETY: reads a copy of what the processes tell of themselves, which is made again.
+    // SAFETY: reads a new copy of the processes' status.
     unsafe {
         pg_sys::pgstat_clear_backend_activity_snapshot();
         (1..=pg_sys::pgstat_fetch_stat_numbackends()).any(|n| {
@@ -170,8 +171,8 @@ pub fn has_others(database: pg_sys::Oid) -> bool {
     }
 }
 
-/// Sets what this worker runs under, before it connects: it can write, waits for nobody long and for no standby, and
-/// nothing but [`within`] ends its transactions; and what a connection tells each time is not told.
+/// Sets this worker's settings before it connects: it can write, waits only briefly for locks and for no standby, only
+/// [`within`] ends its transactions, and its connections are not logged.
 fn prepare() {
     for (name, value) in [
         (c"log_min_messages", c"error"),
@@ -188,27 +189,27 @@ fn prepare() {
     }
 }
 
-/// Sets a setting, whatever the database or role has.
+/// Changes a setting, overriding those of database and role.
 fn set(name: &CStr, value: &CStr) {
     let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);
-    // SAFETY: C strings, of settings that there are.
+    // SAFETY: C strings; the settings exist.
     unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
 }
 
-/// Sets how long a lock is waited for from now on.
+/// Sets how long to wait for a lock from now on.
 pub fn set_lock_timeout(limit: &CStr) {
     set(c"lock_timeout", limit);
 }
 
-/// Connects a worker to a database, as the role that installed the server, also where connections are not allowed.
+/// Connects this worker to a database as the bootstrap superuser, even if the database allows no connections.
 pub fn connect(database: pg_sys::Oid) {
-    // SAFETY: the setting is there; it is copied before the next one is asked for.
+    // SAFETY: the setting exists, and is copied before another one is read.
     let logged = unsafe {
         let value = pg_sys::GetConfigOption(c"log_min_messages".as_ptr(), false, false);
         CStr::from_ptr(value).to_owned()
     };
     prepare();
-    // SAFETY: once in a worker that was registered for it.
+    // SAFETY: called once, in a worker that was registered for it.
     unsafe {
         let flags = pg_sys::BGWORKER_BYPASS_ALLOWCONN;
         let user = pg_sys::InvalidOid;
@@ -217,13 +218,13 @@ pub fn connect(database: pg_sys::Oid) {
     set(c"log_min_messages", &logged);
 }
 
-/// Runs `work` in a transaction of its own, where there is none; the SQLSTATE of what went wrong, if it was rolled back.
+/// Runs `work` in a transaction of its own. An error of Postgres rolls it back; `failed` converts its SQLSTATE.
 pub fn transaction<T, E>(
     work: impl FnOnce() -> Result<T, E>,
     failed: impl Fn(String) -> E,
 ) -> Result<T, E> {
     let run = || {
-        // SAFETY: as a worker runs one: outside any transaction.
+        // SAFETY: outside any transaction, as in a worker of Postgres.
         unsafe {
             pg_sys::SetCurrentStatementStartTimestamp();
             pg_sys::StartTransactionCommand();
@@ -241,7 +242,7 @@ pub fn transaction<T, E>(
     let failed = AssertUnwindSafe(failed);
     let result = PgTryBuilder::new(AssertUnwindSafe(run))
         .catch_others(|caught| {
-            // SAFETY: ends the transaction that an error has ended.
+            // SAFETY: aborts the transaction after an error.
             unsafe { pg_sys::AbortCurrentTransaction() };
             let (CaughtError::PostgresError(report)
             | CaughtError::ErrorReport(report)
@@ -249,29 +250,29 @@ pub fn transaction<T, E>(
             Err((*failed)(sqlstate(report.sql_error_code())))
         })
         .execute();
-    // SAFETY: outside any transaction; so autovacuum sees what was written.
+    // SAFETY: outside any transaction. Autovacuum needs these counts.
     unsafe { pg_sys::pgstat_report_stat(true) };
     result
 }
 
-/// The five characters of an SQLSTATE (MAKE_SQLSTATE).
+/// Unpacks the five characters of an SQLSTATE (MAKE_SQLSTATE).
 fn sqlstate(code: PgSqlErrorCode) -> String {
     (0..5).map(|n| ((code as i32 >> (6 * n) & 0x3f) as u8 + b'0') as char).collect()
 }
 
-/// The number of this process in the server's list.
+/// Returns the number of this process in the server's list.
 pub fn process() -> i32 {
-    // SAFETY: the process is one of the array's.
+    // SAFETY: the process is an element of the array.
     unsafe { pg_sys::MyProc.offset_from((*pg_sys::ProcGlobal).allProcs) as i32 }
 }
 
 /// Wakes a process that sleeps.
 pub fn wake(process: i32) {
-    // SAFETY: a number that a process had; at worst another one looks what there is to do.
+    // SAFETY: a process had this number; at worst another process wakes up.
     unsafe { pg_sys::ProcSendSignal(process) };
 }
 
-/// Waits for some milliseconds, or until a cancel, which is raised.
+/// Waits for this duration; raises a cancel.
 pub fn pause(duration: Duration) {
     let flags = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     // SAFETY: the latch is this process's own.
@@ -287,7 +288,7 @@ thread_local! {
     static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Sees to it that `work`, which calls nothing of Postgres, is done when this process ends, however that is.
+/// Runs `work`, which calls nothing of Postgres, when this process ends in any way.
 pub fn at_exit(work: fn()) {
     if AT_EXIT.replace(Some(work)).is_none() {
         // SAFETY: a C function that lives as long as the library.

@@ -1,16 +1,15 @@
-//! A segment of memory that all sessions of the server share, made by the first that needs it: without
-//! shared_preload_libraries, and so without a restart.
+//! A segment of memory that all sessions of the server share. The first session that needs it creates it, so neither
+//! shared_preload_libraries nor a restart is necessary.
 //!
-//! Its handle stands in a few bytes of the server's main shared memory, which has some to spare, and
-//! where ShmemInitStruct finds or makes them at any time: on all versions, although 17 and later have
-//! GetNamedDSMSegment, which after a failure to allocate hands out what it has not made.
-//! The segment is pinned: it is there until the server stops, or starts again after a crash.
+//! Its handle is in a few bytes of the server's main shared memory, which has some to spare, and where ShmemInitStruct
+//! finds or creates them at any time. GetNamedDSMSegment of 17 and later is not used: after a failed allocation it
+//! returns a segment that was not created. The segment is pinned: it exists until the server stops, or restarts after a
+//! crash.
 //!
-//! To make it takes as long as the system needs for so many pages. Who makes it holds a lock of the lock manager,
-//! as a DDL statement does, and no LWLock: a wait for it can be cancelled, who would only count does not wait at all,
-//! and it ends with its holder, however that ends. The handle is published when all is filled, and read without a
-//! lock: until then there is no segment for anybody, and what was made is freed if its maker fails.
-
+//! Creating it takes as long as the system needs for its pages. A lock of the lock manager is held meanwhile, as by a
+//! DDL statement, and no LWLock: waiting for it can be cancelled, sessions that only count don't wait, and it is released
+//! when its holder ends. The handle is published when the segment is filled, and read without a lock; if its creator
+//! fails before, the segment is freed.
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::CStr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -23,11 +22,11 @@ use crate::error::{PgError, Result};
 use crate::interrupts::check_for_interrupts;
 use crate::unguarded::{LWLockAcquire, LWLockRelease, pg_strong_random};
 
-/// The number of AddinShmemInitLock, under which extensions set up what they share: 15 to 18.
+/// The number of AddinShmemInitLock in MainLWLockArray, the same in 15 to 18: in C it is a macro, so pgrx can't bind it.
 const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 
-/// The lock of who makes a segment: an advisory one of no database, which no SQL function takes. In a pg_locks
-/// it is `ratelimit` in ASCII.
+/// The lock for creating a segment: an advisory one of no database, which no SQL function takes. In pg_locks it is
+/// `ratelimit` in ASCII.
 const MAKING: pg_sys::LOCKTAG = pg_sys::LOCKTAG {
     locktag_field1: 0,
     locktag_field2: u32::from_be_bytes(*b"rate"),
@@ -37,34 +36,34 @@ const MAKING: pg_sys::LOCKTAG = pg_sys::LOCKTAG {
     locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
 };
 
-/// How much is zeroed between two looks for a cancel.
+/// The bytes that are zeroed between two checks for a cancel.
 const ZEROED_AT_ONCE: usize = 1 << 24;
 
-/// What every session finds, in the server's main shared memory: the handle of the segment; 0: there is none.
+/// The handle of the segment, in the server's main shared memory; 0: there is none.
 type Rendezvous = AtomicU32;
 
 thread_local! {
-    /// The name that was looked up last, and where its bytes are.
+    /// The name that was looked up last, and the address of its handle.
     static RENDEZVOUS: Cell<Option<(&'static CStr, &'static Rendezvous)>> = const { Cell::new(None) };
 }
 
-/// What becomes of a call that finds no segment.
+/// What a call does if there is no segment.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Need {
-    /// It makes one, and waits for another session that does.
+    /// Create one; wait for another session that is creating it.
     Must,
-    /// It makes one, unless another session does.
+    /// Create one, unless another session is creating it.
     Should,
-    /// It goes without.
+    /// Go without.
     May,
 }
 
-/// Returns the address of a name's segment, where it stays as long as the process, if there is one, or it is made as
-/// `need` says: of so many bytes, zeroed, and filled. Another `name` is another segment.
+/// Returns the address of a name's segment, where it stays as long as the process lives. If there is none, it is created
+/// as `need` says, with `size` zeroed bytes, and filled.
 ///
 /// # Errors
-/// [`PgError::NotMapped`] (53200); raises 53100 or 53200 where the segment has no room, and what else
-/// Postgres has to say of it, as of a cancel.
+/// [`PgError::NotMapped`] (53200). Raises 53100 or 53200 if there is no memory, and other errors of Postgres such as a
+/// cancel.
 pub fn segment(
     name: &'static CStr,
     need: Need,
@@ -76,21 +75,21 @@ pub fn segment(
         let rendezvous = unsafe { rendezvous(name) };
         let attach = || match rendezvous.load(Acquire) {
             0 => Ok(None),
-            // SAFETY: the segment was published, and is pinned.
+            // SAFETY: the segment was published and is pinned.
             handle => unsafe { map(handle) }.map(Some),
         };
         let found = attach()?;
         if found.is_some() || need == Need::May {
             return Ok(found);
         }
-        // SAFETY: in a transaction; released here, and after an error by `contained`.
+        // SAFETY: in a transaction; released here, or after an error by `contained`.
         unsafe {
             let exclusive = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
             let locked = pg_sys::LockAcquire(&MAKING, exclusive, false, need == Need::Should);
             if locked == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL {
                 return Ok(None);
             }
-            let mut found = attach()?; // another session may have made it
+            let mut found = attach()?; // another session may have created it
             if found.is_none() {
                 found = Some(make(rendezvous, size, &fill));
             }
@@ -100,16 +99,16 @@ pub fn segment(
     })
 }
 
-/// Makes the segment and publishes it.
+/// Creates the segment and publishes it.
 ///
 /// # Safety
-/// In [`contained`], under the lock of who makes it.
+/// In [`contained`], under the lock for creating it.
 unsafe fn make(rendezvous: &Rendezvous, size: usize, fill: &impl Fn(*mut u8)) -> *mut u8 {
     // SAFETY: the segment is new, and has this size.
     unsafe {
         let segment = pg_sys::dsm_create(size, 0);
         let address = pg_sys::dsm_segment_address(segment).cast::<u8>();
-        // Otherwise it is the system's, which gives no page that is not zeroed.
+        // Memory from the system is zeroed.
         if pg_sys::min_dynamic_shared_memory > 0 {
             for begin in (0..size).step_by(ZEROED_AT_ONCE) {
                 check_for_interrupts();
@@ -117,7 +116,7 @@ unsafe fn make(rendezvous: &Rendezvous, size: usize, fill: &impl Fn(*mut u8)) ->
             }
         }
         fill(address);
-        // Nothing is raised between: a segment that is pinned and not published would stay for good.
+        // No error may come between: a pinned segment that is not published would never be freed.
         pg_sys::dsm_pin_segment(segment);
         rendezvous.store(pg_sys::dsm_segment_handle(segment), Release);
         pg_sys::dsm_pin_mapping(segment);
@@ -125,13 +124,10 @@ unsafe fn make(rendezvous: &Rendezvous, size: usize, fill: &impl Fn(*mut u8)) ->
     }
 }
 
-/// Maps a segment into this session.
-///
-/// # Errors
-/// [`PgError::NotMapped`] (53200).
+/// Maps a segment into this session. [`PgError::NotMapped`]: it could not be mapped.
 ///
 /// # Safety
-/// In [`contained`]; the handle is that of a segment that is there.
+/// In [`contained`]; the handle is that of an existing segment.
 unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
     // SAFETY: as the caller says.
     unsafe {
@@ -147,16 +143,17 @@ unsafe fn map(handle: pg_sys::dsm_handle) -> Result<*mut u8> {
     }
 }
 
-/// Runs `work`, after whose error a caller may go on: it leaves no lock of shared memory and no mapping. Not in
-/// a subtransaction, which other extensions would hear of: Citus tells its connections, which can't be told
-/// while rows are copied over them. Of what an abort does (AbortSubTransaction), taken here: it restores the
-/// memory context and the resource owner, releases the LWLocks (LWLockReleaseAll), ends a wait for a lock
-/// (LockErrorCleanup), and releases what the resource owner has, segment and lock. Not needed: the work writes
-/// nothing and pins no buffer, and where Postgres raises an error in it, no wait event is left (dsm_impl.c). It doesn't
-/// switch to TopMemoryContext, where the copy of an error would stay.
+/// Runs `work` so that a caller may continue after its error: no lock of shared memory and no mapping is left.
 ///
-/// Who is not in a transaction, such as a worker that is not connected yet, may have no resource owner. It gets one to
-/// be the parent of the work's own, since ResourceOwnerRelease gives locks one by one to a parent.
+/// A subtransaction would not do: other extensions are notified of it, and Citus notifies its connections, which is
+/// impossible while rows are copied over them. What an abort does (AbortSubTransaction) is done here: it restores memory
+/// context and resource owner, releases LWLocks (LWLockReleaseAll), ends a wait for a lock (LockErrorCleanup), and
+/// releases what the resource owner has, segment and lock. The rest is not needed: the work writes nothing and pins no
+/// buffer, and an error of Postgres in it leaves no wait event (dsm_impl.c). It doesn't switch to TopMemoryContext, where
+/// the copy of an error would stay.
+///
+/// Outside a transaction, as in a worker that is not connected yet, there may be no resource owner. One is created as the
+/// parent of the work's owner, since ResourceOwnerRelease gives locks one by one to a parent.
 fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     // SAFETY: as above. An error of Postgres unwinds as a panic until it leaves the SQL function.
     unsafe {
@@ -181,7 +178,7 @@ fn contained<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
         ] {
             pg_sys::ResourceOwnerRelease(own, phase, done, false);
         }
-        // The work keeps no lock, so that its parent has none either.
+        // The work keeps no lock, so its parent has none either.
         pg_sys::ResourceOwnerDelete(if owner.is_null() { parent } else { own });
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -194,7 +191,7 @@ unsafe fn addin_shmem_init_lock() -> *mut pg_sys::LWLock {
     unsafe { &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock }
 }
 
-/// Finds or makes the few bytes of a name.
+/// Finds or creates the handle of a name.
 ///
 /// # Safety
 /// In [`contained`], which releases the lock after an error.
@@ -202,7 +199,7 @@ unsafe fn rendezvous(name: &'static CStr) -> &'static Rendezvous {
     if let Some((_, here)) = RENDEZVOUS.get().filter(|&(known, _)| known == name) {
         return here;
     }
-    // SAFETY: as the caller says; under the lock the bytes are made and zeroed once, and they stay.
+    // SAFETY: as the caller says; the bytes are created and zeroed once, under the lock, and stay.
     let here = unsafe {
         let lock = addin_shmem_init_lock();
         LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
@@ -219,7 +216,7 @@ unsafe fn rendezvous(name: &'static CStr) -> &'static Rendezvous {
     here
 }
 
-/// Fills memory with random bytes that nobody can foresee; false where the system has none.
+/// Fills memory with unpredictable random bytes; false if the system has none.
 pub fn random(words: &mut [u64]) -> bool {
     // SAFETY: writes as many bytes as the words have.
     unsafe { pg_strong_random(words.as_mut_ptr().cast(), size_of_val(words)) }
@@ -227,7 +224,7 @@ pub fn random(words: &mut [u64]) -> bool {
 
 /// Returns the number of a new group of locks, as wait events show it.
 pub fn new_lock_group() -> i32 {
-    // SAFETY: counts up under a lock of its own.
+    // SAFETY: increments a counter under a lock of its own.
     unsafe { pg_sys::LWLockNewTrancheId() }
 }
 
@@ -237,36 +234,35 @@ pub fn name_lock_group(group: i32, name: &'static CStr) {
     unsafe { pg_sys::LWLockRegisterTranche(group, name.as_ptr()) }
 }
 
-/// A lock in shared memory, as PostgreSQL's own data there has: a wait for it can't be cancelled, and
-/// while it is held no signal is looked at. So what is done under it is short, calls nothing of
-/// Postgres but the clock, does no I/O and raises nothing. Several are taken in the order of their numbers.
+/// A lock in shared memory, like those on PostgreSQL's own data there. Waiting for it can't be cancelled, and signals
+/// are not processed while it is held. So the work under it is short, calls nothing of Postgres but the clock, does no
+/// I/O and raises nothing. Several are locked in the order of their numbers.
 #[repr(transparent)]
 pub struct Lock(UnsafeCell<pg_sys::LWLock>);
 
-/// A lock that is held until this is dropped. After an error or a panic it stays held up to the abort of the
-/// (sub)transaction, which releases all (LWLockReleaseAll): an error of Postgres has set
-/// InterruptHoldoffCount to 0, and a plain release would count it down from there, so that the session could
-/// never be cancelled again.
+/// A locked [`Lock`], until dropped. After an error or a panic it stays locked until the abort of the (sub)transaction
+/// releases all (LWLockReleaseAll): an error of Postgres sets InterruptHoldoffCount to 0, and a release would count it
+/// down from there, so that the session could never be cancelled again.
 pub struct Held<'a>(&'a Lock);
 
 impl Lock {
     /// Initializes a lock of a group.
     ///
     /// # Safety
-    /// Nobody else sees it yet, and nobody holds it.
+    /// No other session can reach it yet.
     pub unsafe fn init(&self, group: i32) {
-        // SAFETY: the memory is the lock's, which this session has for itself.
+        // SAFETY: only this session has the lock's memory.
         unsafe { pg_sys::LWLockInitialize(self.0.get(), group) }
     }
 
-    /// Waits until nobody holds it: for ever, if this session does.
+    /// Locks it exclusively; waits forever if this session has it.
     pub fn exclusive(&self) -> Held<'_> {
-        // SAFETY: initialized, before anybody else saw it.
+        // SAFETY: initialized before other sessions can reach it.
         unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_EXCLUSIVE) };
         Held(self)
     }
 
-    /// Waits until nobody holds it exclusively.
+    /// Locks it together with other readers.
     pub fn shared(&self) -> Held<'_> {
         // SAFETY: as above.
         unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_SHARED) };
@@ -277,7 +273,7 @@ impl Lock {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // SAFETY: held by this session, which gave it to nobody.
+            // SAFETY: locked by this session.
             unsafe { LWLockRelease(self.0.0.get()) };
         }
     }

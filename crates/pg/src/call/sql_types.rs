@@ -290,7 +290,7 @@ macro_rules! sql_row {
 }
 pub use sql_row;
 
-/// `Some` of an argument that may be left out.
+/// Expands to `Some` of an argument that may be left out, or `None`.
 #[macro_export]
 macro_rules! optional {
     () => {

@@ -78,7 +78,7 @@ impl Call {
     }
 }
 
-/// A function's values for a partition, one of each type. A value in use is taken out.
+/// A function's values for a partition, one for each type. A value in use is taken out.
 #[derive(Default)]
 struct Kept(RefCell<Vec<Box<dyn Any>>>);
 
@@ -114,7 +114,7 @@ mod tests {
     fn a_value_of_each_type_is_kept() {
         let kept = Kept::default();
         assert_eq!((swap(&kept, 7_u64), swap(&kept, String::from("a"))), (0, String::new()));
-        // A type of the same size as the first.
+        // Has the same size as the first type.
         assert_eq!(swap(&kept, 0.5_f64), 0.0);
         assert_eq!((swap(&kept, 8_u64), swap(&kept, String::new())), (7, "a".into()));
         assert_eq!((swap(&kept, 0_u64), swap(&kept, 0.0_f64)), (8, 0.5));
