@@ -1,18 +1,17 @@
-//! The store through direct access to the heap, without the executor: a row is found by its last tuple
-//! id, or by the primary key's index, under the latest state, and updated in one step. For a table that
-//! is as the extension made it only; see `unaltered_table`.
+//! Accesses the rows directly in the heap, without the executor: finds a row by its last tuple id or by the primary
+//! key's index, under the latest state, and updates it in one step. Only for an unaltered table; see
+//! `unaltered_table`.
 //!
 //! # The executor's steps, and where they are here
 //!
-//! Every step of the executor around a read, a lock or a write is owed. They are those of
-//! nodeIndexscan.c, nodeLockRows.c, nodeModifyTable.c (ExecInsert with ON CONFLICT DO NOTHING,
-//! ExecUpdate, ExecDelete), execIndexing.c and, nearest to what is done here, execReplication.c
-//! (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate). Each item is a step of the executor; where it is here
-//! follows after the arrow.
+//! Every step of the executor around a read, a lock or a write has to be made. They are in nodeIndexscan.c,
+//! nodeLockRows.c, nodeModifyTable.c (ExecInsert with ON CONFLICT DO NOTHING, ExecUpdate, ExecDelete), execIndexing.c and,
+//! nearest to this module, execReplication.c (RelationFindReplTupleByIndex, ExecSimpleRelationUpdate). Each item is a step
+//! of the executor; after the arrow is the place that makes it here.
 //!
 //! Before any of them:
 //!
-//! - refuses to write in a read-only transaction, in recovery and in parallel (ExecCheckXactReadOnly)
+//! - refuses to write in a read-only transaction, in recovery and in a parallel query (ExecCheckXactReadOnly)
 //!   → `transaction::refuse_read_only`, first in each SQL function that writes
 //! - checks the privileges of the user, and row security
 //!   → not needed: calls need no privilege on the tables; a table with row security is an altered one
@@ -20,23 +19,23 @@
 //!   → `unaltered_table::index_of`
 //! - locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c,
 //!   ExecGetRangeTableRelation)
-//!   → [`with_heap`], at each call, since ROLLBACK TO releases locks; as the transaction's own, since a query's lock
-//!   is released with a cursor that fails in a savepoint, while its writes stay (`transaction::with_lasting_locks`)
-//! - locks the index (ExecOpenIndices, index_open of a scan)
+//!   → [`with_heap`], in each call, since ROLLBACK TO releases locks. The locks are the transaction's, since a query's
+//!   locks are released with a cursor that fails in a savepoint, while its writes stay
+//!   (`transaction::with_lasting_locks`)
 //!   → [`with_heap`], after the table, as REINDEX does
-//! - processes invalidations with a new lock, and plans anew
-//!   → [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the catalog of now
-//!   ([`Error::Moved`](crate::schema::error::Error::Moved)); from its second try on only where the tables are others
+//! - processes invalidations with a new lock, and plans again
+//!   → [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the current catalog
+//!   ([`Error::Moved`](crate::schema::error::Error::Moved)); from its second try on only if the tables are different
 //!   (`catalog::is_unchanged`)
 //! - sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own)
 //!   → `catalog::with` begins a new command
 //! - has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable
-//!   → `catalog::with` pushes one where there is none; `unaltered_table::index_of` refuses where that is not enough
+//!   → `catalog::with` pushes one if there is none; `unaltered_table::index_of` refuses if that is not enough
 //!   (`old_snapshot_threshold`)
 //! - checks that the publications allow updates and deletes (CheckCmdReplicaIdentity)
 //!   → `unaltered_table::index_of`
-//! - leaves tables that inherit alone: SQL says ONLY, so no other table is planned or locked
-//!   → here there is the one table
+//! - ignores tables that inherit: SQL says ONLY, so no other table is planned or locked
+//!   → there is only one table here
 //!
 //! To find a row:
 //!
@@ -56,8 +55,8 @@
 //! - table_tuple_lock, which follows updates to the last version
 //!   → [`Heap::lock_version`]
 //! - TUPLE_LOCK_FLAG_LOCK_UPDATE_IN_PROGRESS
-//!   → not needed, as in execReplication.c: a lock FOR UPDATE is never granted beside an update in progress, and the
-//!   last version is locked in the end
+//!   → not needed, as in execReplication.c: a lock FOR UPDATE is never granted during an update, and the last version
+//!   is locked in the end
 //! - compares the row again if an update was followed (`tmfd.traversed`, EvalPlanQual)
 //!   → [`Heap::lock_version`] compares name, key and shard; if they differ the row counts as gone, and is searched
 //!   again
@@ -79,13 +78,13 @@
 //! - checks NOT NULL and CHECK, partition bounds, views' and policies' conditions (ExecConstraints)
 //!   → not needed: a call fills every NOT NULL column, and there is nothing else to check (`unaltered_table`)
 //! - table_tuple_update with `wait`
-//!   → [`Heap::update_version`]: heap_update takes the tuple's heavyweight lock, which keeps the order of those who
-//!   wait, waits for the holder of the row, alone or in a multixact, and gives the tuple's lock back
+//!   → [`Heap::update_version`]: heap_update takes the tuple's heavyweight lock, which keeps the order of waiting
+//!   transactions, waits for the row's lock, alone or in a multixact, and releases the tuple's lock
 //! - TM_Updated: locks the last version and evaluates the statement again (EvalPlanQual)
-//!   → `false`; the limiter, which holds nothing then, reads the row and decides again
-//! - TM_SelfModified: 27000 where a trigger did it
+//!   → `false`; the limiter, which has locked nothing then, reads the row and decides again
+//! - TM_SelfModified: 27000 if a trigger did it
 //!   → impossible: the version was read in this command, and nothing has written since
-//! - inserts index entries unless the update was HOT (ExecInsertIndexTuples), as unique ones
+//! - inserts index entries, as unique ones, unless the update was HOT (ExecInsertIndexTuples)
 //!   → [`Heap::insert_index`]; not as unique, since the key is unchanged
 //! - aminsertcleanup (17)
 //!   → not needed: nbtree has none
@@ -94,7 +93,7 @@
 //! - es_processed, RETURNING
 //!   → not needed
 //!
-//! To delete one (ExecDelete): as to update one, by table_tuple_delete, in [`Heap::delete_version`].
+//! To delete one (ExecDelete): like an update, by table_tuple_delete, in [`Heap::delete_version`].
 //!
 //! To insert one (ExecInsert with ON CONFLICT DO NOTHING):
 //!
@@ -109,7 +108,7 @@
 //!   → [`Heap::insert_index`]
 //! - table_tuple_complete_speculative, and the lock released
 //!   → [`Heap::insert_row`]
-//! - 40001 above READ COMMITTED where the other row is not in the snapshot (ExecCheckTIDVisible)
+//! - 40001 above READ COMMITTED if the other row is not in the snapshot (ExecCheckTIDVisible)
 //!   → not wanted: the latest state
 
 use ratelimit_limiter::error::Result;
