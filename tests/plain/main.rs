@@ -5,6 +5,7 @@
 
 mod beside;
 mod calls;
+mod contract;
 mod database;
 mod known;
 #[path = "../server/leases.rs"]

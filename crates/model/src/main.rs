@@ -5,7 +5,8 @@
 //! [`postgres`] is the model of the rows, [`properties`] what must hold, [`oracle`] what answers must be.
 //!
 //! ```text
-//! ratelimit-model short            what CI explores
+//! ratelimit-model contract         what any store must do
+//! ratelimit-model short            the same, and what CI explores
 //! ratelimit-model long             what takes minutes, too
 //! ratelimit-model random 0 500     the random programs of these numbers
 //! ratelimit-model mutants          faults, each of which must be noticed
@@ -17,6 +18,7 @@
 
 mod bounds;
 mod content;
+mod contract;
 mod entries;
 mod explore;
 mod mutants;
@@ -146,7 +148,11 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (began, mut totals) = (Instant::now(), Totals::default());
     match arguments[..] {
-        ["short"] => totals.explore_all(false, MOST_OF_SHORT),
+        ["contract"] => println!("{} runs of the contract", contract::run()),
+        ["short"] => {
+            println!("{} runs of the contract", contract::run());
+            totals.explore_all(false, MOST_OF_SHORT);
+        }
         ["long"] => totals.explore_all(true, MOST_OF_LONG),
         ["random", from, to] => {
             let number = |text: &str| {
@@ -169,7 +175,7 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "usage: ratelimit-model short|long|mutants|random FROM TO|named WORD|program TEXT…"
+                "usage: ratelimit-model contract|short|long|mutants|random FROM TO|named WORD|program TEXT…"
             );
             return ExitCode::FAILURE;
         }

@@ -68,7 +68,7 @@ impl Scenario {
             (_, Outcome::Answered(answers)) => {
                 self.judge_denied(world, session, statement, &answers)
             }
-            (&Command::Credit(key, count, _), Outcome::Credited(at)) => {
+            (&Command::Credit(key, count, _), Outcome::Credited(at, _)) => {
                 world.admitted = true;
                 // What is full already is answered from a read.
                 let is_locked = world.database.locked(session).iter().any(|place| place.key == key);
@@ -233,7 +233,7 @@ impl Scenario {
         // A transaction that holds a row of the key may not wait for others: the documents say that it retries.
         let may_not_wait = |answer: &Answered| {
             let holds = at.locked.iter().any(|place| place.key == answer.key);
-            answer.at_once && holds && !(exact && single)
+            answer.retry_after == Some(Micros(0)) && holds && !(exact && single)
         };
         let is_of_now =
             |answer: &Answered| at.seen.iter().any(|instant| instant.now == answer.now.0);

@@ -85,8 +85,8 @@ pub struct Answered {
     pub count: u8,
     /// Whether it is allowed.
     pub ok: bool,
-    /// Whether it may be retried at once.
-    pub at_once: bool,
+    /// After which wait it may be retried.
+    pub retry_after: Option<Micros>,
     /// Whether the key is blocked.
     pub is_blocked: bool,
     /// The instant of the decision.
@@ -102,14 +102,16 @@ pub struct Answered {
 pub enum Outcome {
     /// The answers of a take, or of a check, to each request.
     Answered(Vec<Answered>),
-    /// Tokens were given back.
-    Credited(Micros),
+    /// Tokens were given back: the instant, and those left.
+    Credited(Micros, f64),
     /// Whether there was a state to reset; of all keys, how many there were.
     Reset(bool),
     /// Until when a lease lives, or the instant of its release; `None`: it lives no more.
     Settled(i64, Option<Micros>),
     /// Whether the owner has renamed it.
     Renamed(bool),
+    /// How many rows were deleted.
+    Pruned(i64),
     /// Nothing else.
     Done,
     /// An error, after which only a rollback is possible.
@@ -144,7 +146,7 @@ impl Command {
     ///
     /// # Panics
     /// It is none.
-    fn parse(text: &str) -> Command {
+    pub fn parse(text: &str) -> Command {
         if let Some(requests) = text.strip_prefix("all ") {
             return Command::TakeAll(requests.split(',').map(arguments).collect());
         }
@@ -261,7 +263,8 @@ impl Command {
                 Outcome::Answered(takes.iter().zip(outcomes).map(answer).collect())
             }
             &Command::Credit(key, count, _) => {
-                Outcome::Credited(single::credit(run, &request(key, count), None)?.now)
+                let answer = single::credit(run, &request(key, count), None)?;
+                Outcome::Credited(answer.now, answer.level.remaining)
             }
             &Command::Reset(key, _) => {
                 Outcome::Reset(single::reset(run, NAME, KEYS[usize::from(key)])?)
@@ -274,7 +277,7 @@ impl Command {
             Command::Prune(_) => {
                 let mut deleted = 0;
                 prune::prune(run, i64::MAX, None, &mut deleted)?;
-                Outcome::Done
+                Outcome::Pruned(deleted)
             }
             &Command::Acquire(key, _) => answered(key, 1, leases::acquire(run, &request(key, 1))?),
             &Command::Extend(key, _) => settle(run, key, leases, Fate::Extended)?,
@@ -317,7 +320,7 @@ fn answer(key: u8, count: u8, answer: &Answer) -> Answered {
         key,
         count,
         ok: answer.ok,
-        at_once: !answer.ok && answer.retry_after == Some(Micros(0)),
+        retry_after: answer.retry_after,
         is_blocked: answer.blocked.is_some(),
         now: answer.now,
         remaining: answer.level.remaining,

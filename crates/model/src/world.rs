@@ -157,7 +157,7 @@ const LOST_INSERTS: usize = 2;
 const LOST_LOADS: usize = 2;
 
 /// The instant at which every scenario begins.
-const BEGIN: i64 = 1_800_000_000_000_000;
+pub const BEGIN: i64 = 1_800_000_000_000_000;
 
 /// What a row holds with so many tokens.
 pub fn tokens(value: f64) -> Stored {

@@ -12,6 +12,7 @@ use load::{DEFINE, DISTRIBUTE_NOTES, assert_exact, beside};
 
 mod clocks;
 mod cluster;
+mod contract;
 mod disturbances;
 mod errors;
 mod load;
