@@ -23,6 +23,3 @@ pub mod stores;
 pub mod target;
 
 mod keys;
-
-#[cfg(test)]
-mod tests;
