@@ -34,7 +34,9 @@ pub fn run(connect: impl Fn() -> Client, stores: &[Store], runs: impl Fn(&Case) 
 
 fn run_case(sessions: &mut [Session], watch: &mut Client, case: &Case, store: Store) {
     let place = format!("{}, {store:?}", case.name);
-    let name = format!("{place}, {count}", count = case.steps.len());
+    // Memory outlives the databases of earlier runs.
+    let pid: i32 = watch.query_one("SELECT pg_backend_pid()", &[]).unwrap().get(0);
+    let name = format!("{place}, {pid}");
     let configs: Vec<String> = case.limits.iter().map(|config| store.config(config)).collect();
     let mut clock = BEGIN;
     set_clock(sessions, clock);
@@ -116,7 +118,8 @@ impl Session {
                 }
                 let wait =
                     |row: &Row| row.get::<_, Option<f64>>(2).map(|wait| (wait * 1e3).round());
-                let answer = |row: &Row| answer(row.get(0), row.get(1), wait(row));
+                let left = |row: &Row| row.get::<_, Option<f64>>(1).unwrap_or(f64::INFINITY);
+                let answer = |row: &Row| answer(row.get(0), left(row), wait(row));
                 rows.iter().map(answer).collect::<Vec<_>>().join("; ")
             }
             "yes" => yes(first.get(0)),
