@@ -26,7 +26,7 @@ $do$;
 -- Checks where this file may run, and makes the schema.
 DO LANGUAGE plpgsql $do$
 DECLARE
-    version CONSTANT int := 2;
+    version CONSTANT int := 3;
     path text := pg_catalog.current_setting('search_path');
     home oid;
     installed int;

@@ -54,13 +54,15 @@ BEGIN
         capacity double precision, tolerance double precision, max_reserved double precision, enforce boolean,
         keyed boolean, overage boolean, start bigint, first_request boolean, zone text, months boolean, every int,
         first_date date,
-        usual boolean, fresh_prior double precision -- of a token bucket or a fixed window without options
+        usual boolean, -- a token bucket or fixed window without options
+        adds double precision -- a fixed window: tokens that a window adds
     ');
     PERFORM ratelimit._make_type('_state', 'value double precision, ts bigint, prior double precision,
-        log timestamptz[]');
+        log timestamptz[], added double precision');
     PERFORM ratelimit._make_type('_decision', 'ok boolean, wait bigint, remaining double precision,
         capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean, blocked boolean,
-        forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[]');
+        forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[],
+        added double precision');
     PERFORM set_config('search_path', path, true);
 END
 $do$;

@@ -244,7 +244,7 @@ BEGIN
     l.usual := l.kind IN ('token bucket', 'fixed window') AND l.enforce AND l.zone IS NULL
         AND NOT (l.keyed OR l.overage OR l.first_request)
         AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- full again within the times of a bigint
-    IF l.kind = 'fixed window' THEN l.fresh_prior := -least(l.rate, l.capacity); END IF;
+    IF l.kind = 'fixed window' THEN l.adds := least(l.rate, l.capacity); END IF;
     RETURN l;
 END
 $$;

@@ -29,6 +29,7 @@ BEGIN
                 ts     timestamptz NOT NULL,
                 prior  double precision,
                 log    timestamptz[],
+                added  double precision,
                 PRIMARY KEY (name, key, shard)
             ) WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
                     autovacuum_vacuum_cost_delay = 0);
@@ -66,6 +67,13 @@ BEGIN
         END CASE;
         PERFORM ratelimit._close('table', t);
     END LOOP;
+    -- Until version 3, prior had what a fixed window has added, negated: a 0 was -0.
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
+                   AND attname = 'added' AND NOT attisdropped) THEN
+        ALTER TABLE ratelimit.rateLimits ADD COLUMN added double precision;
+        UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL
+        WHERE log IS NULL AND prior > '-Infinity' AND (prior < 0 OR prior::text = '-0');
+    END IF;
     -- Of version 1, which had fewer settings, in place of its own.
     IF NOT EXISTS (SELECT FROM pg_constraint
                    WHERE conrelid = to_regclass('ratelimit.rl_settings') AND conname = 'rl_settings_values') THEN
@@ -77,8 +85,8 @@ BEGIN
             ADD CONSTRAINT rl_settings_values CHECK (CASE name WHEN 'error_style' THEN value IN ('pt429', 'pgrst')
                 WHEN 'log_denials' THEN value ~ '^(0?[.][0-9]{1,15}|[01]([.]0*)?)$' ELSE false END);
     END IF;
-    INSERT INTO ratelimit.rl_version (version) SELECT 2 WHERE NOT EXISTS (
-        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 2);
+    INSERT INTO ratelimit.rl_version (version) SELECT 3 WHERE NOT EXISTS (
+        SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 3);
 
     -- What another version has parsed is parsed again.
     BEGIN

@@ -1,15 +1,13 @@
 -- The algorithms, as those of the extension, whose core says where each formula comes from. Time and state are
 -- arguments. Of l, s and now: the limit, what is stored of a key, and the instant of the decision.
 
--- Whether a state is of the kind of a limit: a prior below 0, or -0, is what a fixed window has added, negated.
+-- Whether a state is of the kind of a limit.
 CREATE OR REPLACE FUNCTION ratelimit._fits(kind text, prior double precision, log timestamptz[]) RETURNS boolean
 IMMUTABLE LANGUAGE sql AS $$
-    SELECT CASE WHEN kind IN ('token bucket', 'fixed window') THEN log IS NULL AND (prior IS NULL
-                    OR prior < 0 AND prior > '-Infinity' OR prior = 0 AND prior::text = '-0')
-                WHEN kind = 'sliding window' THEN
-                    log IS NULL AND coalesce(prior > 0 OR prior = 0 AND prior::text <> '-0', false)
-                WHEN kind = 'sliding log' THEN log IS NOT NULL AND prior IS NULL
-                WHEN kind = 'concurrency' THEN log IS NOT NULL AND prior IS NOT NULL ELSE false END
+    SELECT CASE WHEN kind IN ('token bucket', 'fixed window') THEN prior IS NULL AND log IS NULL
+                WHEN kind = 'sliding window' THEN prior IS NOT NULL AND log IS NULL
+                WHEN kind = 'sliding log' THEN prior IS NULL AND log IS NOT NULL
+                WHEN kind = 'concurrency' THEN prior IS NOT NULL AND log IS NOT NULL ELSE false END
 $$;
 
 -- The state of an unused limit.
@@ -23,7 +21,7 @@ BEGIN
     WHEN 'token bucket' THEN s.value := l.capacity;
     WHEN 'fixed window' THEN
         s.value := l.capacity;
-        s.prior := l.fresh_prior;
+        s.added := l.adds;
         IF l.zone IS NOT NULL THEN
             s.ts := coalesce(ratelimit._boundary(l, ratelimit._window(l, now)), now);
         ELSIF NOT l.first_request THEN
@@ -38,32 +36,33 @@ BEGIN
 END
 $$;
 
--- What a row holds; of none, of a reset one and of one of another kind, what an unused limit does.
+-- The state in a row; without a row, or with one that was reset or is of another kind, that of an unused limit.
 CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, name text, key text, now bigint,
-    value double precision, ts timestamptz, prior double precision, log timestamptz[]) RETURNS ratelimit._state
+    value double precision DEFAULT NULL, ts timestamptz DEFAULT NULL, prior double precision DEFAULT NULL,
+    log timestamptz[] DEFAULT NULL, added double precision DEFAULT NULL) RETURNS ratelimit._state
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
     s ratelimit._state;
 BEGIN
-    IF value < 'Infinity' AND ratelimit._fits(l.kind, prior, log) THEN
-        IF value > '-Infinity' AND ts > '-infinity' AND ts < 'infinity' AND (prior IS NULL OR prior < 'Infinity')
-            AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
-                 AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
-            s.value := value; s.ts := ratelimit._us(ts); s.prior := prior; s.log := log;
-            -- In order, and without NULLs, since the table's owner may write another.
-            IF l.kind = 'sliding log' THEN
-                s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e);
-            END IF;
-            RETURN s;
-        END IF;
-    ELSIF value IS NULL OR value = 'Infinity'
-        OR NOT ratelimit._fits(l.kind, (CASE WHEN prior IN ('NaN', 'Infinity', '-Infinity') THEN 1 ELSE prior END), log)
-    THEN
+    IF value IS NULL OR value = 'Infinity' OR NOT ratelimit._fits(l.kind, prior, log) THEN
         RETURN ratelimit._initial(l, now, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
             AND NOT l.first_request THEN ratelimit._phase(name, key) END);
     END IF;
+    IF prior IS NOT NULL OR log IS NOT NULL THEN added := NULL; END IF;
+    IF value > '-Infinity' AND value < 'Infinity' AND (prior IS NULL OR prior > '-Infinity' AND prior < 'Infinity')
+        AND (added IS NULL OR added > '-Infinity' AND added < 'Infinity') AND ts > '-infinity' AND ts < 'infinity'
+        AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
+             AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
+        s.value := value; s.ts := ratelimit._us(ts); s.prior := prior; s.log := log; s.added := added;
+        -- The table's owner may have written a log in another order, or NULLs into it.
+        IF l.kind = 'sliding log' THEN
+            s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e);
+        END IF;
+        RETURN s;
+    END IF;
     IF value IN ('NaN', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'value', value::text);
     ELSIF prior IN ('NaN', 'Infinity', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'prior', prior::text);
+    ELSIF added IN ('NaN', 'Infinity', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'added', added::text);
     ELSIF ts IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad_state(name, 'ts', initcap(ts::text));
     END IF;
     PERFORM ratelimit._bad_state(name, 'log', CASE WHEN log[1] = '-infinity' THEN '-Infinity' ELSE 'Infinity' END);
@@ -139,9 +138,9 @@ STABLE LANGUAGE plpgsql AS $$
 DECLARE
     more double precision;
 BEGIN
-    IF l.kind = 'fixed window' AND s.prior IS NOT NULL THEN
-        -- What this config's window brings beyond what the state's did.
-        more := s.prior - l.fresh_prior;
+    IF l.kind = 'fixed window' AND s.added IS NOT NULL THEN
+        -- What this config's window adds beyond what the state's did.
+        more := l.adds - s.added;
         s.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
     END IF;
     RETURN ratelimit._bounded(l, s.value, s.ts);
@@ -198,7 +197,7 @@ BEGIN
     ELSE
         ts := ratelimit._counted_at(l, s.ts, now);
     END IF;
-    IF s.value >= 0 AND (l.kind = 'token bucket' OR s.prior = l.fresh_prior) THEN
+    IF s.value >= 0 AND (l.kind = 'token bucket' OR s.added = l.adds) THEN
         tokens := s.value;
     ELSIF l.kind = 'fixed window' AND (windows > 0 OR windows IS NULL AND ts > s.ts) THEN
         tokens := ratelimit._rolls_over(l, s);
@@ -331,7 +330,7 @@ DECLARE
     ts bigint;
     wait bigint;
     value double precision;
-    prior double precision;
+    added double precision;
     reset bigint;
 BEGIN
     r := ratelimit._refilled(l, s, now);
@@ -344,24 +343,24 @@ BEGIN
             reset := ratelimit._reset_at(l, r.ts, r.tokens, now);
             wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
             RETURN ROW(false, wait, ratelimit._rounded(r.tokens, l.capacity, l.tolerance), l.capacity, reset, now,
-                false, l.enforce, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
+                false, l.enforce, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
         END IF;
         IF wait <= 0 THEN wait := NULL; END IF;
     END IF;
     reset := ratelimit._reset_at(l, ts, value, now);
-    IF l.kind = 'fixed window' THEN prior := ratelimit._brought(l, s, ts, value); END IF;
+    IF l.kind = 'fixed window' THEN added := ratelimit._added(l, s, ts, value); END IF;
     RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
-               l.enforce, NULL, NULL, value, ts, prior, NULL)::ratelimit._decision;
+               l.enforce, NULL, NULL, value, ts, NULL, NULL, added)::ratelimit._decision;
 END
 $$;
 
--- The prior of a fixed window after a change: in the same window what was used stays, also where it is more than
--- this config brings, while nothing is left of it.
-CREATE OR REPLACE FUNCTION ratelimit._brought(l ratelimit._limit, s ratelimit._state, ts bigint,
+-- What a fixed window has added, after a change. Within a window what was used stays known, also where it is more
+-- than this config adds, while no tokens are left.
+CREATE OR REPLACE FUNCTION ratelimit._added(l ratelimit._limit, s ratelimit._state, ts bigint,
     value double precision) RETURNS double precision IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
-    IF value <= 0 AND ts = s.ts THEN RETURN -greatest(-l.fresh_prior, -s.prior - greatest(s.value, 0)); END IF;
-    RETURN l.fresh_prior;
+    IF value <= 0 AND ts = s.ts THEN RETURN greatest(l.adds, s.added - greatest(s.value, 0)); END IF;
+    RETURN l.adds;
 END
 $$;
 
@@ -574,14 +573,14 @@ BEGIN
         d.value := ratelimit._bounded(l, after.value, after.ts);
     ELSIF l.kind = 'token bucket' OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
         d.value := r.tokens + count;
-        -- First what was used beyond what this config brings, of which nothing else would be left.
+        -- First what was used beyond what this config adds, which nothing else records.
         IF l.kind = 'fixed window' AND d.ts = s.ts AND d.value > 0 THEN
-            over := greatest(-s.prior - greatest(s.value, 0) + l.fresh_prior, 0);
+            over := greatest(s.added - greatest(s.value, 0) - l.adds, 0);
         END IF;
         IF over > 0 THEN
             after.value := least(over, d.value);
             d.value := d.value - after.value;
-            d.prior := l.fresh_prior - (over - after.value);
+            d.added := l.adds + (over - after.value);
             d.changed := true;
         END IF;
         d.value := least(d.value, l.capacity);
@@ -589,7 +588,7 @@ BEGIN
     IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
     d.changed := d.changed OR d.value <> r.tokens;
     IF l.kind = 'fixed window' AND (over > 0) IS NOT TRUE THEN
-        d.prior := ratelimit._brought(l, s, d.ts, d.value);
+        d.added := ratelimit._added(l, s, d.ts, d.value);
     END IF;
     d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
     d.reset_at := ratelimit._reset_at(l, d.ts, d.value, now);
@@ -646,11 +645,11 @@ BEGIN
         RETURN r.tokens >= l.capacity;
     WHEN 'fixed window' THEN
         r := ratelimit._refilled(l, s, now);
-        -- Full, and no more used of its window than that brings.
-        IF r.tokens < l.capacity OR r.ts = s.ts AND -s.prior - greatest(s.value, 0) > -l.fresh_prior THEN
+        -- Full, and no more used of its window than that adds.
+        IF r.tokens < l.capacity OR r.ts = s.ts AND s.added - greatest(s.value, 0) > l.adds THEN
             RETURN false;
         END IF;
-        fresh := ratelimit._state_of(l, name, key, now, NULL, NULL, NULL, NULL);
+        fresh := ratelimit._state_of(l, name, key, now);
         RETURN ratelimit._awaits(l, r.tokens) OR r.ts = fresh.ts;
     WHEN 'sliding window' THEN
         r := ratelimit._counters(l, s, now);

@@ -83,13 +83,13 @@ $$;
 
 -- What is defined and stored of a key, and until when it is blocked; one row, which is planned with the caller's
 -- statement.
-CREATE OR REPLACE FUNCTION ratelimit._found(name text, key text) RETURNS TABLE (defined ratelimit._limit,
-    until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[])
-STABLE LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._look_up(name text, key text) RETURNS TABLE (defined ratelimit._limit,
+    until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
+    added double precision) STABLE LANGUAGE sql AS $$
     SELECT coalesce(
                (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
                (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = ''))::ratelimit._limit,
-           b.until, r.ctid, r.value, r.ts, r.prior, r.log
+           b.until, r.ctid, r.value, r.ts, r.prior, r.log, r.added
     FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
     LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
 $$;
@@ -127,10 +127,10 @@ $$;
 -- Decides a change of what a row holds, at an instant after it was read.
 CREATE OR REPLACE FUNCTION ratelimit._decided(function text, l ratelimit._limit, name text, key text, now bigint,
     count double precision, reserve boolean, taken_at timestamptz, id bigint,
-    value double precision, ts timestamptz, prior double precision, log timestamptz[]) RETURNS ratelimit._decision
-LANGUAGE plpgsql AS $$
+    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
-    s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log);
+    s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log, added);
 BEGIN
     IF function = 'rl_credit' THEN
         IF l.kind NOT IN ('token bucket', 'fixed window', 'unlimited') THEN
@@ -139,15 +139,6 @@ BEGIN
         RETURN ratelimit._credit(l, s, now, count, taken_at);
     END IF;
     RETURN ratelimit._decide(l, s, now, count, reserve, id);
-END
-$$;
-
--- Lets a dry run pass.
-CREATE OR REPLACE FUNCTION ratelimit._let_pass(d ratelimit._decision) RETURNS ratelimit._decision IMMUTABLE
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
-    RETURN d;
 END
 $$;
 
@@ -180,11 +171,12 @@ END
 $$;
 
 -- Logs a denial, and lets a dry run pass.
-CREATE OR REPLACE FUNCTION ratelimit._told(name text, d ratelimit._decision) RETURNS ratelimit._decision
+CREATE OR REPLACE FUNCTION ratelimit._logged(name text, d ratelimit._decision) RETURNS ratelimit._decision
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT d.ok THEN PERFORM ratelimit._log_denial(name, d.enforced, d.wait); END IF;
-    RETURN ratelimit._let_pass(d);
+    IF NOT d.ok AND NOT d.enforced THEN d.ok := true; d.wait := NULL; END IF;
+    RETURN d;
 END
 $$;
 
@@ -194,42 +186,42 @@ CREATE OR REPLACE FUNCTION ratelimit._change(function text, name text, key text,
     reserve boolean, config jsonb, taken_at timestamptz DEFAULT NULL, id bigint DEFAULT NULL)
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
-    seen record;
-    held record;
+    stored record;
+    locked record;
     l ratelimit._limit;
     d ratelimit._decision;
     tries int;
 BEGIN
     LOOP
-        SELECT f.*, ratelimit._now() AS now INTO seen FROM ratelimit._found($2, $3) f;
-        l := ratelimit._usable(function, name, key, seen.defined, config, count);
-        IF seen.until IS NOT NULL AND function <> 'rl_credit' THEN
-            d := ratelimit._look(l, ratelimit._state_of(l, name, key, seen.now, seen.value, seen.ts, seen.prior,
-                                 seen.log), seen.now, seen.until, count, reserve, true);
-            IF d.blocked THEN RETURN ratelimit._told(name, d); END IF;
+        SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($2, $3) f;
+        l := ratelimit._usable(function, name, key, stored.defined, config, count);
+        IF stored.until IS NOT NULL AND function <> 'rl_credit' THEN
+            d := ratelimit._look(l, ratelimit._state_of(l, name, key, stored.now, stored.value, stored.ts, stored.prior,
+                                 stored.log, stored.added), stored.now, stored.until, count, reserve, true);
+            IF d.blocked THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
-        d := ratelimit._decided(function, l, name, key, seen.now, count, reserve, taken_at, id,
-                                seen.value, seen.ts, seen.prior, seen.log);
-        IF NOT d.changed THEN RETURN ratelimit._told(name, d); END IF;
+        d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id,
+                                stored.value, stored.ts, stored.prior, stored.log, stored.added);
+        IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
 
-        IF seen.place IS NULL THEN
-            INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log)
-            VALUES ($2, $3, d.value, ratelimit._nearest(d.ts), d.prior, d.log) ON CONFLICT DO NOTHING;
-            IF FOUND AND ratelimit._now() - seen.now < 1000 THEN RETURN d; END IF;
+        IF stored.place IS NULL THEN
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log, added)
+            VALUES ($2, $3, d.value, ratelimit._nearest(d.ts), d.prior, d.log, d.added) ON CONFLICT DO NOTHING;
+            IF FOUND AND ratelimit._now() - stored.now < 1000 THEN RETURN d; END IF;
             -- Where it waited for an insert that was rolled back, the row is this transaction's own now.
-            held := seen;
+            locked := stored;
         ELSE
-            SELECT r.value, r.ts, r.prior, r.log INTO held
+            SELECT r.value, r.ts, r.prior, r.log, r.added INTO locked
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
         END IF;
         IF FOUND THEN
             -- Whatever was read before: others may have changed it, and the clock goes on while it is waited for.
             d := ratelimit._decided(function, l, name, key, ratelimit._now(), count, reserve, taken_at, id,
-                                    held.value, held.ts, held.prior, held.log);
-            IF NOT d.changed THEN RETURN ratelimit._told(name, d); END IF;
+                                    locked.value, locked.ts, locked.prior, locked.log, locked.added);
+            IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
             UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
-                log = d.log WHERE r.name = $2 AND r.key = $3;
+                log = d.log, added = d.added WHERE r.name = $2 AND r.key = $3;
             IF FOUND THEN RETURN d; END IF;
             PERFORM ratelimit._not_written();
         END IF;
@@ -260,8 +252,8 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_limit(name text, key text DEFAULT '', co
     reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
 RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 DECLARE
-    seen record;
-    held record;
+    stored record;
+    locked record;
     l ratelimit._limit;
     tokens double precision;
     now bigint;
@@ -269,36 +261,37 @@ DECLARE
     wait double precision;
     d ratelimit._decision;
 BEGIN
-    SELECT f.defined, f.until, f.place, f.value, f.prior, f.log, ratelimit._us(f.ts) AS ts, ratelimit._now() AS now
-    INTO seen FROM ratelimit._found($1, $2) f;
-    l := seen.defined;
+    SELECT f.defined, f.until, f.value, f.prior, f.log, f.added, ratelimit._us(f.ts) AS ts, ratelimit._now() AS now
+    INTO stored FROM ratelimit._look_up($1, $2) f;
+    l := stored.defined;
     IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
-        AND seen.until IS NULL AND seen.log IS NULL AND seen.prior IS NOT DISTINCT FROM l.fresh_prior
-        AND seen.value >= 0 AND seen.value < 'Infinity' AND seen.ts BETWEEN 0 AND seen.now
+        AND stored.until IS NULL AND stored.prior IS NULL AND stored.log IS NULL
+        AND stored.added IS NOT DISTINCT FROM l.adds AND stored.value >= 0 AND stored.value < 'Infinity' AND stored.ts BETWEEN 0 AND stored.now
         AND current_setting('transaction_read_only') = 'off' THEN
-        tokens := ratelimit._tokens_at(l, seen.value, seen.ts, seen.now);
+        tokens := ratelimit._tokens_at(l, stored.value, stored.ts, stored.now);
         IF count - tokens > l.tolerance THEN
-            at := ratelimit._counted_at(l, seen.ts, seen.now);
-            wait := ratelimit._span(l, count - tokens) - CASE l.kind WHEN 'token bucket' THEN 0 ELSE seen.now - at END;
+            at := ratelimit._counted_at(l, stored.ts, stored.now);
+            wait := ratelimit._span(l, count - tokens)
+                - CASE l.kind WHEN 'token bucket' THEN 0 ELSE stored.now - at END;
             -- Confirmed: it passes then.
-            IF (wait < 1e15 AND count - ratelimit._tokens_at(l, seen.value, seen.ts, seen.now + wait::bigint)
+            IF (wait < 1e15 AND count - ratelimit._tokens_at(l, stored.value, stored.ts, stored.now + wait::bigint)
                 <= l.tolerance) IS NOT TRUE THEN
                 tokens := NULL;
             END IF;
         ELSE
-            SELECT r.ctid AS place, r.value, r.prior, r.log, ratelimit._us(r.ts) AS ts INTO held
+            SELECT r.ctid AS place, r.value, r.prior, r.log, r.added, ratelimit._us(r.ts) AS ts INTO locked
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             -- Whatever was read before: others may have changed it, and the clock goes on while it is waited for.
             now := ratelimit._now();
-            tokens := CASE WHEN held.log IS NULL AND held.prior IS NOT DISTINCT FROM l.fresh_prior
-                AND held.value >= 0 AND held.value < 'Infinity' AND held.ts BETWEEN 0 AND now
-                THEN ratelimit._tokens_at(l, held.value, held.ts, now) END;
+            tokens := CASE WHEN locked.prior IS NULL AND locked.log IS NULL AND locked.added IS NOT DISTINCT FROM l.adds
+                AND locked.value >= 0 AND locked.value < 'Infinity' AND locked.ts BETWEEN 0 AND now
+                THEN ratelimit._tokens_at(l, locked.value, locked.ts, now) END;
             IF count - tokens <= l.tolerance AND tokens - count < tokens
                 AND l.capacity - tokens + count > l.tolerance THEN
                 tokens := tokens - count;
-                at := ratelimit._counted_at(l, held.ts, now);
+                at := ratelimit._counted_at(l, locked.ts, now);
                 UPDATE ONLY ratelimit.rateLimits r SET value = tokens, ts = ratelimit._nearest(at)
-                WHERE r.ctid = held.place AND r.name = $1 AND r.key = $2;
+                WHERE r.ctid = locked.place AND r.name = $1 AND r.key = $2;
                 IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
             ELSE
                 tokens := NULL;
@@ -311,7 +304,7 @@ BEGIN
             END IF;
             at := at + CASE l.kind WHEN 'token bucket' THEN ratelimit._span(l, l.capacity - tokens) ELSE l.period END;
             RETURN ROW(wait IS NULL, ceil(wait / 1e3) / 1e3,
-                CASE WHEN wait > 0 THEN ratelimit._rounded_up(seen.now + wait::bigint) END,
+                CASE WHEN wait > 0 THEN ratelimit._rounded_up(stored.now + wait::bigint) END,
                 ratelimit._rounded(tokens, l.capacity, l.tolerance), l.capacity, ratelimit._rounded_up(at))
                 ::ratelimit.rl_result;
         END IF;
@@ -324,18 +317,18 @@ END
 $$;
 
 -- What is defined and stored of a key, read without a lock.
-CREATE OR REPLACE FUNCTION ratelimit._seen(function text, name text, key text, config jsonb, count double precision,
+CREATE OR REPLACE FUNCTION ratelimit._read(function text, name text, key text, config jsonb, count double precision,
     OUT l ratelimit._limit, OUT s ratelimit._state, OUT now bigint, OUT until timestamptz, OUT has_state boolean)
 LANGUAGE plpgsql AS $$
 DECLARE
-    seen record;
+    stored record;
 BEGIN
-    SELECT f.* INTO seen FROM ratelimit._found($2, $3) f;
-    l := ratelimit._usable(function, name, key, seen.defined, config, count);
+    SELECT f.* INTO stored FROM ratelimit._look_up($2, $3) f;
+    l := ratelimit._usable(function, name, key, stored.defined, config, count);
     now := ratelimit._now();
-    until := seen.until;
-    s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log);
-    has_state := seen.value <> 'Infinity' AND ratelimit._fits(l.kind, seen.prior, seen.log);
+    until := stored.until;
+    s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
+    has_state := stored.value <> 'Infinity' AND ratelimit._fits(l.kind, stored.prior, stored.log);
 END
 $$;
 
@@ -343,14 +336,14 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_check(name text, key text DEFAULT '', co
     reserve boolean DEFAULT false, throws boolean DEFAULT false, config jsonb DEFAULT NULL)
 RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
 DECLARE
-    seen record;
+    stored record;
     l ratelimit._limit;
     d ratelimit._decision;
 BEGIN
     PERFORM ratelimit._check(name, key, count, reserve, throws);
-    seen := ratelimit._seen('rl_check', name, key, config, count);
-    l := seen.l;
-    d := ratelimit._look(l, seen.s, seen.now, seen.until, count, reserve, false);
+    stored := ratelimit._read('rl_check', name, key, config, count);
+    l := stored.l;
+    d := ratelimit._look(l, stored.s, stored.now, stored.until, count, reserve, false);
     IF throws AND NOT d.ok AND d.enforced THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
 END
@@ -390,7 +383,7 @@ BEGIN
     l := ratelimit._defined(name, key, true);
     IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind); END IF;
     PERFORM ratelimit._writable('rl_reset');
-    UPDATE ONLY ratelimit.rateLimits r SET value = 'Infinity', prior = NULL, log = NULL
+    UPDATE ONLY ratelimit.rateLimits r SET value = 'Infinity', prior = NULL, log = NULL, added = NULL
     WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity';
     RETURN FOUND;
 END
@@ -417,11 +410,12 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
-    seen record;
+    stored record;
     l ratelimit._limit;
 BEGIN
-    seen := ratelimit._seen('rl_state', name, key, config, 0);
-    l := seen.l;
-    RETURN CASE WHEN seen.has_state THEN ratelimit._state_json(ratelimit._current(l, seen.s, seen.now), l.kind) END;
+    stored := ratelimit._read('rl_state', name, key, config, 0);
+    l := stored.l;
+    RETURN CASE WHEN stored.has_state
+                THEN ratelimit._state_json(ratelimit._current(l, stored.s, stored.now), l.kind) END;
 END
 $$;

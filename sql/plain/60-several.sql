@@ -8,8 +8,8 @@ BEGIN
     PERFORM ratelimit._make_type('_group', 'name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
         ns int[], counts double precision[], reserves boolean[],
         place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
-        s ratelimit._state, after ratelimit._state, changed boolean, allows boolean, never boolean,
-        decisions ratelimit._decision[]');
+        added double precision, s ratelimit._state, after ratelimit._state, changed boolean, allows boolean,
+        never boolean, decisions ratelimit._decision[]');
     PERFORM ratelimit._make_type('_outcome', 'n integer, name text, key text, ok boolean, allows boolean,
         retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
         reset_at timestamptz');
@@ -156,6 +156,7 @@ BEGIN
         d := ratelimit._decide(l, after, now, counts[i], reserves[i]);
         IF d.changed THEN
             after.value := d.value; after.ts := d.ts; after.prior := d.prior; after.log := d.log;
+            after.added := d.added;
             changed := true;
         END IF;
         passes := passes AND d.ok;
@@ -203,7 +204,7 @@ BEGIN
         g.decisions := ARRAY[d];
         g.changed := d.changed;
         g.after := g.s;
-        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log)::ratelimit._state; END IF;
+        IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log, d.added)::ratelimit._state; END IF;
         RETURN g;
     END IF;
     r := ratelimit._run(g.l, g.s, now, g.counts, g.reserves);
@@ -212,8 +213,7 @@ BEGIN
     g.changed := r.changed;
     IF NOT r.passes THEN
         -- Takes that exceed even a full limit together never pass.
-        IF (ratelimit._run(g.l, ratelimit._state_of(g.l, g.name, g.key, now, NULL, NULL, NULL, NULL), now, g.counts,
-                           g.reserves)).passes THEN
+        IF (ratelimit._run(g.l, ratelimit._state_of(g.l, g.name, g.key, now), now, g.counts, g.reserves)).passes THEN
             SELECT CASE WHEN bool_and(x.wait IS NOT NULL) THEN max(x.wait) END INTO wait
             FROM unnest(g.decisions) x WHERE NOT x.ok;
             IF wait IS NOT NULL THEN wait := ratelimit._first_pass(g, now, wait); END IF;
@@ -235,7 +235,7 @@ DECLARE
     ends CONSTANT bigint := ratelimit._us(g.until);
     d ratelimit._decision;
 BEGIN
-    g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log);
+    g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added);
     IF (ends > now) IS NOT TRUE THEN
         g := ratelimit._decide_takes(g, now);
     ELSE
@@ -277,7 +277,8 @@ BEGIN
         g.place := NULL;
         IF g.changed THEN
             FOR try IN 1..100 LOOP
-                SELECT r.ctid, r.value, r.ts, r.prior, r.log INTO g.place, g.value, g.ts, g.prior, g.log
+                SELECT r.ctid, r.value, r.ts, r.prior, r.log, r.added
+                INTO g.place, g.value, g.ts, g.prior, g.log, g.added
                 FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
                 EXIT WHEN FOUND;
                 -- As a row that was reset, which counts as none.
@@ -297,7 +298,7 @@ BEGIN
     FOREACH g IN ARRAY groups LOOP
         CONTINUE WHEN NOT g.changed;
         UPDATE ONLY ratelimit.rateLimits r SET value = (g.after).value, ts = ratelimit._nearest((g.after).ts),
-            prior = (g.after).prior, log = (g.after).log
+            prior = (g.after).prior, log = (g.after).log, added = (g.after).added
         WHERE r.name = g.name AND r.key = g.key;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END LOOP;
@@ -390,7 +391,7 @@ BEGIN
     END IF;
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        SELECT r.value, r.ts, r.prior, r.log INTO g.value, g.ts, g.prior, g.log
+        SELECT r.value, r.ts, r.prior, r.log, r.added INTO g.value, g.ts, g.prior, g.log, g.added
         FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
         groups[i] := g;
     END LOOP;

@@ -49,7 +49,7 @@ END
 $$;
 
 -- Extends or releases a lease; NULL where it has expired or was released, otherwise when it expires.
-CREATE OR REPLACE FUNCTION ratelimit._settle(function text, lease text, config jsonb) RETURNS timestamptz
+CREATE OR REPLACE FUNCTION ratelimit._change_lease(function text, lease text, config jsonb) RETURNS timestamptz
 LANGUAGE plpgsql AS $$
 DECLARE
     -- No lease is longer: it would take long to read.
@@ -59,9 +59,9 @@ DECLARE
     l ratelimit._limit;
     id timestamptz;
     now bigint;
-    held record;
+    stored record;
     s ratelimit._state;
-    kept timestamptz[];
+    rest timestamptz[];
     ends timestamptz;
 BEGIN
     IF (cardinality(parts) = 3 AND octet_length(lease_name) BETWEEN 1 AND 200 AND octet_length(lease_key) <= 1024
@@ -77,29 +77,29 @@ BEGIN
     -- A plain read first: what is not there needs no lock.
     FOR reads IN 1..2 LOOP
         IF reads = 1 THEN
-            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ONLY ratelimit.rateLimits r
+            SELECT r.value, r.ts, r.prior, r.log INTO stored FROM ONLY ratelimit.rateLimits r
             WHERE r.name = lease_name AND r.key = lease_key;
         ELSE
-            SELECT r.value, r.ts, r.prior, r.log INTO held FROM ONLY ratelimit.rateLimits r
+            SELECT r.value, r.ts, r.prior, r.log INTO stored FROM ONLY ratelimit.rateLimits r
             WHERE r.name = lease_name AND r.key = lease_key FOR UPDATE;
         END IF;
         now := ratelimit._now();
-        s := ratelimit._state_of(l, lease_name, lease_key, now, held.value, held.ts, held.prior, held.log);
+        s := ratelimit._state_of(l, lease_name, lease_key, now, stored.value, stored.ts, stored.prior, stored.log);
         s.log := ratelimit._live(s.log, now);
-        kept := '{}';
+        rest := '{}';
         ends := NULL;
         FOR i IN 1..cardinality(s.log) BY 2 LOOP
             IF s.log[i] <> id THEN
-                kept := kept || s.log[i:i + 1];
+                rest := rest || s.log[i:i + 1];
             ELSE
                 -- Not sooner than before, where the clock stepped back or the ttl was shortened.
                 ends := greatest(s.log[i + 1], ratelimit._nearest(ratelimit._plus(now, l.period)));
-                IF function = 'rl_extend' THEN kept := kept || ARRAY[id, ends]; END IF;
+                IF function = 'rl_extend' THEN rest := rest || ARRAY[id, ends]; END IF;
             END IF;
         END LOOP;
         IF ends IS NULL THEN RETURN NULL; END IF;
     END LOOP;
-    UPDATE ONLY ratelimit.rateLimits r SET value = cardinality(kept) / 2, log = kept,
+    UPDATE ONLY ratelimit.rateLimits r SET value = cardinality(rest) / 2, log = rest,
         ts = greatest(r.ts, ratelimit._nearest(now)) WHERE r.name = lease_name AND r.key = lease_key;
     IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     RETURN ends;
@@ -110,7 +110,7 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_extend(lease text, config jsonb DEFAULT 
 LANGUAGE plpgsql AS $$
 BEGIN
     IF lease IS NULL THEN RETURN NULL; END IF;
-    RETURN ratelimit._shown(ratelimit._us(ratelimit._settle('rl_extend', lease, config)));
+    RETURN ratelimit._shown(ratelimit._us(ratelimit._change_lease('rl_extend', lease, config)));
 END
 $$;
 
@@ -118,6 +118,6 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_release(lease text, config jsonb DEFAULT
 LANGUAGE plpgsql AS $$
 BEGIN
     IF lease IS NULL THEN RETURN false; END IF;
-    RETURN ratelimit._settle('rl_release', lease, config) IS NOT NULL;
+    RETURN ratelimit._change_lease('rl_release', lease, config) IS NOT NULL;
 END
 $$;

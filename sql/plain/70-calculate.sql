@@ -113,7 +113,7 @@ BEGIN
     retry := ratelimit._plus(now, d.wait);
     retry_at := ratelimit._shown(retry);
     IF retry_at IS NOT NULL THEN retry_after := d.wait::float8 / 1e6; END IF;
-    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log), l.kind)
+    new_state := CASE WHEN d.changed THEN ratelimit._state_json(ROW(d.value, d.ts, d.prior, d.log, d.added), l.kind)
                       ELSE state END;
 END
 $$;

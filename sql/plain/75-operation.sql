@@ -13,7 +13,8 @@ DECLARE
 BEGIN
     PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
     FOR seen IN
-        SELECT coalesce(r.name, b.name) AS name, coalesce(r.key, b.key) AS key, r.value, r.ts, r.prior, r.log, b.until
+        SELECT coalesce(r.name, b.name) AS name, coalesce(r.key, b.key) AS key, r.value, r.ts, r.prior, r.log, r.added,
+               b.until
         FROM (SELECT * FROM ONLY ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
               AND (x.key = of_key OR of_key IS NULL)) r
         FULL JOIN (SELECT * FROM ONLY ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
@@ -28,7 +29,7 @@ BEGIN
         retry := ratelimit._us(seen.until);
         l := ratelimit._defined(name, key);
         IF l.kind IS NOT NULL THEN
-            s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log);
+            s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
             d := ratelimit._look(l, s, now, seen.until, 1, false, false);
             limited := NOT d.ok;
             retry := ratelimit._plus(now, d.wait);
@@ -67,7 +68,7 @@ BEGIN
             AND (seen.prior IS NULL OR seen.log IS NULL OR ratelimit._live(seen.log, now) = '{}'), false);
     END IF;
     RETURN ratelimit._idle(l, ratelimit._state_of(l, seen.name, seen.key, now, seen.value, seen.ts, seen.prior,
-                                                  seen.log), now, seen.name, seen.key);
+                                                  seen.log, seen.added), now, seen.name, seen.key);
 EXCEPTION WHEN object_not_in_prerequisite_state THEN
     RETURN false; -- kept for inspection
 END
@@ -124,6 +125,7 @@ BEGIN
                 AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
                 WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
                 AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
+                AND x.added IS NOT DISTINCT FROM seen.added
                 FOR UPDATE SKIP LOCKED);
             IF FOUND THEN deleted := deleted + 1; END IF;
         END LOOP;

@@ -8,7 +8,7 @@
 CREATE TEMP TABLE rl_kept_config (name text, key text, config jsonb) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_block (name text, key text, until timestamptz) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_state (
-    name text, key text, value float8, ts timestamptz, prior float8, log timestamptz[]
+    name text, key text, value float8, ts timestamptz, prior float8, log timestamptz[], added float8
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
 
@@ -29,19 +29,24 @@ BEGIN
     EXECUTE format('SELECT %s.rl_save()', home) INTO unsaved;
     IF unsaved > 0 THEN
         RAISE EXCEPTION '% keys of limits in memory could not be saved', unsaved
-            USING ERRCODE = '55P03', HINT = 'SELECT save_error FROM rl_memory(); says why. Move when their rows are free and no call takes from them.';
+            USING ERRCODE = '55P03', HINT = 'SELECT save_error FROM rl_memory(); says why. '
+                'Move when their rows are free and no call takes from them.';
     END IF;
 END
 $$;
 
 -- Reads what the extension has.
 CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    -- The table of version 1.0.0 has no such column.
+    added CONSTANT text := CASE WHEN EXISTS (SELECT FROM pg_attribute WHERE attname = 'added' AND NOT attisdropped
+        AND attrelid = (home || '.ratelimits')::regclass) THEN 'added' ELSE 'NULL::float8' END;
 BEGIN
     EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM ONLY %1$s.rl_config$q$, home);
     EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until FROM ONLY %1$s.rl_blocks$q$, home);
     EXECUTE format($q$
         INSERT INTO rl_kept_state
-        SELECT name, key, value, ts, prior, log FROM ONLY %1$s.ratelimits AS r
+        SELECT name, key, value, ts, prior, log, %2$s FROM ONLY %1$s.ratelimits AS r
         WHERE shard = 0 AND value <> 'Infinity'
           AND NOT EXISTS (SELECT FROM ONLY %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
         UNION ALL
@@ -49,16 +54,16 @@ BEGIN
         -- rather than more is there.
         SELECT k.name, k.key, coalesce((s.state ->> 'value')::float8, k.value),
                coalesce(timestamptz 'epoch' + (s.state ->> 'ts')::float8 * interval '1 millisecond', k.ts),
-               coalesce((s.state ->> 'prior')::float8, k.prior), NULL
+               coalesce((s.state ->> 'prior')::float8, k.prior), NULL, k.added
         FROM (SELECT name, key, sum(CASE WHEN value = 'Infinity' THEN 0 ELSE value END) AS value, max(ts) AS ts,
-                     sum(prior) AS prior
-              FROM ONLY %1$s.ratelimits WHERE shard > 0 GROUP BY name, key) AS k
+                     sum(prior) AS prior, sum(%2$s) AS added
+              FROM ONLY %1$s.ratelimits AS r WHERE shard > 0 GROUP BY name, key) AS k
         CROSS JOIN LATERAL (
             SELECT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
         ) AS known (defined)
         CROSS JOIN LATERAL (SELECT CASE WHEN known.defined THEN %1$s.rl_state(k.name, k.key) END) AS s (state)
         WHERE s.state IS NOT NULL OR NOT known.defined
-        $q$, home);
+        $q$, home, added);
     INSERT INTO rl_kept_setting
     SELECT split_part(split_part(item, '=', 1), '.', 2),
            CASE split_part(item, '=', 1) WHEN 'ratelimit.log_denials' -- as a decimal number
@@ -128,7 +133,8 @@ BEGIN
     PERFORM pg_temp.rl_made(home); -- or ratelimit.sql is of another version
     EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT * FROM rl_kept_config', home);
     EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT * FROM rl_kept_block', home);
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log) SELECT * FROM rl_kept_state', home);
+    EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log, added)
+                    SELECT * FROM rl_kept_state', home);
     EXECUTE format('INSERT INTO %s.rl_settings (name, value) SELECT * FROM rl_kept_setting', home);
     PERFORM pg_temp.rl_grant_again();
     PERFORM pg_temp.rl_rewrite(off => false);

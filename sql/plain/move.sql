@@ -30,7 +30,7 @@ CREATE TEMP TABLE rl_grant (object text, grantee oid, privilege text, with_optio
 -- What the file has made, by its record. Other objects in the schema are their owner's.
 CREATE FUNCTION pg_temp.rl_made(home text) RETURNS TABLE (kind text, objid oid, name text) LANGUAGE plpgsql AS $$
 DECLARE
-    version CONSTANT int := 2;
+    version CONSTANT int := 3;
     installed int;
     restored boolean := true;
 BEGIN
@@ -248,7 +248,7 @@ CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
     JOIN pg_class c ON c.oid = a.attrelid
     WHERE c.relname IN ('ratelimits', 'rl_config', 'rl_blocks') AND c.relkind = 'r' AND a.attnum > 0
       AND NOT a.attisdropped
-      AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,config,until,parsed}')
+      AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,added,config,until,parsed}')
 $$;
 
 -- Locks all that names the limiter, and its tables in the order in which calls lock them. What takes too long is

@@ -122,8 +122,8 @@ BEGIN
     EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT name, key, until FROM ONLY %s.rl_blocks',
                    home, aside);
     GET DIAGNOSTICS blocks = ROW_COUNT;
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, value, ts, prior, log)
-                    SELECT name, key, shard, value, ts, prior, log FROM ONLY %s.ratelimits', home, aside);
+    EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, value, ts, prior, log, added)
+                    SELECT name, key, shard, value, ts, prior, log, added FROM ONLY %s.ratelimits', home, aside);
     GET DIAGNOSTICS states = ROW_COUNT;
     IF owner <> (SELECT relowner FROM pg_class WHERE oid = (home || '.ratelimits')::regclass) THEN
         FOR item IN SELECT unnest(ARRAY['ratelimits', 'rl_config', 'rl_blocks']) AS name LOOP
