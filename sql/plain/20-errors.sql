@@ -57,35 +57,6 @@ CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE 
     SELECT '''' || replace(name, '''', '''''') || ''''
 $$;
 
--- The kinds: how messages call one, the fields of its config and of its state, and an example's arguments.
-CREATE OR REPLACE FUNCTION ratelimit._all_kinds() RETURNS TABLE (kind text, called text, fields text[], state text[],
-    example text) IMMUTABLE LANGUAGE sql AS $$
-    VALUES
-        ('token bucket', 'a token bucket', '{rate,period,capacity,maxReserved,shards}'::text[], '{value,ts}'::text[],
-         'rate => 10, period => ''1 minute'''),
-        ('fixed window', 'a fixed window', '{rate,period,capacity,maxReserved,shards,start,timezone,overage}',
-         '{value,ts}', 'rate => 10, period => ''1 minute'''),
-        ('sliding window', 'a sliding window', '{rate,period}', '{value,ts,prior}',
-         'rate => 10, period => ''1 minute'''),
-        ('sliding log', 'a sliding log', '{rate,period}', '{value,ts,log}', 'rate => 10, period => ''1 minute'''),
-        ('concurrency', 'a concurrency limit', '{slots,ttl}', '{value,ts,leases}',
-         'slots => 3, ttl => ''5 minutes'''),
-        ('unlimited', 'an unlimited one', '{}', '{}', '')
-$$;
-
-CREATE OR REPLACE FUNCTION ratelimit._called(kind text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
-    SELECT k.called FROM ratelimit._all_kinds() k WHERE k.kind = $1
-$$;
-
--- The call that defines a limit of a kind, or one with a calendar.
-CREATE OR REPLACE FUNCTION ratelimit._example(name text, kind text, calendar boolean DEFAULT false) RETURNS text
-IMMUTABLE LANGUAGE sql AS $$
-    SELECT format('SELECT ratelimit.rl_define(%s, ratelimit.rl_%s(%s));', ratelimit._literal(name),
-        replace(k.kind, ' ', '_'), CASE WHEN calendar AND k.kind = 'fixed window'
-        THEN 'rate => 1000, period => ''1 month'', timezone => ''Europe/Berlin''' ELSE k.example END)
-    FROM ratelimit._all_kinds() k WHERE k.kind = $2
-$$;
-
 CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('0A000', format('%s() is not supported for %s', function, ratelimit._called(kind)),

@@ -266,7 +266,8 @@ BEGIN
     l := stored.defined;
     IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
         AND stored.until IS NULL AND stored.prior IS NULL AND stored.log IS NULL
-        AND stored.added IS NOT DISTINCT FROM l.adds AND stored.value >= 0 AND stored.value < 'Infinity' AND stored.ts BETWEEN 0 AND stored.now
+        AND stored.added IS NOT DISTINCT FROM l.adds AND stored.value >= 0 AND stored.value < 'Infinity'
+        AND stored.ts BETWEEN 0 AND stored.now
         AND current_setting('transaction_read_only') = 'off' THEN
         tokens := ratelimit._tokens_at(l, stored.value, stored.ts, stored.now);
         IF count - tokens > l.tolerance THEN

@@ -142,14 +142,14 @@ fn answer(result: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>) -> Ans
 /// Rows that differ, with what each edition has; of a lease not its id, which is random.
 const ROWS: &str = "
     SELECT coalesce(a.place, b.place), a.row, b.row
-    FROM (SELECT concat_ws('/', name, key, shard) AS place, row(float8send(value + 0), ts, float8send(prior),
+    FROM (SELECT concat_ws('/', name, key, shard) AS place, row(float8send(value + 0), ts, float8send(prior), float8send(added),
                  CASE WHEN prior IS NULL OR log IS NULL THEN log
                       ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
           FROM extension.rateLimits
           UNION ALL SELECT concat_ws('/', 'config', name, key), config::text FROM extension.rl_config
           UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM extension.rl_blocks) AS a (place, row)
     FULL JOIN
-         (SELECT concat_ws('/', name, key, shard), row(float8send(value + 0), ts, float8send(prior),
+         (SELECT concat_ws('/', name, key, shard), row(float8send(value + 0), ts, float8send(prior), float8send(added),
                  CASE WHEN prior IS NULL OR log IS NULL THEN log
                       ELSE ARRAY(SELECT log[n] FROM generate_series(2, cardinality(log), 2) n ORDER BY n) END)::text
           FROM ratelimit.rateLimits

@@ -584,7 +584,7 @@ fn a_move_takes_what_the_present_file_has_made() {
     let refused = run("move_made", UP).unwrap_err();
     assert!(refused.contains("Run the newer script."), "{refused}");
     client
-        .batch_execute("UPDATE ratelimit.rl_version SET version = 2; DELETE FROM ratelimit.rl_made")
+        .batch_execute("UPDATE ratelimit.rl_version SET version = 3; DELETE FROM ratelimit.rl_made")
         .unwrap();
     let refused = run("move_made", UP).unwrap_err();
     assert!(refused.contains("has not run to its end here"), "{refused}");

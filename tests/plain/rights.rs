@@ -266,7 +266,7 @@ CREATE FUNCTION evil.text(evil.word) RETURNS text LANGUAGE sql AS 'SELECT curren
 CREATE CAST (evil.word AS text) WITH FUNCTION evil.text AS IMPLICIT;
 CREATE TEMP TABLE rl_config (name text, key text, config jsonb, parsed text);
 CREATE TEMP TABLE rateLimits (name text, key text, shard int, value float8, ts timestamptz, prior float8,
-    log timestamptz[]);
+    log timestamptz[], added float8);
 CREATE TEMP TABLE rl_blocks (name text, key text, until timestamptz);
 CREATE TEMP VIEW pg_proc AS SELECT evil.strike();
 GRANT ALL ON rl_config, rateLimits, rl_blocks, pg_proc TO PUBLIC;

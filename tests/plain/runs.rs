@@ -363,12 +363,19 @@ fn in_schema(file: &str, schema: &str) -> String {
 
 /// What an installed file has: state, definitions, blocks, settings, and grants.
 const KEPT: &str = "
-    SELECT concat((SELECT string_agg(r::text, ' ' ORDER BY r::text) FROM ratelimit.rateLimits r),
+    SELECT concat((SELECT string_agg(concat_ws(' ', r.name, r.key, r.value, r.ts, r.log), ', ' ORDER BY r.name, r.key)
+         FROM ratelimit.rateLimits r),
         (SELECT string_agg(concat(name, key, config), ' ' ORDER BY name, key) FROM ratelimit.rl_config),
         (SELECT string_agg(b::text, ' ' ORDER BY b::text) FROM ratelimit.rl_blocks b),
         (SELECT string_agg(s::text, ' ' ORDER BY s::text) FROM ratelimit.rl_settings s),
         ratelimit.rl_check('bucket', 'k'), ratelimit.rl_check('month', 'k'), ratelimit.rl_check('bucket', 'vip'),
-        ratelimit.rl_check('bucket', 'blocked'))";
+        ratelimit.rl_check('bucket', 'blocked'), ratelimit.rl_check('nothing', 'k'),
+        ratelimit.rl_check('sliding', 'k'))";
+
+/// The columns that version 3 converts: until then a fixed window had its tokens in prior, negated.
+const CONVERTED: &str = "
+    SELECT concat_ws(' ', name, coalesce(prior::text, 'NULL'), coalesce(added::text, 'NULL'))
+    FROM ratelimit.rateLimits ORDER BY name";
 
 /// Version 1 becomes the present one, and that a newer one, in which a config has a field more and is parsed otherwise.
 #[test]
@@ -386,10 +393,12 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         .batch_execute(&format!(
             "SET ratelimit.clock = '2027-01-15 10:00:00.123457+00';
              SELECT rl_define('bucket', rl_token_bucket(0.1, '7 s', capacity => 12)),
-                    rl_define('slots', rl_concurrency(3, '1 h')),
+                    rl_define('slots', rl_concurrency(3, '1 h')), rl_define('sliding', rl_sliding_window(3, '1 h')),
+                    rl_define('nothing', rl_fixed_window(5, '1 h', capacity => 0) || '{{\"overage\": true}}'),
                     rl_define('month', rl_fixed_window(5, '1 month', timezone => 'Europe/Berlin')),
                     rl_define('bucket', rl_unlimited(), 'vip'), rl_block('bucket', 'blocked', until => 'infinity');
-             SELECT rl_limit('bucket', 'k', 2.5), rl_limit('month', 'k', 2), rl_acquire('slots', 'k');
+             SELECT rl_limit('bucket', 'k', 2.5), rl_limit('month', 'k', 2), rl_acquire('slots', 'k'),
+                    rl_limit('sliding', 'k'), rl_limit('nothing', 'k', 3);
              INSERT INTO rl_settings VALUES ('error_style', 'pgrst');
              GRANT USAGE ON SCHEMA ratelimit TO plain_app, {0}; GRANT EXECUTE ON FUNCTION rl_limit TO plain_app, {0};
              GRANT EXECUTE ON FUNCTION rl_check TO PUBLIC; GRANT SELECT ON rl_config TO plain_app;
@@ -406,9 +415,9 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
 
     let present = database::file();
     let newer = present
-        .replace("version CONSTANT int := 2;", "version CONSTANT int := 3;")
-        .replace("SELECT 2 WHERE", "SELECT 3 WHERE")
-        .replace("v.version = 2", "v.version = 3")
+        .replace("version CONSTANT int := 3;", "version CONSTANT int := 4;")
+        .replace("SELECT 3 WHERE", "SELECT 4 WHERE")
+        .replace("v.version = 3", "v.version = 4")
         .replace("kind text, rate double", "kind text, more text, rate double")
         .replace("    l.tolerance := 1e-9 *", "    l.more := 'more';\n    l.tolerance := 1e-9 *");
     assert!(
@@ -416,13 +425,16 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         "the text has changed"
     );
     for (file, version, parsed) in [
-        (&present, 2, "(\"token bucket\",0.1,"),
-        (&present, 2, "(\"token bucket\",0.1,"),
-        (&newer, 3, "(\"token bucket\",more,0.1,"),
-        (&newer, 3, "(\"token bucket\",more,0.1,"),
+        (&present, 3, "(\"token bucket\",0.1,"),
+        (&present, 3, "(\"token bucket\",0.1,"),
+        (&newer, 4, "(\"token bucket\",more,0.1,"),
+        (&newer, 4, "(\"token bucket\",more,0.1,"),
     ] {
         owner.batch_execute(file).unwrap_or_else(|error| panic!("{version}: {error:?}"));
         assert_eq!(rows(&mut owner, KEPT), kept, "{version}");
+        let converted =
+            ["bucket NULL NULL", "month NULL 5", "nothing NULL 0", "sliding 0 NULL", "slots 0 NULL"];
+        assert_eq!(rows(&mut owner, CONVERTED), converted, "{version}");
         assert_eq!(rows(&mut owner, OPEN), open, "{version}");
         let text = "SELECT parsed FROM ratelimit.rl_config WHERE name = 'bucket' AND key = ''";
         let text = rows(&mut owner, text);
@@ -444,14 +456,14 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
             .unwrap();
         owner.batch_execute("DELETE FROM rateLimits WHERE key = 'other'").unwrap();
     }
-    for (older, version) in [(&present, 2), (&VERSION_1.to_owned(), 1)] {
+    for (older, version) in [(&present, 3), (&VERSION_1.to_owned(), 1)] {
         let error = owner.batch_execute(older).unwrap_err();
         let message = error.as_db_error().unwrap().message().to_owned();
-        assert_eq!(message, format!("version 3 is installed, and this file is version {version}"));
+        assert_eq!(message, format!("version 4 is installed, and this file is version {version}"));
     }
 
     // A config that a newer version refuses is named, and nothing is changed.
-    let strict = newer.replace("version CONSTANT int := 3;", "version CONSTANT int := 4;").replace(
+    let strict = newer.replace("version CONSTANT int := 4;", "version CONSTANT int := 5;").replace(
         "    l.more := 'more';\n",
         "    PERFORM ratelimit._bad_config('it is old', 'a new one');\n",
     );

@@ -1,0 +1,227 @@
+-- States of every kind, and what is decided on one, as the extension's core does: it says where each formula comes from.
+-- Time and state are arguments: l is the limit, s a key's state, now the instant of the decision.
+
+-- Whether a state is of the kind of a limit.
+CREATE OR REPLACE FUNCTION ratelimit._fits(kind text, prior double precision, log timestamptz[]) RETURNS boolean
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN kind IN ('token bucket', 'fixed window') THEN prior IS NULL AND log IS NULL
+                WHEN kind = 'sliding window' THEN prior IS NOT NULL AND log IS NULL
+                WHEN kind = 'sliding log' THEN prior IS NULL AND log IS NOT NULL
+                WHEN kind = 'concurrency' THEN prior IS NOT NULL AND log IS NOT NULL ELSE false END
+$$;
+
+-- The state of an unused limit.
+CREATE OR REPLACE FUNCTION ratelimit._initial(l ratelimit._limit, now bigint, phase bigint) RETURNS ratelimit._state
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    s ratelimit._state;
+BEGIN
+    s.ts := now;
+    CASE l.kind
+    WHEN 'token bucket' THEN s.value := l.capacity;
+    WHEN 'fixed window' THEN
+        s.value := l.capacity;
+        s.added := l.adds;
+        IF l.zone IS NOT NULL THEN
+            s.ts := coalesce(ratelimit._boundary(l, ratelimit._window(l, now)), now);
+        ELSIF NOT l.first_request THEN
+            s.ts := now - ((now::numeric - coalesce(l.start, phase)) % l.period + l.period) % l.period;
+        END IF;
+    WHEN 'sliding window' THEN s.value := 0; s.prior := 0; s.ts := ratelimit._floor(now, l.period);
+    WHEN 'sliding log' THEN s.value := 0; s.log := '{}';
+    WHEN 'concurrency' THEN s.value := 0; s.log := '{}'; s.prior := 0;
+    ELSE s.value := 0;
+    END CASE;
+    RETURN s;
+END
+$$;
+
+-- The state in a row; without a row, or with one that was reset or is of another kind, that of an unused limit.
+CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, name text, key text, now bigint,
+    value double precision DEFAULT NULL, ts timestamptz DEFAULT NULL, prior double precision DEFAULT NULL,
+    log timestamptz[] DEFAULT NULL, added double precision DEFAULT NULL) RETURNS ratelimit._state
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    s ratelimit._state;
+BEGIN
+    IF value IS NULL OR value = 'Infinity' OR NOT ratelimit._fits(l.kind, prior, log) THEN
+        RETURN ratelimit._initial(l, now, CASE WHEN l.kind = 'fixed window' AND l.start IS NULL AND l.zone IS NULL
+            AND NOT l.first_request THEN ratelimit._phase(name, key) END);
+    END IF;
+    IF prior IS NOT NULL OR log IS NOT NULL THEN added := NULL; END IF;
+    IF value > '-Infinity' AND value < 'Infinity' AND (prior IS NULL OR prior > '-Infinity' AND prior < 'Infinity')
+        AND (added IS NULL OR added > '-Infinity' AND added < 'Infinity') AND ts > '-infinity' AND ts < 'infinity'
+        AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
+             AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
+        s.value := value; s.ts := ratelimit._us(ts); s.prior := prior; s.log := log; s.added := added;
+        -- The table's owner may have written a log in another order, or NULLs into it.
+        IF l.kind = 'sliding log' THEN
+            s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e);
+        END IF;
+        RETURN s;
+    END IF;
+    IF value IN ('NaN', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'value', value::text);
+    ELSIF prior IN ('NaN', 'Infinity', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'prior', prior::text);
+    ELSIF added IN ('NaN', 'Infinity', '-Infinity') THEN PERFORM ratelimit._bad_state(name, 'added', added::text);
+    ELSIF ts IN ('infinity', '-infinity') THEN PERFORM ratelimit._bad_state(name, 'ts', initcap(ts::text));
+    END IF;
+    PERFORM ratelimit._bad_state(name, 'log', CASE WHEN log[1] = '-infinity' THEN '-Infinity' ELSE 'Infinity' END);
+    RETURN NULL;
+END
+$$;
+
+-- A state too far ahead of the clock comes from a wrong one, and counts as none: beyond an hour, and a whole refill
+-- or the windows that the kind looks back on.
+CREATE OR REPLACE FUNCTION ratelimit._current(l ratelimit._limit, s ratelimit._state, now bigint)
+RETURNS ratelimit._state STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    soon CONSTANT bigint := ratelimit._plus(now, 3600000000);
+    stored double precision;
+    horizon bigint := soon;
+    seen bigint := s.ts;
+BEGIN
+    CASE l.kind
+    WHEN 'token bucket' THEN
+        horizon := ratelimit._due(l, now, greatest(l.capacity - ratelimit._stored(l, s), l.capacity));
+    WHEN 'fixed window' THEN
+        stored := least(ratelimit._stored(l, s), ratelimit._rolls_over(l, s));
+        IF l.overage THEN stored := greatest(stored, 0); END IF;
+        horizon := ratelimit._due(l, now, greatest(l.capacity - stored, l.capacity, l.rate));
+    WHEN 'sliding window' THEN horizon := ratelimit._plus(now, 2 * l.period);
+    WHEN 'sliding log' THEN
+        horizon := ratelimit._plus(now, l.period);
+        seen := CASE WHEN cardinality(s.log) > 0 THEN ratelimit._us(s.log[cardinality(s.log)]) ELSE now END;
+    ELSE RETURN s;
+    END CASE;
+    IF horizon IS NULL OR seen <= greatest(horizon, soon) THEN RETURN s; END IF;
+    RETURN ratelimit._initial(l, now, s.ts);
+END
+$$;
+
+-- Decides a take of any kind.
+CREATE OR REPLACE FUNCTION ratelimit._decide(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, reserve boolean, id bigint DEFAULT NULL) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+BEGIN
+    IF s.ts > now OR l.kind = 'sliding log' THEN s := ratelimit._current(l, s, now); END IF;
+    CASE l.kind
+    WHEN 'token bucket', 'fixed window' THEN RETURN ratelimit._take_tokens(l, s, now, count, reserve);
+    WHEN 'sliding window' THEN RETURN ratelimit._take_window(l, s, now, count);
+    WHEN 'sliding log' THEN RETURN ratelimit._take_log(l, s, now, count);
+    WHEN 'concurrency' THEN RETURN ratelimit._acquire(l, s, now, count, coalesce(id, now));
+    ELSE
+        d.ok := true; d.at := now; d.enforced := l.enforce; d.changed := false;
+        RETURN d;
+    END CASE;
+END
+$$;
+
+-- How full a limit is: what a take of nothing leaves, also where that is denied since there is a debt.
+CREATE OR REPLACE FUNCTION ratelimit._level(l ratelimit._limit, s ratelimit._state, now bigint)
+RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r record;
+BEGIN
+    IF l.kind NOT IN ('token bucket', 'fixed window') THEN
+        RETURN ratelimit._decide(l, s, now, 0, false);
+    END IF;
+    IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+    r := ratelimit._refilled(l, s, now);
+    d.remaining := ratelimit._rounded(r.tokens, l.capacity, l.tolerance);
+    d.reset_at := ratelimit._reset_at(l, r.ts, r.tokens, now);
+    RETURN d;
+END
+$$;
+
+-- The instant at which a call is decided: now, or a later one that the state has seen.
+CREATE OR REPLACE FUNCTION ratelimit._present(l ratelimit._limit, s ratelimit._state, now bigint) RETURNS bigint
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    newest timestamptz;
+BEGIN
+    IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+    CASE l.kind
+    WHEN 'sliding log' THEN
+        newest := s.log[cardinality(s.log)];
+        RETURN greatest(now, ratelimit._us(newest));
+    WHEN 'concurrency', 'unlimited' THEN RETURN now;
+    ELSE RETURN greatest(now, s.ts);
+    END CASE;
+END
+$$;
+
+-- Whether every call from now on is answered as without the state.
+CREATE OR REPLACE FUNCTION ratelimit._idle(l ratelimit._limit, s ratelimit._state, now bigint, name text, key text)
+RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    fresh ratelimit._state;
+BEGIN
+    IF s.ts > now THEN RETURN false; END IF;
+    CASE l.kind
+    WHEN 'token bucket' THEN
+        r := ratelimit._refilled(l, s, now);
+        RETURN r.tokens >= l.capacity;
+    WHEN 'fixed window' THEN
+        r := ratelimit._refilled(l, s, now);
+        -- Full, and no more used of its window than that adds.
+        IF r.tokens < l.capacity OR r.ts = s.ts AND s.added - greatest(s.value, 0) > l.adds THEN
+            RETURN false;
+        END IF;
+        fresh := ratelimit._state_of(l, name, key, now);
+        RETURN ratelimit._awaits(l, r.tokens) OR r.ts = fresh.ts;
+    WHEN 'sliding window' THEN
+        r := ratelimit._counters(l, s, now);
+        RETURN r.value = 0 AND r.prior = 0;
+    WHEN 'sliding log' THEN RETURN ratelimit._gone(l, s.log, now) = cardinality(s.log);
+    WHEN 'concurrency' THEN RETURN ratelimit._live(s.log, now) = '{}';
+    ELSE RETURN true;
+    END CASE;
+END
+$$;
+
+-- Whether a denied call passes at a later instant.
+CREATE OR REPLACE FUNCTION ratelimit._passes_at(l ratelimit._limit, s ratelimit._state, at bigint,
+    count double precision, reserve boolean) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+BEGIN
+    IF l.kind = 'sliding window' THEN
+        r := ratelimit._counters(l, s, at);
+        RETURN r.used + count <= l.rate + l.tolerance;
+    END IF;
+    r := ratelimit._refilled(l, s, at);
+    RETURN ratelimit._passes(l, CASE WHEN ratelimit._awaits(l, r.tokens) THEN greatest(r.ts, at) ELSE r.ts END,
+                             r.tokens, at, count, reserve) IS NOT NULL;
+END
+$$;
+
+-- Lengthens a computed wait where float error made it too short.
+CREATE OR REPLACE FUNCTION ratelimit._confirmed(l ratelimit._limit, s ratelimit._state, now bigint, wait bigint,
+    count double precision, reserve boolean) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1..4 LOOP
+        EXIT WHEN wait IS NULL;
+        IF ratelimit._passes_at(l, s, ratelimit._plus(now, wait), count, reserve) THEN RETURN wait; END IF;
+        wait := ratelimit._plus(wait, greatest(1, wait >> 50));
+    END LOOP;
+    RETURN NULL;
+END
+$$;
+
+-- Rounds tokens to a whole number where only float error keeps them from being one.
+CREATE OR REPLACE FUNCTION ratelimit._rounded(tokens double precision, capacity double precision,
+    tolerance double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN abs(tokens - round(tokens)) <= least(tolerance, 1e-6) AND round(tokens) <= capacity
+                THEN round(tokens) + 0 ELSE tokens END
+$$;
+
+-- Nothing is free: a count too small to change so large a float takes its last bit.
+CREATE OR REPLACE FUNCTION ratelimit._subtract(available double precision, count double precision)
+RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN available - count < available OR count = 0 THEN available - count
+                ELSE available - abs(available) * 1.1102230246251568e-16 END
+$$;

@@ -1,0 +1,273 @@
+-- Token buckets and fixed windows, whose states have the tokens left.
+
+-- Tokens at ts, of which a debt counts as what comes in within ten years at most.
+CREATE OR REPLACE FUNCTION ratelimit._bounded(l ratelimit._limit, value double precision, ts bigint)
+RETURNS double precision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    most double precision;
+    following bigint;
+BEGIN
+    IF value >= 0 OR l.overage THEN RETURN value; END IF;
+    IF l.kind = 'token bucket' THEN
+        most := CASE WHEN l.rate < 1e-270 THEN 0 ELSE 315576000000000 * l.rate / l.period END;
+    ELSE
+        following := ratelimit._after(l, ts, 1);
+        IF following IS NULL THEN RETURN value; END IF;
+        most := ((ratelimit._turns(l, ts, ratelimit._plus(following - 1, 315576000000000))).windows * l.rate
+                 + l.tolerance / 2) * (1 - 8.881784197001252e-16);
+    END IF;
+    RETURN greatest(value, -greatest(most, l.tolerance));
+END
+$$;
+
+-- Of a token bucket and a fixed window: the tokens of a state at its ts.
+CREATE OR REPLACE FUNCTION ratelimit._stored(l ratelimit._limit, s ratelimit._state) RETURNS double precision
+STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    more double precision;
+BEGIN
+    IF l.kind = 'fixed window' AND s.added IS NOT NULL THEN
+        -- What this config's window adds beyond what the state's did.
+        more := l.adds - s.added;
+        s.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
+    END IF;
+    RETURN ratelimit._bounded(l, s.value, s.ts);
+END
+$$;
+
+-- What is left of a state when its window turns: a config that has changed counts from the next one.
+CREATE OR REPLACE FUNCTION ratelimit._rolls_over(l ratelimit._limit, s ratelimit._state) RETURNS double precision
+STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN l.overage THEN greatest(s.value, 0) ELSE ratelimit._bounded(l, s.value, s.ts) END
+$$;
+
+-- When a state will count differently than by what comes in: at the end of the window in which its config has changed.
+CREATE OR REPLACE FUNCTION ratelimit._recounted_at(l ratelimit._limit, s ratelimit._state, ts bigint) RETURNS bigint
+STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 'fixed window' AND ts = s.ts AND ratelimit._stored(l, s) <> ratelimit._rolls_over(l, s) THEN
+        RETURN ratelimit._after(l, ts, 1);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- The tokens at now of so many at ts, without a calendar.
+CREATE OR REPLACE FUNCTION ratelimit._tokens_at(l ratelimit._limit, value double precision, ts bigint, now bigint)
+RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
+    SELECT least(value + CASE l.kind WHEN 'token bucket' THEN ratelimit._since(ts, now)::float8 * l.rate / l.period
+                             ELSE ratelimit._since(ts, now) / l.period * l.rate END, l.capacity)
+$$;
+
+-- The time that they count from then.
+CREATE OR REPLACE FUNCTION ratelimit._counted_at(l ratelimit._limit, ts bigint, now bigint) RETURNS bigint
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE l.kind WHEN 'token bucket' THEN greatest(ts, now)
+                       ELSE ts + ratelimit._since(ts, now) / l.period * l.period END
+$$;
+
+-- How long so many tokens take to come in, without a calendar. Of windows half the tolerance is left for what comes
+-- after: that many do suffice.
+CREATE OR REPLACE FUNCTION ratelimit._span(l ratelimit._limit, tokens double precision) RETURNS double precision
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE l.kind WHEN 'token bucket' THEN ceil(tokens * l.period / l.rate)
+                       ELSE ceil((tokens - l.tolerance / 2) / l.rate) * l.period END
+$$;
+
+-- The tokens at now, and the time that they count from.
+CREATE OR REPLACE FUNCTION ratelimit._refilled(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
+    OUT tokens double precision) STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    windows bigint;
+BEGIN
+    IF l.zone IS NOT NULL THEN
+        SELECT t.windows, t.begun INTO windows, ts FROM ratelimit._turns(l, s.ts, now) t;
+    ELSE
+        ts := ratelimit._counted_at(l, s.ts, now);
+    END IF;
+    IF s.value >= 0 AND (l.kind = 'token bucket' OR s.added = l.adds) THEN
+        tokens := s.value;
+    ELSIF l.kind = 'fixed window' AND (windows > 0 OR windows IS NULL AND ts > s.ts) THEN
+        tokens := ratelimit._rolls_over(l, s);
+    ELSE
+        tokens := ratelimit._stored(l, s);
+    END IF;
+    IF l.zone IS NOT NULL THEN
+        tokens := least(tokens + windows * l.rate, l.capacity);
+        RETURN;
+    ELSIF l.kind = 'token bucket' AND l.rate < 1e-270 THEN
+        -- What flows in of it can be too little for a float.
+        tokens := least(tokens, l.capacity);
+        RETURN;
+    END IF;
+    tokens := ratelimit._tokens_at(l, tokens, s.ts, now);
+END
+$$;
+
+-- When so many tokens will have come in, from ts; NULL: beyond what a time can hold.
+CREATE OR REPLACE FUNCTION ratelimit._due(l ratelimit._limit, ts bigint, tokens double precision) RETURNS bigint
+STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 'token bucket' THEN
+        IF tokens <= 0 THEN RETURN ts; END IF;
+        IF tokens * l.period >= 4.611686018427388e18 * l.rate THEN RETURN NULL; END IF;
+        RETURN ratelimit._plus(ts, ratelimit._span(l, tokens)::bigint);
+    END IF;
+    IF tokens >= 1e18 * l.rate THEN RETURN NULL; END IF;
+    RETURN ratelimit._after(l, ts, greatest(ceil((tokens - l.tolerance / 2) / l.rate), 0));
+END
+$$;
+
+-- Whether no window has begun, so that the next take begins one.
+CREATE OR REPLACE FUNCTION ratelimit._awaits(l ratelimit._limit, tokens double precision) RETURNS boolean
+IMMUTABLE LANGUAGE sql AS $$
+    SELECT l.first_request AND tokens >= l.capacity - least(l.tolerance, 1e-6)
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._reset_at(l ratelimit._limit, ts bigint, tokens double precision, now bigint)
+RETURNS bigint STABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF l.kind = 'token bucket' THEN
+        -- Full now, also with a clock behind the state.
+        IF l.capacity - tokens <= l.tolerance THEN RETURN now; END IF;
+        RETURN ratelimit._due(l, ts, l.capacity - tokens);
+    ELSIF l.first_request AND ratelimit._awaits(l, tokens) THEN
+        RETURN now;
+    END IF;
+    RETURN ratelimit._after(l, ts, 1);
+END
+$$;
+
+-- After which wait the tokens of a call are there; NULL: it does not pass.
+CREATE OR REPLACE FUNCTION ratelimit._passes(l ratelimit._limit, ts bigint, available double precision, now bigint,
+    count double precision, reserve boolean) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    wait bigint;
+BEGIN
+    IF count - available <= l.tolerance OR l.overage THEN RETURN 0; END IF;
+    IF NOT reserve OR count - available > l.max_reserved + l.tolerance THEN RETURN NULL; END IF;
+    wait := ratelimit._due(l, ts, count - available) - now;
+    RETURN CASE WHEN wait <= 315576000000000 THEN wait END;
+END
+$$;
+
+-- After which span a call that is denied can first pass, of a token bucket or a fixed window.
+CREATE OR REPLACE FUNCTION ratelimit._retry(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, reserve boolean, ts bigint, available double precision) RETURNS bigint STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    most CONSTANT double precision := CASE WHEN reserve THEN coalesce(l.max_reserved, 'Infinity') ELSE 0 END;
+    at bigint := now;
+    r record;
+BEGIN
+    IF count > l.capacity + most + l.tolerance THEN RETURN NULL; END IF;
+    at := ratelimit._recounted_at(l, s, ts);
+    IF at > now THEN
+        IF ratelimit._passes_at(l, s, at, count, reserve) THEN RETURN at - now; END IF;
+        r := ratelimit._refilled(l, s, at);
+        RETURN ratelimit._plus(ratelimit._retry(l, s, at, count, reserve, r.ts, r.tokens), at - now);
+    END IF;
+    at := now;
+    IF count - available > most THEN at := ratelimit._due(l, ts, count - available - most); END IF;
+    IF reserve AND at IS NOT NULL THEN
+        -- And the reserved tokens come within ten years, from what is there then.
+        r := ratelimit._refilled(l, s, at);
+        at := ratelimit._due(l, r.ts, count - r.tokens) - 315576000000000;
+        at := CASE WHEN at IS NOT NULL THEN greatest(at, now,
+            CASE WHEN count - available > most THEN ratelimit._due(l, ts, count - available - most) END) END;
+    END IF;
+    IF at IS NULL THEN RETURN NULL; END IF;
+    RETURN ratelimit._confirmed(l, s, now, greatest(at - now, 0), count, reserve);
+END
+$$;
+
+-- Decides a take from a token bucket or a fixed window.
+CREATE OR REPLACE FUNCTION ratelimit._take_tokens(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, reserve boolean) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    r record;
+    ts bigint;
+    wait bigint;
+    value double precision;
+    added double precision;
+    reset bigint;
+BEGIN
+    r := ratelimit._refilled(l, s, now);
+    ts := r.ts;
+    value := ratelimit._subtract(r.tokens, count);
+    IF value < -l.tolerance AND NOT l.overage OR l.first_request THEN
+        IF ratelimit._awaits(l, r.tokens) THEN ts := greatest(ts, now); END IF;
+        wait := ratelimit._passes(l, ts, r.tokens, now, count, reserve);
+        IF wait IS NULL THEN
+            reset := ratelimit._reset_at(l, r.ts, r.tokens, now);
+            wait := ratelimit._retry(l, s, now, count, reserve, r.ts, r.tokens);
+            RETURN ROW(false, wait, ratelimit._rounded(r.tokens, l.capacity, l.tolerance), l.capacity, reset, now,
+                false, l.enforce, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::ratelimit._decision;
+        END IF;
+        IF wait <= 0 THEN wait := NULL; END IF;
+    END IF;
+    reset := ratelimit._reset_at(l, ts, value, now);
+    IF l.kind = 'fixed window' THEN added := ratelimit._added(l, s, ts, value); END IF;
+    RETURN ROW(true, wait, ratelimit._rounded(value, l.capacity, l.tolerance), l.capacity, reset, now, count > 0,
+               l.enforce, NULL, NULL, value, ts, NULL, NULL, added)::ratelimit._decision;
+END
+$$;
+
+-- What a fixed window has added, after a change. Within a window what was used stays known, also where it is more
+-- than this config adds, while no tokens are left.
+CREATE OR REPLACE FUNCTION ratelimit._added(l ratelimit._limit, s ratelimit._state, ts bigint,
+    value double precision) RETURNS double precision IMMUTABLE LANGUAGE plpgsql AS $$
+BEGIN
+    IF value <= 0 AND ts = s.ts THEN RETURN greatest(l.adds, s.added - greatest(s.value, 0)); END IF;
+    RETURN l.adds;
+END
+$$;
+
+-- Gives count tokens back, first against a debt, or takes them whatever is there; of a token bucket or fixed window.
+CREATE OR REPLACE FUNCTION ratelimit._credit(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r record;
+    after ratelimit._state;
+    over double precision;
+BEGIN
+    d.ok := true;
+    d.at := now;
+    d.capacity := l.capacity;
+    d.enforced := l.enforce;
+    d.changed := false;
+    IF l.kind = 'unlimited' THEN RETURN d; END IF;
+    IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+    r := ratelimit._refilled(l, s, now);
+    d.ts := r.ts;
+    d.value := r.tokens;
+    IF count < 0 THEN
+        IF ratelimit._awaits(l, r.tokens) THEN d.ts := greatest(r.ts, now); END IF;
+        after.value := ratelimit._subtract(r.tokens, -count);
+        after.ts := d.ts;
+        d.value := ratelimit._bounded(l, after.value, after.ts);
+    ELSIF l.kind = 'token bucket' OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
+        d.value := r.tokens + count;
+        -- First what was used beyond what this config adds, which nothing else records.
+        IF l.kind = 'fixed window' AND d.ts = s.ts AND d.value > 0 THEN
+            over := greatest(s.added - greatest(s.value, 0) - l.adds, 0);
+        END IF;
+        IF over > 0 THEN
+            after.value := least(over, d.value);
+            d.value := d.value - after.value;
+            d.added := l.adds + (over - after.value);
+            d.changed := true;
+        END IF;
+        d.value := least(d.value, l.capacity);
+    END IF;
+    IF d.value < -l.tolerance AND NOT l.overage THEN d.wait := ratelimit._due(l, d.ts, -d.value) - now; END IF;
+    d.changed := d.changed OR d.value <> r.tokens;
+    IF l.kind = 'fixed window' AND (over > 0) IS NOT TRUE THEN
+        d.added := ratelimit._added(l, s, d.ts, d.value);
+    END IF;
+    d.remaining := ratelimit._rounded(d.value, l.capacity, l.tolerance);
+    d.reset_at := ratelimit._reset_at(l, d.ts, d.value, now);
+    RETURN d;
+END
+$$;

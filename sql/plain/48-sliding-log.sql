@@ -1,0 +1,46 @@
+-- Sliding logs, whose states have the time of each token taken.
+
+-- Of a sliding log: how many entries have left it. A clock behind the newest one stands still.
+CREATE OR REPLACE FUNCTION ratelimit._gone(l ratelimit._limit, log timestamptz[], now bigint) RETURNS int STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    newest timestamptz := log[cardinality(log)];
+    since bigint;
+BEGIN
+    IF newest IS NULL THEN RETURN 0; END IF;
+    since := greatest(ratelimit._us(newest), now) - l.period;
+    IF since < -210866803200000000 THEN RETURN 0; END IF;
+    RETURN width_bucket(ratelimit._nearest(since), log);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._take_log(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    gone int := ratelimit._gone(l, s.log, now);
+    live int := cardinality(s.log) - gone;
+    newest timestamptz := CASE WHEN live > 0 THEN s.log[cardinality(s.log)] END;
+    nth timestamptz;
+BEGIN
+    d.at := now;
+    d.capacity := l.capacity;
+    d.enforced := l.enforce;
+    d.ok := count = 0 OR live + count <= l.rate;
+    d.changed := d.ok AND count > 0;
+    IF d.changed THEN
+        d.ts := greatest(ratelimit._us(newest), now);
+        newest := ratelimit._nearest(d.ts);
+        d.log := s.log[gone + 1:] || array_fill(newest, ARRAY[count::int]);
+        live := live + count::int;
+        d.value := live;
+    ELSIF NOT d.ok AND count <= l.rate THEN
+        -- So many of the oldest entries must leave.
+        nth := s.log[gone + (live + count - l.rate)::int];
+        d.wait := ratelimit._plus(ratelimit._us(nth), l.period) - now;
+    END IF;
+    d.remaining := greatest(l.rate - live, 0);
+    d.reset_at := CASE WHEN newest IS NULL THEN now ELSE ratelimit._plus(ratelimit._us(newest), l.period) END;
+    RETURN d;
+END
+$$;
