@@ -1,4 +1,4 @@
--- Lets one session at a time run this file. In a transaction this lock lasts until its end, however it ends.
+-- Lets one session at a time run this file. This lock ends with the transaction.
 DO LANGUAGE plpgsql $do$
 BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(1381257001, 1);
@@ -6,8 +6,8 @@ BEGIN
 END
 $do$;
 
--- Statement by statement, that lock and the setting have gone by now. The session takes one, which the last statement
--- releases, unless it has one left from a run that failed.
+-- Run statement by statement, the file has lost that lock and the setting by now. So the session takes a lock, unless a
+-- failed run has left it one; the last statement releases it.
 DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
@@ -23,7 +23,7 @@ BEGIN
 END
 $do$;
 
--- Checks where this file may run, and makes the schema.
+-- Checks where this file runs, and creates the schema.
 DO LANGUAGE plpgsql $do$
 DECLARE
     version CONSTANT int := 3;
@@ -51,7 +51,7 @@ BEGIN
             FROM pg_namespace n, aclexplode(n.nspacl) a
             WHERE n.oid = to_regnamespace('"ratelimit"') AND a.grantee <> n.nspowner HAVING count(*) > 0), 'SELECT');
     END IF;
-    -- What another role has made there would run as this one, or be read.
+    -- An object of another role there would run with this role's rights, or be read.
     home := to_regnamespace('"ratelimit"');
     SELECT object INTO stranger FROM (
         SELECT format('schema "%s"', nspname), nspowner FROM pg_namespace WHERE oid = home

@@ -1,14 +1,14 @@
--- Which grants stay when this file runs again. Each run ends by recording what it has made: oid and grants. An object
--- that still is the recorded one keeps every grant, PUBLIC's too: they are its owner's. One that is not has been
--- restored, or copied by pg_upgrade, perhaps without its grants, or into a database whose default privileges opened it.
+-- Grants of a file that runs again. Each run records the oid and grants of what it has made. An object that is still
+-- the recorded one keeps its grants, PUBLIC's too: its owner gave them. Another one has been restored or copied by
+-- pg_upgrade, perhaps without grants, or where default privileges opened it.
 
--- Functions that need no right, which everybody may call.
+-- Functions that every role may call: they need no rights.
 CREATE OR REPLACE FUNCTION ratelimit._is_open(name text) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
     SELECT name ~ '^(rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate|result)'
                   '|_parse|_written|_valid)([(]|$)'
 $$;
 
--- The cluster, by a number; 0 where the host doesn't tell it. Its dumps go to others, where oids may be the same.
+-- Identifies the cluster, since oids may repeat in another one that restores a dump; 0 where the host hides it.
 CREATE OR REPLACE FUNCTION ratelimit._server() RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT s.system_identifier FROM pg_catalog.pg_control_system() AS s);
@@ -17,8 +17,8 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- An object of the file's: its oid and owner, and who may do what: {"role": ["EXECUTE"]}, with a * for the grant
--- option, and '' for PUBLIC. Names are without the schema.
+-- Finds an object of the file: its oid, owner and grants, such as {"role": ["EXECUTE"]}, with a * for the grant option
+-- and '' for PUBLIC. Names are without the schema.
 CREATE OR REPLACE FUNCTION ratelimit._object(kind text, name text, OUT letter "char", OUT object oid, OUT owner oid,
     OUT items aclitem[], OUT grants jsonb) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -50,9 +50,8 @@ BEGIN
 END
 $$;
 
--- Takes from an object that isn't the recorded one what nobody granted, and returns that: without a record everything;
--- otherwise what PUBLIC has and what default privileges, of whichever role has restored it, would give, unless the
--- record has it.
+-- Revokes what no role granted on an object that isn't the recorded one, and returns a list of it. Without a record
+-- that is everything; with one, grants to PUBLIC and those of default privileges, unless the record has them.
 CREATE OR REPLACE FUNCTION ratelimit._close(kind text, name text) RETURNS text[] LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -90,7 +89,7 @@ BEGIN
 END
 $$;
 
--- Says what was taken.
+-- Reports what was revoked.
 CREATE OR REPLACE FUNCTION ratelimit._say_taken(taken text[]) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -103,12 +102,12 @@ BEGIN
 END
 $$;
 
--- Lists what the file makes, drops what only earlier versions made, and closes what was restored, before anything is
--- made. What else is in the schema is its owner's: no run changes it.
+-- Lists what the file makes, drops what only earlier versions made, and revokes grants on restored objects, before
+-- anything is made. Other objects in the schema are their owner's: no run changes them.
 DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
-    -- One a line, or with the rest below it. A test compares it with what there is, and shows what differs.
+    -- One a line; an indented line continues the one above. A test compares the list with the catalogs.
     own text := '
 function _acquire(ratelimit._limit,ratelimit._state,bigint,float8,bigint)
 function _added(ratelimit._limit,ratelimit._state,bigint,float8)
@@ -309,20 +308,29 @@ type _outcome
 type _state
 type rl_result
 ';
-    -- Of version 1, which kept no record of them, and no longer made.
-    earlier CONSTANT text[] := string_to_array('_a(int)
+    -- Functions of version 1, which kept no record, that are no longer made.
+    earlier CONSTANT text[] := string_to_array(replace('_a(int)
 _allowed(text,int,boolean)
 _bad_config(text,text,int)
+_brought(ratelimit._limit,ratelimit._state,bigint,float8)
 _build(int,float8,interval,float8,float8,int,timestamptz,boolean,text)
 _check_count(int,float8)
 _check_fields(jsonb,int,text[],int)
 _check_use(text,int,float8)
+_decided(text,ratelimit._limit,text,text,bigint,float8,boolean,timestamptz,bigint,float8,timestamptz,float8,
+    timestamptz[])
 _example(text,int)
 _fits(int,float8,timestamptz[])
+_found(text,text)
 _keyed(text,int)
 _kinds()
+_let_pass(ratelimit._decision)
+_seen(text,text,text,jsonb,float8)
+_settle(text,text,jsonb)
 _state_json(ratelimit._state,int)
-_wrong_kind(text,int)', E'\n');
+_state_of(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,timestamptz[])
+_told(text,ratelimit._decision)
+_wrong_kind(text,int)', E'\n    ', ''), E'\n');
     first_version boolean;
     m record;
     taken text[] := '{}';
@@ -330,7 +338,7 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     own := replace(own, E'\n    ', '');
     IF to_regclass('ratelimit.rl_made') IS NULL THEN
-        -- Version 1 kept no record, but its last statement closed everything.
+        -- Version 1 kept no record, but revoked everything in its last statement.
         first_version := to_regclass('ratelimit.rl_version') IS NOT NULL AND coalesce(
             (SELECT p.prosecdef FROM pg_proc p WHERE p.oid = to_regprocedure('ratelimit.rl_trigger()')), false);
         CREATE TABLE ratelimit.rl_made (
@@ -354,14 +362,14 @@ BEGIN
         DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name;
     END LOOP;
 
-    -- What there is without a record: of version 1, which left a list of grants on each function; restored without the
-    -- rows; or made by a run that was cut off, when no function was SECURITY DEFINER yet.
+    -- Objects without a record: version 1's, which left a list of grants on each function; restored ones without rows;
+    -- or those of an interrupted run, with no function SECURITY DEFINER yet.
     UPDATE ONLY ratelimit.rl_made AS made
     SET server = ratelimit._server(), acl = CASE WHEN was.known THEN o.grants END,
         oid = CASE WHEN was.known THEN o.object ELSE 0 END
     FROM ONLY ratelimit.rl_made AS same CROSS JOIN LATERAL ratelimit._object(same.kind, same.name) o
     LEFT JOIN pg_proc p ON same.kind = 'function' AND p.oid = o.object
-    -- All that default privileges give, and PUBLIC: a restore without privileges has made it.
+    -- Everything that default privileges give, and PUBLIC: restored without privileges.
     CROSS JOIN LATERAL (SELECT o.grants ? '' AND NOT ratelimit._is_open(same.name) AND (p.proacl IS NULL OR bool_and(
             o.grants ? CASE g.grantee WHEN 0 THEN '' ELSE pg_get_userbyid(g.grantee) END))
         FROM pg_default_acl d, aclexplode(d.defaclacl) g WHERE d.defaclobjtype = 'f' AND d.defaclrole = o.owner

@@ -1,8 +1,8 @@
--- The types. A table of another role that has a column of one would keep it from being changed, so only rl_result is
--- everybody's to use; and the file's own tables have none.
+-- Types. A column of one in another role's table would keep the file from changing it, so only rl_result is open to
+-- others; the file's own tables have none.
 
--- Makes a type, or changes the one of an earlier version into it: from the first attribute that differs, all are made
--- again, so that their order is the same.
+-- Makes a type, or changes that of an earlier version: it drops all attributes from the first that differs, and adds
+-- the new ones, for the same order.
 CREATE OR REPLACE FUNCTION ratelimit._make_type(name text, attributes text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -42,7 +42,7 @@ DECLARE
     path text := pg_catalog.current_setting('search_path');
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    -- Version 1 had a column of the type of a config, which could not be changed then. Its text stands there now.
+    -- Version 1 had a column of type _limit; it is text now.
     IF EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_config') AND attname = 'parsed'
                AND NOT attisdropped AND atttypid <> 'text'::regtype) THEN
         ALTER TABLE ratelimit.rl_config DROP COLUMN parsed;

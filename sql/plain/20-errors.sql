@@ -1,4 +1,4 @@
--- Errors, with the SQLSTATEs, messages, details and hints of the extension.
+-- Errors, with the extension's SQLSTATEs, messages, details and hints.
 
 CREATE OR REPLACE FUNCTION ratelimit._raise(state text, message text, detail text DEFAULT NULL, hint text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -28,7 +28,7 @@ BEGIN
 END
 $$;
 
--- What the extension has, and this file doesn't.
+-- Raises an error for what only the extension has.
 CREATE OR REPLACE FUNCTION ratelimit._unsupported(what text, instead text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('0A000', what || ' requires the extension ratelimit',
@@ -36,17 +36,17 @@ BEGIN
 END
 $$;
 
--- Cuts a value to what fits a message.
+-- Cuts a value to fit a message.
 CREATE OR REPLACE FUNCTION ratelimit._short(value text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN length(value) > 80 THEN left(value, 80) || '...' ELSE value END
 $$;
 
--- Reads a number of JSON as a float, where PostgreSQL's cast refuses what is nearest to 0.
+-- Reads a number of JSON as a float, also one so near to 0 that PostgreSQL's cast refuses it.
 CREATE OR REPLACE FUNCTION ratelimit._float(number numeric) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN abs(number) > 2.4703282292062327e-324 THEN number::float8 WHEN number IS NOT NULL THEN 0 END
 $$;
 
--- Writes a float as the extension does, below 1e16 in digits.
+-- Writes a float as the extension does, in digits below 1e16.
 CREATE OR REPLACE FUNCTION ratelimit._digits(number double precision) RETURNS text IMMUTABLE LANGUAGE sql
 SET extra_float_digits = 1 AS $$
     SELECT CASE WHEN abs(number) >= 1e15 AND abs(number) < 1e16 THEN number::bigint::text
@@ -115,7 +115,7 @@ BEGIN
 END
 $$;
 
--- Checks the arguments that a call has: what is wrong with them.
+-- Checks the arguments of a call.
 CREATE OR REPLACE FUNCTION ratelimit._check(name text, key text, count double precision DEFAULT 1,
     reserve boolean DEFAULT false, throws boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -138,7 +138,7 @@ BEGIN
 END
 $$;
 
--- For the tables, whose errors would show the row.
+-- A check of the tables whose errors don't show the row.
 CREATE OR REPLACE FUNCTION ratelimit._valid(name text, key text) RETURNS boolean IMMUTABLE STRICT LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._check(name, key);

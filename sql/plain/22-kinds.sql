@@ -1,4 +1,4 @@
--- The kinds: how messages call one, the fields of its config and of its state, and an example's arguments.
+-- The kinds: what messages call one, the fields of its config and its state, and the arguments of an example.
 CREATE OR REPLACE FUNCTION ratelimit._all_kinds() RETURNS TABLE (kind text, called text, fields text[], state text[],
     example text) IMMUTABLE LANGUAGE sql AS $$
     VALUES

@@ -1,7 +1,7 @@
 -- Time, in whole microseconds since 1970.
 
--- What is called at every call is one expression of few nodes: PL/pgSQL prepares each anew in every transaction, which
--- costs more than to compute it.
+-- What every call uses is one small SQL expression: PL/pgSQL prepares expressions again in each transaction, which
+-- costs more than computing them.
 
 CREATE OR REPLACE FUNCTION ratelimit._far_us(at timestamptz) RETURNS bigint STABLE STRICT LANGUAGE plpgsql AS $$
 BEGIN
@@ -15,7 +15,7 @@ CREATE OR REPLACE FUNCTION ratelimit._us(at timestamptz) RETURNS bigint STABLE L
                 THEN round(date_part('epoch', at) * 1e6)::bigint ELSE ratelimit._far_us(at) END
 $$;
 
--- NULL: beyond the times of timestamptz.
+-- NULL where timestamptz has no such time.
 CREATE OR REPLACE FUNCTION ratelimit._far_instant(us bigint) RETURNS timestamptz STABLE STRICT LANGUAGE plpgsql AS $$
 BEGIN
     RETURN CASE WHEN us >= -210866803200000000 AND us <= 9223371331199000000
@@ -29,19 +29,19 @@ CREATE OR REPLACE FUNCTION ratelimit._instant(us bigint) RETURNS timestamptz STA
                 ELSE ratelimit._far_instant(us) END
 $$;
 
--- The instant, or the nearest that timestamptz has.
+-- Converts to the nearest time that timestamptz has.
 CREATE OR REPLACE FUNCTION ratelimit._nearest(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
     SELECT CASE WHEN us >= 0 AND us < 3976214400000000 THEN to_timestamp(us::float8 / 1e6)
                 ELSE ratelimit._far_instant(greatest(least(us, 9223371331199000000), -210866803200000000)) END
 $$;
 
--- Rounds up to a multiple, as far as a bigint goes.
+-- Rounds up to a multiple of a unit, at most to the largest bigint.
 CREATE OR REPLACE FUNCTION ratelimit._ceil(us bigint, unit bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN us < 9223372036853775807 THEN us + ((-us) % unit + unit) % unit
                 WHEN us % unit = 0 THEN us WHEN us IS NOT NULL THEN 9223372036854775807 END
 $$;
 
--- A time in a result. Drivers have none after the year 9999, so a later one is 9999-12-30 UTC, as is infinity.
+-- A time in a result. Drivers have no times after the year 9999, so later ones and infinity are 9999-12-30 UTC.
 CREATE OR REPLACE FUNCTION ratelimit._shown(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
     SELECT CASE WHEN us >= 253402128000000000 THEN timestamptz '9999-12-30 00:00:00+00'
                 ELSE ratelimit._instant(us) END
@@ -57,24 +57,23 @@ CREATE OR REPLACE FUNCTION ratelimit._floor(us bigint, period bigint) RETURNS bi
     SELECT us - ((us % period) + period) % period
 $$;
 
--- Adds a span of 0 or more, as far as a bigint goes.
+-- Adds a span of 0 or more, at most to the largest bigint.
 CREATE OR REPLACE FUNCTION ratelimit._plus(us bigint, span bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN us > 9223372036854775807 - span THEN 9223372036854775807 ELSE us + span END
 $$;
 
--- The span from ts to now, 0 where that is later.
+-- The span from ts to now; 0 if ts is later.
 CREATE OR REPLACE FUNCTION ratelimit._since(ts bigint, now bigint) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN ts >= now THEN 0 WHEN ts >= 0 THEN now - ts
                 ELSE least(now::numeric - ts, 9223372036854775807)::bigint END
 $$;
 
--- The role that calls, as far as a function that runs as its owner can tell.
+-- The role that calls, as far as a SECURITY DEFINER function can see it.
 CREATE OR REPLACE FUNCTION ratelimit._caller() RETURNS name STABLE LANGUAGE sql AS $$
     SELECT coalesce(nullif(current_setting('role'), 'none'), session_user)::name
 $$;
 
--- The limiter's clock, by ratelimit.clock where its owner has set that: any role can set it, since no library
--- declares it.
+-- The clock that the limits' owner has set by ratelimit.clock. Any role can set it, since no library declares it.
 CREATE OR REPLACE FUNCTION ratelimit._set_clock(given text) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT pg_has_role(session_user, current_user, 'MEMBER') THEN
@@ -98,7 +97,7 @@ CREATE OR REPLACE FUNCTION ratelimit._now() RETURNS bigint LANGUAGE sql AS $$
                 ELSE round(date_part('epoch', clock_timestamp()) * 1e6)::bigint END
 $$;
 
--- Where the windows of a key begin that have no start: XXH64 of name, a zero byte and key, as in the extension.
+-- The phase of windows without a start: XXH64 of name, a zero byte and key, as in the extension. See
 -- https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 CREATE OR REPLACE FUNCTION ratelimit._phase(name text, key text) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -154,7 +153,7 @@ CREATE OR REPLACE FUNCTION ratelimit._xor(a numeric, b numeric) RETURNS numeric 
            + ((a % 4294967296)::bigint # (b % 4294967296)::bigint)
 $$;
 
--- Reads an unsigned number, its lowest byte first.
+-- Reads an unsigned number, lowest byte first.
 CREATE OR REPLACE FUNCTION ratelimit._word(bytes bytea, at int, length int) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
     SELECT sum(get_byte(bytes, at + i) * (256::numeric ^ i)) FROM generate_series(0, length - 1) i
 $$;

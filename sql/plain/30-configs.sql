@@ -1,4 +1,4 @@
--- Configs: from JSON to a limit, and from arguments to JSON.
+-- Configs: parsed from JSON, built from arguments.
 
 CREATE OR REPLACE FUNCTION ratelimit._bad_config(problem text, allowed text, kind text DEFAULT NULL,
     calendar boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
@@ -8,7 +8,7 @@ BEGIN
 END
 $$;
 
--- Reads a duration as text; NULLs: it is none.
+-- Reads a duration from text; NULLs if it is none.
 CREATE OR REPLACE FUNCTION ratelimit._duration(given text, OUT months numeric, OUT days numeric, OUT micros numeric)
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -24,7 +24,7 @@ DECLARE
     next_unit int;
     amount numeric;
 BEGIN
-    -- The micro sign as u, in ASCII, since not every database's encoding has it; other bytes above 127 as \nnn.
+    -- Write the micro sign as u, since not every encoding has it; other bytes above 127 become \nnn.
     rest := replace(encode(convert_to(regexp_replace(given, '^[+]', ''), 'UTF8'), 'escape'), E'\\302\\265s', 'us');
     IF rest ~* '^P' THEN
         part := regexp_match(rest, format('^P(?:([0-9]+)Y)?(?:([0-9]+)M)?(?:([0-9]+)W)?(?:([0-9]+)D)?'
@@ -39,7 +39,7 @@ BEGIN
     months := 0; days := 0; micros := 0;
     rest := regexp_replace(rest, space || '+$', '');
     LOOP
-        -- The time of a day comes last, after units that are larger, if any.
+        -- A time of day comes last, after larger units.
         part := regexp_match(rest, '^([0-9]+):([0-9]+):([0-9]+(?:[.,][0-9]{1,9})?)$');
         IF part IS NOT NULL AND unit <= 4 THEN
             micros := part[1]::numeric * 3600000000 + part[2]::numeric * 60000000
@@ -50,7 +50,7 @@ BEGIN
             space));
         next_unit := (SELECT n FROM unnest(units) WITH ORDINALITY u(names, n)
                   WHERE part[2] ~ format('^(%s)$', btrim(names, E' \n')));
-        -- From large units to small ones, and only the last of time has a fraction.
+        -- Units go from large to small; only the last unit of time may have a fraction.
         IF next_unit IS NULL OR next_unit <= unit OR part[1] ~ '[.,]' AND (next_unit <= 4 OR part[3] <> '') THEN
             months := NULL; days := NULL; micros := NULL;
             RETURN;
@@ -71,7 +71,7 @@ BEGIN
 END
 $$;
 
--- Reads the period or the ttl of a config; NULL: it is none.
+-- Reads a period or ttl; NULL if it is none.
 CREATE OR REPLACE FUNCTION ratelimit._period(given jsonb) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     millis numeric;
@@ -87,7 +87,7 @@ BEGIN
 END
 $$;
 
--- Reads the period of a calendar into a limit; every stays NULL: it is none.
+-- Reads a calendar's period into a limit; "every" stays NULL if it is none.
 CREATE OR REPLACE FUNCTION ratelimit._dates(l ratelimit._limit, given jsonb) RETURNS ratelimit._limit
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -106,7 +106,7 @@ BEGIN
 END
 $$;
 
--- Reads the start of a config, as an instant in text; NULL: it is none.
+-- Reads a start; NULL if it is none.
 CREATE OR REPLACE FUNCTION ratelimit._start(given jsonb) RETURNS bigint IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     at timestamptz;
@@ -139,7 +139,7 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 
--- Refuses fields that a kind doesn't have, and an unknown kind.
+-- Refuses fields that the kind doesn't have, and unknown kinds.
 CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind text, fields text[]) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -168,7 +168,7 @@ BEGIN
 END
 $$;
 
--- Reads and checks a config. In the order of its fields, so that of several errors the same one is told.
+-- Parses a config. It checks fields in a fixed order, so that of several errors it reports the same one.
 CREATE OR REPLACE FUNCTION ratelimit._parse(config jsonb) RETURNS ratelimit._limit IMMUTABLE STRICT
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -200,7 +200,7 @@ BEGIN
         given := config -> field;
         CONTINUE WHEN field = '' OR given IS NULL AND field NOT IN ('rate', 'period', 'slots', 'ttl');
         number := CASE WHEN jsonb_typeof(given) = 'number' THEN given::numeric END;
-        -- One that no field has may have too many digits for a float.
+        -- A number that no field allows may have too many digits for a float.
         float := CASE WHEN abs(number) <= 1e300 THEN ratelimit._float(number) END;
         CASE field
             WHEN 'rate' THEN
@@ -261,7 +261,7 @@ BEGIN
 END
 $$;
 
--- What a field may have.
+-- The values that a field allows.
 CREATE OR REPLACE FUNCTION ratelimit._allowed(field text, kind text, is_calendar boolean) RETURNS text
 IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE field
@@ -296,13 +296,13 @@ BEGIN
 END
 $$;
 
--- Writes a float as JSON with every digit, whatever the session's settings.
+-- Writes a float as JSON with every digit, under any setting.
 CREATE OR REPLACE FUNCTION ratelimit._number(number double precision) RETURNS jsonb IMMUTABLE LANGUAGE sql
 SET extra_float_digits = 1 AS $$
     SELECT to_jsonb(number::text::numeric)
 $$;
 
--- Builds the config of a kind from arguments, and checks it.
+-- Builds a config from arguments, and checks it.
 CREATE OR REPLACE FUNCTION ratelimit._build(kind text, rate double precision, period interval,
     capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards int DEFAULT NULL,
     start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, zone text DEFAULT NULL)
@@ -365,7 +365,7 @@ BEGIN
 END
 $$;
 
--- Not parallel safe: to read a start may take a subtransaction.
+-- Not parallel safe: reading a start may need a subtransaction.
 CREATE OR REPLACE FUNCTION ratelimit.rl_fixed_window(rate double precision, period interval,
     capacity double precision DEFAULT NULL, max_reserved double precision DEFAULT NULL, shards integer DEFAULT NULL,
     start timestamptz DEFAULT NULL, first_request boolean DEFAULT NULL, timezone text DEFAULT NULL)
@@ -401,7 +401,7 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_unlimited() RETURNS jsonb IMMUTABLE PARA
     SELECT '{"kind": "unlimited"}'::jsonb
 $$;
 
--- The names of the time zones as the server spells them: its view of them takes 70 ms to read.
+-- The names of time zones as the server spells them. They are kept, since reading pg_timezone_names takes 70 ms.
 DO LANGUAGE plpgsql $do$
 BEGIN
     EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION ratelimit._zones() RETURNS text[] IMMUTABLE LANGUAGE sql AS '

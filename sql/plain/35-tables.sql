@@ -1,4 +1,4 @@
--- A parsed config, as rl_config keeps it: as text, so that the type can change, and the same under any settings.
+-- A parsed config as text, for rl_config: so its type can change. The same under any settings.
 CREATE OR REPLACE FUNCTION ratelimit._written(config jsonb) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql
 SET extra_float_digits = 1 SET datestyle = 'ISO' AS $$
 BEGIN
@@ -6,8 +6,7 @@ BEGIN
 END
 $$;
 
--- The tables, as the extension has them. Nobody but their owner has a right on them, also where default privileges
--- grant some.
+-- The tables, as the extension has them. Only their owner has rights on them, whatever default privileges grant.
 DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
@@ -67,14 +66,14 @@ BEGIN
         END CASE;
         PERFORM ratelimit._close('table', t);
     END LOOP;
-    -- Until version 3, prior had what a fixed window has added, negated: a 0 was -0.
+    -- Before version 3, prior had a fixed window's tokens, negated: -0 for 0.
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
                    AND attname = 'added' AND NOT attisdropped) THEN
         ALTER TABLE ratelimit.rateLimits ADD COLUMN added double precision;
         UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL
         WHERE log IS NULL AND prior > '-Infinity' AND (prior < 0 OR prior::text = '-0');
     END IF;
-    -- Of version 1, which had fewer settings, in place of its own.
+    -- Version 1 allowed fewer settings.
     IF NOT EXISTS (SELECT FROM pg_constraint
                    WHERE conrelid = to_regclass('ratelimit.rl_settings') AND conname = 'rl_settings_values') THEN
         FOR defined IN SELECT conname AS name FROM pg_constraint WHERE conrelid = to_regclass('ratelimit.rl_settings')
@@ -88,7 +87,7 @@ BEGIN
     INSERT INTO ratelimit.rl_version (version) SELECT 3 WHERE NOT EXISTS (
         SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 3);
 
-    -- What another version has parsed is parsed again.
+    -- Parse what another version has parsed.
     BEGIN
         FOR defined IN SELECT c.name, c.config, to_jsonb(c) ->> 'parsed' AS parsed FROM ONLY ratelimit.rl_config c LOOP
             stale := stale OR ratelimit._written(defined.config) IS DISTINCT FROM defined.parsed;

@@ -1,8 +1,8 @@
--- Windows of local dates. Window k begins at the first instant of the date that lies k of them after the first one;
--- dates end with the year 9999, where no window turns.
+-- Windows of local dates. Window k begins at the first instant of the date that is k periods after the first date.
+-- Dates end with the year 9999, and no window begins after it.
 
--- The first instant at which the clock of a zone shows a time, or a later one where it skips that; NULL: after the
--- last instant of which a date can be told.
+-- The first instant at which a zone's clock shows this time, or a later one if it skips it. NULL after the last instant
+-- that has a date.
 CREATE OR REPLACE FUNCTION ratelimit._first_instant(local timestamp, zone text) RETURNS bigint STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -15,7 +15,7 @@ DECLARE
     high bigint;
     middle bigint;
 BEGIN
-    -- By the offsets before and after a change of the clock, if there is one.
+    -- Try the offsets before and after a change of the clock.
     one := utc - (timezone(zone, earlier) - timezone('UTC', earlier));
     other := utc - (timezone(zone, later) - timezone('UTC', later));
     IF one > other THEN SELECT other, one INTO one, other; END IF;
@@ -31,7 +31,7 @@ BEGIN
 END
 $$;
 
--- The nearest instant of which a date can be told.
+-- The nearest instant that has a date.
 CREATE OR REPLACE FUNCTION ratelimit._dated(us bigint) RETURNS timestamptz STABLE LANGUAGE sql AS $$
     SELECT ratelimit._instant(greatest(least(us, 253402207200999999), -210866630400000000))
 $$;
@@ -41,7 +41,7 @@ CREATE OR REPLACE FUNCTION ratelimit._month(day date) RETURNS numeric IMMUTABLE 
     SELECT (extract(year FROM day) + (extract(year FROM day) < 0)::int) * 12 + extract(month FROM day)
 $$;
 
--- The date on which a window begins; NULL: there is none.
+-- The date on which a window begins; NULL if there is none.
 CREATE OR REPLACE FUNCTION ratelimit._date(l ratelimit._limit, w bigint) RETURNS date IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     far CONSTANT numeric := w::numeric * l.every;
@@ -66,7 +66,7 @@ BEGIN
 END
 $$;
 
--- The last window that begins by then.
+-- The last window that has begun.
 CREATE OR REPLACE FUNCTION ratelimit._window(l ratelimit._limit, us bigint) RETURNS bigint STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -80,14 +80,14 @@ BEGIN
     ELSE
         w := floor((day - l.first_date)::numeric / l.every);
     END IF;
-    -- A clock that is set back over midnight shows the date before once more.
+    -- A clock that is set back over midnight shows the date before again.
     IF local::time >= '18:00' AND ratelimit._boundary(l, w + 1) <= us THEN w := w + 1; END IF;
     RETURN w;
 END
 $$;
 
--- The window after the one that began at ts; where that is no boundary, since the config has changed over a row, the
--- first to begin a whole period later.
+-- The window after the one that began at ts. If ts is no boundary, since the config has changed, the first window that
+-- begins a whole period later.
 CREATE OR REPLACE FUNCTION ratelimit._next(l ratelimit._limit, ts bigint) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
 DECLARE
     w bigint := ratelimit._window(l, ts);
@@ -98,7 +98,7 @@ BEGIN
     IF ratelimit._boundary(l, w) = ts THEN RETURN w + 1; END IF;
     local := timezone(l.zone, ratelimit._dated(ts));
     later := local + CASE WHEN l.months THEN make_interval(months => l.every) ELSE make_interval(days => l.every) END;
-    -- The last day of a month may stand for one that the month lacks.
+    -- The last day of a month may stand for a day that the month lacks.
     IF l.months AND date_part('month', local + interval '1 day') <> date_part('month', local) THEN
         later := (date_trunc('month', later) + interval '1 month - 1 day')::date + local::time;
     END IF;
@@ -110,7 +110,7 @@ BEGIN
 END
 $$;
 
--- How many windows have begun after ts and by now, and the start of the last of them.
+-- Counts the windows that began after ts and until now, and finds when the last of them began.
 CREATE OR REPLACE FUNCTION ratelimit._turns(l ratelimit._limit, ts bigint, now bigint, OUT windows bigint,
     OUT begun bigint) STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -123,8 +123,8 @@ BEGIN
     END IF;
     windows := 0;
     begun := ts;
-    -- No window is shorter: a month has 28 days, a clock is changed by less than 3 hours, and of several days a zone
-    -- may skip one.
+    -- No window is shorter: a month has 28 days, clocks change by less than 3 hours, and a zone may skip one of several
+    -- days.
     IF now >= ratelimit._plus(ts, l.every * (CASE WHEN l.months THEN 28 ELSE 1 END) * 86400000000
         - CASE WHEN l.months OR l.every = 1 THEN 10800000000 ELSE 97200000000 END) THEN
         w := ratelimit._window(l, now);
@@ -136,7 +136,7 @@ BEGIN
 END
 $$;
 
--- The start of the window that begins so many turns after ts; NULL: there is none.
+-- When a number of windows after ts begins; NULL if it doesn't.
 CREATE OR REPLACE FUNCTION ratelimit._after(l ratelimit._limit, ts bigint, windows double precision) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,7 +1,7 @@
--- States of every kind, and what is decided on one, as the extension's core does: it says where each formula comes from.
--- Time and state are arguments: l is the limit, s a key's state, now the instant of the decision.
+-- What all kinds have in common. The extension's core has the same algorithms, with the source of each formula. Time
+-- and state are arguments: l is the limit, s the state, now the instant of the decision.
 
--- Whether a state is of the kind of a limit.
+-- Whether a row's state can be of a kind.
 CREATE OR REPLACE FUNCTION ratelimit._fits(kind text, prior double precision, log timestamptz[]) RETURNS boolean
 IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN kind IN ('token bucket', 'fixed window') THEN prior IS NULL AND log IS NULL
@@ -36,7 +36,7 @@ BEGIN
 END
 $$;
 
--- The state in a row; without a row, or with one that was reset or is of another kind, that of an unused limit.
+-- The state in a row; that of an unused limit if there is no row, or it was reset or is of another kind.
 CREATE OR REPLACE FUNCTION ratelimit._state_of(l ratelimit._limit, name text, key text, now bigint,
     value double precision DEFAULT NULL, ts timestamptz DEFAULT NULL, prior double precision DEFAULT NULL,
     log timestamptz[] DEFAULT NULL, added double precision DEFAULT NULL) RETURNS ratelimit._state
@@ -54,7 +54,7 @@ BEGIN
         AND (log IS NULL OR cardinality(log) = 0 OR log[1] > '-infinity' AND log[cardinality(log)] < 'infinity'
              AND (prior IS NULL OR 'infinity' <> ALL (log) AND '-infinity' <> ALL (log))) THEN
         s.value := value; s.ts := ratelimit._us(ts); s.prior := prior; s.log := log; s.added := added;
-        -- The table's owner may have written a log in another order, or NULLs into it.
+        -- The owner may have written a log in another order, or with NULLs.
         IF l.kind = 'sliding log' THEN
             s.log := ARRAY(SELECT e FROM unnest(log) e WHERE e IS NOT NULL ORDER BY e);
         END IF;
@@ -70,8 +70,8 @@ BEGIN
 END
 $$;
 
--- A state too far ahead of the clock comes from a wrong one, and counts as none: beyond an hour, and a whole refill
--- or the windows that the kind looks back on.
+-- Ignores a state too far in the future, which a wrong clock has left: beyond an hour, and beyond a full refill or the
+-- windows that the kind looks back on.
 CREATE OR REPLACE FUNCTION ratelimit._current(l ratelimit._limit, s ratelimit._state, now bigint)
 RETURNS ratelimit._state STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -118,7 +118,7 @@ BEGIN
 END
 $$;
 
--- How full a limit is: what a take of nothing leaves, also where that is denied since there is a debt.
+-- The level: what a take of 0 tokens leaves, also while in debt.
 CREATE OR REPLACE FUNCTION ratelimit._level(l ratelimit._limit, s ratelimit._state, now bigint)
 RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -136,7 +136,7 @@ BEGIN
 END
 $$;
 
--- The instant at which a call is decided: now, or a later one that the state has seen.
+-- When a call is decided: now, or the state's time if that is later.
 CREATE OR REPLACE FUNCTION ratelimit._present(l ratelimit._limit, s ratelimit._state, now bigint) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -153,7 +153,7 @@ BEGIN
 END
 $$;
 
--- Whether every call from now on is answered as without the state.
+-- Whether every later call gets the same answer without the state.
 CREATE OR REPLACE FUNCTION ratelimit._idle(l ratelimit._limit, s ratelimit._state, now bigint, name text, key text)
 RETURNS boolean STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -167,7 +167,7 @@ BEGIN
         RETURN r.tokens >= l.capacity;
     WHEN 'fixed window' THEN
         r := ratelimit._refilled(l, s, now);
-        -- Full, and no more used of its window than that adds.
+        -- Full, and no more used in its window than that adds.
         IF r.tokens < l.capacity OR r.ts = s.ts AND s.added - greatest(s.value, 0) > l.adds THEN
             RETURN false;
         END IF;
@@ -183,7 +183,7 @@ BEGIN
 END
 $$;
 
--- Whether a denied call passes at a later instant.
+-- Whether a denied call passes at a later time.
 CREATE OR REPLACE FUNCTION ratelimit._passes_at(l ratelimit._limit, s ratelimit._state, at bigint,
     count double precision, reserve boolean) RETURNS boolean STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -199,7 +199,7 @@ BEGIN
 END
 $$;
 
--- Lengthens a computed wait where float error made it too short.
+-- Lengthens a wait that float error has made too short.
 CREATE OR REPLACE FUNCTION ratelimit._confirmed(l ratelimit._limit, s ratelimit._state, now bigint, wait bigint,
     count double precision, reserve boolean) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
 BEGIN
@@ -212,14 +212,14 @@ BEGIN
 END
 $$;
 
--- Rounds tokens to a whole number where only float error keeps them from being one.
+-- Rounds tokens to a whole number if only float error keeps them from being one.
 CREATE OR REPLACE FUNCTION ratelimit._rounded(tokens double precision, capacity double precision,
     tolerance double precision) RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN abs(tokens - round(tokens)) <= least(tolerance, 1e-6) AND round(tokens) <= capacity
                 THEN round(tokens) + 0 ELSE tokens END
 $$;
 
--- Nothing is free: a count too small to change so large a float takes its last bit.
+-- Subtracts at least the last bit of a float, so that no count is free.
 CREATE OR REPLACE FUNCTION ratelimit._subtract(available double precision, count double precision)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN available - count < available OR count = 0 THEN available - count

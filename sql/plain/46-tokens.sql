@@ -1,6 +1,6 @@
--- Token buckets and fixed windows, whose states have the tokens left.
+-- Token buckets and fixed windows, whose state is the tokens left.
 
--- Tokens at ts, of which a debt counts as what comes in within ten years at most.
+-- Bounds a debt to what refills in ten years.
 CREATE OR REPLACE FUNCTION ratelimit._bounded(l ratelimit._limit, value double precision, ts bigint)
 RETURNS double precision STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -20,14 +20,14 @@ BEGIN
 END
 $$;
 
--- Of a token bucket and a fixed window: the tokens of a state at its ts.
+-- The tokens of a state at its own time.
 CREATE OR REPLACE FUNCTION ratelimit._stored(l ratelimit._limit, s ratelimit._state) RETURNS double precision
 STABLE LANGUAGE plpgsql AS $$
 DECLARE
     more double precision;
 BEGIN
     IF l.kind = 'fixed window' AND s.added IS NOT NULL THEN
-        -- What this config's window adds beyond what the state's did.
+        -- What this config's window adds beyond what the state's added.
         more := l.adds - s.added;
         s.value := CASE WHEN more >= -greatest(s.value, 0) THEN s.value + more ELSE least(s.value, 0) END;
     END IF;
@@ -35,13 +35,13 @@ BEGIN
 END
 $$;
 
--- What is left of a state when its window turns: a config that has changed counts from the next one.
+-- The tokens left when a window ends; a changed config counts from the next window.
 CREATE OR REPLACE FUNCTION ratelimit._rolls_over(l ratelimit._limit, s ratelimit._state) RETURNS double precision
 STABLE LANGUAGE sql AS $$
     SELECT CASE WHEN l.overage THEN greatest(s.value, 0) ELSE ratelimit._bounded(l, s.value, s.ts) END
 $$;
 
--- When a state will count differently than by what comes in: at the end of the window in which its config has changed.
+-- When refilling alone no longer describes a state: at the end of the window in which its config changed.
 CREATE OR REPLACE FUNCTION ratelimit._recounted_at(l ratelimit._limit, s ratelimit._state, ts bigint) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
 BEGIN
@@ -52,29 +52,28 @@ BEGIN
 END
 $$;
 
--- The tokens at now of so many at ts, without a calendar.
+-- Tokens at now, without a calendar.
 CREATE OR REPLACE FUNCTION ratelimit._tokens_at(l ratelimit._limit, value double precision, ts bigint, now bigint)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
     SELECT least(value + CASE l.kind WHEN 'token bucket' THEN ratelimit._since(ts, now)::float8 * l.rate / l.period
                              ELSE ratelimit._since(ts, now) / l.period * l.rate END, l.capacity)
 $$;
 
--- The time that they count from then.
+-- The time from which they count.
 CREATE OR REPLACE FUNCTION ratelimit._counted_at(l ratelimit._limit, ts bigint, now bigint) RETURNS bigint
 IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE l.kind WHEN 'token bucket' THEN greatest(ts, now)
                        ELSE ts + ratelimit._since(ts, now) / l.period * l.period END
 $$;
 
--- How long so many tokens take to come in, without a calendar. Of windows half the tolerance is left for what comes
--- after: that many do suffice.
+-- How long tokens take to refill, without a calendar. For windows half the tolerance is enough.
 CREATE OR REPLACE FUNCTION ratelimit._span(l ratelimit._limit, tokens double precision) RETURNS double precision
 IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE l.kind WHEN 'token bucket' THEN ceil(tokens * l.period / l.rate)
                        ELSE ceil((tokens - l.tolerance / 2) / l.rate) * l.period END
 $$;
 
--- The tokens at now, and the time that they count from.
+-- The tokens at now, and the time from which they count.
 CREATE OR REPLACE FUNCTION ratelimit._refilled(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
     OUT tokens double precision) STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -96,7 +95,7 @@ BEGIN
         tokens := least(tokens + windows * l.rate, l.capacity);
         RETURN;
     ELSIF l.kind = 'token bucket' AND l.rate < 1e-270 THEN
-        -- What flows in of it can be too little for a float.
+        -- What refills can be too little for a float.
         tokens := least(tokens, l.capacity);
         RETURN;
     END IF;
@@ -104,7 +103,7 @@ BEGIN
 END
 $$;
 
--- When so many tokens will have come in, from ts; NULL: beyond what a time can hold.
+-- When this number of tokens will have refilled, from ts; NULL beyond the times of a bigint.
 CREATE OR REPLACE FUNCTION ratelimit._due(l ratelimit._limit, ts bigint, tokens double precision) RETURNS bigint
 STABLE LANGUAGE plpgsql AS $$
 BEGIN
@@ -118,7 +117,7 @@ BEGIN
 END
 $$;
 
--- Whether no window has begun, so that the next take begins one.
+-- Whether the next take begins a window.
 CREATE OR REPLACE FUNCTION ratelimit._awaits(l ratelimit._limit, tokens double precision) RETURNS boolean
 IMMUTABLE LANGUAGE sql AS $$
     SELECT l.first_request AND tokens >= l.capacity - least(l.tolerance, 1e-6)
@@ -128,7 +127,7 @@ CREATE OR REPLACE FUNCTION ratelimit._reset_at(l ratelimit._limit, ts bigint, to
 RETURNS bigint STABLE LANGUAGE plpgsql AS $$
 BEGIN
     IF l.kind = 'token bucket' THEN
-        -- Full now, also with a clock behind the state.
+        -- Full now, also if the clock is behind the state.
         IF l.capacity - tokens <= l.tolerance THEN RETURN now; END IF;
         RETURN ratelimit._due(l, ts, l.capacity - tokens);
     ELSIF l.first_request AND ratelimit._awaits(l, tokens) THEN
@@ -138,7 +137,7 @@ BEGIN
 END
 $$;
 
--- After which wait the tokens of a call are there; NULL: it does not pass.
+-- The wait for the tokens of a call: 0, or longer if it reserves them; NULL if the call is denied.
 CREATE OR REPLACE FUNCTION ratelimit._passes(l ratelimit._limit, ts bigint, available double precision, now bigint,
     count double precision, reserve boolean) RETURNS bigint STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -151,7 +150,7 @@ BEGIN
 END
 $$;
 
--- After which span a call that is denied can first pass, of a token bucket or a fixed window.
+-- How long until a denied call can pass.
 CREATE OR REPLACE FUNCTION ratelimit._retry(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, reserve boolean, ts bigint, available double precision) RETURNS bigint STABLE
 LANGUAGE plpgsql AS $$
@@ -170,7 +169,7 @@ BEGIN
     at := now;
     IF count - available > most THEN at := ratelimit._due(l, ts, count - available - most); END IF;
     IF reserve AND at IS NOT NULL THEN
-        -- And the reserved tokens come within ten years, from what is there then.
+        -- The reserved tokens must refill within ten years of that time.
         r := ratelimit._refilled(l, s, at);
         at := ratelimit._due(l, r.ts, count - r.tokens) - 315576000000000;
         at := CASE WHEN at IS NOT NULL THEN greatest(at, now,
@@ -181,7 +180,7 @@ BEGIN
 END
 $$;
 
--- Decides a take from a token bucket or a fixed window.
+-- Decides a take.
 CREATE OR REPLACE FUNCTION ratelimit._take_tokens(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, reserve boolean) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -213,8 +212,8 @@ BEGIN
 END
 $$;
 
--- What a fixed window has added, after a change. Within a window what was used stays known, also where it is more
--- than this config adds, while no tokens are left.
+-- What a window has added, after a change. While no tokens are left in it, it goes on recording what was used, even if
+-- that is more than this config adds.
 CREATE OR REPLACE FUNCTION ratelimit._added(l ratelimit._limit, s ratelimit._state, ts bigint,
     value double precision) RETURNS double precision IMMUTABLE LANGUAGE plpgsql AS $$
 BEGIN
@@ -223,7 +222,7 @@ BEGIN
 END
 $$;
 
--- Gives count tokens back, first against a debt, or takes them whatever is there; of a token bucket or fixed window.
+-- Credits tokens, to a debt first; takes them unconditionally if count is negative.
 CREATE OR REPLACE FUNCTION ratelimit._credit(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -249,7 +248,7 @@ BEGIN
         d.value := ratelimit._bounded(l, after.value, after.ts);
     ELSIF l.kind = 'token bucket' OR taken_at IS NULL OR ratelimit._us(taken_at) >= r.ts THEN
         d.value := r.tokens + count;
-        -- First what was used beyond what this config adds, which nothing else records.
+        -- First goes what was used beyond what this config adds, which only this column records.
         IF l.kind = 'fixed window' AND d.ts = s.ts AND d.value > 0 THEN
             over := greatest(s.added - greatest(s.value, 0) - l.adds, 0);
         END IF;

@@ -1,12 +1,12 @@
--- Sliding windows, whose states count the tokens used in a window and in the one before it.
+-- Sliding windows, whose state counts the tokens used in a window and in the one before it.
 
--- What counts of the window before, so long after it; less than a float has is nothing.
+-- What still counts of the window before. Less than a float holds is 0.
 CREATE OR REPLACE FUNCTION ratelimit._fading(prior double precision, passed bigint, period bigint)
 RETURNS double precision IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN abs(prior) < 1e-270 THEN 0 ELSE prior * greatest(1 - greatest(passed, 0)::float8 / period, 0) END
 $$;
 
--- Of a sliding window: its counters, moved on to the window of now, and what is used of it.
+-- Moves the counters on to the window of now, and adds up what is used.
 CREATE OR REPLACE FUNCTION ratelimit._counters(l ratelimit._limit, s ratelimit._state, now bigint, OUT ts bigint,
     OUT value double precision, OUT prior double precision, OUT used double precision) IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -47,7 +47,7 @@ BEGIN
     END IF;
     d.remaining := ratelimit._rounded(greatest(l.rate - c.used, 0), l.rate, l.tolerance);
     IF NOT d.ok AND count <= l.rate + l.tolerance THEN
-        -- Where in a window is what fades small enough beside what doesn't?
+        -- Find when the part that fades is small enough, with the part that doesn't.
         IF c.value + count <= l.rate + l.tolerance AND c.prior > 0 THEN
             fading := c.prior; fixed := c.value; at := c.ts;
         END IF;

@@ -1,6 +1,6 @@
--- Sliding logs, whose states have the time of each token taken.
+-- Sliding logs, whose state is the time of each token taken.
 
--- Of a sliding log: how many entries have left it. A clock behind the newest one stands still.
+-- How many entries have left the log. A clock behind the newest entry counts as its time.
 CREATE OR REPLACE FUNCTION ratelimit._gone(l ratelimit._limit, log timestamptz[], now bigint) RETURNS int STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -35,7 +35,7 @@ BEGIN
         live := live + count::int;
         d.value := live;
     ELSIF NOT d.ok AND count <= l.rate THEN
-        -- So many of the oldest entries must leave.
+        -- This number of the oldest entries must leave.
         nth := s.log[gone + (live + count - l.rate)::int];
         d.wait := ratelimit._plus(ratelimit._us(nth), l.period) - now;
     END IF;

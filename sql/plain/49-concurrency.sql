@@ -1,6 +1,6 @@
--- Concurrency limits, whose states have a pair of an id and an expiry for each slot taken.
+-- Concurrency limits, whose state is a pair for each slot taken: the id of its lease, and when that expires.
 
--- Of a concurrency limit: the leases that have not expired, as pairs of id and expiry.
+-- The pairs that have not expired.
 CREATE OR REPLACE FUNCTION ratelimit._live(log timestamptz[], now bigint) RETURNS timestamptz[] STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -14,12 +14,12 @@ BEGIN
 END
 $$;
 
--- When leases expire, the soonest first.
+-- When leases expire, soonest first.
 CREATE OR REPLACE FUNCTION ratelimit._expiries(live timestamptz[]) RETURNS timestamptz[] IMMUTABLE LANGUAGE sql AS $$
     SELECT coalesce(array_agg(live[i] ORDER BY live[i]), '{}') FROM generate_series(2, cardinality(live), 2) i
 $$;
 
--- Grants a lease of count slots, by this id or the next one that no lease of the state has.
+-- Grants a lease of count slots, with this id or the next unused one.
 CREATE OR REPLACE FUNCTION ratelimit._acquire(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, id bigint) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE

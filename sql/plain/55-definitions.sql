@@ -1,4 +1,4 @@
--- Definitions, and keys that are blocked.
+-- Definitions and blocks.
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_define(name text, config jsonb, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$

@@ -1,10 +1,10 @@
--- Several limits in one call, all or nothing. First a read without locks: if a limit refuses, that is the answer.
--- Otherwise the rows are locked in the order of name and key, so that two such calls never deadlock, and all limits
--- are decided again, at one instant; if one refuses then, the locks are released.
+-- Several limits in one call, all or nothing. A read without locks comes first: if a limit denies, that is the answer.
+-- Then rows are locked in the order of name and key, so that calls don't deadlock, and all limits are decided again at
+-- one instant; if one denies now, the locks are released.
 
 DO LANGUAGE plpgsql $do$
 BEGIN
-    -- The requests for one name and key: ns are their numbers; place is where its row is, if it is locked.
+    -- The requests for one name and key. ns: their numbers; place: the row, if it is locked.
     PERFORM ratelimit._make_type('_group', 'name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
         ns int[], counts double precision[], reserves boolean[],
         place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
@@ -16,14 +16,14 @@ BEGIN
 END
 $do$;
 
--- What a value is in a message, which may be a key.
+-- Describes a value without showing it, since it may be a key.
 CREATE OR REPLACE FUNCTION ratelimit._type_of(given jsonb) RETURNS text IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE jsonb_typeof(given) WHEN 'object' THEN 'an object' WHEN 'null' THEN 'null'
            WHEN 'array' THEN CASE given WHEN '[]' THEN 'an empty array' ELSE 'an array' END
            ELSE 'a ' || jsonb_typeof(given) END
 $$;
 
--- Refuses a request whose fields are not of their types.
+-- Refuses a request with fields of other types.
 CREATE OR REPLACE FUNCTION ratelimit._check_request(request jsonb) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     allowed CONSTANT text := 'an object with "name", and "key", "count", "reserve" or "config"';
@@ -89,7 +89,7 @@ BEGIN
         FOR request, i IN SELECT r, at FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at) ORDER BY at LOOP
             PERFORM ratelimit._check(request ->> 'name', coalesce(request ->> 'key', ''));
         END LOOP;
-        -- Of each request, which of the groups it is for.
+        -- The group of each request.
         places := ARRAY(SELECT place FROM (
             SELECT at, dense_rank() OVER (ORDER BY r ->> 'name' COLLATE "C", coalesce(r ->> 'key', '') COLLATE "C")
             FROM jsonb_array_elements(requests) WITH ORDINALITY e(r, at)) AS ranks(at, place) ORDER BY at);
@@ -142,7 +142,7 @@ BEGIN
 END
 $$;
 
--- Decides takes of a group one after the other, each on the state that those before it left; whether all pass.
+-- Decides a group's takes in turn, each on the state that the one before it left. passes: all of them.
 CREATE OR REPLACE FUNCTION ratelimit._run(l ratelimit._limit, s ratelimit._state, now bigint,
     counts double precision[], reserves boolean[], OUT decisions ratelimit._decision[], OUT after ratelimit._state,
     OUT changed boolean, OUT passes boolean) STABLE LANGUAGE plpgsql AS $$
@@ -165,8 +165,8 @@ BEGIN
 END
 $$;
 
--- Finds the first wait from the soonest on after which the takes of a group pass together, by doubling and halving;
--- NULL: there is none.
+-- Finds the first wait, from the soonest on, after which a group's takes pass together, by doubling and halving; NULL
+-- if there is none.
 CREATE OR REPLACE FUNCTION ratelimit._first_pass(g ratelimit._group, now bigint, soonest bigint) RETURNS bigint STABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -191,7 +191,7 @@ BEGIN
 END
 $$;
 
--- Decides a group at an instant, as if its key were not blocked.
+-- Decides a group at an instant, ignoring blocks.
 CREATE OR REPLACE FUNCTION ratelimit._decide_takes(g ratelimit._group, now bigint) RETURNS ratelimit._group
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -212,7 +212,7 @@ BEGIN
     g.after := r.after;
     g.changed := r.changed;
     IF NOT r.passes THEN
-        -- Takes that exceed even a full limit together never pass.
+        -- Takes that together exceed a full limit never pass.
         IF (ratelimit._run(g.l, ratelimit._state_of(g.l, g.name, g.key, now), now, g.counts, g.reserves)).passes THEN
             SELECT CASE WHEN bool_and(x.wait IS NOT NULL) THEN max(x.wait) END INTO wait
             FROM unnest(g.decisions) x WHERE NOT x.ok;
@@ -262,9 +262,9 @@ BEGIN
 END
 $$;
 
--- Locks the rows of the groups that change, or inserts them, decides again at one instant, and writes; unless a limit
--- refuses now, or one changes now whose row is not locked, as a dry run that denied before: then the groups have it,
--- for the caller, who releases the locks.
+-- Locks or inserts the rows that change, decides again at one instant, and writes. It doesn't write if a limit denies
+-- now, or if a row changes now that isn't locked, as that of a dry run which was denied: the caller sees it in the
+-- groups, and releases the locks.
 CREATE OR REPLACE FUNCTION ratelimit._commit(groups ratelimit._group[]) RETURNS ratelimit._group[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -281,7 +281,7 @@ BEGIN
                 INTO g.place, g.value, g.ts, g.prior, g.log, g.added
                 FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
                 EXIT WHEN FOUND;
-                -- As a row that was reset, which counts as none.
+                -- Like a row that was reset, it counts as no row.
                 INSERT INTO ratelimit.rateLimits (name, key, value, ts)
                 VALUES (g.name, g.key, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
             END LOOP;
@@ -306,7 +306,7 @@ BEGIN
 END
 $$;
 
--- The rows of the answer; taken: whether the states are those after the takes.
+-- The rows of the answer. taken: whether states are those after the takes.
 CREATE OR REPLACE FUNCTION ratelimit._outcomes(groups ratelimit._group[], ok boolean, taken boolean, throws boolean)
 RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -331,7 +331,7 @@ BEGIN
         FOR i IN 1..cardinality(g.decisions) LOOP
             d := g.decisions[i];
             IF throws AND NOT ok THEN
-                -- Of those that refuse, the one to wait for longest; the one that never passes before all others.
+                -- Of the limits that deny, the error names one that never passes, or else the longest wait.
                 rank := concat((NOT d.ok AND d.enforced)::int, lpad(coalesce(
                     CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END,
                     9223372036854775807)::text, 20, '0'),
@@ -356,7 +356,7 @@ BEGIN
 END
 $$;
 
--- Logs what each limit by itself denies, in the order of the requests.
+-- Logs each limit's own denial, in the order of the requests.
 CREATE OR REPLACE FUNCTION ratelimit._log_denials(groups ratelimit._group[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     d record;

@@ -1,6 +1,6 @@
 -- Leases of concurrency limits: name/key/id, percent-encoded.
 
--- Percent-encodes all but visible ASCII and blanks, and these characters.
+-- Percent-encodes all but visible ASCII, blanks included, and the given characters.
 CREATE OR REPLACE FUNCTION ratelimit._encoded(given text, but text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
     SELECT coalesce(string_agg(CASE WHEN byte BETWEEN 32 AND 126 AND position(chr(byte) IN but) = 0 THEN chr(byte)
                                ELSE '%' || upper(lpad(to_hex(byte), 2, '0')) END, '' ORDER BY i), '')
@@ -8,7 +8,7 @@ CREATE OR REPLACE FUNCTION ratelimit._encoded(given text, but text) RETURNS text
          LATERAL (SELECT get_byte(bytes, i)) b (byte)
 $$;
 
--- NULL: it is not encoded so.
+-- NULL if it isn't encoded that way.
 CREATE OR REPLACE FUNCTION ratelimit._decoded(given text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
     bytes bytea := bytea '';
@@ -41,18 +41,18 @@ BEGIN
     r := ratelimit._answer(d);
     ok := r.ok; retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
     IF d.changed THEN
-        -- The last pair is the lease that was given.
+        -- The last pair is the new lease.
         lease := ratelimit._lease(name, key, ratelimit._us(d.log[cardinality(d.log) - 1])::text);
         expires_at := ratelimit._shown(ratelimit._us(d.log[cardinality(d.log)]));
     END IF;
 END
 $$;
 
--- Extends or releases a lease; NULL where it has expired or was released, otherwise when it expires.
+-- Extends or releases a lease. Returns when it expires, NULL if it had expired or was released.
 CREATE OR REPLACE FUNCTION ratelimit._change_lease(function text, lease text, config jsonb) RETURNS timestamptz
 LANGUAGE plpgsql AS $$
 DECLARE
-    -- No lease is longer: it would take long to read.
+    -- A longer text is no lease, and would take long to read.
     parts text[] := CASE WHEN octet_length(lease) <= 4000 THEN string_to_array(lease, '/') END;
     lease_name CONSTANT text := ratelimit._decoded(parts[1]);
     lease_key CONSTANT text := ratelimit._decoded(parts[2]);
@@ -74,7 +74,7 @@ BEGIN
     IF l.kind <> 'concurrency' THEN PERFORM ratelimit._wrong_kind(function, l.kind); END IF;
     PERFORM ratelimit._writable(function);
     id := ratelimit._nearest(parts[3]::bigint);
-    -- A plain read first: what is not there needs no lock.
+    -- A plain read first: a missing lease needs no lock.
     FOR reads IN 1..2 LOOP
         IF reads = 1 THEN
             SELECT r.value, r.ts, r.prior, r.log INTO stored FROM ONLY ratelimit.rateLimits r
@@ -92,7 +92,7 @@ BEGIN
             IF s.log[i] <> id THEN
                 rest := rest || s.log[i:i + 1];
             ELSE
-                -- Not sooner than before, where the clock stepped back or the ttl was shortened.
+                -- Not sooner than before: the clock may have stepped back, or the ttl have become shorter.
                 ends := greatest(s.log[i + 1], ratelimit._nearest(ratelimit._plus(now, l.period)));
                 IF function = 'rl_extend' THEN rest := rest || ARRAY[id, ends]; END IF;
             END IF;

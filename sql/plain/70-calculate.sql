@@ -1,4 +1,4 @@
--- The algorithm alone, and states as JSON.
+-- rl_calculate, and states as JSON.
 
 CREATE OR REPLACE FUNCTION ratelimit._millis(us bigint) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
     SELECT trim_scale(us::numeric / 1000)
@@ -18,7 +18,7 @@ CREATE OR REPLACE FUNCTION ratelimit._state_json(s ratelimit._state, kind text) 
            WHEN kind = 'sliding window' THEN jsonb_build_object('prior', ratelimit._number(s.prior)) ELSE '{}' END
 $$;
 
--- Reads times in epoch milliseconds; NULL: one of them is none.
+-- Reads times in epoch milliseconds; NULL if one of them is none.
 CREATE OR REPLACE FUNCTION ratelimit._times(given jsonb) RETURNS timestamptz[] IMMUTABLE LANGUAGE sql AS $$
     SELECT CASE WHEN bool_and(us IS NOT NULL) IS NOT FALSE
                 THEN coalesce(array_agg(ratelimit._nearest(us) ORDER BY n), '{}') END
@@ -105,7 +105,7 @@ BEGIN
     IF reserve IS NULL THEN PERFORM ratelimit._null('reserve'); END IF;
     l := ratelimit._parse(config);
     PERFORM ratelimit._check_count(l.kind, count);
-    -- A fixed window without a start of its own begins at the time given.
+    -- A fixed window without a start begins at the given time.
     IF state IS NULL THEN s := ratelimit._initial(l, now, now); ELSE s := ratelimit._read_state(l, state); END IF;
     d := ratelimit._decide(l, s, now, count, reserve);
     ok := d.ok;
@@ -118,7 +118,7 @@ BEGIN
 END
 $$;
 
--- Not parallel safe, as rl_fixed_window. In SQL, since PL/pgSQL takes no argument and result of one name.
+-- Not parallel safe, like rl_fixed_window. In SQL, since in PL/pgSQL no argument and result share a name.
 CREATE OR REPLACE FUNCTION ratelimit.rl_calculate(config jsonb, state jsonb, at timestamptz,
     count double precision DEFAULT 1, reserve boolean DEFAULT false, OUT ok boolean, OUT retry_after double precision,
     OUT retry_at timestamptz, OUT remaining double precision, OUT state jsonb)

@@ -1,4 +1,4 @@
--- What there is, and what can go.
+-- rl_status and rl_prune.
 
 CREATE OR REPLACE FUNCTION ratelimit._status(of_name text, of_key text)
 RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
@@ -56,7 +56,7 @@ RETURNS TABLE (name text, key text, kind text, remaining double precision, capac
     SELECT * FROM ratelimit._status($1, $2)
 $$;
 
--- Whether a row can be deleted. One of an undefined name, or of an exempt key, has no limit.
+-- Whether a row can be deleted. A row of an undefined name or an exempt key has no limit.
 CREATE OR REPLACE FUNCTION ratelimit._prunable(seen ratelimit.rateLimits, span bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -74,8 +74,8 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END
 $$;
 
--- Deletes blocks that are over, then idle rows that nobody holds, from a random key on and around. They are found
--- first, without a lock: whatever is deleted is locked from then on, and the whole table may be read before.
+-- Deletes expired blocks, then idle rows that no transaction has locked, beginning at a random key. It finds them
+-- first, without locks: it may read the whole table, and what it deletes stays locked.
 CREATE OR REPLACE FUNCTION ratelimit.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -92,7 +92,7 @@ BEGIN
     IF undefined_idle < interval '0' THEN
         PERFORM ratelimit._bad('undefined_idle', 'negative', 'an interval of 0 or more, or NULL');
     END IF;
-    -- A month counts as 30 days, as PostgreSQL compares intervals.
+    -- A month is 30 days, as in PostgreSQL's comparisons of intervals.
     span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
              + extract(day FROM undefined_idle)) * 86400000000
             + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
@@ -120,7 +120,7 @@ BEGIN
             EXIT WHEN deleted >= max_rows;
             SELECT r.* INTO seen FROM ONLY ratelimit.rateLimits r WHERE r.name = names[i] AND r.key = keys[i];
             CONTINUE WHEN NOT FOUND OR NOT ratelimit._prunable(seen, span);
-            -- Unless it has changed since, or somebody has it.
+            -- Unless it has changed since, or is locked.
             DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = seen.name AND r.key = seen.key
                 AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
                 WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
@@ -129,7 +129,7 @@ BEGIN
                 FOR UPDATE SKIP LOCKED);
             IF FOUND THEN deleted := deleted + 1; END IF;
         END LOOP;
-        -- 0 says that there are none: where all that were found have changed since, others may be idle.
+        -- 0 means that no row is idle. If all that were found have changed since, others may be idle.
         EXIT WHEN deleted > 0 OR cardinality(keys) < max_rows;
     END LOOP;
     RETURN deleted;

@@ -1,4 +1,4 @@
--- What only the extension has, in the form of its calls, so that each fails with 0A000 and says what this file has.
+-- Functions that only the extension has, with its signatures: each fails with 0A000, and says what this file has.
 DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
@@ -6,17 +6,17 @@ DECLARE
     old regprocedure;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    -- Of version 1, in another form.
+    -- Version 1 had them with other signatures.
     FOR old IN SELECT p.oid::regprocedure FROM pg_proc p
         WHERE p.pronamespace = to_regnamespace('"ratelimit"') AND (p.proname = 'rl_distribute' AND p.pronargs = 0
             OR p.proname = 'rl_replay' AND p.prokind = 'f' AND p.proargtypes[0] = 'jsonb'::regtype
             OR p.prorettype = 'bigint'::regtype AND (p.proname = 'rl_memory' AND p.pronargs = 0
                 OR p.proname = 'rl_top_denied' AND NOT p.proretset)) LOOP
-        -- What takes its place is new, and not restored.
+        -- Their successors are new, not restored.
         UPDATE ONLY ratelimit.rl_made SET oid = NULL, acl = NULL WHERE oid = old;
         EXECUTE format('DROP FUNCTION %s', old);
     END LOOP;
-    -- A function of columns returns a row of them; one that counts returns a number.
+    -- Those with columns return a row of them, those that count a number.
     FOR f IN SELECT * FROM (VALUES
         ('rl_stats', '', 'TABLE (%s)', 'name text, allowed bigint, denied bigint, denied_in_dry_run bigint, '
             'tokens double precision, since timestamptz', 'counts no calls'),

@@ -1,6 +1,6 @@
 -- HTTP headers for the result of a call.
 
--- A number of at most 15 digits.
+-- A whole number of at most 15 digits.
 CREATE OR REPLACE FUNCTION ratelimit._whole(number double precision) RETURNS text IMMUTABLE LANGUAGE sql AS $$
     SELECT trunc(least(greatest(number, 0), 999999999999999))::numeric::text
 $$;
@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION ratelimit._seconds(us numeric) RETURNS text IMMUTABLE
     SELECT CASE WHEN us IS NOT NULL THEN least(greatest(ceil(us / 1000000), 0), 999999999999999)::text END
 $$;
 
--- The rate of a limit as whole tokens, and the whole seconds that they are for, which a month and a slot have not.
+-- The rate as whole tokens, and the whole seconds that they are for; without seconds for months and slots.
 CREATE OR REPLACE FUNCTION ratelimit._policy(l ratelimit._limit, OUT quota text, OUT secs text) IMMUTABLE
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -30,8 +30,8 @@ BEGIN
 END
 $$;
 
--- From now until more tokens are there, in microseconds: to the reset, or the retry of a denial; without a whole token,
--- until there is one. NULL: unknown.
+-- Microseconds until there are more tokens: until the reset, or the retry of a denial; below one token, until there is
+-- one. NULL if unknown.
 CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait numeric,
     now numeric) RETURNS numeric STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -39,13 +39,13 @@ DECLARE
     until CONSTANT numeric := CASE WHEN reset IS NOT NULL THEN least(wait, reset) END;
     needs_one CONSTANT boolean := result.remaining < 1 AND result.capacity > 1;
 BEGIN
-    -- What was taken comes back at several times, or not with the next window.
+    -- Tokens come back at several times, or not with the next window.
     IF l.kind IN ('sliding window', 'sliding log', 'concurrency')
         OR l.kind = 'fixed window' AND needs_one AND NOT l.overage AND result.remaining + l.rate < 1 THEN
         RETURN wait;
     END IF;
     IF l.kind <> 'token bucket' OR NOT needs_one THEN RETURN until; END IF;
-    -- At the rate at which it is full by the reset, to a whole millisecond.
+    -- By the rate that fills it by the reset, to a whole millisecond.
     RETURN CASE WHEN until IS NOT NULL THEN least(until, round((reset::float8
         * ((1 - result.remaining) / (result.capacity - result.remaining)) / 1e3)::numeric) * 1000) END;
 END

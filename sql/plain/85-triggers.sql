@@ -12,8 +12,8 @@ BEGIN
 END
 $$;
 
--- Finds the column of an option: the expressions that read it as text and as a number. Without a cast that its
--- type's owner may have made, since they run as the owner of the limits.
+-- Finds an option's column, and expressions that read it as text and as a number. They use no cast that the type's
+-- owner may have made, since they run as the limits' owner.
 CREATE OR REPLACE FUNCTION ratelimit._column(argument text, relation oid, statement boolean, OUT option text,
     OUT name text, OUT as_text text, OUT as_number text) STABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -100,7 +100,7 @@ BEGIN
     END IF;
     PERFORM ratelimit._check(TG_ARGV[0], '');
     FOR i IN 1..TG_NARGS - 1 LOOP
-        -- OLD has what was computed, as the rows of a statement have.
+        -- OLD has generated columns, as a statement's rows have.
         c := ratelimit._column(TG_ARGV[i], TG_RELID, statement OR TG_OP = 'DELETE');
         place := CASE c.option WHEN 'key' THEN 1 ELSE 2 END;
         IF columns[place] IS NOT NULL THEN
@@ -113,8 +113,8 @@ BEGIN
     query := format('SELECT %s, %s FROM %s', reads[1], reads[2],
         CASE WHEN statement THEN format('%I r', transition) ELSE '(SELECT ($1).*) r' END);
     IF statement THEN
-        -- In byte order of the keys, so that no two statements lock them in opposite orders. Of a key with a count
-        -- that is not allowed, that one.
+        -- Sorted by the bytes of keys, so that statements lock keys in the same order. A count out of range stands for
+        -- the key's total, and is refused.
         FOR k, n IN EXECUTE format('SELECT k COLLATE "C", CASE WHEN bool_or(n IS NULL) THEN NULL ELSE coalesce(max(n) '
             'FILTER (WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END FROM (%s) AS counts (k, n) GROUP BY 1 '
             'ORDER BY 1 NULLS FIRST', query)

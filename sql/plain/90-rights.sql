@@ -1,6 +1,6 @@
--- Gives the functions their rights, in one statement: until then a new function runs as its caller, who has no right
--- on the tables. Nobody but the owner may call it then, also where default privileges grant that; what needs no
--- rights, anybody. What was granted since an earlier run stays.
+-- Gives the functions their rights, in one statement: until then new functions run as their caller, who has no rights
+-- on the tables. Only the owner may call them, whatever default privileges grant, and PUBLIC those that need no rights.
+-- Grants made since an earlier run stay.
 DO LANGUAGE plpgsql $do$
 DECLARE
     path text := pg_catalog.current_setting('search_path');
@@ -25,7 +25,7 @@ DECLARE
         'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
         'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
-    -- What only errors, definitions and log lines need: there a path of their own costs no call anything.
+    -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
     seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_state|build|called|check_fields|check_support|dates|denied|'
         'duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|policy|raise|set_clock|'
         'short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
@@ -49,7 +49,7 @@ BEGIN
                      WHEN f.short ~ '^rl_' THEN 'only in the extension ratelimit' ELSE 'rate limiter, internal' END));
         END IF;
         IF entry ? f.short OR f.is_open OR f.short ~ '^rl_' THEN
-            -- Rows are found by their keys, also while statistics say that the tables are small.
+            -- Find rows by key, even if statistics say that the tables are small.
             EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp%s', f.function,
                 CASE WHEN entry ? f.short THEN ' SET enable_seqscan = off' ELSE '' END);
         END IF;
@@ -57,14 +57,14 @@ BEGIN
             EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f.function);
         END IF;
         IF f.short = 'rl_trigger' THEN
-            -- What the text of a key can depend on.
+            -- Settings on which the text of a key can depend.
             EXECUTE format('ALTER FUNCTION %s SET datestyle = ''ISO, MDY'' SET intervalstyle = postgres '
                 'SET timezone = ''GMT'' SET bytea_output = hex SET extra_float_digits = 1 SET lc_monetary = ''C'' '
                 'SET quote_all_identifiers = off', f.function);
         END IF;
     END LOOP;
     PERFORM ratelimit._say_taken(taken);
-    -- What the next run compares with.
+    -- The next run compares with this.
     UPDATE ONLY ratelimit.rl_made AS m SET server = ratelimit._server(), oid = o.object, acl = o.grants
     FROM ONLY ratelimit.rl_made AS same CROSS JOIN LATERAL ratelimit._object(same.kind, same.name) o
     WHERE same.kind = m.kind AND same.name = m.name

@@ -1,8 +1,8 @@
--- From the extension to ratelimit.sql, which must be beside this script, in the same schema: limits, overrides,
--- state, leases, blocks, grants, settings, and what names the functions. As the owner of the extension and the schema:
+-- Moves from the extension to ratelimit.sql, in the same folder as this script, and to the same schema: limits,
+-- overrides, state, leases, blocks, grants, settings, and what names the functions. Run it as the owner of both:
 --     psql -1 -v ON_ERROR_STOP=1 -f ratelimit-from-extension.sql
--- The rows of a limit with shards are added up. Limits in memory with "save" come into the table; others that are in
--- memory begin with all their tokens. Calls of the extension that wait meanwhile end with an error.
+-- It adds up the rows of shards. Limits in memory move to the table: with "save" as they are, others full. Calls of the
+-- extension that wait for the move fail.
 \ir move.sql
 
 CREATE TEMP TABLE rl_kept_config (name text, key text, config jsonb) ON COMMIT DROP;
@@ -12,8 +12,8 @@ CREATE TEMP TABLE rl_kept_state (
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
 
--- Lets the extension save limits that are in memory, by their change into the table. What calls take from them until
--- this commits is lost; what can't be saved is not.
+-- Moves limits with "save" from memory into the table, as a change of their store does. Calls on them until this
+-- commits are lost. Fails if keys can't be saved.
 CREATE FUNCTION pg_temp.rl_leave_memory(home text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     forgotten text;
@@ -35,10 +35,10 @@ BEGIN
 END
 $$;
 
--- Reads what the extension has.
+-- Copies what the extension has.
 CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    -- The table of version 1.0.0 has no such column.
+    -- Version 1.0.0 has no such column.
     added CONSTANT text := CASE WHEN EXISTS (SELECT FROM pg_attribute WHERE attname = 'added' AND NOT attisdropped
         AND attrelid = (home || '.ratelimits')::regclass) THEN 'added' ELSE 'NULL::float8' END;
 BEGIN
@@ -50,8 +50,8 @@ BEGIN
         WHERE shard = 0 AND value <> 'Infinity'
           AND NOT EXISTS (SELECT FROM ONLY %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
         UNION ALL
-        -- The total, as the extension adds it up; of a limit whose config came with the calls nobody knows it, and less
-        -- rather than more is there.
+        -- The total of shards, as the extension adds it up. Without a definition, since calls passed the config, it is
+        -- the plain sum, which may be too low.
         SELECT k.name, k.key, coalesce((s.state ->> 'value')::float8, k.value),
                coalesce(timestamptz 'epoch' + (s.state ->> 'ts')::float8 * interval '1 millisecond', k.ts),
                coalesce((s.state ->> 'prior')::float8, k.prior), NULL, k.added
@@ -114,7 +114,7 @@ BEGIN
     PERFORM pg_temp.rl_keep(home);
     PERFORM pg_temp.rl_rewrite(off => true);
     DROP EXTENSION ratelimit;
-    -- The file belongs to the schema's owner, which the tables' owner becomes.
+    -- The file belongs to the schema's owner: make that the owner of the tables.
     IF owner <> current_user::regrole THEN
         EXECUTE format('ALTER SCHEMA %s OWNER TO %s', home, owner::regrole);
         GRANT ALL ON rl_kept_config, rl_kept_block, rl_kept_state, rl_kept_setting, rl_grant, rl_plan TO PUBLIC;

@@ -1,5 +1,5 @@
--- What both scripts of a move begin with: the checks, the locks, and what names the functions: triggers, policies,
--- views, defaults, checks, functions. The move fails as a whole, with a list, where one of these can't be moved.
+-- Common to both moves: checks, locks, and all that names the functions: triggers, policies, views, defaults, checks,
+-- functions. If one of these can't be moved, the move fails as a whole, with a list.
 SET LOCAL rl_move.home = 'ratelimit'; -- the schema
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL check_function_bodies = off;
@@ -27,7 +27,7 @@ CREATE TEMP TABLE rl_plan (
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_grant (object text, grantee oid, privilege text, with_option boolean) ON COMMIT DROP;
 
--- What the file has made, by its record. Other objects in the schema are their owner's.
+-- The objects that the file has recorded. Others in the schema are their owner's.
 CREATE FUNCTION pg_temp.rl_made(home text) RETURNS TABLE (kind text, objid oid, name text) LANGUAGE plpgsql AS $$
 DECLARE
     version CONSTANT int := 3;
@@ -54,7 +54,7 @@ BEGIN
 END
 $$;
 
--- Every object of the limiter: of the extension, or what the file has made.
+-- Every object of the limiter: the extension's, or those that the file has made.
 CREATE FUNCTION pg_temp.rl_list_members(extension oid, of_file text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     TRUNCATE rl_member;
@@ -68,7 +68,7 @@ BEGIN
                name !~ '^(rl_[a-z]|ratelimits$)' OR name IN ('rl_version', 'rl_settings', 'rl_made')
         FROM pg_temp.rl_made(of_file) WHERE kind <> 'schema';
     END IF;
-    -- What belongs to these: row types and their tables, arrays, keys, defaults.
+    -- Their row types and tables, arrays, keys and defaults.
     INSERT INTO rl_member
     SELECT 'pg_type'::regclass, t.oid, m.internal FROM rl_member m JOIN pg_type t ON t.typrelid = m.objid
     WHERE m.classid = 'pg_class'::regclass
@@ -97,23 +97,23 @@ BEGIN
 END
 $$;
 
--- What a table is locked by. A view by a change of nothing: LOCK TABLE would lock what it reads.
+-- Locks a table; a view by an ALTER that changes nothing, since LOCK TABLE would lock the tables that it reads.
 CREATE FUNCTION pg_temp.rl_lock_of(relation oid) RETURNS text LANGUAGE sql AS $$
     SELECT CASE WHEN relkind IN ('r', 'p') THEN format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', oid::regclass)
                 WHEN relkind = 'v' THEN format('ALTER VIEW %s OWNER TO %s', oid::regclass, relowner::regrole) END
     FROM pg_class WHERE oid = relation
 $$;
 
--- The comment of what is dropped and made again.
+-- The comment of an object that is dropped and created again.
 CREATE FUNCTION pg_temp.rl_comment_of(class regclass, object oid, what text) RETURNS text LANGUAGE sql AS $$
     SELECT coalesce((SELECT format('; COMMENT ON %s IS %L', what, description) FROM pg_description
                      WHERE classoid = class AND objoid = object AND objsubid = 0), '')
 $$;
 
--- A trigger that does nothing, for as long as the limiter's is not there.
+-- Stands in for the limiter's trigger function during the move.
 CREATE FUNCTION pg_temp.rl_nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 
--- off: takes the limiter's names out of a trigger; again: puts them back, on the table and for each partition.
+-- off: takes the limiter's names out of a trigger. again: restores them, on the table and its partitions.
 CREATE FUNCTION pg_temp.rl_plan_trigger(of_trigger oid, OUT off text, OUT again text) LANGUAGE sql AS $$
     WITH RECURSIVE family AS (
         SELECT oid, tgrelid, tgname, tgenabled FROM pg_trigger WHERE oid = of_trigger
@@ -157,7 +157,7 @@ CREATE FUNCTION pg_temp.rl_plan_function(of_function oid, OUT off text, OUT agai
                       JOIN rl_member m ON m.classid = 'pg_type'::regclass AND m.objid = a.type)
 $$;
 
--- A check. Made again it runs on every row: only where that changes nothing.
+-- A check. Created again, it runs on every row: only if that changes nothing.
 CREATE FUNCTION pg_temp.rl_plan_check(of_check oid, is_volatile boolean, OUT off text, OUT again text)
 LANGUAGE sql AS $$
     SELECT format('ALTER %s DROP CONSTRAINT %I', owned.what, k.conname),
@@ -171,7 +171,7 @@ LANGUAGE sql AS $$
     WHERE k.oid = of_check AND k.contype = 'c' AND k.coninhcount = 0 AND NOT is_volatile
 $$;
 
--- What names the limiter's functions, types or tables. The texts hold the names as they are now.
+-- What names the limiter's functions, types or tables. The statements have the names as they are now.
 CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
     TRUNCATE rl_plan;
     INSERT INTO rl_plan
@@ -251,9 +251,9 @@ CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
       AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,added,config,until,parsed}')
 $$;
 
--- Locks all that names the limiter, and its tables in the order in which calls lock them. What takes too long is
--- given up, and all locks with it, before any session has waited for so long that it looks for a deadlock. Then all is
--- tried again, in another order: one that the transactions of the application keep, too, if there is one.
+-- Locks all that names the limiter, and its tables in the order in which calls lock them. It gives all locks up before
+-- a session has waited long enough to look for a deadlock, and tries again in another order: the application's
+-- transactions may lock in any.
 CREATE FUNCTION pg_temp.rl_lock(tables text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     home text := quote_ident(current_setting('rl_move.home'));
@@ -301,7 +301,7 @@ BEGIN
 END
 $$;
 
--- Keeps what is granted on the functions and tables, by name.
+-- Lists the grants on functions and tables, by name.
 CREATE FUNCTION pg_temp.rl_list_grants() RETURNS void LANGUAGE sql AS $$
     INSERT INTO rl_grant
     SELECT format('FUNCTION %s', p.oid::regprocedure), a.grantee, a.privilege_type, a.is_grantable
@@ -321,7 +321,7 @@ CREATE FUNCTION pg_temp.rl_list_grants() RETURNS void LANGUAGE sql AS $$
     WHERE NOT m.internal AND c.relkind = 'r' AND a.grantee <> c.relowner
 $$;
 
--- Grants it again, where both have the function, and takes from PUBLIC what was taken from it.
+-- Grants them again, on functions that both have, and revokes from PUBLIC what was revoked before.
 CREATE FUNCTION pg_temp.rl_grant_again() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     item record;
@@ -355,8 +355,8 @@ BEGIN
 END
 $$;
 
--- Takes the limiter's names out of everything, or puts them back. Objects are replaced in place, so that their owners,
--- grants, comments and what depends on them stay.
+-- Takes the limiter's names out of everything, or restores them. Objects are replaced in place, which keeps owners,
+-- grants, comments and dependents.
 CREATE FUNCTION pg_temp.rl_rewrite(off boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     item rl_plan;
@@ -377,7 +377,7 @@ BEGIN
 END
 $$;
 
--- Lets sessions compile anew the functions in PL/pgSQL that have variables of the limiter's types, which were replaced.
+-- Makes sessions recompile PL/pgSQL functions with variables of the limiter's types, which were replaced.
 CREATE FUNCTION pg_temp.rl_recompile() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     item record;

@@ -1,17 +1,17 @@
--- From ratelimit.sql to the extension, in the same schema: limits, overrides, state, leases, blocks, grants, settings,
--- and what names the functions. As the owner of the limits, who must be allowed to create the extension:
+-- Moves from ratelimit.sql to the extension, in the same schema: limits, overrides, state, leases, blocks, grants,
+-- settings, and what names the functions. Run it as the owner of the limits, with the right to create the extension:
 --     psql -1 -v ON_ERROR_STOP=1 -f ratelimit-to-extension.sql
--- Calls wait meanwhile. Those that had begun before end on what the file has made, which stays for them, in the schema
--- itself (names that begin with _) and in "ratelimit_moved". Run the script once more, later, to drop that.
+-- Calls wait for it. Those that had begun still need what the file has made: that stays, as names that begin with _ and
+-- in "ratelimit_moved", until the script runs a second time, later.
 \ir move.sql
 
--- What ALTER DATABASE sets for the extension. Only the database's owner may.
+-- Sets the extension's settings by ALTER DATABASE, which only the database's owner may use.
 CREATE FUNCTION pg_temp.rl_settings_to_database(home text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     item record;
     statement text;
 BEGIN
-    -- Loads the library, which knows the settings.
+    -- Load the library, which declares the settings.
     EXECUTE format('SELECT count(*) FROM (SELECT %s.rl_unlimited()) AS loaded', home);
     FOR item IN EXECUTE format('SELECT name, value FROM ONLY %s.rl_settings', home) LOOP
         statement := format('ALTER DATABASE %I SET ratelimit.%s = %L', current_database(), item.name, item.value);
@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 
--- Drops what the file has made and the extension has not.
+-- Drops what the file has made.
 CREATE FUNCTION pg_temp.rl_drop_old(extension oid, home text, aside text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     messages text := current_setting('client_min_messages');
@@ -35,7 +35,7 @@ BEGIN
     PERFORM pg_temp.rl_list_plan();
     DELETE FROM rl_plan WHERE object LIKE '% of table ' || home || '.rl_config'; -- that column of the extension's
     PERFORM pg_temp.rl_refuse();
-    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks}'); -- until the calls of the file are over
+    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks}'); -- until the file's calls have ended
     SET LOCAL client_min_messages = warning;
     EXECUTE format('ALTER TABLE %s.rl_config DROP COLUMN IF EXISTS parsed', home);
     FOR kind, names IN
@@ -92,8 +92,8 @@ BEGIN
     PERFORM pg_temp.rl_list_grants();
     PERFORM pg_temp.rl_rewrite(off => true);
 
-    -- Only what has the extension's names makes room. Calls that wait for the tables look them up by name when they go
-    -- on: they find the extension's, and all else where it was.
+    -- Move aside only what has the extension's names. Waiting calls look tables up by name again: they find the
+    -- extension's, and all other objects where they were.
     EXECUTE format('CREATE SCHEMA %s AUTHORIZATION %s', aside, owner);
     EXECUTE format('COMMENT ON SCHEMA %s IS %L', aside,
                    'rate limiter: what ratelimit.sql had made, until no call uses it');
@@ -110,7 +110,7 @@ BEGIN
     EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT name, key, config FROM ONLY %s.rl_config',
                    home, aside);
     GET DIAGNOSTICS definitions = ROW_COUNT;
-    -- Calls that wait read this column.
+    -- Waiting calls read this column.
     FOR item IN
         SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS type, pg_get_expr(d.adbin, d.adrelid) AS expression
         FROM pg_attribute a JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
