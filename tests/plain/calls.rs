@@ -1,16 +1,16 @@
-//! Random calls, which mean the same to the extension and to the SQL file: on a few limits of every kind, so that most
-//! calls meet what those before them left.
+//! Random calls that mean the same to the extension and to the SQL file. They use a few limits of every kind, so most
+//! find the state of earlier calls.
 
 use fastrand::Rng;
 
-/// A statement, and the limits that it may touch: all, if it names none.
+/// A statement, and the names of the limits that it may use; none for all limits.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub sql: String,
     pub names: Vec<String>,
 }
 
-/// A role that may call some of the functions, and define nothing.
+/// A role that may call some of the functions, but not rl_define.
 pub const CALLER: &str = "plain_caller";
 
 const NAMES: usize = 24;
@@ -31,7 +31,7 @@ fn one<T: Copy>(random: &mut Rng, among: &[T]) -> T {
     random.choice(among).copied().unwrap()
 }
 
-/// A literal, whatever standard_conforming_strings is.
+/// A literal, under any standard_conforming_strings.
 pub fn quoted(text: &str) -> String {
     let escape = if text.contains('\\') { "E" } else { "" };
     format!("{escape}'{}'", text.replace('\'', "''").replace('\\', "\\\\"))
@@ -42,18 +42,18 @@ pub struct Calls {
     random: Rng,
     /// Microseconds since the epoch.
     clock: i64,
-    /// Leases that were asked for, and are in the table `held` if they were given.
-    leases: u32,
+    /// The number of leases requested; the table `leases` has those that were granted.
+    requested: u32,
     in_transaction: bool,
 }
 
 impl Calls {
     pub fn new(seed: u64) -> Calls {
         let random = Rng::with_seed(seed);
-        Calls { random, clock: 1_800_000_000_000_000, leases: 0, in_transaction: false }
+        Calls { random, clock: 1_800_000_000_000_000, requested: 0, in_transaction: false }
     }
 
-    /// What comes before all calls.
+    /// The calls that define the limits.
     pub fn setup(&mut self) -> Vec<Call> {
         let mut calls = vec![self.set_clock()];
         for n in 0..NAMES {
@@ -64,7 +64,7 @@ impl Calls {
         calls
     }
 
-    /// What ends the transaction of the calls before it.
+    /// Ends the transaction.
     pub fn end(&mut self) -> Call {
         self.in_transaction = false;
         Call { sql: one(&mut self.random, &["COMMIT", "ROLLBACK"]).into(), names: vec![] }
@@ -79,8 +79,8 @@ impl Calls {
         Call { sql, names: vec![] }
     }
 
-    /// Mostly on by a little; now and then far, or back.
-    fn turn_clock(&mut self) -> Call {
+    /// Moves the clock: mostly a little forward, sometimes far or back.
+    fn move_clock(&mut self) -> Call {
         let random = &mut self.random;
         const SECOND: i64 = 1_000_000;
         self.clock += match random.u8(..100) {
@@ -108,9 +108,9 @@ impl Calls {
     /// Returns a random call.
     pub fn call(&mut self) -> Call {
         if self.random.u8(..4) == 0 {
-            return self.turn_clock();
+            return self.move_clock();
         }
-        // Short ones, since all that follows an error in it fails.
+        // Short transactions: after an error in one all calls fail.
         if self.in_transaction && self.random.u8(..4) == 0 {
             return Call { sql: self.transaction(), names: vec![] };
         }
@@ -173,7 +173,7 @@ impl Calls {
         }
     }
 
-    /// An optional config, or what follows the arguments.
+    /// Further arguments, some with a config.
     fn options(&mut self, n: usize) -> String {
         let mut options = String::new();
         let random = &mut self.random;
@@ -251,26 +251,26 @@ impl Calls {
         format!("SELECT * FROM {function}({}{throws})", quoted(&list))
     }
 
-    /// On leases by number, as their ids are random.
+    /// Calls for leases, by number, since their ids are random.
     fn lease(&mut self, n: usize, name: &str, key: &str) -> String {
         let name = if self.random.u8(..8) > 0 { &quoted(&self::name(n / 6 * 6 + 4)) } else { name };
-        let lease = self.leases.saturating_sub(self.random.u32(..12));
+        let lease = self.requested.saturating_sub(self.random.u32(..12));
         let lease = match self.random.u8(..25) {
             0 => one(&mut self.random, &["'x'", "NULL", "''", "'AAAA'"]).into(),
-            _ => format!("(SELECT lease FROM held WHERE n = {lease})"),
+            _ => format!("(SELECT lease FROM leases WHERE n = {lease})"),
         };
         match self.random.u8(..6) {
             0 => format!("SELECT rl_extend({lease})"),
             1 | 2 => format!("SELECT rl_release({lease})"),
             _ => {
-                self.leases += 1;
+                self.requested += 1;
                 let count = if self.random.u8(..3) == 0 { &self.count() } else { "1" };
                 let options = if self.random.u8(..8) == 0 { ", throws => true" } else { "" };
                 format!(
                     "WITH given AS MATERIALIZED (SELECT * FROM rl_acquire({name}, {key}, {count}{options})),
-                     noted AS (INSERT INTO held SELECT {}, lease FROM given WHERE lease IS NOT NULL)
+                     noted AS (INSERT INTO leases SELECT {}, lease FROM given WHERE lease IS NOT NULL)
                      SELECT ok, lease IS NOT NULL, expires_at, retry_after, retry_at, remaining, capacity FROM given",
-                    self.leases
+                    self.requested
                 )
             }
         }
@@ -281,7 +281,7 @@ impl Calls {
         match random.u8(..12) {
             0 => format!("SELECT rl_undefine({name}, {key})"),
             1 => format!("SELECT rl_define({name}, 'null')"),
-            // A limit that is defined again keeps its kind, mostly, so that its state goes on.
+            // Mostly keeps the kind, and thus the state.
             2..8 => {
                 let config = config(random, Some(n));
                 format!("SELECT rl_define({name}, {})", quoted(&config))
@@ -322,7 +322,7 @@ impl Calls {
         }
     }
 
-    /// Reads states; of a lease without its id.
+    /// Reads states, without the ids of leases.
     fn look(&mut self, n: usize, name: &str, key: &str) -> String {
         let random = &mut self.random;
         let config = match random.u8(..4) {
@@ -358,7 +358,7 @@ impl Calls {
         format!("SELECT * FROM rl_credit({name}, {key}, {count}{taken})")
     }
 
-    /// A call on a state that is made up, at any time.
+    /// A call on an invented state, at any time.
     fn calculate(&mut self, n: usize) -> String {
         let config = config(&mut self.random, Some(n));
         let count = self.count();
@@ -488,7 +488,7 @@ impl Calls {
         }
     }
 
-    /// Rows that the owner changes, and calls by triggers.
+    /// Rows changed by the owner, and calls by triggers.
     fn rows(&mut self, name: &str, key: &str) -> String {
         let random = &mut self.random;
         match random.u8(..10) {
@@ -517,7 +517,7 @@ impl Calls {
                 one(random, &["0", "2.5", "-1", "NULL", "1e20"])
             ),
             8 => {
-                // Keys whose text depends on settings.
+                // The text of these keys depends on settings.
                 let column = one(random, &["at", "day", "span", "ratio", "bytes", "cash"]);
                 format!(
                     "INSERT INTO by_value_{column} VALUES (timestamptz '2027-03-04 05:06:07.891+00',
@@ -580,7 +580,7 @@ fn period(random: &mut Rng) -> String {
     one(random, &periods).into()
 }
 
-/// A config that is taken; of the kind that a limit's number stands for, or of any.
+/// A valid config, of the kind of limit `n`, or of any kind.
 pub fn good_config(random: &mut Rng, n: Option<usize>) -> String {
     let (rate, period) = (rate(random), period(random));
     let kind = n.map_or_else(|| random.usize(..6), |n| n % 6);
@@ -591,7 +591,7 @@ pub fn good_config(random: &mut Rng, n: Option<usize>) -> String {
             format!(r#""kind": "sliding log", "rate": {}, "period": {period}"#, random.u32(1..12))
         }
         4 => {
-            // Times beyond 30,000 years have less than a microsecond of a float's precision.
+            // In 30,000 years a float is no longer exact to a microsecond.
             let ttl = if period == "1e15" { "1000" } else { &period };
             format!(r#""kind": "concurrency", "slots": {}, "ttl": {ttl}"#, random.u32(1..6))
         }
@@ -625,8 +625,8 @@ fn extras(random: &mut Rng) -> &'static str {
 }
 
 fn fixed_window(random: &mut Rng, rate: &str, period: &str) -> String {
-    // A window of 31,000 years began before the first instant of a timestamptz, where not every zone has a date;
-    // and of long ago the extension tells states in floats, which have no digits left for microseconds.
+    // A window of 31,000 years began before the first timestamptz, where not every zone has a date; and the
+    // extension's floats have no digits for microseconds so long ago.
     let period = if period == "1e15" { "1e12" } else { period };
     let mut fields = format!(r#""kind": "fixed window", "rate": {rate}"#);
     match random.u8(..8) {
@@ -661,7 +661,7 @@ fn fixed_window(random: &mut Rng, rate: &str, period: &str) -> String {
     format!("{{{fields}{}}}", extras(random))
 }
 
-/// What a fault puts into a config.
+/// The values that a fault puts into a config.
 const VALUES: [&str; 35] = [
     "0",
     "-0.0",
@@ -719,7 +719,7 @@ const FIELDS: [&str; 17] = [
     "applyUpdates",
 ];
 
-/// A config; now and then one with a fault. None says where else than in the table a limit is.
+/// A config, sometimes with a fault; never for a limit in memory or with shards.
 fn config(random: &mut Rng, n: Option<usize>) -> String {
     let mut text = good_config(random, n);
     if random.u8(..8) > 0 {

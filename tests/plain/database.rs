@@ -1,5 +1,5 @@
-//! A database of a test's own with the SQL file in it, loaded by the role that owns it and is no superuser. In place of
-//! tests/server/database.rs, so that the extension's own tests run on the file.
+//! A test's own database with the SQL file, loaded by its owner, who is no superuser. It takes the place of
+//! tests/server/database.rs, so the extension's tests run on the file.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,29 +7,29 @@ use postgres::{Client, Config, NoTls};
 
 use crate::settings;
 
-/// The tests share the server's connections, so they take turns.
+/// Held by the test that uses the server, since tests share its connections.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Owns the databases and what is in them.
+/// Owns the databases and the file's objects.
 pub const OWNER: &str = "plain_owner";
 
-/// A fresh database with the file in it; dropped when this is.
+/// A fresh database with the file, dropped with this value.
 pub struct Database {
     name: &'static str,
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Database {
-    /// How many a storm has.
+    /// The sessions of a storm.
     pub const SESSIONS: usize = 32;
-    /// Where limits may be.
+    /// The stores of limits.
     pub const STORES: [&str; 1] = ["table"];
 
     pub fn new(name: &'static str) -> Database {
         Database::under(name, &[])
     }
 
-    /// One with settings of its own, under which the file is loaded, too.
+    /// One with settings, under which the file is loaded, too.
     pub fn under(name: &'static str, settings: &[(&str, &str)]) -> Database {
         let turn = turn();
         let mut database = Database::empty(name);
@@ -42,19 +42,19 @@ impl Database {
         database
     }
 
-    /// One of several of a test, which takes no turn.
-    pub fn beside(name: &'static str) -> Database {
+    /// A test's second database: it doesn't wait for other tests.
+    pub fn second(name: &'static str) -> Database {
         let database = Database::empty(name);
         database.connect_as(OWNER).batch_execute(&file()).unwrap();
         database
     }
 
-    /// Such a one without the file.
+    /// A second one, without the file.
     pub fn empty(name: &'static str) -> Database {
         Database::made(name, "")
     }
 
-    /// One without the file in another encoding.
+    /// One in another encoding, without the file.
     pub fn in_encoding(name: &'static str, encoding: &str) -> Database {
         Database::made(
             name,
@@ -64,7 +64,7 @@ impl Database {
 
     fn made(name: &'static str, options: &str) -> Database {
         let mut server = connect_as("postgres", "postgres");
-        // Of tests that run beside each other, one creates it.
+        // Another test may have created the role meanwhile.
         let role = format!(
             "DO $$ BEGIN CREATE ROLE {OWNER} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
         );
@@ -77,12 +77,12 @@ impl Database {
         Database { name, _turn: None }
     }
 
-    /// How much of so many calls a storm makes: with twice the sessions, and calls that take longer, a quarter.
+    /// The number of calls of a storm: a quarter, since it has twice the sessions, and calls take longer.
     pub const fn part(all: usize) -> usize {
         all.div_ceil(4)
     }
 
-    /// The SQL that defines limits, each in one row.
+    /// Removes shards from SQL that defines limits.
     pub fn limits(sql: &str) -> String {
         let mut parts = sql.split("shards => ");
         let mut one = parts.next().unwrap().to_owned();
@@ -93,7 +93,7 @@ impl Database {
         one
     }
 
-    /// Connects as a superuser, who may set deadlock_timeout.
+    /// Connects as a superuser, which setting deadlock_timeout requires.
     pub fn connect(&self) -> Client {
         self.connect_as("postgres")
     }
@@ -106,7 +106,7 @@ impl Database {
         self.name
     }
 
-    /// Whether a call above READ COMMITTED may fail to be serialized.
+    /// Whether a call above READ COMMITTED may fail with 40001.
     pub fn may_conflict(_: &mut Client) -> bool {
         true
     }
@@ -126,7 +126,7 @@ pub fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The file as `make plain` left it.
+/// The file that `make plain` has made.
 pub fn file() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/ratelimit.sql");
     std::fs::read_to_string(path).expect("make plain has built dist/ratelimit.sql")

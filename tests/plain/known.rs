@@ -1,8 +1,8 @@
-//! Where the SQL file may answer otherwise than the extension, and why. Nothing else may differ.
+//! Where the SQL file's answers may differ from the extension's, and why. All others are the same.
 
-/// A difference between two answers, which have all of their error, or their rows, as text.
+/// A difference between two answers: rows, or an error in full, as text.
 pub struct Known {
-    /// What both answers contain: the extension's, and the file's.
+    /// Text in the extension's answer, and in the file's.
     pub extension: &'static str,
     pub file: &'static str,
     pub why: &'static str,
@@ -17,13 +17,12 @@ pub const KNOWN: &[Known] = &[
     Known {
         extension: "is 1e+",
         file: "is 1000000000000000",
-        why: "a builder's number that is out of range is told in all its digits, as it is in jsonb",
+        why: "a builder's number that is out of range is shown with all its digits, as jsonb has it",
     },
     Known { extension: "is 1e-300", file: "is 0.00000000000000000000", why: "as above" },
 ];
 
-/// An error or a notice with what is alike made the same: the extension writes seconds with as many digits as a float
-/// has, which are more than it knows of a wait of thousands of years.
+/// Rounds the seconds of a very long wait in an error: the extension writes all digits of a float, more than are exact.
 pub fn alike(text: String) -> String {
     const BEFORE: &str = "Try again in ";
     let Some((before, rest)) = text.split_once(BEFORE) else { return text };

@@ -1,12 +1,13 @@
-//! What tools say of the SQL file: plpgsql_check, which is behind `supabase db lint`; and that it is ASCII, so that it
-//! loads into a database, and from a client, of any encoding.
+//! Lints of the SQL file: plpgsql_check, which `supabase db lint` runs; short lines and functions; ASCII, so that it
+//! loads in any encoding.
 
 use std::process::Command;
 
 use crate::database::{self, Database};
+use crate::rights::statements;
 
-/// Every remark, but that PL/pgSQL returns several values of composite types, which is meant, and that two functions,
-/// which no role but the owner may call, execute parts of the file's own text.
+/// All remarks but two kinds: several OUT values of composite types are meant, and two functions that only the owner
+/// may call execute parts of the file's own text.
 const REMARKS: &str = "
     SELECT format('%s: %s %s %s %s', c.functionid::regprocedure, c.level, c.sqlstate, c.message, c.detail)
     FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang AND l.lanname = 'plpgsql',
@@ -30,8 +31,8 @@ fn plpgsql_check_has_no_remarks() {
     assert!(remarks.is_empty(), "{}", remarks.join("\n"));
 }
 
-/// What Supabase's advisor calls "function search path mutable": every function that has none of its own. All that
-/// others may call have one.
+/// Supabase's advisor calls functions without a search_path "function search path mutable". All functions that others
+/// may call have one.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn what_others_may_call_has_a_search_path() {
@@ -53,13 +54,27 @@ fn what_others_may_call_has_a_search_path() {
 }
 
 #[test]
+fn its_lines_and_functions_are_short() {
+    let text = database::file();
+    let lines: Vec<&str> = text.lines().collect();
+    let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
+    println!("{} bytes, {} lines of at most {longest} characters", text.len(), lines.len());
+    assert!(longest <= 120, "a line of {longest} characters");
+    for statement in statements() {
+        let lines = statement.lines().count();
+        let first = statement.lines().find(|line| !line.starts_with("--")).unwrap_or_default();
+        assert!(lines <= 100 || !first.contains("FUNCTION"), "{lines} lines: {first}");
+    }
+}
+
+#[test]
 fn the_file_is_ascii() {
     for (n, line) in database::file().lines().enumerate() {
         assert!(line.is_ascii(), "line {}: {line}", n + 1);
     }
 }
 
-/// In databases of encodings that lack what others have, as the micro sign, and from a client that says it is LATIN1.
+/// Some of these encodings have no micro sign; one client is LATIN1.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn it_loads_and_answers_in_every_encoding() {

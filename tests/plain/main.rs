@@ -1,10 +1,10 @@
-//! Tests of the SQL file, dist/ratelimit.sql, on the server that RATELIMIT_TEST_SERVER names: `make test ONLY=plain`.
+//! Tests of the SQL file, dist/ratelimit.sql, on the server RATELIMIT_TEST_SERVER: `make test ONLY=plain`.
 //!
-//! `leases`, `load` and `rl_calculate` are the extension's own, on databases with the file instead; tests/plain/run
-//! leaves out those of them that tests/plain/server lists. `beside` compares both editions.
+//! `leases`, `load` and `rl_calculate` are the extension's tests, on databases with the file; tests/plain/run skips
+//! those that tests/plain/server lists. `compare` compares both editions.
 
-mod beside;
 mod calls;
+mod compare;
 mod contract;
 mod database;
 mod known;

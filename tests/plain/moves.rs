@@ -1,5 +1,5 @@
-//! Moves from dist/ratelimit.sql to the extension and back, by their scripts: what is carried, what is refused, and
-//! what calls see meanwhile. `make plain` makes the three files.
+//! Moves from dist/ratelimit.sql to the extension and back, by their scripts: what they carry and refuse, and what calls
+//! see during a move. `make plain` makes the three files.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -25,7 +25,7 @@ fn file(name: &str) -> PathBuf {
     file
 }
 
-/// Runs a script in one transaction; returns whether it succeeded, and what it said.
+/// Runs a script in one transaction; returns its messages.
 fn run(database: &str, name: &str) -> Result<String, String> {
     run_as("postgres", database, name)
 }
@@ -47,7 +47,7 @@ const FILE: &str = "ratelimit.sql";
 const UP: &str = "ratelimit-to-extension.sql";
 const BACK: &str = "ratelimit-from-extension.sql";
 
-/// A database with the file in it, and a session for which nothing refills.
+/// A database with the file, and a session whose clock stands still.
 fn with_file(name: &'static str) -> (Database, Client) {
     let database = Database::empty(name);
     run(name, FILE).unwrap();
@@ -71,14 +71,14 @@ fn text(client: &mut Client, query: &str) -> String {
     rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
 }
 
-/// What sessions have taken and what they met while they ran.
+/// What sessions have taken, and their errors.
 #[derive(Default)]
 struct Notes {
     /// Committed tokens by name and key.
     taken: Mutex<BTreeMap<(String, String), f64>>,
     errors: Mutex<BTreeMap<String, u64>>,
     calls: AtomicU64,
-    held: AtomicI64,
+    slots: AtomicI64,
     most: AtomicI64,
     done: AtomicBool,
 }
@@ -88,7 +88,7 @@ impl Notes {
         *self.taken.lock().unwrap().entry((name.into(), key.into())).or_default() += count;
     }
 
-    /// Counts a call; of one that failed, the error.
+    /// Counts a call, and its error.
     fn call<T>(&self, answer: Result<T, Error>) -> Option<T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         match answer {
@@ -116,7 +116,7 @@ impl Notes {
         );
     }
 
-    /// Waits until the sessions have made so many more calls.
+    /// Waits for this number of further calls.
     fn wait_for(&self, calls: u64) {
         let before = self.calls.load(Ordering::SeqCst);
         while self.calls.load(Ordering::SeqCst) < before + calls {
@@ -125,8 +125,8 @@ impl Notes {
     }
 }
 
-/// Calls until told to end: by statements that are prepared once, prepared each time, in PL/pgSQL, by triggers, in a
-/// view, several limits at once, and leases.
+/// Calls until all are done: by statements prepared once or each time, in PL/pgSQL, by triggers, in a view, several
+/// limits at once, and leases.
 fn call(database: &Database, notes: &Notes, seed: u64) {
     let mut client = session(database);
     let mut random = Rng::with_seed(seed);
@@ -149,7 +149,7 @@ fn call(database: &Database, notes: &Notes, seed: u64) {
                 continue;
             }
             5 => {
-                hold(&mut client, notes);
+                take_slot(&mut client, notes);
                 continue;
             }
             _ => client.query_one(limit, &[&name, &key, &count]),
@@ -177,7 +177,7 @@ fn both(client: &mut Client, notes: &Notes, key: &str, count: f64) {
     }
 }
 
-/// Writes rows that triggers limit, on a table and on one with partitions, in a transaction.
+/// Writes rows with triggers, in a table and in a partitioned one, in a transaction.
 fn write(client: &mut Client, notes: &Notes, key: &str, commit: bool) {
     let end = if commit { "COMMIT" } else { "ROLLBACK" };
     let write = format!(
@@ -192,14 +192,14 @@ fn write(client: &mut Client, notes: &Notes, key: &str, commit: bool) {
     }
 }
 
-/// Holds a slot for a moment; gives it back however often that fails.
-fn hold(client: &mut Client, notes: &Notes) {
+/// Takes a slot for a moment; releases it, again if that fails.
+fn take_slot(client: &mut Client, notes: &Notes) {
     let acquired = client.query_opt("SELECT lease FROM rl_acquire('slots') WHERE ok", &[]);
     let Some(Some(row)) = notes.call(acquired) else { return };
-    notes.most.fetch_max(notes.held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+    notes.most.fetch_max(notes.slots.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
     let lease: String = row.get(0);
     client.batch_execute("SELECT pg_sleep(0.001)").unwrap();
-    notes.held.fetch_sub(1, Ordering::SeqCst);
+    notes.slots.fetch_sub(1, Ordering::SeqCst);
     loop {
         if let Some(row) = notes.call(client.query_one("SELECT rl_release($1)", &[&lease])) {
             assert!(row.get::<_, bool>(0), "the lease was lost");
@@ -229,8 +229,8 @@ const LIMITS: &str = "
         RETURN answer.ok;
     END $$";
 
-/// Every token is accounted for, however often the limits move. On the way up no call fails; on the way back those
-/// that wait in the extension do, one a session at most.
+/// No token is lost or given twice. On the way up no call fails; on the way back those that wait in the extension do,
+/// one a session at most.
 #[test]
 #[ignore = "needs a server: make test"]
 fn calls_go_on_while_limits_move_up_and_back() {
@@ -269,7 +269,7 @@ fn calls_go_on_while_limits_move_up_and_back() {
     }
 }
 
-/// What names the limiter in every way that moves, and what it answers.
+/// Objects that name the limiter, of every kind that moves.
 const NAMING: &str = "
     SET search_path = public, ratelimit; GRANT USAGE ON SCHEMA ratelimit TO mover;
     GRANT EXECUTE ON FUNCTION rl_limit, rl_check TO mover; GRANT SELECT ON rateLimits TO mover;
@@ -316,13 +316,13 @@ const NAMING: &str = "
     COMMENT ON CONSTRAINT kind ON plans IS 'a check';
     INSERT INTO plans VALUES ('free')";
 
-/// What must be the same before and after.
+/// Queries with the same answer before and after.
 const SAME: &[&str] = &[
     "SELECT (rl_check(name, 'k')).* FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT name, (rl_check(name, 'new')).* FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT rl_state(name, 'k') FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT (rl_check('rows', key)).* FROM unnest('{boss,bad,gone}'::text[]) AS key",
-    "SELECT * FROM rl_config ORDER BY name, key", // without what is internal: see same()
+    "SELECT * FROM rl_config ORDER BY name, key", // without internal columns: see same()
     "SELECT * FROM rl_blocks ORDER BY name",
     "SELECT rl_extend(lease) FROM leases",
     "SELECT tgname, tgrelid::regclass, pg_get_triggerdef(oid), tgenabled, obj_description(oid, 'pg_trigger')
@@ -363,13 +363,13 @@ fn what_names_the_functions_works_after_a_move() {
         for (now, then) in same(&mut client).lines().zip(before.lines()) {
             assert_eq!(now, then, "{script}");
         }
-        // Each takes one of 9 that are left, or of those of the partition whose trigger is on.
+        // Two triggers take from the 9; that of the other partition is off.
         let take = "BEGIN; INSERT INTO messages VALUES ('w', 1); INSERT INTO parted VALUES ('w', 1), ('w', 2)";
         client.batch_execute(take).unwrap();
         let left = client.query_one("SELECT left_of('w')", &[]).unwrap();
         assert_eq!(left.get::<_, f64>(0), 7.0);
         client.batch_execute("ROLLBACK").unwrap();
-        // The settings came along.
+        // Settings move, too.
         let style = "SELECT rl_limit('rows', 'k', 100, throws => true)";
         let mut fresh = database.connect();
         fresh.batch_execute("SET search_path = ratelimit").unwrap();
@@ -386,10 +386,10 @@ fn what_names_the_functions_works_after_a_move() {
     client.batch_execute("DROP OWNED BY mover; DROP ROLE mover").unwrap();
 }
 
-/// Of the extension's settings, only superusers may set the log of denials.
+/// Only superusers may set the extension's log_denials.
 #[test]
 #[ignore = "needs a server: make test"]
-fn a_setting_that_the_mover_may_not_set_is_told() {
+fn a_setting_that_the_mover_may_not_set_is_reported() {
     let database = Database::empty("moves_setting");
     let mut client = database.connect();
     client
@@ -413,7 +413,7 @@ fn a_setting_that_the_mover_may_not_set_is_told() {
     assert!(!said.contains("error_style"), "{said}");
 }
 
-/// What a move can't carry, and how it is named.
+/// Objects that a move can't carry, and their names in the error.
 const REFUSED: [(&str, &str); 9] = [
     ("CREATE TABLE t (answer rl_result)", "column answer of table public.t"),
     (
@@ -476,7 +476,7 @@ fn a_move_that_can_not_carry_all_changes_nothing() {
     }
 }
 
-/// Where the extension can't be created, all is as it was.
+/// If the extension can't be created, nothing changes.
 #[test]
 #[ignore = "needs a server: make test"]
 fn without_the_extension_a_move_changes_nothing() {
@@ -515,7 +515,7 @@ fn without_the_extension_a_move_changes_nothing() {
     postgres.batch_execute("DROP OWNED BY poor_mover; DROP ROLE poor_mover").unwrap();
 }
 
-/// What only the extension has: shards add up, and limits in memory come into the table where they are saved.
+/// Shards are added up, and limits in memory that are saved move to the table.
 #[test]
 #[ignore = "needs a server: make test"]
 fn shards_and_limits_in_memory_come_back_as_rows() {
@@ -552,7 +552,7 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
     assert!(!kinds.contains('t'), "{kinds}");
 }
 
-/// Version 1 is refused until the newer file has run; and what the owner has in the schema stays there.
+/// Version 1 is refused until the newer file has run; the owner's own objects stay in the schema.
 #[test]
 #[ignore = "needs a server: make test"]
 fn a_move_takes_what_the_present_file_has_made() {
@@ -574,7 +574,7 @@ fn a_move_takes_what_the_present_file_has_made() {
     run("move_made", FILE).unwrap();
     let mine = "SELECT count(*)::text FROM pg_proc WHERE pronamespace = 'ratelimit'::regnamespace
                 AND proname IN ('rl_mine', '_mine', 'rl_work') AND (SELECT note FROM ratelimit._notes) = 'note'";
-    // Twice up, the second time to drop what the file had made.
+    // The second run drops what the file had made.
     for way in [UP, UP, BACK, FILE] {
         run("move_made", way).unwrap_or_else(|error| panic!("{way}: {error}"));
         assert_eq!(text(&mut client, mine), "(3)\n", "{way}");

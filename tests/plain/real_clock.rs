@@ -1,11 +1,11 @@
-//! The SQL file under the server's own clock, by which it may take another way than under one that is set: every answer
-//! and every state must be what `rl_calculate` says for an instant between the call's begin and its end.
+//! The SQL file under the server's clock: every answer and state is what `rl_calculate` returns for an instant during
+//! the call. The file's usual case could differ from that under a set clock.
 
 use ratelimit_tests::seed;
 
 use crate::database::Database;
 
-/// Calls random limits; returns what is wrong. The instant of a token bucket's take is in its state.
+/// Calls random limits; returns what is wrong. A token bucket's state has the instant of its take.
 const CALLS: &str = r#"
 CREATE FUNCTION public.calls(seed float8, calls int) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE
@@ -79,7 +79,7 @@ fn under_the_servers_clock_every_answer_is_one_of_an_instant_of_the_call() {
     let mut client = database.connect();
     client.batch_execute(CALLS).unwrap();
     for n in 0..60 {
-        // A transaction each, in which a row is written again and again.
+        // One transaction writes the same rows many times.
         let part = f64::from((seed * 61 + n) % 1000) / 1000.0;
         let wrong = client.query("SELECT calls($1, 100)", &[&part]).unwrap();
         assert!(wrong.is_empty(), "{}", wrong[0].get::<_, String>(0));

@@ -1,5 +1,5 @@
-//! Who may do what in a database with the SQL file: nobody but its owner, whatever the default privileges say, while
-//! it is loaded and afterwards; and what a caller or a stranger puts in the way changes nothing.
+//! Privileges in a database with the SQL file: only its owner has any, during loading and afterwards, whatever default
+//! privileges grant; and objects of callers or other roles change nothing.
 
 use std::process::{Command, Stdio};
 
@@ -8,10 +8,10 @@ use postgres::{Client, Error};
 
 use crate::database::{self, Database, OWNER};
 
-/// Supabase's, by other names.
+/// Supabase's roles, by other names.
 pub const ROLES: [&str; 2] = ["plain_anon", "plain_authenticated"];
 
-/// Makes the roles, and gives them by default all that `OWNER` creates, as Supabase does.
+/// Creates the roles, and grants them by default everything that `OWNER` creates, as Supabase does.
 pub fn open_to_all(database: &Database) {
     let mut client = database.connect();
     for role in ROLES {
@@ -57,8 +57,8 @@ pub fn statements() -> Vec<String> {
     found
 }
 
-/// What others than the owner may do with what reads or writes: functions that run as the owner, tables, types and the
-/// schema. What only computes is everybody's.
+/// Grants to others than the owner on what reads or writes: functions that run as the owner, tables and the schema.
+/// Every role may call what only computes.
 const OPEN: &str = "
     SELECT format('%s: %s to %s', object, privilege_type,
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
@@ -72,7 +72,7 @@ const OPEN: &str = "
           SELECT 'the schema', n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = 'ratelimit'
          ) AS o (object, owner, acl), aclexplode(acl) WHERE grantee <> owner";
 
-/// What is open, in words; and whether a stranger with USAGE of the schema gets anything done.
+/// Fails if something is open, or if a stranger with USAGE on the schema can do anything.
 fn assert_closed(database: &Database, stranger: &mut Client, after: &str) {
     let mut client = database.connect();
     let open: Vec<String> = client.query(OPEN, &[]).unwrap().iter().map(|row| row.get(0)).collect();
@@ -118,7 +118,7 @@ pub fn load(database: &Database) -> Result<(), Error> {
     database.connect_as(OWNER).batch_execute(&database::file())
 }
 
-/// A limit that works for the owner.
+/// Fails if a limit doesn't work for the owner.
 fn assert_works(database: &Database) {
     let mut client = database.connect_as(OWNER);
     client
@@ -132,7 +132,7 @@ fn assert_works(database: &Database) {
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
-fn nobody_but_the_owner_may_call_after_any_statement() {
+fn only_the_owner_may_call_after_any_statement() {
     let _turn = database::turn();
     let database = Database::empty("plain_rights");
     open_to_all(&database);
@@ -145,7 +145,7 @@ fn nobody_but_the_owner_may_call_after_any_statement() {
         assert_closed(&database, &mut stranger, &statement);
     }
     assert_works(&database);
-    // Once more, now that everything is there and grants were made in between.
+    // Again, over everything and with a grant.
     let grant = format!("GRANT EXECUTE ON FUNCTION ratelimit.rl_limit TO {}", ROLES[1]);
     database.connect_as(OWNER).batch_execute(&grant).unwrap();
     for statement in statements() {
@@ -238,7 +238,7 @@ fn the_file_over_itself_keeps_grants_and_state() {
     assert_eq!(error.code().map(SqlState::code), Some("PT429"));
 }
 
-/// What a caller may make: operators, functions and tables by the names that the file uses, first in the search path.
+/// Objects of a caller: operators, functions and tables with names that the file uses, first in the search path.
 const HOSTILE: &str = r#"
 CREATE SCHEMA evil;
 GRANT ALL ON SCHEMA evil TO PUBLIC; -- or the owner's functions would not look there
@@ -273,7 +273,7 @@ GRANT ALL ON rl_config, rateLimits, rl_blocks, pg_proc TO PUBLIC;
 SET search_path = evil, pg_temp, ratelimit, pg_catalog;
 "#;
 
-/// Operators, one of each two types.
+/// Operators, one for each pair of types.
 fn hostile_operators() -> String {
     let types = [
         "text, text",
@@ -341,14 +341,14 @@ fn what_a_caller_puts_first_in_the_path_changes_nothing() {
     client.batch_execute(HOSTILE).unwrap();
     client.batch_execute(&hostile_operators()).unwrap();
     for sql in calls {
-        // The statement's own operators are the caller's; so it has none outside of the functions but pg_catalog's.
+        // Operators in the statement itself would be the caller's, so it has only pg_catalog's.
         let sql = sql
             .replace(" = 8", " OPERATOR(pg_catalog.=) 8")
             .replace(" > 3", " OPERATOR(pg_catalog.>) 3");
         let row = client.query(&sql, &[]).unwrap_or_else(|error| panic!("{sql}: {error:?}"));
         assert!(row[0].get::<_, bool>(0) && row[0].get::<_, bool>(1), "{sql}");
     }
-    // A cast of the caller's runs as the caller.
+    // The caller's cast runs as the caller.
     let sql = "SELECT ratelimit.rl_define(row('x')::evil.word, '{\"kind\": \"unlimited\"}')";
     client.batch_execute(sql).unwrap();
     let sql = format!("SELECT FROM ratelimit.rl_config WHERE name = '{caller}'");
@@ -444,25 +444,11 @@ fn the_clock_is_the_owners() {
     }
     owner.batch_execute("SET ratelimit.clock = '2100-01-01 00:00:00+00'").unwrap();
     assert!(owner.query_one(take, &[]).unwrap().get::<_, bool>(0));
-    // Where the owner's rights are inherited, as by a function of his, the session is still another's.
+    // Inherited rights, as in a function of the owner, don't make the session the owner's.
     owner.batch_execute("RESET ratelimit.clock").unwrap();
 }
 
-#[test]
-fn its_lines_and_functions_are_short() {
-    let text = database::file();
-    let lines: Vec<&str> = text.lines().collect();
-    let longest = lines.iter().map(|line| line.chars().count()).max().unwrap();
-    println!("{} bytes, {} lines of at most {longest} characters", text.len(), lines.len());
-    assert!(longest <= 120, "a line of {longest} characters");
-    for statement in statements() {
-        let lines = statement.lines().count();
-        let first = statement.lines().find(|line| !line.starts_with("--")).unwrap_or_default();
-        assert!(lines <= 100 || !first.contains("FUNCTION"), "{lines} lines: {first}");
-    }
-}
-
-/// Runs a program on the server, in an environment of its settings; what it prints.
+/// Runs a program with the server's settings in its environment; returns its output.
 pub fn run(
     program: &str,
     database: &Database,
@@ -519,14 +505,14 @@ fn every_way_to_load_it_works() {
     }
 }
 
-/// Whether pg_dump is old, or missing: then the test that needs it says so.
+/// Whether pg_dump is too old or missing; if so, prints that the test is skipped.
 pub fn no_dump(database: &Database) -> bool {
     let Err(error) = run("pg_dump", database, &["--schema=none"], "") else { return false };
     if error.contains("no matching schemas") {
         return false;
     }
     use std::io::Write;
-    // Past the capture of a test's output; scripts/test counts it.
+    // Not captured, so that scripts/test counts it.
     let mut stderr = std::io::stderr();
     writeln!(
         stderr,
@@ -560,7 +546,7 @@ fn dumps_are_restored_with_state_and_rights() {
             ROLES[0]
         ))
         .unwrap();
-    // Each with a state that no other has, if a digit was lost.
+    // Their states differ if a digit is lost.
     let look = "SET ratelimit.clock = '2027-01-15 10:20:00+00'";
     let all = "SELECT concat(rl_check('odd', 'k'), rl_check('odd', 'b'), rl_check('calendar', 'k'),
                       rl_check('log', 'k'),
@@ -575,7 +561,7 @@ fn dumps_are_restored_with_state_and_rights() {
 
     let dump = run("pg_dump", &database, &[], "").unwrap();
     let restored = Database::empty("plain_restored");
-    // The comment on the schema public is not the owner's to make everywhere.
+    // The owner may not be allowed to comment on the schema public.
     run("psql", &restored, &["-X", "-q"], &dump).unwrap();
     assert_eq!(seen(&restored), before);
     let mut stranger = restored.connect_as(ROLES[0]);
@@ -589,7 +575,7 @@ fn dumps_are_restored_with_state_and_rights() {
 
     for digits in ["--extra-float-digits=3", "--extra-float-digits=-15"] {
         let data = run("pg_dump", &database, &["--data-only", digits], "").unwrap();
-        let loaded = Database::beside("plain_loaded");
+        let loaded = Database::second("plain_loaded");
         run("psql", &loaded, &["-X", "-q", "-1", "-v", "ON_ERROR_STOP=1"], &data).unwrap();
         if digits.ends_with('3') {
             assert_eq!(seen(&loaded), before);
@@ -613,7 +599,7 @@ fn settings_of_a_session_change_no_config() {
     client.batch_execute("SET ratelimit.clock = '2027-01-15 10:00:00.123457+00'").unwrap();
     let mut seen = |setting: &str| -> String {
         client.batch_execute(&format!("BEGIN; {setting}")).unwrap();
-        // As its own text depends on the settings, too, the row of rl_limit is read under the usual ones.
+        // The text of rl_limit's row depends on the settings, too: see below.
         let row = client.query_one(sql, &[]).unwrap().get(0);
         client.batch_execute("ROLLBACK").unwrap();
         row
@@ -634,7 +620,7 @@ fn settings_of_a_session_change_no_config() {
     ] {
         let text = seen(setting);
         if setting.contains("float") {
-            // rl_limit's row is the session's to print.
+            // The session prints rl_limit's row.
             let (a, b) = (usual.split(')').next(), text.split(')').next());
             let of = |text: &str| text.split_once('(').map(|(config, _)| config.to_owned());
             assert_eq!(of(&usual), of(&text), "{setting}: {a:?} {b:?}");
@@ -644,7 +630,7 @@ fn settings_of_a_session_change_no_config() {
     }
 }
 
-/// Calls, each of which reads or writes a table of the file otherwise.
+/// Calls that read and write the file's tables in every way.
 const EVERY_CALL: &str = "'SELECT ok, remaining FROM rl_limit(''s'', ''k'')',
     'SELECT ok, remaining FROM rl_limit(''s'', ''k'', 2)',
     'SELECT ok, remaining FROM rl_limit(''s'', ''new'')',
@@ -667,8 +653,7 @@ const EVERY_CALL: &str = "'SELECT ok, remaining FROM rl_limit(''s'', ''k'')',
     'SELECT rl_reset_all(''s'')',
     'SELECT rl_prune() FROM set_config(''ratelimit.clock'', ''2027-01-02 12:00:00+00'', true)'";
 
-/// Tables that inherit, empty or with rows of the same keys: every call answers as without them, locks none of them, and
-/// leaves their rows.
+/// Inheriting tables, empty or with rows of the same keys, change no answer; no call locks them or changes their rows.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn tables_that_inherit_are_left_alone() {
@@ -700,7 +685,7 @@ fn tables_that_inherit_are_left_alone() {
              $$;"
         ))
         .unwrap();
-    // Each time in a transaction that is rolled back.
+    // In a transaction that is rolled back.
     let answers = |client: &mut Client| {
         client.batch_execute("BEGIN").unwrap();
         let row = client.query_one("SELECT answers, locks FROM answers()", &[]).unwrap();

@@ -1,4 +1,4 @@
-//! What the SQL file does to rows: what rl_prune holds while it reads, and how triggers tell keys apart.
+//! What the SQL file does to rows: which locks rl_prune takes while it reads, and how triggers distinguish keys.
 
 use postgres::error::SqlState;
 
@@ -6,10 +6,10 @@ use crate::database::{Database, OWNER};
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
-fn rl_prune_holds_no_row_while_it_reads() {
+fn rl_prune_locks_no_row_while_it_reads() {
     let database = Database::new("plain_pruned");
     let mut owner = database.connect_as(OWNER);
-    // Each row that is read tells whether the transaction has changed anything so far: then it has an id.
+    // Counts reads, and those after the transaction got an id: then it had changed something.
     owner
         .batch_execute(
             "SELECT rl_define('idle', rl_token_bucket(10, '1 ms')), rl_define('live', rl_token_bucket(10, '1 day'));
@@ -34,14 +34,14 @@ fn rl_prune_holds_no_row_while_it_reads() {
     assert_eq!(pruned(&mut owner, 1000), 51);
     let sql = "SELECT current_setting('test.reads'), current_setting('test.reads_with_locks')";
     let counts = owner.query_one(sql, &[]).unwrap();
-    // All 100 rows are read first; then the 50 that are idle once more, each before it is deleted.
+    // It reads all 100 rows, and then each of the 50 idle ones again before it deletes it.
     assert_eq!((counts.get(0), counts.get(1)), ("150", "50"));
     assert_eq!(pruned(&mut owner, 1000), 0);
 }
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
-fn a_trigger_tells_keys_apart_by_their_bytes_and_reads_what_was_computed_of_deleted_rows() {
+fn a_trigger_compares_the_bytes_of_keys_and_reads_generated_columns_of_deleted_rows() {
     let database = Database::new("plain_trigger_keys");
     let mut owner = database.connect_as(OWNER);
     owner

@@ -1,5 +1,5 @@
-//! The file run again: over itself, after a restore, at the same time, over version 1, under a newer version, and in
-//! schemas whose names are words of SQL. What it has not made it leaves alone.
+//! Runs the file again: over itself, after a restore, in two sessions at once, over version 1 and over a newer version,
+//! and in schemas with words of SQL as names. It doesn't change what it hasn't made.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -10,7 +10,7 @@ use postgres::error::SqlState;
 use crate::database::{self, Database, OWNER};
 use crate::rights::{ROLES, load, no_dump, open_to_all, run, statements};
 
-/// Version 1, as it was when version 2 began: made by scripts/plain of then.
+/// Version 1, as scripts/plain made it.
 const VERSION_1: &str = include_str!("version-1.sql");
 
 /// Rows of text.
@@ -18,7 +18,7 @@ fn rows(client: &mut Client, query: &str) -> Vec<String> {
     client.query(query, &[]).unwrap().iter().map(|row| row.get(0)).collect()
 }
 
-/// The functions, tables and types of the schema, and itself, as sql/plain/12-grants.sql lists them.
+/// The schema, its functions, tables and types, in the format of sql/plain/12-grants.sql.
 const THERE: &str = "
     SELECT line FROM (SELECT replace(replace(replace(regexp_replace(line, '^([a-z]+) [a-z]+[.]', '\\1 '),
                'double precision', 'float8'), 'timestamp with time zone', 'timestamptz'), 'integer', 'int')
@@ -46,7 +46,7 @@ fn the_list_is_what_the_file_makes() {
     }
 }
 
-/// Who else than the owner may do what, of what the file makes: one line each; without what is everybody's.
+/// Grants to others than the owner on what the file makes, one a line; without functions that every role may call.
 const OPEN: &str = "
     SELECT format('%s %s to %s', privilege_type, object,
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
@@ -65,7 +65,7 @@ const OPEN: &str = "
           SELECT 'schema', n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = 'ratelimit'
          ) AS o (object, owner, acl), aclexplode(acl) WHERE grantee <> owner ORDER BY 1";
 
-/// What the pure functions and the type of results are to PUBLIC.
+/// Whether every role may call the functions that only compute, and use the type of results.
 const PURE: &str = "
     SELECT concat(bool_and(has_function_privilege('plain_app', p.oid, 'EXECUTE')),
                   has_type_privilege('plain_app', 'ratelimit.rl_result', 'USAGE')) FROM pg_proc p
@@ -79,15 +79,15 @@ fn role(client: &mut Client, name: &str) {
     client.batch_execute(&sql).unwrap();
 }
 
-/// Runs the file by psql, as the owner; what it says.
+/// Runs the file by psql, as the owner; returns its messages.
 fn run_file(database: &Database) -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/ratelimit.sql");
     let script = format!("psql -X -q -1 -v ON_ERROR_STOP=1 -f '{path}' 2>&1");
     run("bash", database, &["-c", &script], "").unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Restored in every way; then the file runs, which takes what a restore and default privileges have opened, says so,
-/// and keeps what was granted.
+/// Restores the file in every way, and runs it: it revokes what the restore and default privileges have granted, reports
+/// that, and keeps other grants.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn a_restored_file_is_closed_by_the_next_run() {
@@ -110,7 +110,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
         ))
         .unwrap();
     load(&source).unwrap();
-    // After the last run: what default privileges would give, too, and what they would not.
+    // Grants since the last run: one that default privileges would give, and one that they would not.
     source
         .connect_as(OWNER)
         .batch_execute(&format!(
@@ -162,10 +162,10 @@ fn a_restored_file_is_closed_by_the_next_run() {
             wanted.extend(recorded.map(String::from));
         }
         if !open {
-            // Nothing would have given it.
+            // No default privilege gives it.
             wanted.extend(privileges.then(|| format!("EXECUTE rl_state to {}", ROLES[0])));
         }
-        // The owner's own function is as it was.
+        // The owner's own function keeps its grants.
         let mine = |line: &&String| line.starts_with("EXECUTE rl_mine ");
         let (after_mine, before_mine) = (after.iter().filter(mine), before.iter().filter(mine));
         assert!(after_mine.eq(before_mine), "{way}");
@@ -189,7 +189,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
         assert_eq!(rows(&mut client, option), [privileges.to_string()], "{way}");
         let left = "SELECT floor(remaining)::text FROM ratelimit.rl_check('l', 'k')";
         assert_eq!(rows(&mut client, left), ["3"], "{way}");
-        // Again, and what is granted now stays, PUBLIC's too.
+        // The next run keeps grants made now, PUBLIC's too.
         assert_eq!(run_file(&target), "", "{way}");
         let grant = format!("GRANT EXECUTE ON FUNCTION ratelimit.rl_state TO {}, PUBLIC", ROLES[0]);
         target.connect_as(OWNER).batch_execute(&grant).unwrap();
@@ -199,7 +199,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
     }
 }
 
-/// A function, a procedure, an aggregate, an overload and a comment of the owner's: in a schema in use, and later.
+/// The owner's functions, procedure, aggregate, table and comments, made before the file and after it.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn what_the_file_has_not_made_stays_as_it_is() {
@@ -234,7 +234,7 @@ fn what_the_file_has_not_made_stays_as_it_is() {
         assert_eq!(rows(&mut owner, mine), before);
         database.connect_as("plain_app").batch_execute("SELECT ratelimit.rl_mine()").unwrap();
 
-        // Comments say nothing about who made what.
+        // Comments don't identify the file's objects.
         owner
             .batch_execute(
                 "GRANT EXECUTE ON FUNCTION ratelimit.rl_check TO plain_app;
@@ -249,7 +249,7 @@ fn what_the_file_has_not_made_stays_as_it_is() {
     }
 }
 
-/// Whole, and statement by statement, so that other sessions get in between.
+/// In one transaction, and statement by statement.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn runs_at_once_wait_for_each_other() {
@@ -279,14 +279,15 @@ fn runs_at_once_wait_for_each_other() {
     }
 }
 
-/// A session in which a run has failed keeps the lock until a run succeeds in it, or it ends; in a transaction, until
-/// that ends.
+/// After a failed run the session keeps the lock until a run in it succeeds or it ends; in a transaction, until that
+/// ends.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn a_run_that_failed_gives_its_lock_back() {
     let _turn = database::turn();
     let database = Database::empty("plain_cut");
-    let held = "SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND database =
+    let locks_of_session =
+        "SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND database =
                 (SELECT oid FROM pg_database WHERE datname = current_database())";
     let mut look = database.connect();
     let statements = statements();
@@ -295,19 +296,19 @@ fn a_run_that_failed_gives_its_lock_back() {
         for statement in &statements[..statements.len() / 2] {
             editor.batch_execute(statement).unwrap();
         }
-        assert_eq!(rows(&mut look, held), ["1"]);
+        assert_eq!(rows(&mut look, locks_of_session), ["1"]);
     }
     for statement in &statements {
         editor.batch_execute(statement).unwrap();
     }
-    assert_eq!(rows(&mut look, held), ["0"]);
+    assert_eq!(rows(&mut look, locks_of_session), ["0"]);
 
     let mut failed = statements[..statements.len() / 2].concat();
     failed += "SELECT 1 / 0;";
     let error = editor.batch_execute(&failed).unwrap_err();
     assert_eq!(error.code(), Some(&SqlState::DIVISION_BY_ZERO));
     editor.batch_execute("SELECT 1").unwrap(); // the error comes before the end of the transaction
-    assert_eq!(rows(&mut look, held), ["0"], "a string of statements is a transaction");
+    assert_eq!(rows(&mut look, locks_of_session), ["0"], "a string of statements is a transaction");
     load(&database).unwrap();
 }
 
@@ -361,7 +362,7 @@ fn in_schema(file: &str, schema: &str) -> String {
         })
 }
 
-/// What an installed file has: state, definitions, blocks, settings, and grants.
+/// State, definitions, blocks and settings.
 const KEPT: &str = "
     SELECT concat((SELECT string_agg(concat_ws(' ', r.name, r.key, r.value, r.ts, r.log), ', ' ORDER BY r.name, r.key)
          FROM ratelimit.rateLimits r),
@@ -372,12 +373,12 @@ const KEPT: &str = "
         ratelimit.rl_check('bucket', 'blocked'), ratelimit.rl_check('nothing', 'k'),
         ratelimit.rl_check('sliding', 'k'))";
 
-/// The columns that version 3 converts: until then a fixed window had its tokens in prior, negated.
+/// The columns that version 3 converts: before, prior had a fixed window's tokens, negated.
 const CONVERTED: &str = "
     SELECT concat_ws(' ', name, coalesce(prior::text, 'NULL'), coalesce(added::text, 'NULL'))
     FROM ratelimit.rateLimits ORDER BY name";
 
-/// Version 1 becomes the present one, and that a newer one, in which a config has a field more and is parsed otherwise.
+/// From version 1 to the present one, and to a newer one, whose configs have one more field.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn an_older_version_becomes_the_present_and_that_a_newer_one() {
@@ -385,7 +386,7 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     let database = Database::empty("plain_versions");
     role(&mut database.connect(), "plain_app");
     role(&mut database.connect(), ROLES[0]);
-    // They would open what is new.
+    // Default privileges would open new objects.
     open_to_all(&database);
     let mut owner = database.connect_as(OWNER);
     owner.batch_execute(VERSION_1).unwrap();
@@ -409,7 +410,7 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         ))
         .unwrap();
     let (kept, open) = (rows(&mut owner, KEPT), rows(&mut owner, OPEN));
-    // In version 1 everybody has the internal types, as a row of theirs.
+    // Version 1 left the internal types to PUBLIC.
     let open: Vec<_> = open.into_iter().filter(|line| !line.starts_with("USAGE _")).collect();
     assert_eq!(open.len(), 6, "{open:?}");
 
@@ -432,8 +433,13 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     ] {
         owner.batch_execute(file).unwrap_or_else(|error| panic!("{version}: {error:?}"));
         assert_eq!(rows(&mut owner, KEPT), kept, "{version}");
-        let converted =
-            ["bucket NULL NULL", "month NULL 5", "nothing NULL 0", "sliding 0 NULL", "slots 0 NULL"];
+        let converted = [
+            "bucket NULL NULL",
+            "month NULL 5",
+            "nothing NULL 0",
+            "sliding 0 NULL",
+            "slots 0 NULL",
+        ];
         assert_eq!(rows(&mut owner, CONVERTED), converted, "{version}");
         assert_eq!(rows(&mut owner, OPEN), open, "{version}");
         let text = "SELECT parsed FROM ratelimit.rl_config WHERE name = 'bucket' AND key = ''";
@@ -441,7 +447,7 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         assert!(text[0].starts_with(parsed), "{text:?}");
         let installed = "SELECT max(version)::text FROM ratelimit.rl_version";
         assert_eq!(rows(&mut owner, installed), [version.to_string()]);
-        // Nothing is left of the older one.
+        // No function of the older version is left.
         owner.batch_execute("SET search_path = pg_catalog").unwrap();
         assert_eq!(rows(&mut owner, THERE), rows(&mut owner, LISTED), "{version}");
         owner.batch_execute("RESET search_path").unwrap();
@@ -462,7 +468,7 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         assert_eq!(message, format!("version 4 is installed, and this file is version {version}"));
     }
 
-    // A config that a newer version refuses is named, and nothing is changed.
+    // A version that refuses a config names it, and changes nothing.
     let strict = newer.replace("version CONSTANT int := 4;", "version CONSTANT int := 5;").replace(
         "    l.more := 'more';\n",
         "    PERFORM ratelimit._bad_config('it is old', 'a new one');\n",

@@ -1,10 +1,10 @@
-//! Denials in the server's log: the extension's lines, without a key and without the statement, and by which setting.
+//! Denials in the server's log: the same lines as the extension's, without key and statement, and the setting for it.
 
 use std::fs;
 
 use crate::database::Database;
 
-/// What the server's log has so far.
+/// The server's log so far.
 fn log() -> String {
     let server = std::env::var("RATELIMIT_TEST_SERVER").unwrap();
     let socket = server
@@ -15,7 +15,7 @@ fn log() -> String {
     String::from_utf8_lossy(&fs::read(file).unwrap()).into_owned()
 }
 
-/// The lines that came after `from` bytes and tell of a limit.
+/// The lines after `from` bytes about a limit.
 fn lines_after(from: usize, name: &str) -> Vec<String> {
     let log = log();
     assert!(!log[from..].contains("hidden-key"), "the log has a key");
@@ -64,7 +64,7 @@ fn denials_and_dry_runs_are_logged_without_their_keys() {
     assert_eq!(lines("log-many"), [after("120"), after("90")]);
     assert_eq!(lines("log-dry"), [format!("would be {by}"), format!("would be {by}")]);
     assert_eq!(lines("log-slots"), [after("60")]);
-    // Rolled back, by a trigger, and for the role that calls.
+    // In a transaction that is rolled back, by a trigger, and with the role that calls.
     client
         .batch_execute(
             "BEGIN; SELECT rl_limit('log-slots-2', config => rl_token_bucket(1, '1 minute'), count => 2); ROLLBACK",
@@ -87,7 +87,7 @@ fn denials_and_dry_runs_are_logged_without_their_keys() {
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
-fn the_share_that_is_wanted_is_logged_and_a_session_may_set_it() {
+fn a_share_of_denials_is_logged_and_a_session_may_set_it() {
     let database = Database::new("plain_log_share");
     let from = log().len();
     let lines = |name: &str| lines_after(from, name);

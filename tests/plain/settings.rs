@@ -1,9 +1,9 @@
-//! Settings of a session that change text, numbers, times, quoting or plans, each to either side. Not among them is
-//! what changes the answers by right: the isolation level, and the replication role, under which no trigger fires.
+//! Settings that change text, numbers, times, quoting or plans, each with two values. The isolation level and the
+//! replication role aren't here: they change answers.
 
 use postgres::Client;
 
-/// What a setting is in the one profile, and in the other. One of the two may be PostgreSQL's default.
+/// A setting's name, and its value in each profile. One of them may be PostgreSQL's default.
 pub type Setting = (&'static str, [&'static str; 2]);
 
 pub const SETTINGS: &[Setting] = &[
@@ -66,18 +66,18 @@ pub const SETTINGS: &[Setting] = &[
     ("track_functions", ["all", "none"]),
 ];
 
-/// Compiles every query, as also a plan of what is turned off, which costs more than any other: the installation alone
-/// takes half a minute. So by itself only.
+/// Compiles every query, including plans that are turned off and so cost the most: installing takes half a minute.
+/// So no profile has it.
 const COMPILES: &str = "jit_above_cost";
 
-/// All of one profile.
+/// The settings of a profile.
 pub fn profile(n: usize) -> Vec<(&'static str, &'static str)> {
     let value =
         |(name, values): &Setting| (*name, if *name == COMPILES { "-1" } else { values[n] });
     SETTINGS.iter().map(value).collect()
 }
 
-/// What part of the calls these can afford.
+/// The divisor of the number of calls under these settings.
 pub fn part(settings: &[(&str, &str)]) -> usize {
     if settings.iter().any(|(name, value)| *name == COMPILES && *value == "0") {
         1_000
@@ -86,8 +86,8 @@ pub fn part(settings: &[(&str, &str)]) -> usize {
     }
 }
 
-/// Each by itself, but for those that are the server's default or that it hasn't; of two that only do something
-/// together both.
+/// Each setting alone, without defaults and without those that the server lacks; some need another one to have an
+/// effect.
 pub fn each_alone(client: &mut Client) -> Vec<Vec<(&'static str, &'static str)>> {
     client.batch_execute("LOAD 'plpgsql'").unwrap();
     let mut found = Vec::new();
@@ -106,7 +106,7 @@ pub fn each_alone(client: &mut Client) -> Vec<Vec<(&'static str, &'static str)>>
     found
 }
 
-/// The statements that set them for a database, but for those that the server hasn't.
+/// The statements that set them for a database, if the server has them.
 pub fn of_database(client: &mut Client, database: &str, settings: &[(&str, &str)]) -> Vec<String> {
     client.batch_execute("LOAD 'plpgsql'").unwrap();
     let mut statements = Vec::new();
@@ -115,7 +115,7 @@ pub fn of_database(client: &mut Client, database: &str, settings: &[(&str, &str)
         if client.query_opt(known, &[name]).unwrap().is_none() {
             continue;
         }
-        // A list is no string, and a string may need quotes.
+        // A list isn't quoted.
         let value = match *name {
             "search_path" | "DateStyle" => (*value).to_owned(),
             _ => format!("'{value}'"),

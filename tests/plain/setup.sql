@@ -1,4 +1,3 @@
--- What goes before the regression tests' own setup: dist/ratelimit.sql is loaded already, and has the rights of a schema
--- that everybody uses.
+-- Runs before the regression tests' own setup, after dist/ratelimit.sql: every role may use the schema.
 GRANT USAGE ON SCHEMA ratelimit TO PUBLIC;
 SET search_path = public;

@@ -1,8 +1,7 @@
-//! The extension and the SQL file in one database, with the same calls at the same times: the same answers, errors,
-//! notices and rows. SEED is the seed, and TIMES multiplies the calls.
+//! Compares the extension and the SQL file in one database: the same calls at the same times, and so the same answers,
+//! errors, notices and rows. SEED is the seed, and TIMES multiplies the calls.
 //!
-//! Calls are sent to both without waiting for the answers of those before them. Where the two differ, the calls that
-//! led there are made again in fewer and fewer, and what is left is shown.
+//! Calls are pipelined to both. For a difference, it looks for the fewest calls that lead there, and shows them.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -20,15 +19,15 @@ use crate::known;
 use crate::settings;
 
 const CALLS: usize = 100_000;
-/// Sent at once; then states are compared.
+/// The calls that are sent at once; then rows are compared.
 const BATCH: usize = 250;
-/// The most calls from which a difference is looked for again.
-const RETOLD: usize = 8_000;
+/// The most calls in which a difference is looked for again.
+const REPEATED: usize = 8_000;
 
-/// After so many it is enough.
+/// The most differences that are reported.
 const DIFFERENCES: usize = 20;
 
-/// The schemas of the editions, each with one for the tests' own tables.
+/// The editions' schemas. The tests' tables are in extension_tests and ratelimit_tests.
 const SCHEMAS: [&str; 2] = ["extension", "ratelimit"];
 
 /// A session that calls one of the editions.
@@ -37,7 +36,7 @@ struct Edition {
     notices: Arc<Mutex<Vec<String>>>,
 }
 
-/// What a statement was answered: its rows, or its error, whole.
+/// The answer to a statement: its rows, or its error in full.
 type Answer = String;
 
 impl Edition {
@@ -83,19 +82,19 @@ impl Edition {
             .map(|call| Waiting::For(Box::pin(self.client.simple_query(&call.sql))))
             .collect();
         std::future::poll_fn(|context| {
-            for one in &mut waiting {
-                if let Waiting::For(sent) = one
+            for sent_or_done in &mut waiting {
+                if let Waiting::For(sent) = sent_or_done
                     && let Poll::Ready(answer) = sent.as_mut().poll(context)
                 {
-                    *one = Waiting::Done(answer);
+                    *sent_or_done = Waiting::Done(answer);
                 }
             }
             Poll::Ready(())
         })
         .await;
         let mut answers = Vec::with_capacity(calls.len());
-        for one in waiting {
-            answers.push(answer(match one {
+        for sent_or_done in waiting {
+            answers.push(answer(match sent_or_done {
                 Waiting::For(sent) => sent.await,
                 Waiting::Done(answer) => answer,
             }));
@@ -108,7 +107,7 @@ impl Edition {
     }
 }
 
-/// All that a user sees of an error or a notice, without the schema.
+/// An error or a notice as a user sees it, without the schema.
 fn whole(error: &tokio_postgres::error::DbError) -> String {
     let mut text = format!("{} {}", error.code().code(), error.message());
     for (field, value) in [("DETAIL", error.detail()), ("HINT", error.hint())] {
@@ -139,7 +138,7 @@ fn answer(result: Result<Vec<SimpleQueryMessage>, tokio_postgres::Error>) -> Ans
     }
 }
 
-/// Rows that differ, with what each edition has; of a lease not its id, which is random.
+/// The rows that differ, without the ids of leases, which are random.
 const ROWS: &str = "
     SELECT coalesce(a.place, b.place), a.row, b.row
     FROM (SELECT concat_ws('/', name, key, shard) AS place, row(float8send(value + 0), ts, float8send(prior), float8send(added),
@@ -157,12 +156,12 @@ const ROWS: &str = "
           UNION ALL SELECT concat_ws('/', 'block', name, key), until::text FROM ratelimit.rl_blocks) AS b (place, row)
     USING (place) WHERE a.row IS DISTINCT FROM b.row ORDER BY 1 LIMIT 3";
 
-/// A difference, in words.
+/// A difference, as text.
 struct Difference {
     text: String,
-    /// The same for differences that are told once.
+    /// Equal for differences of which one is reported.
     shape: String,
-    /// The call, if its answer differs; otherwise what was left by the calls up to here.
+    /// The number of the call that differs, or after which rows or notices do.
     at: usize,
 }
 
@@ -185,9 +184,9 @@ impl Difference {
 
 struct Pair {
     editions: [Edition; 2],
-    /// The shapes of differences that were told.
-    told: Mutex<BTreeSet<String>>,
-    /// Sees what both have committed.
+    /// The shapes of the reported differences.
+    reported: Mutex<BTreeSet<String>>,
+    /// Reads what both have committed.
     reader: Client,
 }
 
@@ -198,19 +197,24 @@ impl Pair {
             Edition::connect(database, SCHEMAS[1]).await,
         ];
         let reader = Edition::connect(database, "pg_catalog").await.client;
-        Pair { editions, told: Mutex::default(), reader }
+        Pair { editions, reported: Mutex::default(), reader }
     }
 
-    /// Makes the calls on both; returns what differs first, in a shape that was not told yet or in the given one, and
-    /// the answers.
+    /// Makes the calls on both. Returns the answers, and the first difference of the given shape, or of one that was
+    /// not reported yet.
     async fn run(&self, calls: &[Call], shape: Option<&str>) -> (Option<Difference>, Vec<Answer>) {
         let [extension, file] = &self.editions;
-        let (told, retold) = tokio::join!(extension.run(calls), file.run(calls));
-        let mut difference = told.iter().zip(&retold).enumerate().find_map(|(at, (a, b))| {
-            let differ = a != b && !known::is_known(a, b);
-            let found = || Difference::new(at, &calls[at].sql, [a, b]);
-            if differ { Some(found()).filter(|found| self.is_sought(found, shape)) } else { None }
-        });
+        let (answers, file_answers) = tokio::join!(extension.run(calls), file.run(calls));
+        let mut difference =
+            answers.iter().zip(&file_answers).enumerate().find_map(|(at, (a, b))| {
+                let differ = a != b && !known::is_known(a, b);
+                let found = || Difference::new(at, &calls[at].sql, [a, b]);
+                if differ {
+                    Some(found()).filter(|found| self.is_sought(found, shape))
+                } else {
+                    None
+                }
+            });
         let (a, b) = (extension.notices(), file.notices());
         let at = calls.len() - 1;
         if difference.is_none() && a != b {
@@ -222,27 +226,27 @@ impl Pair {
                 difference = Some(Difference::new(at, "rows, extension | file", ["", &rows]));
             }
         }
-        (difference.filter(|found| self.is_sought(found, shape)), told)
+        (difference.filter(|found| self.is_sought(found, shape)), answers)
     }
 
     fn is_sought(&self, found: &Difference, shape: Option<&str>) -> bool {
         match shape {
             Some(shape) => found.shape == shape,
-            None => !self.told.lock().unwrap().contains(&found.shape),
+            None => !self.reported.lock().unwrap().contains(&found.shape),
         }
     }
 
-    /// Forgets everything.
+    /// Empties all tables.
     async fn start_again(&self) {
         for edition in &self.editions {
-            let empty = "ROLLBACK; TRUNCATE rateLimits, rl_config, rl_blocks, held;
+            let empty = "ROLLBACK; TRUNCATE rateLimits, rl_config, rl_blocks, leases;
                          SELECT set_config('ratelimit.clock', '', false)";
             edition.client.batch_execute(empty).await.unwrap();
             edition.notices();
         }
     }
 
-    /// Whether these calls, made anew, differ, in this shape.
+    /// Makes the calls again, from empty tables; returns the first difference of this shape.
     async fn differ(&self, calls: &[Call], shape: &str) -> Option<Difference> {
         self.start_again().await;
         for (n, batch) in calls.chunks(1_000).enumerate() {
@@ -258,7 +262,7 @@ impl Pair {
         None
     }
 
-    /// Leaves out of the calls what the difference does not need.
+    /// Leaves out the calls that the difference doesn't need.
     async fn shrink(&self, mut calls: Vec<Call>, shape: &str) -> (Vec<Call>, Option<Difference>) {
         let started = Instant::now();
         let mut found = self.differ(&calls, shape).await;
@@ -291,8 +295,8 @@ impl Pair {
         (calls, found)
     }
 
-    /// Shows the calls that lead to a difference, as few as can be found.
-    async fn tell(&self, seed: u64, done: usize, made: &[Call], found: &Difference) -> String {
+    /// Describes a difference, with the fewest calls that lead to it.
+    async fn report(&self, seed: u64, done: usize, made: &[Call], found: &Difference) -> String {
         let at = &made[found.at.min(made.len() - 1)];
         let names: BTreeSet<&String> = at.names.iter().collect();
         let concerns = |call: &&Call| {
@@ -301,8 +305,8 @@ impl Pair {
                 || call.names.iter().any(|name| names.contains(name))
         };
         let mut calls: Vec<Call> = made[..=found.at].iter().filter(concerns).cloned().collect();
-        if calls.len() > RETOLD {
-            calls.drain(..calls.len() - RETOLD);
+        if calls.len() > REPEATED {
+            calls.drain(..calls.len() - REPEATED);
         }
         let mut report = format!("SEED={seed}, about call {done}: {}\n", found.text);
         let last = calls[calls.len().saturating_sub(40)..].to_vec();
@@ -321,7 +325,7 @@ impl Pair {
     }
 }
 
-/// A database with both, and what calls use besides.
+/// A database with both, and the tables that calls use.
 fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
     let database = Database::under(name, settings);
     let mut client = database.connect();
@@ -336,7 +340,7 @@ fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
             .batch_execute(&format!(
                 "CREATE SCHEMA {schema}_tests;
                  SET search_path = {schema}_tests, {schema};
-                 CREATE TABLE held (n int, lease text);
+                 CREATE TABLE leases (n int, lease text);
                  CREATE TABLE by_row (author text, tokens float8);
                  CREATE TABLE by_statement (author text, tokens float8);
                  CREATE TRIGGER limits BEFORE INSERT ON by_row FOR EACH ROW
@@ -364,7 +368,7 @@ fn calls() -> usize {
     (CALLS as f64 * times()) as usize
 }
 
-/// Makes so many calls in a database with both under these settings; returns what differed.
+/// Makes this number of calls in a database with both under these settings; returns the differences.
 fn differences(name: &'static str, settings: &[(&str, &str)], limit: usize) -> Vec<String> {
     let seed = seed(1);
     println!("{limit} calls, {settings:?}");
@@ -377,35 +381,35 @@ fn differences(name: &'static str, settings: &[(&str, &str)], limit: usize) -> V
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_editions_give_the_same_answers() {
-    let reports = differences("plain_beside", &[], calls());
+    let reports = differences("plain_compare", &[], calls());
     assert!(reports.is_empty(), "{}", reports.join("\n"));
 }
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_give_the_same_answers_under_settings_turned_one_way() {
-    let reports = differences("plain_beside_one_way", &settings::profile(0), calls() / 10);
+    let reports = differences("plain_compare_one_way", &settings::profile(0), calls() / 10);
     assert!(reports.is_empty(), "{}", reports.join("\n"));
 }
 
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_give_the_same_answers_under_settings_turned_the_other_way() {
-    let reports = differences("plain_beside_other_way", &settings::profile(1), calls() / 10);
+    let reports = differences("plain_compare_other_way", &settings::profile(1), calls() / 10);
     assert!(reports.is_empty(), "{}", reports.join("\n"));
 }
 
-/// In make test-all.
+/// Runs in make test-all only.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_give_the_same_answers_under_each_setting_alone() {
     let all = {
-        let database = Database::empty("plain_beside_alone");
+        let database = Database::empty("plain_compare_alone");
         settings::each_alone(&mut database.connect())
     };
     for settings in all {
         let reports =
-            differences("plain_beside_alone", &settings, calls() / settings::part(&settings));
+            differences("plain_compare_alone", &settings, calls() / settings::part(&settings));
         assert!(reports.is_empty(), "{settings:?}: {}", reports.join("\n"));
     }
 }
@@ -423,10 +427,10 @@ fn functions(client: &mut postgres::Client, schema: &str) -> Vec<String> {
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_have_the_same_functions() {
-    let database = both("plain_beside_functions", &[]);
+    let database = both("plain_compare_functions", &[]);
     let mut client = database.connect();
     let [extension, file] = SCHEMAS.map(|schema| functions(&mut client, schema));
-    // Several rows come in a type of the file's own, with the columns of the extension's.
+    // The file returns several rows as a type of its own, with the same columns.
     let alike = |list: Vec<String>| -> Vec<String> {
         let several =
             |line: &String| line.starts_with("rl_limit_all") || line.starts_with("rl_check_all");
@@ -435,7 +439,7 @@ fn both_have_the_same_functions() {
     assert_eq!(alike(file), alike(extension));
 }
 
-/// Makes so many calls on both; returns what differed, at most some.
+/// Makes this number of calls on both; returns the first differences.
 async fn compare(database: &Database, seed: u64, limit: usize) -> Vec<String> {
     let pair = Pair::connect(database).await;
     let mut calls = Calls::new(seed);
@@ -452,7 +456,7 @@ async fn compare(database: &Database, seed: u64, limit: usize) -> Vec<String> {
         if let Some(found) = found {
             let at = made.len() - next.len() + found.at;
             reports.push(
-                pair.tell(
+                pair.report(
                     seed,
                     done,
                     &made,
@@ -461,8 +465,8 @@ async fn compare(database: &Database, seed: u64, limit: usize) -> Vec<String> {
                 .await,
             );
             println!("{}", reports.last().unwrap());
-            pair.told.lock().unwrap().insert(found.shape);
-            // On from nothing, since the editions' rows may differ now.
+            pair.reported.lock().unwrap().insert(found.shape);
+            // The editions' rows may differ now.
             pair.start_again().await;
             made = calls.setup();
             next = made.clone();
