@@ -37,16 +37,12 @@ $$;
 
 -- Copies what the extension has.
 CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    -- Version 1.0.0 has no such column.
-    added CONSTANT text := CASE WHEN EXISTS (SELECT FROM pg_attribute WHERE attname = 'added' AND NOT attisdropped
-        AND attrelid = (home || '.ratelimits')::regclass) THEN 'added' ELSE 'NULL::float8' END;
 BEGIN
     EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM ONLY %1$s.rl_config$q$, home);
     EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until FROM ONLY %1$s.rl_blocks$q$, home);
     EXECUTE format($q$
         INSERT INTO rl_kept_state
-        SELECT name, key, value, ts, prior, log, %2$s FROM ONLY %1$s.ratelimits AS r
+        SELECT name, key, value, ts, prior, log, added FROM ONLY %1$s.ratelimits AS r
         WHERE shard = 0 AND value <> 'Infinity'
           AND NOT EXISTS (SELECT FROM ONLY %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
         UNION ALL
@@ -56,14 +52,14 @@ BEGIN
                coalesce(timestamptz 'epoch' + (s.state ->> 'ts')::float8 * interval '1 millisecond', k.ts),
                coalesce((s.state ->> 'prior')::float8, k.prior), NULL, k.added
         FROM (SELECT name, key, sum(CASE WHEN value = 'Infinity' THEN 0 ELSE value END) AS value, max(ts) AS ts,
-                     sum(prior) AS prior, sum(%2$s) AS added
+                     sum(prior) AS prior, sum(added) AS added
               FROM ONLY %1$s.ratelimits AS r WHERE shard > 0 GROUP BY name, key) AS k
         CROSS JOIN LATERAL (
             SELECT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
         ) AS known (defined)
         CROSS JOIN LATERAL (SELECT CASE WHEN known.defined THEN %1$s.rl_state(k.name, k.key) END) AS s (state)
         WHERE s.state IS NOT NULL OR NOT known.defined
-        $q$, home, added);
+        $q$, home);
     INSERT INTO rl_kept_setting
     SELECT split_part(split_part(item, '=', 1), '.', 2),
            CASE split_part(item, '=', 1) WHEN 'ratelimit.log_denials' -- as a decimal number

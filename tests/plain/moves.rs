@@ -281,8 +281,10 @@ const NAMING: &str = "
            rl_define('sliding', rl_sliding_window(rate => 9, period => '1 hour')),
            rl_define('log', rl_sliding_log(rate => 9, period => '1 hour')),
            rl_define('slots', rl_concurrency(slots => 3, ttl => '1 hour')),
+           rl_define('lowered', rl_fixed_window(rate => 20, period => '1 hour')),
            rl_block('rows', 'bad', until => '2027-02-01'), rl_block('log', 'worse', until => 'infinity');
     SELECT (rl_limit(name, 'k', 3)).ok FROM unnest('{rows,window,sliding,log}'::text[]) AS name;
+    SELECT (rl_limit('lowered', 'k', 12)).ok, rl_define('lowered', rl_fixed_window(rate => 9, period => '1 hour'));
     SELECT rl_reset('rows', 'gone') FROM rl_limit('rows', 'gone');
     CREATE TABLE leases AS SELECT lease FROM rl_acquire('slots', 'k');
     CREATE TABLE messages (author text, n int);
@@ -321,6 +323,8 @@ const SAME: &[&str] = &[
     "SELECT (rl_check(name, 'k')).* FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT name, (rl_check(name, 'new')).* FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT rl_state(name, 'k') FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
+    "SELECT (rl_check('lowered', 'k')).*, (rl_check('lowered', 'k', config => rl_fixed_window(20, '1 hour'))).remaining,
+            added FROM rateLimits WHERE name = 'lowered'",
     "SELECT (rl_check('rows', key)).* FROM unnest('{boss,bad,gone}'::text[]) AS key",
     "SELECT * FROM rl_config ORDER BY name, key", // without internal columns: see same()
     "SELECT * FROM rl_blocks ORDER BY name",
