@@ -584,52 +584,6 @@ fn dumps_are_restored_with_state_and_rights() {
     }
 }
 
-#[test]
-#[ignore = "needs a server: make test ONLY=plain"]
-fn settings_of_a_session_change_no_config() {
-    let database = Database::new("plain_settings");
-    let mut client = database.connect();
-    let sql = "SELECT concat(rl_token_bucket(0.12345678901234567, '1.5 s', 1e15, max_reserved => 123456.78901234567),
-                      rl_fixed_window(1.1, '1 day', start => timestamptz '2027-01-15 10:00:00.123456+00'),
-                      (rl_calculate(rl_token_bucket(0.1, '7 s', capacity => 3.3), NULL,
-                                    timestamptz '2027-01-15 10:00:00.123456+00', 1.7)).state,
-                      rl_define('l', rl_fixed_window(0.1, '1 week', timezone => 'Europe/Berlin')), rl_reset_all('l'),
-                      rl_limit('l', 'k', 0.01), rl_state('l', 'k'), (SELECT config FROM rl_config WHERE name = 'l'),
-                      rl_undefine('l'))";
-    client.batch_execute("SET ratelimit.clock = '2027-01-15 10:00:00.123457+00'").unwrap();
-    let mut seen = |setting: &str| -> String {
-        client.batch_execute(&format!("BEGIN; {setting}")).unwrap();
-        // The text of rl_limit's row depends on the settings, too: see below.
-        let row = client.query_one(sql, &[]).unwrap().get(0);
-        client.batch_execute("ROLLBACK").unwrap();
-        row
-    };
-    let usual = seen("SELECT");
-    for setting in [
-        "SET LOCAL extra_float_digits = -15",
-        "SET LOCAL IntervalStyle = iso_8601",
-        "SET LOCAL IntervalStyle = sql_standard",
-        "SET LOCAL standard_conforming_strings = off; SET LOCAL escape_string_warning = off",
-        "SET LOCAL quote_all_identifiers = on",
-        "SET LOCAL plan_cache_mode = force_generic_plan",
-        "SET LOCAL enable_indexscan = off; SET LOCAL jit = on; SET LOCAL jit_above_cost = 0",
-        "SET LOCAL transform_null_equals = on",
-        "SET LOCAL row_security = off",
-        "SET LOCAL plpgsql.variable_conflict = use_column",
-        "SET LOCAL plpgsql.extra_errors = 'all'",
-    ] {
-        let text = seen(setting);
-        if setting.contains("float") {
-            // The session prints rl_limit's row.
-            let (a, b) = (usual.split(')').next(), text.split(')').next());
-            let of = |text: &str| text.split_once('(').map(|(config, _)| config.to_owned());
-            assert_eq!(of(&usual), of(&text), "{setting}: {a:?} {b:?}");
-        } else {
-            assert_eq!(text, usual, "{setting}");
-        }
-    }
-}
-
 /// Calls that read and write the file's tables in every way.
 const EVERY_CALL: &str = "'SELECT ok, remaining FROM rl_limit(''s'', ''k'')',
     'SELECT ok, remaining FROM rl_limit(''s'', ''k'', 2)',
