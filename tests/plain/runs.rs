@@ -419,7 +419,7 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         .replace("version CONSTANT int := 3;", "version CONSTANT int := 4;")
         .replace("SELECT 3 WHERE", "SELECT 4 WHERE")
         .replace("v.version = 3", "v.version = 4")
-        .replace("kind text, rate double", "kind text, more text, rate double")
+        .replace("'kind text, rate", "'kind text, more text, rate")
         .replace("    l.tolerance := 1e-9 *", "    l.more := 'more';\n    l.tolerance := 1e-9 *");
     assert!(
         newer.matches("more").count() >= present.matches("more").count() + 3,
