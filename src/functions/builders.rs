@@ -1,92 +1,43 @@
-//! Builds configs, a function for each kind.
+//! The builders of configs: a function a kind, whose parameters are the fields of its config.
 
-use ratelimit_core::config::{self, Given, Interval};
+use ratelimit_core::config::{self, Argument, Interval};
 use ratelimit_core::{Kind, Micros};
 
 use super::arguments::LocalZone;
 use crate::declaration::sql_function;
-use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::sql_types::Json;
 
-sql_function! {
-    /// 22004, 22023.
-    #[effect(Computes)]
-    fn rl_token_bucket(
-        call: &Call,
-        rate: f64,
-        period: Interval,
-        capacity: Option<f64>,
-        max_reserved: Option<f64>,
-        shards: Option<i32>,
-    ) -> Json {
-        build(Kind::TokenBucket, Given {
-            rate, period, capacity, max_reserved, shards, ..Given::default()
-        })
+impl From<LocalZone> for Argument {
+    fn from(LocalZone(name): LocalZone) -> Argument {
+        Argument::Text(name)
     }
 }
 
-sql_function! {
-    /// 22004, 22023.
-    #[effect(Computes)]
-    fn rl_fixed_window(
-        call: &Call,
-        rate: f64,
-        period: Interval,
-        capacity: Option<f64>,
-        max_reserved: Option<f64>,
-        shards: Option<i32>,
-        start: Option<Micros>,
-        first_request: Option<bool>,
-        timezone: Option<LocalZone>,
-    ) -> Json {
-        build(Kind::FixedWindow, Given {
-            rate,
-            period,
-            capacity,
-            max_reserved,
-            shards,
-            start,
-            first_request: first_request.unwrap_or(false),
-            timezone: timezone.map(|timezone| timezone.0),
-            ..Given::default()
-        })
-    }
+/// Declares builders by name, kind and parameters.
+macro_rules! builders {
+    ($($name:ident, $kind:ident ($($parameter:ident: $type:ty),*);)*) => {
+        $(sql_function! {
+            /// 22004, 22023.
+            #[effect(Computes)]
+            fn $name(call: &Call $(, $parameter: $type)*) -> Json {
+                let arguments: &[(&str, Argument)] = &[$((stringify!($parameter), $parameter.into())),*];
+                Ok(Json::new(config::build(Kind::$kind, arguments)?))
+            }
+        })*
+    };
 }
 
-sql_function! {
-    /// 22004, 22023.
-    #[effect(Computes)]
-    fn rl_sliding_window(call: &Call, rate: f64, period: Interval) -> Json {
-        build(Kind::SlidingWindow, Given { rate, period, ..Given::default() })
-    }
-}
-
-sql_function! {
-    /// 22004, 22023.
-    #[effect(Computes)]
-    fn rl_sliding_log(call: &Call, rate: f64, period: Interval) -> Json {
-        build(Kind::SlidingLog, Given { rate, period, ..Given::default() })
-    }
-}
-
-sql_function! {
-    /// 22004, 22023.
-    #[effect(Computes)]
-    fn rl_concurrency(call: &Call, slots: i32, ttl: Interval) -> Json {
-        build(Kind::Concurrency, Given { slots, period: ttl, ..Given::default() })
-    }
-}
-
-sql_function! {
-    /// No errors.
-    #[effect(Computes)]
-    fn rl_unlimited(call: &Call) -> Json {
-        build(Kind::Unlimited, Given::default())
-    }
-}
-
-/// Builds a config; 22023 if it is invalid.
-fn build(kind: Kind, given: Given) -> Result<Json> {
-    Ok(Json::new(config::build(kind, &given)?))
+builders! {
+    rl_token_bucket, TokenBucket (
+        rate: f64, period: Interval, capacity: Option<f64>, max_reserved: Option<f64>, shards: Option<i32>
+    );
+    rl_fixed_window, FixedWindow (
+        rate: f64, period: Interval, capacity: Option<f64>, max_reserved: Option<f64>, shards: Option<i32>,
+        start: Option<Micros>, first_request: Option<bool>, timezone: Option<LocalZone>
+    );
+    rl_sliding_window, SlidingWindow (rate: f64, period: Interval);
+    rl_sliding_log, SlidingLog (rate: f64, period: Interval);
+    rl_concurrency, Concurrency (slots: i32, ttl: Interval);
+    rl_unlimited, Unlimited ();
 }

@@ -1,6 +1,6 @@
 //! An argument that a call can't be made with.
 
-/// What is wrong with an argument. What it displays ends before the allowed values.
+/// An invalid argument. Its text ends before the allowed values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArgumentError {
     /// It is null or missing.

@@ -24,7 +24,7 @@
 //! - `store` (all) — `"table"`, or `"memory"`, which can't hold sliding logs and shards; default: `"table"`
 //! - `save` (all, in memory) — how long a change stays in memory only: 100 ms to 1 h, as `period`; default: for ever
 //! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
-//! - `keyed` (all) — `true`: the empty key, which everybody shares, is refused; default: `false`
+//! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; default: `false`
 //!
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
@@ -32,24 +32,23 @@
 use serde::{Deserialize, Deserializer};
 
 use crate::fields::{FieldError, Fields, Flag, TextField};
+use crate::kinds::NotInMemory;
 use crate::text::{json_number, quoted, shortened};
 use crate::{Kind, Limit, Micros};
 
 pub use crate::numbers::{MAX_LOG, MAX_SHARDS, MAX_SLOTS, MAX_SLOTS_IN_MEMORY, MAX_TOKENS};
-pub use build::{Given, Interval, build};
+pub use build::{Argument, Interval, build};
 
-use kinds::{AnyConfig, Config};
 use times::Save;
 
 mod build;
 mod in_call;
-mod kinds;
-mod times;
+pub(crate) mod times;
 
 /// The longest config, in bytes of JSON; a sensible one has some 200.
 pub const MAX_BYTES: usize = 10_000;
 
-/// What is wrong with a config: the field, its value and the allowed values.
+/// An invalid config: the field, its value and the allowed values.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{problem} (allowed: {allowed})")]
 #[non_exhaustive]
@@ -65,19 +64,19 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// Refuses a config of so many bytes of JSON, more than [`MAX_BYTES`].
+    /// Refuses a config whose JSON has more than [`MAX_BYTES`].
     pub fn too_long(bytes: usize) -> ConfigError {
         let allowed = format!("at most {MAX_BYTES} bytes");
         let problem = format!("it is {bytes} bytes long");
         ConfigError { problem, allowed, kind: None, calendar: false }
     }
 
-    /// Words what is wrong with a field, of a config of this kind or of none.
-    fn of_field(error: FieldError, kind: Option<Kind>) -> ConfigError {
+    /// Words the error of a field; `kind` is the config's, if it has one.
+    fn from_field(error: FieldError, kind: Option<Kind>) -> ConfigError {
         let (problem, allowed) = match error {
             FieldError::Unknown { field, value, fields } => {
                 let problem = match kind {
-                    Some(kind) if Fields::names::<AnyConfig>().contains(&&*field) => {
+                    Some(kind) if Kind::all_fields().contains(&&*field) => {
                         let kind = kind.with_article();
                         format!("\"{field}\" is {value}, and {kind} has no such field")
                     }
@@ -102,26 +101,26 @@ impl ConfigError {
     }
 }
 
-/// A config: a limit, and how the caller uses it. The other fields don't change what the [`Limit`] decides.
+/// A parsed config: a limit, and how the caller uses it. The other fields don't change the [`Limit`]'s decisions.
 #[derive(Clone, Debug)]
 pub struct Definition {
     /// The limit.
     pub limit: Limit,
     /// Where its states are kept.
     pub store: StoreKind,
-    /// Whether it says that; otherwise it is the default.
+    /// Whether the config names the store; otherwise it is the default.
     pub names_store: bool,
     /// In memory: how long a change stays there before it is written to the table; `None`: it never is.
     pub save: Option<Micros>,
     /// Whether calls are denied; otherwise this is a dry run: a call that would be denied is admitted, and changes
     /// nothing.
     pub enforce: bool,
-    /// Whether a call without a key is to be refused; the caller does so.
+    /// Whether the caller has to refuse calls without a key.
     pub keyed: bool,
 }
 
 impl PartialEq for Definition {
-    /// A store is the same whether it is named or the default.
+    /// A store that is the default equals the same store that is named.
     fn eq(&self, other: &Definition) -> bool {
         let Definition { limit, store, names_store: _, save, enforce, keyed } = self;
         (limit, store, save, enforce, keyed)
@@ -135,7 +134,7 @@ pub enum StoreKind {
     /// In a table, with the caller's transaction.
     #[default]
     Table,
-    /// In memory, whatever becomes of the transaction.
+    /// In memory, also after a rollback of the transaction.
     Memory,
 }
 
@@ -152,7 +151,7 @@ impl<'de> Deserialize<'de> for StoreKind {
     }
 }
 
-/// How often a limit is saved whose `applyUpdates` is "asynchronously".
+/// The `save` of a limit whose `applyUpdates` is "asynchronously".
 const SAVE_LATER: Micros = Micros(1_000_000);
 
 /// When a change of a limit is written to the table, as configs of the Convex rate limiter say it.
@@ -207,7 +206,7 @@ pub fn parse(json: &str) -> Result<Limit, ConfigError> {
 /// # Errors
 /// As [`parse`], and for a `store` that the limit can't be kept in.
 pub fn definition(json: &str) -> Result<Definition, ConfigError> {
-    let fields = Fields::of_json(json).ok_or_else(|| ConfigError {
+    let fields = Fields::from_json(json).ok_or_else(|| ConfigError {
         problem: format!("it is {}", shortened(json)),
         allowed: r#"an object such as {"kind": "token bucket", "rate": 10, "period": "1 minute"}"#
             .into(),
@@ -215,10 +214,10 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
         calendar: false,
     })?;
     let calendar = fields.get("timezone").is_some();
-    definition_of(fields).map_err(|error| ConfigError { calendar, ..error })
+    read_definition(fields).map_err(|error| ConfigError { calendar, ..error })
 }
 
-fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
+fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
     let kind = fields.take("kind");
     let store = fields.take::<Option<StoreKind>>("store");
     let save = fields.take::<Option<Save>>("save");
@@ -226,21 +225,18 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
     let keyed = fields.take::<Option<Flag>>("keyed");
     let updates = fields.take::<Option<Updates>>("applyUpdates");
     let kind = kind.map_err(|error| {
-        // Where none is told, a field that no kind has comes first all the same.
-        match fields.read::<AnyConfig>() {
-            Err(unknown @ FieldError::Unknown { .. }) => ConfigError::of_field(unknown, None),
-            _ => ConfigError::of_field(error, None),
-        }
+        // A field that no kind has is reported first, as where there is a kind.
+        ConfigError::from_field(fields.unknown(Kind::all_fields()).unwrap_or(error), None)
     })?;
-    let limit = Config::read(kind, &fields).map(Limit::from)?;
-    let of_field = |error| ConfigError::of_field(error, Some(kind));
-    let (store, save) = (store.map_err(of_field)?, save.map_err(of_field)?.map(|save| save.0));
-    let is_later = matches!(updates.map_err(of_field)?, Some(Updates::Asynchronously));
+    let from_field = |error| ConfigError::from_field(error, Some(kind));
+    let limit = kind.limit(&fields).map_err(from_field)?;
+    let (store, save) = (store.map_err(from_field)?, save.map_err(from_field)?.map(|save| save.0));
+    let is_later = matches!(updates.map_err(from_field)?, Some(Updates::Asynchronously));
     let names_store = store.is_some() || is_later;
-    let enforce = enforce.map_err(of_field)?.is_none_or(|flag| flag.0);
-    let keyed = keyed.map_err(of_field)?.is_some_and(|flag| flag.0);
+    let enforce = enforce.map_err(from_field)?.is_none_or(|flag| flag.0);
+    let keyed = keyed.map_err(from_field)?.is_some_and(|flag| flag.0);
     let refused = |field, value: String, allowed: &str| {
-        of_field(FieldError::Invalid { field, value, allowed: allowed.into() })
+        from_field(FieldError::Invalid { field, value, allowed: allowed.into() })
     };
     let (store, save) = match (is_later, store) {
         (false, store) => (store.unwrap_or_default(), save),
@@ -256,35 +252,26 @@ fn definition_of(mut fields: Fields) -> Result<Definition, ConfigError> {
             json_number(save.unwrap_or_default().as_millis()),
             r#"only with "store": "memory""#,
         )),
-        StoreKind::Memory if kind == Kind::SlidingLog => Err(refused(
-            "store",
-            r#""memory""#.into(),
-            r#""table" for a sliding log, which stores an entry per token"#,
-        )),
-        StoreKind::Memory if limit.shards() > 1 => Err(refused(
-            "shards",
-            limit.shards().to_string(),
-            r#"1 if "store" is "memory", where no call waits for another transaction"#,
-        )),
-        StoreKind::Memory
-            if kind == Kind::Concurrency && limit.capacity() > MAX_SLOTS_IN_MEMORY.into() =>
-        {
-            Err(refused(
-                "slots",
-                limit.capacity().to_string(),
-                r#"a whole number from 1 to 100 if "store" is "memory""#,
-            ))
-        }
-        _ => Ok(Definition { limit, store, names_store, save, enforce, keyed }),
+        StoreKind::Memory => match limit.not_in_memory() {
+            Some(NotInMemory::Kind { because }) => Err(refused(
+                "store",
+                r#""memory""#.into(),
+                &format!(r#""table" for {}, {because}"#, kind.with_article()),
+            )),
+            Some(NotInMemory::Field { field, value, allowed, because }) => Err(refused(
+                field,
+                value.to_string(),
+                &format!(r#"{allowed} if "store" is "memory"{because}"#),
+            )),
+            None => Ok(Definition { limit, store, names_store, save, enforce, keyed }),
+        },
+        StoreKind::Table => Ok(Definition { limit, store, names_store, save, enforce, keyed }),
     }
 }
 
 impl<'de> Deserialize<'de> for Kind {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
-        deserializer.deserialize_str(TextField {
-            allowed: r#""token bucket", "fixed window", "sliding window", "sliding log", "concurrency" or "unlimited""#,
-            read: |text| Kind::ALL.into_iter().find(|kind| kind.as_str() == text),
-        })
+        deserializer.deserialize_str(TextField { allowed: Kind::names(), read: Kind::from_name })
     }
 }
 

@@ -1,11 +1,10 @@
-//! The fields of an object, as serde reads them into a struct, and what is wrong with one of them:
-//! its name, its value as it was written, and what may stand there.
+//! Reads the fields of an object into a struct. An error has the field's name, its value as it was written, and the
+//! allowed values.
 //!
-//! An error of serde_json is one line of text, from which the three can no longer be separated. Here
-//! a struct is read from a list of fields instead, by [`Fields::read`]: what a type's `Visitor` is
-//! `expecting` becomes the "allowed" of a [`FieldError`], to which the list adds the rest. Fields
-//! are read in the order in which the struct declares them, so that of several that are wrong the
-//! same one is told, however they were ordered; those that it doesn't have come first.
+//! An error of serde_json is one line of text, from which the three can no longer be separated. [`Fields::read`] reads
+//! a struct from a list of fields instead: what a type's `Visitor` is `expecting` becomes the "allowed" of a
+//! [`FieldError`], to which the list adds the rest. Fields are read in the order in which the struct declares them, so
+//! that of several invalid ones always the same is reported; unknown ones come first.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,16 +19,16 @@ use serde_json::value::RawValue;
 
 use crate::text::{json_number, shortened};
 
-/// What is wrong with a field.
+/// An invalid field.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FieldError {
-    /// The struct has no such field; `fields` are those that it has.
+    /// The struct has no such field, only `fields`.
     #[error("{field:?} is not a field")]
     Unknown { field: String, value: String, fields: &'static [&'static str] },
-    /// It stands there more than once.
+    /// It is given more than once.
     #[error("{field:?} is repeated")]
     Repeated { field: &'static str },
-    /// It must stand there and doesn't.
+    /// It is required.
     #[error("{field:?} is missing")]
     Missing { field: &'static str, allowed: String },
     /// Its value, as it was written and cut to what fits a message, is not allowed.
@@ -38,8 +37,8 @@ pub(crate) enum FieldError {
 }
 
 impl FieldError {
-    /// A field and its value added to what the type of the value says of it.
-    fn of(self, field: &'static str, value: Option<Value>) -> FieldError {
+    /// Adds a field and its value to the error of the value's type.
+    fn at(self, field: &'static str, value: Option<Value>) -> FieldError {
         match (self, value) {
             (FieldError::Invalid { allowed, .. }, Some(value)) => {
                 FieldError::Invalid { field, value: value.to_string(), allowed }
@@ -51,7 +50,7 @@ impl FieldError {
 }
 
 impl de::Error for FieldError {
-    /// `allowed` is what may stand there, since that is all that a type knows of its field.
+    /// A type knows only which values it allows; [`FieldError::at`] adds the field.
     fn custom<T: fmt::Display>(allowed: T) -> FieldError {
         FieldError::Invalid { field: "", value: String::new(), allowed: allowed.to_string() }
     }
@@ -76,7 +75,7 @@ impl de::Error for FieldError {
 /// The value of a field, as it was written.
 #[derive(Clone, Copy)]
 pub(crate) enum Value<'a> {
-    /// Of a JSON object.
+    /// In a JSON object.
     Json(&'a RawValue),
     /// An argument of a function.
     Number(f64),
@@ -98,7 +97,7 @@ impl fmt::Display for Value<'_> {
 impl<'a> Value<'a> {
     fn visit<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, FieldError> {
         let json = match self {
-            // Which JSON doesn't have, so no field can.
+            // JSON has no such number.
             Value::Number(number) if !number.is_finite() => {
                 return Err(de::Error::custom("a finite number"));
             }
@@ -112,7 +111,7 @@ impl<'a> Value<'a> {
                 Ok(text) => visitor.visit_string(text),
                 Err(_) => refuse(&visitor), // half a surrogate pair
             },
-            // Exactly what the digits say, however many they are.
+            // Exactly the digits' value, for any number of digits.
             [b'-' | b'0'..=b'9', ..] => match json.parse() {
                 Ok(number) => visitor.visit_f64(number),
                 Err(_) => refuse(&visitor),
@@ -137,18 +136,16 @@ impl<'a> Value<'a> {
 pub(crate) struct Fields<'a>(Vec<(Cow<'a, str>, Value<'a>)>);
 
 impl<'a> Fields<'a> {
-    /// The fields of a JSON object; `None` where it is none.
-    pub(crate) fn of_json(json: &'a str) -> Option<Fields<'a>> {
+    /// The fields of a JSON object; `None` for other JSON.
+    pub(crate) fn from_json(json: &'a str) -> Option<Fields<'a>> {
         serde_json::from_str(json).ok()
     }
 
-    /// The arguments of a function, those left out that are `None`.
-    pub(crate) fn of_arguments(
-        arguments: impl IntoIterator<Item = (&'static str, Option<Value<'a>>)>,
+    /// The arguments of a function.
+    pub(crate) fn from_arguments(
+        arguments: impl IntoIterator<Item = (&'a str, Value<'a>)>,
     ) -> Fields<'a> {
-        let given =
-            |(field, value): (&'static str, Option<Value<'a>>)| Some((field.into(), value?));
-        Fields(arguments.into_iter().filter_map(given).collect())
+        Fields(arguments.into_iter().map(|(field, value)| (field.into(), value)).collect())
     }
 
     /// The value of a field.
@@ -169,18 +166,15 @@ impl<'a> Fields<'a> {
         T::deserialize(Field { field, value })
     }
 
+    /// The first field, as they were written, that is none of these.
+    pub(crate) fn unknown(&self, fields: &'static [&'static str]) -> Option<FieldError> {
+        let (field, value) = self.0.iter().find(|(name, _)| !fields.contains(&&**name))?;
+        Some(FieldError::Unknown { field: field.to_string(), value: value.to_string(), fields })
+    }
+
     /// Reads all fields into a struct.
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, FieldError> {
         T::deserialize(self)
-    }
-
-    /// The names of the fields that a struct has.
-    pub(crate) fn names<T: DeserializeOwned>() -> &'static [&'static str] {
-        // A name that none has: the refusal lists them.
-        match Fields(vec![("".into(), Value::Number(0.0))]).read::<T>() {
-            Err(FieldError::Unknown { fields, .. }) => fields,
-            _ => &[],
-        }
     }
 }
 
@@ -293,10 +287,10 @@ impl<'de> Deserializer<'de> for Field<'de> {
             Some(value) => value.visit(visitor),
             None => Err(de::Error::invalid_type(Unexpected::Other("nothing"), &visitor)),
         }
-        .map_err(|error| error.of(self.field, self.value))
+        .map_err(|error| error.at(self.field, self.value))
     }
 
-    /// A field that is left out is none; one that is null is a value like any other.
+    /// A field that is left out is `None`; null is a value like any other.
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, FieldError> {
         match self.value {
             Some(_) => visitor.visit_some(self),
@@ -304,7 +298,7 @@ impl<'de> Deserializer<'de> for Field<'de> {
         }
     }
 
-    /// The JSON itself, where a type asks for it: [`RawValue`] does so by a name of its own.
+    /// The JSON itself, for [`RawValue`], which asks for it by a name of its own.
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         name: &'static str,
@@ -326,7 +320,7 @@ impl<'de> Deserializer<'de> for Field<'de> {
 
 /// Reads a number for which `fits` holds.
 pub(crate) struct Number {
-    /// The same in words.
+    /// The condition in words.
     pub allowed: &'static str,
     pub fits: fn(f64) -> bool,
 }
@@ -349,7 +343,7 @@ impl Visitor<'_> for Number {
 
 /// Reads a text that `read` understands.
 pub(crate) struct TextField<T> {
-    /// What that is, in words.
+    /// The texts that it understands, in words.
     pub allowed: &'static str,
     pub read: fn(&str) -> Option<T>,
 }

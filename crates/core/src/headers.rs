@@ -28,7 +28,7 @@
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use serde_json::{Value, json};
 
-use crate::{Kind, Limit, Micros};
+use crate::{Limit, Micros};
 
 /// Which headers, and in what JSON.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +48,7 @@ pub enum Style {
 }
 
 impl Style {
-    /// What [`Style::parse`] reads, for messages.
+    /// The names that [`Style::parse`] reads, for messages.
     pub const ALLOWED: &str = "'ietf', 'github' or 'postgrest'";
 
     /// Reads a style's name; `None` where there is none of that name.
@@ -81,8 +81,20 @@ pub struct CallOutcome {
 impl CallOutcome {
     /// The time until the same call can succeed. `None` if it did, or never can: the wait of a reservation
     /// is for the work, not for another call.
-    fn wait(&self) -> Option<Micros> {
+    pub(crate) fn wait(&self) -> Option<Micros> {
         self.retry_after.filter(|_| !self.ok)
+    }
+
+    /// From `now` to the reset, or to the retry of a denial if that is earlier: the draft wants no Retry-After that is
+    /// earlier than it. `None`: unknown.
+    pub(crate) fn until_reset(&self, now: Micros) -> Option<Micros> {
+        let reset = self.reset_at?.minus(now);
+        Some(self.wait().map_or(reset, |wait| wait.min(reset)))
+    }
+
+    /// Whether less than one token is left, of a limit that can have one.
+    pub(crate) fn needs_one(&self) -> bool {
+        self.remaining < 1.0 && self.capacity > 1.0
     }
 }
 
@@ -126,51 +138,22 @@ fn ietf(name: &[u8], limit: &Limit, outcome: &CallOutcome, now: Micros) -> Heade
     let name = structured_string(name);
     let (quota, window) = match limit.capacity().is_finite() {
         true => policy(limit),
-        false => (tokens(outcome.capacity), None), // a key's own limit, under a name that has none
+        false => (tokens(outcome.capacity), None), // the key has a limit, and its name has none
     };
     let mut policy = format!("{name};q={quota}");
-    if limit.kind() == Kind::Concurrency {
-        policy += ";qu=\"concurrent-requests\""; // otherwise the unit is requests
+    if let Some(unit) = limit.kind().quota_unit() {
+        policy += &format!(";qu=\"{unit}\"");
     }
     if let Some(window) = window {
         policy += &format!(";w={window}");
     }
     let mut current = format!("{name};r={}", tokens(outcome.remaining));
-    if let Some(until) = until_more(limit, outcome, now) {
+    if let Some(until) = limit.until_more(outcome, now) {
         current += &format!(";t={}", seconds(until));
     }
     let mut headers = vec![("RateLimit-Policy", policy), ("RateLimit", current)];
     headers.extend(retry("Retry-After", outcome));
     headers
-}
-
-/// From `now` until more tokens are there: to the reset, or the retry of a denial, since the draft wants no
-/// Retry-After that is earlier; without a whole token, until there is one. `None`: unknown.
-fn until_more(limit: &Limit, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
-    let wait = outcome.wait();
-    // Whether one token is missing, which there can be.
-    let needs_one = outcome.remaining < 1.0 && outcome.capacity > 1.0;
-    match limit {
-        // What was taken comes back at several times, of which the outcome has the last only.
-        Limit::SlidingWindow(_) | Limit::SlidingLog(_) | Limit::Concurrency(_) => return wait,
-        // One window doesn't suffice.
-        Limit::FixedWindow(limit)
-            if needs_one && !limit.overage && outcome.remaining + limit.rate < 1.0 =>
-        {
-            return wait;
-        }
-        _ => {}
-    }
-    let reset = outcome.reset_at?.minus(now);
-    let until = wait.map_or(reset, |wait| wait.min(reset));
-    if limit.kind() != Kind::TokenBucket || !needs_one {
-        return Some(until);
-    }
-    // At the rate at which it is full by the reset, which is the key's own. That is rounded up to a millisecond, so
-    // this is rounded to one: no second may come of it.
-    let share = (1.0 - outcome.remaining) / (outcome.capacity - outcome.remaining);
-    let next = Micros::from_millis((reset.0 as f64 * share / 1e3).round());
-    Some(until.min(next))
 }
 
 /// The headers of GitHub's API.
@@ -187,9 +170,8 @@ fn github(name: &[u8], outcome: &CallOutcome) -> Headers {
     headers
 }
 
-/// The rate of a limit as whole tokens and the whole seconds that they are for: the period, rounded
-/// up, and what comes in meanwhile, rounded down. Where that is less than one token it is one, for as
-/// much longer.
+/// The rate of a limit in whole tokens and whole seconds: the period, rounded up, and the tokens that come in
+/// meanwhile, rounded down. Where that is less than one token it is one, for as much longer.
 fn policy(limit: &Limit) -> (i64, Option<i64>) {
     let (rate, period) = limit.policy();
     let Some(period) = period else { return (tokens(rate).max(1), None) };
@@ -227,10 +209,10 @@ fn structured_string(name: &[u8]) -> String {
     format!("\"{}\"", name.replace('\\', r"\\").replace('"', r#"\""#))
 }
 
-/// What is percent-encoded in a name: all but visible ASCII and blanks, so that no line can end in a
-/// header, and `%` itself, so that decoding gives back just these bytes.
+/// The bytes of a name that are percent-encoded: all but visible ASCII and blanks, so that no line can end in a
+/// header, and `%`, so that decoding returns the same bytes.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
-/// The same, and blanks.
+/// These, and blanks.
 const ENCODED_AS_WORD: &AsciiSet = &ENCODED.add(b' ');
 
 #[cfg(test)]
@@ -355,7 +337,7 @@ mod tests {
             assert_eq!(with_left(-2.0, ok), r#""api";r=0;t=18"#);
         }
         assert_eq!(with_left(1.0, true), r#""api";r=1;t=54"#);
-        // It never has one; others get theirs at once, or tell no more than the reset.
+        // A small bucket never has a token; other kinds get theirs at once, or show no more than the reset.
         let span = seconds(30.0);
         let none =
             CallOutcome { ok: true, remaining: 0.2, reset_at: Some(NOW.plus(span)), ..DENIED };

@@ -1,6 +1,7 @@
-//! The algorithms: how many tokens a limit has at a given time, and whether a call is admitted.
+//! The kinds of limits: how many tokens a limit has at a given time, and whether a call is admitted.
 //!
-//! This module has the types that all kinds share, [`decide`] and [`credit`]. Time and state are arguments.
+//! A kind is a file with a type that implements one trait, `LimitKind`; `kinds!` lists them, and makes [`Limit`] and
+//! [`Kind`] of the list. This module has those, [`decide`] and [`credit`]. Time and state are arguments.
 //!
 //! | kind | state | a burst is bounded by | source |
 //! |---|---|---|---|
@@ -9,7 +10,7 @@
 //! | [`SlidingWindow`] | 3 numbers | about `rate` in any period | [Cloudflare], [Upstash] |
 //! | [`SlidingLog`] | a time for each token | exactly `rate` in any period | [Figma] |
 //! | [`Concurrency`] | an id and a time for each lease | exactly `slots` at once | see there |
-//! | [`Unlimited`](Limit::Unlimited) | none | nothing | |
+//! | [`Unlimited`] | none | nothing | |
 //!
 //! [Convex]: https://stack.convex.dev/rate-limiting
 //! [convex-code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
@@ -23,9 +24,9 @@
 //! state's time, and no tokens are added until the clock has passed it. So however the clock steps, no more is
 //! admitted than up to the latest instant seen.
 //!
-//! A state too far in the future comes from a wrong clock and counts as no state. `Limit::horizon` says how far
-//! that is: an hour, or longer for a limit that looks back or refills over a longer time. A lease of a concurrency
-//! limit is kept, because it has a holder.
+//! A state too far in the future comes from a wrong clock and counts as no state. The horizon is an hour from now, or
+//! more for a limit that looks back or refills over a longer time. A lease of a concurrency limit is kept, because it
+//! has a holder.
 //!
 //! # Floats
 //!
@@ -36,12 +37,14 @@
 mod calendar;
 mod concurrency;
 mod fixed_window;
+mod limit_kind;
 mod refill;
 mod sharded;
 mod sliding_log;
 mod sliding_window;
 mod state;
 mod token_bucket;
+mod unlimited;
 
 pub use calendar::{Calendar, Unit, local_date, zone};
 pub use concurrency::{Concurrency, Lease};
@@ -51,78 +54,123 @@ pub use sliding_log::SlidingLog;
 pub use sliding_window::SlidingWindow;
 pub use state::{Counters, Leases, Log, Shape, State, Tokens};
 pub use token_bucket::TokenBucket;
+pub use unlimited::Unlimited;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::LazyLock;
 
 use crate::Micros;
+use crate::fields::{FieldError, Fields, Value};
+use crate::headers::CallOutcome;
 
-use refill::Refill;
+pub(crate) use limit_kind::NotInMemory;
+use limit_kind::{LimitKind, Part};
 
-/// A clock that steps back by less is being adjusted: the states stay valid.
-const HOUR: Micros = Micros(3_600 * 1_000_000);
+/// Makes [`Limit`], [`Kind`] and the dispatch of a list of types. `$` is passed for the macros that it makes.
+macro_rules! kinds {
+    ($d:tt $($(#[$doc:meta])* $kind:ident,)*) => {
+        /// A limit of one kind. Create it with [`config::parse`](crate::config::parse), which checks all ranges;
+        /// values outside them have no meaning here.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Limit {
+            $($(#[$doc])* $kind($kind),)*
+        }
 
-/// A limit of one kind. Create it with [`config::parse`](crate::config::parse), which checks all ranges;
-/// values outside them have no meaning here.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Limit {
+        /// The kinds of limits, as configs name them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Kind {
+            $(#[doc = concat!("[`", stringify!($kind), "`]")] $kind,)*
+        }
+
+        impl Kind {
+            /// All of them, in the order of messages.
+            pub const ALL: &[Kind] = &[$(Kind::$kind,)*];
+        }
+
+        impl Limit {
+            /// The kind of the limit.
+            pub fn kind(&self) -> Kind {
+                match self {
+                    $(Limit::$kind(_) => Kind::$kind,)*
+                }
+            }
+        }
+
+        $(impl From<$kind> for Limit {
+            fn from(limit: $kind) -> Limit {
+                Limit::$kind(limit)
+            }
+        })*
+
+        /// Evaluates an expression with the limit of its kind.
+        macro_rules! each_limit {
+            ($d limit:expr, $d name:ident => $d value:expr) => {
+                match $d limit {
+                    $(Limit::$kind($d name) => $d value,)*
+                }
+            };
+        }
+
+        /// Evaluates an expression with the type of a kind.
+        macro_rules! each_kind {
+            ($d kind:expr, $d name:ident => $d value:expr) => {
+                match $d kind {
+                    $(Kind::$kind => {
+                        type $d name = $kind;
+                        $d value
+                    })*
+                }
+            };
+        }
+    };
+}
+
+kinds! { $
     /// Tokens are added continuously, up to a capacity.
-    TokenBucket(TokenBucket),
+    TokenBucket,
     /// Tokens are added at the start of each window.
-    FixedWindow(FixedWindow),
+    FixedWindow,
     /// A window that moves with the clock, counted approximately.
-    SlidingWindow(SlidingWindow),
+    SlidingWindow,
     /// A window that moves with the clock, counted exactly.
-    SlidingLog(SlidingLog),
+    SlidingLog,
     /// A number of leases at a time.
-    Concurrency(Concurrency),
+    Concurrency,
     /// No limit: every call is admitted, and there is no state.
     Unlimited,
 }
 
-/// The kinds of limits, as configs name them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// [`TokenBucket`].
-    TokenBucket,
-    /// [`FixedWindow`].
-    FixedWindow,
-    /// [`SlidingWindow`].
-    SlidingWindow,
-    /// [`SlidingLog`].
-    SlidingLog,
-    /// [`Concurrency`].
-    Concurrency,
-    /// [`Limit::Unlimited`].
-    Unlimited,
-}
-
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 6] = [
-        Kind::TokenBucket,
-        Kind::FixedWindow,
-        Kind::SlidingWindow,
-        Kind::SlidingLog,
-        Kind::Concurrency,
-        Kind::Unlimited,
-    ];
-
     /// The name of the kind in a config.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Kind::TokenBucket => "token bucket",
-            Kind::FixedWindow => "fixed window",
-            Kind::SlidingWindow => "sliding window",
-            Kind::SlidingLog => "sliding log",
-            Kind::Concurrency => "concurrency",
-            Kind::Unlimited => "unlimited",
-        }
+        each_kind!(self, K => K::NAME)
     }
 
-    /// Whether its slots are taken by leases.
-    pub fn has_leases(self) -> bool {
-        self == Kind::Concurrency
+    /// A limit of the kind, in a sentence.
+    pub fn with_article(self) -> &'static str {
+        each_kind!(self, K => K::WITH_ARTICLE)
+    }
+
+    /// The kind of this name.
+    pub fn from_name(name: &str) -> Option<Kind> {
+        Kind::ALL.iter().copied().find(|kind| kind.as_str() == name)
+    }
+
+    /// The names of all kinds, in quotes, for messages.
+    pub fn names() -> &'static str {
+        static NAMES: LazyLock<String> = LazyLock::new(|| {
+            let names: Vec<_> = Kind::ALL.iter().map(|kind| format!("\"{kind}\"")).collect();
+            let (last, others) =
+                names.split_last().map_or(("", &[][..]), |(last, rest)| (last, rest));
+            format!("{} or {last}", others.join(", "))
+        });
+        &NAMES
+    }
+
+    /// The unit of the kind's quota in HTTP headers, if it isn't requests.
+    pub(crate) fn quota_unit(self) -> Option<&'static str> {
+        each_kind!(self, K => K::QUOTA_UNIT)
     }
 
     /// The SQL function that builds its config.
@@ -130,30 +178,54 @@ impl Kind {
         format!("rl_{}", self.as_str().replace(' ', "_"))
     }
 
-    /// Arguments of the [builder](Kind::builder), as an example; with a time zone, if it is one of a `calendar`.
+    /// Arguments of the [builder](Kind::builder), as an example; of one with a time zone, if it has a `calendar`.
     pub fn example(self, calendar: bool) -> &'static str {
-        match self {
-            Kind::FixedWindow if calendar => {
-                "rate => 1000, period => '1 month', timezone => 'Europe/Berlin'"
-            }
-            Kind::TokenBucket | Kind::FixedWindow | Kind::SlidingWindow | Kind::SlidingLog => {
-                "rate => 10, period => '1 minute'"
-            }
-            Kind::Concurrency => "slots => 3, ttl => '5 minutes'",
-            Kind::Unlimited => "",
+        each_kind!(self, K => K::example(calendar))
+    }
+
+    /// The fields of the kind's config, without those that all kinds have.
+    pub fn fields(self) -> &'static [&'static str] {
+        // The refusal of an unknown name lists them.
+        match self.limit(&Fields::from_arguments([("", Value::Number(0.0))])) {
+            Err(FieldError::Unknown { fields, .. }) => fields,
+            _ => &[],
         }
     }
 
-    /// A limit of the kind, in a sentence.
-    pub fn with_article(self) -> &'static str {
-        match self {
-            Kind::TokenBucket => "a token bucket",
-            Kind::FixedWindow => "a fixed window",
-            Kind::SlidingWindow => "a sliding window",
-            Kind::SlidingLog => "a sliding log",
-            Kind::Concurrency => "a concurrency limit",
-            Kind::Unlimited => "an unlimited one",
+    /// The fields that any kind has.
+    pub fn all_fields() -> &'static [&'static str] {
+        static FIELDS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+            let mut fields = Vec::new();
+            for &field in Kind::ALL.iter().flat_map(|kind| kind.fields()) {
+                if !fields.contains(&field) {
+                    fields.push(field);
+                }
+            }
+            fields
+        });
+        &FIELDS
+    }
+
+    /// Reads and checks the fields of a config.
+    ///
+    /// # Errors
+    /// A field that is unknown, missing, repeated or has a value that isn't allowed.
+    pub(crate) fn limit(self, fields: &Fields) -> Result<Limit, FieldError> {
+        each_kind!(self, K => Ok(Into::<K>::into(K::config(fields)?).into()))
+    }
+
+    /// Reads and checks the fields of a config, and writes them as JSON, without those that were left out.
+    ///
+    /// # Errors
+    /// As [`limit`](Kind::limit).
+    pub(crate) fn json(self, fields: &Fields) -> Result<serde_json::Value, FieldError> {
+        let json = each_kind!(self, K => serde_json::to_value(K::config(fields)?));
+        let mut json = json.unwrap_or_default();
+        if let Some(fields) = json.as_object_mut() {
+            fields.retain(|_, value| !value.is_null());
+            fields.insert("kind".into(), self.as_str().into());
         }
+        Ok(json)
     }
 }
 
@@ -168,8 +240,8 @@ impl fmt::Display for Kind {
 pub struct Level {
     /// Tokens left, at most the capacity; negative: debt; infinite for an unlimited key.
     pub remaining: f64,
-    /// When the limit is full again if nobody takes from it; for the window kinds, when the current
-    /// window ends. `None`: later than a timestamp can hold.
+    /// When the limit is full again if no tokens are taken; for the window kinds, when the current window ends.
+    /// `None`: later than a timestamp can hold.
     pub reset_at: Option<Micros>,
 }
 
@@ -178,9 +250,9 @@ pub struct Level {
 pub struct Decision {
     /// Whether the tokens were taken.
     pub ok: bool,
-    /// Denied: the time after which the same call is admitted if nobody else takes tokens, and (within
-    /// the tolerance) not earlier; `None` if it never can be. Allowed: `None`, or, for a reservation,
-    /// the wait before the work may start.
+    /// Denied: the time after which the same call is admitted if no other takes tokens, and (within the tolerance)
+    /// not earlier; `None` if it never can be. Allowed: `None`, or, for a reservation, the wait before the work may
+    /// start.
     pub retry_after: Option<Micros>,
     /// The limit after this call; unchanged by a denial.
     pub level: Level,
@@ -192,279 +264,139 @@ impl Decision {
     fn denied(retry_after: Option<Micros>, level: Level) -> Decision {
         Decision { ok: false, retry_after, level, state: None }
     }
+
+    /// Admitted, and nothing changes.
+    fn unchanged(level: Level) -> Decision {
+        Decision { ok: true, retry_after: None, level, state: None }
+    }
 }
 
 impl Limit {
     /// The most tokens that the limit can hold; infinite for an unlimited key.
     pub fn capacity(&self) -> f64 {
-        match self {
-            Limit::TokenBucket(limit) => limit.capacity,
-            Limit::FixedWindow(limit) => limit.capacity,
-            Limit::SlidingWindow(limit) => limit.rate,
-            Limit::SlidingLog(limit) => limit.rate as f64,
-            Limit::Concurrency(limit) => limit.slots.into(),
-            Limit::Unlimited => f64::INFINITY,
-        }
+        each_limit!(self, limit => limit.capacity())
     }
 
     /// The long-term rate: tokens, and the period in which they are added; `None` if the period has no
     /// fixed length. A day counts as 24 hours.
     pub fn policy(&self) -> (f64, Option<Micros>) {
-        match self {
-            Limit::TokenBucket(limit) => (limit.rate, Some(limit.period)),
-            Limit::FixedWindow(limit) => (limit.rate, limit.windows.length()),
-            Limit::SlidingWindow(limit) => (limit.rate, Some(limit.period)),
-            Limit::SlidingLog(limit) => (limit.rate.into(), Some(limit.period)),
-            Limit::Concurrency(limit) => (limit.slots.into(), None),
-            Limit::Unlimited => (f64::INFINITY, None),
-        }
+        each_limit!(self, limit => limit.policy())
     }
 
     /// How long an empty limit takes to refill, with a month counted as a twelfth of a leap year; for a concurrency
     /// limit, the time to live of a lease.
     pub fn time_to_full(&self) -> Micros {
-        const MONTH: Micros = Micros(Micros::YEAR.0 / 12);
-        let periods = |count: f64, period: Micros| Micros((count * period.0 as f64) as i64);
-        match self {
-            Limit::TokenBucket(limit) => periods(limit.capacity / limit.rate, limit.period),
-            Limit::FixedWindow(limit) => {
-                let length = match &limit.windows {
-                    Windows::Calendar(Calendar { unit: Unit::Months, every, .. }) => {
-                        periods(*every as f64, MONTH)
-                    }
-                    windows => windows.length().unwrap_or(MONTH),
-                };
-                periods((limit.capacity / limit.rate).ceil(), length)
-            }
-            Limit::SlidingWindow(limit) => limit.period,
-            Limit::SlidingLog(limit) => limit.period,
-            Limit::Concurrency(limit) => limit.ttl,
-            Limit::Unlimited => Micros(0),
-        }
+        each_limit!(self, limit => limit.time_to_full())
     }
 
     /// Whether half of the limit or more is used, for a state that was just changed.
     pub fn is_half_used(&self, state: &State) -> bool {
+        let capacity = self.capacity();
         let used = match state {
-            _ if *self == Limit::Unlimited => return false,
-            State::Tokens(tokens) => return 2.0 * tokens.value <= self.capacity(),
+            _ if capacity.is_infinite() => return false,
+            State::Tokens(tokens) => return 2.0 * tokens.value <= capacity,
             // The window before counts in part.
             State::Counters(counters) => counters.value + counters.prior,
             State::Log(_) | State::Leases(_) => state.value(),
         };
-        2.0 * used >= self.capacity()
-    }
-
-    /// Whether it lets every call pass and remembers nothing.
-    pub fn is_unlimited(&self) -> bool {
-        matches!(self, Limit::Unlimited)
-    }
-
-    /// The limit as one of concurrency, the kind whose slots are taken by leases; `None` for the others.
-    pub fn concurrency(&self) -> Option<&Concurrency> {
-        match self {
-            Limit::Concurrency(limit) => Some(limit),
-            _ => None,
-        }
-    }
-
-    /// Whether the `phase` of [`initial_state`](Limit::initial_state) matters.
-    pub fn has_phase(&self) -> bool {
-        matches!(self, Limit::FixedWindow(_))
-    }
-
-    /// The kind of the limit.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Limit::TokenBucket(_) => Kind::TokenBucket,
-            Limit::FixedWindow(_) => Kind::FixedWindow,
-            Limit::SlidingWindow(_) => Kind::SlidingWindow,
-            Limit::SlidingLog(_) => Kind::SlidingLog,
-            Limit::Concurrency(_) => Kind::Concurrency,
-            Limit::Unlimited => Kind::Unlimited,
-        }
+        2.0 * used >= capacity
     }
 
     /// Whether only whole counts can be taken: a sliding log has one entry per token, and slots are not
     /// divided.
     pub fn whole_counts(&self) -> bool {
-        matches!(self, Limit::SlidingLog(_) | Limit::Concurrency(_))
+        each_kind!(self.kind(), K => K::WHOLE_COUNTS)
+    }
+
+    /// Whether the `phase` of [`initial_state`](Limit::initial_state) matters.
+    pub fn has_phase(&self) -> bool {
+        each_kind!(self.kind(), K => K::HAS_PHASE)
+    }
+
+    /// Into how many shards the limit is divided, 1 to [`MAX_SHARDS`](crate::config::MAX_SHARDS);
+    /// 1 for the kinds that have none.
+    pub fn shards(&self) -> u32 {
+        each_limit!(self, limit => limit.shards())
+    }
+
+    /// The limit of one of `shards` equal shards: rate, capacity and the largest debt divided by
+    /// their number. For the kinds that have no shards it is the limit itself.
+    pub fn shard_limit(&self, shards: u32) -> Limit {
+        each_limit!(self, limit => limit.shard(shards).into())
+    }
+
+    /// Says why memory can't store the limit's states; `None`: it can.
+    pub(crate) fn not_in_memory(&self) -> Option<NotInMemory> {
+        each_limit!(self, limit => limit.not_in_memory())
     }
 
     /// The state of an unused limit: full. `phase` is any boundary of the windows of a fixed window
     /// without a `start`, such as [`phase`](crate::phase()); other limits ignore it.
     pub fn initial_state(&self, now: Micros, phase: Micros) -> State {
-        match self {
-            Limit::TokenBucket(limit) => State::Tokens(limit.initial_state(now)),
-            Limit::FixedWindow(limit) => State::Tokens(limit.initial_state(now, phase)),
-            Limit::SlidingWindow(limit) => State::Counters(limit.initial_state(now)),
-            Limit::SlidingLog(_) => State::Log(SlidingLog::initial_state(now)),
-            Limit::Concurrency(_) => State::Leases(Concurrency::initial_state(now)),
-            Limit::Unlimited => State::Tokens(Tokens { value: 0.0, ts: now, brought: None }),
-        }
+        each_limit!(self, limit => limit.initial_state(now, phase).into())
     }
 
     /// Whether this kind can use a stored state of this shape, which may come from an earlier config: token bucket and
     /// fixed window accept each other's states, with tokens and time. A state that isn't accepted counts as no state
     /// and is replaced by the [initial one](Limit::initial_state).
     pub fn accepts(&self, shape: Shape) -> bool {
-        match self {
-            Limit::TokenBucket(_) | Limit::FixedWindow(_) => shape == Shape::Tokens,
-            Limit::SlidingWindow(_) => shape == Shape::Counters,
-            Limit::SlidingLog(_) => shape == Shape::Log,
-            Limit::Concurrency(_) => shape == Shape::Leases,
-            Limit::Unlimited => false,
-        }
+        self.shape() == Some(shape)
+    }
+
+    /// The shape of the limit's states; `None`: it has no state.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        each_kind!(self.kind(), K => K::HAS_STATE.then_some(<K as LimitKind>::State::SHAPE))
     }
 
     /// Whether the limit is idle: from `now` on, every call has the same answer as with the initial state,
     /// so the stored state can be deleted. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn is_idle(&self, state: &State, now: Micros, phase: Micros) -> bool {
-        self.current(state, now).is_idle(now, phase)
+        each_limit!(self, limit => limit.is_idle(&limit.current(state, now), now, phase))
     }
 
-    /// When the limit becomes [idle](Limit::is_idle) if nobody takes from it: the earliest instant from `now`
+    /// When the limit becomes [idle](Limit::is_idle) if no tokens are taken: the earliest instant from `now`
     /// on, apart from float error over long spans. `None`: never (for example, a window with another phase),
     /// or later than an instant can hold. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn idle_at(&self, state: &State, now: Micros, phase: Micros) -> Option<Micros> {
-        let current = self.current(state, now);
-        let at = match &current {
-            Current::TokenBucket(limit, tokens) => limit.full_at(tokens),
-            Current::FixedWindow(limit, tokens) => limit.full_at(tokens),
-            Current::SlidingWindow(limit, counters) => Some(limit.unused_at(counters)),
-            Current::SlidingLog(limit, log) => Some(limit.unused_at(log)),
-            Current::Concurrency(_, leases) => Some(Concurrency::unused_at(leases)),
-            Current::Unlimited => Some(now),
-        };
-        let wait = at?.max(now).minus(now);
-        // What counts now counts ever after.
-        let idle = |wait| current.is_idle(now.plus(wait), phase);
-        confirmed(Some(wait), idle).map(|wait| now.plus(wait))
+        each_limit!(self, limit => {
+            let state = limit.current(state, now);
+            let wait = limit.unused_at(&state)?.max(now).minus(now);
+            // The state that counts now counts ever after.
+            let idle = |wait| limit.is_idle(&state, now.plus(wait), phase);
+            confirmed(Some(wait), idle).map(|wait| now.plus(wait))
+        })
     }
 
     /// How full the limit is at `now`.
     pub fn level(&self, state: &State, now: Micros) -> Level {
-        match &self.current(state, now) {
-            Current::TokenBucket(limit, tokens) => limit.level(tokens, now),
-            Current::FixedWindow(limit, tokens) => limit.level(tokens, now),
-            Current::SlidingWindow(limit, counters) => limit.level(counters, now),
-            Current::SlidingLog(limit, log) => limit.level(log, now),
-            Current::Concurrency(limit, leases) => limit.level(leases, now),
-            Current::Unlimited => NO_LIMIT,
-        }
+        each_limit!(self, limit => limit.level(&limit.current(state, now), now))
     }
 
     /// The instant at which a call at `now` is decided: `now`, or the time of the state if that is later; for windows,
     /// the time of the state is the start of its last window.
     pub fn present(&self, state: &State, now: Micros) -> Micros {
-        let seen = match &self.current(state, now) {
-            Current::TokenBucket(_, tokens) | Current::FixedWindow(_, tokens) => Some(tokens.ts),
-            Current::SlidingWindow(_, counters) => Some(counters.ts),
-            Current::SlidingLog(_, log) => log.entries.last().copied(),
-            // It has no time of its own.
-            Current::Concurrency(..) | Current::Unlimited => None,
-        };
+        let seen = each_limit!(self, limit => limit.current(state, now).seen());
         seen.map_or(now, |seen| seen.max(now))
     }
 
     /// The state that counts at `now`: the stored one, or a full one in the same windows if the limit doesn't
     /// [accept](Limit::accepts) its shape, or if it is beyond the horizon, too late for a clock that was adjusted.
-    ///
-    /// The horizon is an hour from now, and no less than a whole refill, the time in which this state is full, its
-    /// debt included, or the whole windows that the kind looks back on.
-    #[inline]
-    fn current<'a>(&'a self, state: &'a State, now: Micros) -> Current<'a> {
-        let soon = now.plus(HOUR);
-        // `None`: later than an instant can be.
-        let within = |horizon: Option<Micros>, seen| horizon.is_none_or(|horizon| seen <= horizon);
-        match (self, state) {
-            (Limit::TokenBucket(limit), State::Tokens(tokens))
-                if tokens.ts <= soon || within(limit.whole_refill(tokens, now), tokens.ts) =>
-            {
-                Current::TokenBucket(limit, Cow::Borrowed(tokens))
-            }
-            (Limit::FixedWindow(limit), State::Tokens(tokens))
-                if tokens.ts <= soon || within(limit.whole_refill(tokens, now), tokens.ts) =>
-            {
-                Current::FixedWindow(limit, Cow::Borrowed(tokens))
-            }
-            (Limit::SlidingWindow(limit), State::Counters(counters))
-                if counters.ts <= soon.max(now.plus(limit.period).plus(limit.period)) =>
-            {
-                Current::SlidingWindow(limit, *counters)
-            }
-            (Limit::SlidingLog(limit), State::Log(log))
-                if log.entries.last() <= Some(&soon.max(now.plus(limit.period))) =>
-            {
-                Current::SlidingLog(limit, Cow::Borrowed(log))
-            }
-            // A lease has a holder, and stays.
-            (Limit::Concurrency(limit), State::Leases(leases)) => {
-                Current::Concurrency(limit, Cow::Borrowed(leases))
-            }
-            (Limit::TokenBucket(limit), _) => {
-                Current::TokenBucket(limit, Cow::Owned(limit.initial_state(now)))
-            }
-            (Limit::FixedWindow(limit), _) => {
-                Current::FixedWindow(limit, Cow::Owned(limit.initial_state(now, state.ts())))
-            }
-            (Limit::SlidingWindow(limit), _) => {
-                Current::SlidingWindow(limit, limit.initial_state(now))
-            }
-            (Limit::SlidingLog(limit), _) => {
-                Current::SlidingLog(limit, Cow::Owned(SlidingLog::initial_state(now)))
-            }
-            (Limit::Concurrency(limit), _) => {
-                Current::Concurrency(limit, Cow::Owned(Concurrency::initial_state(now)))
-            }
-            (Limit::Unlimited, _) => Current::Unlimited,
-        }
-    }
-}
-
-/// A kind and the state of its shape that counts at an instant. Counters are changed, and so copied.
-enum Current<'a> {
-    TokenBucket(&'a TokenBucket, Cow<'a, Tokens>),
-    FixedWindow(&'a FixedWindow, Cow<'a, Tokens>),
-    SlidingWindow(&'a SlidingWindow, Counters),
-    SlidingLog(&'a SlidingLog, Cow<'a, Log>),
-    Concurrency(&'a Concurrency, Cow<'a, Leases>),
-    Unlimited,
-}
-
-impl Current<'_> {
-    /// See [`Limit::is_idle`].
-    fn is_idle(&self, now: Micros, phase: Micros) -> bool {
-        match self {
-            Current::TokenBucket(limit, tokens) => limit.is_idle(tokens, now),
-            Current::FixedWindow(limit, tokens) => limit.is_idle(tokens, now, phase),
-            Current::SlidingWindow(limit, counters) => limit.is_idle(counters, now),
-            Current::SlidingLog(limit, log) => limit.is_idle(log, now),
-            Current::Concurrency(_, leases) => Concurrency::is_idle(leases, now),
-            Current::Unlimited => true,
-        }
+    fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, State> {
+        each_limit!(self, limit => match limit.current(state, now) {
+            Cow::Borrowed(_) => Cow::Borrowed(state),
+            Cow::Owned(initial) => Cow::Owned(initial.into()),
+        })
     }
 
-    /// The state alone; without a limit, as it is at `now`.
-    fn into_state(self, now: Micros) -> State {
-        match self {
-            Current::TokenBucket(_, tokens) | Current::FixedWindow(_, tokens) => {
-                State::Tokens(tokens.into_owned())
-            }
-            Current::SlidingWindow(_, counters) => State::Counters(counters),
-            Current::SlidingLog(_, log) => State::Log(log.into_owned()),
-            Current::Concurrency(_, leases) => State::Leases(leases.into_owned()),
-            Current::Unlimited => Limit::Unlimited.initial_state(now, now),
-        }
+    /// The limit by the formulas of tokens that come back up to a capacity; `None` for other kinds.
+    fn refill(&self) -> Option<&dyn refill::Refill> {
+        each_limit!(self, limit => limit.refill())
     }
-}
 
-/// What is in no limit.
-const NO_LIMIT: Level = Level { remaining: f64::INFINITY, reset_at: None };
-
-/// What is answered without a limit.
-fn unlimited() -> Decision {
-    Decision { ok: true, retry_after: None, level: NO_LIMIT, state: None }
+    /// The span from `now` until more tokens are there than an outcome has left; `None`: it isn't known.
+    pub(crate) fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
+        each_limit!(self, limit => limit.until_more(outcome, now))
+    }
 }
 
 /// Decides whether `count` tokens can be taken from `state` at `now`, and returns the state after it.
@@ -474,43 +406,7 @@ fn unlimited() -> Decision {
 /// fixed windows may go into debt, down to `-max_reserved`, if it is paid back within ten years; the
 /// other kinds ignore it. A `state` that the limit doesn't [accept](Limit::accepts) counts as no state.
 pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
-    match &limit.current(state, now) {
-        Current::TokenBucket(limit, tokens) => limit.decide(tokens, now, count, reserve),
-        Current::FixedWindow(limit, tokens) => limit.decide(tokens, now, count, reserve),
-        Current::SlidingWindow(limit, counters) => limit.decide(counters, now, count),
-        Current::SlidingLog(limit, log) => limit.decide(log, now, count),
-        Current::Concurrency(limit, leases) => limit.decide(leases, now, count),
-        Current::Unlimited => unlimited(),
-    }
-}
-
-impl Limit {
-    /// Takes `count` slots of a concurrency limit by a lease; see [`Concurrency::acquire`]. Of other kinds it takes
-    /// tokens, as [`decide`] does.
-    pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
-        match &self.current(state, now) {
-            Current::Concurrency(limit, leases) => limit.acquire(leases, now, count, id),
-            _ => decide(self, state, now, count, false),
-        }
-    }
-
-    /// The state after a lease was extended; `None` where the state has no such lease. See [`Concurrency::extend`].
-    pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
-        match &self.current(state, now) {
-            Current::Concurrency(limit, leases) => limit.extend(leases, now, id).map(State::Leases),
-            _ => None,
-        }
-    }
-
-    /// The state after a lease was released; `None` where the state has no such lease. See [`Concurrency::release`].
-    pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
-        match &self.current(state, now) {
-            Current::Concurrency(limit, leases) => {
-                limit.release(leases, now, id).map(State::Leases)
-            }
-            _ => None,
-        }
-    }
+    each_limit!(limit, limit => limit.decide(&limit.current(state, now), now, count, reserve))
 }
 
 /// Gives back `count` tokens that were taken but not used: first against a debt, never above the capacity.
@@ -527,12 +423,7 @@ pub fn credit(
     count: f64,
     taken_at: Option<Micros>,
 ) -> Option<Decision> {
-    match &limit.current(state, now) {
-        Current::TokenBucket(limit, tokens) => Some(limit.credit(tokens, now, count, taken_at)),
-        Current::FixedWindow(limit, tokens) => Some(limit.credit(tokens, now, count, taken_at)),
-        Current::SlidingWindow(..) | Current::SlidingLog(..) | Current::Concurrency(..) => None,
-        Current::Unlimited => Some(unlimited()),
-    }
+    each_limit!(limit, limit => limit.credit(&limit.current(state, now), now, count, taken_at))
 }
 
 /// How many tokens a float may miss by without deciding anything.
@@ -540,15 +431,15 @@ fn tolerance(capacity: f64) -> f64 {
     1e-9 * capacity.max(1.0)
 }
 
-/// Takes `count` from `available` tokens. A count too small to change so large a float takes its last
-/// bit instead: nothing is free.
+/// Takes `count` from `available` tokens. A count too small to change the float takes its last bit instead: no take is
+/// free.
 fn subtract(available: f64, count: f64) -> f64 {
     let left = available - count;
     if left == available && count > 0.0 { available.next_down() } else { left }
 }
 
-/// Rounds a number of tokens, of at most `capacity`, to a whole one where only float error keeps it
-/// from being one. Of a large limit the tolerance is many tokens, so here a millionth is the most.
+/// Rounds a number of tokens, at most `capacity`, to a whole one where only float error keeps it from being one. The
+/// tolerance of a large limit is many tokens, so here a millionth is the most.
 fn rounded(tokens: f64, capacity: f64) -> f64 {
     let whole = tokens.round();
     let near = (tokens - whole).abs() <= tolerance(capacity).min(1e-6);

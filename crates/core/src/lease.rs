@@ -5,10 +5,10 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
 use crate::Micros;
 use crate::requests::{MAX_KEY, MAX_NAME};
 
-/// What is percent-encoded: all but visible ASCII, and what separates.
+/// The bytes that are percent-encoded: all but visible ASCII, and the separators.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'/');
 
-/// What a lease is of, and its id.
+/// A lease's limit, key and id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
     /// The limit's name.
@@ -41,7 +41,7 @@ pub fn parse(text: &[u8]) -> Option<LeaseName> {
     let id = str::from_utf8(parts.next()?).ok()?.parse().ok()?;
     let read = LeaseName { name, key, id: Micros(id) };
     let lengths = (1..=MAX_NAME).contains(&read.name.len()) && read.key.len() <= MAX_KEY;
-    // Only what it would be written as: `%61`, `+1` and a zero byte are of no lease.
+    // Only as `to_text` writes it: `%61`, `+1` and a zero byte are in no lease.
     let same = to_text(&read.name, &read.key, read.id).as_bytes() == text;
     (lengths && same && !read.name.contains(&0) && !read.key.contains(&0)).then_some(read)
 }

@@ -9,7 +9,7 @@
 //! ```
 //! use ratelimit_core::{Micros, config, decide};
 //!
-//! // Ten tokens a minute, of which up to twenty accumulate.
+//! // Ten tokens a minute; up to twenty accumulate.
 //! let limit = config::parse(
 //!     r#"{"kind": "token bucket", "rate": 10, "period": "1 minute", "capacity": 20}"#,
 //! )?;
@@ -83,11 +83,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What is where
+//! # Contents
 //!
 //! - [`config`] reads and writes the JSON of a limit, and checks every range; [`state`] that of a
 //!   state.
-//! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] tells what is there, and
+//! - [`decide`] takes tokens, [`credit`] gives them back, [`Limit::level`] returns the tokens left, and
 //!   [`Limit::is_idle`] whether a state can be deleted. [`kinds`] has the kinds, with the sources
 //!   of their formulas.
 //! - [`Shards`] is a limit that is divided, so that several calls can be made at once.

@@ -26,8 +26,7 @@ impl Micros {
     /// The longest wait that a reservation may run up: 10 years of 365.25 days.
     pub const TEN_YEARS: Micros = Micros(315_576_000 * 1_000_000);
 
-    /// The nearest microsecond to a number of milliseconds; what does not fit saturates, and NaN
-    /// is 0.
+    /// The nearest microsecond to a number of milliseconds; saturates, and NaN is 0.
     pub fn from_millis(millis: f64) -> Micros {
         // Apart, since a product beyond 2^53 (the year 2255) has no room for the last digits.
         let whole = (millis.trunc() as i64).saturating_mul(1_000);
@@ -54,6 +53,11 @@ impl Micros {
         Micros(self.0.saturating_sub(other.0))
     }
 
+    /// This span, repeated or shortened by a factor, and cut to a microsecond.
+    pub(crate) fn times(self, factor: f64) -> Micros {
+        Micros((factor * self.0 as f64) as i64)
+    }
+
     /// The next whole millisecond at or after this one.
     pub fn ceil_to_millis(self) -> Micros {
         let rest = self.0.rem_euclid(Self::MILLISECOND.0);
@@ -75,8 +79,8 @@ impl Micros {
         Micros(self.0.saturating_sub(self.0.rem_euclid(period.0)))
     }
 
-    /// A span computed as a float, rounded up to a microsecond; `None` where it exceeds what an
-    /// instant can hold (292,000 years), which no wait needs.
+    /// A span computed as a float, rounded up to a microsecond; `None` beyond the last instant (292,000 years), which no
+    /// wait needs.
     pub(crate) fn ceil_from(micros: f64) -> Option<Micros> {
         (micros < i64::MAX as f64 / 2.0).then(|| Micros(micros.ceil().max(0.0) as i64))
     }

@@ -12,12 +12,12 @@ pub const MAX_TOKENS: f64 = 1e15;
 pub const MAX_LOG: f64 = 10_000.0;
 /// The most slots of a concurrency limit, which keeps a lease for each.
 pub const MAX_SLOTS: u32 = 1000;
-/// The most of one in memory, whose slots are locked together.
+/// The most slots of a limit in memory, which are locked together.
 pub const MAX_SLOTS_IN_MEMORY: u32 = 100;
 /// The most shards that a limit is divided into.
 pub const MAX_SHARDS: u32 = 1024;
 
-/// Declares a number by what is allowed, in words and as a condition.
+/// Declares a number by its allowed values, in words and as a condition.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $allowed:literal, $fits:expr) => {
         $(#[$doc])*
@@ -70,14 +70,14 @@ number!(
     |shards| (1.0..=f64::from(MAX_SHARDS)).contains(&shards) && shards.fract() == 0.0
 );
 number!(
-    /// What a state counts, in tokens.
+    /// The value of a state, in tokens.
     Amount,
     "a finite number",
     |amount| amount.is_finite()
 );
 number!(
-    /// A stored time: whatever [`Micros`] holds, which is more than a config's `start` may be, since
-    /// windows are counted up to the end of what a timestamp holds.
+    /// A stored time: any [`Micros`], a wider range than that of a config's `start`, since windows are counted up to the
+    /// last timestamp.
     EpochMillis,
     "epoch milliseconds",
     |millis| millis.abs() <= i64::MAX as f64 / 1e3

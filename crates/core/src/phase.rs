@@ -1,4 +1,4 @@
-//! Where the windows of a key begin.
+//! The phase of a key's windows.
 
 use xxhash_rust::xxh64::xxh64;
 

@@ -14,25 +14,25 @@ use crate::text::shortened;
 
 /// The longest name, in bytes. The shortest has one.
 pub const MAX_NAME: usize = 200;
-/// How long a name may be, in words.
+/// The allowed lengths of a name, in words.
 pub const NAME_LENGTH: &str = "1 to 200 bytes";
 /// The longest key, in bytes.
 pub const MAX_KEY: usize = 1024;
-/// How long a key may be, in words.
+/// The allowed lengths of a key, in words.
 pub const KEY_LENGTH: &str = "at most 1024 bytes; pass a hash of a longer key";
-/// How many requests a list can have.
+/// The most requests of a list.
 pub const MAX_REQUESTS: usize = 10_000;
 /// The longest list, in bytes of JSON: 200 for each of [`MAX_REQUESTS`].
 pub const MAX_BYTES: usize = 2_000_000;
 
-/// One of the requests, as it was written; only its types are checked.
+/// A request as it was written; only its types are checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RawRequest {
-    /// Which limit.
+    /// The limit's name.
     pub name: String,
-    /// Whose; empty where it is left out.
+    /// The key; empty where it is left out.
     pub key: String,
-    /// How many tokens; 1 where it is left out.
+    /// Tokens; 1 where it is left out.
     pub count: f64,
     /// Whether the limit may go into debt; false where it is left out.
     pub reserve: bool,
@@ -40,13 +40,12 @@ pub struct RawRequest {
     pub config: Option<String>,
 }
 
-/// What is wrong with the list, or with one of its requests. It never carries a key, which may be
-/// personal: of a key it has the type.
+/// An invalid list, or one of its requests. The error never carries a key, which may be personal, only its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
-    /// Which request, from 1; 0: the list itself.
+    /// The number of the request, from 1; 0: the list.
     pub n: usize,
-    /// What is wrong with it: an argument, or `requests`, `it` or `a field`.
+    /// The error: of an argument, or `requests`, `it` or `a field`.
     pub error: ArgumentError,
 }
 
@@ -121,8 +120,7 @@ impl<'de> Deserialize<'de> for Count {
     }
 }
 
-/// Reads a text, and refuses one that is too long in every encoding: the caller counts its bytes in the
-/// server's encoding and reports them.
+/// Reads a text, and refuses one that is too long in every encoding: the caller checks the length in the server's.
 struct Bounded {
     most: usize,
     allowed: &'static str,
@@ -140,8 +138,8 @@ impl Visitor<'_> for Bounded {
     }
 }
 
-/// Reads a list of requests. Its text should be no longer than [`MAX_BYTES`], and the list than
-/// [`MAX_REQUESTS`], which is left to the caller.
+/// Reads a list of requests. The caller checks that the text is no longer than [`MAX_BYTES`], and the list no longer
+/// than [`MAX_REQUESTS`].
 ///
 /// ```
 /// use ratelimit_core::requests;
@@ -155,7 +153,7 @@ impl Visitor<'_> for Bounded {
 /// ```
 ///
 /// # Errors
-/// [`RequestError`] for what is no list or an empty one, and for the first request that has a field
+/// [`RequestError`] for JSON that is no list or an empty one, and for the first request that has a field
 /// that is unknown, repeated or of a wrong type, or no name.
 pub fn parse(json: &str) -> Result<Vec<RawRequest>, RequestError> {
     let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
@@ -172,8 +170,8 @@ pub fn parse(json: &str) -> Result<Vec<RawRequest>, RequestError> {
 }
 
 fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
-    let fields =
-        Fields::of_json(json).ok_or_else(|| ArgumentError::invalid("it", type_of(json), FIELDS))?;
+    let fields = Fields::from_json(json)
+        .ok_or_else(|| ArgumentError::invalid("it", type_of(json), FIELDS))?;
     let request: RequestFields = fields.read()?;
     let config = request.config.map(|config| Box::<str>::from(config).into_string());
     let config = config.filter(|config| config != "null");

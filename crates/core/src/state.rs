@@ -1,6 +1,6 @@
-//! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a sliding window
-//! and `log` (epoch ms, oldest first) for a sliding log; of a concurrency limit with `leases`, for each slot
-//! that is taken the id of its [`Lease`], in thousandths, and when it expires (epoch ms).
+//! The state of a limit as JSON: `{"value": 3, "ts": <epoch ms>}`, with `prior` for a sliding window, `log` (epoch ms,
+//! oldest first) for a sliding log, and `leases` for a concurrency limit: for each slot that is taken the id of its
+//! [`Lease`], in thousandths, and when it expires (epoch ms).
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::fields::{FieldError, Fields};
-use crate::kinds::{self, Counters, Lease, Tokens};
+use crate::kinds::{self, Counters, Lease, Shape, Tokens};
 use crate::numbers::{Amount, EpochMillis, MAX_LOG, MAX_SLOTS};
 use crate::text::{quoted, shortened};
-use crate::{Kind, Limit, Micros, State};
+use crate::{Limit, Micros, State};
 
 /// The longest state, in bytes of JSON: a log has 10,000 entries of up to 20 digits.
 pub const MAX_BYTES: usize = 1_000_000;
 
-/// What is wrong with a state: the field, its value and the allowed values.
+/// An invalid state: the field, its value and the allowed values.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{problem} (allowed: {allowed})")]
 #[non_exhaustive]
@@ -33,7 +33,7 @@ impl StateError {
         StateError { problem, allowed: allowed.into() }
     }
 
-    /// Refuses a state of so many bytes of JSON, more than [`MAX_BYTES`].
+    /// Refuses a state whose JSON has more than [`MAX_BYTES`].
     pub fn too_long(bytes: usize) -> StateError {
         StateError::new(format!("it is {bytes} bytes long"), format!("at most {MAX_BYTES} bytes"))
     }
@@ -59,17 +59,16 @@ impl From<FieldError> for StateError {
     }
 }
 
-/// A state of a token bucket or a fixed window.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RefillState {
+struct TokensState {
     value: Amount,
     ts: EpochMillis,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SlidingWindowState {
+struct CountersState {
     value: Amount,
     ts: EpochMillis,
     prior: Amount,
@@ -77,7 +76,7 @@ struct SlidingWindowState {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SlidingLogState {
+struct LogState {
     value: Amount,
     ts: EpochMillis,
     log: Log,
@@ -90,13 +89,13 @@ struct NoState {}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ConcurrencyState {
+struct LeasesState {
     value: Amount,
     ts: EpochMillis,
     leases: Leases,
 }
 
-/// Of each slot the id of its lease, and when that expires.
+/// For each slot the id of its lease, and when that expires.
 #[derive(Serialize)]
 struct Leases(Vec<[EpochMillis; 2]>);
 
@@ -207,28 +206,28 @@ impl<'de> Deserialize<'de> for Log {
 /// [`StateError`] for a field that is missing, repeated, unknown, of a wrong type or out of range,
 /// and for one that the limit's kind doesn't have.
 pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
-    let fields = Fields::of_json(json).ok_or_else(|| {
+    let fields = Fields::from_json(json).ok_or_else(|| {
         StateError::new(
             format!("it is {}", shortened(json)),
             r#"an object such as {"value": 3, "ts": 1798804800000}"#,
         )
     })?;
-    Ok(match limit.kind() {
-        Kind::TokenBucket | Kind::FixedWindow => {
-            let RefillState { value, ts } = fields.read()?;
+    Ok(match limit.shape() {
+        Some(Shape::Tokens) => {
+            let TokensState { value, ts } = fields.read()?;
             State::Tokens(Tokens { value: value.0, ts: ts.into(), brought: None })
         }
-        Kind::SlidingWindow => {
-            let SlidingWindowState { value, ts, prior } = fields.read()?;
+        Some(Shape::Counters) => {
+            let CountersState { value, ts, prior } = fields.read()?;
             State::Counters(Counters { value: value.0, prior: prior.0, ts: ts.into() })
         }
-        Kind::SlidingLog => {
-            let SlidingLogState { value: _, ts, log: Log(log) } = fields.read()?;
+        Some(Shape::Log) => {
+            let LogState { value: _, ts, log: Log(log) } = fields.read()?;
             let entries = log.into_iter().map(Micros::from).collect();
             State::Log(kinds::Log { entries, ts: ts.into() })
         }
-        Kind::Concurrency => {
-            let ConcurrencyState { value: _, ts, leases: Leases(leases) } = fields.read()?;
+        Some(Shape::Leases) => {
+            let LeasesState { value: _, ts, leases: Leases(leases) } = fields.read()?;
             let lease = |[id, expires_at]: [EpochMillis; 2]| Lease {
                 id: id.into(),
                 expires_at: expires_at.into(),
@@ -236,30 +235,28 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
             let leases = leases.into_iter().map(lease).collect();
             State::Leases(kinds::Leases { leases, ts: ts.into() })
         }
-        Kind::Unlimited => {
-            fields.read().map(|NoState {}| limit.initial_state(Micros(0), Micros(0)))?
-        }
+        None => fields.read().map(|NoState {}| limit.initial_state(Micros(0), Micros(0)))?,
     })
 }
 
-/// Writes a state as JSON, as [`parse`] reads it. What a fixed window brought is not in it: its state is that of the
-/// Convex component.
+/// Writes a state as JSON, as [`parse`] reads it, without the tokens that a fixed window brought: its JSON is the
+/// Convex component's.
 pub fn to_json(state: &State) -> Value {
     let (value, ts) = (Amount(state.value()), EpochMillis::from(state.ts()));
     let json = match state {
-        State::Tokens(_) => serde_json::to_value(RefillState { value, ts }),
+        State::Tokens(_) => serde_json::to_value(TokensState { value, ts }),
         State::Counters(counters) => {
             let prior = Amount(counters.prior);
-            serde_json::to_value(SlidingWindowState { value, ts, prior })
+            serde_json::to_value(CountersState { value, ts, prior })
         }
         State::Log(log) => {
             let log = Log(log.entries.iter().copied().map(EpochMillis::from).collect());
-            serde_json::to_value(SlidingLogState { value, ts, log })
+            serde_json::to_value(LogState { value, ts, log })
         }
         State::Leases(leases) => {
             let pair = |lease: &Lease| [lease.id.into(), lease.expires_at.into()];
             let leases = Leases(leases.leases.iter().map(pair).collect());
-            serde_json::to_value(ConcurrencyState { value, ts, leases })
+            serde_json::to_value(LeasesState { value, ts, leases })
         }
     };
     json.unwrap_or_default()

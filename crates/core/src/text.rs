@@ -2,7 +2,7 @@
 
 use serde::Serializer;
 
-/// Cuts a value to what fits an error message: its first 80 characters.
+/// Shortens a value to its first 80 characters, for a message.
 pub fn shortened(value: &str) -> String {
     match value.char_indices().nth(80) {
         Some((end, _)) => format!("{}...", &value[..end]),
@@ -26,8 +26,8 @@ pub(crate) fn quoted<'a>(fields: impl IntoIterator<Item = &'a &'a str>) -> Strin
     fields.join(", ")
 }
 
-/// Writes a float as a JSON number, a whole one without a fraction; what JSON can't hold as
-/// [`float_text`] does.
+/// Writes a float as a JSON number, a whole one without a fraction; a number that JSON doesn't have as [`float_text`]
+/// does.
 pub(crate) fn json_number(number: f64) -> String {
     match serde_json::to_value(JsonNumber(number)) {
         Ok(serde_json::Value::Number(number)) => number.to_string(),

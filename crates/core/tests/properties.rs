@@ -341,7 +341,7 @@ const ALL: &[Kind] =
     &[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar, Kind::SlidingWindow, Kind::SlidingLog];
 const WINDOWS: &[Kind] = &[Kind::FixedWindow, Kind::Calendar];
 
-/// A state of so many tokens at an instant, which does not tell what a window brought.
+/// A state of tokens at an instant, without those that a window brought.
 fn tokens_at(value: f64, ts: i64) -> State {
     State::Tokens(Tokens { value, ts: Micros(ts), brought: None })
 }
@@ -410,7 +410,7 @@ fn keeps_to(config: &Config, work: &[(i64, f64)]) -> Result<(), TestCaseError> {
 }
 
 fn cases(cases: u32) -> ProptestConfig {
-    // The same cases every time, so that a change is judged by itself; PROPTEST_RNG_SEED gives
+    // The same cases every time, so that only a change can fail them; PROPTEST_RNG_SEED gives
     // others, PROPTEST_CASES more. A failure prints its input; nothing is written to the sources.
     let asked = |name: &str| std::env::var(name).ok().and_then(|asked| asked.parse().ok());
     let (seed, asked) =
@@ -1022,7 +1022,7 @@ proptest! {
     }
 }
 
-/// The start and the end of the window in which nobody has used the limit at `now`.
+/// The start and the end of the window of an unused limit at `now`.
 fn window_of(limit: &Limit, now: i64) -> (i64, i64) {
     let fresh = limit.initial_state(Micros(now), Micros(0));
     (fresh.ts().0, limit.level(&fresh, Micros(now)).reset_at.unwrap().0)
@@ -1083,7 +1083,7 @@ fn any_zone() -> impl Strategy<Value = TimeZone> {
     prop::sample::select(names).prop_map(move |name| database.get(&name).unwrap())
 }
 
-/// Of the years 1850 to 2200, in microseconds.
+/// An instant of the years 1850 to 2200.
 fn any_instant() -> impl Strategy<Value = i64> {
     -3_786_912_000_000_000..7_258_118_400_000_000i64
 }
@@ -1187,7 +1187,7 @@ struct Exact {
     rate: i128,
     period: i128,
     capacity: i128,
-    /// As the limit is told: a token of ours is so many of its tokens.
+    /// The number of the limit's tokens that are one token here.
     unit: f64,
 }
 
@@ -1227,7 +1227,7 @@ fn a_token_bucket_is_exact_over_millions_of_calls() {
         let mut units = exact.capacity * exact.period;
         let (mut admitted, mut expected) = (0u64, 0u64);
         for call in 0..CALLS {
-            // About as often as tokens come in; a third of the calls wait as long as they were told.
+            // About as often as tokens come in; a third of the calls wait for the retry_after.
             let gap = random.below(2 * (exact.period / exact.rate) as u64) as i64;
             now += gap;
             units = (units + i128::from(gap) * exact.rate).min(exact.capacity * exact.period);

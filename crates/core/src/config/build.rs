@@ -1,41 +1,65 @@
-//! From arguments to a config.
+//! Builds configs from the arguments of SQL functions.
 
 use std::fmt;
 
 use jiff::tz::TimeZone;
 
 use super::ConfigError;
-use super::kinds::Config;
-use super::times::LocalDate;
+use super::times::{FIRST_REQUEST, LocalDate};
 use crate::fields::{Fields, Value};
 use crate::kinds::{local_date, zone};
 use crate::text::json_number;
 use crate::{Kind, Micros};
 
-/// The arguments of [`build`]: the fields of a config, typed.
-#[derive(Clone, Debug, Default)]
-pub struct Given {
-    /// `rate`, in tokens a period.
-    pub rate: f64,
-    /// `period`: of fixed length, or of days or months where there is a `timezone`.
-    pub period: Interval,
-    /// `capacity`, in tokens.
-    pub capacity: Option<f64>,
-    /// `maxReserved`, in tokens.
-    pub max_reserved: Option<f64>,
-    /// `shards`.
-    pub shards: Option<i32>,
-    /// `start`, as an instant; with a `timezone`, the local date of it.
-    pub start: Option<Micros>,
-    /// Whether `start` is `"first request"`.
-    pub first_request: bool,
-    /// `timezone`, as an IANA name.
-    pub timezone: Option<String>,
-    /// `slots`.
-    pub slots: i32,
+/// An argument of [`build`].
+#[derive(Clone, Debug)]
+pub enum Argument {
+    /// It is left out.
+    Absent,
+    /// A number.
+    Number(f64),
+    /// A text.
+    Text(String),
+    /// A truth value.
+    Flag(bool),
+    /// A period: of fixed length, or of days or months where there is a `timezone`.
+    Interval(Interval),
+    /// A start: an instant, or the local date of it where there is a `timezone`.
+    Instant(Micros),
 }
 
-/// An interval as PostgreSQL has it: of three units, none of which is a number of another.
+/// Makes arguments of the types that functions have.
+macro_rules! arguments {
+    ($($type:ty: $make:expr,)*) => {
+        $(impl From<$type> for Argument {
+            fn from(value: $type) -> Argument {
+                $make(value)
+            }
+        })*
+    };
+}
+
+arguments! {
+    f64: Argument::Number,
+    bool: Argument::Flag,
+    String: Argument::Text,
+    Interval: Argument::Interval,
+    Micros: Argument::Instant,
+}
+
+impl From<i32> for Argument {
+    fn from(number: i32) -> Argument {
+        Argument::Number(number.into())
+    }
+}
+
+impl<T: Into<Argument>> From<Option<T>> for Argument {
+    fn from(value: Option<T>) -> Argument {
+        value.map_or(Argument::Absent, Into::into)
+    }
+}
+
+/// An interval as PostgreSQL has it: in three units, since months and days have no fixed length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interval {
     /// Calendar months.
@@ -61,74 +85,87 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Builds the config of a kind from arguments, and checks it as [`parse`](super::parse) does. A period of fixed
-/// length becomes milliseconds, with days of 24 hours; for a concurrency limit it is the `ttl`.
+/// Builds the config of a kind from arguments, and checks it as [`parse`](super::parse) does. An argument is named as its
+/// field, or as that in snake case; a true `first_request` is the `start` of that name. A period of fixed length becomes
+/// milliseconds, with days of 24 hours.
 ///
 /// ```
 /// use ratelimit_core::Kind;
-/// use ratelimit_core::config::{Given, Interval, build};
+/// use ratelimit_core::config::{Interval, build};
 ///
 /// let minute = Interval { micros: 60_000_000, ..Interval::default() };
-/// let config = build(Kind::SlidingWindow, &Given { rate: 10.0, period: minute, ..Given::default() })?;
+/// let config = build(Kind::SlidingWindow, &[("rate", 10_f64.into()), ("period", minute.into())])?;
 /// assert_eq!(config.to_string(), r#"{"kind":"sliding window","period":60000,"rate":10}"#);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 ///
 /// # Errors
 /// As [`parse`](super::parse), for a float that JSON can't hold, and for `start` with `first_request`.
-pub fn build(kind: Kind, given: &Given) -> Result<serde_json::Value, ConfigError> {
-    let calendar = given.timezone.is_some();
+pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::Value, ConfigError> {
+    let given = |name| arguments.iter().find(|(other, _)| *other == name).map(|(_, given)| given);
+    let timezone = match given("timezone") {
+        Some(Argument::Text(name)) => Some(name),
+        _ => None,
+    };
+    let first_request = matches!(given("first_request"), Some(Argument::Flag(true)));
+    let calendar = timezone.is_some();
     let problem = |problem: String, allowed: &str| ConfigError {
         problem,
         allowed: allowed.into(),
         kind: Some(kind),
         calendar,
     };
-    let Interval { months, days, micros } = given.period;
-    let dates = given.period.to_string();
-    let period = if months == 0 && given.timezone.is_none() {
-        const DAY: i64 = 86_400_000_000;
-        let micros = micros.saturating_add(i64::from(days).saturating_mul(DAY));
-        Value::Number(Micros(micros).as_millis())
-    } else {
-        Value::Text(&dates) // what they may not be is refused below
-    };
-    let date;
-    let start = match (given.start, given.first_request, &given.timezone) {
-        (Some(_), true, _) => {
-            let both = "\"start\" and \"first_request\" are both given";
-            return Err(problem(both.into(), "one of the two"));
+    let mut fields = Vec::new();
+    for (name, argument) in arguments {
+        let (name, value) = match argument {
+            Argument::Absent | Argument::Flag(false) => continue,
+            Argument::Flag(true) => ("start", Argument::Text(FIRST_REQUEST.into())),
+            Argument::Interval(period) => (*name, period.to_argument(calendar)),
+            Argument::Instant(_) if first_request => {
+                let both = "\"start\" and \"first_request\" are both given";
+                return Err(problem(both.into(), "one of the two"));
+            }
+            Argument::Instant(start) => match timezone {
+                None => (*name, Argument::Number(start.as_millis())),
+                Some(timezone) => {
+                    let zone = zone(timezone).unwrap_or(TimeZone::UTC); // refused below
+                    let Some(date) = local_date(&zone, *start) else {
+                        let start = json_number(start.as_millis());
+                        return Err(problem(format!("\"{name}\" is {start}"), LocalDate::ALLOWED));
+                    };
+                    (*name, Argument::Text(date.to_string()))
+                }
+            },
+            other => (*name, other.clone()),
+        };
+        fields.push((camel_case(name), value));
+    }
+    let values = fields.iter().filter_map(|(name, argument)| match argument {
+        Argument::Number(number) => Some((&**name, Value::Number(*number))),
+        Argument::Text(text) => Some((&**name, Value::Text(text))),
+        _ => None,
+    });
+    kind.json(&Fields::from_arguments(values))
+        .map_err(|error| ConfigError { calendar, ..ConfigError::from_field(error, Some(kind)) })
+}
+
+impl Interval {
+    /// A period of fixed length in milliseconds; others as text, which a field may refuse.
+    fn to_argument(self, calendar: bool) -> Argument {
+        if self.months != 0 || calendar {
+            return Argument::Text(self.to_string());
         }
-        (Some(start), false, None) => Some(Value::Number(start.as_millis())),
-        (Some(start), false, Some(name)) => {
-            let zone = zone(name).unwrap_or(TimeZone::UTC); // which is refused below
-            let Some(local) = local_date(&zone, start) else {
-                let start = json_number(start.as_millis());
-                return Err(problem(format!("\"start\" is {start}"), LocalDate::ALLOWED));
-            };
-            date = local.to_string();
-            Some(Value::Text(&date))
-        }
-        (None, true, _) => Some(Value::Text("first request")),
-        (None, false, _) => None,
-    };
-    let fields = match kind {
-        Kind::Unlimited => Fields::of_arguments([]),
-        Kind::Concurrency => Fields::of_arguments([
-            ("slots", Some(Value::Number(given.slots.into()))),
-            ("ttl", Some(period)),
-        ]),
-        _ => Fields::of_arguments([
-            ("rate", Some(Value::Number(given.rate))),
-            ("period", Some(period)),
-            ("capacity", given.capacity.map(Value::Number)),
-            ("maxReserved", given.max_reserved.map(Value::Number)),
-            ("shards", given.shards.map(|shards| Value::Number(shards.into()))),
-            ("start", start),
-            ("timezone", given.timezone.as_deref().map(Value::Text)),
-        ]),
-    };
-    Config::read(kind, &fields)
-        .map(|config| config.to_json(kind))
-        .map_err(|error| ConfigError { calendar, ..error })
+        let days = i64::from(self.days).saturating_mul(Micros::DAY.0);
+        Argument::Number(Micros(self.micros.saturating_add(days)).as_millis())
+    }
+}
+
+/// Writes `max_reserved` as `maxReserved`.
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |name, word| {
+        let (head, rest) = word.split_at(word.len().min(1));
+        name + &head.to_uppercase() + rest
+    })
 }

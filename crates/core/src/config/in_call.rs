@@ -1,6 +1,7 @@
-//! What a config may be that is passed with a call.
+//! The checks of a config that is passed with a call.
 
-use super::{ConfigError, Definition, MAX_SLOTS_IN_MEMORY, StoreKind};
+use super::{ConfigError, Definition, StoreKind};
+use crate::kinds::NotInMemory;
 use crate::text::{json_number, quoted};
 use crate::{Kind, Micros};
 
@@ -17,9 +18,10 @@ impl Definition {
             return Ok(());
         }
         let days = time.0 / Micros::DAY.0;
-        let (problem, what) = match self.limit.kind() {
-            Kind::Concurrency => (format!("\"ttl\" is {days} days"), "a ttl of"),
-            _ => (format!("its \"rate\" and \"period\" refill it in {days} days"), "a refill in"),
+        let (problem, what) = if self.limit.kind().has_leases() {
+            (format!("\"ttl\" is {days} days"), "a ttl of")
+        } else {
+            (format!("its \"rate\" and \"period\" refill it in {days} days"), "a refill in")
         };
         let allowed = format!(
             "{what} at most 366 days for a limit in memory whose config is passed with the call; \
@@ -28,8 +30,8 @@ impl Definition {
         Err(self.refused(problem, &allowed))
     }
 
-    /// Checks a config that is passed with a call for a limit that is not saved: it can't be one that is, which has a
-    /// definition that says so.
+    /// Checks a config that is passed with a call for a limit that is not saved: it can't have `save`, which needs a
+    /// definition.
     ///
     /// # Errors
     /// It is saved.
@@ -39,8 +41,8 @@ impl Definition {
         Err(self.refused(format!("\"save\" is {}", json_number(save.as_millis())), allowed))
     }
 
-    /// This config, passed with a call for a limit that is saved so often: it counts where the limit does, in memory,
-    /// and is saved with it.
+    /// This config, passed with a call for a limit that has `save`: it counts where the limit does, in memory, and is
+    /// saved with it.
     ///
     /// # Errors
     /// It names another store or another `save`, or is a limit that memory can't have.
@@ -49,7 +51,6 @@ impl Definition {
         let refused = |field, value: String, allowed: String| {
             Err(self.refused(format!("\"{field}\" is {value}"), &format!("{allowed} {DEFINED}")))
         };
-        let (kind, shards) = (self.limit.kind(), self.limit.shards());
         if self.store == StoreKind::Table && self.names_store {
             return refused("store", "\"table\"".into(), "\"memory\" or no \"store\"".into());
         }
@@ -57,21 +58,20 @@ impl Definition {
             let (other, save) = (json_number(other.as_millis()), json_number(save.as_millis()));
             return refused("save", other, format!("no \"save\" or {save},"));
         }
-        if kind == Kind::SlidingLog {
-            let others = Kind::ALL.into_iter().filter(|&other| other != kind);
-            let others: Vec<&str> = others.map(Kind::as_str).collect();
-            let error = refused("kind", format!("\"{}\"", kind.as_str()), quoted(&others));
-            // No example shows that kind.
-            return error.map_err(|error| ConfigError { kind: None, ..error });
+        match self.limit.not_in_memory() {
+            Some(NotInMemory::Kind { .. }) => {
+                let kind = self.limit.kind();
+                let others = Kind::ALL.iter().filter(|&&other| other != kind);
+                let others: Vec<&str> = others.map(|other| other.as_str()).collect();
+                let error = refused("kind", format!("\"{kind}\""), quoted(&others));
+                // No example shows that kind.
+                error.map_err(|error| ConfigError { kind: None, ..error })
+            }
+            Some(NotInMemory::Field { field, value, allowed, .. }) => {
+                refused(field, value.to_string(), allowed)
+            }
+            None => Ok(Definition { store: StoreKind::Memory, save: Some(save), ..self.clone() }),
         }
-        if shards > 1 {
-            return refused("shards", shards.to_string(), "1".into());
-        }
-        if kind == Kind::Concurrency && self.limit.capacity() > MAX_SLOTS_IN_MEMORY.into() {
-            let allowed = format!("a whole number from 1 to {MAX_SLOTS_IN_MEMORY}");
-            return refused("slots", self.limit.capacity().to_string(), allowed);
-        }
-        Ok(Definition { store: StoreKind::Memory, save: Some(save), ..self.clone() })
     }
 
     /// The error for a config of this kind.

@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 
 use crate::Micros;
 use crate::fields::TextField;
-use crate::kinds::{self, Unit, zone};
+use crate::kinds::{Start, Unit, zone};
 use crate::micros::{MAX_EPOCH, time_with_offset};
 use crate::text::JsonNumber;
 
@@ -21,12 +21,12 @@ const MAX_PERIOD: f64 = 1e15;
 const MIN_SAVE: f64 = 100.0;
 const MAX_SAVE: f64 = 3_600_000.0;
 
-/// What a `start` says of windows that begin with a key's first request.
-const FIRST_REQUEST: &str = "first request";
+/// The `start` of windows that begin with a key's first request.
+pub(crate) const FIRST_REQUEST: &str = "first request";
 
 /// A period of fixed length: milliseconds, or a duration as text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Period(pub Micros);
+pub(crate) struct Period(pub Micros);
 
 impl<'de> Deserialize<'de> for Period {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Period, D::Error> {
@@ -69,7 +69,7 @@ impl Serialize for Period {
 
 /// How often a limit in memory is written to the table: milliseconds, or a duration as text.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Save(pub Micros);
+pub(crate) struct Save(pub Micros);
 
 impl<'de> Deserialize<'de> for Save {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Save, D::Error> {
@@ -101,8 +101,7 @@ impl<'de> Deserialize<'de> for Save {
     }
 }
 
-/// A duration as text, of fixed length: days are 24 hours, weeks 7 of them. Cut to whole
-/// microseconds.
+/// Reads a duration of fixed length, with days of 24 hours, and cuts it to whole microseconds.
 fn duration_in_millis(duration: &str) -> Option<f64> {
     let span: jiff::Span = duration.parse().ok()?;
     let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?;
@@ -111,9 +110,9 @@ fn duration_in_millis(duration: &str) -> Option<f64> {
 
 /// A period of whole days or of whole months, for windows of local dates.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Dates {
+pub(crate) struct Dates {
     pub unit: Unit,
-    /// How many of them, 100 years at most.
+    /// The number of units, at most 100 years of them.
     pub every: i64,
 }
 
@@ -140,7 +139,7 @@ impl Serialize for Dates {
     }
 }
 
-/// A duration as text, of whole days or of whole months.
+/// Reads a duration of whole days or of whole months.
 fn duration_in_dates(duration: &str) -> Option<Dates> {
     let span: jiff::Span = duration.parse().ok()?;
     if !span.years(0).months(0).weeks(0).days(0).is_zero() {
@@ -157,7 +156,7 @@ fn duration_in_dates(duration: &str) -> Option<Dates> {
 
 /// Where windows of fixed length begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum WindowStart {
+pub(crate) enum WindowStart {
     At(Micros),
     FirstRequest,
 }
@@ -206,26 +205,26 @@ impl Serialize for WindowStart {
     }
 }
 
-impl From<WindowStart> for kinds::Start {
-    fn from(start: WindowStart) -> kinds::Start {
+impl From<WindowStart> for Start {
+    fn from(start: WindowStart) -> Start {
         match start {
-            WindowStart::At(at) => kinds::Start::At(at),
-            WindowStart::FirstRequest => kinds::Start::FirstRequest,
+            WindowStart::At(at) => Start::At(at),
+            WindowStart::FirstRequest => Start::FirstRequest,
         }
     }
 }
 
 /// The date that windows of local dates are counted from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LocalDate(pub Date);
+pub(crate) struct LocalDate(pub Date);
 
 impl LocalDate {
-    pub(super) const ALLOWED: &str = r#"with "timezone", a local date such as "2027-01-31""#;
+    pub(crate) const ALLOWED: &str = r#"with "timezone", a local date such as "2027-01-31""#;
 }
 
 impl<'de> Deserialize<'de> for LocalDate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<LocalDate, D::Error> {
-        // As it is written back: jiff would read more, and drop a time of day.
+        // Only in the form in which it is written: jiff would read more, and drop a time of day.
         let exact = |text: &str| text.parse().ok().filter(|date: &Date| date.to_string() == text);
         deserializer
             .deserialize_str(TextField { allowed: LocalDate::ALLOWED, read: exact })
@@ -241,7 +240,7 @@ impl Serialize for LocalDate {
 
 /// The time zone of an IANA name.
 #[derive(Clone, Debug)]
-pub(super) struct ZoneName(pub TimeZone);
+pub(crate) struct ZoneName(pub TimeZone);
 
 impl<'de> Deserialize<'de> for ZoneName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ZoneName, D::Error> {

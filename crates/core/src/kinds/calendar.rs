@@ -1,9 +1,8 @@
 //! Calendar windows: whole local dates of a time zone, daylight saving included.
 //!
-//! Owns where such windows begin and how many lie between two instants; the tokens are the fixed
-//! window's. The rules of the time zones are the [IANA database] as bundled with the library, never
-//! the system's. Dates end with the year 9999: an instant beyond counts as that end, where no window
-//! turns.
+//! Owns where such windows begin and how many lie between two instants; the tokens are the fixed window's. The rules of
+//! the time zones are those of the bundled [IANA database], never the system's. Dates end with the year 9999: a later
+//! instant counts as that end, where no window turns.
 //!
 //! [IANA database]: https://www.iana.org/time-zones
 
@@ -17,17 +16,17 @@ use crate::Micros;
 /// lies k of them after `start`; a day that a month lacks is its last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calendar {
-    /// What `every` counts.
+    /// The unit of `every`.
     pub unit: Unit,
     /// How many units a window has, 1 to 100 years of them.
     pub every: i64,
-    /// The time zone whose dates they are.
+    /// The time zone of the dates.
     pub zone: TimeZone,
     /// The date that windows are counted from, forwards and backwards.
     pub start: Date,
 }
 
-/// What calendar windows are counted in: a week is 7 days, a year 12 months.
+/// The unit of calendar windows: a week is 7 days, a year 12 months.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Local dates, each as long as the clocks make it.
@@ -152,7 +151,7 @@ impl Calendar {
     }
 }
 
-/// An instant, or the nearest that a date can be told of.
+/// An instant, or the nearest that has a date.
 fn timestamp(at: Micros) -> Timestamp {
     let nearest = if at.0 < 0 { Timestamp::MIN } else { Timestamp::MAX };
     Timestamp::from_microsecond(at.0).unwrap_or(nearest)
@@ -174,7 +173,7 @@ mod tests {
         calendar(1, Unit::Days, zone, "1970-01-05")
     }
 
-    /// The local dates on which so many windows begin, from that of `at` on.
+    /// The local dates on which `count` windows begin, from that of `from` on.
     fn dates(calendar: &Calendar, from: &str, count: i64) -> Vec<String> {
         let first = calendar.window(at(from));
         let begun = |window| calendar.boundary(window).unwrap();

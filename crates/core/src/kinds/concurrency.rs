@@ -8,8 +8,15 @@
 //! after a reset or a step of the clock: if it were derived from state or time, a holder from before a reset could
 //! release another's slot. [`decide`](super::decide()), which is pure, uses the instant.
 
-use super::{Decision, Leases, Level, State};
+use serde::{Deserialize, Serialize};
+
+use super::limit_kind::{LimitKind, NotInMemory};
+use super::{Decision, Kind, Leases, Level, Limit, State, decide};
 use crate::Micros;
+use crate::config::times::Period;
+use crate::fields::{FieldError, Fields};
+use crate::headers::CallOutcome;
+use crate::numbers::{MAX_SLOTS_IN_MEMORY, SlotCount};
 
 /// At most `slots` leases at a time.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,36 +37,72 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// An id of random bits: greater than 0 and less than 2^52, which a float holds, also in milliseconds, and a
+    /// An id of random bits: greater than 0 and less than 2^52, which fits a float, also in milliseconds, and a
     /// timestamp.
     pub fn random_id(random: u64) -> Micros {
         Micros((random >> 12).max(1) as i64)
     }
 
-    /// Whether it holds its slot at `now`.
+    /// Whether it has not expired at `now`.
     pub fn is_live(&self, now: Micros) -> bool {
         self.expires_at > now
     }
 }
 
-impl Concurrency {
-    pub(super) fn initial_state(now: Micros) -> Leases {
-        Leases { leases: Vec::new(), ts: now }
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConcurrencyConfig {
+    slots: SlotCount,
+    ttl: Period,
+}
+
+impl From<ConcurrencyConfig> for Concurrency {
+    fn from(config: ConcurrencyConfig) -> Concurrency {
+        Concurrency { slots: config.slots.0 as u32, ttl: config.ttl.0 }
+    }
+}
+
+impl Limit {
+    /// The limit as one of concurrency, the kind whose slots are taken by leases; `None` for the others.
+    pub fn concurrency(&self) -> Option<&Concurrency> {
+        match self {
+            Limit::Concurrency(limit) => Some(limit),
+            _ => None,
+        }
     }
 
+    /// Takes `count` slots by a lease; see [`Concurrency::acquire`]. From other kinds it takes tokens, as
+    /// [`decide`](super::decide()) does.
+    pub fn acquire(&self, state: &State, now: Micros, count: f64, id: Micros) -> Decision {
+        match self.concurrency() {
+            Some(limit) => limit.acquire(&limit.current(state, now), now, count, id),
+            None => decide(self, state, now, count, false),
+        }
+    }
+
+    /// The state after a lease was extended; `None` where the state has no such lease. See [`Concurrency::extend`].
+    pub fn extend(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
+        let limit = self.concurrency()?;
+        limit.extend(&limit.current(state, now), now, id).map(State::Leases)
+    }
+
+    /// The state after a lease was released; `None` where the state has no such lease. See [`Concurrency::release`].
+    pub fn release(&self, state: &State, now: Micros, id: Micros) -> Option<State> {
+        let limit = self.concurrency()?;
+        limit.release(&limit.current(state, now), now, id).map(State::Leases)
+    }
+}
+
+impl Kind {
+    /// Whether its slots are taken by leases.
+    pub fn has_leases(self) -> bool {
+        self == Kind::Concurrency
+    }
+}
+
+impl Concurrency {
     fn live(state: &Leases, now: Micros) -> Vec<Lease> {
         state.leases.iter().copied().filter(|lease| lease.is_live(now)).collect()
-    }
-
-    /// No lease that has not expired, and a time that is not ahead of the clock, since the state keeps that.
-    pub(super) fn is_idle(state: &Leases, now: Micros) -> bool {
-        state.ts <= now && !state.leases.iter().any(|lease| lease.is_live(now))
-    }
-
-    /// When the last lease has expired.
-    pub(super) fn unused_at(state: &Leases) -> Micros {
-        let last = state.leases.iter().map(|lease| lease.expires_at).max();
-        last.unwrap_or(state.ts).max(state.ts)
     }
 
     fn level_of(&self, live: &[Lease], now: Micros) -> Level {
@@ -67,15 +110,6 @@ impl Concurrency {
             remaining: (f64::from(self.slots) - live.len() as f64).max(0.0),
             reset_at: Some(live.iter().map(|lease| lease.expires_at).max().unwrap_or(now)),
         }
-    }
-
-    pub(super) fn level(&self, state: &Leases, now: Micros) -> Level {
-        self.level_of(&Concurrency::live(state, now), now)
-    }
-
-    /// [`acquire`](Concurrency::acquire) with the instant as the id: pure, for what is never released.
-    pub(super) fn decide(&self, state: &Leases, now: Micros, count: f64) -> Decision {
-        self.acquire(state, now, count, now)
     }
 
     /// Grants a lease of `count` slots, a whole number; [`Leases::given`] returns it. Its id is `id`, or the next one
@@ -124,5 +158,79 @@ impl Concurrency {
             found = true;
         }
         found.then(|| Leases { leases: live, ts: state.ts.max(now) })
+    }
+}
+
+impl LimitKind for Concurrency {
+    const NAME: &'static str = "concurrency";
+    const WITH_ARTICLE: &'static str = "a concurrency limit";
+    const WHOLE_COUNTS: bool = true;
+    const QUOTA_UNIT: Option<&'static str> = Some("concurrent-requests");
+
+    type State = Leases;
+    type Config = ConcurrencyConfig;
+
+    fn config(fields: &Fields) -> Result<ConcurrencyConfig, FieldError> {
+        fields.read()
+    }
+
+    fn example(_: bool) -> &'static str {
+        "slots => 3, ttl => '5 minutes'"
+    }
+
+    fn capacity(&self) -> f64 {
+        self.slots.into()
+    }
+
+    fn policy(&self) -> (f64, Option<Micros>) {
+        (self.slots.into(), None)
+    }
+
+    fn time_to_full(&self) -> Micros {
+        self.ttl
+    }
+
+    fn initial_state(&self, now: Micros, _: Micros) -> Leases {
+        Leases { leases: Vec::new(), ts: now }
+    }
+
+    /// Always: a lease has a holder.
+    #[inline]
+    fn counts(&self, _: &Leases, _: Micros) -> bool {
+        true
+    }
+
+    /// The lease's id is the instant: pure, for leases that are never released.
+    fn decide(&self, state: &Leases, now: Micros, count: f64, _: bool) -> Decision {
+        self.acquire(state, now, count, now)
+    }
+
+    fn level(&self, state: &Leases, now: Micros) -> Level {
+        self.level_of(&Concurrency::live(state, now), now)
+    }
+
+    /// No lease that has not expired, and a time that is not ahead of the clock, since the state keeps that.
+    fn is_idle(&self, state: &Leases, now: Micros, _: Micros) -> bool {
+        state.ts <= now && !state.leases.iter().any(|lease| lease.is_live(now))
+    }
+
+    /// When the last lease has expired.
+    fn unused_at(&self, state: &Leases) -> Option<Micros> {
+        let last = state.leases.iter().map(|lease| lease.expires_at).max();
+        Some(last.unwrap_or(state.ts).max(state.ts))
+    }
+
+    fn not_in_memory(&self) -> Option<NotInMemory> {
+        (self.slots > MAX_SLOTS_IN_MEMORY).then(|| NotInMemory::Field {
+            field: "slots",
+            value: self.slots,
+            allowed: format!("a whole number from 1 to {MAX_SLOTS_IN_MEMORY}"),
+            because: "",
+        })
+    }
+
+    /// Slots come back at several times, of which the outcome has only the last.
+    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
+        outcome.wait()
     }
 }

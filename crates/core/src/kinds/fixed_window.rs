@@ -4,23 +4,31 @@
 //! the [article] and [component][code] of Convex; with a capacity above the rate, what was not used
 //! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
 //!
-//! What was used of a window stays used when the config changes. The state tells it: beside `value` it has what
-//! the window brought ([`Tokens::brought`]), which is this config's `min(rate, capacity)` unless it has changed. A
-//! config that brings more gives the difference at once, one that brings less takes it from what is left, and
-//! makes no debt; a credit then counts against what was used beyond it. A window that has ended keeps what it brought:
-//! the new config counts from the next one. A state without it, as that of the component has none, keeps its value.
+//! Tokens that a window has used stay used when the config changes. So next to `value` the state has the tokens that the
+//! window brought ([`Tokens::brought`]): this config's `min(rate, capacity)` unless it has changed. A config that brings
+//! more gives the difference at once, one that brings less takes it from the tokens left, and makes no debt; a credit
+//! then counts against the use beyond it. A window that has ended keeps what it brought: the new config counts from the
+//! next one. A state without it, such as the component's, keeps its value.
 //!
-//! With overage a call passes beyond what is there, into a debt that ends with its window.
+//! With overage a call passes where no tokens are left, into a debt that ends with its window.
 //!
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
-use super::calendar::Calendar;
-use super::refill::Refill;
-use super::{Level, Tokens, rounded, tolerance};
-use crate::Micros;
+use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
 
-/// `rate` tokens a window, of which at most `capacity` accumulate.
+use super::calendar::{Calendar, Unit};
+use super::limit_kind::LimitKind;
+use super::refill::Refill;
+use super::{Decision, Level, Tokens, rounded, tolerance};
+use crate::Micros;
+use crate::config::times::{Dates, LocalDate, Period, WindowStart, ZoneName};
+use crate::fields::{FieldError, Fields, Flag};
+use crate::headers::CallOutcome;
+use crate::numbers::{Rate, ShardCount, TokenCount};
+
+/// `rate` tokens a window, up to `capacity`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FixedWindow {
     /// Tokens a window: more than 0, at most 1e15.
@@ -33,7 +41,7 @@ pub struct FixedWindow {
     pub max_reserved: Option<f64>,
     /// Into how many shards it is divided, 1 to 1,024.
     pub shards: u32,
-    /// Whether calls pass beyond what is there, until the window turns.
+    /// Whether calls pass where no tokens are left; the debt ends with the window.
     pub overage: bool,
 }
 
@@ -63,8 +71,89 @@ pub enum Start {
     Derived,
 }
 
+/// With a `timezone` (`Z`), `period` and `start` are dates.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct WindowConfig<P = Period, S = WindowStart, Z = Option<ZoneName>> {
+    rate: Rate,
+    period: P,
+    capacity: Option<TokenCount>,
+    max_reserved: Option<TokenCount>,
+    shards: Option<ShardCount>,
+    start: Option<S>,
+    timezone: Z,
+    overage: Option<Flag>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum FixedWindowConfig {
+    Every(WindowConfig),
+    Calendar(WindowConfig<Dates, LocalDate, ZoneName>),
+}
+
+impl<P, S, Z> WindowConfig<P, S, Z> {
+    /// Refuses a `field` that other fields exclude.
+    fn refused<T>(fields: &Fields, field: &'static str, allowed: &str) -> Result<T, FieldError> {
+        let value = fields.get(field).map(|value| value.to_string()).unwrap_or_default();
+        Err(FieldError::Invalid { field, value, allowed: allowed.into() })
+    }
+
+    /// Refuses fields that have no meaning with an overage.
+    fn with_overage(self, fields: &Fields) -> Result<Self, FieldError> {
+        match (&self.overage, &self.max_reserved, &self.shards) {
+            (Some(Flag(true)), Some(_), _) => Self::refused(
+                fields,
+                "maxReserved",
+                r#"none if "overage" is true: no call has to wait"#,
+            ),
+            (Some(Flag(true)), _, Some(ShardCount(2.0..))) => {
+                Self::refused(fields, "shards", r#"1 if "overage" is true"#)
+            }
+            _ => Ok(self),
+        }
+    }
+
+    fn with(self, windows: Windows) -> FixedWindow {
+        FixedWindow {
+            rate: self.rate.0,
+            windows,
+            capacity: self.capacity.map_or(self.rate.0, |capacity| capacity.0),
+            max_reserved: self.max_reserved.map(|most| most.0),
+            shards: self.shards.map_or(1, |shards| shards.0 as u32),
+            overage: self.overage.is_some_and(|overage| overage.0),
+        }
+    }
+}
+
+impl From<FixedWindowConfig> for FixedWindow {
+    fn from(config: FixedWindowConfig) -> FixedWindow {
+        /// A Monday, so that weeks begin on one.
+        const FIRST_DAY: Date = jiff::civil::date(1970, 1, 5);
+        const FIRST_MONTH: Date = jiff::civil::date(1970, 1, 1);
+
+        match config {
+            FixedWindowConfig::Every(config) => {
+                let start = config.start.map_or(Start::Derived, Into::into);
+                let windows = Windows::Every { period: config.period.0, start };
+                config.with(windows)
+            }
+            FixedWindowConfig::Calendar(config) => {
+                let Dates { unit, every } = config.period;
+                let start = match (config.start, unit) {
+                    (Some(LocalDate(start)), _) => start,
+                    (None, Unit::Days) => FIRST_DAY,
+                    (None, Unit::Months) => FIRST_MONTH,
+                };
+                let zone = config.timezone.0.clone();
+                config.with(Windows::Calendar(Calendar { unit, every, zone, start }))
+            }
+        }
+    }
+}
+
 impl Windows {
-    /// How long a window is; `None` for months, whose length is not fixed.
+    /// The length of a window; `None` for months, which have no fixed one.
     pub(super) fn length(&self) -> Option<Micros> {
         match self {
             Windows::Every { period, .. } => Some(*period),
@@ -117,36 +206,120 @@ impl Windows {
 }
 
 impl FixedWindow {
-    pub(super) fn initial_state(&self, now: Micros, phase: Micros) -> Tokens {
+    /// The tokens that a window adds where none are left.
+    fn window_brings(&self) -> f64 {
+        self.rate.min(self.capacity)
+    }
+
+    /// The stored tokens that are left when their window turns: none of an overage. A config that has changed since
+    /// counts from the next window.
+    fn rolls_over(&self, stored: &Tokens) -> f64 {
+        let tokens = self.bounded(stored.value, stored.ts);
+        if self.overage { tokens.max(0.0) } else { tokens }
+    }
+
+    /// Whether no window has begun: its limit is full, and the next take begins one.
+    fn awaits_request(&self, tokens: f64) -> bool {
+        matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
+            // The tolerance of a large limit is many tokens, which a request has taken.
+            && tokens >= self.capacity - tolerance(self.capacity).min(1e-6)
+    }
+}
+
+impl LimitKind for FixedWindow {
+    const NAME: &'static str = "fixed window";
+    const WITH_ARTICLE: &'static str = "a fixed window";
+    const HAS_PHASE: bool = true;
+
+    type State = Tokens;
+    type Config = FixedWindowConfig;
+
+    fn config(fields: &Fields) -> Result<FixedWindowConfig, FieldError> {
+        if fields.get("timezone").is_some() {
+            let config: WindowConfig<_, _, _> = fields.read()?;
+            return config.with_overage(fields).map(FixedWindowConfig::Calendar);
+        }
+        let config = fields.read::<WindowConfig>()?.with_overage(fields)?;
+        match (config.start, config.shards) {
+            (Some(WindowStart::FirstRequest), Some(ShardCount(2.0..))) => {
+                let allowed = concat!(
+                    r#"1 if "start" is "first request": "#,
+                    "a key's first request reaches only one of the shards"
+                );
+                WindowConfig::<Period>::refused(fields, "shards", allowed)
+            }
+            _ => Ok(FixedWindowConfig::Every(config)),
+        }
+    }
+
+    fn example(calendar: bool) -> &'static str {
+        if calendar {
+            "rate => 1000, period => '1 month', timezone => 'Europe/Berlin'"
+        } else {
+            "rate => 10, period => '1 minute'"
+        }
+    }
+
+    fn capacity(&self) -> f64 {
+        self.capacity
+    }
+
+    fn policy(&self) -> (f64, Option<Micros>) {
+        (self.rate, self.windows.length())
+    }
+
+    fn time_to_full(&self) -> Micros {
+        const MONTH: Micros = Micros(Micros::YEAR.0 / 12);
+        let length = match &self.windows {
+            Windows::Calendar(Calendar { unit: Unit::Months, every, .. }) => {
+                MONTH.times(*every as f64)
+            }
+            windows => windows.length().unwrap_or(MONTH),
+        };
+        length.times((self.capacity / self.rate).ceil())
+    }
+
+    fn initial_state(&self, now: Micros, phase: Micros) -> Tokens {
         let ts = match self.windows {
             Windows::Every { start: Start::FirstRequest, .. } => now,
             Windows::Every { start: Start::At(start), .. } => self.windows.window_start(start, now),
             _ => self.windows.window_start(phase, now),
         };
-        Tokens { value: self.capacity, ts, brought: Some(self.brings()) }
+        Tokens { value: self.capacity, ts, brought: Some(self.window_brings()) }
+    }
+
+    #[inline]
+    fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
+        Refill::counts(self, tokens, now)
+    }
+
+    fn decide(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
+        Refill::decide(self, tokens, now, count, reserve)
+    }
+
+    fn credit(
+        &self,
+        tokens: &Tokens,
+        now: Micros,
+        count: f64,
+        taken_at: Option<Micros>,
+    ) -> Option<Decision> {
+        Some(Refill::credit(self, tokens, now, count, taken_at))
+    }
+
+    fn level(&self, tokens: &Tokens, now: Micros) -> Level {
+        Refill::level(self, tokens, now)
     }
 
     /// Full, not ahead of the clock, and in the phase that a new state would have.
-    pub(super) fn is_idle(&self, stored: &Tokens, now: Micros, phase: Micros) -> bool {
+    fn is_idle(&self, stored: &Tokens, now: Micros, phase: Micros) -> bool {
         let (ts, tokens) = self.refilled(stored, now);
         let in_phase = self.awaits_request(tokens) || ts == self.initial_state(now, phase).ts;
         ts <= now && tokens >= self.capacity && in_phase && self.overused(stored, ts) == 0.0
     }
 
-    /// The tokens that were used of the window that begins at `ts` beyond what it brings now. Nothing is left of it
-    /// then, which is all that a capacity of 0 holds.
-    pub(super) fn overused(&self, stored: &Tokens, ts: Micros) -> f64 {
-        let used = stored.brought.map_or(0.0, |brought| brought - stored.value.max(0.0));
-        if ts == stored.ts { (used - self.brings()).max(0.0) } else { 0.0 }
-    }
-
-    /// What a window brings where none is left.
-    pub(super) fn brings(&self) -> f64 {
-        self.rate.min(self.capacity)
-    }
-
     /// When the window with the last token begins.
-    pub(super) fn full_at(&self, stored: &Tokens) -> Option<Micros> {
+    fn unused_at(&self, stored: &Tokens) -> Option<Micros> {
         let missing = self.capacity - self.stored_tokens(stored);
         let at = match self.recounted_at(stored, stored.ts) {
             Some(turn) if missing > 0.0 => {
@@ -160,18 +333,31 @@ impl FixedWindow {
         if is_full { Some(at) } else { self.windows.after(ts, 1.0) }
     }
 
-    /// What is left of stored tokens when their window turns: of an overage nothing. A config that has changed since
-    /// counts from the next window.
-    pub(super) fn rolls_over(&self, stored: &Tokens) -> f64 {
-        let tokens = self.bounded(stored.value, stored.ts);
-        if self.overage { tokens.max(0.0) } else { tokens }
+    fn refill(&self) -> Option<&dyn Refill> {
+        Some(self)
     }
 
-    /// Whether no window has begun: its limit is full, and the next take begins one.
-    fn awaits_request(&self, tokens: f64) -> bool {
-        matches!(self.windows, Windows::Every { start: Start::FirstRequest, .. })
-            // Of a large limit the tolerance is many tokens, which a request has taken.
-            && tokens >= self.capacity - tolerance(self.capacity).min(1e-6)
+    fn shards(&self) -> u32 {
+        self.shards
+    }
+
+    fn shard(&self, shards: u32) -> FixedWindow {
+        let share = |tokens: f64| tokens / f64::from(shards.max(1));
+        FixedWindow {
+            rate: share(self.rate),
+            capacity: share(self.capacity),
+            max_reserved: self.max_reserved.map(share),
+            shards: 1,
+            ..self.clone()
+        }
+    }
+
+    /// Where one window doesn't bring a whole token, until the retry of a denial.
+    fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
+        if outcome.needs_one() && !self.overage && outcome.remaining + self.rate < 1.0 {
+            return outcome.wait();
+        }
+        outcome.until_reset(now)
     }
 }
 
@@ -190,8 +376,8 @@ impl Refill for FixedWindow {
 
     fn value_of(&self, stored: &Tokens) -> f64 {
         let Some(brought) = stored.brought else { return stored.value };
-        let more = self.brings() - brought;
-        // What more was used than this config brings is no debt.
+        let more = self.window_brings() - brought;
+        // Use beyond what this config brings is no debt.
         if more >= -stored.value.max(0.0) { stored.value + more } else { stored.value.min(0.0) }
     }
 
@@ -201,13 +387,29 @@ impl Refill for FixedWindow {
         let used = |brought| brought - before.value.max(0.0);
         let same = ts == before.ts && value <= 0.0;
         let at_least = before.brought.filter(|_| same).map_or(0.0, used);
-        Tokens { value, ts, brought: Some(self.brings().max(at_least)) }
+        Tokens { value, ts, brought: Some(self.window_brings().max(at_least)) }
     }
 
     fn refilled(&self, stored: &Tokens, now: Micros) -> (Micros, f64) {
         let (windows, ts) = self.windows.turns(stored.ts, now);
         let tokens = if windows > 0 { self.rolls_over(stored) } else { self.stored_tokens(stored) };
         (ts, (tokens + windows as f64 * self.rate).min(self.capacity))
+    }
+
+    fn brings(&self) -> Option<f64> {
+        Some(self.window_brings())
+    }
+
+    /// Nothing is left of the window then, which is all that a capacity of 0 has.
+    fn overused(&self, stored: &Tokens, ts: Micros) -> f64 {
+        let used = stored.brought.map_or(0.0, |brought| brought - stored.value.max(0.0));
+        if ts == stored.ts { (used - self.window_brings()).max(0.0) } else { 0.0 }
+    }
+
+    fn rolls_over_more(&self, stored: &Tokens, now: Micros) -> f64 {
+        let (ts, available) = self.refilled(stored, now);
+        let changes = self.recounted_at(stored, ts).is_some();
+        if changes { (self.rolls_over(stored) - available).max(0.0) } else { 0.0 }
     }
 
     fn recounted_at(&self, stored: &Tokens, ts: Micros) -> Option<Micros> {
@@ -217,14 +419,14 @@ impl Refill for FixedWindow {
 
     fn given_back(&self, stored: &Tokens, ts: Micros, available: f64, count: f64) -> Tokens {
         let more = available + count;
-        // First what was used beyond what this config brings, of which nothing else would be left.
+        // First against the use beyond what this config brings, which leaves no tokens.
         let overused = self.overused(stored, ts);
         let against = overused.min(more.max(0.0));
         let value = (more - against).min(self.capacity);
         if against == 0.0 {
             return self.stored(value, ts, stored);
         }
-        Tokens { value, ts, brought: Some(self.brings() + (overused - against)) }
+        Tokens { value, ts, brought: Some(self.window_brings() + (overused - against)) }
     }
 
     fn max_debt(&self, ts: Micros) -> f64 {
@@ -243,7 +445,7 @@ impl Refill for FixedWindow {
     fn whole_refill(&self, stored: &Tokens, now: Micros) -> Option<Micros> {
         let least = self.stored_tokens(stored).min(self.rolls_over(stored));
         let missing = self.capacity - if self.overage { least.max(0.0) } else { least };
-        // Of the window that it is in at least, also where nothing accumulates.
+        // At least the window that it is in, also where nothing accumulates.
         self.due(now, missing.max(self.capacity).max(self.rate))
     }
 
@@ -257,7 +459,7 @@ impl Refill for FixedWindow {
         Level { remaining: rounded(tokens, self.capacity), reset_at }
     }
 
-    /// What an earlier window gave ended with it.
+    /// The tokens of an earlier window ended with it.
     fn can_return(&self, taken_at: Micros, ts: Micros) -> bool {
         taken_at >= ts
     }

@@ -1,10 +1,11 @@
-//! What token bucket and fixed window share: tokens that come back up to a capacity, takes and
+//! The formulas that token bucket and fixed window share: tokens that come back up to a capacity, takes and
 //! reservations from them, and when a denied call can pass.
 
+use super::limit_kind::soon;
 use super::{Decision, Level, State, Tokens, confirmed, subtract, tolerance};
 use crate::Micros;
 
-/// A kind whose state is a number of tokens and the time at which they were counted.
+/// A kind with a state of [`Tokens`] that come back up to a capacity.
 pub(super) trait Refill {
     fn capacity(&self) -> f64;
 
@@ -19,39 +20,54 @@ pub(super) trait Refill {
     /// comes in within ten years. A larger one is another config's, or a credit's, and counts as this.
     fn max_debt(&self, ts: Micros) -> f64;
 
-    /// Whether a call passes beyond what is there.
+    /// Whether a call passes where no tokens are left.
     fn overage(&self) -> bool {
         false
     }
 
-    /// What a stored value is under this config, which may have changed since.
+    /// The value of stored tokens under this config, which may have changed since.
     fn value_of(&self, tokens: &Tokens) -> f64 {
         tokens.value
     }
 
-    /// What is there at the `ts` of stored tokens.
+    /// The tokens left at the `ts` of stored ones.
     fn stored_tokens(&self, tokens: &Tokens) -> f64 {
         self.bounded(self.value_of(tokens), tokens.ts)
     }
 
-    /// Tokens at `ts`, of which a debt counts as the [largest](Refill::max_debt) at most.
+    /// Tokens at `ts`; a debt counts as the [largest](Refill::max_debt) at most.
     fn bounded(&self, value: f64, ts: Micros) -> f64 {
         // Only a debt needs the bound, which can take some computing; an overage ends with its window.
         if value < 0.0 && !self.overage() { value.max(-self.max_debt(ts)) } else { value }
     }
 
-    /// What is stored of so many tokens, which count from `ts`, after `before`.
+    /// The state to store for tokens which count from `ts`, after `before`.
     fn stored(&self, value: f64, ts: Micros, _before: &Tokens) -> Tokens {
         Tokens { value, ts, brought: None }
     }
 
     /// The state after `count` tokens, 0 or more, were given back to `available` ones, which count from `ts`; `before`
-    /// is what was stored.
+    /// was stored.
     fn given_back(&self, before: &Tokens, ts: Micros, available: f64, count: f64) -> Tokens {
         self.stored((available + count).min(self.capacity()), ts, before)
     }
 
-    /// When stored tokens, which count from `ts`, will count differently than by what comes in: at the end of the
+    /// The tokens that a window adds where none are left; `None` without windows.
+    fn brings(&self) -> Option<f64> {
+        None
+    }
+
+    /// The tokens that were used of the window that begins at `ts` beyond what it brings now.
+    fn overused(&self, _: &Tokens, _: Micros) -> f64 {
+        0.0
+    }
+
+    /// By how many tokens more are left at the next turn of the window, before that brings any, than at `now`.
+    fn rolls_over_more(&self, _: &Tokens, _: Micros) -> f64 {
+        0.0
+    }
+
+    /// When stored tokens, which count from `ts`, will be counted otherwise than by what comes in: at the end of the
     /// window in which the config has changed.
     fn recounted_at(&self, _: &Tokens, _: Micros) -> Option<Micros> {
         None
@@ -74,8 +90,16 @@ pub(super) trait Refill {
     /// The level of a limit whose `tokens` count from `ts`.
     fn level_of(&self, ts: Micros, tokens: f64, now: Micros) -> Level;
 
-    /// Whether what was taken at that time can still be given back to tokens that count from `ts`.
+    /// Whether tokens taken at `taken_at` can still be given back to those that count from `ts`.
     fn can_return(&self, taken_at: Micros, ts: Micros) -> bool;
+
+    /// See [`LimitKind::counts`](super::limit_kind::LimitKind::counts).
+    #[inline]
+    fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
+        tokens.ts <= soon(now)
+            // `None`: later than an instant can be.
+            || self.whole_refill(tokens, now).is_none_or(|horizon| tokens.ts <= horizon)
+    }
 
     fn level(&self, tokens: &Tokens, now: Micros) -> Level {
         let (ts, available) = self.refilled(tokens, now);
@@ -131,8 +155,8 @@ pub(super) trait Refill {
             at = self.due(ts, missing - max_debt)?;
         }
         if reserve {
-            // And the reserved tokens must come within ten years, counted from what is there then:
-            // refill above the capacity is lost.
+            // And the reserved tokens must come within ten years, counted from those left then: refill above the
+            // capacity is lost.
             let (ts, available) = self.refilled(tokens, at);
             at = at.max(self.due(ts, count - available)?.minus(Micros::TEN_YEARS));
         }

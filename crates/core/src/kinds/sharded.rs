@@ -1,7 +1,6 @@
-//! One limit divided into shards, each with a state of its own: rate, capacity and debt are divided
-//! equally, and what the shards hold together is what the limit holds. Where their number has
-//! changed, the states stay those of the old shards until they are resharded, each with a refill of
-//! its own.
+//! One limit divided into shards, each with a state of its own: rate, capacity and debt are divided equally, and the
+//! limit has the tokens of all shards together. Where their number has changed, the states stay those of the old
+//! shards until they are resharded, each with a refill of its own.
 //!
 //! Conservative: a shard that is full loses its refill, so after uneven use the shards together
 //! refill no faster, and maybe more slowly, than one state would.
@@ -9,47 +8,10 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use super::refill::Refill;
-use super::{Current, Decision, Level, Limit, State, Tokens, credit, decide, subtract};
+use super::{Decision, Level, Limit, State, Tokens, credit, decide, subtract};
 use crate::Micros;
 
-impl Limit {
-    /// Into how many shards the limit is divided, 1 to [`MAX_SHARDS`](crate::config::MAX_SHARDS);
-    /// 1 for the kinds that have none.
-    pub fn shards(&self) -> u32 {
-        match self {
-            Limit::TokenBucket(limit) => limit.shards,
-            Limit::FixedWindow(limit) => limit.shards,
-            _ => 1,
-        }
-    }
-
-    /// The limit of one of `shards` equal shards: rate, capacity and the largest debt divided by
-    /// their number. Of the kinds that have no shards it is the limit itself.
-    pub fn shard_limit(&self, shards: u32) -> Limit {
-        let share = |tokens: f64| tokens / f64::from(shards.max(1));
-        let mut shard = self.clone();
-        match &mut shard {
-            Limit::TokenBucket(shard) => {
-                shard.rate = share(shard.rate);
-                shard.capacity = share(shard.capacity);
-                shard.max_reserved = shard.max_reserved.map(share);
-                shard.shards = 1;
-            }
-            Limit::FixedWindow(shard) => {
-                shard.rate = share(shard.rate);
-                shard.capacity = share(shard.capacity);
-                shard.max_reserved = shard.max_reserved.map(share);
-                shard.shards = 1;
-            }
-            _ => {}
-        }
-        shard
-    }
-}
-
-/// A limit and the states of its shards; one state for a limit that is not divided, which is its
-/// own.
+/// A limit and the states of its shards, or its own state if it isn't divided.
 ///
 /// Shards let several calls be made at once, each under the lock of one state. A call that one shard
 /// can't satisfy is decided by all of them: [`decide`](Shards::decide) for the total, and
@@ -75,10 +37,10 @@ impl Limit {
 #[derive(Clone, Debug)]
 pub struct Shards<'a> {
     limit: &'a Limit,
-    /// The limit of each of as many equal shards.
+    /// The limit of each shard where they are equal.
     shard: Cow<'a, Limit>,
     states: Vec<State>,
-    /// Where the states are those of another number of shards: the limit that each belongs to.
+    /// Where the states are those of another number of shards: the limit of each.
     unequal: Vec<Rc<Limit>>,
 }
 
@@ -92,15 +54,14 @@ impl<'a> Shards<'a> {
         Shards { limit, shard, states, unequal: Vec::new() }
     }
 
-    /// The states of another number of shards than the limit is divided into: each with the limit
-    /// of the shard that it belongs to, by which it refills until they are
-    /// [`resharded`](Shards::resharded). There must be one at least.
+    /// The states of another number of shards than the limit is divided into, each with the limit of its shard, by
+    /// which it refills until they are [`resharded`](Shards::resharded). There must be one at least.
     pub fn unequal(limit: &'a Limit, shards: Vec<(Rc<Limit>, State)>) -> Shards<'a> {
         let (unequal, states) = shards.into_iter().unzip();
         Shards { unequal, ..Shards::new(limit, states) }
     }
 
-    /// Whether the shards are equal, and as many as there are states.
+    /// Whether the shards are equal, one for each state.
     pub fn are_equal(&self) -> bool {
         self.unequal.is_empty()
     }
@@ -135,14 +96,9 @@ impl<'a> Shards<'a> {
 
     /// The tokens in a shard at `now`, and the time that they count from.
     fn tokens(&self, shard: usize, now: Micros) -> (Micros, f64) {
-        match self.limit_of(shard).current(&self.states[shard], now) {
-            Current::TokenBucket(limit, tokens) => limit.refilled(&tokens, now),
-            Current::FixedWindow(limit, tokens) => limit.refilled(&tokens, now),
-            of_others => {
-                let Tokens { value, ts, .. } = tokens_of(&of_others.into_state(now));
-                (ts, value)
-            }
-        }
+        let limit = self.limit_of(shard);
+        let tokens = tokens_of(&limit.current(&self.states[shard], now));
+        limit.refill().map_or((tokens.ts, tokens.value), |limit| limit.refilled(&tokens, now))
     }
 
     /// The instant that a call at `now` is decided at; see [`Limit::present`].
@@ -151,12 +107,10 @@ impl<'a> Shards<'a> {
         (0..self.states.len()).map(present).max().unwrap_or(now)
     }
 
-    /// One of equal shards with so many tokens, which count from `ts`, after `before`.
+    /// The state of a shard with tokens that count from `ts`, after `before`.
     fn stored(shard: &Limit, value: f64, ts: Micros, before: &Tokens) -> Tokens {
-        match shard {
-            Limit::FixedWindow(limit) => limit.stored(value, ts, before),
-            _ => Tokens { value, ts, brought: None },
-        }
+        let others = Tokens { value, ts, brought: None };
+        shard.refill().map_or(others, |limit| limit.stored(value, ts, before))
     }
 
     /// The state of a limit that is not divided.
@@ -167,11 +121,11 @@ impl<'a> Shards<'a> {
         }
     }
 
-    /// What the shards hold together at `now`, as one state. It counts from the latest time that any
-    /// of them counts from: nothing refills earlier than it would in its shard.
+    /// The tokens of all shards at `now`, as one state. It counts from the latest time that any of them counts from:
+    /// nothing refills earlier than it would in its shard.
     pub fn total(&self, now: Micros) -> State {
         match self.undivided() {
-            Some(state) => self.limit.current(state, now).into_state(now),
+            Some(state) => self.limit.current(state, now).into_owned(),
             None => State::Tokens(self.total_tokens(now)),
         }
     }
@@ -188,27 +142,27 @@ impl<'a> Shards<'a> {
         self.less_overused(total, self.overused(0..self.states.len(), now))
     }
 
-    /// The tokens that were used of some shards beyond what their windows bring now.
+    /// The tokens that shards have used beyond what their windows bring now.
     fn overused(&self, among: impl IntoIterator<Item = usize>, now: Micros) -> f64 {
-        let overused = |shard| match self.limit_of(shard) {
-            Limit::FixedWindow(limit) => {
+        let overused = |shard| {
+            self.limit_of(shard).refill().map_or(0.0, |limit| {
                 limit.overused(&tokens_of(&self.states[shard]), self.tokens(shard, now).0)
-            }
-            _ => 0.0,
+            })
         };
         among.into_iter().map(overused).sum()
     }
 
-    /// Whether more was used of any shard than its window brings now: a credit counts against that first.
+    /// Whether any shard has used more than its window brings now: a credit counts against that first.
     pub fn are_overused(&self, now: Micros) -> bool {
         self.overused(0..self.states.len(), now) > 0.0
     }
 
-    /// The total where more was used of some shards than their windows bring now. It is known as long as nothing is
-    /// left, and taken from what is left of shards that are not equal any more: equal ones still give theirs.
+    /// The total where some shards have used more than their windows bring now. That is known as long as nothing is
+    /// left, and taken from the tokens left in shards that are not equal any more: equal ones still give theirs.
     fn less_overused(&self, total: Tokens, overused: f64) -> Tokens {
-        let Limit::FixedWindow(limit) = self.limit else { return total };
-        let total = Tokens { brought: Some(limit.brings() + overused), ..total };
+        let Some(limit) = self.limit.refill() else { return total };
+        let Some(brings) = limit.brings() else { return total };
+        let total = Tokens { brought: Some(brings + overused), ..total };
         let value = if self.are_equal() { total.value } else { limit.value_of(&total) };
         limit.stored(value, total.ts, &total)
     }
@@ -222,12 +176,12 @@ impl<'a> Shards<'a> {
         }
         let total = self.total_tokens(now);
         let ts = (0..self.states.len()).map(|shard| self.tokens(shard, now).0).min();
-        // States that no change of shards leaves, but somebody's own INSERT, may refill faster than
-        // the whole: of them nothing is known but that they hold no more than it can.
+        // States from a user's own INSERT may refill faster than the whole: all that is known is that they have no
+        // more tokens than it can.
         let rate: f64 = self.unequal.iter().map(|limit| limit.policy().0).sum();
         let more = rate > self.limit.policy().0 * (1.0 + 1e-12);
         let known = Tokens { ts: ts.unwrap_or(total.ts), ..total };
-        // Where the config has changed in the present window, more may roll over than is there now.
+        // Where the config has changed in the present window, more may roll over than is left now.
         let later = (0..self.states.len()).map(|shard| self.rolls_over_more(shard, now)).sum();
         let known = match later {
             0.0 => known,
@@ -237,19 +191,14 @@ impl<'a> Shards<'a> {
         State::Tokens(if more { unknown } else { known })
     }
 
-    /// By how much a shard has more tokens at the next turn of its window, before that brings any, than at `now`.
+    /// By how many tokens more a shard has at the next turn of its window, before that brings any, than at `now`.
     fn rolls_over_more(&self, shard: usize, now: Micros) -> f64 {
-        match self.limit_of(shard).current(&self.states[shard], now) {
-            Current::FixedWindow(limit, tokens) => {
-                let (ts, available) = limit.refilled(&tokens, now);
-                let changes = limit.recounted_at(&tokens, ts).is_some();
-                if changes { (limit.rolls_over(&tokens) - available).max(0.0) } else { 0.0 }
-            }
-            _ => 0.0,
-        }
+        let limit = self.limit_of(shard);
+        let tokens = tokens_of(&limit.current(&self.states[shard], now));
+        limit.refill().map_or(0.0, |limit| limit.rolls_over_more(&tokens, now))
     }
 
-    /// The states of so many equal shards that together hold what these hold at `now`.
+    /// The states of `shards` equal shards that together have the tokens that these have at `now`.
     pub fn resharded(&self, shards: u32, now: Micros) -> Vec<State> {
         if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
@@ -274,7 +223,7 @@ impl<'a> Shards<'a> {
         Self::stored(self.limit_of(shard), value, ts, &tokens_of(&self.states[shard]))
     }
 
-    /// What the limit holds at `now`; it is full when its last shard is.
+    /// The limit's level at `now`; it is full when its last shard is.
     pub fn level(&self, now: Micros) -> Level {
         if let Some(state) = self.undivided() {
             return self.limit.level(state, now);
@@ -308,29 +257,30 @@ impl<'a> Shards<'a> {
     pub fn credit(&self, now: Micros, count: f64, taken_at: Option<Micros>) -> Option<Decision> {
         let total = self.total(now);
         let overused = self.overused(0..self.states.len(), now);
-        let (Limit::FixedWindow(limit), State::Tokens(tokens)) = (self.limit, &total) else {
+        let tokens = tokens_of(&total);
+        // Tokens left in some shards don't hide those used beyond the others' windows.
+        let against = if tokens.value > 0.0 { overused.min(count) } else { 0.0 };
+        let refill = self.limit.refill().and_then(|limit| Some((limit, limit.brings()?)));
+        let Some((limit, brings)) = refill.filter(|_| against > 0.0) else {
             return credit(self.limit, &total, now, count, taken_at);
         };
-        // What is left of some shards does not hide what was used beyond the others'.
-        let against = if tokens.value > 0.0 { overused.min(count) } else { 0.0 };
-        let can_return = taken_at.is_none_or(|taken_at| limit.can_return(taken_at, tokens.ts));
-        if against <= 0.0 || !can_return {
+        if taken_at.is_some_and(|taken_at| !limit.can_return(taken_at, tokens.ts)) {
             return credit(self.limit, &total, now, count, taken_at);
         }
         let decision = credit(self.limit, &total, now, count - against, taken_at)?;
         let value = decision.state.as_ref().map_or(tokens.value, State::value);
-        let brought = Some(limit.brings() + (overused - against));
+        let brought = Some(brings + (overused - against));
         Some(Decision {
-            state: Some(State::Tokens(Tokens { value, brought, ..*tokens })),
+            state: Some(State::Tokens(Tokens { value, brought, ..tokens })),
             ..decision
         })
     }
 
-    /// Changes the equal shards that are `among`, counted from 0, so that together they hold the tokens of
-    /// `after`: takes from the fullest first and gives to the emptiest first; a debt is divided
-    /// equally, so that it is paid back as fast as by the whole limit, and before any shard gets
-    /// more. Where `after` is that of a credit and tells what the window has brought, what was used of shards beyond
-    /// their windows is reduced likewise. Shards that need no change keep their state.
+    /// Changes the equal shards that are `among`, counted from 0, so that together they have the tokens of `after`:
+    /// takes from the fullest first and gives to the emptiest first; a debt is divided equally, so that it is paid back
+    /// as fast as by the whole limit, and before any shard gets more. Where `after` is that of a credit and has what
+    /// the window has brought, the shards' use beyond their windows is reduced likewise. Shards that need no change
+    /// keep their state.
     ///
     /// # Panics
     /// Where there is no such shard.
@@ -359,9 +309,10 @@ impl<'a> Shards<'a> {
                 more -= give;
             }
         }
-        let mut against = match (self.limit, brought) {
-            (Limit::FixedWindow(limit), Some(brought)) if target >= sum => {
-                self.overused(among.iter().copied(), now) - (brought - limit.brings()).max(0.0)
+        let brings = self.limit.refill().and_then(|limit| limit.brings());
+        let mut against = match (brings, brought) {
+            (Some(brings), Some(brought)) if target >= sum => {
+                self.overused(among.iter().copied(), now) - (brought - brings).max(0.0)
             }
             _ => 0.0,
         };
@@ -377,7 +328,7 @@ impl<'a> Shards<'a> {
     }
 }
 
-/// The tokens of a state; of a kind that has no shards its value, since of that there is one.
+/// The tokens of a state; its value for a kind that has no shards, and so one state.
 fn tokens_of(state: &State) -> Tokens {
     match state {
         State::Tokens(tokens) => *tokens,

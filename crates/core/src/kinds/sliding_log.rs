@@ -5,8 +5,15 @@
 //!
 //! [Figma]: https://www.figma.com/blog/an-alternative-approach-to-rate-limiting/
 
+use serde::{Deserialize, Serialize};
+
+use super::limit_kind::{LimitKind, NotInMemory, soon};
 use super::{Decision, Level, Log, State};
 use crate::Micros;
+use crate::config::times::Period;
+use crate::fields::{FieldError, Fields};
+use crate::headers::CallOutcome;
+use crate::numbers::WholeRate;
 
 /// At most `rate` tokens in any `period`, exactly.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,11 +24,20 @@ pub struct SlidingLog {
     pub period: Micros,
 }
 
-impl SlidingLog {
-    pub(super) fn initial_state(now: Micros) -> Log {
-        Log { entries: Vec::new(), ts: now }
-    }
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SlidingLogConfig {
+    rate: WholeRate,
+    period: Period,
+}
 
+impl From<SlidingLogConfig> for SlidingLog {
+    fn from(config: SlidingLogConfig) -> SlidingLog {
+        SlidingLog { rate: config.rate.0 as u32, period: config.period.0 }
+    }
+}
+
+impl SlidingLog {
     /// The entries still in the window at `now`. The log is sorted; a clock that stepped back
     /// behind the newest entry stands still until it has caught up.
     fn live<'a>(&self, log: &'a Log, now: Micros) -> &'a [Micros] {
@@ -30,42 +46,60 @@ impl SlidingLog {
         &log.entries[gone..]
     }
 
-    /// No entry in the window, and none ahead of the clock.
-    pub(super) fn is_idle(&self, log: &Log, now: Micros) -> bool {
-        self.live(log, now).is_empty()
-    }
-
-    /// When the newest entry is a period old; of an empty log, at any time.
-    pub(super) fn unused_at(&self, log: &Log) -> Micros {
-        let newest = log.entries.last();
-        newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period))
-    }
-
     fn level_of(&self, live: &[Micros], now: Micros) -> Level {
         Level {
             remaining: (self.rate as f64 - live.len() as f64).max(0.0),
             reset_at: Some(live.last().map_or(now, |&newest| newest.plus(self.period))),
         }
     }
+}
 
-    pub(super) fn level(&self, log: &Log, now: Micros) -> Level {
-        self.level_of(self.live(log, now), now)
+impl LimitKind for SlidingLog {
+    const NAME: &'static str = "sliding log";
+    const WITH_ARTICLE: &'static str = "a sliding log";
+    const WHOLE_COUNTS: bool = true;
+
+    type State = Log;
+    type Config = SlidingLogConfig;
+
+    fn config(fields: &Fields) -> Result<SlidingLogConfig, FieldError> {
+        fields.read()
+    }
+
+    fn capacity(&self) -> f64 {
+        self.rate.into()
+    }
+
+    fn policy(&self) -> (f64, Option<Micros>) {
+        (self.rate.into(), Some(self.period))
+    }
+
+    fn time_to_full(&self) -> Micros {
+        self.period
+    }
+
+    fn initial_state(&self, now: Micros, _: Micros) -> Log {
+        Log { entries: Vec::new(), ts: now }
+    }
+
+    #[inline]
+    fn counts(&self, log: &Log, now: Micros) -> bool {
+        log.entries.last() <= Some(&soon(now).max(now.plus(self.period)))
     }
 
     /// `count` is a whole number.
-    pub(super) fn decide(&self, log: &Log, now: Micros, count: f64) -> Decision {
+    fn decide(&self, log: &Log, now: Micros, count: f64, _: bool) -> Decision {
         let live = self.live(log, now);
         let level = self.level_of(live, now);
         if count == 0.0 {
-            // There is no debt to be in: a rate that was lowered below what is used is none.
-            return Decision { ok: true, retry_after: None, level, state: None };
+            // There is no debt, not even where the rate was lowered below what is used.
+            return Decision::unchanged(level);
         }
         if live.len() as f64 + count > self.rate as f64 {
             if count > self.rate as f64 {
                 return Decision::denied(None, level);
             }
-            // So many of the oldest entries must leave; the last of them leaves a period after it
-            // was taken.
+            // This number of the oldest entries must leave; the last of them does a period after it was taken.
             let excess = live.len() + count as usize - self.rate as usize;
             let retry_after =
                 excess.checked_sub(1).map(|last| live[last].plus(self.period).minus(now));
@@ -80,5 +114,29 @@ impl SlidingLog {
             level: self.level_of(&entries, now),
             state: Some(State::Log(Log { entries, ts: taken })),
         }
+    }
+
+    fn level(&self, log: &Log, now: Micros) -> Level {
+        self.level_of(self.live(log, now), now)
+    }
+
+    /// No entry in the window, and none ahead of the clock.
+    fn is_idle(&self, log: &Log, now: Micros, _: Micros) -> bool {
+        self.live(log, now).is_empty()
+    }
+
+    /// When the newest entry is a period old; any time for an empty log.
+    fn unused_at(&self, log: &Log) -> Option<Micros> {
+        let newest = log.entries.last();
+        Some(newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period)))
+    }
+
+    fn not_in_memory(&self) -> Option<NotInMemory> {
+        Some(NotInMemory::Kind { because: "which stores an entry per token" })
+    }
+
+    /// Tokens come back at several times, of which the outcome has only the last.
+    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
+        outcome.wait()
     }
 }

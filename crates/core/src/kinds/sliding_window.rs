@@ -1,14 +1,21 @@
 //! Sliding window: two counters approximate a window that moves with the clock.
 //!
 //! `used = prior * (share of the previous window that the sliding one still overlaps) + value`,
-//! windows aligned to the epoch; allowed iff `used + count <= rate`. It assumes that the previous
+//! windows aligned to the epoch; a call passes if `used + count <= rate`. It assumes that the previous
 //! window was used evenly: the approximation that [Cloudflare] described and [Upstash] ships.
 //!
 //! [Cloudflare]: https://blog.cloudflare.com/counting-things-a-lot-of-different-things/
 //! [Upstash]: https://upstash.com/docs/redis/sdks/ratelimit-ts/algorithms
 
+use serde::{Deserialize, Serialize};
+
+use super::limit_kind::{LimitKind, soon};
 use super::{Counters, Decision, Level, State, confirmed, rounded, subtract, tolerance};
 use crate::Micros;
+use crate::config::times::Period;
+use crate::fields::{FieldError, Fields};
+use crate::headers::CallOutcome;
+use crate::numbers::Rate;
 
 /// At most about `rate` tokens in any `period`.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,27 +26,20 @@ pub struct SlidingWindow {
     pub period: Micros,
 }
 
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SlidingWindowConfig {
+    rate: Rate,
+    period: Period,
+}
+
+impl From<SlidingWindowConfig> for SlidingWindow {
+    fn from(config: SlidingWindowConfig) -> SlidingWindow {
+        SlidingWindow { rate: config.rate.0, period: config.period.0 }
+    }
+}
+
 impl SlidingWindow {
-    pub(super) fn initial_state(&self, now: Micros) -> Counters {
-        Counters { value: 0.0, prior: 0.0, ts: now.floor_to(self.period) }
-    }
-
-    /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
-    pub(super) fn is_idle(&self, stored: &Counters, now: Micros) -> bool {
-        let Counters { ts, value, prior } = self.counters(stored, now);
-        ts <= now && value == 0.0 && prior == 0.0
-    }
-
-    /// When neither the window of then nor the one before it was used.
-    pub(super) fn unused_at(&self, stored: &Counters) -> Micros {
-        let Counters { ts, value, prior } = self.counters(stored, stored.ts);
-        match (value == 0.0, prior == 0.0) {
-            (false, _) => ts.plus(self.period).plus(self.period),
-            (true, false) => ts.plus(self.period),
-            (true, true) => ts,
-        }
-    }
-
     /// The counters, moved on to the window of `now`.
     fn counters(&self, stored: &Counters, now: Micros) -> Counters {
         let stored = Counters { ts: stored.ts.floor_to(self.period), ..*stored };
@@ -68,10 +68,6 @@ impl SlidingWindow {
         }
     }
 
-    pub(super) fn level(&self, stored: &Counters, now: Micros) -> Level {
-        self.level_of(self.counters(stored, now), now)
-    }
-
     /// When a call that is denied now can first pass.
     fn retry_after(
         &self,
@@ -83,7 +79,7 @@ impl SlidingWindow {
         if count > self.rate + tolerance(self.rate) {
             return None;
         }
-        // Where in a window is what `fading` leaves small enough beside `fixed`?
+        // How far into a window `fading` has left enough next to `fixed`.
         let into = |fading: f64, fixed: f64| {
             let share = 1.0 - (self.rate - fixed - count) / fading;
             Micros::ceil_from(share.clamp(0.0, 1.0) * self.period.0 as f64)
@@ -98,13 +94,45 @@ impl SlidingWindow {
             self.passes(stored, now.plus(wait), count)
         })
     }
+}
 
-    pub(super) fn decide(&self, stored: &Counters, now: Micros, count: f64) -> Decision {
+impl LimitKind for SlidingWindow {
+    const NAME: &'static str = "sliding window";
+    const WITH_ARTICLE: &'static str = "a sliding window";
+
+    type State = Counters;
+    type Config = SlidingWindowConfig;
+
+    fn config(fields: &Fields) -> Result<SlidingWindowConfig, FieldError> {
+        fields.read()
+    }
+
+    fn capacity(&self) -> f64 {
+        self.rate
+    }
+
+    fn policy(&self) -> (f64, Option<Micros>) {
+        (self.rate, Some(self.period))
+    }
+
+    fn time_to_full(&self) -> Micros {
+        self.period
+    }
+
+    fn initial_state(&self, now: Micros, _: Micros) -> Counters {
+        Counters { value: 0.0, prior: 0.0, ts: now.floor_to(self.period) }
+    }
+
+    #[inline]
+    fn counts(&self, counters: &Counters, now: Micros) -> bool {
+        counters.ts <= soon(now).max(now.plus(self.period).plus(self.period))
+    }
+
+    fn decide(&self, stored: &Counters, now: Micros, count: f64, _: bool) -> Decision {
         let mut counters = self.counters(stored, now);
         if count == 0.0 {
-            // There is no debt to be in: a rate that was lowered below what is used is none.
-            let level = self.level_of(counters, now);
-            return Decision { ok: true, retry_after: None, level, state: None };
+            // There is no debt, not even where the rate was lowered below what is used.
+            return Decision::unchanged(self.level_of(counters, now));
         }
         if !self.passes(stored, now, count) {
             return Decision::denied(
@@ -119,5 +147,30 @@ impl SlidingWindow {
             level: self.level_of(counters, now),
             state: Some(State::Counters(counters)),
         }
+    }
+
+    fn level(&self, stored: &Counters, now: Micros) -> Level {
+        self.level_of(self.counters(stored, now), now)
+    }
+
+    /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
+    fn is_idle(&self, stored: &Counters, now: Micros, _: Micros) -> bool {
+        let Counters { ts, value, prior } = self.counters(stored, now);
+        ts <= now && value == 0.0 && prior == 0.0
+    }
+
+    /// When neither the window of that time nor the one before it was used.
+    fn unused_at(&self, stored: &Counters) -> Option<Micros> {
+        let Counters { ts, value, prior } = self.counters(stored, stored.ts);
+        Some(match (value == 0.0, prior == 0.0) {
+            (false, _) => ts.plus(self.period).plus(self.period),
+            (true, false) => ts.plus(self.period),
+            (true, true) => ts,
+        })
+    }
+
+    /// Tokens come back at several times, of which the outcome has only the last.
+    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
+        outcome.wait()
     }
 }

@@ -1,35 +1,36 @@
-//! What a limit remembers between two calls, in the shape of its kind.
+//! The state of a limit between two calls, in one of four shapes, which kinds share.
 
 use super::Lease;
+use super::limit_kind::Part;
 use crate::Micros;
 
-/// What a limit remembers between two calls. The caller stores it, as JSON by [`state`](crate::state) or in columns
-/// of its own; what nobody has stored is [`Limit::initial_state`](crate::Limit::initial_state).
+/// The state of a limit between two calls. The caller stores it, as JSON by [`state`](crate::state) or in columns
+/// of its own; until it has stored one, the state is [`Limit::initial_state`](crate::Limit::initial_state).
 #[derive(Clone, Debug, PartialEq)]
 pub enum State {
-    /// Of a token bucket or a fixed window.
+    /// For a token bucket or a fixed window.
     Tokens(Tokens),
-    /// Of a sliding window.
+    /// For a sliding window.
     Counters(Counters),
-    /// Of a sliding log.
+    /// For a sliding log.
     Log(Log),
-    /// Of a concurrency limit.
+    /// For a concurrency limit.
     Leases(Leases),
 }
 
-/// What a token bucket or a fixed window holds.
+/// The tokens of a token bucket or a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tokens {
     /// Tokens at `ts`, negative in debt.
     pub value: f64,
-    /// When they were counted; of a fixed window, its window's start.
+    /// When they were counted; for a fixed window, its window's start.
     pub ts: Micros,
-    /// For a fixed window, the tokens that its window added, 0 or more; `value` is what is left of them and of what
-    /// rolled over. `None` for a bucket, and for a state that does not tell it, as that of the Convex component.
+    /// For a fixed window, the tokens that its window added, 0 or more; `value` are those left of them and of the ones
+    /// that rolled over. `None` for a bucket, and for a state without it, such as the Convex component's.
     pub brought: Option<f64>,
 }
 
-/// What was used of a sliding window.
+/// The counters of a sliding window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Counters {
     /// Tokens that the window which began at `ts` used.
@@ -40,7 +41,7 @@ pub struct Counters {
     pub ts: Micros,
 }
 
-/// What was taken of a sliding log.
+/// The log of a sliding log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Log {
     /// The time of every token, oldest first.
@@ -49,7 +50,7 @@ pub struct Log {
     pub ts: Micros,
 }
 
-/// Which slots of a concurrency limit are taken.
+/// The leases of a concurrency limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leases {
     /// One for each slot, in no order.
@@ -58,7 +59,7 @@ pub struct Leases {
     pub ts: Micros,
 }
 
-/// Of which kinds a state can be: the variant of a [`State`].
+/// The variant of a [`State`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// [`Tokens`].
@@ -72,12 +73,12 @@ pub enum Shape {
 }
 
 impl State {
-    /// So many tokens, counted at `ts`, of which nothing else is known.
+    /// Tokens counted at `ts`, without what a window brought.
     pub fn of_tokens(value: f64, ts: Micros) -> State {
         State::Tokens(Tokens { value, ts, brought: None })
     }
 
-    /// When it was counted; of the window kinds, the window's start.
+    /// When it was counted; for the window kinds, the window's start.
     pub fn ts(&self) -> Micros {
         match self {
             State::Tokens(tokens) => tokens.ts,
@@ -87,8 +88,8 @@ impl State {
         }
     }
 
-    /// The number that stands for it: tokens of a token bucket or a fixed window, what the window used of a sliding
-    /// window, how many tokens the log of a sliding log has, how many slots of a concurrency limit are taken.
+    /// The number that stands for it: the tokens left in a token bucket or fixed window, those that a sliding window or
+    /// sliding log has used, or the slots that are taken.
     pub fn value(&self) -> f64 {
         match self {
             State::Tokens(tokens) => tokens.value,
@@ -98,7 +99,7 @@ impl State {
         }
     }
 
-    /// Of which kinds it can be; see [`Limit::accepts`](crate::Limit::accepts).
+    /// Its shape; see [`Limit::accepts`](crate::Limit::accepts).
     pub fn shape(&self) -> Shape {
         match self {
             State::Tokens(_) => Shape::Tokens,
@@ -120,8 +121,44 @@ impl State {
 }
 
 impl Leases {
-    /// The lease that the call gave which left this state.
+    /// The lease that was given last.
     pub fn given(&self) -> Option<Lease> {
         self.leases.last().copied()
     }
+}
+
+/// Implements [`Part`] for the variants of a state.
+macro_rules! parts {
+    ($($part:ident: $seen:expr,)*) => {
+        $(impl From<$part> for State {
+            fn from(part: $part) -> State {
+                State::$part(part)
+            }
+        }
+
+        impl Part for $part {
+            const SHAPE: Shape = Shape::$part;
+
+            #[inline]
+            fn from_state(state: &State) -> Option<&$part> {
+                match state {
+                    State::$part(part) => Some(part),
+                    _ => None,
+                }
+            }
+
+            fn seen(&self) -> Option<Micros> {
+                let seen: fn(&$part) -> Option<Micros> = $seen;
+                seen(self)
+            }
+        })*
+    };
+}
+
+parts! {
+    Tokens: |tokens| Some(tokens.ts),
+    Counters: |counters| Some(counters.ts),
+    Log: |log| log.entries.last().copied(),
+    // Each lease has times of its own.
+    Leases: |_| None,
 }

@@ -8,9 +8,16 @@
 //! [article]: https://stack.convex.dev/rate-limiting
 //! [code]: https://github.com/get-convex/rate-limiter/blob/main/src/shared.ts
 
+use serde::{Deserialize, Serialize};
+
+use super::limit_kind::LimitKind;
 use super::refill::Refill;
-use super::{Level, Tokens, rounded, tolerance};
+use super::{Decision, Level, Tokens, rounded, tolerance};
 use crate::Micros;
+use crate::config::times::Period;
+use crate::fields::{FieldError, Fields};
+use crate::headers::CallOutcome;
+use crate::numbers::{Rate, ShardCount, TokenCount};
 
 /// A bucket of `capacity` tokens that refills by `rate` tokens a `period`.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,19 +34,119 @@ pub struct TokenBucket {
     pub shards: u32,
 }
 
-impl TokenBucket {
-    pub(super) fn initial_state(&self, now: Micros) -> Tokens {
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct TokenBucketConfig {
+    rate: Rate,
+    period: Period,
+    capacity: Option<TokenCount>,
+    max_reserved: Option<TokenCount>,
+    shards: Option<ShardCount>,
+}
+
+impl From<TokenBucketConfig> for TokenBucket {
+    fn from(config: TokenBucketConfig) -> TokenBucket {
+        TokenBucket {
+            rate: config.rate.0,
+            period: config.period.0,
+            capacity: config.capacity.map_or(config.rate.0, |capacity| capacity.0),
+            max_reserved: config.max_reserved.map(|most| most.0),
+            shards: config.shards.map_or(1, |shards| shards.0 as u32),
+        }
+    }
+}
+
+impl LimitKind for TokenBucket {
+    const NAME: &'static str = "token bucket";
+    const WITH_ARTICLE: &'static str = "a token bucket";
+
+    type State = Tokens;
+    type Config = TokenBucketConfig;
+
+    fn config(fields: &Fields) -> Result<TokenBucketConfig, FieldError> {
+        fields.read()
+    }
+
+    fn capacity(&self) -> f64 {
+        self.capacity
+    }
+
+    fn policy(&self) -> (f64, Option<Micros>) {
+        (self.rate, Some(self.period))
+    }
+
+    fn time_to_full(&self) -> Micros {
+        self.period.times(self.capacity / self.rate)
+    }
+
+    fn initial_state(&self, now: Micros, _: Micros) -> Tokens {
         Tokens { value: self.capacity, ts: now, brought: None }
     }
 
+    #[inline]
+    fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
+        Refill::counts(self, tokens, now)
+    }
+
+    fn decide(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
+        Refill::decide(self, tokens, now, count, reserve)
+    }
+
+    fn credit(
+        &self,
+        tokens: &Tokens,
+        now: Micros,
+        count: f64,
+        taken_at: Option<Micros>,
+    ) -> Option<Decision> {
+        Some(Refill::credit(self, tokens, now, count, taken_at))
+    }
+
+    fn level(&self, tokens: &Tokens, now: Micros) -> Level {
+        Refill::level(self, tokens, now)
+    }
+
     /// Full, and not ahead of the clock.
-    pub(super) fn is_idle(&self, tokens: &Tokens, now: Micros) -> bool {
+    fn is_idle(&self, tokens: &Tokens, now: Micros, _: Micros) -> bool {
         tokens.ts <= now && self.refilled(tokens, now).1 >= self.capacity
     }
 
     /// When the last token comes in.
-    pub(super) fn full_at(&self, tokens: &Tokens) -> Option<Micros> {
+    fn unused_at(&self, tokens: &Tokens) -> Option<Micros> {
         self.due(tokens.ts, self.capacity - self.stored_tokens(tokens))
+    }
+
+    fn refill(&self) -> Option<&dyn Refill> {
+        Some(self)
+    }
+
+    fn shards(&self) -> u32 {
+        self.shards
+    }
+
+    fn shard(&self, shards: u32) -> TokenBucket {
+        let share = |tokens: f64| tokens / f64::from(shards.max(1));
+        TokenBucket {
+            rate: share(self.rate),
+            period: self.period,
+            capacity: share(self.capacity),
+            max_reserved: self.max_reserved.map(share),
+            shards: 1,
+        }
+    }
+
+    /// Where less than one token is left, until there is one.
+    fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
+        let until = outcome.until_reset(now)?;
+        if !outcome.needs_one() {
+            return Some(until);
+        }
+        // At the rate at which it is full by the reset, which is the key's own. The reset is rounded up to a
+        // millisecond, so this is rounded to one, or it could be a second too late.
+        let reset = outcome.reset_at?.minus(now);
+        let share = (1.0 - outcome.remaining) / (outcome.capacity - outcome.remaining);
+        let next = Micros::from_millis((reset.0 as f64 * share / 1e3).round());
+        Some(until.min(next))
     }
 }
 

@@ -231,7 +231,7 @@ proptest! {
     }
 }
 
-/// What a state tells that its window brought.
+/// The tokens that a state's window brought.
 fn brought(state: &State) -> Option<f64> {
     match state {
         State::Tokens(tokens) => tokens.brought,
@@ -263,15 +263,14 @@ fn what_rolled_over_stays() {
     assert_eq!(window(1000, 1, 1, false).level(&spent(300.0), now).remaining, 0.0);
 }
 
-/// Of a state that does not tell what its window brought, as those of the Convex component and of 1.0.0, the tokens
-/// stay.
+/// A state without the tokens that its window brought, such as the Convex component's and 1.0.0's, keeps its tokens.
 #[test]
 fn a_state_of_two_numbers_keeps_its_tokens() {
     let state = tokens_at(4.0, 0);
     let now = Micros(HOUR / 2);
     assert_eq!(window(1000, 1000, 1, false).level(&state, now).remaining, 4.0);
     assert_eq!(window(3, 3, 1, false).level(&state, now).remaining, 3.0);
-    // The next take tells.
+    // The next take writes it.
     let state = decide(&window(10, 10, 1, false), &state, now, 1.0, false).state.unwrap();
     assert_eq!(brought(&state), Some(10.0));
     assert_eq!(window(1000, 1000, 1, false).level(&state, now).remaining, 993.0);
@@ -281,7 +280,7 @@ fn a_state_of_two_numbers_keeps_its_tokens() {
             .unwrap();
     assert!(bucket.accepts(state.shape()));
     assert_eq!(bucket.level(&state, Micros(0)).remaining, 3.0);
-    // Of a capacity of 0 too it is not taken for a sliding window's.
+    // With a capacity of 0, too, it is not read as a sliding window's.
     let none = decide(&window(1, 0, 1, true), &state, now, 1.0, false).state.unwrap();
     assert_eq!(brought(&none).map(f64::to_bits), Some(7f64.to_bits()));
     let sliding =
@@ -297,7 +296,7 @@ fn a_state_of_two_numbers_keeps_its_tokens() {
     }
 }
 
-/// A plan of nothing holds all that it can, but a row of it that tells what was used is not idle until its window has
+/// A plan of no tokens is full, but a row of it that has what was used is not idle until its window has
 /// turned: without it a plan that is raised again would be full.
 #[test]
 fn a_plan_of_nothing_keeps_what_was_used() {
@@ -309,12 +308,11 @@ fn a_plan_of_nothing_keeps_what_was_used() {
     assert_eq!(none.idle_at(&state, now, Micros(0)), Some(Micros(HOUR)));
     assert_eq!(plan.level(&state, now).remaining, 30.0);
     assert_eq!(none.level(&state, now).remaining, 0.0);
-    // Of a plan of nothing alone nothing was used.
+    // A plan of no tokens alone has nothing used.
     assert!(none.is_idle(&none.initial_state(now, now), now, Micros(0)));
 }
 
-/// Of states that somebody has written himself, and that refill faster than the whole, it is not known how few they
-/// hold, whatever they tell.
+/// States that a user has written, and that refill faster than the whole, have an unknown number of tokens.
 #[test]
 fn what_was_overused_makes_no_upper_bound_of_states_that_are_too_fast() {
     let (limit, now) = (window(100, 100, 1, false), Micros(HOUR / 2));

@@ -1,7 +1,7 @@
 //! A state does not go back in time: whatever the clock does within the bound, no more is admitted than up to the
 //! greatest instant that was seen; and beyond the bound a state counts as if there were none.
 //!
-//! The bound is computed anew here, from the documents: an hour, a whole refill, the windows looked back on.
+//! The bound is computed here a second time, from the documents: an hour, a whole refill, the windows looked back on.
 
 use proptest::prelude::*;
 use ratelimit_core::kinds::{Start, Windows};
@@ -23,7 +23,7 @@ enum Clock {
     StepsBack,
 }
 
-/// A clock, and how far it goes back: a share of the bound, or so many microseconds if that is less.
+/// A clock, and how far it goes back: a share of the bound, or a number of microseconds if that is less.
 fn clock() -> impl Strategy<Value = (Clock, f64, i64)> {
     let clock = prop_oneof![Just(Clock::Alternates), Just(Clock::Trembles), Just(Clock::StepsBack)];
     let most = prop_oneof![Just(i64::MAX), Just(HOUR), Just(1_000_000), 1..3_000_000i64];

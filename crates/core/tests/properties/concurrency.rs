@@ -1,4 +1,4 @@
-//! Concurrency limits beside a list of all leases that were ever given.
+//! Concurrency limits, compared with a list of all leases that were ever given.
 
 use proptest::prelude::*;
 use ratelimit_core::kinds::{Concurrency, Lease, Leases};
@@ -10,7 +10,7 @@ use crate::cases;
 enum Call {
     /// So many slots, and where the id that is drawn begins: of few, so that some are in use.
     Acquire(u32, i64),
-    /// Of the lease that was given as the n-th, or of one that never was.
+    /// The lease that was given as the n-th, or one that never was.
     Release(usize),
     Extend(usize),
 }

@@ -1,5 +1,5 @@
 //! What the header RateLimit promises: where it has `t` and no token is left, a call of 1 passes after `t` seconds if
-//! nobody else takes, and not a second earlier.
+//! no other call takes, and not a second earlier.
 
 use proptest::prelude::*;
 use ratelimit_core::headers::{CallOutcome, Style, headers};
@@ -39,7 +39,7 @@ proptest! {
         for call in run(&sequence) {
             let (r, t) = r_and_t(&limit, &call.decision, call.now);
             let sliding = matches!(limit, Limit::SlidingWindow(_) | Limit::SlidingLog(_));
-            prop_assert!(!sliding || !call.decision.ok || t.is_none(), "an rl_result can't tell it");
+            prop_assert!(!sliding || !call.decision.ok || t.is_none(), "an rl_result doesn't have it");
             let Some(t) = t.filter(|&t| r == 0 && t < 1_000_000_000_000) else { continue };
             // Of another call that is denied, it is until the same one passes.
             let Step { count, reserve, .. } = call.step;

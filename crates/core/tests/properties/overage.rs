@@ -1,4 +1,4 @@
-//! Fixed windows with overage, beside a count of what each window used.
+//! Fixed windows with overage, compared with a count of what each window used.
 
 use proptest::prelude::*;
 

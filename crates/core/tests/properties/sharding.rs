@@ -259,7 +259,7 @@ proptest! {
         tells_when_it_passes(&divided, &parts, rate, (share, reserve), true, sooner)?;
     }
 
-    /// A denial moves no rows: it tells when those that there are let the call pass.
+    /// A denial moves no rows: its wait is for the rows as they are.
     #[test]
     fn rows_of_another_number_of_shards_tell_when_they_let_a_call_pass(
         divided in divided(Ages::Any),
@@ -429,7 +429,7 @@ fn run(sequence: &Sequence, shards: usize, meets: &[Meets]) -> Vec<Called> {
     for (step, meets) in sequence.steps.iter().zip(meets) {
         now.0 += step.gap;
         if let Some(shards) = meets.shards {
-            // What is there is shared out anew.
+            // The tokens left are divided again.
             parts = Shards::new(&limit, parts.resharded(shards as u32, now));
         }
         let there = parts.level(now).remaining;

@@ -31,7 +31,7 @@ pub trait Subject {
 #[derive(Debug)]
 pub struct Call<'a> {
     pub config: &'a str,
-    /// `None`: nobody has used the limit yet.
+    /// `None`: the limit is unused.
     pub state: Option<&'a str>,
     /// Epoch milliseconds.
     pub at: f64,
@@ -398,7 +398,7 @@ impl<S: Subject> Runner<'_, S> {
         Value::Object(config).to_string()
     }
 
-    /// The differences of README.md, each as narrow as the step's own numbers tell.
+    /// The differences of README.md, each as narrow as the step's own numbers allow.
     fn difference(&self, step: &Step, theirs: Option<Row>, newest: f64) -> Option<Difference> {
         let expect = &step.expect;
         let differs = |tag, ok| Some(Difference { tag, ok });
@@ -510,7 +510,7 @@ impl<S: Subject> Runner<'_, S> {
         }
         let tolerance = 1e-9 * self.capacity().max(1.0) + self.half_a_microsecond();
         match expect.available {
-            // Of a limit that has a row; without one, theirs answers with a fresh random phase.
+            // Only where the limit has a row; without one, theirs answers with a fresh random phase.
             Available::Tokens(tokens) if !step.check || before.is_some() => {
                 // Theirs stores what a check would have taken nowhere, so both show the row as is.
                 let ours =

@@ -1,0 +1,158 @@
+//! The trait that each kind implements.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+
+use super::refill::Refill;
+use super::{Decision, Level, Shape, State};
+use crate::Micros;
+use crate::fields::{FieldError, Fields};
+use crate::headers::CallOutcome;
+
+/// A kind of limit. `now` is the instant of a call, and `state` the one that counts then.
+pub(super) trait LimitKind: Clone + Into<super::Limit> {
+    /// The name of the kind in a config.
+    const NAME: &'static str;
+    /// A limit of the kind, in a sentence: `a token bucket`.
+    const WITH_ARTICLE: &'static str;
+    /// Whether only whole counts can be taken.
+    const WHOLE_COUNTS: bool = false;
+    /// Whether the `phase` of an initial state matters.
+    const HAS_PHASE: bool = false;
+    /// Whether stored states of the shape of [`State`](LimitKind::State) can be used; otherwise none is stored.
+    const HAS_STATE: bool = true;
+    /// The unit of the quota in HTTP headers, if it isn't requests.
+    const QUOTA_UNIT: Option<&'static str> = None;
+
+    /// The part of a [`State`] that the kind has.
+    type State: Part;
+    /// The fields of its config, each within its range.
+    type Config: Serialize + Into<Self>;
+
+    /// Reads the fields.
+    ///
+    /// # Errors
+    /// A field that is unknown, missing, repeated or has a value that isn't allowed.
+    fn config(fields: &Fields) -> Result<Self::Config, FieldError>;
+
+    /// Arguments of its builder in SQL, as an example; with a time zone, if the config in question has one.
+    fn example(_calendar: bool) -> &'static str {
+        "rate => 10, period => '1 minute'"
+    }
+
+    /// See [`Limit::capacity`](super::Limit::capacity).
+    fn capacity(&self) -> f64;
+
+    /// See [`Limit::policy`](super::Limit::policy).
+    fn policy(&self) -> (f64, Option<Micros>);
+
+    /// See [`Limit::time_to_full`](super::Limit::time_to_full).
+    fn time_to_full(&self) -> Micros;
+
+    /// The state of an unused limit.
+    fn initial_state(&self, now: Micros, phase: Micros) -> Self::State;
+
+    /// Whether a stored state counts at `now`: its time is not beyond the horizon, too late for a clock that was
+    /// adjusted. That is [`soon`], or later: after a whole refill, the time in which this state is full, its debt included, or
+    /// after the windows that the kind looks back on.
+    fn counts(&self, state: &Self::State, now: Micros) -> bool;
+
+    /// The state that counts at `now`: the stored one, or an initial one in the same windows.
+    #[inline]
+    fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, Self::State> {
+        match Self::State::from_state(state) {
+            Some(stored) if self.counts(stored, now) => Cow::Borrowed(stored),
+            _ => Cow::Owned(self.initial_state(now, state.ts())),
+        }
+    }
+
+    /// See [`decide`](super::decide()).
+    fn decide(&self, state: &Self::State, now: Micros, count: f64, reserve: bool) -> Decision;
+
+    /// See [`credit`](super::credit()).
+    fn credit(
+        &self,
+        _state: &Self::State,
+        _now: Micros,
+        _count: f64,
+        _taken_at: Option<Micros>,
+    ) -> Option<Decision> {
+        None
+    }
+
+    /// See [`Limit::level`](super::Limit::level).
+    fn level(&self, state: &Self::State, now: Micros) -> Level;
+
+    /// See [`Limit::is_idle`](super::Limit::is_idle).
+    fn is_idle(&self, state: &Self::State, now: Micros, phase: Micros) -> bool;
+
+    /// The earliest instant at which the limit can be idle, in the past too; `None`: later than an instant can hold.
+    fn unused_at(&self, state: &Self::State) -> Option<Micros>;
+
+    /// The limit by the formulas of tokens that come back up to a capacity, which shards need.
+    fn refill(&self) -> Option<&dyn Refill> {
+        None
+    }
+
+    /// Into how many shards it is divided.
+    fn shards(&self) -> u32 {
+        1
+    }
+
+    /// One of `shards` equal shards of the limit.
+    fn shard(&self, _shards: u32) -> Self {
+        self.clone()
+    }
+
+    /// Says why memory can't store its states; `None`: it can.
+    fn not_in_memory(&self) -> Option<NotInMemory> {
+        (self.shards() > 1).then(|| NotInMemory::Field {
+            field: "shards",
+            value: self.shards(),
+            allowed: "1".into(),
+            because: ", where no call waits for another transaction",
+        })
+    }
+
+    /// The span from `now` until more tokens are there than an outcome has left, for HTTP headers: to the reset, or to
+    /// the retry of a denial if that is earlier. `None`: it isn't known.
+    fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
+        outcome.until_reset(now)
+    }
+}
+
+/// A part of a [`State`]: what a kind has of it.
+pub(super) trait Part: Clone + Into<State> {
+    /// Its shape.
+    const SHAPE: Shape;
+
+    /// The part of a stored state, if that has its shape.
+    fn from_state(state: &State) -> Option<&Self>;
+
+    /// The latest instant that the state has seen: a clock before it has stepped back.
+    fn seen(&self) -> Option<Micros>;
+}
+
+/// Why a limit can't be in memory.
+pub(crate) enum NotInMemory {
+    /// No limit of its kind can.
+    Kind {
+        /// The reason, as the end of a sentence.
+        because: &'static str,
+    },
+    /// A field has too large a value.
+    Field {
+        field: &'static str,
+        value: u32,
+        /// Its values in memory.
+        allowed: String,
+        /// The reason, as the end of a sentence.
+        because: &'static str,
+    },
+}
+
+/// The latest instant that a clock at `now` may have shown before it was adjusted: an hour from now.
+pub(super) fn soon(now: Micros) -> Micros {
+    now.plus(Micros(3_600 * 1_000_000))
+}

@@ -1,0 +1,87 @@
+//! No limit: for keys and names that are exempt.
+
+use serde::{Deserialize, Serialize};
+
+use super::limit_kind::LimitKind;
+use super::{Decision, Level, Limit, Tokens};
+use crate::Micros;
+use crate::fields::{FieldError, Fields};
+
+/// No limit: every call is admitted, and nothing is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Unlimited;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UnlimitedConfig {}
+
+impl From<UnlimitedConfig> for Unlimited {
+    fn from(_: UnlimitedConfig) -> Unlimited {
+        Unlimited
+    }
+}
+
+impl Limit {
+    /// Whether it lets every call pass and stores nothing.
+    pub fn is_unlimited(&self) -> bool {
+        matches!(self, Limit::Unlimited(_))
+    }
+}
+
+impl LimitKind for Unlimited {
+    const NAME: &'static str = "unlimited";
+    const WITH_ARTICLE: &'static str = "an unlimited one";
+    const HAS_STATE: bool = false;
+
+    type State = Tokens;
+    type Config = UnlimitedConfig;
+
+    fn config(fields: &Fields) -> Result<UnlimitedConfig, FieldError> {
+        fields.read()
+    }
+
+    fn example(_: bool) -> &'static str {
+        ""
+    }
+
+    fn capacity(&self) -> f64 {
+        f64::INFINITY
+    }
+
+    fn policy(&self) -> (f64, Option<Micros>) {
+        (f64::INFINITY, None)
+    }
+
+    fn time_to_full(&self) -> Micros {
+        Micros(0)
+    }
+
+    fn initial_state(&self, now: Micros, _: Micros) -> Tokens {
+        Tokens { value: 0.0, ts: now, brought: None }
+    }
+
+    /// Never: there is nothing to remember.
+    fn counts(&self, _: &Tokens, _: Micros) -> bool {
+        false
+    }
+
+    fn decide(&self, state: &Tokens, now: Micros, _: f64, _: bool) -> Decision {
+        Decision::unchanged(self.level(state, now))
+    }
+
+    fn credit(&self, state: &Tokens, now: Micros, _: f64, _: Option<Micros>) -> Option<Decision> {
+        Some(Decision::unchanged(self.level(state, now)))
+    }
+
+    fn level(&self, _: &Tokens, _: Micros) -> Level {
+        Level { remaining: f64::INFINITY, reset_at: None }
+    }
+
+    fn is_idle(&self, _: &Tokens, _: Micros, _: Micros) -> bool {
+        true
+    }
+
+    fn unused_at(&self, _: &Tokens) -> Option<Micros> {
+        Some(Micros(i64::MIN))
+    }
+}
