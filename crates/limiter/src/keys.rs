@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use crate::error::Result;
 use ratelimit_core::State;
+use ratelimit_faults::Fault;
 
 use crate::ports::{Host, KeyRows, KeyedRow, Rows, Stored};
 
@@ -47,7 +48,8 @@ pub fn each_key(
                 return Ok(Some(ControlFlow::Break(())));
             }
         }
-        Ok((!more).then_some(ControlFlow::Continue(())))
+        let ends = !more || Fault::SecondPageOverlooked.is_on();
+        Ok(ends.then_some(ControlFlow::Continue(())))
     };
     host.each_page(|| visit_page().transpose())
 }

@@ -21,6 +21,7 @@
 
 use ratelimit_core::kinds::{Lease, Leases};
 use ratelimit_core::{Micros, State};
+use ratelimit_faults::Fault;
 
 use crate::states::{Kept, place};
 
@@ -363,9 +364,9 @@ impl<'a> SavedPartition<'a> {
         else {
             return;
         };
-        let is_same = self.state(at) == copy.state;
+        let is_same = self.state(at) == copy.state || Fault::ChangedCopyWritten.is_on();
         let cell = &mut self.cells[at];
-        match outcome {
+        match if Fault::FailedCopyWritten.is_on() { Outcome::Written } else { outcome } {
             Outcome::Written if is_same => {
                 (cell.since, cell.tries) = (0, 0);
                 self.head.unsaved -= 1;
@@ -495,7 +496,8 @@ impl<'a> SavedPartition<'a> {
 
     /// Evicts a saved key; false if there is none.
     fn evict(&mut self, keep: Option<usize>) -> bool {
-        if self.head.unsaved >= self.head.keys {
+        let spares_unsaved = !Fault::UnsavedEvicted.is_on();
+        if spares_unsaved && self.head.unsaved >= self.head.keys {
             return false;
         }
         // Everywhere once, to take second chances, and once more.
@@ -504,7 +506,7 @@ impl<'a> SavedPartition<'a> {
             let at = self.head.hand as usize % cells;
             self.head.hand = at as u32 + 1;
             let cell = &mut self.cells[at];
-            if cell.tag == 0 || cell.is_unsaved() || keep == Some(at) {
+            if cell.tag == 0 || spares_unsaved && cell.is_unsaved() || keep == Some(at) {
                 continue;
             }
             if std::mem::take(&mut cell.called) == 0 {
@@ -528,7 +530,8 @@ impl<'a> SavedPartition<'a> {
         self.put(at, &[]);
         self.head.keys -= 1;
         self.head.unsaved -= u32::from(self.cells[at].is_unsaved());
-        self.head.evictions = self.head.evictions.wrapping_add(1);
+        let counted = u32::from(!Fault::EvictionNotCounted.is_on());
+        self.head.evictions = self.head.evictions.wrapping_add(counted);
         self.cells[at] = Cell { next: self.head.free_cell, ..Cell::default() };
         self.head.free_cell = at as u32 + 1;
     }

@@ -9,7 +9,7 @@
 //! ratelimit-model short            the same, and what CI explores
 //! ratelimit-model long             what takes minutes, too
 //! ratelimit-model random 0 500     the random programs of these numbers
-//! ratelimit-model mutants          faults, each of which must be noticed
+//! ratelimit-model faults           faults, each of which must be noticed
 //! ratelimit-model named WORD       the scenarios whose names have it, one by one
 //! ratelimit-model program TEXT…    these programs, with the path to what is wrong; see `statement::programs`
 //! ```
@@ -21,7 +21,7 @@ mod content;
 mod contract;
 mod entries;
 mod explore;
-mod mutants;
+mod faults;
 mod oracle;
 mod postgres;
 mod properties;
@@ -167,7 +167,7 @@ fn main() -> ExitCode {
             let named = all.filter(|scenario| scenario.name.contains(word));
             named.for_each(|scenario| totals.explore(&scenario, MOST, false));
         }
-        ["mutants"] => totals.wrong = mutants::run(),
+        ["faults"] => totals.wrong = faults::run(),
         ["program", ..] if arguments.len() > 1 => {
             for text in &arguments[1..] {
                 totals.explore(&Arc::new(scenarios::of_bucket(3, text)), MOST, false);
@@ -175,7 +175,7 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "usage: ratelimit-model contract|short|long|mutants|random FROM TO|named WORD|program TEXT…"
+                "usage: ratelimit-model contract|short|long|faults|random FROM TO|named WORD|program TEXT…"
             );
             return ExitCode::FAILURE;
         }

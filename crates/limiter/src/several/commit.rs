@@ -1,6 +1,7 @@
 //! All or none: locks, decides again at one instant, and writes.
 
 use ratelimit_core::Shards;
+use ratelimit_faults::Fault;
 
 use super::decide::{Group, GroupVerdict};
 use super::{RequestOutcome, at_once, outcomes, peek, plan};
@@ -97,18 +98,18 @@ fn take_locked<'a, H: Host>(
             return Ok(None);
         };
         let (mut verdicts, sufficient) = decide(host, groups, &locked);
-        if !verdicts.iter().all(GroupVerdict::allows) {
+        if !verdicts.iter().all(GroupVerdict::allows) && !Fault::PartOfSeveral.is_on() {
             // A limit of which only some rows are locked may have enough in the others.
             if locked.iter().all(|(locked, _)| locked.is_whole()) {
                 refused = Some(outcomes(groups, &verdicts, false));
             }
             return Ok(None);
         }
-        if !sufficient {
+        if !sufficient && !Fault::TooFewRowsSuffice.is_on() {
             return Ok(None);
         }
         let (in_memory, ok) = plan::take(host, groups)?;
-        if !ok {
+        if !ok && !Fault::MemoryOverlooked.is_on() {
             put(groups, &mut verdicts, in_memory);
             refused = Some(outcomes(groups, &verdicts, false));
             return Ok(None);

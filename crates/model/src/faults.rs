@@ -1,13 +1,14 @@
-//! Mutants: a fault in the model's rows or memory, or in the limiter, that a property must notice. Those of the limiter
-//! are the patches of `mutants.py` beside this crate, which switches them on by number in a copy of the limiter and its
-//! core.
+//! Faults that a property must notice: of the model's rows and memory ([`Flaw`]), and of the limiter and the memory
+//! themselves ([`Fault`]).
+
+use ratelimit_faults::Fault;
 
 use crate::explore::{Findings, explore};
 use crate::postgres::Flaw;
 use crate::scenarios::{self, Group};
 use crate::world::Wrong;
 
-/// At most about so many states are visited of a mutant, which may have no end of them.
+/// The most states, about, that are visited with a fault: there may be no end of them.
 const MOST: usize = 100_000;
 
 /// The faults of rows and memory, each with what is wrong then, in which scenario.
@@ -85,50 +86,70 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
     ),
 ];
 
-/// Explores each mutant where it shows; returns how many no property noticed.
+/// The faults of the limiter and of the memory, each with what is wrong then, in which scenario.
+const FAULTS: [(Fault, Wrong, &str); 9] = [
+    (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
+    (Fault::PartOfSeveral, Wrong::Unexplained, "all b 2, a 2 | take b 1"),
+    (Fault::TooFewRowsSuffice, Wrong::OverAdmitted, "all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1"),
+    (
+        Fault::MemoryOverlooked,
+        Wrong::Unexplained,
+        "all a 1 @0, b 1 @1 | all a 1 @0, b 2 @1 (rows and memory)",
+    ),
+    (Fault::SecondPageOverlooked, Wrong::TokensLost, "reset_all | take a 2; commit; take b 1"),
+    (
+        Fault::ChangedCopyWritten,
+        Wrong::NotSaved,
+        "take a 1; commit; take a 2 | take a 1 | save (saved)",
+    ),
+    (
+        Fault::FailedCopyWritten,
+        Wrong::NotSaved,
+        "take a 1; take b 1; commit; take a 1 | save_fails; commit; save (saved)",
+    ),
+    (Fault::UnsavedEvicted, Wrong::TakeLost, "take a 1; commit; take a 1 | take b 1 (saved)"),
+    (
+        Fault::EvictionNotCounted,
+        Wrong::TakeLost,
+        "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
+    ),
+];
+
+/// Explores each fault where it shows; returns how many no property noticed.
 pub fn run() -> usize {
     let groups = scenarios::groups(false);
     let mut missed = 0;
-    for (flaw, expected, name) in FLAWS {
-        let (mutant, expected) = (format!("{flaw:?}"), format!("{expected:?}"));
-        missed += usize::from(!is_noticed(&groups, (&mutant, &expected, name), Some(flaw)));
+    for (flaw, expected, scenario) in FLAWS {
+        let name = format!("{flaw:?}");
+        missed += usize::from(!is_noticed(&groups, &name, expected, scenario, Some(flaw)));
     }
-    for (number, mutant) in (1..).zip(switches::MUTANTS) {
-        switches::turn_on(number);
-        missed += usize::from(!is_noticed(&groups, mutant, None));
-        switches::turn_on(0);
+    for (fault, expected, scenario) in FAULTS {
+        Fault::turn_on(Some(fault));
+        let name = format!("{fault:?}");
+        missed += usize::from(!is_noticed(&groups, &name, expected, scenario, None));
+        Fault::turn_on(None);
     }
     missed
 }
 
-/// Whether the expected property notices a mutant: its name, that of what is wrong, and the scenario.
-fn is_noticed(groups: &[Group], mutant: (&str, &str, &str), flaw: Option<Flaw>) -> bool {
-    let (mutant, expected, name) = mutant;
+/// Whether the expected property notices a fault in a scenario.
+fn is_noticed(
+    groups: &[Group],
+    fault: &str,
+    expected: Wrong,
+    name: &str,
+    flaw: Option<Flaw>,
+) -> bool {
     let mut scenarios = groups.iter().flat_map(|(_, scenarios)| scenarios);
     let Some(scenario) = scenarios.find(|scenario| scenario.name == name) else {
-        println!("{mutant:<30} has no scenario {name}");
+        println!("{fault:<22} has no scenario {name}");
         return false;
     };
-    // In one thread, so that it is always the same state that is found first.
+    // In one thread, so that the same state is found first each time.
     let Findings { states, wrong, .. } = explore(scenario, flaw, MOST, 1);
-    let wrong: Vec<String> =
-        wrong.iter().flat_map(|(all, _)| all).map(|one| format!("{one:?}")).collect();
-    let is_noticed = wrong.iter().any(|wrong| wrong == expected);
+    let wrong = wrong.map_or(Vec::new(), |(wrong, _)| wrong);
+    let is_noticed = wrong.contains(&expected);
     let verdict = if is_noticed { "noticed" } else { "NOT NOTICED" };
-    println!("{mutant:<30} {verdict} as {expected}, {states} states, {wrong:?}: {name}");
+    println!("{fault:<22} {verdict} as {expected:?}, {states} states, {wrong:?}: {name}");
     is_noticed
-}
-
-/// The mutants of the limiter and its core, which they have in their copies only.
-mod switches {
-    #[cfg(feature = "mutants")]
-    pub use ratelimit_core::mutants::{MUTANTS, turn_on};
-
-    /// None here.
-    #[cfg(not(feature = "mutants"))]
-    pub const MUTANTS: [(&str, &str, &str); 0] = [];
-
-    /// Does nothing here.
-    #[cfg(not(feature = "mutants"))]
-    pub fn turn_on(_: u32) {}
 }
