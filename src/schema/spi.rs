@@ -60,8 +60,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// What stands in a statement for the column `added`, and what on the table of 1.0.0, which lacks it: none, or NULL where
-/// it is read.
+/// Replacements in statements on the table of 1.0.0, which lacks the column `added`.
 const WITHOUT_ADDED: [(&str, &str); 4] = [
     (", added)", ")"),
     (", $8)", ")"),

@@ -1,11 +1,10 @@
-//! The store where Citus distributes the table: a row is found by its key, here or on another node, and each statement
-//! is a message to that node. So a row is read without a lock, and written in one statement where it is still the
-//! version that was read; many rows are deleted in a statement for each shard of the table.
+//! Access to the rows of a table that Citus distributes. Each statement is a message to the node that has the key, so a
+//! row is read without a lock and written in one statement, if it is still the version that was read. One statement
+//! for each shard deletes many rows.
 //!
-//! A shard may move to another node. A transaction that has read it there goes on with the connection that it has, to
-//! the place that was left, unless it holds what Citus takes for a write: the lock on the shard's metadata, beside
-//! which no shard moves or is split. So that is taken before the first read. "Shard" is Citus's here, but for the
-//! number of a row.
+//! A shard may move to another node. A transaction that has read it keeps its connection to the old node, unless it has
+//! locked the shard's metadata, as Citus does for a write: with that lock no shard moves or is split. So it is locked
+//! before the first read. "Shard" means Citus's here, except for the number of a row.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -32,17 +31,17 @@ use crate::store::sql::{
 use ratelimit_pg::transaction::beyond_savepoints;
 use ratelimit_pg::values::text_datum;
 
-/// The rows of a page: each shard sends as many.
+/// The rows of a page: each shard sends this number.
 const PAGE: usize = 2000;
 
-/// How long a message to another node takes at most, where it waits for nobody.
+/// The longest time of a message to another node that waits for no lock.
 const PATIENCE: Micros = Micros(100_000);
 
 /// The rows of a table that Citus distributes.
 pub struct Distributed<'a>(pub &'a Connection<'a>);
 
-/// The columns of [`VERSION`]: those of a row, who wrote its version, and whether that is unlocked. A version that its
-/// writer had locked as well, by `try_lock` say, keeps that lock's mark.
+/// The columns of [`VERSION`]: those of a row, the transaction that wrote it, and whether it is unlocked. A version that
+/// its writer has also locked, as `try_lock` does, keeps the mark of that lock.
 macro_rules! version {
     () => {
         concat!(
@@ -127,13 +126,13 @@ impl Rows for Distributed<'_> {
         (0..count).map(row).collect()
     }
 
-    /// None: the table of this node has no pages.
+    /// Returns `None`: the table of this node has no pages.
     fn random_key(&self) -> PortResult<Option<(Vec<u8>, Vec<u8>)>> {
         Ok(None)
     }
 
-    /// By an update that changes nothing, as Citus takes SELECT ... FOR UPDATE for a read. It leaves no mark of the
-    /// lock on the version that is written next.
+    /// Locks by an update that changes nothing: Citus takes SELECT ... FOR UPDATE for a read. The version written next
+    /// has no mark of this lock.
     fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const TOUCH: Statement = Statement {
             sql: concat!(
@@ -178,10 +177,9 @@ impl Rows for Distributed<'_> {
         self.0.delete(id, locked)
     }
 
-    /// Without waiting where `wait` says so, or where somebody had the row locked when it was read: a statement that
-    /// waits locks the version that it finds then, also where that isn't the one it was to replace. So where another
-    /// transaction comes between the read and this, a row may stay locked to the end of the transaction that nothing
-    /// was taken of.
+    /// Waits only with `wait`, and if the row was unlocked when it was read: a statement that waits locks the version
+    /// that it finds afterwards, even if it isn't the one to replace. So if another transaction comes in between, a row
+    /// can stay locked to the end of a transaction that took nothing from it.
     fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> PortResult<bool> {
         const REPLACE: Statement = Statement {
             sql: concat!(
@@ -239,7 +237,7 @@ impl Rows for Distributed<'_> {
 
     fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
         const DELETE_NAME: Statement = Statement {
-            // Without what is large: what row it is, and whether it has a state, is in the others.
+            // Leaves out the columns that can be large: the others say which row it is, and whether it has a state.
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   RETURNING name, key, shard, value, ts, \
                             NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz[], \
@@ -251,7 +249,7 @@ impl Rows for Distributed<'_> {
         if !self.is_usual() {
             return Ok(None);
         }
-        // Of a statement for all shards Citus says that it is to be retried (40001) where one of them was split.
+        // Without the lock, Citus raises 40001 for a statement on all shards if one of them was split.
         self.keep_all()?;
         let count = self.0.execute(&DELETE_NAME, &[Some(text_datum(name))])?;
         let deleted = (0..count).map(|row| self.0.keyed_row(row));
@@ -268,16 +266,13 @@ impl Rows for Distributed<'_> {
 }
 
 impl Distributed<'_> {
-    /// Whether the table is distributed by the key, with one copy of each shard. Otherwise a key doesn't lead to its
-    /// shard, or each copy has versions of its own: rows are locked one by one, and written by their primary key.
+    /// Whether the table is distributed by the key, with one copy of each shard. Otherwise a key doesn't lead to a shard,
+    /// or each copy has its own versions: rows are locked one by one, and written by their primary key.
     fn is_usual(&self) -> bool {
         self.0.catalog.rate_limits.by_key
     }
 
     /// Selects rows with their versions.
-    ///
-    /// # Errors
-    /// Those of [`Connection::execute`].
     fn versions(
         &self,
         statement: &Statement,
@@ -292,7 +287,7 @@ impl Distributed<'_> {
         (0..count).map(row).collect()
     }
 
-    /// The version of a row of the last result, whose writer is in column number `first`.
+    /// The version of a row of the last result; column number `first` has its writer.
     fn version(&self, row: u64, first: c_int) -> TupleId {
         if !self.is_usual() {
             return TupleId::NONE;
@@ -302,12 +297,9 @@ impl Distributed<'_> {
         TupleId { tid: None, unlocked, writer }
     }
 
-    /// Keeps the shard of a key in place to the end of the transaction, and waits while it is being moved.
-    ///
-    /// # Errors
-    /// As [`keep`](Distributed::keep).
+    /// Keeps the shard of a key in place to the end of the transaction. Waits while it is being moved.
     fn keep_key(&self, key: &[u8]) -> Result<()> {
-        // In one statement with the look-up, which costs a good part of a call.
+        // One statement does both: a look-up of its own costs a good part of a call.
         const KEEP_KEY: Statement = Statement {
             sql: "SELECT id, pg_catalog.lock_shard_metadata(5, ARRAY[id]) FROM ( \
                       SELECT pg_catalog.get_shard_id_for_distribution_column($1, $2) OFFSET 0 \
@@ -329,9 +321,6 @@ impl Distributed<'_> {
     }
 
     /// Keeps all shards in place, as [`keep_key`](Distributed::keep_key).
-    ///
-    /// # Errors
-    /// As [`keep`](Distributed::keep).
     fn keep_all(&self) -> Result<()> {
         const KEEP_ALL: Statement = Statement {
             sql: "SELECT shardid, pg_catalog.lock_shard_metadata(5, ARRAY[shardid]) FROM ( \
@@ -351,13 +340,12 @@ impl Distributed<'_> {
         self.keep(|| all(&KEEP_ALL), || all(&ALL))
     }
 
-    /// Locks the metadata of shards with `lock`, in ShareLock, as Citus does for a write, until they are the ones that
-    /// there are after it: a shard may be split while the lock waits. Citus remembers a connection beyond the savepoint
-    /// in which it was used, so the locks last as long.
+    /// Locks the metadata of shards with `lock`, in ShareLock, as Citus does for a write. Repeats that while other shards
+    /// have taken their place: a shard may be split while the lock waits. Citus remembers a connection beyond the
+    /// savepoint in which it was used, so the locks last as long.
     ///
     /// # Errors
-    /// Those of [`Connection::execute`]; [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): they
-    /// keep changing.
+    /// [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): the shards keep changing.
     fn keep(
         &self,
         lock: impl Fn() -> Result<Vec<i64>>,
@@ -374,10 +362,7 @@ impl Distributed<'_> {
         Err(self.0.not_written())
     }
 
-    /// The shards in which these keys are.
-    ///
-    /// # Errors
-    /// Those of [`Connection::execute`].
+    /// Returns the shard of each key.
     fn shards_of<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Result<Vec<i64>> {
         const SHARDS_OF: Statement = Statement {
             sql: "SELECT pg_catalog.get_shard_id_for_distribution_column($1, key) \
@@ -389,10 +374,7 @@ impl Distributed<'_> {
         self.shard_list(&SHARDS_OF, &[Some(self.table()), Some(text_array(keys))])
     }
 
-    /// Selects shards.
-    ///
-    /// # Errors
-    /// Those of [`Connection::execute`].
+    /// Selects numbers of shards.
     fn shard_list(
         &self,
         statement: &Statement,
@@ -407,13 +389,10 @@ impl Distributed<'_> {
         pg_sys::Datum::from(self.0.catalog.rate_limits.oid)
     }
 
-    /// Deletes the rows of those keys, all of one shard, whose rows are unchanged since they were read, and none of
-    /// them locked; returns the number of rows. What it locked of other keys stays locked.
-    ///
-    /// # Errors
-    /// Those of [`Connection::execute`].
+    /// Deletes the rows of keys of one shard, except keys with a row that has changed since it was read or is locked;
+    /// returns the number of rows. Rows of those keys that it has locked stay locked.
     fn delete_unlocked(&self, keys: &[&KeyRows]) -> Result<u64> {
-        // There is one lock a row, and the keys are counted by who holds all of theirs.
+        // Locks row by row, then deletes the keys for which it has locked all rows.
         const DELETE_UNLOCKED: Statement = Statement {
             sql: "DELETE FROM @schema@.ratelimits WHERE key OPERATOR(pg_catalog.=) ANY ($2) \
                   AND ctid OPERATOR(pg_catalog.=) ANY (ARRAY( \
@@ -440,7 +419,7 @@ impl Distributed<'_> {
         let rows = || keys.iter().flat_map(|of| of.rows.iter().map(move |row| (of, row)));
         let shards: Vec<i32> = rows().map(|(_, (shard, _))| *shard).collect();
         let there: Vec<i32> = rows().map(|(of, _)| of.rows.len() as i32).collect();
-        // 0 is nobody: what was not read with its version is not deleted.
+        // No transaction has number 0: rows read without their version are not deleted.
         let writers = rows().map(|(_, (_, row))| row.tuple.writer.unwrap_or(0).into()).collect();
         self.0.execute(
             &DELETE_UNLOCKED,

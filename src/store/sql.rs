@@ -1,5 +1,4 @@
-//! The store through SQL, as any session could write it, so that it works on any table: with triggers,
-//! policies, or constraints.
+//! Access to the rows through SQL, which works on any table: with triggers, policies, or constraints.
 
 use std::ffi::c_int;
 
@@ -17,21 +16,21 @@ use crate::store::codec::{Columns, decode, decode_log, encode, int_array};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
-/// A SELECT of these columns of the rows that meet these conditions.
+/// Selects these columns of the rows that meet all conditions.
 macro_rules! select {
     ($columns:expr; $($condition:expr),+) => {
         concat!("SELECT ", $columns, " FROM ONLY @schema@.ratelimits WHERE ", $($condition),+)
     };
 }
 
-/// The rows of a name and key, the first two parameters.
+/// Name and key are the first two parameters.
 macro_rules! by_key {
     () => {
         "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"
     };
 }
 
-/// The row of a primary key, the first three parameters.
+/// The primary key is the first three parameters.
 macro_rules! by_id {
     () => {
         "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
@@ -68,7 +67,7 @@ macro_rules! keyed_row {
     };
 }
 
-/// The columns of a row that a call changes, set to the parameters of [`ROW_PARAMETERS`].
+/// Sets the columns after the primary key to [`ROW_PARAMETERS`].
 macro_rules! set_row {
     () => {
         "value = $4, ts = $5, prior = $6, log = $7, added = $8"
@@ -130,8 +129,8 @@ impl Rows for Connection<'_> {
     }
 
     fn insert(&self, id: RowId, row: &Stored) -> PortResult<bool> {
-        // Without columns, which would name the valid index alone: the one that REINDEX CONCURRENTLY
-        // builds beside it would raise 23505.
+        // ON CONFLICT names no columns: that would choose the valid index only, and the one that REINDEX
+        // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement = Statement {
             sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added) \
                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
@@ -139,7 +138,7 @@ impl Rows for Connection<'_> {
             results: &[],
             lock: TableLock::Write,
         };
-        // Raises 42P10 where no unique index covers the key.
+        // Raises 42P10 if no unique index covers the key.
         const INSERT_BY_COLUMNS: Statement = Statement {
             sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added) \
                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (name, key, shard) DO NOTHING",
@@ -201,7 +200,7 @@ impl Rows for Connection<'_> {
         if self.execute(&RANDOM_KEY, &[Some(page)])? == 0 {
             return Ok(None);
         }
-        // SAFETY: the columns are the texts that the statement says they are.
+        // SAFETY: `execute` has checked that the columns are texts.
         let text =
             |column| self.field(0, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() });
         Ok(text(1).zip(text(2)))
@@ -231,14 +230,11 @@ pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 8] = {
     [TEXTOID, TEXTOID, shard, value, ts, prior, log, added]
 };
 
-/// The parameters of a statement that writes a row: all its columns.
+/// The parameters of a statement that writes a row: all columns.
 pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 8] = KEYED_ROW;
 
 impl Connection<'_> {
     /// Selects at most one row, by its primary key.
-    ///
-    /// # Errors
-    /// As [`decode_row`](Connection::decode_row), and [`Connection::execute`].
     pub(super) fn row(&self, statement: &Statement, id: RowId) -> Result<Option<Row>> {
         match self.execute(statement, &key_parameters(id))? {
             0 => Ok(None),
@@ -246,13 +242,10 @@ impl Connection<'_> {
         }
     }
 
-    /// Decodes a row of the last result, counted from 0, whose columns are those of [`KEYED_ROW`].
-    ///
-    /// # Errors
-    /// As [`decode_row`](Connection::decode_row); [`LimiterError::NotWritten`](ratelimit_limiter::error::LimiterError::NotWritten) (55000): there is none.
+    /// Decodes row number `row` of the last result, from 0. Its columns begin with those of [`KEYED_ROW`].
     pub(super) fn keyed_row(&self, row: u64) -> Result<KeyedRow> {
         let text = |column| {
-            // SAFETY: the columns are the texts that the statement says they are.
+            // SAFETY: `execute` has checked that the columns are texts.
             let bytes = self.field(row, column).map(|datum| unsafe { varlena_bytes(datum) });
             bytes.map(<[u8]>::to_vec).ok_or_else(|| Connection::not_written(self))
         };
@@ -260,9 +253,6 @@ impl Connection<'_> {
     }
 
     /// Selects rows.
-    ///
-    /// # Errors
-    /// As [`decode_row`](Connection::decode_row), and [`Connection::execute`].
     fn rows(
         &self,
         statement: &Statement,
@@ -272,8 +262,8 @@ impl Connection<'_> {
         (0..count).map(|row| self.decode_row(row, 1)).collect()
     }
 
-    /// Decodes a row of the last result, counted from 0, whose columns from number `first` on are those
-    /// of [`SHARD_ROW`].
+    /// Decodes row number `row` of the last result, from 0. From column number `first` on, its columns are those of
+    /// [`SHARD_ROW`].
     ///
     /// # Errors
     /// [`Error::NullState`] (55000): a NULL that no call writes.
@@ -288,7 +278,7 @@ impl Connection<'_> {
             value: float(value),
             ts: ts.value() as i64,
             prior: field(3).map(float),
-            // SAFETY: the column is the timestamptz[] that the statement says it is.
+            // SAFETY: `execute` has checked that the column is a timestamptz[].
             log: field(4).map(|log| unsafe { decode_log(log) }),
             added: field(5).map(float),
         };

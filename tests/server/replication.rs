@@ -252,3 +252,43 @@ fn a_subscriber_that_prunes_before_the_move_loses_what_is_taken_afterwards() {
     drop(subscriber);
     publisher.batch_execute("DROP DATABASE replication_move_target").unwrap();
 }
+
+/// A subscriber with 1.0.0 has no column for what a fixed window has added: it stops at the first row, and goes on where
+/// it stopped once it is updated.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_subscriber_of_1_0_0_stops_until_it_is_updated() {
+    let source = Database::new("replication_old_source");
+    let mut publisher = source.connect();
+    for statement in [
+        "DROP DATABASE IF EXISTS replication_old_target",
+        "CREATE DATABASE replication_old_target",
+        "CREATE PUBLICATION old FOR TABLE rateLimits",
+        "SELECT pg_create_logical_replication_slot('old', 'pgoutput')",
+    ] {
+        publisher.batch_execute(statement).unwrap();
+    }
+    let mut subscriber = connect("replication_old_target");
+    subscriber
+        .batch_execute(&format!(
+            "CREATE EXTENSION ratelimit VERSION '1.0.0';
+             CREATE SUBSCRIPTION old CONNECTION '{} dbname=replication_old_source'
+                 PUBLICATION old WITH (create_slot = false, copy_data = false);",
+            std::env::var("RATELIMIT_TEST_SERVER").unwrap()
+        ))
+        .unwrap();
+    publisher
+        .batch_execute("SELECT rl_define('old', rl_fixed_window(5, '365 days')), rl_limit('old')")
+        .unwrap();
+    let errors = "SELECT apply_error_count FROM pg_stat_subscription_stats WHERE subname = 'old'";
+    wait_until(&mut subscriber, &format!("({errors}) > 0"));
+    subscriber.batch_execute("ALTER EXTENSION ratelimit UPDATE").unwrap();
+    catch_up(&mut publisher, "old");
+    let row = "SELECT value, added FROM rateLimits WHERE prior IS NULL";
+    let row = subscriber.query_one(row, &[]).unwrap();
+    assert_eq!((row.get::<_, f64>(0), row.get::<_, f64>(1)), (4.0, 5.0));
+
+    subscriber.batch_execute("DROP SUBSCRIPTION old").unwrap();
+    drop(subscriber);
+    publisher.batch_execute("DROP DATABASE replication_old_target").unwrap();
+}
