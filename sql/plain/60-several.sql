@@ -331,7 +331,7 @@ BEGIN
         FOR i IN 1..cardinality(g.decisions) LOOP
             d := g.decisions[i];
             IF throws AND NOT ok THEN
-                -- Of the limits that deny, the error names one that never passes, or else the longest wait.
+                -- The error names a limit that never passes, or else the one with the longest wait.
                 rank := concat((NOT d.ok AND d.enforced)::int, lpad(coalesce(
                     CASE WHEN never OR d.ok OR NOT d.enforced THEN NULL ELSE d.wait END,
                     9223372036854775807)::text, 20, '0'),

@@ -1,5 +1,5 @@
--- Gives the functions their rights, in one statement: until then new functions run as their caller, who has no rights
--- on the tables. Only the owner may call them, whatever default privileges grant, and PUBLIC those that need no rights.
+-- Gives the functions their rights, in one statement: until then new functions run as their caller, without rights on
+-- the tables. Only the owner may call them, whatever default privileges grant, and PUBLIC those that need no rights.
 -- Grants made since an earlier run stay.
 DO LANGUAGE plpgsql $do$
 DECLARE

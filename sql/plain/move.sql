@@ -110,7 +110,7 @@ CREATE FUNCTION pg_temp.rl_comment_of(class regclass, object oid, what text) RET
                      WHERE classoid = class AND objoid = object AND objsubid = 0), '')
 $$;
 
--- Stands in for the limiter's trigger function during the move.
+-- Takes the place of the limiter's trigger function during the move.
 CREATE FUNCTION pg_temp.rl_nothing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 
 -- off: takes the limiter's names out of a trigger. again: restores them, on the table and its partitions.

@@ -399,7 +399,7 @@ fn both_give_the_same_answers_under_settings_turned_the_other_way() {
     assert!(reports.is_empty(), "{}", reports.join("\n"));
 }
 
-/// Runs in make test-all only.
+/// In the phase settings of make test-all.
 #[test]
 #[ignore = "needs a server: make test ONLY=plain"]
 fn both_give_the_same_answers_under_each_setting_alone() {

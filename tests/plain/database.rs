@@ -1,4 +1,4 @@
-//! A test's own database with the SQL file, loaded by its owner, who is no superuser. It takes the place of
+//! A test's own database with the SQL file, loaded by its owner, without a superuser's rights. It takes the place of
 //! tests/server/database.rs, so the extension's tests run on the file.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
