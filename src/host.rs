@@ -272,7 +272,9 @@ impl Host for Session<'_> {
         Ok(memory.map(|memory| self.entries_of(memory)))
     }
 
+    #[inline]
     fn entry_of(&self, place: tally::Place) -> Id {
+        place.memory.states.prefetch(place.id);
         place.id
     }
 

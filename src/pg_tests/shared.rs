@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
-use ratelimit_core::Micros;
 use ratelimit_core::kinds::Tokens;
 
 use super::{and_rolled_back, with_catalog};
-use ratelimit_memory::states::Kept;
+use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::Retention;
 use ratelimit_pg::shared_memory::{Need, segment};
 
 use crate::store::memory::{Memory, Scope};
@@ -49,14 +49,14 @@ mod tests {
         let id = memory.id(scope, b"locked", b"k");
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             and_rolled_back(|| {
-                let _locked = memory.states.lock(id);
+                let _locked = memory.states.lock([id]);
                 panic!("under the lock")
             })
         }));
         assert!(panicked.is_err());
         let raised = catch_unwind(AssertUnwindSafe(|| {
             and_rolled_back(|| {
-                let _locked = memory.states.lock(id);
+                let _locked = memory.states.lock([id]);
                 // SAFETY: more than Postgres allocates at once, which is an error.
                 unsafe { pg_sys::palloc(usize::MAX) }
             })
@@ -65,14 +65,16 @@ mod tests {
         // SAFETY: reads a number of this backend.
         assert_eq!(unsafe { pg_sys::InterruptHoldoffCount }, 0, "a cancel is looked at");
         // Otherwise this would wait forever.
-        assert_eq!(memory.states.lock(id).state(id), None);
-        let mut all = memory.states.lock_all([id, id].into_iter());
-        assert_eq!(all.state(id), None);
-        let kept = Kept::Tokens(Tokens { value: 1.0, ts: Micros(0), brought: None });
-        all.set(id, kept, None, true, Micros(0));
+        assert_eq!(memory.states.lock([id]).read(id), None);
+        let mut all = memory.states.lock([id, id]);
+        assert_eq!(all.read(id), None);
+        let state = State::Tokens(Tokens { value: 1.0, ts: Micros(0), brought: None });
+        let now = Micros(0);
+        let retention = Retention { idle_at: None, half_used: true, now, save: now };
+        all.write(id, 1, &state, retention);
         drop(all);
-        assert_eq!(memory.states.read(id), Some(kept));
-        assert!(memory.states.lock(id).remove(id));
-        assert!(!memory.states.lock(id).remove(id));
+        assert_eq!(memory.states.read(id), Some(state));
+        assert!(memory.states.lock([id]).remove(id));
+        assert!(!memory.states.lock([id]).remove(id));
     }
 }

@@ -26,6 +26,7 @@ use tallies::Tallies;
 mod databases;
 mod entries;
 mod id;
+mod locked;
 mod rankings;
 mod saved;
 mod states;
@@ -39,7 +40,7 @@ pub use ratelimit_memory::{Count, Denied, Totals};
 pub use saved::{SavedMemory, SavedUsage, Writer};
 
 /// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not, as
-/// where an entry (`ratelimit_memory::states::Kept`) means something new.
+/// where an entry (`ratelimit_memory::states::Content`) means something new.
 const LAYOUT: u32 = 7;
 
 /// The beginning of the segment. After it come the states, the tallies and the rankings.

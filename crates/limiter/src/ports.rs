@@ -9,7 +9,9 @@ mod session;
 mod tally;
 
 pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
-pub use entries::{BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, Worth};
+pub use entries::{
+    Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
+};
 pub use rows::{KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
@@ -64,7 +66,7 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// A cancel.
     fn entries_if_any(&self) -> Result<Option<&Self::Entries>>;
 
-    /// Returns what identifies the entry of the request of this place.
+    /// Returns the address of the entry of a request, which is going to be read: the processor may fetch it meanwhile.
     fn entry_of(&self, place: Self::Place) -> Id;
 
     /// Waits until saved keys that were unsaved are written, and so can make room; false where nobody writes them.

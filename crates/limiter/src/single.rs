@@ -4,7 +4,7 @@ use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::{Decision, Limit, Micros, Shards, State, decide, kinds};
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, Entries, Host, Id};
+use crate::ports::{Definitions, Host, Id};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, Changed, Contents};
 use crate::target::{Target, bad_count, check_count, check_key, of_state};
@@ -29,9 +29,6 @@ pub fn limit_if<H: Host>(
 ) -> Result<Answer> {
     let place = host.place(request.name, request.key)?;
     let entry = place.map(|place| host.entry_of(place));
-    if let Some(id) = entry {
-        host.entries_if_any()?.inspect(|entries| entries.prefetch(id));
-    }
     let target = Target::resolve(host, request)?;
     target.refuse_leases("rl_limit")?;
     check_count(target.limit(), request.count)?;

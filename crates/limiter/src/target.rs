@@ -25,8 +25,6 @@ pub enum Store {
     Shards(u32),
     /// In an entry of memory.
     Memory,
-    /// In an entry of memory for each of so many slots.
-    Slots(u32),
     /// In an entry of memory that is saved to its row.
     Saved,
 }
@@ -35,13 +33,12 @@ impl Store {
     /// The store of a limit.
     pub fn of(definition: &Definition) -> Store {
         let limit = &definition.limit;
-        match (definition.store, limit.concurrency()) {
+        match definition.store {
             _ if limit.is_unlimited() => Store::Nowhere,
-            (StoreKind::Table, _) if limit.shards() > 1 => Store::Shards(limit.shards()),
-            (StoreKind::Table, _) => Store::Row,
-            (StoreKind::Memory, _) if definition.save.is_some() => Store::Saved,
-            (StoreKind::Memory, Some(limit)) => Store::Slots(limit.slots),
-            (StoreKind::Memory, None) => Store::Memory,
+            StoreKind::Table if limit.shards() > 1 => Store::Shards(limit.shards()),
+            StoreKind::Table => Store::Row,
+            StoreKind::Memory if definition.save.is_some() => Store::Saved,
+            StoreKind::Memory => Store::Memory,
         }
     }
 
@@ -57,7 +54,7 @@ impl Store {
 
     /// Whether it is in memory.
     pub fn is_in_memory(self) -> bool {
-        matches!(self, Store::Memory | Store::Slots(_) | Store::Saved)
+        matches!(self, Store::Memory | Store::Saved)
     }
 }
 

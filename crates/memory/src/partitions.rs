@@ -7,7 +7,7 @@
 //! # use ratelimit_memory::{PartitionWriteGuard, ReadWriteLock};
 //! fn twice<L: ReadWriteLock>(guard: &mut PartitionWriteGuard<'_, L>) {
 //!     let (mut one, mut other) = (guard.partition(), guard.partition());
-//!     assert!(one.remove([1, 2]) && other.remove([1, 2]));
+//!     assert!(one.remove_entry([1, 2]) && other.remove_entry([1, 2]));
 //! }
 //! ```
 //!

@@ -23,7 +23,7 @@ use ratelimit_core::kinds::{Lease, Leases};
 use ratelimit_core::{Micros, State};
 use ratelimit_faults::Fault;
 
-use crate::states::{Kept, place};
+use crate::states::{Content, place};
 
 /// The bytes of name, key and leases that a cell holds itself.
 const INLINE: usize = 42;
@@ -551,7 +551,7 @@ impl<'a> SavedPartition<'a> {
                 let leases = bytes[cell.texts()..].chunks_exact(LEASE).map(lease).collect();
                 Some(State::Leases(Leases { leases, ts: Micros(cell.words[0].cast_signed()) }))
             }
-            tag => Kept::decode(tag, cell.words).state(),
+            tag => Content::decode(tag, cell.words).state(),
         }
     }
 
@@ -561,7 +561,7 @@ impl<'a> SavedPartition<'a> {
         let leases = leases_of(state);
         let (tag, words) = match state {
             Some(State::Leases(leases)) => (LEASES, [leases.ts.0.cast_unsigned(), 0, 0]),
-            state => state.and_then(Kept::of).map_or((FULL, [0; 3]), Kept::encode),
+            state => state.and_then(Content::new).map_or((FULL, [0; 3]), Content::encode),
         };
         if cell.leases > 0 || !leases.is_empty() {
             let mut bytes = self.bytes(at);

@@ -10,7 +10,7 @@ use std::thread;
 use ratelimit_core::kinds::{Lease, Leases, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_memory::saved::{NewKey, Outcome};
-use ratelimit_memory::states::{Kept, Whose, places};
+use ratelimit_memory::states::{Content, Owner, places};
 use ratelimit_memory::{
     Count, PartitionReadGuard, Partitions, ReadWriteLock, SavedPartitions, SharedRankings,
     SharedTallies,
@@ -105,11 +105,11 @@ fn key(n: usize) -> [u64; 2] {
     [n, (n ^ (n >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)]
 }
 
-const WHOSE: Whose = Whose { owner: 1, name: 2, fair_by_name: true };
+const OWNER: Owner = Owner { id: 1, name: 2, fair_by_name: true };
 
 /// The tokens that an entry keeps.
-fn value(kept: Kept) -> f64 {
-    kept.state().map_or(0.0, |state| state.value())
+fn value(content: Content) -> f64 {
+    content.state().map_or(0.0, |state| state.value())
 }
 
 /// Each thread looks at the memory anew, as each process does.
@@ -131,21 +131,23 @@ fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
             let mut both = [partitions.write(0), partitions.write(1)];
             for (guard, by) in both.iter_mut().zip([by, -by]) {
                 let mut partition = guard.partition();
-                let before = partition.call(key(n % 8)).map_or(0.0, |entry| value(entry.state()));
-                let kept = Kept::Tokens(Tokens { value: before + by, ts: NOW, brought: None });
-                partition.entry(key(n % 8), WHOSE, NOW).0.set(kept, None, true);
+                let before =
+                    partition.touch(key(n % 8)).map_or(0.0, |entry| value(entry.content()));
+                let content =
+                    Content::Tokens(Tokens { value: before + by, ts: NOW, brought: None });
+                partition.entry(key(n % 8), OWNER, NOW).0.set(content, None, true);
             }
             drop(both);
             let [first, second] = [partitions.read(0), partitions.read(1)];
             let sum = |guard: &PartitionReadGuard<'_, Lock>| {
-                guard.view().iter().map(|entry| value(entry.state())).sum::<f64>()
+                guard.view().iter().map(|entry| value(entry.content())).sum::<f64>()
             };
             assert_eq!(sum(&first) + sum(&second), 0.0);
             drop((first, second));
             let mut third = partitions.write(2);
-            third.partition().entry(key(n + thread * CALLS), WHOSE, NOW);
+            third.partition().entry(key(n + thread * CALLS), OWNER, NOW);
             if n % 5 == 0 {
-                assert!(third.partition().remove(key(n + thread * CALLS)));
+                assert!(third.partition().remove_entry(key(n + thread * CALLS)));
             }
         }
     });

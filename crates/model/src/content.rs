@@ -1,19 +1,14 @@
-//! What rows and entries hold, so that it can be compared and hashed.
+//! The contents of rows and entries, which can be compared and hashed.
 
 use std::hash::{Hash, Hasher};
 
 use ratelimit_core::kinds::{Counters, Lease, Tokens};
 use ratelimit_core::{Micros, State};
-use ratelimit_limiter::ports::Kept;
 use ratelimit_limiter::ports::Stored;
 
 /// What a row holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Content(pub Stored);
-
-/// What an entry of memory holds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EntryContent(pub Kept);
 
 /// The state of a limit.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +16,6 @@ pub struct Total(pub State);
 
 // No NaN is stored: no limit counts one.
 impl Eq for Content {}
-impl Eq for EntryContent {}
 impl Eq for Total {}
 
 impl Hash for Content {
@@ -31,19 +25,6 @@ impl Hash for Content {
             Stored::Reset { ts } => (10, ts.0).hash(hasher),
             Stored::Marker { reset } => (11, reset).hash(hasher),
             Stored::Invalid { ts, .. } => (12, ts.0).hash(hasher),
-        }
-    }
-}
-
-impl Hash for EntryContent {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        match &self.0 {
-            Kept::Tokens(tokens) => hash_tokens(tokens, hasher),
-            Kept::Counters(counters) => hash_counters(counters, hasher),
-            Kept::Slot { lease, ts, is_first } => {
-                hash_lease(lease, hasher);
-                (ts.0, is_first).hash(hasher);
-            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What must hold: of each answer, of each end of a transaction, at every instant, and at the end.
 
+use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_core::{Micros, State};
 use ratelimit_limiter::target::Store;
 
 use crate::content::Total;
@@ -451,19 +451,11 @@ impl Scenario {
         }
     }
 
-    /// What memory holds of a key.
+    /// The state of a key in memory.
     fn stored_entry(&self, world: &World, key: u8) -> Option<Total> {
-        use ratelimit_core::kinds::Leases;
-        use ratelimit_limiter::ports::Kept;
-        let of_key = world.database.entries.iter().filter(|(id, _)| id[0] == u64::from(key));
-        let mut leases = Leases { leases: Vec::new(), ts: Micros(0) };
-        for (_, entry) in of_key {
-            match entry.content.0 {
-                Kept::Slot { lease, .. } => leases.leases.push(lease),
-                kept => return kept.state().map(Total),
-            }
-        }
-        (!leases.leases.is_empty()).then_some(Total(State::Leases(leases)))
+        let mut entries = world.database.entries.iter();
+        let found = entries.find(|(id, _)| id[0] == u64::from(key));
+        found.map(|(_, entry)| entry.content.clone())
     }
 }
 

@@ -1,15 +1,15 @@
-//! The entries of memory as the limiter has them: the states of this database and extension.
+//! The limiter's port to the memory: the entries of this database and extension.
 
-use std::cell::Cell;
-
+use pgrx::pg_sys;
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::{
-    BeforeRead, Entries, Id, Kept, Loaded, LockedEntries, Room, SavedKey, Worth,
+    Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
 use ratelimit_memory::SavedGuard;
 use ratelimit_memory::saved::SavedCopy;
 
-use super::id::{Scope, inline};
+use super::id::Scope;
+use super::locked::Locked;
 use super::saved::{self, SavedMemory};
 use super::states::LockedStates;
 use super::{Memory, SessionLock, writer};
@@ -17,40 +17,31 @@ use ratelimit_pg::clock;
 use ratelimit_pg::server_log;
 use ratelimit_pg::transaction::is_in_recovery;
 
-/// The entries of limits of a database and an extension.
+/// The entries of a database and an extension, for one call.
 pub struct SharedEntries {
-    /// Where they are.
     memory: &'static Memory,
-    /// Whose they are.
     scope: Scope,
-    /// By what the worker finds them.
-    saver: writer::Origin,
-    /// When the first of the keys that this call changed is to be written.
-    due: Cell<Option<Micros>>,
+    /// The caller.
+    role: pg_sys::Oid,
+    /// What a writer is started with.
+    origin: writer::Origin,
 }
 
 /// Entries that are locked.
 pub struct SharedLocked<'e> {
     entries: &'e SharedEntries,
     states: LockedStates<'e>,
-    /// Partitions of saved keys by their numbers, in that order.
-    first: Option<(usize, SavedGuard<'static, SessionLock>)>,
-    others: Vec<(usize, SavedGuard<'static, SessionLock>)>,
+    saved: Locked<SavedGuard<'static, SessionLock>>,
+    /// When the first of the keys that were changed is to be written.
+    due: Option<Micros>,
 }
 
 impl SharedEntries {
-    /// The entries in this memory.
-    pub fn new(memory: &'static Memory, saver: writer::Origin) -> SharedEntries {
-        SharedEntries { memory, scope: saver.scope, saver, due: Cell::new(None) }
-    }
-
-    /// What of the saved keys is locked, by the numbers of their partitions.
-    fn lock_saved(
-        &self,
-        numbers: impl Iterator<Item = usize>,
-    ) -> impl Iterator<Item = (usize, SavedGuard<'static, SessionLock>)> {
-        let saved = SavedMemory::seen();
-        numbers.filter_map(move |number| Some((number, saved?.lock(number))))
+    /// The entries in this memory. Called before the call becomes the tables' owner.
+    pub fn new(memory: &'static Memory, origin: writer::Origin) -> SharedEntries {
+        // SAFETY: reads a variable of the session.
+        let role = unsafe { pg_sys::GetUserId() };
+        SharedEntries { memory, scope: origin.scope, role, origin }
     }
 }
 
@@ -62,61 +53,24 @@ impl Entries for SharedEntries {
         self.memory.id(self.scope, name, key)
     }
 
-    fn inline(&self, id: Id) -> Id {
-        inline(id)
+    fn read(&self, id: Id) -> Result<Option<State>, Absent> {
+        match id.pool {
+            Pool::Saved => Ok(self.lock(&[id]).read(id)?.state),
+            Pool::Defined | Pool::Inline => Ok(self.memory.states.read(id)),
+        }
     }
 
     #[inline]
-    fn prefetch(&self, id: Id) {
-        self.memory.states.prefetch(id);
+    fn lock(&self, ids: &[Id]) -> SharedLocked<'_> {
+        let is_saved = |id: &&Id| id.pool == Pool::Saved;
+        let states = self.memory.states.lock(ids.iter().filter(|id| !is_saved(id)).copied());
+        let saved = SavedMemory::seen()
+            .map_or_else(Locked::default, |saved| saved.lock(ids.iter().filter(is_saved).copied()));
+        SharedLocked { entries: self, states, saved, due: None }
     }
 
-    fn read(&self, id: Id) -> Option<Kept> {
-        self.memory.states.read(id)
-    }
-
-    #[inline]
-    fn locked<T>(&self, id: Id, work: impl FnOnce(&mut SharedLocked<'_>) -> T) -> T {
-        let (states, first) = match id.room {
-            Room::Saved => {
-                let first = self.lock_saved(std::iter::once(saved::partition_of(id.key))).next();
-                (self.memory.states.lock_none(), first)
-            }
-            _ => (self.memory.states.lock(id), None),
-        };
-        work(&mut SharedLocked { entries: self, states, first, others: Vec::new() })
-    }
-
-    fn lock_all(&self, ids: impl Iterator<Item = Id>) -> SharedLocked<'_> {
-        let (saved, others): (Vec<Id>, Vec<Id>) = ids.partition(|id| id.room == Room::Saved);
-        let states = self.memory.states.lock_all(others.into_iter());
-        let mut numbers: Vec<usize> =
-            saved.into_iter().map(|id| saved::partition_of(id.key)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let others = self.lock_saved(numbers.into_iter()).collect();
-        SharedLocked { entries: self, states, first: None, others }
-    }
-
-    fn forget_name(&self, name: &[u8]) -> u64 {
-        let is_counted = |kept| !matches!(kept, Kept::Slot { is_first: false, .. });
-        self.memory.states.forget_name(self.id(name, b""), is_counted)
-    }
-
-    fn before_read(&self, id: Id) -> BeforeRead {
-        let evictions = SavedMemory::seen().map_or(0, |saved| saved.evictions(id));
-        BeforeRead { evictions, on_standby: is_in_recovery() }
-    }
-
-    fn load(
-        &self,
-        id: Id,
-        name_and_key: (&[u8], &[u8]),
-        state: Option<&State>,
-        before: BeforeRead,
-    ) -> Loaded {
-        let Some(saved) = SavedMemory::seen() else { return Loaded::NoRoom };
-        saved.load(self.scope, id, name_and_key, state, before)
+    fn load(&self, id: Id, new: NewKey) -> Loaded {
+        SavedMemory::seen().map_or(Loaded::Full, |saved| saved.load(self.scope, id, new))
     }
 
     fn saved_keys(&self, name: Option<&[u8]>) -> Vec<SavedKey> {
@@ -124,21 +78,8 @@ impl Entries for SharedEntries {
         keys.into_iter().map(|SavedCopy { name, key, .. }| SavedKey { name, key }).collect()
     }
 
-    #[inline]
-    fn save_later(&self) {
-        if let Some(saved) = SavedMemory::seen() {
-            writer::see_to(saved, &self.saver, self.due.take());
-        }
-    }
-
-    #[inline]
-    fn tell_losses(&self) {
-        if let Some(lost) = self.memory.states.losses_to_tell() {
-            server_log::line(&format!(
-                "rate limits in memory: {lost} keys in use were evicted, and are full again; \
-                 increase ratelimit.memory_keys"
-            ));
-        }
+    fn forget_name(&self, name: &[u8]) -> u64 {
+        self.memory.states.forget_name(self.id(name, b"").name)
     }
 }
 
@@ -146,54 +87,62 @@ impl SharedLocked<'_> {
     /// The partition of a saved key.
     #[inline]
     fn saved(&mut self, id: Id) -> Option<&mut SavedGuard<'static, SessionLock>> {
-        let number = saved::partition_of(id.key);
-        match &mut self.first {
-            Some((first, guard)) if *first == number => Some(guard),
-            _ => {
-                let at = self.others.binary_search_by_key(&number, |(number, _)| *number).ok()?;
-                Some(&mut self.others[at].1)
-            }
-        }
+        self.saved.get(saved::partition_of(id.key))
     }
 }
 
 impl LockedEntries for SharedLocked<'_> {
     #[inline]
-    fn read(&mut self, id: Id) -> Option<Kept> {
-        self.states.state(id)
-    }
-
-    #[inline]
-    fn gone(&mut self, id: Id) -> u32 {
-        match id.room {
-            Room::Saved => self.saved(id).map_or(0, |guard| guard.partition().evictions()),
-            _ => LockedStates::gone(&mut self.states, id),
+    fn read(&mut self, id: Id) -> Result<Seen, Absent> {
+        if id.pool != Pool::Saved {
+            let state = self.states.read(id);
+            let gone = state.is_none().then(|| self.states.gone(id));
+            return Ok(Seen { state, gone });
         }
+        let on_standby = is_in_recovery();
+        let absent = |evictions| Absent { evictions, on_standby };
+        let guard = self.saved(id).ok_or(absent(0))?;
+        let mut partition = guard.partition();
+        let found = partition.call(id.key, on_standby);
+        let evictions = partition.evictions();
+        let state = found.ok_or(absent(evictions))?;
+        let gone = state.is_none().then_some(evictions);
+        Ok(Seen { state, gone })
     }
 
     #[inline]
-    fn write(&mut self, id: Id, kept: Kept, worth: Worth) {
-        let Worth { idle_at, half_used, now } = worth;
-        self.states.set(id, kept, idle_at, half_used, now);
-    }
-
-    #[inline]
-    fn remove(&mut self, id: Id) -> bool {
-        self.states.remove(id)
-    }
-
-    #[inline]
-    fn read_saved(&mut self, id: Id) -> Option<Option<State>> {
-        self.saved(id)?.partition().call(id.key, is_in_recovery())
-    }
-
-    #[inline]
-    fn write_saved(&mut self, id: Id, state: Option<&State>, save: Micros) -> bool {
-        let (save, now) = ((save.0 / 1000) as u32, clock::monotonic());
+    fn write(&mut self, id: Id, state: Option<&State>, retention: Retention) -> bool {
+        if id.pool != Pool::Saved {
+            let Some(state) = state else { return self.states.remove(id) };
+            let owner = self.entries.scope.owner(id.pool, self.entries.role);
+            self.states.write(id, owner, state, retention);
+            return true;
+        }
+        let (save, now) = ((retention.save.0 / 1000) as u32, clock::monotonic());
         let Some(guard) = self.saved(id) else { return false };
         let Ok(due) = guard.partition().set(id.key, state, save, now) else { return false };
-        let first = self.entries.due.get().into_iter().chain(due).min();
-        self.entries.due.set(first);
+        self.due = self.due.into_iter().chain(due).min();
         true
     }
+
+    #[inline]
+    fn unlock(self) {
+        let SharedLocked { entries, states, saved, due } = self;
+        let (has_states, has_saved) = (!states.is_empty(), !saved.is_empty());
+        drop((states, saved));
+        if has_saved && let Some(saved) = SavedMemory::seen() {
+            writer::see_to(saved, &entries.origin, due);
+        }
+        if has_states && let Some(lost) = entries.memory.states.losses_to_tell() {
+            log_losses(lost);
+        }
+    }
+}
+
+#[cold]
+fn log_losses(lost: u64) {
+    server_log::line(&format!(
+        "rate limits in memory: {lost} keys in use were evicted, and are full again; \
+         increase ratelimit.memory_keys"
+    ));
 }

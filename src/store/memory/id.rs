@@ -4,20 +4,12 @@ use std::cell::RefCell;
 use std::hash::Hasher;
 
 use pgrx::pg_sys;
-use ratelimit_limiter::ports::{Id, Room};
+use ratelimit_limiter::ports::{Id, Pool};
 use siphasher::sip128::{Hash128, Hasher128, SipHasher13};
 
 use super::{Memory, databases};
 use crate::schema::catalog;
 use ratelimit_pg::transaction;
-
-/// The same in the room of configs in calls, where it is the current role's.
-pub fn inline(id: Id) -> Id {
-    // SAFETY: reads a variable of the session.
-    let role: u32 = unsafe { pg_sys::GetUserId() }.into();
-    // Most often that of one database and role; a collision shares a share.
-    Id { room: Room::Inline, owner: id.owner.rotate_left(16) ^ role, ..id }
-}
 
 /// Makes [`Id`]s that nobody can foresee who does not know the seed.
 pub struct Identifier {
@@ -74,6 +66,15 @@ impl Scope {
         u64::from(self.database) << 32 | u64::from(self.extension)
     }
 
+    /// The number that owns an entry: all defined limits of a database have the same one, and configs in calls one for
+    /// each role, of which a few share a number by chance.
+    pub fn owner(self, pool: Pool, role: pg_sys::Oid) -> u32 {
+        match pool {
+            Pool::Inline => self.database.rotate_left(16) ^ u32::from(role),
+            Pool::Defined | Pool::Saved => self.database,
+        }
+    }
+
     /// Whether its database is dropped, or its extension, as far as this session can see: of its own database, and not
     /// in a transaction that has written, which may drop or create the extension and be rolled back. Asks Postgres, so
     /// not under a lock.
@@ -102,7 +103,7 @@ impl Identifier {
         let mut hasher = last.hasher;
         hasher.write(key);
         let key = words(hasher.finish128());
-        Id { name: last.hash, key, room: Room::Defined, owner: scope.database }
+        Id { name: last.hash, key, pool: Pool::Defined, slots: 0 }
     }
 }
 

@@ -6,13 +6,14 @@ use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
-use ratelimit_core::{Micros, State};
-use ratelimit_limiter::ports::{BeforeRead, Id, Loaded};
+use ratelimit_core::Micros;
+use ratelimit_limiter::ports::{self, Id, Loaded};
 use ratelimit_memory::saved::{NewKey, NoRoom, Outcome, SavedCopy};
 use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;
 use super::id::Scope;
+use super::locked::Locked;
 use crate::schema::error::Result;
 use crate::schema::settings;
 use ratelimit_pg::clock;
@@ -163,15 +164,18 @@ impl SavedMemory {
         MEMORY.get()
     }
 
-    /// Locks a partition.
+    /// Locks the partitions of keys.
     #[inline]
-    pub(super) fn lock(&self, number: usize) -> SavedGuard<'static, SessionLock> {
-        self.partitions.lock(number)
+    pub(super) fn lock(
+        &self,
+        ids: impl Iterator<Item = Id>,
+    ) -> Locked<SavedGuard<'static, SessionLock>> {
+        Locked::new(ids.map(|id| partition_of(id.key)), |number| self.partitions.lock(number))
     }
 
     /// Locks one partition after the other.
     fn each(&self) -> impl Iterator<Item = SavedGuard<'static, SessionLock>> {
-        (0..PARTITIONS).map(|number| self.lock(number))
+        (0..PARTITIONS).map(|number| self.partitions.lock(number))
     }
 
     /// Returns the writer of a scope, which takes the place of one that has nothing to write; `None` where all have.
@@ -207,30 +211,18 @@ impl SavedMemory {
         self.header.writers.iter().filter(move |writer| !std::ptr::eq(*writer, own))
     }
 
-    /// How many keys of a partition were evicted.
-    pub(super) fn evictions(&self, id: Id) -> u32 {
-        self.lock(partition_of(id.key)).partition().evictions()
-    }
-
-    /// Puts in a key; see [`Entries::load`](ratelimit_limiter::ports::Entries::load).
-    pub(super) fn load(
-        &self,
-        scope: Scope,
-        id: Id,
-        (name, key): (&[u8], &[u8]),
-        state: Option<&State>,
-        before: BeforeRead,
-    ) -> Loaded {
-        let BeforeRead { evictions, on_standby } = before;
-        let mut guard = self.lock(partition_of(id.key));
+    /// Loads a key; see [`Entries::load`](ports::Entries::load).
+    pub(super) fn load(&self, scope: Scope, id: Id, new: ports::NewKey) -> Loaded {
+        let ports::NewKey { name, key, state, absent } = new;
+        let mut guard = self.partitions.lock(partition_of(id.key));
         let mut partition = guard.partition();
-        if partition.evictions() != evictions {
+        if partition.evictions() != absent.evictions {
             return Loaded::Moved;
         }
-        let new = NewKey { hash: id.key, scope: scope.numbers(), name, key, on_standby };
-        match partition.load(new, state) {
+        let (scope, on_standby) = (scope.numbers(), absent.on_standby);
+        match partition.load(NewKey { hash: id.key, scope, name, key, on_standby }, state) {
             Ok(()) => Loaded::Yes,
-            Err(NoRoom) => Loaded::NoRoom,
+            Err(NoRoom) => Loaded::Full,
         }
     }
 
@@ -249,7 +241,7 @@ impl SavedMemory {
         for number in 0..PARTITIONS {
             let mut from = Some(0);
             while let Some(place) = from {
-                let mut guard = self.lock(number);
+                let mut guard = self.partitions.lock(number);
                 from = guard.partition().copy((place, AT_ONCE), scope.numbers(), due, &mut copies);
             }
         }
@@ -261,7 +253,11 @@ impl SavedMemory {
     /// Notes what came of writing a copy that was made at that time.
     pub fn settle(&self, copy: &SavedCopy, outcome: Outcome, copied: Micros) {
         let now = clock::monotonic();
-        self.lock(partition_of(copy.hash)).partition().settle(copy, outcome, (copied, now));
+        self.partitions.lock(partition_of(copy.hash)).partition().settle(
+            copy,
+            outcome,
+            (copied, now),
+        );
     }
 
     /// Removes the keys of a name, or of all, that a test picks, and has those that stay written as soon as can be.

@@ -4,13 +4,14 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
-use ratelimit_core::Micros;
 use ratelimit_core::config::MAX_SLOTS_IN_MEMORY;
-use ratelimit_limiter::ports::{Id, Room};
+use ratelimit_core::{Micros, State};
+use ratelimit_limiter::ports::{Id, Pool, Retention};
 use ratelimit_memory::PartitionWriteGuard;
-use ratelimit_memory::states::{Dropped, Entry, Kept, Partition, Whose, places};
+use ratelimit_memory::states::{self, Evictions, Owner, Partition, places};
 
 use super::SessionLock;
+use super::locked::Locked;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 
@@ -87,21 +88,19 @@ fn each(keys: usize, partitions: usize) -> usize {
 
 /// The partition of a state, and of all slots of a key.
 fn partition_of(id: Id) -> usize {
-    match id.room {
+    match id.pool {
         _ if clock::is_fixed() => FIXED_CLOCK,
-        Room::Defined => (id.key[0] % DEFINED as u64) as usize,
-        Room::Inline => DEFINED + (id.key[0] % INLINE as u64) as usize,
+        Pool::Defined => (id.key[0] % DEFINED as u64) as usize,
+        Pool::Inline => DEFINED + (id.key[0] % INLINE as u64) as usize,
         // Which has others, in a segment of its own.
-        Room::Saved => usize::MAX,
+        Pool::Saved => usize::MAX,
     }
 }
 
-/// The partitions of states, in the order in which they are locked, so that no two sessions wait for each other.
-fn numbers(ids: impl Iterator<Item = Id>) -> Vec<usize> {
-    let mut numbers: Vec<usize> = ids.map(partition_of).collect();
-    numbers.sort_unstable();
-    numbers.dedup();
-    numbers
+/// The address of a state in its partition.
+#[inline]
+fn address(id: Id) -> states::Id {
+    states::Id { key: id.key, slots: id.slots }
 }
 
 /// How much room the states take, but for those under a fixed clock.
@@ -165,45 +164,27 @@ impl States {
         }
     }
 
-    /// Reads a state.
-    pub fn read(&self, id: Id) -> Option<Kept> {
+    /// Reads a state, and doesn't mark it as used.
+    pub fn read(&self, id: Id) -> Option<State> {
         let (partitions, number) = self.partition(partition_of(id));
-        partitions.read(number).view().find(id.key).map(Entry::state)
+        partitions.read(number).view().read(address(id))
     }
 
-    /// Locks a state, which may not be there, and the slots of its key.
+    /// Locks the partitions of states.
     #[inline]
-    pub fn lock(&self, id: Id) -> LockedStates<'_> {
-        let number = partition_of(id);
-        LockedStates { states: self, first: Some((number, self.write(number))), others: Vec::new() }
+    pub fn lock(&self, ids: impl IntoIterator<Item = Id>) -> LockedStates<'_> {
+        let numbers = ids.into_iter().map(partition_of);
+        LockedStates { states: self, partitions: Locked::new(numbers, |number| self.write(number)) }
     }
 
-    /// Locks none.
-    #[inline]
-    pub fn lock_none(&self) -> LockedStates<'_> {
-        LockedStates { states: self, first: None, others: Vec::new() }
-    }
-
-    /// Locks several states at once.
-    pub fn lock_all(&self, ids: impl Iterator<Item = Id>) -> LockedStates<'_> {
-        let lock = |number| (number, self.write(number));
-        let mut locked = numbers(ids).into_iter().map(lock);
-        LockedStates { states: self, first: locked.next(), others: locked.collect() }
-    }
-
-    /// Forgets the states of a name's keys, partition by partition, and counts those that `counts` picks.
-    pub fn forget_name(&self, id: Id, counts: impl Fn(Kept) -> bool) -> u64 {
+    /// Removes the states of a name, partition by partition; returns the number of keys that had one.
+    pub fn forget_name(&self, name: [u64; 2]) -> u64 {
         let numbers = if clock::is_fixed() { FIXED_CLOCK..FIXED_CLOCK + 1 } else { 0..PARTITIONS };
-        let mut counted = 0;
-        for number in numbers {
+        let forget = |number| {
             check_for_interrupts();
-            self.write(number).partition().remove_if(|entry| {
-                let is_of_it = entry.is_of(id.name[0]);
-                counted += u64::from(is_of_it && counts(entry.state()));
-                is_of_it
-            });
-        }
-        counted
+            self.write(number).partition().remove_name(name[0])
+        };
+        numbers.map(forget).sum()
     }
 
     /// Returns how much room is in use.
@@ -236,15 +217,18 @@ impl States {
         Some(live - told)
     }
 
-    /// Counts a state that made room for another, but for a fixed clock.
-    fn count(&self, partition: usize, dropped: Dropped) {
-        let counter = match dropped {
-            _ if partition == FIXED_CLOCK => return,
-            Dropped::None => return,
-            Dropped::Idle => &self.losses.idle,
-            Dropped::Live => &self.losses.live,
-        };
-        counter.fetch_add(1, Relaxed);
+    /// Counts evictions, but for those under a fixed clock.
+    #[inline]
+    fn count(&self, partition: usize, Evictions { idle, live }: Evictions) {
+        if partition == FIXED_CLOCK {
+            return;
+        }
+        if idle > 0 {
+            self.losses.idle.fetch_add(idle, Relaxed);
+        }
+        if live > 0 {
+            self.losses.live.fetch_add(live, Relaxed);
+        }
     }
 
     /// Locks a partition, for whoever is to change what is in it.
@@ -264,63 +248,48 @@ impl States {
     }
 }
 
-/// A partition by its number, locked.
-type Guard<'a> = (usize, PartitionWriteGuard<'a, SessionLock>);
-
-/// The states of some keys, whose partitions are locked; of others it knows nothing, and keeps nothing. While it is
-/// there, nothing of Postgres is called but the clock.
+/// The states of some keys, whose partitions are locked. Until this is dropped, nothing of PostgreSQL is called but the
+/// clock.
 pub struct LockedStates<'a> {
     states: &'a States,
-    /// In the order of their numbers.
-    first: Option<Guard<'a>>,
-    others: Vec<Guard<'a>>,
+    partitions: Locked<PartitionWriteGuard<'a, SessionLock>>,
 }
 
 impl LockedStates<'_> {
-    /// One of the states that were locked, for a call.
-    #[inline]
-    pub fn state(&mut self, id: Id) -> Option<Kept> {
-        self.partition(partition_of(id))?.call(id.key).map(Entry::state)
+    /// Whether no partition is locked.
+    pub fn is_empty(&self) -> bool {
+        self.partitions.is_empty()
     }
 
-    /// How many are gone of the partition of one of them.
+    /// Reads a state for a call, and marks it as used.
+    #[inline]
+    pub fn read(&mut self, id: Id) -> Option<State> {
+        self.partition(id)?.read(address(id))
+    }
+
+    /// The number of entries evicted or removed from the partition of a state.
     pub fn gone(&mut self, id: Id) -> u32 {
-        self.partition(partition_of(id)).map_or(0, |partition| partition.view().gone())
+        self.partition(id).map_or(0, |partition| partition.view().gone())
     }
 
-    /// Forgets one of them; false if there was none.
+    /// Removes a state; false if there was none.
     pub fn remove(&mut self, id: Id) -> bool {
-        let partition = self.partition(partition_of(id));
-        partition.is_some_and(|mut partition| partition.remove(id.key))
+        self.partition(id).is_some_and(|mut partition| partition.remove(address(id)))
     }
 
-    /// Stores one of them, from when on nobody misses it, and whether half of its limit or more is used.
+    /// Stores a state.
     #[inline]
-    pub fn set(
-        &mut self,
-        id: Id,
-        kept: Kept,
-        idle_at: Option<Micros>,
-        half_used: bool,
-        now: Micros,
-    ) {
-        let number = partition_of(id);
-        let Some(mut partition) = self.partition(number) else { return };
-        let Id { name, key, room, owner } = id;
-        let whose = Whose { owner, name: name[0], fair_by_name: room == Room::Defined };
-        let (entry, dropped) = partition.entry(key, whose, now);
-        entry.set(kept, idle_at, half_used);
-        self.states.count(number, dropped);
+    pub fn write(&mut self, id: Id, owner: u32, state: &State, retention: Retention) {
+        let Some(mut partition) = self.partition(id) else { return };
+        let Retention { idle_at, half_used, now, .. } = retention;
+        let owner = Owner { id: owner, name: id.name[0], fair_by_name: id.pool == Pool::Defined };
+        let retention = states::Retention { idle_at, half_used, now };
+        let evictions = partition.write(address(id), owner, state, retention);
+        self.states.count(partition_of(id), evictions);
     }
 
     #[inline]
-    fn partition(&mut self, number: usize) -> Option<Partition<'_>> {
-        match &mut self.first {
-            Some((first, guard)) if *first == number => Some(guard.partition()),
-            _ => {
-                let at = self.others.binary_search_by_key(&number, |(number, _)| *number).ok()?;
-                Some(self.others[at].1.partition())
-            }
-        }
+    fn partition(&mut self, id: Id) -> Option<Partition<'_>> {
+        self.partitions.get(partition_of(id)).map(PartitionWriteGuard::partition)
     }
 }

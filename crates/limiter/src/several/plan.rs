@@ -5,8 +5,8 @@ use ratelimit_core::{Micros, Shards, State};
 
 use super::decide::{Group, GroupVerdict};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Entries, Host, Id, TRIES, Worth};
-use crate::stores::memory::{self, Seen};
+use crate::ports::{Entries, Host, Id, LockedEntries, Retention, Seen, TRIES};
+use crate::stores::memory;
 
 /// How often the groups in memory are decided before they are locked. From the last time on, what has changed since is
 /// decided under the locks however much it is.
@@ -23,8 +23,8 @@ struct Plan<'a> {
     found: Seen,
     /// The takes, decided on it.
     verdict: GroupVerdict<'a>,
-    /// The state after them, and what it is worth; `None`: they change nothing.
-    after: Option<(State, Worth)>,
+    /// The state after them, and how long it is kept; `None`: they change nothing.
+    after: Option<(State, Retention)>,
     /// Where it had changed: the state before the takes as they were decided under the locks, and at what instant.
     again: Option<(State, Micros)>,
 }
@@ -71,8 +71,6 @@ pub(super) fn take<'a, H: Host>(
             }
         }
     }
-    entries.tell_losses();
-    entries.save_later();
     Ok((plans.into_iter().map(|plan| plan.verdict(host, ok)).collect(), ok))
 }
 
@@ -80,15 +78,15 @@ impl<'a> Plan<'a> {
     /// Reads the state and decides the takes.
     ///
     /// # Errors
-    /// As [`memory::call`].
+    /// As [`memory::touch`].
     fn new<H: Host>(host: &H, group: &'a Group<'a>, id: Id) -> Result<Plan<'a>> {
-        let found = memory::call(host, &group.target, id)?;
+        let found = memory::touch(host, &group.target, id)?;
         // Of this state no take is later.
         let now = host.now();
         let before = memory::state(&group.target, found.state.clone(), now, group.phase);
         let verdict = group.decide(host, Shards::new(group.target.limit(), vec![before]), now);
-        let worth = |after: &State| memory::worth(&group.target, after, now, group.phase);
-        let after = verdict.change.as_ref().map(|(_, after)| (after.clone(), worth(after)));
+        let keep = |after: &State| memory::retention(&group.target, after, now, group.phase);
+        let after = verdict.change.as_ref().map(|(_, after)| (after.clone(), keep(after)));
         Ok(Plan { group, id, found, verdict, after, again: None })
     }
 
@@ -98,8 +96,8 @@ impl<'a> Plan<'a> {
         let before = memory::state(target, found, now, *phase);
         let (passes, after) = self.group.pass(&before, now);
         self.after = after.map(|after| {
-            let worth = memory::worth(target, &after, now, *phase);
-            (after, worth)
+            let retention = memory::retention(target, &after, now, *phase);
+            (after, retention)
         });
         self.again = Some((before, now));
         passes
@@ -139,11 +137,12 @@ fn take_as_planned<H: Host>(
     plans: &mut [Plan],
     most: usize,
 ) -> Tried {
-    let mut locked = entries.lock_all(plans.iter().map(|plan| plan.id));
+    let ids: Vec<Id> = plans.iter().map(|plan| plan.id).collect();
+    let mut locked = entries.lock(&ids);
     let now = host.now();
     let (mut passes, mut decided) = (true, 0);
     for plan in plans.iter_mut() {
-        let Some(found) = memory::see(&mut locked, plan.id) else {
+        let Ok(found) = locked.read(plan.id) else {
             return Tried::Absent(plan.group.target.name_text());
         };
         if found != plan.found {
@@ -155,10 +154,11 @@ fn take_as_planned<H: Host>(
         }
     }
     for plan in plans.iter().filter(|_| passes) {
-        if let Some((after, worth)) = &plan.after {
-            let target = &plan.group.target;
-            memory::write(&mut locked, target, plan.id, after, Worth { now, ..*worth });
+        if let Some((after, retention)) = &plan.after {
+            // No such state has leases, which alone could lack capacity.
+            locked.write(plan.id, Some(after), Retention { now, ..*retention });
         }
     }
+    locked.unlock();
     Tried::Done(passes)
 }

@@ -2,138 +2,140 @@
 
 use ratelimit_core::{Micros, State};
 
-use super::{Contents, Decide, saved, slots};
-use crate::error::Result;
-use crate::ports::{Entries, Host, Id, Kept, LockedEntries, Room, Worth};
+use super::{Contents, Decide, saved};
+use crate::error::{LimiterError, Result};
+use crate::ports::{Entries, Host, Id, LockedEntries, Pool, Retention, Seen, TRIES};
 use crate::target::{Store, Target};
 
-/// Changes a limit in an entry; `known` is its id in the room of defined limits.
+/// Changes a limit in an entry; `known` is its address in the pool of defined limits.
 ///
 /// # Errors
-/// As [`change`](super::change).
+/// As [`change`](super::change); [`LimiterError::NoRoom`] (53200): the pool of saved keys is full.
 pub(super) fn change<H: Host, T>(
     host: &H,
     target: &Target,
     known: Option<Id>,
     decide: impl Decide<T>,
 ) -> Result<T> {
-    let entries = host.entries()?;
+    let entries = entries(host, target)?;
     let id = id(entries, target, known);
     let phase = target.phase();
-    let result = entries.locked(id, |locked| {
+    for _ in 0..TRIES {
+        let (mut locked, seen) = lock(host, entries, target, id)?;
         let now = host.now();
-        let before = state(target, read_locked(locked, id), now, phase);
+        let before = state(target, seen.state, now, phase);
         let (result, after) = decide(Contents::One(&before), now)?;
-        if let Some(after) = after {
-            write(locked, target, id, &after, worth(target, &after, now, phase));
+        let is_stored = after.is_none_or(|after| {
+            locked.write(id, Some(&after), retention(target, &after, now, phase))
+        });
+        locked.unlock();
+        if is_stored {
+            return Ok(result);
         }
-        Ok(result)
-    });
-    entries.tell_losses();
-    result
-}
-
-/// Identifies the entry of a target: there is a room for limits that are defined, one for those whose config is in the
-/// call, and one for those that are saved.
-pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
-    let id = known.unwrap_or_else(|| entries.id(target.name, target.key));
-    match target.store {
-        Store::Saved => Id { room: Room::Saved, ..id },
-        _ if target.is_defined => id,
-        _ => entries.inline(id),
+        saved::wait_for_capacity(host, target)?;
     }
+    Err(LimiterError::NoRoom { name: target.name_text() })
 }
 
-/// Reads what is stored of a target that means something to its limit; `None`: nothing, so that it is full.
+/// The entries for a target.
 ///
 /// # Errors
 /// As [`Host::entries`].
+fn entries<'h, H: Host>(host: &'h H, target: &Target) -> Result<&'h H::Entries> {
+    if target.store == Store::Saved { host.saved_entries() } else { host.entries() }
+}
+
+/// The address of a target's entry. Defined limits, configs in calls and saved limits have pools of their own.
+pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
+    let id = known.unwrap_or_else(|| entries.id(target.name, target.key));
+    let pool = match target.store {
+        Store::Saved => return Id { pool: Pool::Saved, ..id },
+        _ if target.is_defined => Pool::Defined,
+        _ => Pool::Inline,
+    };
+    Id { pool, slots: target.limit().concurrency().map_or(0, |limit| limit.slots), ..id }
+}
+
+/// Locks an entry and reads it for a call, after it is loaded if it has to be.
+///
+/// # Errors
+/// Those of the ports; [`LimiterError::NoRoom`] (53200).
+pub(super) fn lock<'e, H: Host>(
+    host: &H,
+    entries: &'e H::Entries,
+    target: &Target,
+    id: Id,
+) -> Result<(<H::Entries as Entries>::Locked<'e>, Seen)> {
+    for _ in 0..TRIES {
+        let mut locked = entries.lock(&[id]);
+        match locked.read(id) {
+            Ok(seen) => return Ok((locked, seen)),
+            Err(absent) => {
+                drop(locked);
+                saved::load(host, target, id, absent)?;
+            }
+        }
+        host.check_for_interrupts();
+    }
+    Err(LimiterError::NoRoom { name: target.name_text() })
+}
+
+/// Reads the state that is stored for a target's limit; `None`: the limit is full.
+///
+/// # Errors
+/// Those of the ports.
 pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
-    let entries = host.entries()?;
-    let found = entries.read(id(entries, target, None)).and_then(Kept::state);
+    let entries = entries(host, target)?;
+    let mut found = match entries.read(id(entries, target, None)) {
+        Ok(found) => found,
+        Err(_) => saved::read_row(host, target)?,
+    };
+    // Their entries may be evicted at any time once they have expired.
+    if let (Store::Memory, Some(State::Leases(leases))) = (target.store, &mut found) {
+        let now = host.now();
+        leases.leases.retain(|lease| lease.is_live(now));
+        if leases.leases.is_empty() {
+            return Ok(None);
+        }
+    }
     Ok(found.filter(|state| target.limit().accepts(state.shape())))
 }
 
-/// What was read of an entry: the same, as long as it is equal.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
-    /// The state that is stored; `None`: none is.
-    pub state: Option<State>,
-    /// Where there is none, [how many entries are gone](LockedEntries::gone): one may have come and gone, which tells
-    /// of another instant at which the key is full.
-    gone: Option<u32>,
-}
-
-/// Reads what is stored, for a call, which may deny it.
+/// Reads an entry for a call, which may deny it, and marks it as used.
 ///
 /// # Errors
-/// As [`change`](super::change).
-pub fn call<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
-    match id.room {
-        Room::Saved => saved::call(host, target, id),
-        _ => Ok(host.entries()?.locked(id, |locked| {
-            let state = read_locked(locked, id);
-            seen(locked, id, state)
-        })),
-    }
+/// As [`change`].
+pub fn touch<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
+    let (locked, seen) = lock(host, entries(host, target)?, target, id)?;
+    locked.unlock();
+    Ok(seen)
 }
 
-/// Reads one of the entries that are locked, for a call; `None`: it is one that is saved, and must be read from its row
-/// first, as [`call`] does.
-pub fn see(locked: &mut impl LockedEntries, id: Id) -> Option<Seen> {
-    let state = match id.room {
-        Room::Saved => locked.read_saved(id)?,
-        _ => read_locked(locked, id),
-    };
-    Some(seen(locked, id, state))
-}
-
-/// What a locked entry holds, which has this state.
-pub(super) fn seen(locked: &mut impl LockedEntries, id: Id, state: Option<State>) -> Seen {
-    let gone = state.is_none().then(|| locked.gone(id));
-    Seen { state, gone }
-}
-
-/// Reads the state of one of the entries that are locked.
-fn read_locked(locked: &mut impl LockedEntries, id: Id) -> Option<State> {
-    locked.read(id).and_then(Kept::state)
-}
-
-/// Writes one of the entries that are locked.
-pub fn write(
-    locked: &mut impl LockedEntries,
-    target: &Target,
-    id: Id,
-    state: &State,
-    worth: Worth,
-) {
-    if id.room == Room::Saved {
-        // Such a state has no leases, which alone could lack room.
-        locked.write_saved(id, Some(state), target.definition.save.unwrap_or_default());
-    } else if let Some(kept) = Kept::of(state) {
-        // A log or leases: no limit in memory has such a state.
-        locked.write(id, kept, worth);
-    }
-}
-
-/// What a state is worth that is stored at `now`; `phase` is the target's.
-pub fn worth(target: &Target, state: &State, now: Micros, phase: Micros) -> Worth {
+/// How long a state is kept that is stored at `now`; `phase` is the target's.
+pub fn retention(target: &Target, state: &State, now: Micros, phase: Micros) -> Retention {
     let limit = target.limit();
-    Worth { idle_at: limit.idle_at(state, now, phase), half_used: limit.is_half_used(state), now }
+    let save = target.definition.save.unwrap_or_default();
+    let idle_at = match target.store {
+        Store::Saved => None,
+        _ => limit.idle_at(state, now, phase),
+    };
+    Retention { idle_at, half_used: limit.is_half_used(state), now, save }
 }
 
-/// Interprets what is stored of a target, whose definition may have changed since; `phase` is the target's.
+/// Interprets what is stored for a target, whose definition may have changed since; `phase` is the target's.
 pub fn state(target: &Target, found: Option<State>, now: Micros, phase: Micros) -> State {
     found
         .filter(|state| target.limit().accepts(state.shape()))
         .unwrap_or_else(|| target.limit().initial_state(now, phase))
 }
 
-/// Forgets the entry of a key, and those of its slots; false if there was none. `slots` is how many it may have, of
-/// which some may be missing.
+/// Removes an entry that is not saved; false if there was none. Its limit may have had `slots`.
 pub(super) fn forget(entries: &impl Entries, id: Id, slots: u32) -> bool {
-    entries.locked(id, |locked| {
-        let was = locked.remove(id);
-        slots::forget(locked, id, slots) || was
-    })
+    let id = Id { slots, ..id };
+    let mut locked = entries.lock(&[id]);
+    let nothing = Micros(0);
+    let retention = Retention { idle_at: None, half_used: false, now: nothing, save: nothing };
+    let was = locked.write(id, None, retention);
+    locked.unlock();
+    was
 }

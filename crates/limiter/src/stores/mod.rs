@@ -7,7 +7,6 @@
 mod delete;
 mod row;
 mod saved;
-mod slots;
 
 pub mod memory;
 pub mod shards;
@@ -21,7 +20,7 @@ use ratelimit_core::{Level, Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
-use crate::ports::{Entries, Host, Id, KeyRows, RowAccess, Rows, SavedKey, ShardRow};
+use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, Rows, SavedKey, ShardRow};
 use crate::target::{Store, Target, has_no_rows, of_state};
 
 pub(crate) use delete::shards_present;
@@ -80,9 +79,7 @@ pub fn change<H: Host, T>(
         Store::Shards(_) => {
             in_table(host, |rows| shards::change(host, rows, target, amount, &decide))
         }
-        Store::Memory => Ok((memory::change(host, target, entry, decide)?, None)),
-        Store::Slots(slots) => Ok((slots::change(host, target, slots, decide)?, None)),
-        Store::Saved => Ok((saved::change(host, target, entry, decide)?, None)),
+        Store::Memory | Store::Saved => Ok((memory::change(host, target, entry, decide)?, None)),
     }
 }
 
@@ -120,7 +117,7 @@ pub fn peek_with<'t, H: Host>(
 ) -> Result<(Micros, Shards<'t>)> {
     match (rows, entry) {
         (_, Some(id)) => {
-            let found = memory::call(host, target, id)?.state;
+            let found = memory::touch(host, target, id)?.state;
             let now = host.now();
             let state = memory::state(target, found, now, target.phase());
             Ok((now, Shards::new(target.limit(), vec![state])))
@@ -144,9 +141,7 @@ pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Resu
 /// Those of the ports.
 pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
     let found = match target.store {
-        Store::Memory => memory::read(host, target)?,
-        Store::Slots(slots) => slots::read(host, target, slots)?,
-        Store::Saved => saved::read(host, target)?,
+        Store::Memory | Store::Saved => memory::read(host, target)?,
         _ => None,
     };
     let now = host.now();
@@ -161,9 +156,7 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros
 pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     match target.store {
         Store::Nowhere => Ok(None),
-        Store::Memory => memory::read(host, target),
-        Store::Slots(slots) => slots::read(host, target, slots),
-        Store::Saved => saved::read(host, target),
+        Store::Memory | Store::Saved => memory::read(host, target),
         Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
             let found = rows.read_key(target.name, target.key)?;
             if !delete::has_state(target.limit(), &found) {
@@ -201,7 +194,8 @@ pub fn forget<H: Host>(
     let was_in_memory = entries.is_some_and(|entries| {
         let id = entries.id(name, key);
         // Of which kind a config in a call was no definition tells.
-        let was_inline = memory::forget(entries, entries.inline(id), MAX_SLOTS_IN_MEMORY);
+        let inline = Id { pool: Pool::Inline, ..id };
+        let was_inline = memory::forget(entries, inline, MAX_SLOTS_IN_MEMORY);
         memory::forget(entries, id, slots) || was_inline
     });
     if in_memory_only {

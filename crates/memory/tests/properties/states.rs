@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use ratelimit_core::Micros;
 use ratelimit_core::kinds::{Counters, Lease, Tokens};
-use ratelimit_memory::states::{Dropped, Entry, Head, Kept, Partition, Whose, places};
+use ratelimit_memory::states::{Content, Entry, Evicted, Head, Owner, Partition, places};
 
 use crate::cases;
 
@@ -32,42 +32,42 @@ fn key(n: u8) -> [u64; 2] {
 }
 
 /// Entries of one owner and name.
-const OF_ONE: Whose = whose(1, 1);
+const OF_ONE: Owner = owner(1, 1);
 
-const fn whose(owner: u32, name: u64) -> Whose {
-    Whose { owner, name, fair_by_name: true }
+const fn owner(id: u32, name: u64) -> Owner {
+    Owner { id, name, fair_by_name: true }
 }
 
 /// No tokens.
-const EMPTY: Kept = Kept::Tokens(Tokens { value: 0.0, ts: Micros(-5), brought: None });
+const EMPTY: Content = Content::Tokens(Tokens { value: 0.0, ts: Micros(-5), brought: None });
 
 /// Whatever an entry can keep.
-fn kept() -> impl Strategy<Value = Kept> {
+fn content() -> impl Strategy<Value = Content> {
     let (number, ts) = (|| prop_oneof![Just(0.0), -1e9..1e15], || any::<i64>().prop_map(Micros));
     prop_oneof![
         (number(), ts(), prop::option::of(number()))
-            .prop_map(|(value, ts, brought)| Kept::Tokens(Tokens { value, ts, brought })),
-        (number(), number(), ts()).prop_map(|(value, prior, ts)| Kept::Counters(Counters {
+            .prop_map(|(value, ts, brought)| Content::Tokens(Tokens { value, ts, brought })),
+        (number(), number(), ts()).prop_map(|(value, prior, ts)| Content::Counters(Counters {
             value,
             prior,
             ts
         })),
         (ts(), ts(), ts(), any::<bool>()).prop_map(|(id, expires_at, ts, is_first)| {
-            Kept::Slot { lease: Lease { id, expires_at }, ts, is_first }
+            Content::Slot { lease: Lease { id, expires_at }, ts, is_first }
         }),
     ]
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Put(u8, Kept, i64),
+    Put(u8, Content, i64),
     Remove(u8),
     RemoveEven,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        8 => (0..40u8, kept(), 0..100i64).prop_map(|(n, kept, at)| Step::Put(n, kept, at)),
+        8 => (0..40u8, content(), 0..100i64).prop_map(|(n, content, at)| Step::Put(n, content, at)),
         3 => (0..40u8).prop_map(Step::Remove),
         1 => Just(Step::RemoveEven),
     ]
@@ -83,39 +83,39 @@ proptest! {
         now in 0..100i64,
     ) {
         let mut memory = Memory::new(room);
-        let mut map: BTreeMap<u8, (Kept, i64)> = BTreeMap::new();
+        let mut map: BTreeMap<u8, (Content, i64)> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Put(n, kept, idle_at) => {
+                Step::Put(n, content, idle_at) => {
                     let was_full = map.len() == room && !map.contains_key(&n);
                     let mut partition = memory.partition();
-                    let (entry, dropped) = partition.entry(key(n), whose(1, u64::from(n % 2)), Micros(now));
-                    entry.set(kept, Some(Micros(idle_at)), n % 3 == 0);
-                    prop_assert_eq!(dropped == Dropped::None, !was_full);
-                    map.insert(n, (kept, idle_at));
+                    let (entry, evicted) = partition.entry(key(n), owner(1, u64::from(n % 2)), Micros(now));
+                    entry.set(content, Some(Micros(idle_at)), n % 3 == 0);
+                    prop_assert_eq!(evicted == Evicted::None, !was_full);
+                    map.insert(n, (content, idle_at));
                     let gone: Vec<u8> =
                         map.keys().copied().filter(|&n| partition.view().find(key(n)).is_none()).collect();
                     prop_assert_eq!(gone.len(), usize::from(was_full));
                     for n in gone {
                         let (_, idle_at) = map.remove(&n).unwrap();
-                        prop_assert_eq!(dropped == Dropped::Idle, idle_at <= now);
+                        prop_assert_eq!(evicted == Evicted::Idle, idle_at <= now);
                     }
                 }
                 Step::Remove(n) => {
-                    prop_assert_eq!(memory.partition().remove(key(n)), map.remove(&n).is_some());
+                    prop_assert_eq!(memory.partition().remove_entry(key(n)), map.remove(&n).is_some());
                 }
                 Step::RemoveEven => {
-                    let before = map.len();
+                    let is_key = |content: &Content| !matches!(content, Content::Slot { is_first: false, .. });
+                    let even = map.iter().filter(|(n, (content, _))| *n % 2 == 0 && is_key(content));
+                    prop_assert_eq!(memory.partition().remove_name(0), even.count() as u64);
                     map.retain(|n, _| n % 2 == 1);
-                    let removed = memory.partition().remove_if(|entry| entry.is_of(0));
-                    prop_assert_eq!(removed, (before - map.len()) as u64);
                 }
             }
             let partition = memory.partition();
             prop_assert_eq!(partition.view().iter().count(), map.len());
             prop_assert_eq!(partition.view().len(), map.len() as u64);
-            for (&n, (kept, _)) in &map {
-                prop_assert_eq!(partition.view().find(key(n)).map(Entry::state), Some(*kept));
+            for (&n, (content, _)) in &map {
+                prop_assert_eq!(partition.view().find(key(n)).map(Entry::content), Some(*content));
             }
         }
     }
@@ -138,8 +138,8 @@ proptest! {
         for step in steps {
             match step {
                 Step::Put(n, ..) => drop(memory.partition().entry(key(n), OF_ONE, Micros(0))),
-                Step::Remove(n) => drop(memory.partition().remove(key(n))),
-                Step::RemoveEven => drop(memory.partition().remove_if(|_| true)),
+                Step::Remove(n) => drop(memory.partition().remove_entry(key(n))),
+                Step::RemoveEven => drop(memory.partition().remove_name(1)),
             }
         }
     }
@@ -152,12 +152,12 @@ fn hash(n: u64) -> [u64; 2] {
 }
 
 /// Calls a key that is never idle; true if it had to be made.
-fn call(memory: &mut Memory, n: u64, whose: Whose) -> bool {
+fn call(memory: &mut Memory, n: u64, owner: Owner) -> bool {
     let mut partition = memory.partition();
-    if partition.call(hash(n)).is_some() {
+    if partition.touch(hash(n)).is_some() {
         return false;
     }
-    partition.entry(hash(n), whose, Micros(0)).0.set(EMPTY, None, true);
+    partition.entry(hash(n), owner, Micros(0)).0.set(EMPTY, None, true);
     true
 }
 
@@ -168,9 +168,9 @@ fn one_is_dropped_where_all_were_just_called() {
         let mut memory = Memory::new(room);
         for n in 0..3000u64 {
             for old in n.saturating_sub(500)..n {
-                memory.partition().call(hash(old));
+                memory.partition().touch(hash(old));
             }
-            call(&mut memory, n, whose(n as u32 % 7, 0));
+            call(&mut memory, n, owner(n as u32 % 7, 0));
             let partition = memory.partition();
             let there = partition.view().iter().count();
             assert_eq!(
@@ -219,7 +219,7 @@ fn an_empty_limit_outlives_many_keys_that_come_once_and_take_little() {
 #[test]
 fn who_fills_the_room_drives_out_his_own_first() {
     for (mine, floods) in
-        [(whose(1, 1), whose(1, 2)), (whose(1, 1), whose(2, 1)), (whose(2, 3), whose(2, 1))]
+        [(owner(1, 1), owner(1, 2)), (owner(1, 1), owner(2, 1)), (owner(2, 3), owner(2, 1))]
     {
         let mut memory = Memory::new(1_000);
         (0..400).for_each(|n| _ = call(&mut memory, n, mine));
@@ -234,10 +234,10 @@ fn who_fills_the_room_drives_out_his_own_first() {
 #[test]
 fn many_names_of_one_owner_have_no_more_than_his_share() {
     let mut memory = Memory::new(1_000);
-    let mine = Whose { owner: 1, name: 0, fair_by_name: false };
+    let mine = Owner { id: 1, name: 0, fair_by_name: false };
     (0..400).for_each(|n| _ = call(&mut memory, n, mine));
     for n in 1_000..100_000 {
-        call(&mut memory, n, Whose { owner: 2, name: n, fair_by_name: false });
+        call(&mut memory, n, Owner { id: 2, name: n, fair_by_name: false });
     }
     let kept = (0..400).filter(|&n| memory.partition().view().find(hash(n)).is_some()).count();
     assert_eq!(kept, 400);
@@ -250,7 +250,7 @@ fn an_idle_entry_goes_before_one_that_is_not() {
         let idle_at = if n == 3 { Micros(0) } else { Micros(1_000) };
         memory.partition().entry(key(n), OF_ONE, Micros(0)).0.set(EMPTY, Some(idle_at), true);
     }
-    let dropped = memory.partition().entry(key(9), OF_ONE, Micros(5)).1;
-    assert_eq!(dropped, Dropped::Idle);
+    let evicted = memory.partition().entry(key(9), OF_ONE, Micros(5)).1;
+    assert_eq!(evicted, Evicted::Idle);
     assert!(memory.partition().view().find(key(3)).is_none());
 }

@@ -93,11 +93,12 @@ impl Database {
                 StepReply::Held(shards.filter(|_| !forgotten).collect())
             }
             Primitive::ReadEntry(id) => {
-                StepReply::Entry(self.entries.get(&id).map(|entry| entry.content))
+                StepReply::Entry(self.entries.get(&id).map(|entry| entry.content.clone()))
             }
-            Primitive::WriteEntry(id, content, idle_at, now) => {
+            Primitive::WriteEntry(id, ref content, idle_at, now) => {
                 self.make_room(id, now);
-                let was = self.entries.insert(id, MemoryEntry { content, idle_at });
+                let entry = MemoryEntry { content: content.clone(), idle_at };
+                let was = self.entries.insert(id, entry);
                 self.born += u8::from(was.is_none());
                 StepReply::Done
             }

@@ -40,7 +40,7 @@ mod versions;
 
 use std::collections::BTreeMap;
 
-use crate::content::{Content, EntryContent, Total};
+use crate::content::{Content, Total};
 
 pub use saved::{LoadedKey, SavedPlaces};
 
@@ -100,7 +100,7 @@ pub struct Version {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryEntry {
     /// What it holds.
-    pub content: EntryContent,
+    pub content: Total,
     /// When nobody misses it any more.
     pub idle_at: i64,
 }
@@ -181,7 +181,7 @@ pub enum Primitive {
     /// Counts the entries that were removed or evicted, under the lock.
     CountGone,
     /// Writes it, under the lock: with when nobody misses it, and the instant.
-    WriteEntry([u64; 2], EntryContent, i64, i64),
+    WriteEntry([u64; 2], Total, i64, i64),
     /// Forgets it, under the lock.
     RemoveEntry([u64; 2]),
     /// Forgets all of a key, under the lock.
@@ -195,8 +195,6 @@ pub enum Primitive {
     ReadSaved(u8),
     /// Writes it, `None`: it is full, under the lock.
     WriteSaved(u8, Option<Total>),
-    /// Forgets it, under the lock, which no limiter does.
-    RemoveSaved(u8),
     /// Lists the saved keys, under the lock.
     ListSaved,
     /// Begins to save, once nobody else does: there is one worker.
@@ -253,7 +251,7 @@ pub enum StepReply {
     /// Shard numbers.
     Held(Vec<i32>),
     /// An entry.
-    Entry(Option<EntryContent>),
+    Entry(Option<Total>),
     /// A saved entry; of a key that is full, `Some(None)`.
     Saved(Option<Option<Total>>),
     /// How many saved entries were evicted, and whether this is a standby.

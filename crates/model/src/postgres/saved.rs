@@ -122,12 +122,6 @@ impl Database {
                 let set = self.saved.partition().set(hash(key), state, SAVE, INSTANT);
                 StepReply::Was(set.is_ok())
             }
-            &Primitive::RemoveSaved(key) => {
-                self.noted.push((key, None));
-                let is_it = |copy: &SavedCopy, _: bool| copy.hash == hash(key);
-                self.saved.partition().remove(SCOPE, Some(NAME), is_it);
-                StepReply::Was(true)
-            }
             Primitive::ListSaved => {
                 copies_of(self.saved.partition().keys(SCOPE, None, in_recovery), None)
             }
