@@ -16,7 +16,7 @@ mod tests {
     const ID: RowId = RowId { name: b"rolled back", key: b"k", shard: 0 };
 
     fn tokens(value: f64) -> Stored {
-        State::Tokens(Tokens { value, ts: Micros(1_000_000), brought: None }).into()
+        State::Tokens(Tokens { value, ts: Micros(1_000_000), added: None }).into()
     }
 
     fn value_of(row: Row) -> f64 {

@@ -28,7 +28,7 @@ mod tests {
         [-210_866_803_200_000_000, -1, 0, 1, 1_798_761_600_123_456, i64::MAX - 1];
 
     fn tokens(value: f64) -> Stored {
-        State::Tokens(Tokens { value, ts: Micros(0), brought: None }).into()
+        State::Tokens(Tokens { value, ts: Micros(0), added: None }).into()
     }
 
     /// Rows that differ in every column, and in whether a column is NULL.
@@ -44,8 +44,8 @@ mod tests {
             vec![Stored::Marker { reset: false }, Stored::Reset { ts: Micros(TIMES[4]) }];
         for (n, &value) in values.iter().enumerate() {
             let (ts, prior) = (Micros(TIMES[n % TIMES.len()]), value.abs());
-            rows.push(State::Tokens(Tokens { value, ts, brought: None }).into());
-            rows.push(State::Tokens(Tokens { value, ts, brought: Some(prior) }).into());
+            rows.push(State::Tokens(Tokens { value, ts, added: None }).into());
+            rows.push(State::Tokens(Tokens { value, ts, added: Some(prior) }).into());
             rows.push(State::Counters(Counters { value, prior, ts }).into());
         }
         for (entries, ts) in logs.into_iter().zip(TIMES.map(Micros)) {
@@ -124,9 +124,9 @@ mod tests {
         let lease = Lease { id: Micros(-1), expires_at: Micros(1) };
         let times = r#""{""1969-12-31 23:59:59.999999+00"",""1970-01-01 00:00:00.000001+00""}""#;
         let of_states = [
-            (State::Tokens(Tokens { value: -2.5, ts, brought: None }), format!("-2.5,{at},,,")),
-            (State::Tokens(Tokens { value: 1.0, ts, brought: Some(4.0) }), format!("1,{at},,,4")),
-            (State::Tokens(Tokens { value: 0.0, ts, brought: Some(0.0) }), format!("0,{at},,,0")),
+            (State::Tokens(Tokens { value: -2.5, ts, added: None }), format!("-2.5,{at},,,")),
+            (State::Tokens(Tokens { value: 1.0, ts, added: Some(4.0) }), format!("1,{at},,,4")),
+            (State::Tokens(Tokens { value: 0.0, ts, added: Some(0.0) }), format!("0,{at},,,0")),
             (State::Counters(Counters { value: 2.0, prior: 0.25, ts }), format!("2,{at},0.25,,")),
             (State::Counters(Counters { value: 2.0, prior: 0.0, ts }), format!("2,{at},0,,")),
             (
@@ -265,7 +265,7 @@ mod tests {
     #[pg_test]
     fn the_table_of_1_0_0_is_read_and_written() {
         run(OF_1_0);
-        let window = |value| State::Tokens(Tokens { value, ts: Micros(0), brought: Some(5.0) });
+        let window = |value| State::Tokens(Tokens { value, ts: Micros(0), added: Some(5.0) });
         for writer in STORES {
             by(writer);
             let id = RowId { name: b"codec", key: writer.as_bytes(), shard: 0 };

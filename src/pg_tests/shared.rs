@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(memory.states.lock([id]).read(id), None);
         let mut all = memory.states.lock([id, id]);
         assert_eq!(all.read(id), None);
-        let state = State::Tokens(Tokens { value: 1.0, ts: Micros(0), brought: None });
+        let state = State::Tokens(Tokens { value: 1.0, ts: Micros(0), added: None });
         let now = Micros(0);
         let retention = Retention { idle_at: None, half_used: true, now, save: now };
         all.write(id, 1, &state, retention);

@@ -60,7 +60,7 @@ pub fn decode(shard: i32, columns: Columns) -> Stored {
         return Stored::Invalid { shape, ts, column, value };
     }
     Stored::State(match (prior, log) {
-        (None, None) => State::Tokens(Tokens { value, ts, brought: added }),
+        (None, None) => State::Tokens(Tokens { value, ts, added }),
         (Some(prior), None) => State::Counters(Counters { value, prior, ts }),
         (None, Some(entries)) => State::Log(Log { entries, ts }),
         (Some(_), Some(log)) => {
@@ -101,7 +101,7 @@ pub fn encode(stored: &Stored) -> Values {
     match stored {
         Stored::State(state) => {
             let (prior, log, added) = match state {
-                State::Tokens(tokens) => (None, None, tokens.brought),
+                State::Tokens(tokens) => (None, None, tokens.added),
                 State::Counters(counters) => (Some(counters.prior), None, None),
                 State::Log(log) => (None, Some(log_datum(log.entries.iter().copied())), None),
                 State::Leases(Leases { leases, .. }) => {

@@ -157,8 +157,8 @@ fn no_config_and_no_state_makes_the_algorithm_panic() {
             // Also of a shape that the limit does not take.
             let state = match random.u8(..4) {
                 0 => {
-                    let brought = random.bool().then(|| float(&mut random));
-                    State::Tokens(Tokens { value, ts, brought })
+                    let added = random.bool().then(|| float(&mut random));
+                    State::Tokens(Tokens { value, ts, added })
                 }
                 1 => State::Counters(Counters { value, prior: float(&mut random), ts }),
                 2 => {

@@ -215,7 +215,7 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
     Ok(match limit.shape() {
         Some(Shape::Tokens) => {
             let TokensState { value, ts } = fields.read()?;
-            State::Tokens(Tokens { value: value.0, ts: ts.into(), brought: None })
+            State::Tokens(Tokens { value: value.0, ts: ts.into(), added: None })
         }
         Some(Shape::Counters) => {
             let CountersState { value, ts, prior } = fields.read()?;
@@ -239,7 +239,7 @@ pub fn parse(json: &str, limit: &Limit) -> Result<State, StateError> {
     })
 }
 
-/// Writes a state as JSON, as [`parse`] reads it, without the tokens that a fixed window brought: its JSON is the
+/// Writes a state as JSON, as [`parse`] reads it, without the tokens that a fixed window added: its JSON is the
 /// Convex component's.
 pub fn to_json(state: &State) -> Value {
     let (value, ts) = (Amount(state.value()), EpochMillis::from(state.ts()));

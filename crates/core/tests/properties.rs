@@ -341,9 +341,9 @@ const ALL: &[Kind] =
     &[Kind::TokenBucket, Kind::FixedWindow, Kind::Calendar, Kind::SlidingWindow, Kind::SlidingLog];
 const WINDOWS: &[Kind] = &[Kind::FixedWindow, Kind::Calendar];
 
-/// A state of tokens at an instant, without those that a window brought.
+/// A state of tokens at an instant, without those that a window added.
 fn tokens_at(value: f64, ts: i64) -> State {
-    State::Tokens(Tokens { value, ts: Micros(ts), brought: None })
+    State::Tokens(Tokens { value, ts: Micros(ts), added: None })
 }
 
 /// One call of a sequence, with the state before it.
@@ -990,7 +990,7 @@ proptest! {
             let expected = stored.value() + if counts_up { count } else { -count };
             prop_assert_eq!(after.value(), expected);
             match (after, stored) {
-                (State::Tokens(after), State::Tokens(stored)) => prop_assert_eq!(after.brought, stored.brought),
+                (State::Tokens(after), State::Tokens(stored)) => prop_assert_eq!(after.added, stored.added),
                 (State::Counters(after), State::Counters(stored)) => prop_assert_eq!(after.prior, stored.prior),
                 (State::Log(after), State::Log(_)) => prop_assert!(after.entries.is_sorted()),
                 (after, stored) => prop_assert!(false, "{stored:?} became {after:?}"),
@@ -1108,7 +1108,7 @@ proptest! {
         prop_assert_eq!(window_of(&limit, begin), (begin, end));
         prop_assert_eq!(window_of(&limit, end - 1), (begin, end));
         prop_assert_eq!(window_of(&limit, end).0, end);
-        // Each turn brings one rate, however far away.
+        // Each turn adds one rate, however far away.
         let later = dates.begins(window + turns);
         let used = tokens_at(0.0, begin);
         let tokens = |now: i64| limit.level(&used, Micros(now)).remaining;
@@ -1183,7 +1183,7 @@ impl Random {
 /// Tokens in whole units, so that nothing is ever rounded.
 #[derive(Clone, Copy)]
 struct Exact {
-    /// Units in a token; a microsecond of a token bucket brings `rate` units of `count`.
+    /// Units in a token; a microsecond of a token bucket adds `rate` units of `count`.
     rate: i128,
     period: i128,
     capacity: i128,
@@ -1497,7 +1497,7 @@ fn a_reservation_behind_a_clock_that_was_ahead_waits_no_more_than_ten_years() {
 
 #[test]
 fn a_reservation_counts_its_ten_years_without_the_refill_that_is_lost() {
-    // A window of 20 years brings 1, of which nothing stays beyond what pays a debt.
+    // A window of 20 years adds 1, of which nothing stays beyond what pays a debt.
     let year = 31_557_600_000_000;
     let config = Config {
         kind: Kind::FixedWindow,

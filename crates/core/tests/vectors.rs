@@ -50,7 +50,7 @@ fn limit(config: &str) -> Limit {
 }
 
 fn state(value: f64, ts: i64) -> State {
-    State::Tokens(Tokens { value, ts: ms(ts), brought: None })
+    State::Tokens(Tokens { value, ts: ms(ts), added: None })
 }
 
 fn counters(value: f64, prior: f64, ts: i64) -> State {
@@ -67,10 +67,10 @@ const T: i64 = 1_700_000_000_000;
 const TOKEN_BUCKET: &str = r#"{"kind": "token bucket", "rate": 10, "period": 1000}"#;
 const FIXED_WINDOW: &str = r#"{"kind": "fixed window", "rate": 10, "period": 1000, "start": 0}"#;
 
-/// Leaves out what a window brought, which is none of the published numbers.
+/// Leaves out what a window added, which is none of the published numbers.
 fn published(state: State) -> State {
     match state {
-        State::Tokens(tokens) => State::Tokens(Tokens { brought: None, ..tokens }),
+        State::Tokens(tokens) => State::Tokens(Tokens { added: None, ..tokens }),
         of_others => of_others,
     }
 }

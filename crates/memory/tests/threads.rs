@@ -134,7 +134,7 @@ fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
                 let before =
                     partition.touch(key(n % 8)).map_or(0.0, |entry| value(entry.content()));
                 let content =
-                    Content::Tokens(Tokens { value: before + by, ts: NOW, brought: None });
+                    Content::Tokens(Tokens { value: before + by, ts: NOW, added: None });
                 partition.entry(key(n % 8), OWNER, NOW).0.set(content, None, true);
             }
             drop(both);
@@ -304,7 +304,7 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
                     let lease = Lease { id: Micros(value), expires_at: NOW };
                     State::Leases(Leases { leases: vec![lease; n % 5], ts: Micros(value) })
                 } else {
-                    State::Tokens(Tokens { value: value as f64, ts: NOW, brought: None })
+                    State::Tokens(Tokens { value: value as f64, ts: NOW, added: None })
                 };
                 if partition.set(hash, Some(&state), 100, NOW).is_ok() {
                     break;

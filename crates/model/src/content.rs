@@ -56,7 +56,7 @@ fn hash_state<H: Hasher>(state: &State, hasher: &mut H) {
 }
 
 fn hash_tokens<H: Hasher>(tokens: &Tokens, hasher: &mut H) {
-    (1, bits(tokens.value), tokens.ts.0, tokens.brought.map(bits)).hash(hasher);
+    (1, bits(tokens.value), tokens.ts.0, tokens.added.map(bits)).hash(hasher);
 }
 
 fn hash_counters<H: Hasher>(counters: &Counters, hasher: &mut H) {

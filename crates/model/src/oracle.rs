@@ -175,7 +175,7 @@ pub fn total(states: impl Iterator<Item = State>) -> Option<Total> {
         .reduce(|sum, state| match (sum, state) {
             (State::Tokens(sum), State::Tokens(state)) => {
                 let (value, ts) = (sum.value + state.value, sum.ts.max(state.ts));
-                State::Tokens(Tokens { value, ts, brought: None })
+                State::Tokens(Tokens { value, ts, added: None })
             }
             (sum, _) => sum,
         })

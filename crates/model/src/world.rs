@@ -161,7 +161,7 @@ pub const BEGIN: i64 = 1_800_000_000_000_000;
 
 /// What a row holds with so many tokens.
 pub fn tokens(value: f64) -> Stored {
-    Stored::State(State::Tokens(Tokens { value, ts: Micros(BEGIN), brought: None }))
+    Stored::State(State::Tokens(Tokens { value, ts: Micros(BEGIN), added: None }))
 }
 
 impl Scenario {

@@ -5,9 +5,9 @@
 //! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
 //!
 //! Tokens that a window has used stay used when the config changes. So next to `value` the state has the tokens that the
-//! window brought ([`Tokens::brought`]): this config's `min(rate, capacity)` unless it has changed. A config that brings
-//! more gives the difference at once, one that brings less takes it from the tokens left, and makes no debt; a credit
-//! then counts against the use beyond it. A window that has ended keeps what it brought: the new config counts from the
+//! window added ([`Tokens::added`]): this config's `min(rate, capacity)` unless it has changed. A config that adds
+//! more gives the difference at once, one that adds less takes it from the tokens left, and makes no debt; a credit
+//! then counts against the use beyond it. A window that has ended keeps what it added: the new config counts from the
 //! next one. A state without it, such as the component's, keeps its value.
 //!
 //! With overage a call passes where no tokens are left, into a debt that ends with its window.
@@ -207,7 +207,7 @@ impl Windows {
 
 impl FixedWindow {
     /// The tokens that a window adds where none are left.
-    fn window_brings(&self) -> f64 {
+    fn window_adds(&self) -> f64 {
         self.rate.min(self.capacity)
     }
 
@@ -285,7 +285,7 @@ impl LimitKind for FixedWindow {
             Windows::Every { start: Start::At(start), .. } => self.windows.window_start(start, now),
             _ => self.windows.window_start(phase, now),
         };
-        Tokens { value: self.capacity, ts, brought: Some(self.window_brings()) }
+        Tokens { value: self.capacity, ts, added: Some(self.window_adds()) }
     }
 
     #[inline]
@@ -375,19 +375,19 @@ impl Refill for FixedWindow {
     }
 
     fn value_of(&self, stored: &Tokens) -> f64 {
-        let Some(brought) = stored.brought else { return stored.value };
-        let more = self.window_brings() - brought;
-        // Use beyond what this config brings is no debt.
+        let Some(added) = stored.added else { return stored.value };
+        let more = self.window_adds() - added;
+        // Use beyond what this config adds is no debt.
         if more >= -stored.value.max(0.0) { stored.value + more } else { stored.value.min(0.0) }
     }
 
     fn stored(&self, value: f64, ts: Micros, before: &Tokens) -> Tokens {
-        // In the same window what was used stays, also where it is more than this config brings, while nothing is
+        // In the same window what was used stays, also where it is more than this config adds, while nothing is
         // left of it.
-        let used = |brought| brought - before.value.max(0.0);
+        let used = |added| added - before.value.max(0.0);
         let same = ts == before.ts && value <= 0.0;
-        let at_least = before.brought.filter(|_| same).map_or(0.0, used);
-        Tokens { value, ts, brought: Some(self.window_brings().max(at_least)) }
+        let at_least = before.added.filter(|_| same).map_or(0.0, used);
+        Tokens { value, ts, added: Some(self.window_adds().max(at_least)) }
     }
 
     fn refilled(&self, stored: &Tokens, now: Micros) -> (Micros, f64) {
@@ -396,14 +396,14 @@ impl Refill for FixedWindow {
         (ts, (tokens + windows as f64 * self.rate).min(self.capacity))
     }
 
-    fn brings(&self) -> Option<f64> {
-        Some(self.window_brings())
+    fn adds(&self) -> Option<f64> {
+        Some(self.window_adds())
     }
 
     /// Nothing is left of the window then, which is all that a capacity of 0 has.
     fn overused(&self, stored: &Tokens, ts: Micros) -> f64 {
-        let used = stored.brought.map_or(0.0, |brought| brought - stored.value.max(0.0));
-        if ts == stored.ts { (used - self.window_brings()).max(0.0) } else { 0.0 }
+        let used = stored.added.map_or(0.0, |added| added - stored.value.max(0.0));
+        if ts == stored.ts { (used - self.window_adds()).max(0.0) } else { 0.0 }
     }
 
     fn rolls_over_more(&self, stored: &Tokens, now: Micros) -> f64 {
@@ -419,14 +419,14 @@ impl Refill for FixedWindow {
 
     fn given_back(&self, stored: &Tokens, ts: Micros, available: f64, count: f64) -> Tokens {
         let more = available + count;
-        // First against the use beyond what this config brings, which leaves no tokens.
+        // First against the use beyond what this config adds, which leaves no tokens.
         let overused = self.overused(stored, ts);
         let against = overused.min(more.max(0.0));
         let value = (more - against).min(self.capacity);
         if against == 0.0 {
             return self.stored(value, ts, stored);
         }
-        Tokens { value, ts, brought: Some(self.window_brings() + (overused - against)) }
+        Tokens { value, ts, added: Some(self.window_adds() + (overused - against)) }
     }
 
     fn max_debt(&self, ts: Micros) -> f64 {

@@ -43,7 +43,7 @@ pub(super) trait Refill {
 
     /// The state to store for tokens which count from `ts`, after `before`.
     fn stored(&self, value: f64, ts: Micros, _before: &Tokens) -> Tokens {
-        Tokens { value, ts, brought: None }
+        Tokens { value, ts, added: None }
     }
 
     /// The state after `count` tokens, 0 or more, were given back to `available` ones, which count from `ts`; `before`
@@ -53,16 +53,16 @@ pub(super) trait Refill {
     }
 
     /// The tokens that a window adds where none are left; `None` without windows.
-    fn brings(&self) -> Option<f64> {
+    fn adds(&self) -> Option<f64> {
         None
     }
 
-    /// The tokens that were used of the window that begins at `ts` beyond what it brings now.
+    /// The tokens that were used of the window that begins at `ts` beyond what it adds now.
     fn overused(&self, _: &Tokens, _: Micros) -> f64 {
         0.0
     }
 
-    /// By how many tokens more are left at the next turn of the window, before that brings any, than at `now`.
+    /// By how many tokens more are left at the next turn of the window, before that adds any, than at `now`.
     fn rolls_over_more(&self, _: &Tokens, _: Micros) -> f64 {
         0.0
     }

@@ -109,7 +109,7 @@ impl<'a> Shards<'a> {
 
     /// The state of a shard with tokens that count from `ts`, after `before`.
     fn stored(shard: &Limit, value: f64, ts: Micros, before: &Tokens) -> Tokens {
-        let others = Tokens { value, ts, brought: None };
+        let others = Tokens { value, ts, added: None };
         shard.refill().map_or(others, |limit| limit.stored(value, ts, before))
     }
 
@@ -132,7 +132,7 @@ impl<'a> Shards<'a> {
 
     /// The total of a divided limit.
     fn total_tokens(&self, now: Micros) -> Tokens {
-        let mut total = Tokens { value: 0.0, ts: Micros(i64::MIN), brought: None };
+        let mut total = Tokens { value: 0.0, ts: Micros(i64::MIN), added: None };
         for shard in 0..self.states.len() {
             let (ts, value) = self.tokens(shard, now);
             total.value += value;
@@ -152,7 +152,7 @@ impl<'a> Shards<'a> {
         among.into_iter().map(overused).sum()
     }
 
-    /// Whether any shard has used more than its window brings now: a credit counts against that first.
+    /// Whether any shard has used more than its window adds now: a credit counts against that first.
     pub fn are_overused(&self, now: Micros) -> bool {
         self.overused(0..self.states.len(), now) > 0.0
     }
@@ -161,8 +161,8 @@ impl<'a> Shards<'a> {
     /// left, and taken from the tokens left in shards that are not equal any more: equal ones still give theirs.
     fn less_overused(&self, total: Tokens, overused: f64) -> Tokens {
         let Some(limit) = self.limit.refill() else { return total };
-        let Some(brings) = limit.brings() else { return total };
-        let total = Tokens { brought: Some(brings + overused), ..total };
+        let Some(adds) = limit.adds() else { return total };
+        let total = Tokens { added: Some(adds + overused), ..total };
         let value = if self.are_equal() { total.value } else { limit.value_of(&total) };
         limit.stored(value, total.ts, &total)
     }
@@ -185,13 +185,13 @@ impl<'a> Shards<'a> {
         let later = (0..self.states.len()).map(|shard| self.rolls_over_more(shard, now)).sum();
         let known = match later {
             0.0 => known,
-            later => Tokens { value: known.value + later, brought: None, ..known },
+            later => Tokens { value: known.value + later, added: None, ..known },
         };
-        let unknown = Tokens { value: self.limit.capacity(), brought: None, ..known };
+        let unknown = Tokens { value: self.limit.capacity(), added: None, ..known };
         State::Tokens(if more { unknown } else { known })
     }
 
-    /// By how many tokens more a shard has at the next turn of its window, before that brings any, than at `now`.
+    /// By how many tokens more a shard has at the next turn of its window, before that adds any, than at `now`.
     fn rolls_over_more(&self, shard: usize, now: Micros) -> f64 {
         let limit = self.limit_of(shard);
         let tokens = tokens_of(&limit.current(&self.states[shard], now));
@@ -203,9 +203,9 @@ impl<'a> Shards<'a> {
         if self.are_equal() && self.states.len() == shards as usize {
             return self.states.clone();
         }
-        let Tokens { value, ts, brought } = tokens_of(&self.total(now));
+        let Tokens { value, ts, added } = tokens_of(&self.total(now));
         let share = |tokens: f64| tokens / f64::from(shards.max(1));
-        let share = Tokens { value: share(value), ts, brought: brought.map(share) };
+        let share = Tokens { value: share(value), ts, added: added.map(share) };
         let tokens = Self::stored(&self.limit.shard_limit(shards), share.value, ts, &share);
         vec![State::Tokens(tokens); shards as usize]
     }
@@ -260,8 +260,8 @@ impl<'a> Shards<'a> {
         let tokens = tokens_of(&total);
         // Tokens left in some shards don't hide those used beyond the others' windows.
         let against = if tokens.value > 0.0 { overused.min(count) } else { 0.0 };
-        let refill = self.limit.refill().and_then(|limit| Some((limit, limit.brings()?)));
-        let Some((limit, brings)) = refill.filter(|_| against > 0.0) else {
+        let refill = self.limit.refill().and_then(|limit| Some((limit, limit.adds()?)));
+        let Some((limit, adds)) = refill.filter(|_| against > 0.0) else {
             return credit(self.limit, &total, now, count, taken_at);
         };
         if taken_at.is_some_and(|taken_at| !limit.can_return(taken_at, tokens.ts)) {
@@ -269,23 +269,20 @@ impl<'a> Shards<'a> {
         }
         let decision = credit(self.limit, &total, now, count - against, taken_at)?;
         let value = decision.state.as_ref().map_or(tokens.value, State::value);
-        let brought = Some(brings + (overused - against));
-        Some(Decision {
-            state: Some(State::Tokens(Tokens { value, brought, ..tokens })),
-            ..decision
-        })
+        let added = Some(adds + (overused - against));
+        Some(Decision { state: Some(State::Tokens(Tokens { value, added, ..tokens })), ..decision })
     }
 
     /// Changes the equal shards that are `among`, counted from 0, so that together they have the tokens of `after`:
     /// takes from the fullest first and gives to the emptiest first; a debt is divided equally, so that it is paid back
     /// as fast as by the whole limit, and before any shard gets more. Where `after` is that of a credit and has what
-    /// the window has brought, the shards' use beyond their windows is reduced likewise. Shards that need no change
+    /// the window has added, the shards' use beyond their windows is reduced likewise. Shards that need no change
     /// keep their state.
     ///
     /// # Panics
     /// Where there is no such shard.
     pub fn distribute(&mut self, among: &[usize], now: Micros, after: &State) {
-        let Tokens { value: target, ts, brought } = tokens_of(after);
+        let Tokens { value: target, ts, added } = tokens_of(after);
         let held: Vec<f64> = among.iter().map(|&shard| self.available(shard, now)).collect();
         let sum: f64 = held.iter().sum();
         let mut values = held.clone();
@@ -309,10 +306,10 @@ impl<'a> Shards<'a> {
                 more -= give;
             }
         }
-        let brings = self.limit.refill().and_then(|limit| limit.brings());
-        let mut against = match (brings, brought) {
-            (Some(brings), Some(brought)) if target >= sum => {
-                self.overused(among.iter().copied(), now) - (brought - brings).max(0.0)
+        let adds = self.limit.refill().and_then(|limit| limit.adds());
+        let mut against = match (adds, added) {
+            (Some(adds), Some(added)) if target >= sum => {
+                self.overused(among.iter().copied(), now) - (added - adds).max(0.0)
             }
             _ => 0.0,
         };
@@ -321,7 +318,7 @@ impl<'a> Shards<'a> {
             let less = self.overused([shard], now).min(against).max(0.0);
             against -= less;
             if value != held || less > 0.0 {
-                before.brought = before.brought.map(|brought| brought - less);
+                before.added = before.added.map(|added| added - less);
                 self.states[shard] = State::Tokens(Self::stored(&self.shard, value, ts, &before));
             }
         }
@@ -332,7 +329,7 @@ impl<'a> Shards<'a> {
 fn tokens_of(state: &State) -> Tokens {
     match state {
         State::Tokens(tokens) => *tokens,
-        of_others => Tokens { value: of_others.value(), ts: of_others.ts(), brought: None },
+        of_others => Tokens { value: of_others.value(), ts: of_others.ts(), added: None },
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Tokens {
     pub ts: Micros,
     /// For a fixed window, the tokens that its window added, 0 or more; `value` are those left of them and of the ones
     /// that rolled over. `None` for a bucket, and for a state without it, such as the Convex component's.
-    pub brought: Option<f64>,
+    pub added: Option<f64>,
 }
 
 /// The counters of a sliding window.
@@ -73,9 +73,9 @@ pub enum Shape {
 }
 
 impl State {
-    /// Tokens counted at `ts`, without what a window brought.
+    /// Tokens counted at `ts`, without what a window added.
     pub fn of_tokens(value: f64, ts: Micros) -> State {
-        State::Tokens(Tokens { value, ts, brought: None })
+        State::Tokens(Tokens { value, ts, added: None })
     }
 
     /// When it was counted; for the window kinds, the window's start.

@@ -80,7 +80,7 @@ impl LimitKind for TokenBucket {
     }
 
     fn initial_state(&self, now: Micros, _: Micros) -> Tokens {
-        Tokens { value: self.capacity, ts: now, brought: None }
+        Tokens { value: self.capacity, ts: now, added: None }
     }
 
     #[inline]

@@ -57,7 +57,7 @@ impl LimitKind for Unlimited {
     }
 
     fn initial_state(&self, now: Micros, _: Micros) -> Tokens {
-        Tokens { value: 0.0, ts: now, brought: None }
+        Tokens { value: 0.0, ts: now, added: None }
     }
 
     /// Never: there is nothing to remember.

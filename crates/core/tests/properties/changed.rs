@@ -231,10 +231,10 @@ proptest! {
     }
 }
 
-/// The tokens that a state's window brought.
-fn brought(state: &State) -> Option<f64> {
+/// The tokens that a state's window added.
+fn added(state: &State) -> Option<f64> {
     match state {
-        State::Tokens(tokens) => tokens.brought,
+        State::Tokens(tokens) => tokens.added,
         of_others => panic!("{of_others:?}"),
     }
 }
@@ -263,7 +263,7 @@ fn what_rolled_over_stays() {
     assert_eq!(window(1000, 1, 1, false).level(&spent(300.0), now).remaining, 0.0);
 }
 
-/// A state without the tokens that its window brought, such as the Convex component's and 1.0.0's, keeps its tokens.
+/// A state without the tokens that its window added, such as the Convex component's and 1.0.0's, keeps its tokens.
 #[test]
 fn a_state_of_two_numbers_keeps_its_tokens() {
     let state = tokens_at(4.0, 0);
@@ -272,7 +272,7 @@ fn a_state_of_two_numbers_keeps_its_tokens() {
     assert_eq!(window(3, 3, 1, false).level(&state, now).remaining, 3.0);
     // The next take writes it.
     let state = decide(&window(10, 10, 1, false), &state, now, 1.0, false).state.unwrap();
-    assert_eq!(brought(&state), Some(10.0));
+    assert_eq!(added(&state), Some(10.0));
     assert_eq!(window(1000, 1000, 1, false).level(&state, now).remaining, 993.0);
     // A bucket takes the tokens alone.
     let bucket =
@@ -282,7 +282,7 @@ fn a_state_of_two_numbers_keeps_its_tokens() {
     assert_eq!(bucket.level(&state, Micros(0)).remaining, 3.0);
     // With a capacity of 0, too, it is not read as a sliding window's.
     let none = decide(&window(1, 0, 1, true), &state, now, 1.0, false).state.unwrap();
-    assert_eq!(brought(&none).map(f64::to_bits), Some(7f64.to_bits()));
+    assert_eq!(added(&none).map(f64::to_bits), Some(7f64.to_bits()));
     let sliding =
         config::parse(r#"{"kind": "sliding window", "rate": 1, "period": "1 hour"}"#).unwrap();
     for state in [state, none] {
@@ -316,7 +316,7 @@ fn a_plan_of_nothing_keeps_what_was_used() {
 #[test]
 fn what_was_overused_makes_no_upper_bound_of_states_that_are_too_fast() {
     let (limit, now) = (window(100, 100, 1, false), Micros(HOUR / 2));
-    let spent = State::Tokens(Tokens { value: 0.0, ts: Micros(0), brought: Some(500.0) });
+    let spent = State::Tokens(Tokens { value: 0.0, ts: Micros(0), added: Some(500.0) });
     let whole = Rc::new(limit.clone());
     let shards = Shards::unequal(&limit, vec![(whole.clone(), spent.clone()), (whole, spent)]);
     assert_eq!(limit.level(&shards.total(now), now).remaining, 0.0);

@@ -41,7 +41,7 @@ pub(super) fn judge(
         let left = |state: &State| shard_limit.level(state, Micros(row.ts)).remaining;
         let before = now.get(&row.shard).map_or(shard_limit.capacity(), left);
         *taken.entry(n).or_default() += before - row.value;
-        let after = Tokens { value: row.value, ts: Micros(row.ts), brought: None };
+        let after = Tokens { value: row.value, ts: Micros(row.ts), added: None };
         now.insert(row.shard, State::Tokens(after));
     }
     for (n, taken) in taken {

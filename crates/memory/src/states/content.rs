@@ -21,9 +21,9 @@ pub enum Content {
     },
 }
 
-/// [`Tokens`] without what a window brought, as in a new entry: value, ts.
+/// [`Tokens`] without what a window added, as in a new entry: value, ts.
 pub(super) const TOKENS: u8 = 1;
-/// [`Tokens`] with it: value, ts, brought.
+/// [`Tokens`] with it: value, ts, added.
 const WINDOW: u8 = 2;
 /// [`Counters`]: value, ts, prior.
 const COUNTERS: u8 = 3;
@@ -55,11 +55,11 @@ impl Content {
     pub(crate) fn encode(self) -> (u8, [u64; 3]) {
         let instant = |at: Micros| at.0.cast_unsigned();
         match self {
-            Content::Tokens(Tokens { value, ts, brought: None }) => {
+            Content::Tokens(Tokens { value, ts, added: None }) => {
                 (TOKENS, [value.to_bits(), instant(ts), 0])
             }
-            Content::Tokens(Tokens { value, ts, brought: Some(brought) }) => {
-                (WINDOW, [value.to_bits(), instant(ts), brought.to_bits()])
+            Content::Tokens(Tokens { value, ts, added: Some(added) }) => {
+                (WINDOW, [value.to_bits(), instant(ts), added.to_bits()])
             }
             Content::Counters(Counters { value, prior, ts }) => {
                 (COUNTERS, [value.to_bits(), instant(ts), prior.to_bits()])
@@ -83,8 +83,8 @@ impl Content {
                 is_first: tag == FIRST_SLOT,
             },
             _ => {
-                let brought = (tag == WINDOW).then(|| f64::from_bits(third));
-                Content::Tokens(Tokens { value, ts, brought })
+                let added = (tag == WINDOW).then(|| f64::from_bits(third));
+                Content::Tokens(Tokens { value, ts, added })
             }
         }
     }

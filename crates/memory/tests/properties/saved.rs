@@ -44,7 +44,7 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 fn tokens(value: i64) -> State {
-    State::Tokens(Tokens { value: value as f64, ts: Micros(value), brought: None })
+    State::Tokens(Tokens { value: value as f64, ts: Micros(value), added: None })
 }
 
 /// The hash of a key, of which some stand in one bucket.

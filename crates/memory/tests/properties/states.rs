@@ -39,14 +39,14 @@ const fn owner(id: u32, name: u64) -> Owner {
 }
 
 /// No tokens.
-const EMPTY: Content = Content::Tokens(Tokens { value: 0.0, ts: Micros(-5), brought: None });
+const EMPTY: Content = Content::Tokens(Tokens { value: 0.0, ts: Micros(-5), added: None });
 
 /// Whatever an entry can keep.
 fn content() -> impl Strategy<Value = Content> {
     let (number, ts) = (|| prop_oneof![Just(0.0), -1e9..1e15], || any::<i64>().prop_map(Micros));
     prop_oneof![
         (number(), ts(), prop::option::of(number()))
-            .prop_map(|(value, ts, brought)| Content::Tokens(Tokens { value, ts, brought })),
+            .prop_map(|(value, ts, added)| Content::Tokens(Tokens { value, ts, added })),
         (number(), number(), ts()).prop_map(|(value, prior, ts)| Content::Counters(Counters {
             value,
             prior,
