@@ -30,7 +30,7 @@ fn a_definition_wants_a_key_only_where_it_says_so() {
 }
 
 #[test]
-fn an_error_tells_whether_the_config_has_a_timezone() {
+fn an_error_says_whether_the_config_has_a_timezone() {
     let json = r#"{"kind": "fixed window", "rate": 0, "period": "1 day", "timezone": "UTC"}"#;
     assert!(parse(json).unwrap_err().calendar);
     assert!(!parse(r#"{"kind": "fixed window", "rate": 0}"#).unwrap_err().calendar);
@@ -158,7 +158,7 @@ fn what_a_builder_makes_is_what_the_parser_reads() {
 }
 
 #[test]
-fn an_error_tells_the_kind_beside_field_value_and_what_is_allowed() {
+fn an_error_has_kind_field_value_and_allowed_values() {
     let error = |json: &str| parse(json).unwrap_err();
     let whole = error(r#"{"kind": "sliding log", "rate": 0.50, "period": 1}"#);
     assert_eq!(
@@ -198,7 +198,7 @@ fn a_repeated_field_is_refused_and_not_guessed() {
 }
 
 #[test]
-fn of_several_faults_the_same_is_told_in_whatever_order_they_stand() {
+fn the_same_of_several_faults_is_reported_in_any_order() {
     for json in [
         r#"{"kind": "token bucket", "shards": 0, "capacity": -1, "period": 1, "rate": 1}"#,
         r#"{"capacity": -1, "rate": 1, "shards": 0, "period": 1, "kind": "token bucket"}"#,

@@ -106,10 +106,11 @@ pub(super) trait Refill {
         self.level_of(ts, available, now)
     }
 
-    /// Whether a call passes, and if so after which wait its tokens are there.
+    /// The wait until a call's tokens are there; `None`: the call doesn't pass.
     fn passes(
         &self,
-        (ts, available): (Micros, f64),
+        ts: Micros,
+        available: f64,
         now: Micros,
         count: f64,
         reserve: bool,
@@ -144,7 +145,7 @@ pub(super) trait Refill {
             let (ts, available) = self.refilled(tokens, then);
             let ts = self.stored_ts(ts, available, then);
             let wait = then.minus(now);
-            return match self.passes((ts, available), then, count, reserve) {
+            return match self.passes(ts, available, then, count, reserve) {
                 Some(_) => Some(wait),
                 None => Some(wait.plus(self.retry_after(tokens, then, count, reserve)?)),
             };
@@ -164,14 +165,14 @@ pub(super) trait Refill {
             let then = now.plus(wait);
             let (ts, available) = self.refilled(tokens, then);
             let ts = self.stored_ts(ts, available, then);
-            self.passes((ts, available), then, count, reserve).is_some()
+            self.passes(ts, available, then, count, reserve).is_some()
         })
     }
 
     fn decide(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
         let (ts, available) = self.refilled(tokens, now);
         let ts = self.stored_ts(ts, available, now);
-        let Some(wait) = self.passes((ts, available), now, count, reserve) else {
+        let Some(wait) = self.passes(ts, available, now, count, reserve) else {
             return Decision::denied(
                 self.retry_after(tokens, now, count, reserve),
                 self.level(tokens, now),

@@ -74,7 +74,7 @@ pub enum Shape {
 
 impl State {
     /// Tokens counted at `ts`, without what a window added.
-    pub fn of_tokens(value: f64, ts: Micros) -> State {
+    pub fn from_tokens(value: f64, ts: Micros) -> State {
         State::Tokens(Tokens { value, ts, added: None })
     }
 

@@ -180,7 +180,7 @@ proptest! {
         let target = share * room - debt;
         let ts = divided.number().iter().map(|&n| parts.refilled(n, now).ts()).max().unwrap();
         let before: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
-        parts.distribute(&among, now, &State::of_tokens(target, ts));
+        parts.distribute(&among, now, &State::from_tokens(target, ts));
 
         let after: Vec<f64> = divided.number().iter().map(|&n| parts.available(n, now)).collect();
         let sum = |of: &[f64]| among.iter().map(|&n| of[n]).sum::<f64>();
@@ -398,7 +398,7 @@ pub fn take(
         _ => {
             let decision = parts.decide(now, count, reserve);
             let ts = parts.total(now).ts();
-            parts.distribute(&among, now, &State::of_tokens(held - count, ts));
+            parts.distribute(&among, now, &State::from_tokens(held - count, ts));
             decision
         }
     };

@@ -211,7 +211,7 @@ impl<H: Host> Sharded<'_, H> {
                 };
                 let held: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
                 let ts = shards.total(now).ts();
-                let after = State::of_tokens(held + amount, ts);
+                let after = State::from_tokens(held + amount, ts);
                 write(*rows, target, &mut shards, &locked, now, &after)?;
                 Ok(Some((result, Some(shards.level(now)))))
             })?;

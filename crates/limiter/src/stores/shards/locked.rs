@@ -73,7 +73,7 @@ impl<'a> LockedRows<'a> {
             return write(rows, target, shards, &self.locked, now, after);
         }
         let tokens = self.available(shards, now) + after.value() - before.value();
-        write(rows, target, shards, &self.locked, now, &State::of_tokens(tokens, after.ts()))
+        write(rows, target, shards, &self.locked, now, &State::from_tokens(tokens, after.ts()))
     }
 
     /// One of the rows.
