@@ -133,8 +133,7 @@ fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
                 let mut partition = guard.partition();
                 let before =
                     partition.touch(key(n % 8)).map_or(0.0, |entry| value(entry.content()));
-                let content =
-                    Content::Tokens(Tokens { value: before + by, ts: NOW, added: None });
+                let content = Content::Tokens(Tokens { value: before + by, ts: NOW, added: None });
                 partition.entry(key(n % 8), OWNER, NOW).0.set(content, None, true);
             }
             drop(both);
