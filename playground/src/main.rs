@@ -122,7 +122,7 @@ async fn reset(
     shown(&row, RESET, json!([limit.name, limit.key]))
 }
 
-/// What the page shows of a call: its result, and the statement with its parameters.
+/// Returns what the page shows of a call: its result, and the statement with its parameters.
 fn shown(row: &Row, sql: &str, parameters: Value) -> Result<Json<Value>, Failure> {
     let result: Value = row.try_get("result")?;
     Ok(Json(json!({ "result": result, "sql": sql, "parameters": parameters })))
@@ -210,7 +210,7 @@ fn with_sources(error: &dyn Error) -> String {
     }
 }
 
-/// The pool, which connects when the first request comes, and again after PostgreSQL was restarted.
+/// Returns the pool, which connects when the first request comes, and again after PostgreSQL was restarted.
 fn connect(url: &str) -> Result<Pool, Box<dyn Error>> {
     // The value may hold a password, so no message shows it.
     let mut config: tokio_postgres::Config = url
@@ -222,7 +222,7 @@ fn connect(url: &str) -> Result<Pool, Box<dyn Error>> {
     Ok(Pool::builder(manager).max_size(CONNECTIONS).build()?)
 }
 
-/// The page, whose files are part of the program.
+/// Returns the page, whose files are part of the program.
 fn page() -> Router<Pool> {
     let file = |kind: &'static str, text: &'static str| {
         get(move || async move { ([(header::CONTENT_TYPE, kind)], text) })

@@ -4,17 +4,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use postgres::{Client, Config, NoTls};
 
-/// The tests share the server's connections, so they take turns.
+/// The tests share the server's connections, so they run one after the other.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A fresh database with the extension in it; dropped when this is.
+/// A fresh database with the extension, dropped with this value.
 pub struct Database {
     name: &'static str,
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Database {
-    /// How many a storm has.
+    /// The sessions of a storm.
     pub const SESSIONS: usize = 16;
     /// Where limits may be.
     pub const STORES: [&str; 2] = ["table", "memory"];
@@ -26,14 +26,14 @@ impl Database {
         database
     }
 
-    /// One of several of a test, which takes no turn.
+    /// Creates one of several of a test, without waiting for other tests.
     pub fn beside(name: &'static str) -> Database {
         let database = Database::empty(name);
         database.connect().batch_execute("CREATE EXTENSION ratelimit").unwrap();
         database
     }
 
-    /// Such a one without the extension.
+    /// Creates one without the extension.
     pub fn empty(name: &'static str) -> Database {
         let mut postgres = connect("postgres");
         postgres.batch_execute(&format!("DROP DATABASE IF EXISTS {name} (FORCE)")).unwrap();

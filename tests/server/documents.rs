@@ -43,7 +43,7 @@ fn visible(output: &str) -> String {
     output.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim().to_owned()
 }
 
-/// The examples of a page that do not print what it shows; `examples` counts those that ran.
+/// Returns the examples of a page that do not print what it shows; `examples` counts those that ran.
 fn wrong_examples(server: &str, page: &Page, examples: &mut usize) -> Vec<String> {
     const DROP: &str = "DROP DATABASE IF EXISTS documents";
     let path = page.path.display();

@@ -19,7 +19,7 @@ const SLOTS: i64 = 5;
 /// A call on the leases, for the judge.
 type Told = (u32, Asked, Option<i64>, Reply);
 
-/// A call that acquires `slots`.
+/// Returns a call that acquires `slots`.
 fn acquired(count: i64) -> impl Fn(&Option<Row>) -> Vec<Told> {
     move |row| {
         let lease = row.as_ref().map_or(0, |row| id(row.get(0)));
@@ -27,7 +27,7 @@ fn acquired(count: i64) -> impl Fn(&Option<Row>) -> Vec<Told> {
     }
 }
 
-/// Of one that asks about a lease, and answers yes or no.
+/// A call about a lease, with yes or no as its answer.
 fn settled(asked: Asked) -> impl Fn(&Row) -> Vec<Told> {
     move |row| vec![(0, asked, None, truth(row.get(0)))]
 }
@@ -36,7 +36,7 @@ fn truth(ok: bool) -> Reply {
     Reply { ok, ..Reply::default() }
 }
 
-/// The id of a lease.
+/// Returns the id of a lease.
 fn id(text: &str) -> i64 {
     lease::parse(text.as_bytes()).unwrap().id.0
 }

@@ -11,7 +11,7 @@ use ratelimit_tests::seed;
 
 use crate::database::Database;
 
-/// The rows that a statement returns, as text, or its error.
+/// Runs a statement, and returns its rows as text, or its error.
 fn outcome(client: &mut Client, sql: &str) -> Result<Vec<Vec<Option<String>>>, String> {
     let messages = client.simple_query(sql).map_err(|error| match error.as_db_error() {
         Some(error) => format!("{} {}", error.code().code(), error.message()),

@@ -129,7 +129,7 @@ fn with_ellipses(source: &str, is_sql: bool) -> String {
     text + rest
 }
 
-/// The files of folders whose names end with one of the extensions, as text.
+/// Returns the files of folders whose names end with one of the extensions, as text.
 fn texts_in(folders: &[&str], extensions: &[&str]) -> Vec<(PathBuf, String)> {
     let mut folders: Vec<PathBuf> = folders.iter().map(|folder| root().join(folder)).collect();
     let mut texts = Vec::new();
@@ -147,7 +147,7 @@ fn texts_in(folders: &[&str], extensions: &[&str]) -> Vec<(PathBuf, String)> {
     texts
 }
 
-/// The strings that follow at once, but for spaces, on something in a source.
+/// Returns the strings that follow at once, but for spaces, on something in a source.
 fn strings_after<'a>(source: &'a str, what: &'a str, quote: char) -> impl Iterator<Item = &'a str> {
     source.split(what).skip(1).filter_map(move |rest| {
         let string = rest.trim_start().strip_prefix(quote)?;

@@ -33,7 +33,7 @@ pub fn read(path: &Path) -> Page {
     Page { path: path.to_owned(), text }
 }
 
-/// The Markdown files of a folder and the folders in it.
+/// Returns the Markdown files of a folder and the folders in it.
 pub fn pages_in(folder: &Path) -> Vec<Page> {
     let mut pages = Vec::new();
     for entry in fs::read_dir(root().join(folder)).expect("the folder is there") {
@@ -49,14 +49,14 @@ pub fn pages_in(folder: &Path) -> Vec<Page> {
     pages
 }
 
-/// What a user reads: the README and docs/.
+/// Returns what a user reads: the README and docs/.
 pub fn documents() -> Vec<Page> {
     let mut pages = vec![read(Path::new("README.md"))];
     pages.extend(pages_in(Path::new("docs")));
     pages
 }
 
-/// The fenced blocks, and the text without them.
+/// Returns the fenced blocks, and the text without them.
 pub fn split(text: &str) -> (Vec<Block<'_>>, String) {
     let mut blocks = Vec::new();
     let mut prose = String::new();
@@ -85,7 +85,7 @@ pub fn split(text: &str) -> (Vec<Block<'_>>, String) {
     (blocks, prose)
 }
 
-/// The cells of the rows of a section's tables that begin with a word in code, without the marks.
+/// Returns the cells of the rows of a section's tables that begin with a word in code, without the marks.
 pub fn rows(section: &str) -> Vec<Vec<String>> {
     let cells = |row: &str| -> Vec<String> {
         row.split(" | ").map(|cell| cell.replace(['`', '"'], "").trim().to_owned()).collect()

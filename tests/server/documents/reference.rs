@@ -25,7 +25,7 @@ const RESULT: &str = "
         format_type(atttypid, atttypmod)), ', ' ORDER BY attnum))
     FROM pg_attribute WHERE attrelid = 'rl_result'::regclass AND attnum > 0";
 
-/// What follows each heading of a page, by the heading's text; under several of a text, all of it.
+/// Returns what follows each heading of a page, by the heading's text; under several of a text, all of it.
 fn sections(page: &Page) -> BTreeMap<&str, String> {
     let mut sections = BTreeMap::new();
     let (mut heading, mut in_block) = ("", false);
@@ -41,7 +41,7 @@ fn sections(page: &Page) -> BTreeMap<&str, String> {
     sections
 }
 
-/// The words in code of a text.
+/// Returns the words in code of a text.
 fn words(text: &str) -> BTreeSet<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
@@ -56,7 +56,7 @@ fn plain(signature: &str) -> String {
         .replace("TABLE (", "TABLE(")
 }
 
-/// The names of a signature's arguments and columns.
+/// Returns the names of a signature's arguments and columns.
 fn names(signature: &str) -> BTreeSet<&str> {
     let lists = signature.split('(').skip(1).filter_map(|list| list.split_once(')'));
     let named = lists.flat_map(|(list, _)| list.split(", "));

@@ -30,7 +30,7 @@ impl Ending {
         }
     }
 
-    /// Whether the take is committed.
+    /// Returns whether the take is committed.
     pub fn keeps(self) -> bool {
         matches!(self, Ending::Commit | Ending::Release)
     }

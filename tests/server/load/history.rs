@@ -9,7 +9,7 @@ use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage};
 
 use super::rules::Rule::{self, SlidingLog, TokenBucket};
 
-/// Where a history is left that is refused.
+/// Where refused histories are left.
 pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
 
 /// What the sessions of a load do.
@@ -42,9 +42,6 @@ pub struct Take {
 
 impl Take {
     /// `limiter` is a query of name, key and count, which returns `ok`; `note` are the columns of a note, from these.
-    ///
-    /// # Errors
-    /// Those of the server.
     pub fn prepare(client: &mut Client, limiter: &str, note: &str) -> Result<Take, Error> {
         let is_extension = limiter == LIMITER;
         let told = match is_extension {
@@ -76,9 +73,6 @@ impl Take {
     }
 
     /// Reads the rows of a limit with shards that the transaction has changed: shard, value and time.
-    ///
-    /// # Errors
-    /// Those of the server.
     fn rows(
         &self,
         client: &mut Client,
@@ -91,9 +85,6 @@ impl Take {
     }
 
     /// Takes; the row then shows when.
-    ///
-    /// # Errors
-    /// Those of the server.
     fn call(
         &self,
         client: &mut Client,
@@ -119,7 +110,7 @@ impl Notebook {
         Notebook { recorder: Recorder::new(), limits: limits.collect(), keys: Mutex::default() }
     }
 
-    /// The number of a key.
+    /// Returns the number of a key.
     pub fn number(&self, name: &str, key: &str) -> u32 {
         let (rule, storage) = self.limits[name];
         let mut keys = self.keys.lock().unwrap();
@@ -128,9 +119,6 @@ impl Notebook {
     }
 
     /// Takes within a transaction, and records the call, with what it left in the rows of a limit with shards.
-    ///
-    /// # Errors
-    /// Those of the server.
     pub fn take(
         &self,
         (recording, client): (&mut Recording, &mut Client),
@@ -147,7 +135,7 @@ impl Notebook {
         Ok(answer)
     }
 
-    /// What a take was answered.
+    /// The answer to a take.
     fn call(
         &self,
         name: &str,
@@ -164,10 +152,7 @@ impl Notebook {
         (number, Asked::Limit { count, reserve: false }, at.filter(|_| shows), reply)
     }
 
-    /// Judges what was recorded.
-    ///
-    /// # Errors
-    /// The judge's reason.
+    /// Judges what was recorded; the error is the reason.
     pub fn judge(&self) -> Result<(), String> {
         let judged = self.recorder.judge(Path::new(FOLDER), "refused-history")?;
         println!("{judged}");

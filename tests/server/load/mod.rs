@@ -208,7 +208,7 @@ struct Load<'a> {
     keys: Vec<String>,
     /// The server's clock before the first take.
     from: i64,
-    /// What is judged in the end.
+    /// The history, for the judge.
     notebook: Arc<Notebook>,
 }
 
@@ -344,7 +344,7 @@ impl Load<'_> {
     }
 }
 
-/// A sliding log has an entry for each of the last tokens taken, with the time of the take.
+/// Checks that a sliding log has an entry for each of the last tokens taken, with the time of the take.
 fn logged(takes: &[Take], log: &[i64], from: i64) -> Result<(), String> {
     let mut before = from;
     let mut tokens = Vec::new();

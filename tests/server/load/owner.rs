@@ -99,7 +99,7 @@ fn take(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     }
 }
 
-/// A transaction with a cursor whose locks PostgreSQL releases before it ends; the writes of its call
+/// Runs a transaction with a cursor whose locks PostgreSQL releases before it ends; the writes of its call
 /// stay, and so must the lock on the table, or VACUUM FULL could lose the row.
 fn fail_in_a_cursor(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     let (name, key) = exact(random);
@@ -154,7 +154,7 @@ fn write_by_hand(client: &mut Client, random: &mut Random) -> Result<(), Error> 
     .map(drop)
 }
 
-/// The other functions, on rows that are changed by hand.
+/// Calls the other functions, on rows that are changed by hand.
 fn call_whatever_else(client: &mut Client, random: &mut Random) -> Result<(), Error> {
     let (one, other) = (loose(random), loose(random));
     match random.below(8) {

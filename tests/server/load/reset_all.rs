@@ -29,7 +29,7 @@ fn assert_unique(database: &Database) {
     assert_eq!(client.query(sql, &[]).unwrap().len(), 0);
 }
 
-/// A call in a transaction of its own, which keeps the rows locked while the client thinks.
+/// Makes a call in a transaction of its own, which keeps the rows locked while the client thinks.
 fn in_transaction(
     client: &mut Client,
     sql: &str,

@@ -323,7 +323,7 @@ fn bounded(takes: &mut [Noted], capacity: f64, inflow: impl Fn(i64) -> f64) -> R
     Ok(())
 }
 
-/// The tokens that flow in from the epoch to an instant.
+/// Returns the tokens that flow in from the epoch to an instant.
 fn inflow(rule: Rule) -> impl Fn(i64) -> f64 {
     move |at| match rule {
         TokenBucket { rate, period, .. } => {

@@ -52,13 +52,13 @@ impl Pair {
     }
 }
 
-/// The machine's clock.
+/// Returns the machine's clock.
 fn machine() -> i64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     now.as_micros() as i64
 }
 
-/// A node's clock.
+/// Returns a node's clock.
 fn clock(client: &mut Client) -> i64 {
     let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
     client.query_one(sql, &[]).unwrap().get(0)
@@ -92,7 +92,7 @@ fn span(calls: &[Told]) -> i64 {
     calls.iter().map(|call| call.after).max().unwrap() - calls[0].before
 }
 
-/// How many periods begin in the span, with that of the first call.
+/// Counts the periods that begin in the span, with that of the first call.
 fn periods(calls: &[Told], period: i64) -> i64 {
     let last = calls.iter().map(|call| call.after).max().unwrap();
     last / period - calls[0].before / period + 1

@@ -75,7 +75,7 @@ impl Cluster {
         self.nodes[0].client()
     }
 
-    /// A session on each node.
+    /// Opens a session on each node.
     pub fn clients(&self) -> Vec<Client> {
         self.nodes.iter().map(Server::client).collect()
     }
@@ -110,7 +110,7 @@ impl Counted {
         Counted { client, notices }
     }
 
-    /// What a call answers, and the number of statements that it sends.
+    /// Makes a call, and returns its answer and the number of statements that it sends.
     pub fn call(&mut self, sql: &str) -> (String, usize) {
         let answer = one(&mut self.client, sql);
         let sent = self.notices.try_iter().filter(|notice| notice.starts_with("issuing ")).count();

@@ -260,7 +260,7 @@ fn add(scene: &Scene) {
     pause(third);
 }
 
-/// One case; what is wrong.
+/// Runs a case, and returns what is wrong.
 fn run(cluster: &Cluster, spare: &Server, number: usize, case: &Case) -> Vec<String> {
     let prefix = format!("case-{number}");
     let shared = Shared::new(&prefix, cluster.nodes.iter().collect(), case.what == TIMEOUT);

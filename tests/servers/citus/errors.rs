@@ -154,7 +154,7 @@ fn key_on(cluster: &Cluster, client: &mut Client, worker: usize) -> String {
     one(client, &sql)
 }
 
-/// The lines of a node's log that have the key.
+/// Returns the lines of a node's log that have the key.
 fn logged(cluster: &Cluster, node: usize) -> Vec<String> {
     let name = cluster.name(node).strip_prefix("/tmp/ratelimit.").unwrap();
     let file = format!("{}/../target/servers/{name}/log", env!("CARGO_MANIFEST_DIR"));

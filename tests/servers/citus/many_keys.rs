@@ -153,14 +153,14 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// The number of keys that each name has.
+/// Returns the number of keys that each name has.
 fn keys(client: &mut Client) -> BTreeMap<String, usize> {
     let sql = "SELECT name, count(DISTINCT key) FROM ratelimits GROUP BY name";
     let rows = client.query(sql, &[]).unwrap();
     rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1) as usize)).collect()
 }
 
-/// The keys that there were, without those that were pruned.
+/// Returns the keys that there were, without those that were pruned.
 fn keys_without(pruned: &[Pruned]) -> BTreeMap<String, usize> {
     let left = FILLED.iter().filter(|filled| !pruned.contains(&filled.pruned));
     left.map(|filled| (filled.name.to_owned(), filled.keys)).collect()
@@ -196,7 +196,7 @@ fn beside_takes<T>(cluster: &Cluster, work: impl FnOnce() -> T) -> (T, BTreeMap<
     })
 }
 
-/// What the rows of "full" lack.
+/// Returns what the rows of "full" lack.
 fn taken_of_full(client: &mut Client) -> BTreeMap<String, i64> {
     let sql = "SELECT key, round(100 - value)::bigint FROM ratelimits WHERE name = 'full' AND value < 99.5";
     client.query(sql, &[]).unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()

@@ -161,7 +161,7 @@ impl Session {
             .replace("LEASE", "current_setting('test.lease')")
     }
 
-    /// Whether there is what should be.
+    /// Returns what is wrong, if anything is.
     fn looks_wrong(&self, client: &mut Client) -> Option<String> {
         let found = one(client, &self.sql(self.write.look));
         let Write { what, expected, .. } = *self.write;
@@ -267,7 +267,7 @@ impl Shard {
     }
 }
 
-/// How many processes of a node wait for a transaction that does nothing now.
+/// Returns how many processes of a node wait for a transaction that does nothing now.
 fn waiting(client: &mut Client) -> usize {
     let sql = "SELECT count(*) FROM pg_stat_activity AS waits
                WHERE EXISTS (SELECT FROM pg_stat_activity AS holds WHERE holds.state = 'idle in transaction'
@@ -275,7 +275,7 @@ fn waiting(client: &mut Client) -> usize {
     one(client, sql).parse().unwrap()
 }
 
-/// How many processes of a node wait for a lock.
+/// Returns how many processes of a node wait for a lock.
 fn locked_out(client: &mut Client) -> usize {
     one(client, "SELECT count(*) FROM pg_locks WHERE NOT granted").parse().unwrap()
 }

@@ -227,7 +227,7 @@ fn shards_have_one_copy_and_notices_are_ours_alone() {
     assert_eq!(one(&mut client, "SELECT remaining < 20 FROM rl_check('api', 'before')"), "true");
 }
 
-/// How many rows of 20 authors can be inserted, with as many keys, and the SQLSTATE of what can't.
+/// Returns how many rows of 20 authors can be inserted, with as many keys, and the SQLSTATE of what can't.
 fn inserts(client: &mut Client, table: &str, author: &str) -> (usize, Option<String>) {
     let mut failed = Vec::new();
     for n in 0..20 {

@@ -103,7 +103,7 @@ impl Effect {
         Effect { name, key, count, lease: String::new(), left: None }
     }
 
-    /// Whether the session gives it back.
+    /// Returns whether the session gives it back.
     fn is_held(&self) -> bool {
         self.count > 0 && (self.name == "slots" || self.key.contains("idle"))
     }
@@ -382,7 +382,7 @@ fn settle(nodes: &[&Server]) {
 
 const ALL: [&str; 8] = ["one", "window", "parts", "few", "few parts", "posts", "letters", "slots"];
 
-/// What the rows lack, by name and key.
+/// Returns what the rows lack, by name and key.
 fn used(client: &mut Client, prefix: &str) -> BTreeMap<(String, String), i64> {
     let sql = "SELECT name, key, count(*), round(sum(value))::int8, sum(cardinality(log))::int8
                FROM ratelimits WHERE ts > '-infinity' AND starts_with(key, $1) GROUP BY name, key";
@@ -403,7 +403,7 @@ fn used(client: &mut Client, prefix: &str) -> BTreeMap<(String, String), i64> {
     rows.iter().map(of).filter(|(_, used)| *used != 0).collect()
 }
 
-/// The rows that triggers admitted, by the limit's name and key.
+/// Returns the rows that triggers admitted, by the limit's name and key.
 fn rows(nodes: &[&Server], prefix: &str) -> BTreeMap<(String, String), i64> {
     let mut found = BTreeMap::new();
     let tables = nodes.iter().flat_map(|node| [(node, "posts"), (node, "posts_together")]);
@@ -560,7 +560,7 @@ impl<'a, 'n> Session<'a, 'n> {
         }
     }
 
-    /// A call that is a transaction; whether the session goes on.
+    /// Makes a call that is a transaction; returns whether the session goes on.
     fn alone(&mut self, client: &mut Client, recording: &mut Recording) -> bool {
         let call = CALLS[fastrand::usize(0..CALLS.len())];
         let (effects, result) = self.recorded(client, recording, call);
@@ -579,7 +579,7 @@ impl<'a, 'n> Session<'a, 'n> {
         true
     }
 
-    /// A transaction of some calls, which rolls some of it back; whether the session goes on.
+    /// Makes some calls in a transaction and rolls some back; returns whether the session goes on.
     fn block(&mut self, client: &mut Client, recording: &mut Recording) -> bool {
         if let Err(error) = client.batch_execute("BEGIN") {
             self.stays_in_none(&error);

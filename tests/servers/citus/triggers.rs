@@ -118,7 +118,7 @@ const WAYS: [Way; 7] =
     [Way::Insert, Way::Values, Way::Select, Way::Copy, Way::Do, Way::Call, Way::Function];
 
 impl Way {
-    /// The rows that a statement writes.
+    /// Returns the rows that a statement writes.
     fn rows(self) -> usize {
         match self {
             Way::Insert | Way::Call | Way::Function => 1,
@@ -126,7 +126,7 @@ impl Way {
         }
     }
 
-    /// Whether a table can be written so: COPY FROM doesn't work where policies hold.
+    /// Returns whether a table can be written so: COPY FROM doesn't work where policies hold.
     fn writes(self, table: &str) -> bool {
         self != Way::Copy || table != "policy"
     }
@@ -215,7 +215,7 @@ fn key_elsewhere(cluster: &Cluster, client: &mut Client, node: usize, beginning:
     one(client, &sql)
 }
 
-/// The sessions of a node, with function_opens_transaction_block as given.
+/// Returns the sessions of a node, with function_opens_transaction_block as given.
 fn sessions(cluster: &Cluster, node: usize, setting: &str) -> Vec<Client> {
     let session = |_| {
         let mut client = cluster.nodes[node].client();

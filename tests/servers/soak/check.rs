@@ -96,7 +96,7 @@ fn allowed(client: &mut impl GenericClient, limits: &[Limit], from: i64) -> Resu
     Ok(())
 }
 
-/// Whether amcheck is installed.
+/// Returns whether amcheck is installed.
 pub fn has_amcheck(client: &mut impl GenericClient) -> bool {
     let sql = "SELECT FROM pg_extension WHERE extname = 'amcheck'";
     client.query_opt(sql, &[]).unwrap().is_some()

@@ -28,7 +28,7 @@ fn take(client: &mut Client, key: &str) -> Result<f64, postgres::Error> {
     client.query_one(sql, &[&key]).map(|row| row.get(0))
 }
 
-/// A server with a bucket of 100 tokens for every key, which never refills.
+/// Starts a server with a bucket of 100 tokens for every key, which never refills.
 fn server() -> (Server, Client) {
     let server = Server::start();
     let mut client = server.client();

@@ -42,7 +42,7 @@ fn in_memory(config: &str) -> String {
     config.replacen('{', r#"{"store": "memory", "#, 1)
 }
 
-/// The function that takes from a kind.
+/// Returns the function that takes from a kind.
 fn take(kind: &str) -> &'static str {
     if kind == "concurrency" { "rl_acquire" } else { "rl_limit" }
 }

@@ -40,7 +40,7 @@ pub fn define(client: &mut Client, name: &str, save: &str) {
     client.batch_execute(&sql).unwrap();
 }
 
-/// A server with such a bucket.
+/// Starts a server with such a bucket.
 pub fn server(save: &str) -> (Server, Client) {
     let server = Server::start();
     let mut client = server.client();
@@ -52,7 +52,7 @@ pub fn number(client: &mut Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).unwrap().get(0)
 }
 
-/// How much was taken of all keys, as calls are answered.
+/// Returns the tokens taken of all keys, according to calls.
 pub fn taken(client: &mut Client, name: &str) -> i64 {
     let sql = format!(
         "SELECT sum({CAPACITY} - remaining)::bigint
@@ -61,7 +61,7 @@ pub fn taken(client: &mut Client, name: &str) -> i64 {
     number(client, &sql)
 }
 
-/// How much the rows say that was taken.
+/// Returns the tokens taken according to the rows.
 pub fn written(client: &mut Client, name: &str) -> i64 {
     let sql = format!(
         "SELECT coalesce(sum({CAPACITY} - value), 0)::bigint FROM rateLimits WHERE name = '{name}'"
@@ -82,7 +82,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A writer, also one that is not connected.
+/// Returns a writer, also one that is not connected.
 pub fn writer(postmaster: &str) -> Option<String> {
     let is_writer = |process: &String| {
         std::fs::read_to_string(format!("/proc/{process}/cmdline"))
@@ -160,7 +160,7 @@ fn recorder(left: &[f64]) -> Recorder {
     recorder
 }
 
-/// What is left of each key.
+/// Returns what is left of each key.
 fn left(client: &mut Client) -> Vec<f64> {
     let sql = format!(
         "SELECT remaining FROM generate_series(1, {KEYS}) key, rl_check('saved', key::text) ORDER BY key"

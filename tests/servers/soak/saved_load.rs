@@ -49,14 +49,14 @@ fn the_rows_have_every_take_of_many_sessions() {
     }
 }
 
-/// The memory that is the process's own, in kB.
+/// Returns the memory that is the process's own, in kB.
 fn memory(process: &str) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The most memory that a writer had until nothing is unsaved.
+/// Returns the most memory that a writer had until nothing is unsaved.
 fn most_memory(postmaster: &str, client: &mut Client) -> u64 {
     let mut most = 0;
     until("all is saved", || {

@@ -9,7 +9,7 @@ use crate::own::Server;
 use crate::saved::{KEYS, SAVE, TAKE_EACH, UNSAVED, define, number, server, taken, until, written};
 use crate::scale;
 
-/// A server that logs warnings, with a bucket that is saved once an hour.
+/// Starts a server that logs warnings, with a bucket that is saved once an hour.
 fn begin() -> (Server, Client) {
     let (server, client) = server("1 hour");
     drop(client);

@@ -14,7 +14,7 @@ use crate::history::FOLDER;
 use crate::own::Server;
 use crate::{SESSIONS, scale};
 
-/// A server with a bucket of 100 tokens in memory and one in the table, which never refill.
+/// Starts a server with a bucket of 100 tokens in memory and one in the table, which never refill.
 fn server() -> (Server, Client) {
     let server = Server::start();
     let mut client = server.client();

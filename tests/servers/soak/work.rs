@@ -165,7 +165,7 @@ fn prepare(mut client: Client, n: usize, round: Round) -> Result<(Client, Take),
     Ok((client, take))
 }
 
-/// The errors that a session may meet: it was cancelled, timed out, or must retry.
+/// Returns the errors that a session may meet: it was cancelled, timed out, or must retry.
 fn is_expected(error: &postgres::Error) -> bool {
     error.code().is_none_or(|code| {
         [
@@ -356,7 +356,7 @@ impl Session<'_> {
     }
 }
 
-/// The number of backends that run sessions, and one of them.
+/// Returns the number of backends that run sessions, and one of them.
 pub fn some_session(client: &mut impl GenericClient) -> Option<i32> {
     let sql = "SELECT pid FROM pg_stat_activity WHERE application_name = 'session'
                ORDER BY random() LIMIT 1";
