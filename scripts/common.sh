@@ -1,8 +1,7 @@
-# Sourced by every script here: strict mode, messages, which PostgreSQL we build for, and how a script
-# gets a server. PG is its major version, PG_CONFIG its pg_config; PG_CONFIG wins. Without it: Debian's,
-# or of 16 and 18 where Debian's are not installed the one that scripts/setup fetches into
-# target/postgres. BUILD is dev (quick to build), or release (what users get).
-# Must not install, build or start anything unless a function of it is called.
+# Sourced by every script: strict mode, messages, the PostgreSQL to build for, and servers. PG is its major version,
+# PG_CONFIG, which wins, its pg_config. The default is Debian's; for 16 and 18, if that is not installed, the one that
+# scripts/setup fetches into target/postgres. BUILD is dev (quick to build) or release (what users get). Only its
+# functions install, build or start anything.
 # shellcheck shell=bash disable=SC2034  # the variables are for those who source this
 set -euo pipefail
 
@@ -18,7 +17,7 @@ die() {
     exit 1
 }
 
-# What the caller's shell says about his own servers must not reach ours.
+# The caller's variables for its own servers must not reach ours.
 for var in "${!PG@}"; do
     case $var in PG | PG_CONFIG | PGRX_*) ;; *) unset "$var" ;; esac
 done
@@ -35,14 +34,13 @@ if [ -z "${PG_CONFIG:-}" ]; then
         18) PG_CONFIG=$fetched/pginstall18/bin/pg_config ;;
     esac
 fi
-# Where it has its files; again after scripts/setup, which may have brought them.
+# Finds its files. Called again after scripts/setup, which may have installed them.
 look_at_postgres() {
     [ -x "$PG_CONFIG" ] || return 0
     export PGRX_PG_CONFIG_PATH=$PG_CONFIG # pgrx then asks for no config.toml of cargo-pgrx
     PG=$("$PG_CONFIG" --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
     bindir=$("$PG_CONFIG" --bindir) pkglibdir=$("$PG_CONFIG" --pkglibdir) sharedir=$("$PG_CONFIG" --sharedir)
-    # pg_regress and pg_isolation_regress. Those of 18 that are fetched don't start; any will do,
-    # since they talk to the server through $bindir/psql and libpq.
+    # pg_regress and pg_isolation_regress. Those fetched with 18 don't start; any version does, since they use psql.
     runners=${pkglibdir/#"$fetched/pginstall18"/"$fetched/pginstall"}/pgxs/src/test
 }
 look_at_postgres
@@ -50,7 +48,7 @@ case $PG/$BUILD in
     1[5-8]/dev | 1[5-8]/release) ;;
     *) die "PostgreSQL $PG, build $BUILD: there is no such." "Use 15, 16, 17 or 18 (make … PG_CONFIG=/path/to/pg_config), and BUILD=dev or release." ;;
 esac
-# 15 is the crate's default feature; naming it would only split cargo's cache.
+# 15 is the default feature: naming it would split cargo's cache.
 features=()
 [ "$PG" = 15 ] || features=(--no-default-features --features "ratelimit/pg$PG")
 
@@ -60,7 +58,7 @@ case $PG_CONFIG in "$repo/target/postgres-asserts/"*) package+=-asserts ;; esac
 results=$repo/target/results
 PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 
-# Where scripts/setup plain leaves a PostgreSQL 14 or 17 that has no extension.
+# The folder of PostgreSQL 14 or 17 without the extension, from scripts/setup plain.
 without() { echo "$repo/target/without/$1"; }
 
 # one_at_a_time NAME: waits until no other script has this lock, and holds it until $lock is closed.
@@ -70,24 +68,24 @@ one_at_a_time() {
     ! command -v flock >/dev/null || flock "$lock"
 }
 
-# The extension's.
+# The version of the extension.
 crate_version() { sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml; }
 
-# Where this machine gets Debian's packages from.
+# The source of this machine's Debian packages.
 mirror() {
     # shellcheck disable=SC2016 # the dollar is apt-get's
     apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | sed -n 1p | grep . ||
         die "this machine has no package sources of Debian."
 }
 
-# private_apt FOLDER apt-get|apt-cache ARG…: runs it with the sources in FOLDER/sources.list alone, and lists of its own there.
+# private_apt FOLDER apt-get|apt-cache ARG…: runs it with only the sources in FOLDER/sources.list, and keeps its lists there.
 private_apt() {
     mkdir -p "$1"/{lists/partial,archives/partial}
     "$2" -qq -o Dir::Etc::SourceList="$1/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$1/lists" \
         -o Dir::Cache="$1" -o APT::Sandbox::User= -o APT::Default-Release= -o Acquire::Languages=none -o Acquire::Retries=3 "${@:3}"
 }
 
-# unpack SUITE FOLDER PACKAGE…: of that suite of Debian, whatever this machine's is, into FOLDER/tree; installs nothing.
+# unpack SUITE FOLDER PACKAGE…: unpacks packages of that suite of Debian into FOLDER/tree; installs nothing.
 unpack() {
     local apt=$2/apt
     mkdir -p "$apt"
@@ -97,10 +95,10 @@ unpack() {
         rm -rf "$apt"
 }
 
-# stems FOLDER SUFFIX: the names of its files without the suffix, one a line.
+# stems FOLDER SUFFIX: lists its files without the suffix.
 stems() { find "$1" -maxdepth 1 -name "*$2" -printf '%f\n' | sed "s/\\$2\$//" | LC_ALL=C sort; }
 
-# PostgreSQL refuses to run as root: root becomes the user postgres for it.
+# PostgreSQL refuses to run as root: runs as the user postgres instead.
 as_server() {
     if [ "$(id -u)" -eq 0 ]; then
         (cd / && runuser -u postgres -- "$@")
@@ -117,7 +115,7 @@ at_exit() {
     trap 'exit 143' TERM HUP
 }
 
-# serve SETUP [CONF]: builds, and starts a server for as long as the script runs. Sets socket.
+# serve SETUP [CONF]: builds, and starts a server that ends with the script. Sets socket.
 serve() {
     scripts/setup "$1"
     look_at_postgres

@@ -1,9 +1,8 @@
-# Sourced by what runs programs behind PgBouncer, after scripts/common.sh; $pgbouncer is where it is kept.
+# Runs programs behind PgBouncer. Sourced after scripts/common.sh; $pgbouncer is its folder.
 # shellcheck shell=bash disable=SC2154  # what common.sh sets
 pgbouncer=$repo/target/clients/pgbouncer
 
-# fetch_pgbouncer: of Debian 13, since that of 12 knows no prepared statements; with all of its libraries, down to the C
-# library.
+# fetch_pgbouncer: fetches that of Debian 13, since that of 12 has no prepared statements, with all of its libraries.
 fetch_pgbouncer() {
     [ ! -x "$pgbouncer/pgbouncer" ] || return 0
     say "fetching pgbouncer (Debian trixie)"
@@ -15,8 +14,7 @@ fetch_pgbouncer() {
         rm -rf "$new/tree" && mv "$new" "$pgbouncer"
 }
 
-# pooled PREPARED COMMAND…: with PgBouncer between it and the server, and its max_prepared_statements. It runs as the
-# server's user, in a folder of its own.
+# pooled PREPARED COMMAND…: runs it with PgBouncer before the server; PREPARED is max_prepared_statements.
 pooled() (
     folder=$(mktemp -d /tmp/ratelimit-pool.XXXXXX) # short: a socket's path ends at 107 bytes
     at_exit "[ ! -s $folder/pid ] || kill -QUIT \$(cat $folder/pid); rm -rf $folder"

@@ -169,7 +169,7 @@ impl Server {
         config.connect(NoTls).unwrap()
     }
 
-    /// Connects, and returns the messages, too, of the notices and warnings that it gets.
+    /// Connects, and returns the notices and warnings of the session, too.
     pub fn client_with_notices(&self) -> (Client, Receiver<String>) {
         let (sender, notices) = channel();
         let mut config = Config::new();
