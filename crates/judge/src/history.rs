@@ -1,5 +1,5 @@
-//! Histories: what sessions asked, what they were answered, and how their transactions ended. Instants are
-//! microseconds; those of clients are of one timeline, which never steps.
+//! Histories: what sessions asked, the answers, and the ends of transactions. Instants are microseconds; those of
+//! clients are on one timeline, which never steps.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -7,14 +7,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the state of a limit is, which decides what orders its calls.
+/// Where the state of a limit is, which decides the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Storage {
-    /// In one row: whoever has changed it holds it until the end of the transaction.
+    /// In one row, which stays locked from its change to the end of the transaction.
     Row,
     /// In several rows, one for each shard.
     Shards,
-    /// In memory: each call takes effect at once, whatever becomes of the transaction.
+    /// In memory: each call takes effect at once, whether the transaction commits or not.
     Memory,
 }
 
@@ -31,18 +31,18 @@ pub struct Limited {
     pub storage: Storage,
 }
 
-/// The end of a transaction, or of a savepoint that was rolled back.
+/// The end of a transaction, or the rollback to a savepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     /// When the client asked for it.
     pub invoked: i64,
     /// When it was answered; `i64::MAX`: never.
     pub answered: i64,
-    /// Whether what the calls did is kept; `None`: not known, since the answer was lost.
+    /// Whether the changes are kept; `None`: not known, since the answer was lost.
     pub kept: Option<bool>,
 }
 
-/// What a call asked for.
+/// A call's arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Asked {
     /// `rl_limit`, or a request of `rl_limit_all` where all were allowed.
@@ -85,7 +85,7 @@ pub enum Asked {
     },
 }
 
-/// What a call was answered. What is `None` is not judged.
+/// A call's answer. Fields that are `None` are not judged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reply {
     /// Whether the call was allowed.
@@ -96,9 +96,9 @@ pub struct Reply {
     pub retry_at: Option<Option<i64>>,
 }
 
-/// A call and its answer. A call that fails takes nothing, and is in no history; the end of its transaction is. Where
-/// it was a transaction of its own, or on a limit in memory, and its answer is lost, it may have taken something: then
-/// it is `unanswered`.
+/// A call and its answer. A call that fails takes nothing and is not recorded, but for the end of its transaction. If
+/// it was a transaction of its own, or on a limit in memory, and its answer was lost, it is `unanswered`: it may have
+/// taken.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Invocation {
     /// The session's number.
@@ -107,32 +107,31 @@ pub struct Invocation {
     pub transaction: u32,
     /// The index of its limit and key.
     pub key: u32,
-    /// What it asked for.
+    /// Its arguments.
     pub asked: Asked,
     /// When the client called.
     pub invoked: i64,
-    /// When the client had the answer; of an unanswered call, when it gave up: it was decided by then, if ever.
+    /// When the client had the answer, or gave up: the call was decided by then, if ever.
     pub answered: i64,
     /// The server's clock at the decision, where that is known.
     pub now: Option<i64>,
     /// The answer.
     pub reply: Reply,
-    /// The index of the end that decides whether its effect stays; `None`: the call was a transaction of its own.
+    /// The index of the end that keeps or undoes it; `None`: the call was a transaction of its own.
     pub end: Option<u32>,
-    /// Whether it is not known that the call was made, and took what it asked for: the reply is `ok`, and no more. Its
-    /// end is its own, and not known.
+    /// Whether the answer was lost: the call may have taken, or not. The reply is only `ok`, and its end is its own.
     #[serde(default)]
     pub unanswered: bool,
 }
 
-/// What a row of a limit with shards was after a call that changed it.
+/// A row of a limit with shards after a call that changed it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardSeen {
-    /// The transaction of the call, its key, and when it was made.
+    /// The call's transaction.
     pub transaction: u32,
-    /// Likewise.
+    /// The call's key.
     pub key: u32,
-    /// Likewise.
+    /// When the client called.
     pub invoked: i64,
     /// The number of the row's shard.
     pub shard: i32,
@@ -142,11 +141,11 @@ pub struct ShardSeen {
     pub ts: i64,
 }
 
-/// What concurrent sessions did.
+/// The calls of concurrent sessions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// By how much the server's clock can differ from the clients' timeline; `None`: a test has set it, and each
-    /// call has its `now`.
+    /// The most by which the server's clock differs from the clients' timeline; `None`: a test has set that clock, and
+    /// each call has its `now`.
     pub skew: Option<i64>,
     /// Limits and keys.
     pub keys: Vec<Limited>,
@@ -154,7 +153,7 @@ pub struct History {
     pub ends: Vec<End>,
     /// The calls, those of a transaction in their order.
     pub calls: Vec<Invocation>,
-    /// What calls left in rows of limits with shards, where that is known.
+    /// The rows of limits with shards after calls, where they are known.
     pub rows: Vec<ShardSeen>,
 }
 
@@ -170,8 +169,8 @@ enum Line {
 }
 
 impl History {
-    /// The history with one answer changed: of the takes from rows and from memory, the one that left most is denied. A
-    /// judge must refuse that, where so many tokens were always there. `None`: there is no such take.
+    /// The history with one answer changed: the take from a row or from memory that left most becomes a denial, which a
+    /// judge must refuse if there were always that many tokens. `None`: there is no such take.
     pub fn with_a_denial(&self) -> Option<History> {
         let is_kept = |call: &Invocation| {
             call.end.is_none_or(|end| self.ends[end as usize].kept == Some(true))

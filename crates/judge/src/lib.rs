@@ -1,12 +1,11 @@
-//! A judge of histories: what concurrent sessions asked and were answered, and whether some order of the calls and
-//! commits that agrees with real time explains every answer. The oracle is `ratelimit_core`, as in the limiter.
+//! Judges what concurrent sessions asked and were answered: does some order of the calls and commits that agrees with
+//! real time explain every answer?
 //!
-//! - [`history`] has what is judged: calls, the ends of their transactions, and the limits. It can be written to a
-//!   file and read again.
-//! - [`record`] writes a history down while sessions run.
-//! - [`judge()`](judge::judge) decides, key by key. [`judge`](mod@judge) has the rules, and what it does not see.
+//! - [`history`]: calls, the ends of their transactions, and the limits; written to a file and read again.
+//! - [`record`] records a history while sessions run.
+//! - [`judge()`](judge::judge) decides, key by key. [`judge`](mod@judge) has the rules, and what they miss.
 //!
-//! It knows nothing of PostgreSQL: a history says where a limit is kept, which transactions hold its row, and when.
+//! It knows nothing of PostgreSQL: a history says where a limit is stored, which transactions have its row, and when.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

@@ -1,7 +1,7 @@
-//! Writing a history down while sessions run: each has a [`Recording`], which makes the calls and times them.
+//! Records a history while sessions run: each has a [`Recording`], which makes the calls and times them.
 //!
-//! The clients' timeline is the machine's monotonic clock, counted from the epoch as the other clock said in the
-//! beginning. By how much that one differs from it later, since it is adjusted, is measured with each call: the skew.
+//! The clients' timeline is the machine's monotonic clock, set to the system's clock at the beginning. The difference
+//! of the two is measured with each call: the skew.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::history::{Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage};
 use crate::judge::{Judgement, judge};
 
-/// Two readings that are farther apart say nothing: the thread was interrupted between them.
+/// Two readings that are farther apart don't count: the thread was interrupted between them.
 const APART: Duration = Duration::from_micros(20);
 
 /// The clients' timeline.
@@ -46,7 +46,7 @@ impl Timeline {
         at
     }
 
-    /// By how much the system's clock differed from the timeline, with what the readings may miss.
+    /// The most by which the system's clock differed from the timeline, with the error of the readings.
     fn skew(&self) -> i64 {
         let (least, greatest) =
             (self.least.load(Ordering::Relaxed), self.greatest.load(Ordering::Relaxed));
@@ -54,7 +54,7 @@ impl Timeline {
     }
 }
 
-/// Collects what sessions do.
+/// Collects the calls of sessions.
 pub struct Recorder {
     timeline: Timeline,
     sessions: AtomicU32,
@@ -64,7 +64,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// For calls that read the server's clock, of the same machine.
+    /// A recorder of calls that read the server's clock, on this machine.
     pub fn new() -> Recorder {
         Recorder {
             timeline: Timeline::new(),
@@ -75,7 +75,7 @@ impl Recorder {
         }
     }
 
-    /// For calls at a time that the test has set; each must say it.
+    /// A recorder of calls at a time that the test has set, which each call must give.
     pub fn with_clock_set() -> Recorder {
         Recorder { clock_is_set: true, ..Recorder::new() }
     }
@@ -89,7 +89,7 @@ impl Recorder {
         history.keys.len() as u32 - 1
     }
 
-    /// The recording of another session.
+    /// Begins the recording of another session.
     pub fn session(&self) -> Recording<'_> {
         Recording {
             recorder: self,
@@ -106,13 +106,13 @@ impl Recorder {
         }
     }
 
-    /// What was recorded by the sessions that have ended.
+    /// The calls of the sessions that have ended.
     pub fn history(&self) -> History {
         let history = self.history.lock().unwrap_or_else(PoisonError::into_inner).clone();
         History { skew: (!self.clock_is_set).then(|| self.timeline.skew()), ..history }
     }
 
-    /// Judges it. A history that is refused is left in a file of that name in `folder`, with the reason.
+    /// Judges the history. One that is refused is written to the file `name` in `folder`, after the reason.
     ///
     /// # Errors
     /// The reason, and where the file is.
@@ -134,16 +134,17 @@ impl Default for Recorder {
     }
 }
 
-/// What one session does. Recorded when it is dropped.
+/// The calls of one session, which are added to the recorder when this is dropped.
 pub struct Recording<'r> {
     recorder: &'r Recorder,
     session: u32,
     transaction: u32,
-    /// Whether a transaction is open, whether it is prepared, since when it has failed, and its calls that no end is
-    /// known of.
+    /// Whether a transaction is open.
     is_open: bool,
     is_prepared: bool,
+    /// Since when it has failed.
     failed: Option<i64>,
+    /// The calls whose end is not known yet.
     open: Vec<Invocation>,
     /// How many of them were made before the savepoint.
     savepoint: usize,
@@ -153,14 +154,14 @@ pub struct Recording<'r> {
 }
 
 impl Recording<'_> {
-    /// A transaction begins.
+    /// Begins a transaction.
     pub fn begin(&mut self) {
         self.transaction = self.recorder.transactions.fetch_add(1, Ordering::Relaxed);
         (self.is_open, self.failed, self.savepoint) = (true, None, 0);
     }
 
-    /// Makes a call; `read` reads the answers: on which key, what was asked, the decision's instant if it is known, and
-    /// the reply. An error ends the transaction, if one is open.
+    /// Makes a call; `read` returns the answers: the key, the arguments, the decision's instant if it is known, and the
+    /// reply. An error ends the transaction, if one is open.
     ///
     /// # Errors
     /// That of the call.
@@ -198,8 +199,7 @@ impl Recording<'_> {
         result
     }
 
-    /// The rows of a limit with shards that the transaction has changed, as they are after its last call on this key:
-    /// shard, value and time.
+    /// Records the rows of a limit with shards after the transaction's last call on this key: shard, value and time.
     pub fn rows(&mut self, key: u32, rows: impl IntoIterator<Item = (i32, f64, i64)>) {
         let Some(call) = self.open.iter().rfind(|call| call.key == key) else { return };
         let &Invocation { transaction, key, invoked, .. } = call;
@@ -207,8 +207,8 @@ impl Recording<'_> {
         self.rows.extend(rows.into_iter().map(seen));
     }
 
-    /// The call that has just failed may have taken this: it was a transaction of its own, or on limits in memory, and
-    /// its connection was lost, or its end is in doubt.
+    /// Records that the call that has just failed may have taken this: it was a transaction of its own, or on limits in
+    /// memory, and its connection was lost, or its end is in doubt.
     pub fn unanswered(&mut self, asked: impl IntoIterator<Item = (u32, Asked)>) {
         let answered = self.recorder.timeline.now();
         let invoked = self.failed.unwrap_or(answered);
@@ -230,7 +230,7 @@ impl Recording<'_> {
         self.ended(calls, End { invoked, answered: i64::MAX, kept: None });
     }
 
-    /// What follows can be rolled back to here.
+    /// Sets the savepoint.
     pub fn savepoint(&mut self) {
         self.savepoint = self.open.len();
     }
@@ -240,7 +240,7 @@ impl Recording<'_> {
     /// # Errors
     /// That of the statement.
     pub fn roll_back_to<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        // What has failed is rolled back at once.
+        // A statement that failed was rolled back then.
         let invoked = self.failed.unwrap_or_else(|| self.recorder.timeline.now());
         let result = statement()?;
         let answered = self.recorder.timeline.now();
@@ -253,16 +253,16 @@ impl Recording<'_> {
     /// Ends the transaction by COMMIT.
     ///
     /// # Errors
-    /// That of the statement: whether it was committed is not known then.
+    /// That of the statement: then it is not known whether it committed.
     pub fn commit<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.finish(true, statement)
     }
 
-    /// Prepares the transaction by PREPARE TRANSACTION; [`finish`](Recording::finish) ends it. If nothing does, it ends
-    /// some time later, either way.
+    /// Prepares the transaction by PREPARE TRANSACTION; [`finish`](Recording::finish) ends it, or else it ends some
+    /// time later, either way.
     ///
     /// # Errors
-    /// That of the statement: whether it was prepared is not known then, nor how it ends.
+    /// That of the statement: then it is not known whether it was prepared, nor how it ends.
     pub fn prepare<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let invoked = self.recorder.timeline.now();
         let result = statement();
@@ -273,10 +273,10 @@ impl Recording<'_> {
         result
     }
 
-    /// Ends a prepared transaction by COMMIT PREPARED, or by ROLLBACK PREPARED, where it is not to be kept.
+    /// Ends a prepared transaction by COMMIT PREPARED, or by ROLLBACK PREPARED without `keep`.
     ///
     /// # Errors
-    /// That of the statement: whether it has ended is not known then, nor how it ends.
+    /// That of the statement: then it is not known whether it has ended, nor how.
     pub fn finish<T, E>(
         &mut self,
         keep: bool,
@@ -292,14 +292,13 @@ impl Recording<'_> {
         result
     }
 
-    /// An end whose statement has failed, or was not even asked for: the session may have ended at any time since the
-    /// last answer.
+    /// An end without an answer: the session may have ended at any time since the last one.
     fn unknown(&self, kept: Option<bool>, invoked: i64) -> End {
         let invoked = self.open.last().map_or(invoked, |call| call.answered);
         End { invoked, answered: i64::MAX, kept }
     }
 
-    /// Ends the transaction by ROLLBACK, also one that has failed.
+    /// Ends the transaction by ROLLBACK, even if it has failed.
     ///
     /// # Errors
     /// That of the statement.
@@ -315,7 +314,7 @@ impl Recording<'_> {
         result
     }
 
-    /// The connection was lost, and with it the transaction, at any time since the last answer, unless it is prepared.
+    /// Records that the connection was lost, and the transaction with it, unless it is prepared.
     pub fn lost(&mut self) {
         let kept = if self.is_prepared { None } else { Some(false) };
         self.close(self.unknown(kept, 0));

@@ -1,6 +1,6 @@
-//! What shards hold, in bounds, while the clock moves or definitions have other capacities: a full shard doesn't refill
-//! while others do, a call with a smaller capacity cuts a shard to its share, and which shards hold how much is not
-//! known here. It knows of token buckets only, and of clocks that don't step back.
+//! Bounds of the tokens in shards while the clock moves or the capacity changes: full shards don't refill while others
+//! do, a call with a smaller capacity cuts a shard to its share, and how tokens are spread is not known. Only for token
+//! buckets, and clocks that don't step back.
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros};
@@ -10,7 +10,7 @@ use crate::oracle::{Applied, Change};
 /// A million of them are a token.
 const MILLION: f64 = 1e6;
 
-/// The bounds of what a key's shards hold together, in millionths of tokens.
+/// The bounds of the tokens in a key's shards together, in millionths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bounds {
     /// The most: as if they were one row.
@@ -24,13 +24,13 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Those of so many tokens.
+    /// The bounds of a known number of tokens.
     pub fn new(tokens: f64, at: i64) -> Bounds {
         let tokens = (tokens * MILLION).round() as i64;
         Bounds { most: tokens, least: tokens, lowest: tokens, at }
     }
 
-    /// Those at a later instant, of shards of these definitions.
+    /// Moves them to a later instant, for shards of these definitions.
     pub fn refill(&mut self, limits: &[Definition], now: Micros) {
         let elapsed = (now.0 - self.at).max(0) as f64;
         self.at = self.at.max(now.0);
@@ -53,7 +53,7 @@ impl Bounds {
         }
     }
 
-    /// Those after a change.
+    /// Moves them past a change.
     pub fn apply(&mut self, limits: &[Definition], effect: &Applied) {
         self.refill(limits, Micros(effect.now));
         let capacity =
@@ -64,7 +64,7 @@ impl Bounds {
                 self.most -= i64::from(count) * MILLION as i64;
                 self.least -= i64::from(count) * MILLION as i64;
             }
-            // How much of it there was room for isn't known.
+            // How much of it fitted isn't known.
             Change::Credit(count) => {
                 self.most = capacity.min(self.most + i64::from(count) * MILLION as i64);
             }
@@ -75,8 +75,8 @@ impl Bounds {
     }
 }
 
-/// What shards hold after a refill of each, if before it all but one of them were either full or empty. Full ones had
-/// the first share, of which the second is left.
+/// The tokens in shards after a refill of each, if before it all but one of them were full or empty. Full ones had the
+/// first share, and keep the second.
 fn refilled_unevenly(tokens: f64, refill: f64, (share, cut): (f64, f64), shards: f64) -> f64 {
     let full = (tokens / share).floor().clamp(0.0, shards);
     if full == shards {

@@ -6,7 +6,7 @@ use ratelimit_core::kinds::{Counters, Lease, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::Stored;
 
-/// What a row holds.
+/// The contents of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Content(pub Stored);
 

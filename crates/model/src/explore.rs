@@ -1,8 +1,8 @@
-//! The exploration of a scenario: every order of its sessions' steps, by stateright.
+//! Explores every order of the steps of a scenario's sessions, by stateright.
 //!
-//! A session's replies only grow in number while its statement runs, and statements only come one after the other: no
-//! state comes twice on a path. So an exploration of all states without a session that is stuck shows that every call
-//! ends, but for one that loses its inserts again and again, which is cut off.
+//! A statement's replies only grow in number, and statements follow each other, so no state comes twice on a path. If
+//! all states are visited and no session is stuck, every call ends, but for one that loses its inserts again and again,
+//! which is cut off.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use stateright::{Checker, Model, Property};
 use crate::postgres::Flaw;
 use crate::world::{Scenario, World, Wrong};
 
-/// What happens next.
+/// A transition.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// A session takes its step, with a choice.
@@ -50,7 +50,7 @@ impl Model for Exploration {
             actions.extend((0..choices).map(|choice| Action::Step(session, choice)));
         }
         if actions.is_empty() {
-            // Who is cut off by lost inserts is not stuck.
+            // A session that is cut off by lost inserts is not stuck.
             let waits = |session: &usize| {
                 let pending = &world.sessions[*session].pending;
                 pending.as_ref().is_some_and(|step| !world.database.is_enabled(*session, step))
@@ -97,9 +97,9 @@ impl Model for Exploration {
     }
 }
 
-/// What an exploration found.
+/// The results of an exploration.
 pub struct Findings {
-    /// How many states there are.
+    /// How many states were visited.
     pub states: usize,
     /// How many steps the longest path has.
     pub depth: usize,
@@ -107,13 +107,13 @@ pub struct Findings {
     pub time: Duration,
     /// Whether all states were visited.
     pub is_whole: bool,
-    /// What was seen of "ends", "admits" and "denies".
+    /// Which of "ends", "admits" and "denies" were seen.
     pub seen: Vec<&'static str>,
-    /// What is wrong in the first state in which something is, and the path to it.
+    /// The faults of the first wrong state, and the path to it.
     pub wrong: Option<(Vec<Wrong>, Vec<String>)>,
 }
 
-/// Explores a scenario, at most about so many states, in so many threads.
+/// Explores about `most` states of a scenario.
 pub fn explore(
     scenario: &Arc<Scenario>,
     flaw: Option<Flaw>,

@@ -1,17 +1,17 @@
-//! The limiter, as it is, over a model of PostgreSQL's rows, in every order of the steps of a few sessions.
+//! Runs the limiter over a model of PostgreSQL's rows, in every order of the steps of a few sessions.
 //!
-//! Nothing of `crates/limiter` is written twice: a session runs its calls, each primitive of the rows is a step, and
-//! stateright explores all orders of the sessions' steps, all random choices, and the clock and a crash at any instant.
-//! [`postgres`] is the model of the rows, [`properties`] what must hold, [`oracle`] what answers must be.
+//! Nothing of `crates/limiter` is written twice: sessions run its calls, each primitive of the rows is a step, and
+//! stateright explores all orders of the steps, all random choices, and the clock and a crash at any instant.
+//! [`postgres`] models the rows, [`properties`] checks every state, [`oracle`] computes the right answers.
 //!
 //! ```text
 //! ratelimit-model contract         what any store must do
 //! ratelimit-model short            the same, and what CI explores
-//! ratelimit-model long             what takes minutes, too
+//! ratelimit-model long             all scenarios: minutes
 //! ratelimit-model random 0 500     the random programs of these numbers
 //! ratelimit-model faults           faults, each of which must be noticed
-//! ratelimit-model named WORD       the scenarios whose names have it, one by one
-//! ratelimit-model program TEXT…    these programs, with the path to what is wrong; see `statement::programs`
+//! ratelimit-model named WORD       the scenarios with this word in their name
+//! ratelimit-model program TEXT…    these programs, with the path to a wrong state; see `statement::programs`
 //! ```
 
 #![forbid(unsafe_code)]
@@ -45,18 +45,18 @@ use std::time::Instant;
 use explore::{Findings, explore};
 use world::Scenario;
 
-/// At most about so many states of a short scenario are visited, of which none may be left.
+/// The most states, about, of a short scenario. None may be left.
 const MOST_OF_SHORT: usize = 400_000;
-/// Likewise of a program that is asked for.
+/// The most of a program that is asked for.
 const MOST: usize = 50_000_000;
-/// At most about so many of a long one, and no more where there are more.
+/// The most of a long scenario. The rest is left out.
 const MOST_OF_LONG: usize = 3_000_000;
-/// Likewise of a random program, of which many are tried.
+/// The most of a random program. The rest is left out.
 const MOST_OF_RANDOM: usize = 300_000;
-/// How many states are explored at a time, or short scenarios.
+/// How many threads explore a scenario, or short scenarios side by side.
 const THREADS: usize = 2;
 
-/// What was explored so far.
+/// The sums of all explorations.
 #[derive(Default)]
 struct Totals {
     scenarios: usize,
@@ -74,14 +74,14 @@ impl Totals {
                 scenarios.iter().for_each(|scenario| self.explore(scenario, most, false));
                 continue;
             }
-            // Several at a time, each in a thread: of so few states a second thread would mostly wait for some.
+            // One thread each: a second one would mostly wait for states.
             for (scenario, findings) in scenarios.iter().zip(explore_several(&scenarios, most)) {
                 self.add(scenario, &findings, most, false);
             }
         }
     }
 
-    /// Explores a scenario, and prints a line of it unless it is `quiet` and right.
+    /// Explores a scenario, and prints a line unless it is `quiet` and right.
     fn explore(&mut self, scenario: &Arc<Scenario>, most: usize, quiet: bool) {
         if std::io::stdout().is_terminal() {
             print!("\r{:>6} scenarios, {:>11} states\r", self.scenarios, self.states);
@@ -91,13 +91,13 @@ impl Totals {
         self.add(scenario, &findings, most, quiet);
     }
 
-    /// Adds what an exploration found.
+    /// Adds the findings of an exploration.
     fn add(&mut self, scenario: &Scenario, findings: &Findings, most: usize, quiet: bool) {
         let Findings { states, depth, time, is_whole, seen, wrong } = findings;
         self.scenarios += 1;
         self.states += states;
         self.parts += usize::from(!is_whole);
-        // Who never admits or never ends shows nothing.
+        // A scenario that never admits or never ends shows nothing.
         let shows = ["admits", "ends"].iter().all(|name| seen.contains(name)) || quiet;
         let may_be_part = [MOST_OF_LONG, MOST_OF_RANDOM].contains(&most);
         let is_right = wrong.is_none() && shows && (*is_whole || may_be_part);
@@ -123,7 +123,7 @@ impl Totals {
     }
 }
 
-/// Explores scenarios, [`THREADS`] at a time; returns what was found, in their order.
+/// Explores scenarios, [`THREADS`] at a time; returns their findings in order.
 fn explore_several(scenarios: &[Arc<Scenario>], most: usize) -> Vec<Findings> {
     let next = AtomicUsize::new(0);
     let work = || {

@@ -1,5 +1,8 @@
-//! What the answers must be: the algorithms of `ratelimit_core` on the state that a session should see. A key's
-//! committed state is that of its takes in the order of their commits; a session sees it with its own takes since.
+//! Computes the right answers: the algorithms of `ratelimit_core` on the state that a session should see. A key's
+//! committed state has its takes in the order of their commits; a session sees it with its own takes since.
+//!
+//! The judge has an oracle of its own (`crates/judge/src/judge/oracle.rs`), for histories of which neither the order
+//! nor each instant is known. Here both are: a change leads to one state, which is compared with the rows.
 
 use std::rc::Rc;
 
@@ -18,27 +21,27 @@ use crate::statement::{Answered, KEYS, NAME};
 /// How far two counts of tokens may differ: shards share theirs by division.
 const TOLERANCE: f64 = 1e-6;
 
-/// What a call has changed.
+/// A change by a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// It took tokens: how many, whether it may go into debt, and what it said is left, in millionths.
+    /// Took tokens: how many, whether it may go into debt, and the answered remaining tokens in millionths.
     Take(u8, bool, i64),
-    /// It gave tokens back.
+    /// Gave tokens back.
     Credit(u8),
-    /// It reset the key.
+    /// Reset the key.
     Reset,
-    /// It took a slot, by this lease.
+    /// Took a slot, by this lease.
     Acquire(i64),
-    /// It extended a lease up to an instant.
+    /// Extended a lease up to an instant.
     Extend(i64, i64),
-    /// It released a lease.
+    /// Released a lease.
     Release(i64),
 }
 
-/// What a transaction in progress has changed of a key.
+/// A change of a key by a transaction in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Applied {
-    /// In which transaction or subtransaction.
+    /// The transaction or subtransaction.
     pub xid: Xid,
     /// The key.
     pub key: u8,
@@ -102,7 +105,7 @@ pub fn denies(
     !decide(&definition.limit, &state, answered.now, answered.count.into(), reserve).ok
 }
 
-/// What follows a state after a change that was answered; `None`: the change is not explained by it.
+/// The state after a change, as it was answered; `None`: the state before doesn't explain it.
 pub fn follows(definition: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
     let now = Micros(effect.now);
     let before = state_of(definition, effect.key, state, now);
@@ -132,7 +135,7 @@ pub fn follows(definition: &Definition, state: Option<&Total>, effect: &Applied)
     }
 }
 
-/// What follows a total of shards: tokens are taken from it whatever it has, since others may take at the same time.
+/// The total of shards after a change. Takes are never refused here, since others may take at the same time.
 pub fn sums(definition: &Definition, state: Option<&Total>, effect: &Applied) -> Option<Total> {
     let now = Micros(effect.now);
     let before = state_of(definition, effect.key, state, now);
@@ -147,13 +150,13 @@ fn credited(definition: &Definition, before: &State, now: Micros, count: f64) ->
     Some(Total(credited.state.unwrap_or_else(|| before.clone())))
 }
 
-/// The tokens that are left at an instant; of a concurrency limit, the slots.
+/// The tokens left at an instant, or the free slots.
 pub fn left(definition: &Definition, key: u8, state: Option<&Total>, now: Micros) -> f64 {
     let state = state_of(definition, key, state, now);
     decide(&definition.limit, &state, now, 0.0, false).level.remaining
 }
 
-/// The tokens that are left in committed rows, as a call reads them; infinite where it can't.
+/// The tokens left in committed rows, as a call reads them; infinite where it can't.
 pub fn left_in_rows(
     definition: &Definition,
     key: u8,

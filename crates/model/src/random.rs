@@ -1,4 +1,4 @@
-//! Random programs, each of which is explored as a scenario. The number of one makes it again.
+//! Random programs, each explored as a scenario. The same number makes the same program.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl Numbers {
 
 const SECOND: i64 = 1_000_000;
 
-/// The program of this number: of a bucket in rows or shards, or of another limit.
+/// The program of a number.
 pub fn scenario(number: u64) -> Arc<Scenario> {
     let numbers = &mut Numbers(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let scenario = match numbers.below(8) {
@@ -35,7 +35,7 @@ pub fn scenario(number: u64) -> Arc<Scenario> {
 }
 
 /// Two sessions, or three without shards, each with one or two transactions of a few statements. A session takes from
-/// the second key only after the first, so that no deadlock is to be expected.
+/// the second key only after the first, so that nothing deadlocks.
 fn bucket(numbers: &mut Numbers) -> Scenario {
     let capacity = 2 + 2 * numbers.below(2);
     let is_sharded = numbers.below(3) > 0;
@@ -59,8 +59,7 @@ fn bucket(numbers: &mut Numbers) -> Scenario {
     }
 }
 
-/// A program of so many sessions, each with one or two transactions of up to so many statements of these, which have
-/// numbers from 1 to 2 in place of `#`.
+/// A program of sessions with one or two transactions of up to `most` of the statements; `#` becomes 1 or 2.
 fn program(numbers: &mut Numbers, sessions: u64, most: u64, statements: &[&str]) -> String {
     let mut transaction = || {
         let mut all = Vec::new();
@@ -78,7 +77,7 @@ fn program(numbers: &mut Numbers, sessions: u64, most: u64, statements: &[&str])
     (0..sessions).map(|_| session()).collect::<Vec<String>>().join(" | ")
 }
 
-/// The scenario with a crash, or with a clock that moves so, or neither.
+/// The scenario with a crash, with one of the clocks, or with neither.
 fn disturbed(numbers: &mut Numbers, scenario: Scenario, clocks: &[&[i64]]) -> Scenario {
     match numbers.below(4) {
         0 => scenario.crashing(),
@@ -127,8 +126,8 @@ fn memory(numbers: &mut Numbers) -> Scenario {
     let scenario = Scenario::new(&text, &[limit]);
     let room = u8::from(numbers.below(3) == 0);
     let name = format!("{text} (memory, room {room})");
-    // An entry that was idle and made room would be in use again when the clock steps back, or for a call that has read
-    // the clock before: nobody can know.
+    // An idle entry that is evicted would be in use again after the clock steps back, and for a call that has read the
+    // clock before.
     let clocks: &[&[i64]] = &[&[SECOND], &[SECOND, -2 * SECOND]];
     let clocks = if room > 0 { &[] } else { clocks };
     disturbed(numbers, Scenario { name, room, ..scenario }, clocks)
@@ -136,7 +135,7 @@ fn memory(numbers: &mut Numbers) -> Scenario {
 
 /// A limit in a row, of any kind, while the clock moves.
 fn timed(numbers: &mut Numbers) -> Scenario {
-    // What is pruned would not be idle if the clock stepped back later, so nothing is.
+    // Nothing is pruned: it would not be idle after the clock steps back.
     let statements = ["take a #", "take a #", "take a #", "check a #", "reset a", "savepoint"];
     let text = program(numbers, 2, 3, &statements);
     let kind = ["token bucket", "fixed window", "sliding log", "sliding window"]
@@ -175,7 +174,7 @@ fn timed_shards(numbers: &mut Numbers) -> Scenario {
     Scenario { name, ..scenario }.clock(&[SECOND])
 }
 
-/// A bucket into whose debt reservations go, in one row or with shards.
+/// A bucket with reservations, in one row or with shards.
 fn reserved(numbers: &mut Numbers) -> Scenario {
     let statements = ["take a #", "reserve a #", "reserve a 3", "check a #", "reset a"];
     let shards = 1 + numbers.below(2);
@@ -204,7 +203,7 @@ fn saved(numbers: &mut Numbers) -> Scenario {
         "all a 1, b #",
         "all b #, a 1",
     ];
-    // Two keys at once have no room where there is room for one.
+    // Two keys at once don't fit where there is room for one.
     let statements = if room == 1 { &statements[..7] } else { &statements[..] };
     let turns =
         ["save", "save; commit; save", "save_fails; commit; save", "save_dies; commit; save"];

@@ -1,4 +1,4 @@
-//! The rows of the table, each of their functions in steps.
+//! The rows of the table, in steps.
 
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
@@ -18,7 +18,7 @@ fn row((tid, unlocked, Content(stored)): Found) -> Row {
     Row { stored, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
 }
 
-/// The version of a row, which every row here has.
+/// The version of a row.
 fn tid(tuple: TupleId) -> Tid {
     tuple.tid.unwrap_or_default()
 }
@@ -80,7 +80,7 @@ impl Run<'_> {
         is_alone
     }
 
-    /// Waits for whoever is inserting or deleting a row.
+    /// Waits for a session that is inserting or deleting a row.
     fn wait_for_inserter(&self, id: RowId) {
         let reply = self.step(Primitive::FindInserter(place(id)));
         let StepReply::Inserter(found) = reply else { unreachable!("{reply:?}") };
@@ -154,7 +154,7 @@ impl Rows for Run<'_> {
 
     fn update(&self, _: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
         let update = Primitive::Update(tid(locked), Content(stored.clone()));
-        // Of a row that is locked nobody sees it before the commit.
+        // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
         if done { Ok(()) } else { Err(self.not_written()) }
     }

@@ -1,6 +1,5 @@
-//! One statement of a session, run by replay: the limiter runs from the statement's beginning on the replies that the
-//! session has had; the first step without one is where it stands. It is unwound there, and runs again once the step
-//! has its reply.
+//! Runs one statement of a session by replay: the limiter runs from the beginning on the replies so far, and is unwound
+//! at the first step without one. It runs again once that step has its reply.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -20,16 +19,16 @@ use crate::postgres::{Database, Flaw, Primitive, StepReply};
 use crate::statement::{Command, KEYS, Outcome, key_number};
 use crate::turn::{self, TurnEnd};
 
-/// Which store of the extension the rows are like.
+/// The way to the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessPath {
-    /// The heap's: a row is replaced in one step.
+    /// Direct access: a row is replaced in one step.
     Heap,
-    /// The SQL store's: a row is locked first.
+    /// Through SQL: a row is locked first.
     Sql,
 }
 
-/// What does not change while a scenario is explored.
+/// The settings of a scenario.
 pub struct Setting {
     /// The definitions, by their numbers.
     pub limits: Vec<Definition>,
@@ -39,7 +38,7 @@ pub struct Setting {
     pub clock_moves: bool,
     /// Whether definitions or blocks change, so that reading them is a step.
     pub definitions_change: bool,
-    /// Whether there is a place for the worker where a call waits for room.
+    /// Whether a worker can be started where a call waits for room.
     pub has_worker: bool,
 }
 
@@ -54,7 +53,7 @@ impl Setting {
 pub struct Run<'a> {
     pub(crate) setting: &'a Setting,
     session: usize,
-    /// Whether the worker takes the steps, for which the session waits.
+    /// Whether the steps are the worker's, for which the session waits.
     is_worker: Cell<bool>,
     number: u32,
     statement: &'a Command,
@@ -74,18 +73,18 @@ struct Inner {
 
 /// Where a statement stands.
 pub struct Ran {
-    /// What sessions share, after the steps that wait for nobody.
+    /// What sessions share, after the steps that were taken at once.
     pub database: Database,
     /// The replies so far.
     pub log: Vec<StepReply>,
     /// By key, the number of the definition that it uses.
     pub used: [u8; KEYS.len()],
-    /// The step that is next, or else what came of the statement.
+    /// The outcome, or else the next step.
     pub state: std::result::Result<Outcome, Primitive>,
 }
 
 thread_local! {
-    /// How many runs there were.
+    /// The number of runs.
     static RUNS: Cell<u32> = const { Cell::new(1) };
 }
 
@@ -132,7 +131,7 @@ impl Run<'_> {
         resume_unwind(Box::new(Unreplied))
     }
 
-    /// Takes a step that nobody can distinguish from the one before it.
+    /// Takes a step that other sessions can't distinguish from the one before it.
     pub fn at_once(&self, step: Primitive) -> StepReply {
         let mut inner = self.inner.borrow_mut();
         let inner = &mut *inner;
@@ -158,14 +157,14 @@ impl Run<'_> {
         self.inner.borrow().database.has(flaw)
     }
 
-    /// What is known of a key: the definition's number, and whether it is blocked.
+    /// Looks up a key's definition, and whether it is blocked.
     fn look_up(&self, key: &[u8]) -> (Rc<Definition>, bool) {
         let step = Primitive::Known(key_number(key));
         let reply = self.step_if(self.setting.definitions_change, step);
         let StepReply::Known(defined, blocked) = reply else { unreachable!("{reply:?}") };
         let number = self.statement.limit(key_number(key)).unwrap_or(defined);
         let mut used = self.used.get();
-        // The empty key has no rows, and nobody calls for it.
+        // No call is for the empty key.
         if let Some(used) = used.get_mut(usize::from(key_number(key))) {
             *used = number;
         }
@@ -236,7 +235,7 @@ impl Encoding for Run<'_> {
 impl Definitions for Run<'_> {
     fn known(&self, _: &[u8], key: &[u8]) -> Result<Known> {
         let (limit, blocked) = self.look_up(key);
-        // A block is one without an end here.
+        // Blocks have no end here.
         let blocked_until = blocked.then_some(FOREVER);
         Ok(Known { definition: Some(limit), blocked_until })
     }
@@ -312,7 +311,7 @@ impl Host for Run<'_> {
 }
 
 impl Run<'_> {
-    /// A number that no other run has: where the last batch of `prune` ended, as of another table, is so forgotten.
+    /// The number of this run: `prune` takes it for another table's, and begins at the first key.
     pub fn number(&self) -> u32 {
         self.number
     }

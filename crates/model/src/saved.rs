@@ -1,4 +1,4 @@
-//! The books of limits that are saved, what must hold of them, and what a stop of the server does.
+//! The books of saved limits, their properties, and stops of the server.
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
@@ -21,12 +21,12 @@ impl Scenario {
         limit.unwrap_or(&self.setting.limits[0])
     }
 
-    /// Whether a call may fail since nobody makes room.
+    /// Whether a call may fail because no worker makes room.
     pub fn may_lack_room(&self, why: &str) -> bool {
         why.starts_with("NoRoom") && !self.setting.has_worker
     }
 
-    /// Notes what a step was to what is saved.
+    /// Keeps the books of a step.
     pub fn note_saved(&self, world: &mut World, step: &Primitive, reply: &StepReply) {
         match (step, reply) {
             (Primitive::CopySaved(_), StepReply::Copies(copies, _)) => {
@@ -46,7 +46,7 @@ impl Scenario {
                     world.committed[usize::from(key)] = state;
                 }
             }
-            // What the standby counted is dropped.
+            // The standby's counts are dropped.
             (Primitive::Promote, _) => {
                 for key in (0..KEYS.len()).filter(|&key| self.saved[key]) {
                     world.committed[key] = world.kept[key].clone();
@@ -56,8 +56,8 @@ impl Scenario {
         }
     }
 
-    /// Of what was taken nothing is missing, and nothing is there twice, in memory or else in the row; the row has what
-    /// was saved last; and what is not unsaved is in it.
+    /// Checks that no take is missing or counted twice, in memory or else in the row, that the row has the state that
+    /// was saved last, and that memory is as the row where it is not unsaved.
     pub fn check_saved(&self, world: &mut World, key: u8) {
         let (limit, now) = (self.saved_limit(), Micros(world.database.now));
         let left = |state: Option<&Total>| oracle::left(limit, key, state, now);
@@ -82,7 +82,7 @@ impl Scenario {
         }
     }
 
-    /// The server is stopped, and started again: once no session is left, the worker has its last turn.
+    /// Stops the server and starts it again: once no session is left, the writer saves for the last time.
     pub fn stop(&self, world: &mut World) {
         (0..world.sessions.len()).for_each(|session| self.cut(world, session));
         world.database.saved.is_in_turn = false;
@@ -93,7 +93,7 @@ impl Scenario {
         self.restart(world, true);
     }
 
-    /// Saves what is unsaved, where nobody else is there.
+    /// Saves what is unsaved, with no other session.
     fn save_alone(&self, world: &mut World, session: usize) {
         let mut log = Vec::new();
         loop {
@@ -109,7 +109,7 @@ impl Scenario {
     }
 }
 
-/// What a row has with so many tokens.
+/// The state of a row with these tokens.
 fn state_of(left: u8) -> Option<ratelimit_core::State> {
     match tokens(left.into()) {
         ratelimit_limiter::ports::Stored::State(state) => Some(state),

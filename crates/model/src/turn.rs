@@ -1,5 +1,5 @@
-//! The turn of the worker, as the extension's `save.rs` has it: what is unsaved is copied, written by the limiter in a
-//! transaction of its own, and noted as written after the commit.
+//! A turn of the writer, as in the extension's `save.rs`: copies the unsaved states, has the limiter write them in a
+//! transaction of its own, and marks them as written after the commit.
 
 use ratelimit_core::State;
 use ratelimit_limiter::error::Result;
@@ -21,7 +21,7 @@ pub enum TurnEnd {
     Killed,
 }
 
-/// Saves what is unsaved; whether anything was written, or nothing was to be.
+/// Saves what is unsaved; returns whether something was written, or nothing was unsaved.
 ///
 /// # Errors
 /// Those of the rows.
@@ -52,7 +52,7 @@ pub fn save(run: &Run, end: TurnEnd) -> Result<bool> {
     Ok(copies.is_empty() || written.contains(&true))
 }
 
-/// Copies what is unsaved, a place at a time.
+/// Copies the unsaved states, a place at a time.
 fn copies(run: &Run) -> Vec<(u8, Option<Total>)> {
     let (mut copies, mut from) = (Vec::new(), Some(0));
     while let Some(place) = from {

@@ -1,4 +1,4 @@
-//! A state of the exploration: what sessions share, where each stands, and what they were answered.
+//! A state of the exploration: what sessions share, where each stands, and the books of their answers.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::postgres::{
 use crate::run::{self, AccessPath, Setting};
 use crate::statement::{self, Command, KEYS};
 
-/// A program of a few sessions, and what it begins with.
+/// A program of a few sessions, and the state at the beginning.
 pub struct Scenario {
     /// Its name.
     pub name: String,
@@ -26,11 +26,11 @@ pub struct Scenario {
     pub setting: Setting,
     /// By session, its transactions.
     pub programs: Vec<Vec<Vec<Command>>>,
-    /// By key, whether its limit is in memory, where a change counts at once and no rollback takes it back.
+    /// By key, whether its limit is in memory: changes count at once, and no rollback undoes them.
     pub in_memory: [bool; KEYS.len()],
     /// The rows at first: key, shard number and contents.
     pub rows: Vec<(u8, i32, Stored)>,
-    /// By how much the clock moves, at any instants, in this order: microseconds.
+    /// The moves of the clock, each at any instant, in this order: microseconds.
     pub clock: Vec<i64>,
     /// Whether the server may crash, at any instant, once.
     pub crashes: bool,
@@ -40,28 +40,28 @@ pub struct Scenario {
     pub is_standby: bool,
     /// By key, whether its limit is in memory and saved.
     pub saved: [bool; KEYS.len()],
-    /// For how many entries the memory has room; 0: for all.
+    /// How many entries fit into the memory; 0: all.
     pub room: u8,
     /// How deep a reservation goes into debt, in tokens.
     pub debt: f64,
-    /// Whether the documents name its deadlock: rows that are locked in two orders.
+    /// Whether it may deadlock, as the documents say: rows are locked in two orders.
     pub may_deadlock: bool,
 }
 
-/// A wrong turn: what a property forbids.
+/// What a property forbids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Wrong {
-    /// More is admitted than the limit, over what is committed and in progress.
+    /// More is admitted, committed and in progress, than the limit has.
     OverAdmitted,
-    /// What is committed is not what was answered: fewer tokens are left.
+    /// Fewer tokens are left than the answers explain.
     TokensLost,
-    /// Likewise: a committed take is lost, or one is given back twice.
+    /// More tokens are left: a committed take is lost, or one was given back twice.
     TakeLost,
     /// No order explains an answer.
     Unexplained,
     /// A denial is right at no instant of the call.
     BadDenial,
-    /// What took nothing holds a lock.
+    /// A call that took nothing keeps a lock.
     LockKept,
     /// Two transactions have changed a row at once.
     TwoHolders,
@@ -73,11 +73,11 @@ pub enum Wrong {
     Deadlock,
     /// A call fails.
     Failed,
-    /// What counts as saved is not in its row, or a row has what was not to be saved.
+    /// A saved state is not in its row, or a row has one that was not to be saved.
     NotSaved,
 }
 
-/// What a session would see at an instant of its call.
+/// What a session would see at an instant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Instant {
     /// The clock.
@@ -88,7 +88,7 @@ pub struct Instant {
     pub blocked: Vec<u8>,
     /// The number of the definition in force.
     pub defined: u8,
-    /// By key, the bounds of its shards; none where the state says it exactly.
+    /// By key, the bounds of its shards; none where the state is exact.
     pub bounds: Vec<Bounds>,
 }
 
@@ -105,13 +105,13 @@ pub struct SessionState {
     pub pending: Option<Primitive>,
     /// By key, the number of the definition that its call uses.
     pub used: [u8; KEYS.len()],
-    /// What its transaction has changed.
+    /// The changes of its transaction.
     pub effects: Vec<Applied>,
     /// The states since the call was invoked.
     pub seen: Vec<Instant>,
-    /// The rows that it had locked then.
+    /// The rows that it had locked when the call began.
     pub locked: Vec<RowKey>,
-    /// How many transactions were open at its savepoint, with it.
+    /// How many transactions were open at its savepoint, including the savepoint's.
     pub savepoint: Option<u8>,
     /// Its leases, the last at the end.
     pub leases: Vec<i64>,
@@ -128,13 +128,13 @@ pub struct World {
     pub database: Database,
     /// The sessions.
     pub sessions: Vec<SessionState>,
-    /// By key, the state that follows from what was committed.
+    /// By key, the state that follows from the committed changes.
     pub committed: Vec<Option<Total>>,
-    /// By key, the state that was saved last, and what is copied to be saved; none where nothing is saved.
+    /// By key, the state that was saved last; none where nothing is saved.
     pub kept: Vec<Option<Total>>,
-    /// The copies.
+    /// By key, the state in the writer's copy.
     pub copied: Vec<Option<Total>>,
-    /// What was committed of shards that are only known in bounds.
+    /// The committed changes of shards that are only known in bounds.
     pub history: Vec<Applied>,
     /// What is wrong.
     pub wrong: Vec<Wrong>,
@@ -148,18 +148,18 @@ pub struct World {
     pub admitted: bool,
 }
 
-/// How many inserts a call loses before it is not followed any further: while the insert of a third session is in
-/// progress, two sessions can lose theirs to each other in turn for as long as they like.
+/// How many inserts a call may lose until it is cut off: while a third session's insert is in progress, two sessions
+/// can lose theirs to each other without end.
 const LOST_INSERTS: usize = 2;
 
-/// How many times a call puts its key in, and has it evicted before it is called, until it is not followed any further:
-/// two sessions can do that to each other in turn, for as long as they like.
+/// How many times a call may load a key that is evicted before it is used, until it is cut off: two sessions can do
+/// that to each other without end.
 const LOST_LOADS: usize = 2;
 
 /// The instant at which every scenario begins.
 pub const BEGIN: i64 = 1_800_000_000_000_000;
 
-/// What a row holds with so many tokens.
+/// The contents of a row with these tokens.
 pub fn tokens(value: f64) -> Stored {
     Stored::State(State::Tokens(Tokens { value, ts: Micros(BEGIN), added: None }))
 }
@@ -200,13 +200,13 @@ impl Scenario {
         }
     }
 
-    /// Begins with a row of a key, which has so many tokens.
+    /// Begins with a row of a key with these tokens.
     pub fn row(mut self, key: u8, tokens: f64) -> Scenario {
         self.rows.push((key, 0, self::tokens(tokens)));
         self
     }
 
-    /// Begins with the rows of shards, which have so many tokens.
+    /// Begins with the rows of shards with these tokens.
     pub fn shards(mut self, key: u8, tokens: &[f64]) -> Scenario {
         self.rows.push((key, 0, Stored::Marker { reset: false }));
         let count = tokens.len() as i32;
@@ -238,7 +238,7 @@ impl Scenario {
         Scenario { name: format!("{} (stop)", self.name), stops: true, ..self }
     }
 
-    /// With nobody who saves where a call waits for room.
+    /// Has no worker that saves where a call waits for room.
     pub fn without_worker(self) -> Scenario {
         let setting = Setting { has_worker: false, ..self.setting };
         Scenario { name: format!("{} (no worker)", self.name), setting, ..self }
@@ -249,7 +249,7 @@ impl Scenario {
         Scenario { name: format!("{} (standby)", self.name), is_standby: true, ..self }
     }
 
-    /// Whether every limit is in one row or entry, whose answers can be explained to the token.
+    /// Whether every limit is in one row or entry, so that its answers are exact.
     pub fn is_exact(&self) -> bool {
         self.setting.limits.iter().all(|definition| definition.limit.shards() == 1)
     }
@@ -324,14 +324,14 @@ impl Scenario {
         Instant { now: database.now, states, blocked, defined, bounds }
     }
 
-    /// Whether what shards hold is only known in bounds: they refill one by one, or are cut to a smaller share.
+    /// Whether the tokens in shards are only known in bounds: they refill one by one, or are cut to a smaller share.
     pub fn has_bounds(&self) -> bool {
         let largest = self.largest().limit.capacity();
         let is_smaller = |definition: &Definition| definition.limit.capacity() < largest;
         !self.is_exact() && (!self.clock.is_empty() || self.setting.limits.iter().any(is_smaller))
     }
 
-    /// The bounds of what a key holds after what was committed and these changes, in the order of their instants.
+    /// The bounds of a key's tokens after the committed changes and these, in the order of their instants.
     pub fn bounds(&self, world: &World, key: u8, more: &[Applied]) -> Bounds {
         let of_key = self.rows.iter().filter(|row| row.0 == key);
         let states = of_key.filter_map(|(.., stored)| match stored {
@@ -362,7 +362,7 @@ impl Scenario {
             false => oracle::sums(self.largest(), state.as_ref(), effect),
         };
         let Some(after) = after else { return false };
-        // What is full stays so: nothing is stored, of which the instant would count.
+        // A full limit stays unstored, so that no instant counts.
         let is_full = || {
             let limit = &self.setting.limits[usize::from(effect.limit)];
             after.0 == oracle::state_of(limit, effect.key, None, Micros(effect.now))
@@ -373,8 +373,8 @@ impl Scenario {
         true
     }
 
-    /// The definition with the largest capacity: by a smaller one a call takes from one shard, and leaves to others
-    /// what doesn't fit into theirs.
+    /// The definition with the largest capacity. By a smaller one a call changes one shard, and leaves the others as
+    /// they are.
     pub fn largest(&self) -> &Definition {
         let limits = self.setting.limits.iter();
         let largest =
@@ -420,7 +420,7 @@ impl Scenario {
         }
     }
 
-    /// What a session does itself: `Some(None)` where it is done already.
+    /// Does a session's own statements: `Some(None)` where that took no step.
     fn control(
         &self,
         world: &mut World,
@@ -441,7 +441,7 @@ impl Scenario {
         }
     }
 
-    /// By how many choices a session's next step can be taken; 0: it waits, or is not followed any further.
+    /// How many choices a session's next step has; 0: it waits, or is cut off.
     pub fn choices(&self, world: &World, session: usize) -> u8 {
         let at = &world.sessions[session];
         let lost = at.log.iter().filter(|reply| matches!(reply, StepReply::Inserted(_, false)));
@@ -499,7 +499,7 @@ impl Scenario {
         world.sessions[session].first_read.get_or_insert(reply).clone()
     }
 
-    /// Notes for whose end sessions wait, so that it is remembered.
+    /// Keeps the status of transactions that sessions wait for.
     fn await_ends(&self, world: &mut World) {
         let awaited = world.sessions.iter().filter_map(|session| match session.pending {
             Some(Primitive::WaitForEnd(xid)) => Some(xid),
@@ -508,8 +508,8 @@ impl Scenario {
         world.database.awaited = awaited.collect();
     }
 
-    /// Adds what each session sees now to the instants of its call, checks what must always hold, and forgets versions
-    /// that nobody has read.
+    /// Adds this instant to those of each session's call, checks what must always hold, and drops versions that no
+    /// session has read.
     pub fn observe(&self, world: &mut World) {
         self.lose_forgotten(world);
         for session in 0..world.sessions.len() {
@@ -528,10 +528,10 @@ impl Scenario {
         self.check(world);
     }
 
-    /// A key whose entries were forgotten, or made room for another, has back what was taken.
+    /// Makes a key full whose entries were removed or evicted.
     fn lose_forgotten(&self, world: &mut World) {
         for key in std::mem::take(&mut world.database.forgotten) {
-            // One step may write it again, and rows are forgotten elsewhere.
+            // The same step may have written it again.
             let is_kept = world.database.entries.keys().any(|id| id[0] % 100 == key % 100)
                 || self.in_memory.get(key as usize) != Some(&true)
                 || self.saved.get(key as usize) == Some(&true);
@@ -547,14 +547,14 @@ impl Scenario {
         }
     }
 
-    /// The server crashes: what is in progress is rolled back, and the memory is lost. Sessions go on with their next
-    /// transactions.
+    /// Crashes the server: transactions in progress are rolled back, and the memory is lost. Sessions go on with their
+    /// next transactions.
     pub fn crash(&self, world: &mut World) {
         (0..world.sessions.len()).for_each(|session| self.cut(world, session));
         self.restart(world, false);
     }
 
-    /// A session's transaction is rolled back, wherever it stands, with that of the worker for which it may wait.
+    /// Rolls back a session's transaction, and that of the worker for which it may wait.
     pub fn cut(&self, world: &mut World, session: usize) {
         if world.sessions[session].pending.take().is_some() {
             let worker = world.database.open.len() - 1;
@@ -566,8 +566,8 @@ impl Scenario {
         }
     }
 
-    /// The memory is lost, and sessions go on with their next transactions; of limits that are saved, what was saved is
-    /// left, or all where everything was.
+    /// Empties the memory, and lets sessions go on with their next transactions. Saved limits keep the state that was
+    /// saved last, or all with `is_saved`.
     pub fn restart(&self, world: &mut World, is_saved: bool) {
         world.has_crashed = true;
         world.database.versions.retain(|_, version| !version.is_speculative);
@@ -586,7 +586,7 @@ impl Scenario {
         self.observe(world);
     }
 
-    /// PostgreSQL ends a deadlock: the transaction of a session fails.
+    /// Ends a deadlock, as PostgreSQL does: the transaction of a session fails.
     pub fn break_deadlock(&self, world: &mut World, session: usize) {
         world.sessions[session].pending = None;
         world.database.execute(session, &Primitive::Rollback, 0);
@@ -596,7 +596,7 @@ impl Scenario {
     }
 }
 
-/// Where the limit of a key is: in one place, but for the number of its rows.
+/// The store of a key's limit. Definitions may differ in the number of rows only.
 fn stores(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> Store {
     let statements = programs.iter().flatten().flatten();
     let numbers = statements.filter(|at| at.is_for(key)).filter_map(|at| at.limit(key));
@@ -609,7 +609,7 @@ fn stores(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> Sto
     first
 }
 
-/// The versions that a session knows of.
+/// The versions that a session has read.
 fn read_versions(session: &SessionState) -> Vec<Tid> {
     let mut read = Vec::new();
     for reply in &session.log {

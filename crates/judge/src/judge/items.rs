@@ -1,5 +1,5 @@
-//! What the search puts in an order: of a row the tenures of transactions, each from its first take to its end, and
-//! the reads; in memory each call.
+//! The items that the search orders: for a row, the tenures of transactions, each from its first take to its end, and
+//! the reads; for memory, each call.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,9 @@ use crate::history::{Asked, End, History, Invocation, Storage};
 /// Whether a call changes what is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writes {
-    /// It does.
     Yes,
-    /// It doesn't.
     No,
-    /// The answer doesn't say: it does unless nothing changes.
+    /// The answer doesn't say.
     Perhaps,
 }
 
@@ -21,30 +19,30 @@ pub(super) enum Writes {
 pub(super) enum Step {
     /// The call of this index.
     Call(u32),
-    /// The latest change that is not undone is undone, by a savepoint.
+    /// A savepoint undoes the latest change that is left.
     Undo,
 }
 
-/// What is put in an order: it reads or changes what is stored, and is over before what comes next begins.
+/// A part of the order: it reads or changes what is stored, and ends before the next one begins.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// The calls, and what is undone of them.
+    /// The calls, and which of them are undone.
     pub steps: Vec<Step>,
     /// Whether it changes what is stored.
     pub writes: Writes,
-    /// What was changed is seen by others, or what was read is so, from here on at the earliest.
+    /// When it takes effect at the earliest.
     pub earliest: i64,
-    /// As `earliest`, if it turns out to have changed something.
+    /// The same, if it turns out to have changed something.
     pub earliest_end: i64,
-    /// At the latest.
+    /// When it takes effect at the latest.
     pub latest: i64,
-    /// What comes before a change has ended by here.
+    /// When the items before a change have ended at the latest.
     pub begun: i64,
-    /// What was committed before a change was so by here: when it read the clock.
+    /// When those that are kept were committed at the latest: when the change read the clock.
     pub seen: i64,
     /// Whether the change is kept; `None`: not known.
     pub kept: Option<bool>,
-    /// Whether an order may do without it: a call that may have been made, or not.
+    /// Whether an order may leave it out: a call that may have been made, or not.
     pub optional: bool,
 }
 
@@ -114,7 +112,7 @@ fn at_once(history: &History, n: u32) -> Item {
     }
 }
 
-/// A call that may have been made, of which it is not known when its transaction has ended.
+/// A call that may have been made, and may have ended at any time.
 fn unanswered(history: &History, n: u32) -> Item {
     let forever = i64::MAX;
     Item { latest: forever, begun: forever, seen: forever, optional: true, ..at_once(history, n) }
@@ -133,8 +131,8 @@ fn of_transaction(
     calls: &[u32],
     items: &mut Vec<Item>,
 ) -> Result<(), (u32, String)> {
-    // The changes that are not undone yet, by their ends.
-    let mut held: Vec<End> = Vec::new();
+    // The ends of the changes that are not undone yet.
+    let mut open: Vec<End> = Vec::new();
     let mut tenure: Vec<Step> = Vec::new();
     for (place, &n) in calls.iter().enumerate() {
         let call = &history.calls[n as usize];
@@ -142,28 +140,28 @@ fn of_transaction(
             .end
             .map_or(End { invoked: 0, answered: 0, kept: None }, |end| history.ends[end as usize]);
         let mut last = None;
-        while let Some(ended) = held.last().copied().filter(|ended| ended.answered <= call.invoked)
+        while let Some(ended) = open.last().copied().filter(|ended| ended.answered <= call.invoked)
         {
-            held.pop();
+            open.pop();
             tenure.push(Step::Undo);
             last = Some(ended);
         }
-        if let (true, Some(ended)) = (held.is_empty(), last) {
+        if let (true, Some(ended)) = (open.is_empty(), last) {
             items.push(closed(history, std::mem::take(&mut tenure), ended));
         }
         match writes(call) {
             Writes::Yes => {
                 tenure.push(Step::Call(n));
-                held.push(end);
+                open.push(end);
             }
-            Writes::No if held.is_empty() => items.push(read(history, n)),
+            Writes::No if open.is_empty() => items.push(read(history, n)),
             Writes::No => tenure.push(Step::Call(n)),
-            Writes::Perhaps if held.is_empty() && place + 1 < calls.len() => {
+            Writes::Perhaps if open.is_empty() && place + 1 < calls.len() => {
                 let why =
                     "a credit before other calls of its transaction on the key can't be judged";
                 return Err((n, why.to_owned()));
             }
-            Writes::Perhaps if held.is_empty() => {
+            Writes::Perhaps if open.is_empty() => {
                 items.push(Item {
                     writes: Writes::Perhaps,
                     earliest: call.invoked,
@@ -171,22 +169,22 @@ fn of_transaction(
                 });
             }
             // Its own savepoint would undo it or not.
-            Writes::Perhaps if held.last() != Some(&end) => {
+            Writes::Perhaps if open.last() != Some(&end) => {
                 return Err((n, "a credit in a savepoint of a tenure can't be judged".to_owned()));
             }
             Writes::Perhaps => tenure.push(Step::Call(n)),
         }
     }
-    if let Some(&end) = held.first() {
-        // What a savepoint has undone before the end.
-        let undone = held.iter().filter(|&&other| other != end);
+    if let Some(&end) = open.first() {
+        // A savepoint has undone these before the end.
+        let undone = open.iter().filter(|&&other| other != end);
         tenure.extend(undone.map(|_| Step::Undo));
         items.push(closed(history, tenure, end));
     }
     Ok(())
 }
 
-/// A tenure that ended so.
+/// A tenure with its end.
 fn closed(history: &History, steps: Vec<Step>, end: End) -> Item {
     let first = steps.iter().find_map(|step| match step {
         Step::Call(n) => Some(&history.calls[*n as usize]),

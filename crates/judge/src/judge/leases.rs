@@ -1,6 +1,5 @@
-//! Leases by their ids, whatever else is known: none is given twice, none is given back that was never given, and no
-//! more slots are surely held at once than there are. A lease that may expire is not surely held: this rule is for
-//! leases that outlive the history.
+//! Judges leases by their ids: none is given twice, none is released that was never given, and no more slots are surely
+//! taken at once than there are. This is for leases that outlive the history: one that may expire is not surely there.
 
 use std::collections::HashMap;
 
@@ -39,23 +38,20 @@ pub(super) fn judge(
     at_once(history, slots, storage, calls)
 }
 
-/// Checks how many slots are surely held at once.
-///
-/// # Errors
-/// As [`judge`].
+/// Checks how many slots are surely taken at once.
 fn at_once(
     history: &History,
     slots: u32,
     storage: Storage,
     calls: &[u32],
 ) -> Result<(), (u32, String)> {
-    // Whether what a call did outlasts its transaction, and when the transaction ends at the earliest.
+    // The end that a call depends on; memory depends on none.
     let end = |n: u32| {
         let call = &history.calls[n as usize];
         call.end.filter(|_| storage != Storage::Memory).map(|end| history.ends[end as usize])
     };
     let mut released: HashMap<i64, i64> = HashMap::new();
-    let mut settled = false;
+    let mut was_reset = false;
     for &n in calls {
         let call = &history.calls[n as usize];
         match call.asked {
@@ -63,11 +59,11 @@ fn at_once(
                 let first = released.entry(lease).or_insert(call.invoked);
                 *first = (*first).min(call.invoked);
             }
-            Asked::Reset => settled |= call.reply.ok,
+            Asked::Reset => was_reset |= call.reply.ok,
             _ => {}
         }
     }
-    if settled {
+    if was_reset {
         return Ok(());
     }
     let mut events: Vec<(i64, f64, u32)> = Vec::new();
@@ -81,14 +77,14 @@ fn at_once(
             events.push((until, -count, n));
         }
     }
-    // What ends at an instant ends before what begins there.
+    // At one instant, ends come before beginnings.
     events.sort_by(|one, other| one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)));
-    let mut held = 0.0;
+    let mut taken = 0.0;
     for (_, count, n) in events {
-        held += count;
-        if held > f64::from(slots) {
+        taken += count;
+        if taken > f64::from(slots) {
             let call = &history.calls[n as usize];
-            return Err((n, format!("{held} of {slots} slots are held at once: {call:?}")));
+            return Err((n, format!("{taken} of {slots} slots are taken at once: {call:?}")));
         }
     }
     Ok(())

@@ -1,26 +1,24 @@
-//! Whether some order of the calls and commits that agrees with real time explains every answer of a history: key by
-//! key, since no call's answer depends on another key, but for the parts of `rl_limit_all`, each of which is judged.
+//! The rules. Keys are judged one by one, since no answer depends on another key; each request of `rl_limit_all` is
+//! judged as a call.
 //!
-//! - **Rows** (`items`, `order`): whoever takes has the row from some instant of the first take to some instant of its
-//!   transaction's end. A denial or a check is answered by a state that was the latest committed one, or the
-//!   transaction's own, at some instant of the call.
+//! - **Rows** (`items`, `order`): a transaction has the row from some instant of its first take to some instant of its
+//!   end. A denial or a check sees the latest committed state, or the transaction's own, at some instant of the call.
 //! - **Memory** (`items`, `order`): each call takes effect at some instant between call and answer.
 //! - **Shards** (`shards`): what is admitted in any span, committed or in progress, is at most the capacity and the
-//!   inflow; denials, and what they and checks tell of `remaining`, are within the bounds of what can be left.
-//!   Where it is known what each take left in its rows (`rows`), what they lost is what it took.
+//!   inflow; denials, and the `remaining` of denials and checks, are within the bounds of what can be left. Where the
+//!   rows after each take are known (`rows`), they have lost what it took.
 //! - **Leases**: as a row or memory; and by their ids (`leases`): none is given twice, and no more slots are surely
-//!   held at once than there are.
+//!   taken at once than there are.
 //!
-//! A call without an answer may have been made, or not: an order may do without it.
+//! A call without an answer may have been made, or not: an order may leave it out.
 //!
 //! A take is explained where `ratelimit_core::decide` gives its answer on the state that the order leaves, at the
 //! decision's instant, or at some instant of the call where that isn't known (`oracle`).
 //!
-//! The rules of rows, memory and leases refuse every history that has no such order, but for this: instants that are
-//! not known are taken to be independent of each other, and the keys and limits of one transaction are judged each for
-//! itself. The rule of shards is weaker: it refuses no right history, and accepts some that no order explains. It takes
-//! a denial as right, whatever is left, where the transaction has rows of the limit and `retry_at` is about the instant
-//! of the call, or not recorded.
+//! The rules of rows, memory and leases refuse every history without such an order, but for this: unknown instants are
+//! taken to be independent, and so are the keys and limits of one transaction. The rule of shards is weaker: it refuses
+//! no right history, and accepts some that no order explains. It accepts a denial, whatever is left, where the
+//! transaction has rows of the limit and `retry_at` is about the instant of the call, or not recorded.
 //!
 //! Not judged: `reset_at`; definitions that change; keys of limits in memory that make room for others; blocks.
 
@@ -39,16 +37,16 @@ use crate::history::{History, Invocation, Storage};
 use oracle::Oracle;
 use order::{NoOrder, Search};
 
-/// What was judged: the numbers of calls, by the rule.
+/// How many calls were judged, by the rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
-    /// On limits in a row, without those of leases.
+    /// On limits in a row, without leases.
     pub rows: usize,
     /// On limits in memory, likewise.
     pub memory: usize,
     /// On limits with shards.
     pub shards: usize,
-    /// How many of those took tokens, and were judged by the rows that they changed.
+    /// How many of those took tokens and were judged by the rows that they changed.
     pub by_rows: usize,
     /// On concurrency limits.
     pub leases: usize,
@@ -132,7 +130,7 @@ fn judge_key(
     for &n in calls {
         in_time(history, n)?;
     }
-    tells_what_expires(history, &limit, calls)?;
+    has_expiring_instants(history, &limit, calls)?;
     let phase = phase(limited.name.as_bytes(), limited.key.as_bytes());
     if limited.storage == Storage::Shards {
         judgement.shards += calls.len();
@@ -156,7 +154,7 @@ fn judge_key(
     search.run().map_err(|NoOrder { call, why }| (call, why))
 }
 
-/// Checks that a call was decided between call and answer, and has the instants that it must have.
+/// Checks that a call was decided between call and answer, and that its instants are recorded.
 ///
 /// # Errors
 /// As [`judge_key`].
@@ -181,16 +179,16 @@ fn in_time(history: &History, n: u32) -> Result<(), (u32, String)> {
     }
 }
 
-/// Checks that the instants are known of what can expire within the history.
+/// Checks that the instants of what can expire within the history are known.
 ///
 /// # Errors
 /// As [`judge_key`].
-fn tells_what_expires(
+fn has_expiring_instants(
     history: &History,
     limit: &Limit,
     calls: &[u32],
 ) -> Result<(), (u32, String)> {
-    // The kinds that remember each token, for so long.
+    // Only these kinds remember when each token was taken.
     if !limit.whole_counts() {
         return Ok(());
     }

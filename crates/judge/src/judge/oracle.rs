@@ -1,5 +1,9 @@
-//! What a call would be answered on a state, by `ratelimit_core`: at an instant, and at any instant of a span where
-//! that of the decision is not known.
+//! Explains a call's answer by `ratelimit_core`: on a state at an instant, or at any instant of a span where that of
+//! the decision is not known.
+//!
+//! The model has an oracle of its own (`crates/model/src/oracle.rs`). Both are thin layers over the core's `decide`,
+//! which is what they share: here neither the instant nor the state is known for sure, so that answers are explained on
+//! beliefs; there both are, and each change must lead to a single state.
 
 use std::cmp::Ordering;
 
@@ -7,17 +11,17 @@ use ratelimit_core::{Decision, Limit, Micros, State, credit, decide};
 
 use crate::history::{Asked, Invocation, Reply};
 
-/// What a key may hold: one of the possible states.
+/// A possible state of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Belief {
     /// `None`: nothing is stored.
     pub state: Option<State>,
-    /// The times in the state may be later by so much: those of a decision whose instant was not known.
+    /// By how much the times in the state may be later, since the instant of a decision was not known.
     pub slack: i64,
 }
 
 impl Belief {
-    /// That nothing is stored.
+    /// Nothing is stored.
     pub(super) const NOTHING: Belief = Belief { state: None, slack: 0 };
 
     /// Mixes it into a hash.
@@ -58,18 +62,18 @@ impl Belief {
     }
 }
 
-/// What a call is answered, and what it leaves.
+/// A call's answer, and the state after it.
 struct Outcome {
     ok: bool,
     remaining: Option<f64>,
     /// When a denied call can pass.
     retry_at: Option<i64>,
-    /// What is stored after it, where that changes.
+    /// What is stored after it; `None`: the same as before.
     after: Option<Option<State>>,
 }
 
 impl Outcome {
-    fn of(decision: Decision, now: Micros, writes: bool) -> Outcome {
+    fn new(decision: Decision, now: Micros, writes: bool) -> Outcome {
         Outcome {
             ok: decision.ok,
             remaining: Some(decision.level.remaining),
@@ -78,15 +82,15 @@ impl Outcome {
         }
     }
 
-    /// Of a call that tells yes or no.
-    fn of_truth(ok: bool, after: Option<Option<State>>) -> Outcome {
+    /// The outcome of a call that answers yes or no.
+    fn from_yes(ok: bool, after: Option<Option<State>>) -> Outcome {
         Outcome { ok, remaining: None, retry_at: None, after }
     }
 }
 
 /// A way to explain a call on a belief.
 pub(super) struct Explained {
-    /// What the key may hold after it.
+    /// A possible state after it.
     pub after: Belief,
     /// Whether it changed that.
     pub wrote: bool,
@@ -98,11 +102,11 @@ pub(super) struct Oracle {
     pub limit: Limit,
     /// As in [`Limit::initial_state`].
     pub phase: Micros,
-    /// Float error of an answer: `remaining` is rounded to a whole number where it is nearer than that.
+    /// By how much `remaining` may differ: it is rounded to a whole number that is nearer than this.
     pub tolerance: f64,
 }
 
-/// The states that can follow a decision whose instant is not known, at most: a window ends within the call.
+/// The most states that can follow a decision whose instant is not known: a window may end within the call.
 const MOST: usize = 8;
 
 impl Oracle {
@@ -112,12 +116,12 @@ impl Oracle {
         Oracle { limit, phase, tolerance }
     }
 
-    /// Whether times of the state are those of decisions; of windows they are boundaries.
+    /// Whether the state has times of decisions. Those of windows are boundaries.
     fn has_slack(&self) -> bool {
         !matches!(self.limit, Limit::FixedWindow(_) | Limit::SlidingWindow(_))
     }
 
-    /// What is stored, `later` by so much; of nothing the state that counts at `now`.
+    /// The believed state, with its times `later`; where nothing is stored, the initial one.
     fn state(&self, belief: &Belief, later: i64, now: Micros) -> State {
         match &belief.state {
             Some(state) => shifted(state, later),
@@ -125,37 +129,37 @@ impl Oracle {
         }
     }
 
-    /// The outcome of a call at `now`, on a state that is `later` than believed.
+    /// The outcome of a call at `now`, on the believed state with its times `later`.
     fn outcome(&self, belief: &Belief, asked: Asked, later: i64, now: Micros) -> Outcome {
         let before = self.state(belief, later, now);
         let (limit, before) = (&self.limit, &before);
         match asked {
             Asked::Limit { count, reserve } => {
-                Outcome::of(decide(limit, before, now, count, reserve), now, true)
+                Outcome::new(decide(limit, before, now, count, reserve), now, true)
             }
             Asked::Check { count, reserve } => {
-                let outcome = Outcome::of(decide(limit, before, now, count, reserve), now, false);
+                let outcome = Outcome::new(decide(limit, before, now, count, reserve), now, false);
                 // Before what would be taken.
                 Outcome { remaining: Some(limit.level(before, now).remaining), ..outcome }
             }
             Asked::Credit { count } => match credit(limit, before, now, count, None) {
-                Some(decision) => Outcome::of(decision, now, true),
-                None => Outcome::of_truth(false, None),
+                Some(decision) => Outcome::new(decision, now, true),
+                None => Outcome::from_yes(false, None),
             },
             Asked::Reset => {
                 let was = belief.state.is_some();
-                Outcome::of_truth(was, was.then_some(None))
+                Outcome::from_yes(was, was.then_some(None))
             }
             Asked::Acquire { count, lease } => {
-                Outcome::of(limit.acquire(before, now, count, Micros(lease)), now, true)
+                Outcome::new(limit.acquire(before, now, count, Micros(lease)), now, true)
             }
-            Asked::Extend { lease } => settled(limit.extend(before, now, Micros(lease))),
-            Asked::Release { lease } => settled(limit.release(before, now, Micros(lease))),
+            Asked::Extend { lease } => lease_changed(limit.extend(before, now, Micros(lease))),
+            Asked::Release { lease } => lease_changed(limit.release(before, now, Micros(lease))),
         }
     }
 
-    /// Whether the answer is that of this outcome; `Less`, where a later instant may have it, and `Greater`, where an
-    /// earlier one may: tokens come, and leases go, in time.
+    /// Compares a call's answer with an outcome. `Less`: a later instant may give that answer; `Greater`: an earlier
+    /// one, since tokens come and leases go with time.
     fn compare(&self, call: &Invocation, outcome: &Outcome) -> Ordering {
         let goes = matches!(call.asked, Asked::Extend { .. } | Asked::Release { .. });
         if call.reply.ok != outcome.ok {
@@ -168,7 +172,7 @@ impl Oracle {
         }
     }
 
-    /// The first instant of a span that is late enough for an answer, and the last that is early enough.
+    /// The first and the last instant of a span that can give an answer.
     fn instants(&self, belief: &Belief, call: &Invocation, span: (i64, i64)) -> Option<(i64, i64)> {
         let compare =
             |now, later| self.compare(call, &self.outcome(belief, call.asked, later, Micros(now)));
@@ -178,7 +182,7 @@ impl Oracle {
         (from <= to).then_some((from, to))
     }
 
-    /// The ways to explain a call that was decided in `span`; none: it isn't explained.
+    /// The ways to explain a call that was decided within `span`; empty: none does.
     pub(super) fn explain(
         &self,
         belief: &Belief,
@@ -200,7 +204,7 @@ impl Oracle {
         match (early.after, late) {
             (Some(after), None) => vec![wrote(after, 0)],
             (Some(after), Some(late)) if self.has_slack() => {
-                // It may have found nothing to change, if time has filled it.
+                // If time had filled it, nothing changed.
                 let full = at(to, 0);
                 let is_full = full.ok && full.after.is_none();
                 let mut ways = if is_full { unchanged() } else { Vec::new() };
@@ -220,7 +224,7 @@ impl Oracle {
                 }
                 ways
             }
-            // A lease that had expired, if its times are the earliest.
+            // At the earliest of its times the lease had expired.
             (None, Some(late)) if !early.ok => {
                 let after = late.after.flatten().map(|state| shifted(&state, -belief.slack));
                 vec![wrote(after, belief.slack.max(to - from))]
@@ -234,7 +238,7 @@ impl Oracle {
         }
     }
 
-    /// The different states that a function of time has in a span: it changes at a few instants.
+    /// Collects the values of a function of time over a span: it changes at a few instants.
     fn pieces(
         &self,
         (from, to): (i64, i64),
@@ -253,7 +257,7 @@ impl Oracle {
     }
 }
 
-/// A state whose times are later by so much.
+/// Shifts the times of a state.
 fn shifted(state: &State, later: i64) -> State {
     let (mut state, by) = (state.clone(), Micros(later));
     match &mut state {
@@ -269,7 +273,7 @@ fn shifted(state: &State, later: i64) -> State {
     state
 }
 
-/// A state of an instant that is known within bounds: the earliest one, and by how much it may be later.
+/// The state after a decision in a span: the earliest, and by how much it may be later.
 fn within(
     before: &Belief,
     reply: &Reply,
@@ -280,21 +284,21 @@ fn within(
     let Some(State::Tokens(mut early)) = early else {
         return (early, before.slack.max(to - from));
     };
-    // The answer tells it better than an instant that is not known.
+    // The answer is more exact than an instant that is not known.
     early.value = reply.remaining.unwrap_or(early.value);
     let last = late.map_or(Micros(to), |late| late.ts());
     (Some(State::Tokens(early)), last.minus(early.ts).0.max(0))
 }
 
 /// The outcome of a change of a lease.
-fn settled(after: Option<State>) -> Outcome {
-    Outcome::of_truth(after.is_some(), after.map(Some))
+fn lease_changed(after: Option<State>) -> Outcome {
+    Outcome::from_yes(after.is_some(), after.map(Some))
 }
 
-/// Whether a denial told when the call can pass, to the millisecond.
+/// Whether a denial's `retry_at` is right, to the millisecond.
 fn retries(reply: &Reply, early: &Outcome, late: &Outcome) -> bool {
     let (false, Some(told)) = (reply.ok, reply.retry_at) else { return true };
-    // Between them lies a state that denies.
+    // A state between them denies.
     if early.ok || late.ok {
         return true;
     }
@@ -309,7 +313,7 @@ fn retries(reply: &Reply, early: &Outcome, late: &Outcome) -> bool {
     }
 }
 
-/// The first instant of a span for which `is` holds, from which on it does; past its end, if for none.
+/// The first instant of a span from which on `is` holds; past the end if there is none.
 fn first(from: i64, to: i64, is: impl Fn(i64) -> bool) -> i64 {
     let (mut low, mut high) = (from, to + 1);
     while low < high {

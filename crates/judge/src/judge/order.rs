@@ -1,11 +1,11 @@
-//! The search for an order that explains every answer of a key, after Wing and Gong, with the memory of Lowe: what
-//! can come next is tried, and where nothing more can, the last choice is taken back.
+//! Searches for an order that explains every answer of a key, by backtracking (Wing and Gong), with a memory of the
+//! places that led nowhere (Lowe).
 //!
 //! An item takes effect at a point between `earliest` and `latest`. A change begins when the one before it has ended,
 //! and not after `begun`. So the tenures of explicit transactions have one order only, and there is little to search.
 //!
-//! A read that what is stored explains is put next without another try, where that closes no way: the point that it
-//! needs is no later than what any change still allows.
+//! A read that the stored state explains comes next without a try of the alternatives, where that closes no way: its
+//! point is no later than any change still allows.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use super::items::{Item, Step, Writes};
 use super::oracle::{Belief, Oracle};
 use crate::history::History;
 
-/// The beliefs of a key, at most: more come of many ends that are not known. An order that needs more is none.
+/// The most beliefs of a key. Many unknown ends make more; an order that needs them is refused.
 const MOST: usize = 4096;
 
-/// Items in the order of an instant, without those that are placed.
+/// The items that are not placed yet, in the order of an instant: a linked list.
 struct Queue {
     items: Vec<u32>,
     position: Vec<u32>,
@@ -27,11 +27,11 @@ struct Queue {
 
 const NONE: u32 = u32::MAX;
 
-/// Of an item that may have changed nothing: that it hasn't.
+/// Marks an option: the item has changed nothing.
 const UNCHANGED: u32 = 1 << 31;
 
 impl Queue {
-    /// Of the items that have such an instant.
+    /// Makes one of the items for which `at` has an instant.
     fn new(items: &[Item], at: impl Fn(&Item) -> Option<i64>) -> Queue {
         let mut order: Vec<u32> =
             (0..items.len() as u32).filter(|&n| at(&items[n as usize]).is_some()).collect();
@@ -39,7 +39,7 @@ impl Queue {
         let len = order.len() as u32;
         let mut position = vec![NONE; items.len()];
         order.iter().enumerate().for_each(|(n, &item)| position[item as usize] = n as u32);
-        // The last one is before the first and after the last.
+        // Place `len` is before the first and after the last.
         let next = (0..=len).map(|n| (n + 1) % (len + 1)).collect();
         let previous = (0..=len).map(|n| (n + len) % (len + 1)).collect();
         Queue { items: order, position, next, previous }
@@ -54,7 +54,7 @@ impl Queue {
         }
     }
 
-    /// Puts back what was removed last.
+    /// Puts back the item that was removed last.
     fn restore(&mut self, item: u32) {
         let at = self.position[item as usize];
         if at != NONE {
@@ -73,23 +73,24 @@ impl Queue {
         })
     }
 
-    /// The first but for one.
+    /// The first that is not `item`.
     fn first_but(&self, item: u32) -> Option<u32> {
         self.iter().take(2).find(|&first| first != item)
     }
 }
 
-/// Where a search is.
+/// A place of the search.
 #[derive(Clone)]
 struct Place {
-    /// What the key may hold.
+    /// The possible states.
     beliefs: Rc<Vec<Belief>>,
     /// The point of the last item.
     point: i64,
-    /// That of the last change, and of the last that is kept.
+    /// The point of the last change.
     released: i64,
+    /// The point of the last change that is kept.
     committed: i64,
-    /// Of what is placed.
+    /// A hash of the items that are placed.
     hash: u64,
 }
 
@@ -107,11 +108,11 @@ struct Frame {
     tried: usize,
 }
 
-/// Why there is no order: the call that no place explains, and what was tried.
+/// Why there is no order.
 pub(super) struct NoOrder {
-    /// The index of the call.
+    /// The index of the call that isn't explained.
     pub call: u32,
-    /// Why.
+    /// What was tried.
     pub why: String,
 }
 
@@ -124,9 +125,9 @@ pub(super) struct Search<'h> {
     by_latest: Queue,
     by_begun: Queue,
     by_seen: Queue,
-    /// How many must be placed still.
+    /// How many must still be placed.
     left: usize,
-    /// The fewest that were left, what is left then, and on which beliefs.
+    /// The fewest that were left, some of them, and the beliefs there.
     closest: (usize, Vec<u32>, Rc<Vec<Belief>>),
 }
 
@@ -151,7 +152,7 @@ impl<'h> Search<'h> {
     /// Finds an order.
     ///
     /// # Errors
-    /// There is none, or none was found in long.
+    /// There is none, or the search takes too long.
     pub(super) fn run(mut self) -> Result<(), NoOrder> {
         let beliefs = Rc::new(vec![Belief::NOTHING]);
         let place =
@@ -174,7 +175,7 @@ impl<'h> Search<'h> {
             budget -= 1;
             if budget == 0 {
                 let NoOrder { call, why } = self.refusal();
-                return Err(NoOrder { call, why: format!("no order was found in long; {why}") });
+                return Err(NoOrder { call, why: format!("the search takes too long; {why}") });
             }
             let before = frame.place.clone();
             let Some(after) = self.after(&before, item) else { continue };
@@ -202,7 +203,7 @@ impl<'h> Search<'h> {
         self.left += usize::from(!self.items[item as usize].optional);
     }
 
-    /// What can come next here.
+    /// The options at a place.
     fn frame(&mut self, place: Place) -> Frame {
         let mut options = Vec::new();
         let last = self.by_latest.iter().next().map_or(i64::MAX, |n| self.items[n as usize].latest);
@@ -238,7 +239,7 @@ impl<'h> Search<'h> {
         Frame { place, options, tried: 0 }
     }
 
-    /// Where the search is after an item; `None`: it can't come next.
+    /// The place after an item; `None`: it can't come next.
     fn after(&self, place: &Place, option: u32) -> Option<Place> {
         let n = option & !UNCHANGED;
         let item = &self.items[n as usize];
@@ -276,22 +277,22 @@ impl<'h> Search<'h> {
         Some(Place { beliefs: Rc::new(beliefs), point, released: point, committed, hash })
     }
 
-    /// What the key may hold after an item, and whether it was changed; `None`: an answer is not explained.
-    /// With `only`, as far as it changed something, or didn't.
+    /// The possible states after an item, and whether it changed something; `None`: an answer is not explained.
+    /// `only` asks for explanations with a change, or without.
     fn explain(
         &self,
         beliefs: &[Belief],
         item: &Item,
         only: Option<bool>,
     ) -> Option<(Vec<Belief>, bool)> {
-        let mut held: Vec<Vec<Belief>> = vec![beliefs.to_vec()];
+        let mut stack: Vec<Vec<Belief>> = vec![beliefs.to_vec()];
         let mut wrote = false;
         for step in &item.steps {
             let Step::Call(n) = step else {
-                held.pop();
+                stack.pop();
                 continue;
             };
-            let before = held.last()?;
+            let before = stack.last()?;
             let (after, changed) = self.explain_call(before, *n, only);
             if after.is_empty() {
                 return None;
@@ -299,15 +300,15 @@ impl<'h> Search<'h> {
             wrote |= changed;
             let is_change =
                 matches!(super::items::writes(&self.history.calls[*n as usize]), Writes::Yes);
-            match (is_change, held.last_mut()) {
+            match (is_change, stack.last_mut()) {
                 (false, Some(last)) => *last = after,
-                _ => held.push(after),
+                _ => stack.push(after),
             }
         }
-        Some((held.pop()?, wrote))
+        Some((stack.pop()?, wrote))
     }
 
-    /// What the key may hold after a call, and whether it was changed.
+    /// The possible states after a call, and whether it changed something.
     fn explain_call(&self, beliefs: &[Belief], n: u32, only: Option<bool>) -> (Vec<Belief>, bool) {
         let call = &self.history.calls[n as usize];
         let span = super::span(self.history, call);
@@ -324,7 +325,7 @@ impl<'h> Search<'h> {
         (after, wrote)
     }
 
-    /// What was left where the search came closest.
+    /// Describes where the search came closest.
     fn refusal(&self) -> NoOrder {
         let (_, left, beliefs) = &self.closest;
         let mut call = 0;
@@ -338,12 +339,12 @@ impl<'h> Search<'h> {
                 }
             }
         }
-        why += &format!("\nwhere the key holds {:?}", beliefs.iter().take(3).collect::<Vec<_>>());
+        why += &format!("\nwhere the key has {:?}", beliefs.iter().take(3).collect::<Vec<_>>());
         NoOrder { call, why }
     }
 }
 
-/// Adds a belief that is not there yet.
+/// Adds a belief unless it is there.
 fn add(beliefs: &mut Vec<Belief>, belief: Belief) {
     if beliefs.len() < MOST && !beliefs.contains(&belief) {
         beliefs.push(belief);

@@ -1,9 +1,8 @@
-//! A limit with shards, of which it is known what each call left in its rows: each row's versions follow each other,
-//! and what they lost together is what the call took.
+//! Judges a limit with shards by the rows that each call left: the rows of a call have lost, together, what it took.
 //!
-//! A row is held to the end of the transaction, and its time never goes back: so its versions are ordered by their
-//! times. A version that overwrites another, or that is decided on one that was not there in the end, takes more or
-//! less than its call. Only token buckets: they alone refill from the time that the row has.
+//! A row stays locked to the end of the transaction, and its time never goes back, so its times order its versions. A
+//! version that overwrites another, or that was decided on a version that was rolled back, takes more or less than its
+//! call. Only token buckets refill from the time in the row.
 
 use std::collections::HashMap;
 
@@ -12,8 +11,8 @@ use ratelimit_core::{Limit, Micros, State};
 
 use crate::history::{Asked, History, ShardSeen};
 
-/// Judges the takes of one key by their rows, and tells how many; 0 where not all rows are known, how a transaction
-/// ended, or their number changed.
+/// Judges the takes of one key by their rows; returns how many, 0 where a row or the end of a transaction is not known,
+/// or the number of shards changed.
 ///
 /// # Errors
 /// The index of a call, and why.
@@ -24,7 +23,7 @@ pub(super) fn judge(
 ) -> Result<usize, (u32, String)> {
     let Limit::TokenBucket(_) = limit else { return Ok(0) };
     let Some(takes) = takes(history, calls) else { return Ok(0) };
-    // The number in a row's shard column has the number of shards, before four digits of its own.
+    // The shard column has the number of shards before four digits of its own.
     let mut counts = takes.values().flatten().map(|row| row.shard / 10_000);
     let Some(count) = counts.next().filter(|&count| counts.all(|other| other == count)) else {
         return Ok(0);
@@ -54,8 +53,8 @@ pub(super) fn judge(
     Ok(takes.len())
 }
 
-/// The takes that were kept, by their indexes, each with its rows; `None` where one has none, where what else changed
-/// rows is not known, or how it ended.
+/// The takes that were kept, by their indexes, each with its rows; `None` where one has no row or no known end, or
+/// where other calls changed rows.
 fn takes<'h>(history: &'h History, calls: &[u32]) -> Option<HashMap<u32, Vec<&'h ShardSeen>>> {
     let mut rows: HashMap<(u32, u32, i64), Vec<&ShardSeen>> = HashMap::new();
     let key = history.calls[*calls.first()? as usize].key;

@@ -1,11 +1,10 @@
-//! A limit with shards, of which it is not known which rows a call changed: what every order allows.
+//! Judges a limit with shards by bounds that every order keeps, where the rows of a call are not known.
 //!
-//! In any span, what was surely admitted within it, and is committed or still in progress at its end, is at most what
-//! the limit holds, what flows in, and what is given back. What is left is known within bounds at every instant: at
-//! least the capacity without all that may be taken, and at most the capacity without what is surely taken, with all
-//! that flows in and is given back. A denial, and the `remaining` of a denial or a check, must be within those of some
-//! instant of the call; that of a take is an estimate, and is not judged. Which shards have how much doesn't matter to
-//! this, nor how many there are, and so neither does a change of their number.
+//! In any span, what was surely admitted within it, and is committed or still in progress at its end, is at most the
+//! capacity, what flows in, and what is given back. At every instant at least the capacity without all that may be
+//! taken is left, and at most the capacity without what is surely taken, with all that flows in and is given back. A
+//! denial, and the `remaining` of a denial or a check, must be within the bounds of some instant of the call; the
+//! `remaining` of a take is an estimate. How tokens are spread over shards, and over how many, doesn't matter here.
 
 use std::collections::HashMap;
 
@@ -21,8 +20,8 @@ struct Source {
 }
 
 impl Source {
-    /// Of a limit; `None`: a kind or windows for which that isn't known here.
-    fn of(limit: &Limit, phase: Micros) -> Option<Source> {
+    /// That of a limit; `None`: it isn't known for this kind, or these windows.
+    fn new(limit: &Limit, phase: Micros) -> Option<Source> {
         let most = |reserved: Option<f64>| limit.capacity() + reserved.unwrap_or(f64::INFINITY);
         match limit {
             Limit::TokenBucket(bucket) => {
@@ -72,7 +71,7 @@ pub(super) fn judge(
     calls: &[u32],
 ) -> Result<(), (u32, String)> {
     let first = calls.first().copied().unwrap_or_default();
-    let source = Source::of(limit, phase)
+    let source = Source::new(limit, phase)
         .ok_or((first, "limits of this kind with shards can't be judged".to_owned()))?;
     let reserves = |call: &Invocation| matches!(call.asked, Asked::Limit { reserve: true, .. });
     let any_reserves = calls.iter().any(|&n| reserves(&history.calls[n as usize]));
@@ -119,11 +118,11 @@ fn changes(history: &History, most: f64, calls: &[u32]) -> Result<Vec<Change>, (
     Ok(changes)
 }
 
-/// What happens to the sums of spans.
+/// A change of the sums of spans, or a check.
 enum Event {
-    /// So many tokens are taken, negative: given, in the spans that begin by an instant.
+    /// Tokens are taken (negative: given) in the spans that begin by an instant.
     Add { count: f64, since: i64 },
-    /// What is taken of them is at most what is there, at the call of this index.
+    /// No span has taken more than there is, at the call of this index.
     Check { n: u32 },
 }
 
@@ -161,7 +160,7 @@ fn admitted(
         }
     }
     events.sort_by_key(|&(at, order, ref event)| {
-        // What is undone at once is there first.
+        // What is undone at the same instant comes first.
         let undone = matches!(event, Event::Add { count, .. } if *count < 0.0 && order == 0);
         (at, order, undone)
     });
@@ -180,7 +179,7 @@ fn admitted(
     Ok(())
 }
 
-/// The counts of changes that were there by an instant, summed: `of` says when, and how many.
+/// Sums the tokens of changes by an instant: `of` gives the instant and the tokens of each.
 fn by(
     changes: &[Change],
     of: impl Fn(&Change) -> Option<(i64, f64)>,
@@ -198,9 +197,8 @@ fn by(
     })
 }
 
-/// What a transaction has taken and may see as taken, and whether it has rows, by its calls before an instant.
-///
-/// What was rolled back to a savepoint by then is undone, and its rows are free.
+/// The tokens that a transaction has taken, and whether it has rows, by its calls before an instant. Calls that were
+/// rolled back to a savepoint by then don't count.
 fn own(history: &History, before: &[&Invocation], at: i64) -> (f64, bool) {
     let stays = |call: &&&Invocation| {
         let end = call.end.map(|end| history.ends[end as usize]);
@@ -214,7 +212,7 @@ fn own(history: &History, before: &[&Invocation], at: i64) -> (f64, bool) {
     })
 }
 
-/// Whether a call was denied to be retried at once, or may have been.
+/// Whether a denied call may be retried at once, or `retry_at` isn't recorded.
 fn at_once(history: &History, call: &Invocation) -> bool {
     const MILLISECOND: i64 = 1_000;
     let (from, to) = super::span(history, call);
@@ -225,7 +223,7 @@ fn at_once(history: &History, call: &Invocation) -> bool {
         })
 }
 
-/// Checks what calls found.
+/// Checks denials, and the `remaining` of calls.
 ///
 /// # Errors
 /// As [`judge`].
@@ -273,7 +271,7 @@ fn found(
         let (Asked::Limit { count, .. } | Asked::Check { count, .. }) = call.asked else {
             continue;
         };
-        // A transaction that has rows doesn't wait for those that others have.
+        // A transaction that has rows doesn't wait for the rows of others.
         let is_busy = has_rows && at_once(history, call);
         if !call.reply.ok && !is_busy && least > count {
             return Err((n, format!("it was denied, and {least} were there at least: {call:?}")));
@@ -282,7 +280,7 @@ fn found(
     Ok(())
 }
 
-/// Sums of spans, by their beginnings, and the most of them.
+/// Sums of spans by their beginnings, and the greatest of them: a segment tree.
 struct Sums {
     leaves: usize,
     most: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Histories of a simulated limiter: right ones, and with one fault.
+//! Histories of a simulated limiter, right ones and with one fault.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ fn right_histories_are_accepted() {
     }
 }
 
-/// Returns how many of the histories with this fault are refused, and of how many.
+/// Returns how many histories with this fault are refused, and how many there are.
 fn refused(scene: Scene, fault: Fault) -> (u32, u32) {
     let (mut refused, mut faulty) = (0, 0);
     for seed in 1..=10 {
@@ -62,8 +62,8 @@ fn a_fault_of_the_engine_is_refused() {
         for scene in scenes {
             let (refused, faulty) = refused(scene, fault);
             assert!(faulty > 1, "{fault:?}: {faulty}");
-            // What is kept or lost may be undone before anybody sees it; and of instants that are not known, one may
-            // be that of another right history.
+            // A change that is kept or lost may be undone unseen; and without instants the history may be right by
+            // chance.
             let unseen = matches!(
                 fault,
                 Fault::CommitLost | Fault::RollbackKept | Fault::SavepointKept | Fault::ResetLost

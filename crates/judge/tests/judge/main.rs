@@ -1,5 +1,5 @@
-//! The judge accepts right histories, and refuses wrong ones: of a simulated limiter with a fault, and right ones in
-//! which one answer is changed.
+//! The judge accepts right histories and refuses wrong ones: those of a simulated limiter with a fault, and right ones
+//! with one answer changed.
 
 mod faults;
 mod mutations;

@@ -1,4 +1,4 @@
-//! Right histories with one change are refused, whatever it is.
+//! Right histories are refused after any one change.
 
 use ratelimit_judge::{Asked, End, History, Invocation, Storage, judge};
 
@@ -26,7 +26,7 @@ fn moved(history: &mut History, at: usize, by: i64) -> bool {
     is_denied
 }
 
-/// Tells the other end of a transaction.
+/// Reports the other end of a transaction.
 fn ended(history: &mut History, at: usize, kept: bool) -> bool {
     let call = history.calls[at];
     let Some(end) = call.end else { return false };
@@ -79,7 +79,7 @@ const CHANGES: [(&str, Change); 10] = [
     }),
     ("a reset that did nothing", |history, at| {
         let call = &mut history.calls[at];
-        // Without a wait, in which another reset may have been committed.
+        // During a wait another reset might have been committed.
         let at_once = call.answered - call.invoked < 350;
         let was = call.reply.ok && matches!(call.asked, Asked::Reset) && at_once;
         call.reply.ok = false;
@@ -107,7 +107,7 @@ const LEASES: [(&str, Change); 2] = [
     }),
 ];
 
-/// Makes each change at some calls, and counts what is refused.
+/// Makes each change at some calls, and counts the refusals.
 fn each_is_refused(history: &History, changes: &[(&str, Change)]) {
     let mut random = Random(7);
     for (what, change) in changes {
@@ -124,7 +124,7 @@ fn each_is_refused(history: &History, changes: &[(&str, Change)]) {
             refused += u32::from(judge(&changed).is_err());
         }
         println!("{what}: {refused} of {made} refused");
-        // What a transaction took may be reset, or full again, before anybody sees it.
+        // A take may be reset, or refilled, unseen.
         let least = if what.contains("rolled back") { made - 3 } else { made };
         assert!(refused >= least, "{what}");
     }

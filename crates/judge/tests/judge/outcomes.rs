@@ -1,4 +1,4 @@
-//! Transactions of which the sessions don't know the outcome.
+//! Transactions whose outcome the sessions don't know.
 
 use std::thread;
 use std::time::Duration;
@@ -10,14 +10,14 @@ const TWO: &str = r#"{"kind":"token bucket","rate":1,"period":"1000 days","capac
 
 const TAKE: Asked = Asked::Limit { count: 1.0, reserve: false };
 
-/// Takes a token, after which so many are left.
+/// Takes a token; `left` is the answer.
 fn take(recording: &mut Recording, left: f64) {
     let reply = Reply { ok: true, remaining: Some(left), retry_at: None };
     let told = |(): &()| vec![(0, TAKE, None, reply)];
     recording.call(|| Ok::<(), ()>(()), told).unwrap();
 }
 
-/// Whether the judge accepts that so many are left to another session, once a transaction has taken one and ended so.
+/// Whether the judge accepts this remainder for another session after a transaction that took one token ended this way.
 fn accepts(left: f64, end: fn(&mut Recording)) -> bool {
     let recorder = Recorder::new();
     recorder.key("two", "", TWO, Storage::Row);
@@ -92,8 +92,7 @@ fn a_take_told_to_be_a_denial_is_refused() {
     judge(&recorder.history().with_a_denial().unwrap()).unwrap_err();
 }
 
-/// Whether the judge accepts that a session finds so many tokens after another has asked for one, without an answer,
-/// and so many again.
+/// Whether the judge accepts that a session finds these tokens after another one has asked for one without an answer.
 fn accepts_unanswered(storage: Storage, found: [f64; 2]) -> bool {
     let recorder = Recorder::new();
     recorder.key("two", "", TWO, storage);
@@ -107,7 +106,7 @@ fn accepts_unanswered(storage: Storage, found: [f64; 2]) -> bool {
         let check = Asked::Check { count: 1.0, reserve: false };
         let told = |(): &()| vec![(0, check, None, reply)];
         other.call(OK, told).unwrap();
-        // So that the calls are one after the other in microseconds, too.
+        // Keeps the calls in order by microseconds.
         thread::sleep(Duration::from_micros(2));
     }
     drop(other);
@@ -122,7 +121,7 @@ fn a_call_without_an_answer_was_made_at_any_time_or_never() {
         }
         assert!(!accepts_unanswered(storage, [1.0, 0.0]), "{storage:?}");
     }
-    // Shards are judged by their bounds alone.
+    // Shards are judged by bounds only.
     for storage in [Storage::Row, Storage::Memory] {
         assert!(!accepts_unanswered(storage, [1.0, 2.0]), "{storage:?}");
     }

@@ -2,7 +2,7 @@
 
 use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, ShardSeen, Storage, judge};
 
-/// Calls of a limit of ten tokens, at an instant each, of which those of a transaction end at 1,000.
+/// Calls on a limit of ten tokens, each at an instant; those of a transaction end at 1,000.
 fn history(calls: &[(i64, f64, bool, Option<u32>)], kept: bool) -> History {
     let config = r#"{"kind":"token bucket","rate":10,"period":"1 day","shards":4}"#;
     let key = Limited {
@@ -54,7 +54,7 @@ fn a_denial_of_what_is_there_is_refused() {
     assert!(judge(&denied(20)).is_err());
 }
 
-/// A history under a real clock, of a limit that gets a token a second.
+/// A history by a real clock, of a limit that gets a token a second.
 fn refilled(calls: &[(i64, f64, bool, Option<u32>)]) -> History {
     let mut history = History { skew: Some(0), ..history(calls, true) };
     history.keys[0].config = history.keys[0].config.replace("1 day", "10 seconds");
@@ -145,8 +145,7 @@ fn a_history_is_read_as_it_was_written() {
     assert_eq!(read, history);
 }
 
-/// Takes of a limit of two shards with five tokens each, which never refill: shard, what its row is left with, whether
-/// it is kept.
+/// Takes from two shards of five tokens that never refill: the shard, the tokens left in its row, whether it is kept.
 fn by_rows(takes: &[&[(i32, f64, bool)]]) -> History {
     let calls: Vec<_> = (0..takes.len()).map(|n| (10 * n as i64, 1.0, true, Some(0))).collect();
     let mut history = history(&calls, true);
@@ -174,12 +173,12 @@ fn what_rows_lost_is_what_was_taken() {
         &[(20_001, 2.5, true), (20_002, 3.5, true)],
     ]);
     assert_eq!(judge(&right).unwrap().by_rows, 4);
-    // A take that overwrites another's row, and one on a row that was rolled back: the sums are within bounds.
+    // A take overwrites another's row, or was decided on a row that was rolled back: the sums are within bounds.
     let overwritten = by_rows(&[&[(20_001, 4.0, true)], &[(20_001, 4.0, true)]]);
     assert!(judge(&overwritten).is_err());
     let rolled_back = by_rows(&[&[(20_001, 4.0, false)], &[(20_001, 3.0, true)]]);
     assert!(judge(&rolled_back).is_err());
-    // Without the rows of one, the rows of all tell nothing.
+    // Where the rows of one take are missing, rows aren't judged.
     let mut unknown = overwritten;
     unknown.rows.pop();
     assert_eq!(judge(&unknown).unwrap().by_rows, 0);

@@ -1,5 +1,5 @@
-//! A simulated limiter: sessions whose calls take their time, rows with versions, locks and waits, entries of memory.
-//! It decides by `ratelimit_core`, and can be made to have one fault.
+//! Simulates a limiter: sessions whose calls take time, rows with versions, locks and waits, and entries of memory. It
+//! decides by `ratelimit_core`, and can have one fault.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -8,11 +8,11 @@ use ratelimit_core::kinds::Leases;
 use ratelimit_core::{Limit, Micros, State, config, credit, decide, phase};
 use ratelimit_judge::{Asked, End, History, Invocation, Limited, Reply, Storage};
 
-/// What goes wrong, once.
+/// A fault, which happens once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     None,
-    /// A take is decided on what was there before its wait.
+    /// A take is decided on the state before its wait.
     StaleAfterWait,
     /// A take is decided at the time before its wait, for a transaction that was committed.
     ClockBeforeWait,
@@ -26,9 +26,9 @@ pub enum Fault {
     /// A row is free before its transaction ends.
     UnlockedEarly,
     ResetLost,
-    /// What a call in memory writes is lost.
+    /// A change in memory is lost.
     WriteLost,
-    /// A lease that is live is not seen.
+    /// A live lease is not seen.
     LeaseOverlooked,
 }
 
@@ -45,14 +45,14 @@ impl Random {
     }
 }
 
-/// What is simulated.
+/// The parameters of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     pub config: &'static str,
     pub storage: Storage,
     pub keys: u64,
     pub calls: usize,
-    /// Whether calls tell when they were decided.
+    /// Whether the instants of decisions are recorded.
     pub knows_now: bool,
     pub fault: Fault,
     pub seed: u64,
@@ -231,7 +231,7 @@ impl Simulation {
         }
     }
 
-    /// What a call is answered on a state, and what is stored after it if that changes.
+    /// A call's answer on a state, and the state after it if that changes.
     fn answer(
         &self,
         key: usize,
@@ -346,7 +346,7 @@ impl Simulation {
 
     fn write(&mut self, at: i64, n: usize, key: usize, after: Option<Option<State>>) {
         let Some(after) = after else {
-            // Who waited for nothing lets the next one go on.
+            // A session that waited and changed nothing lets the next one go on.
             if self.rows[key].holder.is_none() {
                 self.wake(at, key);
             }
@@ -422,7 +422,7 @@ impl Simulation {
         }
     }
 
-    /// Ends what a session did since its call of a number.
+    /// Ends a session's changes since one of its calls.
     fn finish(&mut self, at: i64, n: usize, since: usize, fault: Fault) -> i64 {
         let mut end = self.sessions[n].ending.take().unwrap();
         end.answered = at + 1 + self.random.below(150);
@@ -477,7 +477,7 @@ impl Simulation {
     fn end(&mut self, at: i64, n: usize) {
         let committed = self.sessions[n].ending.unwrap().kept == Some(true);
         let fault = if committed { Fault::CommitLost } else { Fault::RollbackKept };
-        // The fault of a savepoint alone is another.
+        // A savepoint has a fault of its own.
         let answered = self.finish(at, n, 0, fault);
         self.later(answered, 1, n, Step::Begin);
     }

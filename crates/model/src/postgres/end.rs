@@ -1,4 +1,4 @@
-//! The ends of transactions, and what is forgotten after them so that equal contents are equal states.
+//! Ends transactions, and drops what they leave so that equal contents are equal states.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ impl Database {
         self.open[session].push(xid);
     }
 
-    /// Commits a subtransaction into its parent, whose its versions and locks are then.
+    /// Commits a subtransaction: its versions and locks go to its parent.
     pub fn release(&mut self, session: usize) {
         let Some(ended) = self.open[session].pop() else { return };
         let heir = self.xid(session);
@@ -44,7 +44,7 @@ impl Database {
         }
     }
 
-    /// Rolls back the last subtransactions of a session until so many transactions are open.
+    /// Rolls back the last subtransactions of a session until `depth` transactions are open.
     pub fn roll_back(&mut self, session: usize, depth: usize) {
         let is_kept = self.has(Flaw::WritesKept);
         let end = if is_kept { TransactionStatus::Committed } else { TransactionStatus::Aborted };
@@ -111,7 +111,7 @@ impl Database {
         self.begin(session);
     }
 
-    /// Drops what was rolled back, and freezes what has committed.
+    /// Drops versions that were rolled back, and freezes committed ones.
     fn clean(&mut self) {
         let known: BTreeMap<Xid, TransactionStatus> =
             self.transactions.keys().map(|&xid| (xid, self.status(xid))).collect();
@@ -132,7 +132,7 @@ impl Database {
         }
     }
 
-    /// Drops dead versions that nobody has read, and shortens chains, as VACUUM does.
+    /// Drops dead versions that no session has read, and shortens chains, as VACUUM does.
     pub fn vacuum(&mut self, read: &BTreeSet<Tid>) {
         let ended = |xid: &Xid| {
             self.status(*xid) != TransactionStatus::Running && !self.awaited.contains(xid)

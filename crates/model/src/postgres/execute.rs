@@ -1,4 +1,4 @@
-//! What each step does.
+//! Executes steps.
 
 use super::versions::MustWait;
 use super::{
@@ -61,7 +61,7 @@ impl Database {
         }
     }
 
-    /// What is beside the rows.
+    /// Executes a step on what sessions share besides rows.
     fn shared(&mut self, session: usize, step: &Primitive) -> StepReply {
         match *step {
             Primitive::Clock => StepReply::Instant(self.now),
@@ -114,7 +114,7 @@ impl Database {
         }
     }
 
-    /// Evicts an entry for a new one, where there is no room: one that is idle, or else the one that is so next.
+    /// Evicts an entry for a new one that doesn't fit: the one that is idle first.
     fn make_room(&mut self, id: [u64; 2], now: i64) {
         let room = usize::from(self.room);
         if room == 0 || self.entries.len() < room || self.entries.contains_key(&id) {
@@ -151,7 +151,8 @@ impl Database {
         }
     }
 
-    /// Remembers that a session holds a row, as `store::own_locks` does: in the subtransaction in which it locked it first.
+    /// Remembers that a session holds a row, as `store::own_locks` does: in the subtransaction in which it locked it
+    /// first.
     fn hold(&mut self, session: usize, place: RowKey) {
         let xid = self.xid(session);
         let held = &mut self.held[session];
@@ -162,7 +163,8 @@ impl Database {
         held.push(row);
     }
 
-    /// Locks the newest version; where it is being updated it is only found, with `is_first` or after another.
+    /// Locks the newest version. One that is being updated is only reported, if `is_first` or another one came before
+    /// it.
     fn lock_newest(
         &mut self,
         session: usize,

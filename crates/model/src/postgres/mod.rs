@@ -1,9 +1,9 @@
-//! A model of PostgreSQL's rows: version chains, transactions and subtransactions, row locks, inserts that are not yet
-//! confirmed, and reads of the latest committed state. It also has what sessions share besides: entries of memory, with
-//! who saves some of them, the definition, blocks and the clock.
+//! Models PostgreSQL's rows: version chains, transactions and subtransactions, row locks, inserts that are not yet
+//! confirmed, and reads of the latest committed state. Sessions also share entries of memory, their writer, the
+//! definition, blocks and the clock.
 //!
-//! Each rule has a step, functions of PostgreSQL that it stands for, and a spec of `tests/isolation/specs` in which
-//! PostgreSQL shows it:
+//! Each rule has a step, names the functions of PostgreSQL that it stands for, and a spec of `tests/isolation/specs`
+//! that shows it:
 //!
 //! - A read sees the latest committed versions and its own transaction's ([`Primitive::Read`]; GetLatestSnapshot,
 //!   HeapTupleSatisfiesMVCC; `model_read`)
@@ -11,7 +11,7 @@
 //!   `model_lock`)
 //! - A chain that ends in a row with another key is another row ([`Primitive::Lock`]; EvalPlanQual; `traversed` of
 //!   TM_FailureData; `model_renamed`)
-//! - A lock without waiting gets no row that another session holds ([`Primitive::TryLock`]; heap_lock_tuple with
+//! - A lock without waiting gets no row that another session has locked ([`Primitive::TryLock`]; heap_lock_tuple with
 //!   LockWaitSkip; `model_try_lock`). Through SQL it waits for the second of two updates if the first one ends just
 //!   then ([`Primitive::TryLockUpdated`]; heap_lock_updated_tuple_rec; no spec can stop it there)
 //! - An update of a version waits for its holder, and fails without a lock if it was replaced
@@ -22,16 +22,16 @@
 //!   `model_speculative`)
 //! - A savepoint's rollback ends its locks and versions ([`Primitive::RollbackSub`]; AbortSubTransaction;
 //!   `model_savepoint`)
-//! - Several holders of a row are all waited for ([`Primitive::Lock`]; MultiXactIdWait; `model_multixact`)
+//! - A lock waits for all of several holders ([`Primitive::Lock`]; MultiXactIdWait; `model_multixact`)
 //! - Waiters go on in any order, and a new call can come first ([`Database::is_enabled`]; heap_acquire_tuplock;
 //!   `model_wait`)
 //! - Two sessions that wait for each other end in 40P01 (DeadLockCheck; `model_deadlock`)
 //! - A crash leaves what has committed (`soak/crash.rs`)
 //!
-//! The model has more orders than PostgreSQL, never fewer. Whoever waits for a row may get it next: the queue that
-//! PostgreSQL makes (the tuple's heavyweight lock) lets through fewer orders, and waits for nobody for whom the row's
-//! holder does not wait as well. Every lock is FOR UPDATE, so that of several holders at most one is another session's;
-//! heap_update itself takes FOR NO KEY UPDATE, which only holders of FOR KEY SHARE can tell.
+//! The model has more orders than PostgreSQL, never fewer. Any waiter may get a row next: PostgreSQL's queue (the
+//! tuple's heavyweight lock) allows fewer orders, and adds no wait that the row's holder doesn't have as well. Every
+//! lock is FOR UPDATE, so at most one of several holders is another session; heap_update takes FOR NO KEY UPDATE, which
+//! differs for holders of FOR KEY SHARE only.
 
 mod end;
 mod execute;
@@ -53,10 +53,10 @@ pub struct Xid {
     pub number: u8,
 }
 
-/// A transaction that has committed, whichever: what it wrote is visible to all.
+/// Any committed transaction: its writes are visible to all.
 pub const FROZEN: Xid = Xid { session: u8::MAX, number: 0 };
 
-/// What became of a transaction.
+/// The status of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransactionStatus {
     /// It is in progress.
@@ -86,13 +86,13 @@ pub struct Version {
     pub place: RowKey,
     /// What it holds.
     pub content: Content,
-    /// Who wrote it.
+    /// The transaction that wrote it.
     pub xmin: Xid,
     /// Whether its insert is not yet confirmed.
     pub is_speculative: bool,
-    /// Who has it locked.
+    /// The transactions that have it locked.
     pub lockers: Vec<Xid>,
-    /// Who updated or deleted it, and the next version.
+    /// The transaction that updated or deleted it, and the next version.
     pub xmax: Option<(Xid, Option<Tid>)>,
 }
 
@@ -101,14 +101,14 @@ pub struct Version {
 pub struct MemoryEntry {
     /// What it holds.
     pub content: Total,
-    /// When nobody misses it any more.
+    /// From when on it may be evicted.
     pub idle_at: i64,
 }
 
-/// What a session finds of a row: the version, whether nobody else has it locked, what it holds.
+/// A row as a session finds it: the version, whether no other session has it locked, its contents.
 pub type Found = (Tid, bool, Content);
 
-/// A step of a session: what others see at once or not at all.
+/// A step of a session, which others see as a whole or not at all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Primitive {
     /// Reads a row under the latest state: an index scan under GetLatestSnapshot (`store::heap::read::find`), or a
@@ -119,18 +119,18 @@ pub enum Primitive {
     /// Reads all rows (`read_after`).
     ReadAll,
     /// Locks the newest version from this one on: table_tuple_lock with TUPLE_LOCK_FLAG_FIND_LAST_VERSION
-    /// (`lock_version`), SELECT FOR UPDATE. Waits for whoever has it; a row that has another key by then is none.
+    /// (`lock_version`), SELECT FOR UPDATE. Waits for its holder; a row with another key by then is none.
     Lock(Tid, RowKey),
-    /// Locks this version, if nobody has it or has replaced it: table_tuple_lock with LockWaitSkip and no flag
-    /// (`lock_version` without `wait`, `lock_seen`).
+    /// Locks this version, unless another session has locked or replaced it: table_tuple_lock with LockWaitSkip and no
+    /// flag (`lock_version` without `wait`, `lock_seen`).
     TryLock(Tid),
-    /// Locks the newest version from this one on if nobody has it: SELECT FOR UPDATE SKIP LOCKED of the SQL store.
+    /// Locks the newest version from this one on unless another session has it locked: SELECT FOR UPDATE SKIP LOCKED of
+    /// the SQL store.
     TryLockNewest(Tid, RowKey),
-    /// The same of a version that another was updating when it was found, and the version that follows. If that update
-    /// has committed by now it waits for whoever has the next: heap_lock_updated_tuple_rec, which knows of no SKIP
-    /// LOCKED.
+    /// The same for a version that another session was updating when it was found, and the next version. If that update
+    /// has committed by now, it waits for the next version's holder: heap_lock_updated_tuple_rec has no SKIP LOCKED.
     TryLockUpdated(Tid, Tid, RowKey),
-    /// Updates this version after a wait for whoever has it, unless it was replaced: table_tuple_update
+    /// Updates this version after a wait for its holder, unless it was replaced: table_tuple_update
     /// (`update_version`).
     Update(Tid, Content),
     /// Deletes it likewise: table_tuple_delete (`delete_version`).
@@ -142,7 +142,8 @@ pub enum Primitive {
     Insert(RowKey, Content),
     /// Confirms or takes it back: heap_finish_speculative, heap_abort_speculative (`insert_row`).
     Confirm(Tid, bool),
-    /// Finds who is inserting or deleting a row with this primary key, under a dirty snapshot (`wait_for_inserter`).
+    /// Finds a session that is inserting or deleting a row with this primary key, under a dirty snapshot
+    /// (`wait_for_inserter`).
     FindInserter(RowKey),
     /// Waits until an insert is confirmed or taken back: SpeculativeInsertionWait (`wait_for_inserter`).
     WaitForInsert(Tid),
@@ -154,23 +155,23 @@ pub enum Primitive {
     ReleaseSub,
     /// Rolls it back, which frees its locks.
     RollbackSub,
-    /// ROLLBACK TO SAVEPOINT: of so many open transactions and subtransactions the last, which begins anew.
+    /// ROLLBACK TO SAVEPOINT: this open transaction, counted from 1, which begins again.
     RollbackTo(u8),
     /// Commits.
     Commit,
     /// Rolls back.
     Rollback,
-    /// Chooses one of so many: each choice is tried.
+    /// Chooses one of this number: each choice is tried.
     Choose(u8),
     /// Reads the clock.
     Clock,
     /// Looks up the definition, and whether a key is blocked.
     Known(u8),
-    /// Defines the limit anew, in the transaction.
+    /// Redefines the limit, in the transaction.
     Define(u8),
     /// Blocks a key, in the transaction.
     Block(u8),
-    /// Draws the id of a lease, which nobody has drawn.
+    /// Draws the id of a lease, a new one.
     Draw,
     /// The shard numbers of a key's rows that this transaction holds (`store::own_locks`).
     Held(u8),
@@ -180,7 +181,7 @@ pub enum Primitive {
     ReadEntry([u64; 2]),
     /// Counts the entries that were removed or evicted, under the lock.
     CountGone,
-    /// Writes it, under the lock: with when nobody misses it, and the instant.
+    /// Writes it, under the lock: with the instant from which on it may be evicted, and that of the call.
     WriteEntry([u64; 2], Total, i64, i64),
     /// Forgets it, under the lock.
     RemoveEntry([u64; 2]),
@@ -189,7 +190,8 @@ pub enum Primitive {
     /// Counts the saved entries that were removed or evicted, under the lock, and looks whether this is a standby,
     /// before the row of a key is read.
     BeforeRead,
-    /// Puts in a saved key with what its row has, read since so many evictions, on a standby or not, under the lock.
+    /// Loads a saved key with the state of its row, which was read after this number of evictions, on a standby or not,
+    /// under the lock.
     LoadSaved(u8, Option<Total>, (u8, bool)),
     /// Reads a saved entry, under the lock.
     ReadSaved(u8),
@@ -197,21 +199,21 @@ pub enum Primitive {
     WriteSaved(u8, Option<Total>),
     /// Lists the saved keys, under the lock.
     ListSaved,
-    /// Begins to save, once nobody else does: there is one worker.
+    /// Begins to save, once no other session does: there is one worker.
     BeginTurn,
-    /// Copies what is unsaved at a place, under the lock (`SavedMemory::copy`).
+    /// Copies the unsaved state at a place, under the lock (`SavedMemory::copy`).
     CopySaved(u8),
     /// Ends the transaction in which copies were written, of these keys: commits or not (`background::transaction`).
     EndWrites(bool, Vec<u8>),
     /// Notes under the lock whether the copy of a key was written, which had this state (`SavedMemory::settle`).
     SettleSaved(u8, Option<Total>, bool),
-    /// Ceases to save.
+    /// Stops saving.
     EndTurn,
     /// A step of the worker for which the session waits (`writer::wait`).
     OfWorker(Box<Primitive>),
-    /// What the primary has written of a key arrives on this standby: so many tokens are left.
+    /// Replays on this standby the primary's write of a key, with these tokens left.
     Replicate(u8, u8),
-    /// This standby becomes a primary.
+    /// Promotes this standby.
     Promote,
 }
 
@@ -240,7 +242,7 @@ pub enum StepReply {
     Rows(Vec<(RowKey, Found)>),
     /// A version that is not yet confirmed, and whether there is no other.
     Inserted(Tid, bool),
-    /// Who inserts or deletes, and which version is not yet confirmed.
+    /// The session that inserts or deletes, and the version that is not yet confirmed.
     Inserter(Option<(Xid, Option<Tid>)>),
     /// A number.
     Number(u8),
@@ -256,36 +258,36 @@ pub enum StepReply {
     Saved(Option<Option<Total>>),
     /// How many saved entries were evicted, and whether this is a standby.
     BeforeRead(u8, bool),
-    /// What came of a saved key that was to be put in.
+    /// The outcome of loading a saved key.
     Loaded(LoadedKey),
     /// Saved keys with their states, and the place to go on at.
     Copies(Vec<(u8, Option<Total>)>, Option<u8>),
 }
 
-/// What is wrong with the rows or the memory, to see that the properties notice.
+/// A fault of the rows or the memory, which a property must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flaw {
     /// A chain of versions is followed without comparing the key again.
     ChainNotCompared,
     /// A lock is given up before the transaction ends.
     LockGivenUp,
-    /// What is decided after a wait is what was read before it.
+    /// A decision after a wait is made on what was read before it.
     DecidedBeforeWait,
     /// A read of a row is the transaction's first one.
     OldSnapshot,
     /// A row is inserted without a look for another.
     InsertNotChecked,
-    /// An update replaces what another has written meanwhile.
+    /// An update replaces a version that another session has written meanwhile.
     LostUpdate,
     /// A subtransaction that is rolled back keeps its locks.
     LocksKept,
-    /// A subtransaction that is rolled back keeps what it wrote.
+    /// A subtransaction that is rolled back keeps its writes.
     WritesKept,
-    /// A transaction that is rolled back keeps what it wrote.
+    /// A transaction that is rolled back keeps its writes.
     RollbackKept,
-    /// A commit keeps nothing of what was written.
+    /// A commit loses the writes.
     CommitLost,
-    /// Nobody remembers which rows a transaction holds.
+    /// A session doesn't know which rows it has locked.
     HeldForgotten,
     /// A version that another is writing is read.
     DirtyRead,
@@ -295,19 +297,19 @@ pub enum Flaw {
     PartitionGivenUp,
     /// An id is drawn twice.
     IdDrawnTwice,
-    /// A definition is read once, and kept whatever is defined later.
+    /// A definition is read once, and kept in spite of later ones.
     DefinitionKept,
-    /// What was read of a row is put in though others were evicted meanwhile.
+    /// A row's state is loaded though keys were evicted since it was read.
     EvictionsOverlooked,
-    /// Two save at once.
+    /// Two workers save at once.
     TwoWriters,
-    /// Copies are noted as written before the commit.
+    /// Copies are marked as written before the commit.
     SettledBeforeCommit,
-    /// A server that stops saves nothing more.
+    /// A server that stops saves nothing.
     StoppedUnsaved,
-    /// What a standby counted is trusted once it is a primary.
+    /// A standby's entries still count after its promotion.
     StandbyTrusted,
-    /// Likewise what it read before, where it is put in after.
+    /// So do rows that it read before.
     StandbyReadTrusted,
 }
 
@@ -320,8 +322,7 @@ pub struct Database {
     pub transactions: BTreeMap<Xid, (Option<Xid>, TransactionStatus)>,
     /// By session, its transaction and the open subtransactions.
     pub open: Vec<Vec<Xid>>,
-    /// By session, the rows that its transaction has locked or written, and in which subtransaction; the last at the
-    /// end.
+    /// By session, the rows that its transaction has locked or written, and in which subtransaction, in this order.
     pub held: Vec<Vec<(RowKey, Xid)>>,
     /// By session, how many ids it has drawn.
     pub drawn: Vec<u8>,
@@ -331,17 +332,17 @@ pub struct Database {
     pub entries: BTreeMap<[u64; 2], MemoryEntry>,
     /// How many were ever made.
     pub born: u8,
-    /// For how many entries there is room; 0: for all.
+    /// How many entries fit; 0: all.
     pub room: u8,
-    /// The keys whose entries were forgotten or, while they were in use, evicted, for who keeps the books.
+    /// The keys whose entries were removed, or evicted while in use, for the books.
     pub forgotten: Vec<u64>,
-    /// The saved keys that have another state than calls are told: they were reset, or read on a standby.
+    /// The saved keys whose state changed other than by a call: a reset, or a read on a standby.
     pub noted: Vec<(u8, Option<Total>)>,
-    /// Whether a key was refused though there was room.
+    /// Whether a key was refused though it fitted.
     pub refused: bool,
     /// The number of the definition.
     pub defined: u8,
-    /// By session, what its transaction defines.
+    /// By session, the definition of its transaction.
     pub defining: Vec<Option<u8>>,
     /// The entries that are saved.
     pub saved: SavedPlaces,
@@ -351,14 +352,14 @@ pub struct Database {
     pub blocked: Vec<u8>,
     /// By session, the key that its transaction blocks.
     pub blocking: Vec<Option<u8>>,
-    /// Transactions that have ended, and for whose end somebody waits.
+    /// Transactions that have ended while a session waits for their end.
     pub awaited: Vec<Xid>,
-    /// What is wrong, on purpose.
+    /// Its fault.
     pub flaw: Option<Flaw>,
 }
 
 impl Database {
-    /// A database of so many sessions, each in a transaction.
+    /// A database with each session in a transaction.
     pub fn new(sessions: usize) -> Database {
         let mut database = Database {
             open: vec![Vec::new(); sessions],

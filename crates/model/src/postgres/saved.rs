@@ -1,4 +1,4 @@
-//! Entries that are saved, and what saving them does: the table is the core's own, with one lock.
+//! Saved entries, and the steps that save them: the real table of crates/memory, under one lock.
 
 use ratelimit_core::Micros;
 use ratelimit_memory::saved::{Cell, NewKey, Outcome, Piece, SavedCopy, SavedHead, SavedPartition};
@@ -8,21 +8,21 @@ use crate::content::Total;
 use crate::statement::{KEYS, NAME};
 use crate::world::tokens;
 
-/// Whose keys they are.
+/// The scope of all keys.
 const SCOPE: [u32; 2] = [1, 1];
-/// How long a key may be unsaved, in milliseconds: it is not waited for.
+/// How long a key may be unsaved, in milliseconds. Time doesn't pass here.
 const SAVE: u32 = 1000;
-/// The instant of everything, on the clock that never steps.
+/// The only instant, on the monotonic clock.
 const INSTANT: Micros = Micros(1);
 
-/// What came of [`Primitive::LoadSaved`].
+/// The outcome of [`Primitive::LoadSaved`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoadedKey {
-    /// It is there.
+    /// The key is there.
     Yes,
-    /// Others were evicted meanwhile.
+    /// Keys were evicted meanwhile.
     Moved,
-    /// All that is there is unsaved.
+    /// All keys are unsaved.
     NoRoom,
 }
 
@@ -43,7 +43,7 @@ fn hash(key: u8) -> [u64; 2] {
 }
 
 impl SavedPlaces {
-    /// Those for so many keys.
+    /// Makes room for this number of keys.
     pub fn new(keys: usize) -> SavedPlaces {
         SavedPlaces {
             buckets: vec![0; keys],
@@ -53,7 +53,7 @@ impl SavedPlaces {
         }
     }
 
-    /// The same, empty: as of a server that starts.
+    /// The same, empty.
     pub fn emptied(&self) -> SavedPlaces {
         SavedPlaces::new(self.cells.len())
     }
@@ -63,20 +63,20 @@ impl SavedPlaces {
         SavedPartition::new(head, buckets, cells, pieces)
     }
 
-    /// What a call would find of a key; of one that is full, `Some(None)`.
+    /// The state that a call would find; of a full key, `Some(None)`.
     pub fn entry(&self, key: u8, on_standby: bool) -> Option<Option<Total>> {
         let found = self.clone().partition().call(hash(key), on_standby)?;
         Some(found.map(Total))
     }
 
-    /// The keys that are not saved.
+    /// The keys that are unsaved.
     pub fn unsaved(&self) -> Vec<u8> {
         let mut copies = Vec::new();
         self.clone().partition().copy((0, KEYS.len()), SCOPE, None, &mut copies);
         copies.iter().map(|copy| copy.hash[0] as u8).collect()
     }
 
-    /// Whether a new key could take the place of another, or a free one.
+    /// Whether a new key fits, if need be after an eviction.
     pub fn has_room(&self) -> bool {
         self.unsaved().len() < self.cells.len()
     }
@@ -95,7 +95,7 @@ fn copies_of(copies: Vec<SavedCopy>, next: Option<u8>) -> StepReply {
 }
 
 impl Database {
-    /// What is done to saved entries.
+    /// Executes a step on saved entries.
     pub(super) fn save(&mut self, session: usize, step: &Primitive) -> StepReply {
         let in_recovery = self.in_recovery;
         match step {
@@ -137,7 +137,7 @@ impl Database {
         }
     }
 
-    /// What the worker does.
+    /// Executes a step of the worker.
     fn turn(&mut self, session: usize, step: &Primitive) -> StepReply {
         match *step {
             Primitive::BeginTurn => {
@@ -192,14 +192,14 @@ impl Database {
             self.refused |= self.saved.has_room();
             return StepReply::Loaded(LoadedKey::NoRoom);
         }
-        // A standby goes on from the row that it has read.
+        // A standby counts from the row that it has read.
         if self.in_recovery && !was_there {
             self.noted.push((key, state.cloned()));
         }
         StepReply::Loaded(LoadedKey::Yes)
     }
 
-    /// A standby's row is what the primary has made of it.
+    /// Sets a row as the primary has written it.
     fn replicate(&mut self, place: RowKey, content: Content) {
         self.versions.retain(|_, version| version.place != place);
         let tid = self.new_tid(self.open.len());

@@ -1,4 +1,4 @@
-//! Which versions a session sees, and whom it waits for.
+//! The versions that a session sees, and the sessions that it waits for.
 
 use super::{Database, Flaw, Found, Primitive, RowKey, Tid, TransactionStatus, Version, Xid};
 
@@ -6,7 +6,7 @@ use super::{Database, Flaw, Found, Primitive, RowKey, Tid, TransactionStatus, Ve
 pub struct MustWait(pub Tid);
 
 impl Database {
-    /// What became of a transaction; of a subtransaction, with its parents.
+    /// The status of a transaction, or of a subtransaction with its parents.
     pub fn status(&self, mut xid: Xid) -> TransactionStatus {
         loop {
             match self.transactions.get(&xid) {
@@ -45,13 +45,13 @@ impl Database {
         })
     }
 
-    /// What a session finds of a version.
+    /// A version as a session finds it.
     pub fn found(&self, session: usize, tid: Tid, version: &Version) -> Found {
         (tid, !self.has_holder(session, version), version.content.clone())
     }
 
-    /// The last version of a row from `tid` on, and whether it is another one; `None`: it is deleted, or replaced by
-    /// the session itself.
+    /// The last version of a row from `tid` on, and whether that is another one; `None`: it is deleted, or the session
+    /// has replaced it.
     pub fn follow(&self, session: usize, mut tid: Tid) -> Result<Option<(Tid, bool)>, MustWait> {
         let mut is_other = false;
         loop {
@@ -134,7 +134,7 @@ impl Database {
     }
 }
 
-/// Whether a version is visible to whom the transactions count that `counts` says.
+/// Whether a version is visible if the transactions count that `counts` picks.
 fn is_visible_if(version: &Version, counts: impl Fn(Xid) -> bool) -> bool {
     let is_replaced = version.xmax.is_some_and(|(xid, _)| counts(xid));
     !version.is_speculative && counts(version.xmin) && !is_replaced

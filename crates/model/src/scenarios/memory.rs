@@ -1,4 +1,4 @@
-//! Limits in memory, whose changes count at once.
+//! Limits in memory: changes count at once.
 
 use crate::world::Scenario;
 
@@ -29,7 +29,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
         Scenario { room: 1, ..of("take a 2; commit; take a 1 | take b 1") },
         Scenario { room: 1, ..of("all a 1, b 1 | take b 1; commit; take a 1") },
         Scenario { room: 1, ..of("take a 1; take b 1; credit a 1 | check a 1; reset b") },
-        // An entry that comes and goes while a plan says that there is none.
+        // An entry comes and goes between the read and the lock.
         Scenario { room: 1, ..moving("all b 1 | take b 1; take a 1").clock(&[SECOND]) },
         moving("take a 2; commit; take a 1 | take a 1").clock(&[SECOND, SECOND]),
         moving("take a 2 | take a 1; commit; take a 1").clock(&[SECOND, -2 * SECOND]),

@@ -1,4 +1,4 @@
-//! The programs that are explored. Their names are what the sessions do; see [`programs`](crate::statement::programs).
+//! The scenarios. Their names are their programs; see [`programs`](crate::statement::programs).
 
 mod leases;
 mod memory;
@@ -13,17 +13,17 @@ use std::sync::Arc;
 
 use crate::world::Scenario;
 
-/// A bucket of so many tokens with so many shards, which refills in a time that does not count.
+/// The config of a bucket that hardly refills.
 fn bucket(capacity: u32, shards: u32) -> String {
     format!(
         r#"{{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": {capacity}, "shards": {shards}}}"#
     )
 }
 
-/// A scenario of a bucket of so many tokens; definition 0 has one row, 1 two shards and 2 three.
+/// A scenario of a bucket; definition 0 has one row, 1 two shards and 2 three.
 pub fn of_bucket(capacity: u32, text: &str) -> Scenario {
     let limits = [1, 2, 3].map(|shards| bucket(capacity, shards));
-    // What no call uses would make the answers of single rows less exact.
+    // Shards that no call uses would make the checks of single rows less exact.
     let used = if text.contains('@') { &limits[..] } else { &limits[..1] };
     Scenario::new(text, &used.iter().map(String::as_str).collect::<Vec<_>>())
 }
@@ -31,7 +31,7 @@ pub fn of_bucket(capacity: u32, text: &str) -> Scenario {
 /// A group of scenarios with its name.
 pub type Group = (&'static str, Vec<Arc<Scenario>>);
 
-/// The groups: with `long`, also what takes minutes.
+/// The groups; with `long`, all scenarios.
 pub fn groups(long: bool) -> Vec<Group> {
     let groups = [
         ("single", single::all(long)),

@@ -3,7 +3,7 @@
 use super::bucket;
 use crate::world::Scenario;
 
-/// A bucket of three tokens, which refills in a time that does not count.
+/// A bucket of three tokens that hardly refills.
 const BUCKET: &str = concat!(
     r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 3, "#,
     r#""store": "memory", "save": "1 second"}"#
@@ -50,7 +50,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
     all
 }
 
-/// Takes beside turns, which may fail, or end before their commit.
+/// Takes during turns of the writer, which may fail, or end before their commit.
 fn turns() -> Vec<Scenario> {
     vec![
         of("take a 1; commit; take a 2 | take a 1 | save"),
@@ -66,7 +66,7 @@ fn turns() -> Vec<Scenario> {
     ]
 }
 
-/// Keys that make room for others.
+/// Keys that are evicted for others.
 fn rooms() -> Vec<Scenario> {
     let alone = |text: &str| narrow(text).without_worker();
     vec![

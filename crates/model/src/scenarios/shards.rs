@@ -5,7 +5,7 @@ use crate::world::Scenario;
 
 const SECOND: i64 = 1_000_000;
 
-/// A bucket of so many tokens with so many shards, which refills one token a second.
+/// The config of a bucket that refills one token a second.
 fn a_second(capacity: u32, shards: u32) -> String {
     bucket(capacity, shards).replace("1000 days", "1 second")
 }
@@ -83,7 +83,7 @@ fn calls() -> Vec<Scenario> {
         Scenario { may_deadlock: true, ..six("take a 1 @1; reset a @1 | take a 1 @1; reset a @1") },
         two("reset_all @1 | take a 1 @1; commit; take a 1 @1"),
         two("reset a @1; commit; reset a @1 | take a 1 @1"),
-        // Rows that come and go between the list of them and their locks.
+        // Rows come and go after they are listed and before they are locked.
         two("reset a @1 | reset_all @1; commit; take a 1 @1; commit; reset_all @1"),
         two("take a 1 @0 | take a 1 @1").crashing(),
         two("prune @1 | take a 1 @1; commit; take a 1 @1"),
@@ -110,7 +110,7 @@ fn reservations() -> Vec<Scenario> {
     ]
 }
 
-/// Clocks that run, of buckets that refill one token a second.
+/// Buckets that refill one token a second, while the clock moves.
 fn clocks() -> Vec<Scenario> {
     let of = |text: &str| {
         let limits = [1, 2, 3].map(|shards| a_second(2, shards));

@@ -12,7 +12,7 @@ const WINDOW: &str = r#"{"kind": "fixed window", "rate": 3, "period": "1 second"
 const LOG: &str = r#"{"kind": "sliding log", "rate": 3, "period": "1 second"}"#;
 /// Two windows, of which the earlier counts in part.
 const SLIDING: &str = r#"{"kind": "sliding window", "rate": 3, "period": "1 second"}"#;
-/// A bucket into whose debt reservations go.
+/// A bucket with reservations.
 const RESERVED: &str = r#"{"kind": "token bucket", "rate": 1, "period": "1000 days", "capacity": 3, "maxReserved": 2}"#;
 
 const SECOND: i64 = 1_000_000;
@@ -107,7 +107,7 @@ fn reservations() -> Vec<Scenario> {
     ]
 }
 
-/// Clocks that run and step back, of every kind of limit.
+/// Every kind of limit while the clock moves and steps back.
 fn clocks() -> Vec<Scenario> {
     let mut all = Vec::new();
     let kinds = [("bucket", A_SECOND), ("window", WINDOW), ("log", LOG), ("two windows", SLIDING)];
