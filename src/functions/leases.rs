@@ -1,15 +1,15 @@
 //! Acquires, extends and releases leases of concurrency limits.
 
+use ratelimit_core::ArgumentError;
 use ratelimit_core::kinds::Lease as Given;
 use ratelimit_core::lease::{self, LeaseName};
-use ratelimit_core::{ArgumentError, Micros};
-use ratelimit_limiter::leases::{self, Fate};
+use ratelimit_limiter::leases;
 use ratelimit_limiter::request::Request;
 
 use super::answers::{RlResult, denied, time};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::{One, sql_function};
-use crate::host::{self, CallConfig, inline};
+use crate::host::{self, CallConfig, Session, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
@@ -43,12 +43,10 @@ impl<'a> Checked<'a> for GivenLease {
 }
 
 impl GivenLease {
-    /// Extends or releases it.
-    fn settle(&self, call: &Call, config: Option<Jsonb>, fate: Fate) -> Result<Option<Micros>> {
-        let LeaseName { name, key, id } = &self.0;
-        let config = config.map(CallConfig);
-        let request = Request { name, key, count: 0.0, reserve: false, config: inline(&config) };
-        host::take(call.function(), |host| leases::settle(host, &request, *id, fate))
+    /// The request for the lease's slots.
+    fn request<'a>(&'a self, config: &'a Option<CallConfig>) -> Request<'a> {
+        let LeaseName { name, key, .. } = &self.0;
+        Request { name, key, count: 0.0, reserve: false, config: inline(config) }
     }
 }
 
@@ -87,7 +85,10 @@ sql_function! {
         config: Option<Jsonb>,
     ) -> Option<Timestamptz> {
         let Some(lease) = lease else { return Ok(None) };
-        Ok(lease.settle(call, config, Fate::Extended)?.and_then(time))
+        let config = config.map(CallConfig);
+        let request = lease.request(&config);
+        let extend = |host: &Session| leases::extend(host, &request, lease.0.id);
+        Ok(host::take(call.function(), extend)?.and_then(time))
     }
 }
 
@@ -96,6 +97,8 @@ sql_function! {
     #[effect(Takes)]
     fn rl_release(call: &Call, lease: Option<GivenLease>, config: Option<Jsonb>) -> bool {
         let Some(lease) = lease else { return Ok(false) };
-        Ok(lease.settle(call, config, Fate::Released)?.is_some())
+        let config = config.map(CallConfig);
+        let request = lease.request(&config);
+        host::take(call.function(), |host| leases::release(host, &request, lease.0.id))
     }
 }

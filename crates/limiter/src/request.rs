@@ -21,8 +21,8 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// What the request takes.
-    pub fn take(&self) -> Take {
+    /// The tokens that it asks for.
+    pub fn tokens(&self) -> Take {
         Take { count: self.count, reserve: self.reserve, lease: None }
     }
 
@@ -50,7 +50,7 @@ pub struct Answer {
     pub enforced: bool,
     /// Until when the key is blocked, or [`FOREVER`](crate::target::FOREVER), if that is why it is denied.
     pub blocked: Option<Micros>,
-    /// The lease that was taken, from a concurrency limit.
+    /// The lease that was taken or extended, of a concurrency limit.
     pub lease: Option<Lease>,
 }
 

@@ -1,12 +1,13 @@
 //! One limit: takes, checks, credits and resets.
 
 use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::{Decision, Limit, Micros, Shards, State, decide, kinds};
+use ratelimit_core::{Micros, Shards, State};
 
+use crate::change::Change;
 use crate::error::{LimiterError, Result};
 use crate::ports::{Definitions, Host, Id};
 use crate::request::{Answer, Request, Take};
-use crate::stores::{self, Changed, Contents};
+use crate::stores;
 use crate::target::{Target, bad_count, check_count, check_key, of_state};
 
 /// Takes tokens.
@@ -33,7 +34,7 @@ pub fn limit_if<H: Host>(
     target.refuse_leases("rl_limit")?;
     check_count(target.limit(), request.count)?;
     allowed(&target)?;
-    let answer = take(host, &target, request.take(), entry)?;
+    let answer = take_unless_blocked(host, &target, request.tokens(), entry)?;
     host.count(place, request.counted(answer.verdict(), &answer));
     Ok(answer.or_let_pass())
 }
@@ -42,7 +43,7 @@ pub fn limit_if<H: Host>(
 ///
 /// # Errors
 /// As [`limit`], but for the arguments.
-pub(crate) fn take<H: Host>(
+pub(crate) fn take_unless_blocked<H: Host>(
     host: &H,
     target: &Target,
     take: Take,
@@ -56,7 +57,7 @@ pub(crate) fn take<H: Host>(
             return Ok(answer);
         }
     }
-    change(host, target, Change::Take(take), entry)
+    stores::apply(host, target, &Change::Take(take), entry)
 }
 
 /// Gives tokens back, or with a negative count takes them unconditionally.
@@ -68,99 +69,7 @@ pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) ->
     if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
         return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
     }
-    change(host, &target, Change::Credit { count: request.count, taken_at }, None)
-}
-
-/// The change that a call makes.
-#[derive(Clone, Copy, Debug)]
-enum Change {
-    /// Takes tokens; see [`kinds::decide`].
-    Take(Take),
-    /// Gives tokens back; see [`kinds::credit`].
-    Credit {
-        /// Tokens; negative: takes them unconditionally.
-        count: f64,
-        /// The instant of the take that is undone.
-        taken_at: Option<Micros>,
-    },
-}
-
-impl Change {
-    /// The tokens that it is asked to add; negative: to take.
-    fn amount(self) -> f64 {
-        match self {
-            Change::Take(Take { count, .. }) => -count,
-            Change::Credit { count, .. } => count,
-        }
-    }
-
-    /// Decides it. The state after it is that of what is to change: of the shards together their total.
-    ///
-    /// # Errors
-    /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
-    /// [`LimiterError::Busy`]: a credit
-    /// whose rows others have, since no token may be lost.
-    fn decide(self, limit: &Limit, contents: Contents, now: Micros) -> Result<Decision> {
-        match (self, contents) {
-            (_, Contents::One(state)) => self.apply(limit, state, now),
-            (_, Contents::OneOf(shards, shard)) => {
-                self.apply(shards.shard_limit(), &shards.states()[shard], now)
-            }
-            // A lease has the id that was drawn for it.
-            (Change::Take(Take { lease: Some(_), .. }), Contents::All(shards)) => {
-                self.apply(limit, &shards.total(now), now)
-            }
-            (Change::Take(take), Contents::All(shards)) => {
-                Ok(shards.decide(now, take.count, take.reserve))
-            }
-            (Change::Credit { count, taken_at }, Contents::All(shards)) => {
-                shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
-            }
-            // Retried at once.
-            (Change::Take(_), Contents::Busy(shards)) => {
-                let level = shards.level(now);
-                Ok(Decision { ok: false, retry_after: Some(Micros(0)), level, state: None })
-            }
-            (Change::Credit { .. }, Contents::Busy(_)) => Err(LimiterError::Busy),
-        }
-    }
-
-    /// Decides it on a state.
-    ///
-    /// # Errors
-    /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
-    fn apply(self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
-        match self {
-            Change::Take(Take { count, lease: Some(id), .. }) => {
-                Ok(limit.acquire(state, now, count, id))
-            }
-            Change::Take(Take { count, reserve, lease: None }) => {
-                Ok(decide(limit, state, now, count, reserve))
-            }
-            Change::Credit { count, taken_at } => kinds::credit(limit, state, now, count, taken_at)
-                .ok_or_else(|| not_for_credit(limit)),
-        }
-    }
-}
-
-/// The error for a kind that can't be credited (0A000).
-fn not_for_credit(limit: &Limit) -> LimiterError {
-    LimiterError::NotForKind { function: "rl_credit", kind: limit.kind() }
-}
-
-/// Makes a change where the limit is kept.
-///
-/// # Errors
-/// As [`limit`] and [`credit`], but for the arguments.
-fn change<H: Host>(host: &H, target: &Target, change: Change, entry: Option<Id>) -> Result<Answer> {
-    let decide = |contents: Contents, now: Micros| {
-        let decision = change.decide(target.limit(), contents, now)?;
-        let answer = target.answer(&decision, decision.level, now);
-        Ok((answer, decision.state))
-    };
-    let (answer, level): Changed<Answer> =
-        stores::change(host, target, entry, (change.amount(), true), decide)?;
-    Ok(Answer { level: level.unwrap_or(answer.level), ..answer })
+    stores::apply(host, &target, &Change::Credit { count: request.count, taken_at }, None)
 }
 
 /// Answers as [`limit`] would, without locking or writing anything.
@@ -170,7 +79,7 @@ fn change<H: Host>(host: &H, target: &Target, change: Change, entry: Option<Id>)
 pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let target = Target::resolve(host, request)?;
     check_count(target.limit(), request.count)?;
-    look(host, &target, request.take(), false)
+    look(host, &target, request.tokens(), false)
 }
 
 /// Tells what a call would be answered, without locking or writing anything; `dry_run_passes` as in

@@ -147,7 +147,8 @@ impl Sessions {
             }
             Outcome::Credited(_, left) => cases::answer(true, left, None),
             Outcome::Reset(was) => cases::yes(was),
-            Outcome::Settled(_, settled) => cases::yes(settled.is_some()),
+            Outcome::Extended(_, until) => cases::yes(until.is_some()),
+            Outcome::Released(_, was_there) => cases::yes(was_there),
             Outcome::Pruned(count) => count.to_string(),
             outcome => format!("{outcome:?}"),
         }

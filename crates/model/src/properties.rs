@@ -91,11 +91,19 @@ impl Scenario {
                 world.sessions[session].renamed =
                     Some((from, to, states[usize::from(from)].clone()));
             }
-            (
-                &Command::Extend(key, _) | &Command::Release(key, _),
-                Outcome::Settled(id, settled),
-            ) => {
-                self.judge_settled(world, session, statement, (key, id, settled));
+            (&Command::Extend(key, _), Outcome::Extended(id, until)) => {
+                self.judge_lease(world, session, (key, id), until.is_some());
+                if let Some(until) = until {
+                    self.judge_extended(world, session, (key, id), until);
+                }
+            }
+            (&Command::Release(key, _), Outcome::Released(id, was_there)) => {
+                self.judge_lease(world, session, (key, id), was_there);
+                world.sessions[session].leases.retain(|&lease| lease != id);
+                if was_there {
+                    let change = (key, world.database.now, Change::Release(id));
+                    self.change(world, session, change);
+                }
             }
             _ => {}
         }
@@ -276,46 +284,45 @@ impl Scenario {
         self.judge_locks(world, session);
     }
 
-    /// A lease that was extended or released was live at some instant, and one that was not there was not.
-    fn judge_settled(
+    /// Judges whether a lease that a call extends or releases is there.
+    fn judge_lease(
         &self,
         world: &mut World,
         session: usize,
-        statement: &Command,
-        (key, id, settled): (u8, i64, Option<Micros>),
+        (key, id): (u8, i64),
+        was_there: bool,
     ) {
-        let at = &world.sessions[session];
         let lives = |instant: &Instant| {
             oracle::has_lease(instant.states[usize::from(key)].as_ref(), id, Micros(instant.now))
         };
-        let is_released = matches!(statement, Command::Release(..));
-        let is_right = at.seen.iter().any(|instant| lives(instant) == settled.is_some());
-        if !is_right {
+        if !world.sessions[session].seen.iter().any(|instant| lives(instant) == was_there) {
             world.is_wrong(Wrong::Unexplained);
         }
-        if is_released {
-            world.sessions[session].leases.retain(|&lease| lease != id);
-        }
-        if settled.is_none() {
+        if !was_there {
             self.judge_locks(world, session);
         }
-        if let Some(until) = settled {
-            let change =
-                if is_released { Change::Release(id) } else { Change::Extend(id, until.0) };
-            let definition = self.definition(world, session, key);
-            let ttl = definition.limit.concurrency().map_or(Micros(0), |limit| limit.ttl);
-            let mut instants = world.sessions[session].seen.iter();
-            // Not sooner than before, where the clock stepped back.
-            let is_extended = |instant: &Instant| {
-                let before = oracle::expiry(instant.states[usize::from(key)].as_ref(), id);
-                before.is_some_and(|before| before.max(Micros(instant.now).plus(ttl)) == until)
-            };
-            if !is_released && !instants.any(is_extended) {
-                world.is_wrong(Wrong::Unexplained);
-            }
-            let change = (key, world.database.now, change);
-            self.change(world, session, change);
+    }
+
+    /// Judges until when a lease is extended.
+    fn judge_extended(
+        &self,
+        world: &mut World,
+        session: usize,
+        (key, id): (u8, i64),
+        until: Micros,
+    ) {
+        let definition = self.definition(world, session, key);
+        let ttl = definition.limit.concurrency().map_or(Micros(0), |limit| limit.ttl);
+        // Not sooner than before, where the clock stepped back.
+        let is_extended = |instant: &Instant| {
+            let before = oracle::expiry(instant.states[usize::from(key)].as_ref(), id);
+            before.is_some_and(|before| before.max(Micros(instant.now).plus(ttl)) == until)
+        };
+        if !world.sessions[session].seen.iter().any(is_extended) {
+            world.is_wrong(Wrong::Unexplained);
         }
+        let change = (key, world.database.now, Change::Extend(id, until.0));
+        self.change(world, session, change);
     }
 
     /// Ends a session's transaction in the books: what it changed counts now, and is explained by what is committed.

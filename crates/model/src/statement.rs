@@ -2,7 +2,7 @@
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::leases::{self, Fate};
+use ratelimit_limiter::leases;
 use ratelimit_limiter::several::{self, RequestOutcome};
 
 use ratelimit_limiter::request::{Answer, Request};
@@ -106,8 +106,10 @@ pub enum Outcome {
     Credited(Micros, f64),
     /// Whether there was a state to reset; of all keys, how many there were.
     Reset(bool),
-    /// Until when a lease lives, or the instant of its release; `None`: it lives no more.
-    Settled(i64, Option<Micros>),
+    /// Until when a lease lives; `None`: it was not there.
+    Extended(i64, Option<Micros>),
+    /// Whether a lease was there.
+    Released(i64, bool),
     /// Whether the owner has renamed it.
     Renamed(bool),
     /// How many rows were deleted.
@@ -280,8 +282,8 @@ impl Command {
                 Outcome::Pruned(deleted)
             }
             &Command::Acquire(key, _) => answered(key, 1, leases::acquire(run, &request(key, 1))?),
-            &Command::Extend(key, _) => settle(run, key, leases, Fate::Extended)?,
-            &Command::Release(key, _) => settle(run, key, leases, Fate::Released)?,
+            &Command::Extend(key, _) => extended(run, key, leases)?,
+            &Command::Release(key, _) => released(run, key, leases)?,
             &Command::Save(end) => {
                 turn::save(run, end)?;
                 Outcome::Done
@@ -332,11 +334,16 @@ fn answered(key: u8, count: u8, answer: Answer) -> Outcome {
     Outcome::Answered(vec![self::answer(key, count, &answer)])
 }
 
-/// Extends or releases the session's last lease.
-fn settle(run: &Run, key: u8, leases: &[i64], fate: Fate) -> Result<Outcome> {
+/// Extends the session's last lease.
+fn extended(run: &Run, key: u8, leases: &[i64]) -> Result<Outcome> {
     let Some(&id) = leases.last() else { return Ok(Outcome::Done) };
-    let settled = leases::settle(run, &request(key, 1), Micros(id), fate)?;
-    Ok(Outcome::Settled(id, settled))
+    Ok(Outcome::Extended(id, leases::extend(run, &request(key, 1), Micros(id))?))
+}
+
+/// Releases the session's last lease.
+fn released(run: &Run, key: u8, leases: &[i64]) -> Result<Outcome> {
+    let Some(&id) = leases.last() else { return Ok(Outcome::Done) };
+    Ok(Outcome::Released(id, leases::release(run, &request(key, 1), Micros(id))?))
 }
 
 fn step(run: &Run, step: Primitive) -> Outcome {

@@ -6,10 +6,10 @@ use std::rc::Rc;
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros, State};
 
-use super::row::change_row;
+use super::row::with_locked;
 use super::shards::contents::{shard_limit_of, shards_of};
 use crate::error::Result;
-use crate::ports::{Host, KeyRows, KeyedRow, RowId, Rows, ShardRow, Stored, TRIES};
+use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::Target;
 
 /// Idle keys that are to be deleted together.
@@ -72,14 +72,38 @@ pub(super) fn lock_key(
 /// # Errors
 /// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
 pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
-    let was = change_row(host, rows, RowId { name, key, shard: 0 }, false, &|stored, _| {
-        let Some(stored) = stored else { return Ok((None, None)) };
-        let reset = stored.reset();
-        Ok((Some(reset.is_some()), reset))
-    })?;
-    if let Some(Some(was)) = was {
-        return Ok(was);
+    let id = RowId { name, key, shard: 0 };
+    for _ in 0..TRIES {
+        host.check_for_interrupts();
+        let Some(seen) = rows.read(id)? else { return Ok(false) };
+        if seen.stored.is_marker() {
+            return reset_shards(host, rows, name, key);
+        }
+        let Some(reset) = seen.stored.reset() else { return Ok(false) };
+        if rows.replace(id, &seen, &reset, false)? {
+            return Ok(true);
+        }
+        let mut was_reset = false;
+        let reset = with_locked(host, rows, id, |Row { stored, tuple }| {
+            if stored.is_marker() {
+                return Ok(None);
+            }
+            let Some(reset) = stored.reset() else {
+                was_reset = true;
+                return Ok(None);
+            };
+            rows.update(id, tuple, &reset)?;
+            Ok(Some(()))
+        })?;
+        if reset.is_some() || was_reset {
+            return Ok(reset.is_some());
+        }
     }
+    Err(rows.not_written())
+}
+
+/// Resets the rows of a key that has shards; false if none had a state.
+fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     // Rows that have nothing to forget are free again.
     let reset = host.attempt(|| {
         let mut was = None;

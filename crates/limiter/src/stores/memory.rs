@@ -2,21 +2,23 @@
 
 use ratelimit_core::{Micros, State};
 
-use super::{Contents, Decide, saved};
+use super::saved;
+use crate::change::{Change, Contents, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Entries, Host, Id, LockedEntries, Pool, Retention, Seen, TRIES};
+use crate::request::Answer;
 use crate::target::{Store, Target};
 
 /// Changes a limit in an entry; `known` is its address in the pool of defined limits.
 ///
 /// # Errors
-/// As [`change`](super::change); [`LimiterError::NoRoom`] (53200): the pool of saved keys is full.
-pub(super) fn change<H: Host, T>(
+/// As [`apply`](super::apply); [`LimiterError::NoRoom`] (53200): the pool of saved keys is full.
+pub(super) fn apply<H: Host>(
     host: &H,
     target: &Target,
     known: Option<Id>,
-    decide: impl Decide<T>,
-) -> Result<T> {
+    change: &Change,
+) -> Result<Answer> {
     let entries = entries(host, target)?;
     let id = id(entries, target, known);
     let phase = target.phase();
@@ -24,13 +26,13 @@ pub(super) fn change<H: Host, T>(
         let (mut locked, seen) = lock(host, entries, target, id)?;
         let now = host.now();
         let before = state(target, seen.state, now, phase);
-        let (result, after) = decide(Contents::One(&before), now)?;
+        let Decided { answer, after } = change.decide(target, Contents::One(&before), now)?;
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))
         });
         locked.unlock();
         if is_stored {
-            return Ok(result);
+            return Ok(answer);
         }
         saved::wait_for_capacity(host, target)?;
     }
@@ -104,7 +106,7 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
 /// Reads an entry for a call, which may deny it, and marks it as used.
 ///
 /// # Errors
-/// As [`change`].
+/// As [`apply`].
 pub fn touch<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
     let (locked, seen) = lock(host, entries(host, target)?, target, id)?;
     locked.unlock();

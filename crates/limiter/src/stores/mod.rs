@@ -1,8 +1,8 @@
 //! Where states live, and what is done to them there.
 //!
-//! A store has one primitive: [`change`] locks, decides and writes, and [`peek`] reads without that. What is decided is
-//! a closure, which is called again where what it was decided on has changed meanwhile. Reset rows, the row that marks
-//! that there are others, the numbers of shards and slots, and whom to wait for are known here and to nobody else.
+//! [`apply`] locks, decides and writes a [`Change`], again where what it was decided on has changed meanwhile; [`peek`]
+//! reads without that. Only this module knows of reset rows, of the row that marks that there are others, of the numbers
+//! of shards and slots, and of whom to wait for.
 
 mod delete;
 mod row;
@@ -16,70 +16,40 @@ use std::ops::ControlFlow;
 use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
-use ratelimit_core::{Level, Micros, Shards, State};
+use ratelimit_core::{Micros, Shards, State};
 
+use crate::change::{Change, Contents};
 use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
 use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, Rows, SavedKey, ShardRow};
+use crate::request::Answer;
 use crate::target::{Store, Target, has_no_rows, of_state};
 
 pub(crate) use delete::shards_present;
 pub use delete::{Batch, delete_key, prune_key, reset_key};
 pub use saved::write as save;
 
-/// What a change is decided on.
-#[derive(Clone, Copy)]
-pub enum Contents<'c> {
-    /// The only state of the limit.
-    One(&'c State),
-    /// All of its shards.
-    All(&'c Shards<'c>),
-    /// One of its shards, counted from 0, which alone is to change.
-    OneOf(&'c Shards<'c>, usize),
-    /// All of its shards, of which others have those that it needs, and can't be waited for.
-    Busy(&'c Shards<'c>),
-}
-
-/// What was decided, with the level after it where that is not the decision's own: of a limit with shards.
-pub type Changed<T> = (T, Option<Level>);
-
-/// Decides a change of what it is given at an instant, and the state after it; `None`: nothing changes.
+/// Applies a change to what a target has: locks, decides, and writes the state after it. What changes nothing is
+/// answered from the latest committed state: it takes no lock, writes nothing and never waits. `entry` is the target's
+/// entry among those of defined limits, if that is known.
 ///
 /// # Errors
-/// Those of the change.
-pub trait Decide<T>: Fn(Contents, Micros) -> Result<(T, Option<State>)> {}
-
-impl<T, F: Fn(Contents, Micros) -> Result<(T, Option<State>)>> Decide<T> for F {}
-
-/// Locks what a target holds, decides, and writes the state after it. What changes nothing is answered from the
-/// latest committed state: it takes no lock, writes nothing and never waits. `amount` is what the change is asked to
-/// add in tokens, which chooses among shards; `entry` is the target's entry in the room of defined limits, if that is
-/// known. With `wait` a row is written after a wait for others as it was decided before, or decided anew; otherwise it
-/// is locked then in a subtransaction, and free again where nothing changes.
-///
-/// # Errors
-/// Those of `decide` and of the ports; [`LimiterError::BadState`] (55000);
-/// those of [`Host::refuse_read_only`].
-pub fn change<H: Host, T>(
+/// As [`Change::decide`]; [`LimiterError::BadState`] (55000); [`Host::refuse_read_only`].
+pub fn apply<H: Host>(
     host: &H,
     target: &Target,
+    change: &Change,
     entry: Option<Id>,
-    (amount, wait): (f64, bool),
-    decide: impl Decide<T>,
-) -> Result<Changed<T>> {
+) -> Result<Answer> {
     match target.store {
         Store::Nowhere => {
             let now = host.now();
             let state = target.limit().initial_state(now, now);
-            Ok((decide(Contents::One(&state), now)?.0, None))
+            Ok(change.decide(target, Contents::One(&state), now)?.answer)
         }
-        Store::Row => {
-            in_table(host, |rows| row::change(host, rows, target, (amount, wait), &decide))
-        }
-        Store::Shards(_) => {
-            in_table(host, |rows| shards::change(host, rows, target, amount, &decide))
-        }
-        Store::Memory | Store::Saved => Ok((memory::change(host, target, entry, decide)?, None)),
+        Store::Row => in_table(host, |rows| row::apply(host, rows, target, change)),
+        Store::Shards(_) => in_table(host, |rows| shards::apply(host, rows, target, change)),
+        Store::Memory | Store::Saved => memory::apply(host, target, entry, change),
     }
 }
 

@@ -7,9 +7,11 @@ use std::borrow::Cow;
 
 use ratelimit_core::{Limit, Micros, State};
 
-use super::{Changed, Contents, Decide, shards};
+use super::shards;
+use crate::change::{Change, Contents, Decided, Wait};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, RowId, Rows, Stored, TRIES};
+use crate::request::Answer;
 use crate::target::Target;
 
 impl Target<'_> {
@@ -36,52 +38,54 @@ impl Target<'_> {
     }
 }
 
-/// What a row is decided to be; `None`: as it is.
-pub(super) type Decided<T> = (T, Option<Stored>);
-
-/// Decides what a row is to be, at an instant after it was read.
-pub(super) type DecideRow<'d, T> = dyn Fn(Option<&Stored>, Micros) -> Result<Decided<T>> + 'd;
-
-/// Changes a limit of one row.
+/// Applies a change to a limit of one row.
 ///
 /// # Errors
-/// As [`change`](super::change).
-pub(super) fn change<H: Host, T>(
+/// As [`apply`](super::apply).
+pub(super) fn apply<H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &Target,
-    (amount, wait): (f64, bool),
-    decide: &impl Decide<T>,
-) -> Result<Changed<T>> {
-    let decide_row = |stored: Option<&Stored>, now: Micros| -> Result<Decided<T>> {
-        let state = target.state(target.limit(), stored, now)?;
-        let (result, after) = decide(Contents::One(&state), now)?;
-        Ok((result, after.map(Stored::State)))
-    };
+    change: &Change,
+) -> Result<Answer> {
     for _ in 0..TRIES {
-        if let Some(result) = change_row(host, rows, target.row(0), wait, &decide_row)? {
-            return Ok((result, None));
+        if let Some(answer) = change_row(host, rows, target, change)? {
+            return Ok(answer);
         }
         // The rows are still those of a limit with shards.
-        if let Some(changed) = shards::change_to_one(host, rows, target, amount, decide)? {
-            return Ok(changed);
+        if let Some(answer) = shards::apply_to_one(host, rows, target, change)? {
+            return Ok(answer);
         }
     }
     Err(rows.not_written())
 }
 
-/// Reads a row, decides, and writes what it is to be; `None` where it marks that there are others. `wait` as in
-/// [`change`](super::change).
+/// Decides a change on a row's contents.
 ///
 /// # Errors
-/// Those of `decide` and of the rows.
-pub(super) fn change_row<H: Host, T>(
+/// As [`apply`].
+fn decide(
+    target: &Target,
+    change: &Change,
+    stored: Option<&Stored>,
+    now: Micros,
+) -> Result<(Answer, Option<Stored>)> {
+    let state = target.state(target.limit(), stored, now)?;
+    let Decided { answer, after } = change.decide(target, Contents::One(&state), now)?;
+    Ok((answer, after.map(Stored::State)))
+}
+
+/// Reads a row, decides, and writes it; `None` where it marks that there are others.
+///
+/// # Errors
+/// As [`apply`].
+fn change_row<H: Host>(
     host: &H,
     rows: &dyn Rows,
-    id: RowId,
-    wait: bool,
-    decide: &DecideRow<T>,
-) -> Result<Option<T>> {
+    target: &Target,
+    change: &Change,
+) -> Result<Option<Answer>> {
+    let (id, waits) = (target.row(0), change.wait() == Wait::Write);
     let mut tries = TRIES;
     while tries > 0 {
         host.check_for_interrupts();
@@ -92,31 +96,31 @@ pub(super) fn change_row<H: Host, T>(
             return Ok(None);
         }
         let now = host.now();
-        let (result, after) = decide(stored, now)?;
-        let Some(after) = after else { return Ok(Some(result)) };
+        let (answer, after) = decide(target, change, stored, now)?;
+        let Some(after) = after else { return Ok(Some(answer)) };
         let written = match &seen {
             None => rows.insert(id, &after)?,
-            Some(seen) => rows.replace(id, seen, &after, wait)?,
+            Some(seen) => rows.replace(id, seen, &after, waits)?,
         };
         if written {
-            if !wait || host.now().minus(now) < rows.patience() {
-                return Ok(Some(result));
+            if !waits || host.now().minus(now) < rows.patience() {
+                return Ok(Some(answer));
             }
-            match change_after_wait(host, rows, id, stored, decide)? {
-                Some(result) => return Ok(Some(result)),
+            match change_after_wait(host, rows, target, change, stored)? {
+                Some(answer) => return Ok(Some(answer)),
                 None => continue,
             }
         }
         if seen.is_none() {
             continue;
         }
-        if wait && rows.replaces() {
+        if waits && rows.replaces() {
             // Another call came first, after a wait or without one; it is no try that came to nothing.
             tries = TRIES;
             continue;
         }
-        if let Some(result) = change_locked(host, rows, id, decide)? {
-            return Ok(Some(result));
+        if let Some(answer) = change_locked(host, rows, target, change)? {
+            return Ok(Some(answer));
         }
     }
     Err(rows.not_written())
@@ -124,46 +128,41 @@ pub(super) fn change_row<H: Host, T>(
 
 /// Decides again, at the time of the lock, where a write waited for a transaction that changed nothing in the end: the
 /// row was as `seen` all the time. `None` if it is gone.
-///
-/// # Errors
-/// As [`change_row`].
-fn change_after_wait<T>(
+fn change_after_wait(
     host: &impl Host,
     rows: &dyn Rows,
-    id: RowId,
+    target: &Target,
+    change: &Change,
     seen: Option<&Stored>,
-    decide: &DecideRow<T>,
-) -> Result<Option<T>> {
+) -> Result<Option<Answer>> {
+    let id = target.row(0);
     let Some(own) = rows.lock(id)? else { return Ok(None) };
-    let (result, after) = decide(seen, host.now())?;
+    let (answer, after) = decide(target, change, seen, host.now())?;
     if let Some(after) = after.as_ref().or(seen) {
         rows.update(id, own.tuple, after)?;
     }
-    Ok(Some(result))
+    Ok(Some(answer))
 }
 
 /// Decides once the row is locked; what changes nothing releases it. `None` if the row must be read again.
-///
-/// # Errors
-/// As [`change_row`].
-fn change_locked<T>(
+fn change_locked(
     host: &impl Host,
     rows: &dyn Rows,
-    id: RowId,
-    decide: &DecideRow<T>,
-) -> Result<Option<T>> {
-    let mut unchanged = None;
+    target: &Target,
+    change: &Change,
+) -> Result<Option<Answer>> {
+    let (id, mut unchanged) = (target.row(0), None);
     let changed = with_locked(host, rows, id, |Row { stored, tuple }| {
         if stored.is_marker() {
             return Ok(None);
         }
-        let (result, after) = decide(Some(&stored), host.now())?;
+        let (answer, after) = decide(target, change, Some(&stored), host.now())?;
         let Some(after) = after else {
-            unchanged = Some(result);
+            unchanged = Some(answer);
             return Ok(None);
         };
         rows.update(id, tuple, &after)?;
-        Ok(Some(result))
+        Ok(Some(answer))
     })?;
     Ok(changed.or(unchanged))
 }
@@ -173,7 +172,7 @@ fn change_locked<T>(
 ///
 /// # Errors
 /// Those of the rows and of the work.
-fn with_locked<T>(
+pub(super) fn with_locked<T>(
     host: &impl Host,
     rows: &dyn Rows,
     id: RowId,

@@ -2,12 +2,13 @@
 
 use ratelimit_core::{Micros, Shards, State};
 
-use super::super::{Changed, Contents, Decide};
 use super::contents::shard_number;
 use super::locked::{LockedShard, write};
-use super::{Sharded, may_wait, room};
+use super::{Sharded, left, may_wait, room};
+use crate::change::{Contents, Decided};
 use crate::error::Result;
 use crate::ports::{Host, Random, Row, Rows, Stored};
+use crate::request::Answer;
 use crate::target::Target;
 
 /// The shard whose row this transaction last locked, counted from 0: it takes from it again.
@@ -47,7 +48,7 @@ struct Estimate<'a> {
     /// The row of that.
     seen: Row,
     /// Whether this transaction holds it.
-    is_held: bool,
+    is_own: bool,
     now: Micros,
 }
 
@@ -56,47 +57,44 @@ impl<H: Host> Sharded<'_, H> {
     /// random rows; `None` if it is locked or has no room.
     ///
     /// # Errors
-    /// As [`change`](super::change).
-    pub(super) fn change_better_of_two<T>(
-        &self,
-        amount: f64,
-        decide: &impl Decide<T>,
-    ) -> Result<Option<Changed<T>>> {
-        let Sharded { rows, target, .. } = self;
-        if amount == 0.0 {
+    /// As [`apply`](super::apply).
+    pub(super) fn change_better_of_two(&self) -> Result<Option<Answer>> {
+        let Sharded { rows, target, change, .. } = self;
+        if !change.moves_tokens() {
             return Ok(None);
         }
-        let Some(Estimate { mut shards, better, seen, is_held, now }) = self.estimate(amount)?
-        else {
+        let Some(Estimate { mut shards, better, seen, is_own, now }) = self.estimate()? else {
             return Ok(None);
         };
         let row = target.row(shard_number(target.limit().shards(), better));
-        let (result, after) = decide(Contents::OneOf(&shards, better), now)?;
+        let contents = Contents::OneOf(&shards, better);
+        let Decided { answer, after } = change.decide(target, contents, now)?;
         if let Some(after) = after {
             let after = Stored::State(after);
             if rows.replace(row, &seen, &after, false)? {
                 if let Stored::State(after) = after {
                     shards.states_mut()[better] = after;
                 }
-                return Ok(Some((result, Some(shards.level(now)))));
+                return Ok(Some(left(answer, &shards, now)));
             }
         }
         let take = || {
             let found = rows.try_lock(row)?;
-            self.change_locked(decide, &shards, better, found, amount)
+            let amount = change.tokens(&shards, now);
+            self.change_locked(&shards, better, found, amount)
         };
         // Another call may change the row before it is locked here: then the lock is released, unless it
         // was held before.
-        if is_held { take() } else { self.host.attempt(take) }
+        if is_own { take() } else { self.host.attempt(take) }
     }
 
     /// Reads two rows; `None` where the better one has no room for the whole change, or where a credit goes to
     /// others first.
     ///
     /// # Errors
-    /// As [`change`](super::change).
-    fn estimate(&self, amount: f64) -> Result<Option<Estimate<'_>>> {
-        let Sharded { host, rows, target } = self;
+    /// As [`apply`](super::apply).
+    fn estimate(&self) -> Result<Option<Estimate<'_>>> {
+        let Sharded { host, rows, target, change } = self;
         let count = target.limit().shards() as usize;
         let own = held_shard(*rows, target);
         let first = own.unwrap_or_else(|| host.below(count));
@@ -116,6 +114,7 @@ impl<H: Host> Sharded<'_, H> {
         let mut all = vec![states[1].clone(); count];
         all[first] = states.swap_remove(0);
         let shards = Shards::new(target.limit(), all);
+        let amount = change.tokens(&shards, now);
         let room = |shard| room(&shards, shard, now, amount);
         let better = if own.is_some() || room(first) >= room(second) { first } else { second };
         let in_debt = [first, second].iter().any(|&shard| shards.available(shard, now) < 0.0);
@@ -127,21 +126,20 @@ impl<H: Host> Sharded<'_, H> {
             return Ok(None);
         };
         let (_, seen) = found.swap_remove(at);
-        Ok(Some(Estimate { shards, better, seen, is_held: own.is_some(), now }))
+        Ok(Some(Estimate { shards, better, seen, is_own: own.is_some(), now }))
     }
 
     /// Makes the whole change in a single row: one that is not locked, or else one after a wait.
     ///
     /// # Errors
-    /// As [`change`](super::change).
-    pub(super) fn change_any_row<T>(
+    /// As [`apply`](super::apply).
+    pub(super) fn change_any_row(
         &self,
-        decide: &impl Decide<T>,
         shards: &Shards,
         now: Micros,
         amount: f64,
-    ) -> Result<Option<Changed<T>>> {
-        let Sharded { host, rows, target } = self;
+    ) -> Result<Option<Answer>> {
+        let Sharded { host, rows, target, .. } = self;
         let mut candidates = rows_with_room(*host, shards, now, amount);
         // The first once more, to be waited for, unless a row is held.
         let once = candidates.len();
@@ -150,7 +148,7 @@ impl<H: Host> Sharded<'_, H> {
             let row = target.row(shard_number(target.limit().shards(), shard));
             let changed = host.attempt(|| {
                 let row = if tried == once { rows.lock(row)? } else { rows.try_lock(row)? };
-                self.change_locked(decide, shards, shard, row, amount)
+                self.change_locked(shards, shard, row, amount)
             })?;
             if changed.is_some() {
                 return Ok(changed);
@@ -162,16 +160,15 @@ impl<H: Host> Sharded<'_, H> {
     /// Makes the whole change in the locked row of a shard; `None` if it is gone or has no room.
     ///
     /// # Errors
-    /// As [`change`](super::change).
-    fn change_locked<T>(
+    /// As [`apply`](super::apply).
+    fn change_locked(
         &self,
-        decide: &impl Decide<T>,
         shards: &Shards,
         shard: usize,
         locked: Option<Row>,
         amount: f64,
-    ) -> Result<Option<Changed<T>>> {
-        let Sharded { host, rows, target } = self;
+    ) -> Result<Option<Answer>> {
+        let Sharded { host, rows, target, change } = self;
         let Some(Row { stored, tuple }) = locked else { return Ok(None) };
         let (now, mut shards) = (host.now(), shards.clone());
         shards.states_mut()[shard] =
@@ -179,41 +176,44 @@ impl<H: Host> Sharded<'_, H> {
         if room(&shards, shard, now, amount) < amount.abs() {
             return Ok(None);
         }
-        let (result, after) = decide(Contents::OneOf(&shards, shard), now)?;
+        let contents = Contents::OneOf(&shards, shard);
+        let Decided { answer, after } = change.decide(target, contents, now)?;
         let Some(after) = after else { return Ok(None) };
         let row = target.row(shard_number(target.limit().shards(), shard));
         rows.update(row, tuple, &Stored::State(after.clone()))?;
         shards.states_mut()[shard] = after;
-        Ok(Some((result, Some(shards.level(now)))))
+        Ok(Some(left(answer, &shards, now)))
     }
 
     /// Makes the change in the fewest unlocked rows with room for it together.
     ///
     /// # Errors
-    /// As [`change`](super::change).
-    pub(super) fn change_several_rows<T>(
+    /// As [`apply`](super::apply).
+    pub(super) fn change_several_rows(
         &self,
-        decide: &impl Decide<T>,
         shards: &Shards,
         now: Micros,
         amount: f64,
-    ) -> Result<Option<Changed<T>>> {
-        let Sharded { host, rows, target } = self;
+    ) -> Result<Option<Answer>> {
+        let Sharded { host, rows, target, change } = self;
         for fewest in [true, false] {
             let mut shards = shards.clone();
             let changed = host.attempt(|| {
-                let Some(locked) = self.lock_free(&mut shards, now, amount, fewest)? else {
+                let Some(locked) =
+                    lock_free(*host, *rows, target, &mut shards, now, amount, fewest)?
+                else {
                     return Ok(None);
                 };
                 let now = host.now();
-                let (result, Some(_)) = decide(Contents::All(&shards), now)? else {
+                let decided = change.decide(target, Contents::All(&shards), now)?;
+                let Decided { answer, after: Some(_) } = decided else {
                     return Ok(None);
                 };
                 let held: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
                 let ts = shards.total(now).ts();
                 let after = State::from_tokens(held + amount, ts);
                 write(*rows, target, &mut shards, &locked, now, &after)?;
-                Ok(Some((result, Some(shards.level(now)))))
+                Ok(Some(left(answer, &shards, now)))
             })?;
             if changed.is_some() {
                 return Ok(changed);
@@ -221,56 +221,57 @@ impl<H: Host> Sharded<'_, H> {
         }
         Ok(None)
     }
+}
 
-    /// Locks unlocked rows until they have room for the change together, and updates the shards: the
-    /// `fewest` that seem to suffice, or any. `None` if they don't suffice; the caller then releases them.
-    /// In ascending order, since even SKIP LOCKED can wait in PostgreSQL, where a row is updated twice
-    /// while it is being locked.
-    ///
-    /// # Errors
-    /// As [`change`](super::change).
-    pub(super) fn lock_free(
-        &self,
-        shards: &mut Shards,
-        now: Micros,
-        amount: f64,
-        fewest: bool,
-    ) -> Result<Option<Vec<LockedShard>>> {
-        let Sharded { host, rows, target } = self;
-        let rooms: Vec<f64> =
-            (0..shards.states().len()).map(|shard| room(shards, shard, now, amount)).collect();
-        let mut wanted: Vec<usize> = (0..rooms.len()).filter(|&n| rooms[n] > 0.0).collect();
-        if fewest {
-            // Calls spread over equal rows.
-            shuffle(*host, &mut wanted);
-            wanted.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
-            let mut sum = 0.0;
-            let last = wanted.iter().position(|&shard| {
-                sum += rooms[shard];
-                sum >= amount.abs()
-            });
-            wanted.truncate(last.map_or(wanted.len(), |last| last + 1));
-            wanted.sort_unstable();
-        }
-        let (mut locked, mut sum) = (Vec::new(), 0.0);
-        for shard in wanted {
-            let row = target.row(shard_number(target.limit().shards(), shard));
-            match rows.try_lock(row)? {
-                Some(Row { stored, tuple }) => {
-                    let now = host.now();
-                    let state: State =
-                        target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
-                    shards.states_mut()[shard] = state;
-                    sum += room(shards, shard, now, amount).max(0.0);
-                    locked.push((shard, tuple));
-                }
-                None if fewest => return Ok(None),
-                None => {}
-            }
-            if sum >= amount.abs() {
-                return Ok(Some(locked));
-            }
-        }
-        Ok(None)
+/// Locks unlocked rows until they have room for the change together, and updates the shards: the
+/// `fewest` that seem to suffice, or any. `None` if they don't suffice; the caller then releases them.
+/// In ascending order, since even SKIP LOCKED can wait in PostgreSQL, where a row is updated twice
+/// while it is being locked.
+///
+/// # Errors
+/// As [`apply`](super::apply).
+pub(super) fn lock_free<H: Host>(
+    host: &H,
+    rows: &dyn Rows,
+    target: &Target,
+    shards: &mut Shards,
+    now: Micros,
+    amount: f64,
+    fewest: bool,
+) -> Result<Option<Vec<LockedShard>>> {
+    let rooms: Vec<f64> =
+        (0..shards.states().len()).map(|shard| room(shards, shard, now, amount)).collect();
+    let mut wanted: Vec<usize> = (0..rooms.len()).filter(|&n| rooms[n] > 0.0).collect();
+    if fewest {
+        // Calls spread over equal rows.
+        shuffle(host, &mut wanted);
+        wanted.sort_by(|&one, &other| rooms[other].total_cmp(&rooms[one]));
+        let mut sum = 0.0;
+        let last = wanted.iter().position(|&shard| {
+            sum += rooms[shard];
+            sum >= amount.abs()
+        });
+        wanted.truncate(last.map_or(wanted.len(), |last| last + 1));
+        wanted.sort_unstable();
     }
+    let (mut locked, mut sum) = (Vec::new(), 0.0);
+    for shard in wanted {
+        let row = target.row(shard_number(target.limit().shards(), shard));
+        match rows.try_lock(row)? {
+            Some(Row { stored, tuple }) => {
+                let now = host.now();
+                let state: State =
+                    target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
+                shards.states_mut()[shard] = state;
+                sum += room(shards, shard, now, amount).max(0.0);
+                locked.push((shard, tuple));
+            }
+            None if fewest => return Ok(None),
+            None => {}
+        }
+        if sum >= amount.abs() {
+            return Ok(Some(locked));
+        }
+    }
+    Ok(None)
 }

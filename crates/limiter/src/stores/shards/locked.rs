@@ -2,8 +2,7 @@
 
 use ratelimit_core::{Micros, Shards, State};
 
-use super::Sharded;
-use super::choose::{held_shard, rows_with_room};
+use super::choose::{held_shard, lock_free, rows_with_room};
 use super::contents::{Holding, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::Result;
@@ -185,8 +184,7 @@ fn lock_some<'a, H: Host>(
         }
     }
     // `None`: the caller releases them, and then locks all rows.
-    let sharded = Sharded { host, rows, target };
-    let locked = sharded.lock_free(&mut shards, now, amount, false)?;
+    let locked = lock_free(host, rows, target, &mut shards, now, amount, false)?;
     Ok(locked.map(|locked| LockedRows { shards, locked }))
 }
 

@@ -14,19 +14,21 @@ mod locked;
 
 use ratelimit_core::{Micros, Shards};
 
-use super::{Changed, Contents, Decide};
+use crate::change::{Change, Contents, Decided};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, Rows, Stored, TRIES};
+use crate::request::Answer;
 use crate::target::Target;
 
 use contents::{Holding, holding, lock_all, shard_limit_of, shards_of};
 pub use locked::{LockedRows, LockedShard, lock};
 
-/// The rows of a target, and where they are.
+/// A change of the rows of a target.
 pub(super) struct Sharded<'a, H> {
     host: &'a H,
     rows: &'a dyn Rows,
     target: &'a Target<'a>,
+    change: &'a Change,
 }
 
 /// Reads what a target holds in its rows, with the instant after the read.
@@ -42,38 +44,41 @@ pub(super) fn peek<'t>(
     Ok((now, holding.shards))
 }
 
-/// Changes a limit with shards. What changes nothing is answered from a plain read of all rows.
+/// Applies a change to a limit with shards. What changes nothing is answered from a plain read of all rows.
 ///
 /// # Errors
-/// As [`change`](super::change).
-pub(super) fn change<H: Host, T>(
+/// As [`apply`](super::apply).
+pub(super) fn apply<H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &Target,
-    amount: f64,
-    decide: &impl Decide<T>,
-) -> Result<Changed<T>> {
-    Sharded { host, rows, target }.change(amount, decide)
+    change: &Change,
+) -> Result<Answer> {
+    Sharded { host, rows, target, change }.change_fewest_rows()
 }
 
-/// Changes a limit of one row, where the rows are still those of a limit with shards; `None` if
+/// Applies a change to a limit of one row, where the rows are still those of a limit with shards; `None` if
 /// they must be read again.
 ///
 /// # Errors
-/// As [`change`](super::change).
-pub(super) fn change_to_one<H: Host, T>(
+/// As [`apply`](super::apply).
+pub(super) fn apply_to_one<H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &Target,
-    amount: f64,
-    decide: &impl Decide<T>,
-) -> Result<Option<Changed<T>>> {
+    change: &Change,
+) -> Result<Option<Answer>> {
     let (now, shards) = peek(host, rows, target)?;
-    let (result, after) = decide(Contents::All(&shards), now)?;
+    let Decided { answer, after } = change.decide(target, Contents::All(&shards), now)?;
     if after.is_none() {
-        return Ok(Some((result, Some(shards.level(now)))));
+        return Ok(Some(left(answer, &shards, now)));
     }
-    Sharded { host, rows, target }.change_all_or_answer(decide, &shards, now, amount)
+    Sharded { host, rows, target, change }.change_all_or_answer(&shards, now)
+}
+
+/// An answer with the level that the shards have.
+fn left(answer: Answer, shards: &Shards, now: Micros) -> Answer {
+    Answer { level: shards.level(now), ..answer }
 }
 
 /// Whether this transaction may wait for rows of a key: it holds none, under whichever number of shards.
@@ -89,39 +94,37 @@ fn room(shards: &Shards, shard: usize, now: Micros, amount: f64) -> f64 {
 }
 
 impl<H: Host> Sharded<'_, H> {
-    /// As the function [`change`].
-    ///
-    /// # Errors
-    /// Those of that.
-    fn change<T>(&self, asked: f64, decide: &impl Decide<T>) -> Result<Changed<T>> {
-        let Sharded { host, rows, target } = self;
+    /// Makes the change in one row, or else in as few as can be.
+    fn change_fewest_rows(&self) -> Result<Answer> {
+        let Sharded { host, rows, target, change } = self;
         for _ in 0..TRIES {
             host.check_for_interrupts();
-            if let Some(changed) = self.change_better_of_two(asked, decide)? {
-                return Ok(changed);
+            if let Some(answer) = self.change_better_of_two()? {
+                return Ok(answer);
             }
             let found = rows.read_key(target.name, target.key)?;
             let now = host.now();
             let Holding { shards, matches_limit, .. } = holding(target, found, now)?;
-            let (result, after) = decide(Contents::All(&shards), now)?;
-            let Some(after) = after else { return Ok((result, Some(shards.level(now)))) };
+            let Decided { answer, after } = change.decide(target, Contents::All(&shards), now)?;
+            let Some(after) = after else { return Ok(left(answer, &shards, now)) };
             let amount = after.value() - shards.total(now).value();
             // A debt is shared by all rows, and paid back first; so is what was used beyond a config that has changed.
             let in_debt = (0..shards.states().len()).any(|n| shards.available(n, now) < 0.0);
-            let is_owed = in_debt || asked > 0.0 && shards.are_overused(now);
+            let is_credit = change.tokens(&shards, now) > 0.0;
+            let is_owed = in_debt || is_credit && shards.are_overused(now);
             if matches_limit && after.value() >= 0.0 && !is_owed {
-                if let Some(changed) = self.change_any_row(decide, &shards, now, amount)? {
-                    return Ok(changed);
+                if let Some(answer) = self.change_any_row(&shards, now, amount)? {
+                    return Ok(answer);
                 }
-                if let Some(changed) = self.change_several_rows(decide, &shards, now, amount)? {
-                    return Ok(changed);
+                if let Some(answer) = self.change_several_rows(&shards, now, amount)? {
+                    return Ok(answer);
                 }
             }
             if matches_limit && !may_wait(*rows, target) {
-                return self.answer_while_locked(decide, &shards, now, asked);
+                return self.answer_while_locked(&shards, now);
             }
-            if let Some(changed) = self.change_all_or_answer(decide, &shards, now, asked)? {
-                return Ok(changed);
+            if let Some(answer) = self.change_all_or_answer(&shards, now)? {
+                return Ok(answer);
             }
         }
         Err(rows.not_written())
@@ -132,19 +135,11 @@ impl<H: Host> Sharded<'_, H> {
     /// not wait.
     ///
     /// # Errors
-    /// As [`change`].
-    fn change_all_or_answer<T>(
-        &self,
-        decide: &impl Decide<T>,
-        shards: &Shards,
-        now: Micros,
-        amount: f64,
-    ) -> Result<Option<Changed<T>>> {
-        match self.change_all_rows(decide, may_wait(self.rows, self.target)) {
-            Err(LimiterError::Busy) => {
-                self.answer_while_locked(decide, shards, now, amount).map(Some)
-            }
-            changed => changed,
+    /// As [`apply`].
+    fn change_all_or_answer(&self, shards: &Shards, now: Micros) -> Result<Option<Answer>> {
+        match self.change_all_rows(may_wait(self.rows, self.target)) {
+            Err(LimiterError::Busy) => self.answer_while_locked(shards, now).map(Some),
+            answer => answer,
         }
     }
 
@@ -153,18 +148,12 @@ impl<H: Host> Sharded<'_, H> {
     /// number of shards that it has.
     ///
     /// # Errors
-    /// As [`change`].
-    fn answer_while_locked<T>(
-        &self,
-        decide: &impl Decide<T>,
-        shards: &Shards,
-        now: Micros,
-        amount: f64,
-    ) -> Result<Changed<T>> {
-        let Sharded { host, rows, target } = self;
-        match decide(Contents::Busy(shards), now) {
+    /// As [`apply`].
+    fn answer_while_locked(&self, shards: &Shards, now: Micros) -> Result<Answer> {
+        let Sharded { host, rows, target, change } = self;
+        match change.decide(target, Contents::Busy(shards), now) {
             Err(LimiterError::Busy) => {}
-            answer => return Ok((answer?.0, Some(shards.level(now)))),
+            decided => return Ok(left(decided?.answer, shards, now)),
         }
         for number in rows.held(target.name, target.key) {
             let id = target.row(number);
@@ -175,18 +164,19 @@ impl<H: Host> Sharded<'_, H> {
             let limit = shard_limit_of(target.limit(), shards_of(number));
             let state = target.state(&limit, Some(&stored), now)?.into_owned();
             let held = Shards::new(&limit, vec![state]);
-            if held.available(0, now) + amount > limit.capacity() {
+            if held.available(0, now) + change.tokens(&held, now) > limit.capacity() {
                 continue;
             }
-            let (result, after) = decide(Contents::OneOf(&held, 0), now)?;
+            let contents = Contents::OneOf(&held, 0);
+            let Decided { answer, after } = change.decide(target, contents, now)?;
             if let Some(after) = after {
                 rows.update(id, tuple, &Stored::State(after))?;
             }
             let (now, shards) = peek(*host, *rows, target)?;
-            return Ok((result, Some(shards.level(now))));
+            return Ok(left(answer, &shards, now));
         }
         // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
-        self.change_all_rows(decide, true)?.ok_or_else(|| rows.not_written())
+        self.change_all_rows(true)?.ok_or_else(|| rows.not_written())
     }
 
     /// Makes the change after locking all rows, in ascending order, and resharding them if they are those of
@@ -194,13 +184,9 @@ impl<H: Host> Sharded<'_, H> {
     /// read again.
     ///
     /// # Errors
-    /// As [`change`]; [`LimiterError::Busy`]: without `wait`, and a row is locked.
-    fn change_all_rows<T>(
-        &self,
-        decide: &impl Decide<T>,
-        wait: bool,
-    ) -> Result<Option<Changed<T>>> {
-        let Sharded { host, rows, target } = self;
+    /// As [`apply`]; [`LimiterError::Busy`]: without `wait`, and a row is locked.
+    fn change_all_rows(&self, wait: bool) -> Result<Option<Answer>> {
+        let Sharded { host, rows, target, change } = self;
         let mut unchanged = None;
         let changed = host.attempt(|| {
             let Some(Holding { mut shards, tuples, .. }) = lock_all(*host, *rows, target, wait)?
@@ -208,18 +194,18 @@ impl<H: Host> Sharded<'_, H> {
                 return Ok(None);
             };
             let now = host.now();
-            let (result, after) = decide(Contents::All(&shards), now)?;
+            let Decided { answer, after } = change.decide(target, Contents::All(&shards), now)?;
             let Some(after) = after else {
-                unchanged = Some((result, Some(shards.level(now))));
+                unchanged = Some(left(answer, &shards, now));
                 return Ok(None);
             };
             if let [tuple] = tuples[..] {
                 rows.update(target.row(0), tuple, &Stored::State(after))?;
-                return Ok(Some((result, None)));
+                return Ok(Some(answer));
             }
             let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
             locked::write(*rows, target, &mut shards, &locked, now, &after)?;
-            Ok(Some((result, Some(shards.level(now)))))
+            Ok(Some(left(answer, &shards, now)))
         })?;
         Ok(changed.or(unchanged))
     }

@@ -1,0 +1,168 @@
+//! A change of what a limit has, as a value: a store reads, asks [`Change::decide`], and writes the state after it.
+
+use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, decide, kinds};
+
+use crate::error::{LimiterError, Result};
+use crate::request::{Answer, Take};
+use crate::target::Target;
+
+/// What a call changes.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    /// Takes tokens; see [`kinds::decide`].
+    Take(Take),
+    /// Gives tokens back; see [`kinds::credit`].
+    Credit {
+        /// Tokens; negative: takes them unconditionally.
+        count: f64,
+        /// The instant of the take that is undone.
+        taken_at: Option<Micros>,
+    },
+    /// Lets the lease with this id expire its `ttl` from now on.
+    Extend(Micros),
+    /// Frees the slots of the lease with this id.
+    Release(Micros),
+}
+
+/// What a change is decided on.
+#[derive(Clone, Copy)]
+pub enum Contents<'c> {
+    /// The only state of the limit.
+    One(&'c State),
+    /// All of its shards.
+    All(&'c Shards<'c>),
+    /// One of its shards, counted from 0, which alone is to change.
+    OneOf(&'c Shards<'c>, usize),
+    /// All of its shards, some of which other transactions have locked and can't be waited for.
+    Busy(&'c Shards<'c>),
+}
+
+/// A decided change.
+pub struct Decided {
+    /// What the call answers.
+    pub answer: Answer,
+    /// The state after it, of shards together their total; `None`: nothing changes.
+    pub after: Option<State>,
+}
+
+/// How a row is written that another transaction has locked when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// After a wait, as it was decided before, or decided again.
+    Write,
+    /// After a wait for its lock in a subtransaction, which releases it where nothing changes then.
+    Lock,
+}
+
+impl Change {
+    /// Whether it moves tokens, which chooses among shards.
+    pub(crate) fn moves_tokens(&self) -> bool {
+        match *self {
+            Change::Take(Take { count, .. }) | Change::Credit { count, .. } => count != 0.0,
+            Change::Extend(_) | Change::Release(_) => false,
+        }
+    }
+
+    /// The tokens that it adds to shards which were seen to have these; negative: that it takes.
+    pub(crate) fn tokens(&self, _seen: &Shards, _now: Micros) -> f64 {
+        match *self {
+            Change::Take(Take { count, .. }) => -count,
+            Change::Credit { count, .. } => count,
+            Change::Extend(_) | Change::Release(_) => 0.0,
+        }
+    }
+
+    /// How it is written to a row. A lease is gone more often than not where a call waits for its row.
+    pub(crate) fn wait(&self) -> Wait {
+        match self {
+            Change::Take(_) | Change::Credit { .. } => Wait::Write,
+            Change::Extend(_) | Change::Release(_) => Wait::Lock,
+        }
+    }
+
+    /// Decides it on what was read, at an instant after that.
+    ///
+    /// # Errors
+    /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
+    /// [`LimiterError::Busy`]: a credit whose rows others have locked, since no token may be lost.
+    pub(crate) fn decide(
+        &self,
+        target: &Target,
+        contents: Contents,
+        now: Micros,
+    ) -> Result<Decided> {
+        let limit = target.limit();
+        let decision = match contents {
+            Contents::One(state) => self.on_state(limit, state, now)?,
+            Contents::OneOf(shards, shard) => {
+                self.on_state(shards.shard_limit(), &shards.states()[shard], now)?
+            }
+            Contents::All(shards) => self.on_shards(limit, shards, now)?,
+            Contents::Busy(shards) => match self {
+                // Retried at once.
+                Change::Take(_) => refusal(Some(Micros(0)), shards.level(now)),
+                Change::Credit { .. } => return Err(LimiterError::Busy),
+                Change::Extend(_) | Change::Release(_) => refusal(None, shards.level(now)),
+            },
+        };
+        let mut answer = target.answer(&decision, decision.level, now);
+        if let (Change::Extend(id), Some(State::Leases(after))) = (self, &decision.state) {
+            answer.lease = after.leases.iter().find(|lease| lease.id == *id).copied();
+        }
+        Ok(Decided { answer, after: decision.state })
+    }
+
+    /// Decides it on a state.
+    ///
+    /// # Errors
+    /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
+    fn on_state(&self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
+        let after = match *self {
+            Change::Take(Take { count, lease: Some(id), .. }) => {
+                return Ok(limit.acquire(state, now, count, id));
+            }
+            Change::Take(Take { count, reserve, lease: None }) => {
+                return Ok(decide(limit, state, now, count, reserve));
+            }
+            Change::Credit { count, taken_at } => {
+                let credited = kinds::credit(limit, state, now, count, taken_at);
+                return credited.ok_or_else(|| not_for_credit(limit));
+            }
+            Change::Extend(id) => limit.extend(state, now, id),
+            Change::Release(id) => limit.release(state, now, id),
+        };
+        let level = limit.level(after.as_ref().unwrap_or(state), now);
+        Ok(Decision { ok: after.is_some(), retry_after: None, level, state: after })
+    }
+
+    /// Decides it on all shards together.
+    ///
+    /// # Errors
+    /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
+    fn on_shards(&self, limit: &Limit, shards: &Shards, now: Micros) -> Result<Decision> {
+        match *self {
+            // A lease has the id that was drawn for it.
+            Change::Take(Take { lease: Some(_), .. }) => {
+                self.on_state(limit, &shards.total(now), now)
+            }
+            Change::Take(Take { count, reserve, lease: None }) => {
+                Ok(shards.decide(now, count, reserve))
+            }
+            Change::Credit { count, taken_at } => {
+                shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
+            }
+            // Rows of another kind, from before.
+            Change::Extend(_) | Change::Release(_) => Ok(refusal(None, shards.level(now))),
+        }
+    }
+}
+
+/// The decision that nothing changes.
+fn refusal(retry_after: Option<Micros>, level: Level) -> Decision {
+    Decision { ok: false, retry_after, level, state: None }
+}
+
+/// The error for a kind that can't be credited (0A000).
+fn not_for_credit(limit: &Limit) -> LimiterError {
+    LimiterError::NotForKind { function: "rl_credit", kind: limit.kind() }
+}
