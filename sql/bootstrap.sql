@@ -1,5 +1,5 @@
--- Types and tables. Scripts never say CREATE OR REPLACE or IF NOT EXISTS: they must not adopt an
--- object that somebody else put there.
+-- Types and tables. Scripts never say CREATE OR REPLACE or IF NOT EXISTS: that would adopt an object of
+-- another owner.
 
 CREATE TYPE @extschema@.rl_result AS (
     ok           boolean,
@@ -17,8 +17,8 @@ COMMENT ON COLUMN @extschema@.rl_result.remaining IS 'tokens left after this cal
 COMMENT ON COLUMN @extschema@.rl_result.capacity IS 'the most tokens that the limit can hold; NULL: no limit applies';
 COMMENT ON COLUMN @extschema@.rl_result.reset_at IS 'when the limit is full again if nobody takes from it; window kinds: end of the current window; concurrency: when the last lease expires';
 
--- Nothing but the primary key is indexed, so that every update can be a HOT one; the fill factor
--- leaves it room on the page, and autovacuum doesn't wait for a share of the whole table.
+-- Only the primary key is indexed, and the fill factor leaves space on the page, so that updates are HOT.
+-- Autovacuum doesn't wait for a share of the whole table. New columns come last: ALTER EXTENSION adds them.
 CREATE TABLE @extschema@.rateLimits (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL DEFAULT '',

@@ -1,5 +1,5 @@
--- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
--- What is named here exists where Citus is installed, and is looked up at the call.
+-- Move the tables to the nodes of Citus, and back. Only their owner may: the owner's triggers and constraints run here.
+-- Functions of Citus are looked up at the call, since Citus need not be installed.
 
 CREATE FUNCTION @extschema@.rl_distribute(shard_count integer DEFAULT 32, colocate_with regclass DEFAULT NULL)
 RETURNS SETOF text
@@ -50,7 +50,7 @@ BEGIN
                   HINT = 'SET citus.shard_replication_factor = 1; for copies, give each node a streaming replica.';
     END IF;
 
-    -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
+    -- The owner creates the triggers of the copies. On other nodes the extension belongs to a superuser.
     permission := format('GRANT EXECUTE ON FUNCTION %1$s.rl_config_changed, %1$s.rl_blocks_changed TO %2$I', home, owner);
     on_worker := format('SELECT has_function_privilege(%1$L, to_regprocedure(%2$L), %4$L) AND has_function_privilege(%1$L, to_regprocedure(%3$L), %4$L)',
                         owner, home || '.rl_config_changed()', home || '.rl_blocks_changed()', 'EXECUTE');
@@ -60,7 +60,7 @@ BEGIN
                   HINT = format('A superuser can grant it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
-        -- Over connections of their own, which would wait for ever for what rl_undistribute has locked in this transaction.
+        -- Uses other connections, which would wait forever for what rl_undistribute has locked in this transaction.
         on_worker := format($sql$
             SELECT CASE WHEN EXISTS (SELECT FROM pg_locks JOIN pg_stat_activity USING (pid)
                                      WHERE granted AND mode = 'AccessExclusiveLock' AND relation = to_regclass(%3$L) AND application_name = %4$L)
@@ -77,9 +77,9 @@ BEGIN
         END IF;
     END IF;
 
-    -- Calls wait here until all is done. In the order in which they lock: the states first.
+    -- Calls wait for this to the end. Locks in the order of calls: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
-    -- What Citus says of copied rows, and that they be truncated, which is done here.
+    -- Hides the notices of Citus about copied rows and their truncation, which follows below.
     IF told <> 'error' THEN
         PERFORM set_config('client_min_messages', 'warning', true);
     END IF;
@@ -95,7 +95,7 @@ BEGIN
     IF already IS NULL AND colocate_with IS NOT NULL THEN
         PERFORM create_distributed_table(states, 'key', colocate_with => colocate_with::text);
     ELSIF already IS NULL THEN
-        -- Not with other tables that are distributed by text: their collation may be another.
+        -- Not colocated with other tables distributed by text: their collation may differ.
         PERFORM create_distributed_table(states, 'key', shard_count => shard_count, colocate_with => 'none');
     END IF;
     PERFORM truncate_local_data_after_distributing_table(states) WHERE already IS NULL;
@@ -123,7 +123,7 @@ BEGIN
         RAISE NOTICE 'limits in memory still count on each node separately';
     END IF;
 
-    -- Citus grants nothing on the functions of an extension.
+    -- Citus copies no grants on the functions of an extension.
     RETURN QUERY
         SELECT format('SELECT * FROM run_command_on_all_nodes(%L);',
                       format('GRANT EXECUTE ON FUNCTION %s TO %s%s',
@@ -173,14 +173,14 @@ BEGIN
         RAISE EXCEPTION 'rl_undistribute() can be called only by the owner of the tables, role %', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_undistribute();', owner);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- Its snapshot would miss what was committed since.
+        -- Its snapshot would miss later commits.
         RAISE EXCEPTION 'rl_undistribute() requires isolation level READ COMMITTED, but this transaction is %',
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
         RAISE EXCEPTION 'rl_undistribute() must be called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 
-    -- Calls wait here until all is done. In the order in which they lock: the states first.
+    -- Calls wait for this to the end. Locks in the order of calls: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
     beside := (SELECT string_agg(table_of.logicalrelid::text, ', ' ORDER BY table_of.logicalrelid::text)
                FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
@@ -193,9 +193,9 @@ BEGIN
     LOOP
         EXECUTE format('CREATE TEMPORARY TABLE rl_undistribute_rows AS SELECT * FROM %s', shell.oid::regclass);
         GET DIAGNOSTICS kept = ROW_COUNT;
-        -- Copies that create_distributed_table left behind, called by hand.
+        -- Removes copies that a manual create_distributed_table left behind.
         PERFORM truncate_local_data_after_distributing_table(shell.oid);
-        -- As when a table is dropped, but that it stays: it is the extension's, with all that says so.
+        -- Does what Citus does for DROP TABLE, but keeps the table, a member of the extension.
         PERFORM master_remove_distributed_table_metadata_from_workers(shell.oid, home, shell.name);
         PERFORM citus_drop_all_shards(shell.oid, home, shell.name);
         PERFORM master_remove_partition_metadata(shell.oid, home, shell.name);

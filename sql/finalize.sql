@@ -1,9 +1,9 @@
 -- Privileges: only the database's owner, and the role that installs, can call and grant. The pure functions (builders, rl_calculate, rl_replay) stay open.
 
--- What default privileges gave of all that was created here is taken back. REVOKE puts what is left among the
--- initial privileges, which without default privileges have none of these objects yet.
--- Here and below operators are qualified and their operands cast: the schema to install into is on the
--- search path, and this runs as a superuser.
+-- Takes back what default privileges granted on the new objects. REVOKE adds the rest to the initial privileges,
+-- which have none of these objects yet.
+-- Operators are qualified and their operands cast here and below: the schema to install into is on the search
+-- path, and this runs as a superuser.
 DO LANGUAGE plpgsql $$
 DECLARE
     given record;
@@ -59,11 +59,10 @@ GRANT EXECUTE ON FUNCTION
     @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
     TO pg_database_owner WITH GRANT OPTION;
 
--- A direct grant for the installer, also where he is the database's owner: what he then grants comes
--- from himself in dumps. From pg_database_owner it would only restore where that role has USAGE on the
--- schema. It is taken out of the extension's initial privileges again: as one of those it would be missing
--- from dumps, and once the role is dropped they would contain it as a REVOKE that fails on restore.
--- From PostgreSQL 17 on they also depend on the roles in them: the role could not be dropped.
+-- Grants directly to the installer, even if that role owns the database: its own grants then come from it in dumps.
+-- Grants from pg_database_owner could be restored only where that role has USAGE on the schema. The grant is removed
+-- from the initial privileges: dumps leave those out, and once the role is dropped they would have a REVOKE that fails
+-- on restore. From PostgreSQL 17 on they also keep the role from being dropped.
 DO LANGUAGE plpgsql $$
 DECLARE
     installer record;
@@ -97,7 +96,7 @@ BEGIN
 END
 $$;
 
--- What these left of themselves there, from PostgreSQL 17 on.
+-- Removes the dependencies that these leave from PostgreSQL 17 on.
 DELETE FROM pg_catalog.pg_shdepend AS dependency
 USING pg_catalog.pg_database AS here, pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member
 WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()

@@ -1,9 +1,9 @@
 -- The SQL functions, by subject; their bodies are in src/functions/, a file for each subject. Signatures are frozen
 -- within a major version; defaults are constants, so that a distributed planner can delegate a call.
 --
--- What writes, or reads the latest state, is VOLATILE and PARALLEL UNSAFE; what only computes is IMMUTABLE. The cost
--- is about what a call takes, and more than that of a function in PL/pgSQL (100), so that a planner evaluates it after
--- plain conditions. A cost of thousands would turn JIT on where a statement calls for each of some thousand rows.
+-- A function that writes, or reads the latest state, is VOLATILE and PARALLEL UNSAFE; one that only computes is
+-- IMMUTABLE. The cost is about that of a call, and above a PL/pgSQL function's (100), so that the planner evaluates it
+-- after plain conditions. A cost of thousands would turn JIT on for a statement that calls once for some thousand rows.
 
 -- The calls of one limit.
 
@@ -85,9 +85,8 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_undefine';
 COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
 
--- Definitions written by plain SQL are checked before they are stored; after it every session's memory of them is
--- cleared. Row triggers that fire always: logical replication and restores write here as well. AFTER
--- triggers, so that no session caches the old row in between.
+-- Check definitions that plain SQL writes, and clear the caches of all sessions. They fire for each row and ALWAYS:
+-- logical replication and restores write here as well. AFTER, so that no session caches the old row in between.
 
 CREATE FUNCTION @extschema@.rl_config_changed()
 RETURNS trigger
@@ -125,7 +124,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_unblock';
 COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a key; false if it was not blocked';
 
--- As on rl_config: for every row, since logical replication and restores write here as well.
+-- As on rl_config: ALWAYS, since logical replication and restores write here as well.
 
 CREATE FUNCTION @extschema@.rl_blocks_changed()
 RETURNS trigger
@@ -143,7 +142,7 @@ CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
 COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'invalidates every session''s definition cache';
 
--- What forgets state.
+-- Delete state.
 
 CREATE FUNCTION @extschema@.rl_reset(name text, key text DEFAULT '')
 RETURNS boolean
@@ -163,7 +162,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_prune';
 COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of expired blocks and idle rows; returns how many';
 
--- What limits hold now.
+-- The current state of limits.
 
 CREATE FUNCTION @extschema@.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
 RETURNS TABLE (

@@ -1,4 +1,4 @@
--- In one statement, and first: takes the strongest lock before any other. Rewrites no row.
+-- First, and one statement: no weaker lock comes before its own. It rewrites no row.
 -- At a fill factor of 70, a thousand hot rows outgrew their pages.
 ALTER TABLE @extschema@.rateLimits ADD COLUMN added double precision, SET (fillfactor = 40);
 
@@ -126,8 +126,8 @@ LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
 COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: replays a log of requests against a limit, OVER (PARTITION BY key ORDER BY at)';
 
--- The tables onto the nodes of Citus, and back. For their owner alone: his triggers and constraints run here.
--- What is named here exists where Citus is installed, and is looked up at the call.
+-- Move the tables to the nodes of Citus, and back. Only their owner may: the owner's triggers and constraints run here.
+-- Functions of Citus are looked up at the call, since Citus need not be installed.
 
 CREATE FUNCTION @extschema@.rl_distribute(shard_count integer DEFAULT 32, colocate_with regclass DEFAULT NULL)
 RETURNS SETOF text
@@ -178,7 +178,7 @@ BEGIN
                   HINT = 'SET citus.shard_replication_factor = 1; for copies, give each node a streaming replica.';
     END IF;
 
-    -- He makes the triggers of the copies. On other nodes the extension belongs to a superuser.
+    -- The owner creates the triggers of the copies. On other nodes the extension belongs to a superuser.
     permission := format('GRANT EXECUTE ON FUNCTION %1$s.rl_config_changed, %1$s.rl_blocks_changed TO %2$I', home, owner);
     on_worker := format('SELECT has_function_privilege(%1$L, to_regprocedure(%2$L), %4$L) AND has_function_privilege(%1$L, to_regprocedure(%3$L), %4$L)',
                         owner, home || '.rl_config_changed()', home || '.rl_blocks_changed()', 'EXECUTE');
@@ -188,7 +188,7 @@ BEGIN
                   HINT = format('A superuser can grant it: SELECT * FROM run_command_on_all_nodes(%L);', permission);
     END IF;
     IF NOT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid IN (definitions, blocks, states)) THEN
-        -- Over connections of their own, which would wait for ever for what rl_undistribute has locked in this transaction.
+        -- Uses other connections, which would wait forever for what rl_undistribute has locked in this transaction.
         on_worker := format($sql$
             SELECT CASE WHEN EXISTS (SELECT FROM pg_locks JOIN pg_stat_activity USING (pid)
                                      WHERE granted AND mode = 'AccessExclusiveLock' AND relation = to_regclass(%3$L) AND application_name = %4$L)
@@ -205,9 +205,9 @@ BEGIN
         END IF;
     END IF;
 
-    -- Calls wait here until all is done. In the order in which they lock: the states first.
+    -- Calls wait for this to the end. Locks in the order of calls: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
-    -- What Citus says of copied rows, and that they be truncated, which is done here.
+    -- Hides the notices of Citus about copied rows and their truncation, which follows below.
     IF told <> 'error' THEN
         PERFORM set_config('client_min_messages', 'warning', true);
     END IF;
@@ -223,7 +223,7 @@ BEGIN
     IF already IS NULL AND colocate_with IS NOT NULL THEN
         PERFORM create_distributed_table(states, 'key', colocate_with => colocate_with::text);
     ELSIF already IS NULL THEN
-        -- Not with other tables that are distributed by text: their collation may be another.
+        -- Not colocated with other tables distributed by text: their collation may differ.
         PERFORM create_distributed_table(states, 'key', shard_count => shard_count, colocate_with => 'none');
     END IF;
     PERFORM truncate_local_data_after_distributing_table(states) WHERE already IS NULL;
@@ -251,7 +251,7 @@ BEGIN
         RAISE NOTICE 'limits in memory still count on each node separately';
     END IF;
 
-    -- Citus grants nothing on the functions of an extension.
+    -- Citus copies no grants on the functions of an extension.
     RETURN QUERY
         SELECT format('SELECT * FROM run_command_on_all_nodes(%L);',
                       format('GRANT EXECUTE ON FUNCTION %s TO %s%s',
@@ -301,14 +301,14 @@ BEGIN
         RAISE EXCEPTION 'rl_undistribute() can be called only by the owner of the tables, role %', quote_ident(owner)
             USING ERRCODE = 'insufficient_privilege', HINT = format('SET ROLE %I; SELECT rl_undistribute();', owner);
     ELSIF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- Its snapshot would miss what was committed since.
+        -- Its snapshot would miss later commits.
         RAISE EXCEPTION 'rl_undistribute() requires isolation level READ COMMITTED, but this transaction is %',
             upper(current_setting('transaction_isolation')) USING ERRCODE = 'object_not_in_prerequisite_state';
     ELSIF (SELECT groupid FROM pg_dist_local_group) <> 0 THEN
         RAISE EXCEPTION 'rl_undistribute() must be called on the coordinator' USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
 
-    -- Calls wait here until all is done. In the order in which they lock: the states first.
+    -- Calls wait for this to the end. Locks in the order of calls: the states first.
     EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
     beside := (SELECT string_agg(table_of.logicalrelid::text, ', ' ORDER BY table_of.logicalrelid::text)
                FROM pg_dist_partition AS table_of JOIN pg_class AS class ON class.oid = table_of.logicalrelid
@@ -321,9 +321,9 @@ BEGIN
     LOOP
         EXECUTE format('CREATE TEMPORARY TABLE rl_undistribute_rows AS SELECT * FROM %s', shell.oid::regclass);
         GET DIAGNOSTICS kept = ROW_COUNT;
-        -- Copies that create_distributed_table left behind, called by hand.
+        -- Removes copies that a manual create_distributed_table left behind.
         PERFORM truncate_local_data_after_distributing_table(shell.oid);
-        -- As when a table is dropped, but that it stays: it is the extension's, with all that says so.
+        -- Does what Citus does for DROP TABLE, but keeps the table, a member of the extension.
         PERFORM master_remove_distributed_table_metadata_from_workers(shell.oid, home, shell.name);
         PERFORM citus_drop_all_shards(shell.oid, home, shell.name);
         PERFORM master_remove_partition_metadata(shell.oid, home, shell.name);
@@ -373,8 +373,9 @@ END
 $$;
 COMMENT ON FUNCTION @extschema@.rl_node IS 'Citus node that stores a key of a rate limit, where calls for it are cheapest; no row if the limits are not distributed';
 
--- Takes back what default privileges gave: on new objects all; on functions of 1.0.0 what their initial privileges
--- have; on its tables, which have none, also what default privileges of the role that made them give today. What was granted since stays, in the privileges and out of the initial ones, into which REVOKE puts it.
+-- Takes back what default privileges granted: all of it on new objects; on functions of 1.0.0 what their initial
+-- privileges have; on its tables, which have none, also what default privileges of the role that created them grant
+-- today. Later grants stay, out of the initial privileges, to which REVOKE adds them.
 DO LANGUAGE plpgsql $$
 DECLARE
     given record;
@@ -467,9 +468,8 @@ GRANT EXECUTE ON FUNCTION
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
     TO pg_database_owner WITH GRANT OPTION;
 
--- The direct grant to the installer: on what is new, and on all if it is the database's owner, which
--- lacked it. It stays out of the initial privileges, into which GRANT puts all that there is, the
--- application's grants too.
+-- Grants directly to the installer: on new objects, and on all if it is the database's owner, which lacked that. The
+-- grant stays out of the initial privileges, to which GRANT adds all, the application's grants too.
 DO LANGUAGE plpgsql $$
 DECLARE
     installer record;
@@ -509,8 +509,8 @@ BEGIN
         WHERE init.classoid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
           AND init.objoid OPERATOR(pg_catalog.=) granted.objoid;
     END LOOP;
-    -- What he granted as the database's owner came from pg_database_owner, as whom it restores only where that
-    -- role has USAGE on the schema; it comes from him now, as from the owner of a database who installs 1.1.0.
+    -- Grants of the database's owner came from pg_database_owner, and could be restored only where that role has
+    -- USAGE on the schema. Now they come from the owner, as where one installs 1.1.0.
     UPDATE pg_catalog.pg_proc AS function
     SET proacl = ARRAY(
         SELECT pg_catalog.makeaclitem(acl.grantee, giver.oid, acl.privilege_type, pg_catalog.bool_or(acl.is_grantable))
@@ -531,8 +531,8 @@ BEGIN
 END
 $$;
 
--- The installer's grants were taken out of the initial privileges, but from PostgreSQL 17 on not what
--- they had left here, which kept that role from being dropped.
+-- 1.0.0 removed the installer's grants from the initial privileges, but from PostgreSQL 17 on not these dependencies,
+-- which kept the role from being dropped.
 DELETE FROM pg_catalog.pg_shdepend AS dependency
 USING pg_catalog.pg_database AS here, pg_catalog.pg_extension AS extension, pg_catalog.pg_depend AS member
 WHERE here.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()

@@ -266,7 +266,7 @@ pub unsafe fn unaltered_key(table: pg_sys::Relation) -> Option<pg_sys::Oid> {
     }
 }
 
-/// Whether an index is over name, key and shard in this order, in the C collation, unique, immediate and
+/// Whether an index has the columns name, key and shard in this order, in the C collation, unique, immediate and
 /// not partial. Its `indcheckxmin` doesn't matter, which is about snapshots older than the latest.
 ///
 /// # Safety
