@@ -31,7 +31,7 @@ NOOP = "a function that does nothing"
 
 # What the lines are called in the tables and the chart.
 NAMES = {
-    MEMORY: "in memory", SAVED: "in memory, saved", RL: "rl_limit", SQL_STORE: "rl_limit by SQL", SETWISE: "set-based SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
+    MEMORY: "in memory", SAVED: "with save", RL: "rl_limit", SQL_STORE: "rl_limit by SQL", SETWISE: "set-based SQL", BARE: "bare UPDATE", PLPGSQL: "PL/pgSQL", UPSERT: "upsert",
     FILE: "SQL file", EIGHT: "eight lines", REDIS: "Redis", SELECT_ROW: "bare SELECT", NOOP: "no-op", SELECT_1: "SELECT 1",
 }
 # The tables of docs/performance.md: title; a column's name and its line, the first of those that a work has; works by
