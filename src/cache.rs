@@ -11,7 +11,7 @@ use crate::schema::error::Result;
 use crate::schema::spi::{self, Connection, Statement};
 
 /// Deletes the row of a name and key by two statements: one that locks it first, since another session's row would else
-/// be taken for one that a trigger keeps, and one that deletes it. Returns what `read` tells of the locked row; `None`
+/// be taken for one that a trigger keeps, and one that deletes it. Returns what `read` makes of the locked row; `None`
 /// where there is none.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
 //! The names whose definitions the current transaction has changed, of limits that are or were saved: until it commits
-//! nobody else sees that, and after a rollback nothing is to be left of it.
+//! no other session sees that, and a rollback must undo it.
 
 use std::cell::RefCell;
 

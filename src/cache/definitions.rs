@@ -161,7 +161,7 @@ pub fn known(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Known> {
     }
 }
 
-/// What rl_config has for a name and key, as it stands there; why it is none, of a config that is too long.
+/// The config of a name and key as it is in rl_config; an error if it is too long.
 type StoredJson = Option<std::result::Result<String, ConfigError>>;
 
 /// The rows of rl_config for a name and key.
@@ -171,7 +171,7 @@ struct Stored {
     own: StoredJson,
     /// Whether any key has a row of its own.
     has_keys: bool,
-    /// Whether this session is told of changes.
+    /// Whether this session hears of changes.
     told: bool,
 }
 
@@ -196,7 +196,7 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
         lock: TableLock::Read,
     };
     // Where Citus has no copy of a table on this node, as on one that was added and is not rebalanced yet,
-    // nobody tells of its changes; nor is it told in time where another node's copy is read.
+    // no invalidation arrives; nor does it in time where another node's copy is read.
     const IS_HERE: Statement = Statement {
         sql: "SELECT FROM pg_catalog.pg_dist_shard AS shard, pg_catalog.pg_dist_placement AS copy, \
                           pg_catalog.pg_dist_local_group AS here \

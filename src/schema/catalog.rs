@@ -124,8 +124,8 @@ impl Drop for Running {
     }
 }
 
-/// The lock on rateLimits that the running call needs. Whoever locks another of the tables takes it first, as
-/// [`with`] does: in any other order calls and what locks all of them could deadlock.
+/// The lock on rateLimits that the running call needs. A caller that locks another of the tables takes it first, as
+/// [`with`] does: in another order, calls and statements that lock all of them could deadlock.
 pub fn first_lock() -> TableLock {
     LOCK.get()
 }
@@ -231,7 +231,7 @@ fn known_or_read(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     }
 }
 
-/// Tells every session of this node that definitions or blocks have changed, for a trigger of `function` on
+/// Notifies every session of this node that definitions or blocks have changed, for a trigger of `function` on
 /// `written`: that is rl_config or rl_blocks, or where Citus distributes it this node's copy, which no session knows.
 ///
 /// # Errors
@@ -297,7 +297,7 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
         let index = unaltered_table::index_of(relation);
         let usual_key = unaltered_table::unaltered_key(relation).is_some();
         let has_added = unaltered_table::has_added(relation);
-        // Who uses the table locks it before.
+        // Callers lock the table before they use it.
         pg_sys::table_close(relation, lock);
         Ok(Catalog {
             extension,

@@ -672,7 +672,7 @@ proptest! {
     fn no_debt_lasts_longer_than_ten_years((config, state, now) in owing()) {
         let limit = config.limit();
         let Limit::TokenBucket(_) = limit else {
-            // So many windows as turn within ten years of the end of that in which it was left.
+            // The windows that begin within ten years of the end of the one that the state is from.
             let (Some(wait), Some(turn)) = (
                 decide(&limit, &state, Micros(now), 0.0, false).retry_after,
                 limit.level(&state, state.ts()).reset_at,

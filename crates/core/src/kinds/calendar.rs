@@ -2,7 +2,7 @@
 //!
 //! Owns where such windows begin and how many lie between two instants; the tokens are the fixed window's. The rules of
 //! the time zones are those of the bundled [IANA database], never the system's. Dates end with the year 9999: a later
-//! instant counts as that end, where no window turns.
+//! instant counts as that end, after which no window begins.
 //!
 //! [IANA database]: https://www.iana.org/time-zones
 

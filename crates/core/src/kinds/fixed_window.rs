@@ -33,7 +33,7 @@ use crate::numbers::{Rate, ShardCount, TokenCount};
 pub struct FixedWindow {
     /// Tokens a window: more than 0, at most 1e15.
     pub rate: f64,
-    /// When windows turn.
+    /// When windows begin.
     pub windows: Windows,
     /// The most tokens that accumulate, 0 to 1e15; 0 makes sense with reservations only.
     pub capacity: f64,
@@ -45,7 +45,7 @@ pub struct FixedWindow {
     pub overage: bool,
 }
 
-/// When windows turn.
+/// When windows begin.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Windows {
     /// At a fixed distance. A state's `ts` fixes the phase while it lives.
@@ -184,8 +184,8 @@ impl Windows {
         }
     }
 
-    /// How many windows turn after `ts` within ten years of the last instant before the first of
-    /// them; infinite where none does.
+    /// Counts the windows that begin after `ts` within ten years of the instant before the first of them; infinite if
+    /// none does.
     fn turns_in_ten_years(&self, ts: Micros) -> f64 {
         let Some(next) = self.after(ts, 1.0) else { return f64::INFINITY };
         let last = next.minus(Micros(1)).plus(Micros::TEN_YEARS);
@@ -211,7 +211,7 @@ impl FixedWindow {
         self.rate.min(self.capacity)
     }
 
-    /// The stored tokens that are left when their window turns: none of an overage. A config that has changed since
+    /// Returns the stored tokens left when their window ends, without an overage. A config that has changed since
     /// counts from the next window.
     fn rolls_over(&self, stored: &Tokens) -> f64 {
         let tokens = self.bounded(stored.value, stored.ts);

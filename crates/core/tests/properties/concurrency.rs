@@ -8,7 +8,7 @@ use crate::cases;
 
 #[derive(Clone, Debug)]
 enum Call {
-    /// So many slots, and where the id that is drawn begins: of few, so that some are in use.
+    /// The slots, and where the draw of an id begins: there are few ids, so that some are in use.
     Acquire(u32, i64),
     /// The lease that was given as the n-th, or one that never was.
     Release(usize),

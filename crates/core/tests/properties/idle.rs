@@ -112,7 +112,7 @@ proptest! {
         let config = &sequence.config;
         let limit = limit(config, first_request);
         let (now, state) = left(&limit, &sequence);
-        let now = Micros(now - ahead); // of a clock that stepped back
+        let now = Micros(now - ahead); // a clock that stepped back
         let phase = Micros(sequence.begin + (shift * config.period as f64) as i64);
         let idle = |at| limit.is_idle(&state, at, phase);
         match limit.idle_at(&state, now, phase) {

@@ -20,8 +20,8 @@ fn limit(rate: f64, period: i64, capacity: f64, calendar: bool) -> Limit {
 proptest! {
     #![proptest_config(cases(2_000))]
 
-    /// Every call passes; what is left is what the windows gave less what was used in this one; and what was
-    /// over ends with its window.
+    /// Every call passes; the tokens left are what the windows gave less what was used in this one; and the overage
+    /// ends with its window.
     #[test]
     fn what_is_over_ends_with_its_window(
         rate in 1..20u32,

@@ -322,8 +322,8 @@ fn tells_when_it_passes(
     let count = there + share * (config.capacity + debt - there);
     let years = (count / config.rate + 3.0) * config.period as f64 > Micros::TEN_YEARS.0 as f64;
     if reserve && years && config.kind == Kind::FixedWindow {
-        // Where windows turn apart, one that turns can put off the last of a debt by a window,
-        // and so beyond the ten years that one may wait for it: no opinion.
+        // With windows that begin apart, one of them can put off the last of a debt by a window, beyond the ten
+        // years that a call may wait for it: no opinion.
         return Ok(None);
     }
     let decision = parts.decide(now, count, reserve);

@@ -87,7 +87,7 @@ impl Kept {
     fn with<T: Default + 'static, R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         let mut value = self.take::<T>().unwrap_or_default();
         let result = work(&mut value);
-        self.take::<T>(); // of a call inside
+        self.take::<T>(); // that of a call inside
         self.0.borrow_mut().push(value);
         result
     }
