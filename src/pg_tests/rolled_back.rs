@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn an_attempt_that_comes_to_nothing_gives_its_locks_back() {
+    fn a_failed_attempt_releases_its_locks() {
         run("CREATE TABLE other ()");
         run("LOCK TABLE other IN SHARE MODE");
         let lock = || run("LOCK TABLE other IN EXCLUSIVE MODE");
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn a_held_shard_is_taken_from_again_until_its_lock_is_rolled_back() {
+    fn a_locked_shard_is_taken_from_again_until_its_lock_is_rolled_back() {
         run("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'");
         run("SELECT rl_define('sharded', rl_token_bucket(64000, '1 day', shards => 64))");
         // Writes all rows, as if by another transaction.

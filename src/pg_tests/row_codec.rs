@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn what_no_call_writes_is_told_by_its_first_column() {
+    fn a_row_that_no_call_writes_is_reported_by_its_first_invalid_column() {
         run("INSERT INTO ratelimits (name, key, shard, value, ts, prior, log) VALUES
             ('codec', 'marker', 0, 0, '-infinity', NULL, NULL),
             ('codec', 'reset marker', 0, 'Infinity', '-infinity', NULL, NULL),
@@ -221,7 +221,7 @@ mod tests {
 
     /// A log of leases has pairs in their order; an odd last element is ignored.
     #[pg_test]
-    fn leases_are_read_as_they_stand() {
+    fn leases_are_read_as_stored() {
         run("INSERT INTO ratelimits VALUES ('codec', 'leases', 0, 2, 'epoch', 0,
              ARRAY['2000-01-01', '2000-01-09', '2000-01-02', '2000-01-03', '2000-01-04']::timestamptz[])");
         for access in STORES {

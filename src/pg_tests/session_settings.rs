@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn who_is_no_superuser_sets_neither_the_clock_nor_the_access() {
+    fn an_ordinary_role_sets_neither_the_clock_nor_the_access() {
         run("CREATE ROLE test_ordinary");
         run("SET LOCAL ROLE test_ordinary");
         for setting in ["ratelimit.clock = ''", "ratelimit.access = sql"] {

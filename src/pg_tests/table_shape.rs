@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[pg_test]
-    fn every_change_that_the_executor_would_mind_is_told_by_its_reason() {
+    fn every_change_that_matters_to_the_executor_has_its_reason() {
         for &(change, reason) in CHANGES {
             and_rolled_back(|| {
                 run(change);

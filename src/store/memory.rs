@@ -15,7 +15,7 @@ use crate::schema::error::Result;
 use crate::schema::settings;
 use ratelimit_pg::clock;
 use ratelimit_pg::error::PgError;
-use ratelimit_pg::shared_memory::{self, Held, Lock, Need};
+use ratelimit_pg::shared_memory::{self, Lock, LockGuard, Need};
 
 use databases::Databases;
 use id::Identifier;
@@ -60,19 +60,19 @@ struct Header {
 struct SessionLock(Lock);
 
 // SAFETY: an LWLock is one between processes, with the barriers that it takes. A session that asks for one that it
-// holds waits for ever, but shares it with itself where both are shared. `Held` releases it; after an error the end of
+// holds waits for ever, but shares it with itself where both are shared. `LockGuard` releases it; after an error the end of
 // the (sub)transaction does, which comes when the panic has left all frames that had a guard. No guard is kept in
 // anything that outlives a call.
 unsafe impl ReadWriteLock for SessionLock {
-    type Hold<'a> = Held<'a>;
+    type Guard<'a> = LockGuard<'a>;
 
     #[inline]
-    fn shared(&self) -> Held<'_> {
+    fn shared(&self) -> LockGuard<'_> {
         self.0.shared()
     }
 
     #[inline]
-    fn exclusive(&self) -> Held<'_> {
+    fn exclusive(&self) -> LockGuard<'_> {
         self.0.exclusive()
     }
 }

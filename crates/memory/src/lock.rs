@@ -27,22 +27,22 @@ use crate::sync::{ConstPtr, MutPtr, UnsafeCell};
 /// A lock that lies in the memory that it guards.
 ///
 /// # Safety
-/// What is returned holds the lock: from when `exclusive` returns until its [`Hold`](ReadWriteLock::Hold) is dropped,
+/// What is returned holds the lock: from when `exclusive` returns until its [guard](ReadWriteLock::Guard) is dropped,
 /// no other call of either function returns, in no session and not in the same one (it waits, for ever if it must);
 /// from when `shared` returns until that is dropped, none of `exclusive` does. What was written under the lock before
 /// is seen by who holds it now. Where a lock also ends otherwise, as PostgreSQL's do with their transaction, the
 /// implementor sees to it that no hold outlives that.
 pub unsafe trait ReadWriteLock {
     /// Holds the lock until it is dropped, or longer.
-    type Hold<'a>
+    type Guard<'a>
     where
         Self: 'a;
 
     /// Waits until nobody holds it exclusively.
-    fn shared(&self) -> Self::Hold<'_>;
+    fn shared(&self) -> Self::Guard<'_>;
 
     /// Waits until nobody else holds it.
-    fn exclusive(&self) -> Self::Hold<'_>;
+    fn exclusive(&self) -> Self::Guard<'_>;
 }
 
 /// A value with its lock. Memory of zeros is one where that is a lock that is free, and a value.
@@ -64,15 +64,15 @@ impl<L: ReadWriteLock, T> Guarded<L, T> {
     /// Waits until nobody writes.
     #[inline]
     pub fn read(&self) -> ReadGuard<'_, L, T> {
-        let hold = self.lock.shared();
-        ReadGuard { value: self.value.get(), _hold: hold }
+        let guard = self.lock.shared();
+        ReadGuard { value: self.value.get(), _guard: guard }
     }
 
     /// Waits until nobody else reads or writes.
     #[inline]
     pub fn write(&self) -> WriteGuard<'_, L, T> {
-        let hold = self.lock.exclusive();
-        WriteGuard { value: self.value.get_mut(), _hold: hold }
+        let guard = self.lock.exclusive();
+        WriteGuard { value: self.value.get_mut(), _guard: guard }
     }
 }
 
@@ -89,13 +89,13 @@ impl<L, T> Guarded<L, T> {
 /// into, beyond the end of the lock. The pointer goes first.
 pub struct ReadGuard<'a, L: ReadWriteLock + 'a, T> {
     value: ConstPtr<T>,
-    _hold: L::Hold<'a>,
+    _guard: L::Guard<'a>,
 }
 
 /// A value that nobody else looks at as long as this is there; a pointer, as in a [`ReadGuard`].
 pub struct WriteGuard<'a, L: ReadWriteLock + 'a, T> {
     value: MutPtr<T>,
-    _hold: L::Hold<'a>,
+    _guard: L::Guard<'a>,
 }
 
 impl<'a, L: ReadWriteLock + 'a, T> Deref for ReadGuard<'a, L, T> {

@@ -16,21 +16,21 @@ struct Lock(RwLock<()>);
 
 /// What holds it.
 #[expect(dead_code, reason = "held until it is dropped")]
-enum Held<'a> {
+enum LockGuard<'a> {
     Shared(RwLockReadGuard<'a, ()>),
     Exclusive(RwLockWriteGuard<'a, ()>),
 }
 
 // SAFETY: loom's lock is one, and its guards hold it.
 unsafe impl ReadWriteLock for Lock {
-    type Hold<'a> = Held<'a>;
+    type Guard<'a> = LockGuard<'a>;
 
-    fn shared(&self) -> Held<'_> {
-        Held::Shared(self.0.read().unwrap())
+    fn shared(&self) -> LockGuard<'_> {
+        LockGuard::Shared(self.0.read().unwrap())
     }
 
-    fn exclusive(&self) -> Held<'_> {
-        Held::Exclusive(self.0.write().unwrap())
+    fn exclusive(&self) -> LockGuard<'_> {
+        LockGuard::Exclusive(self.0.write().unwrap())
     }
 }
 

@@ -24,31 +24,31 @@ const NOW: Micros = Micros(5);
 /// A lock that is free where its memory is zero: how many share it, or -1.
 struct Lock(AtomicI32);
 
-struct Held<'a>(&'a Lock);
+struct LockGuard<'a>(&'a Lock);
 
 // SAFETY: a number that is not 0 keeps an exclusive hold from coming, and -1 all others; it is 0 again, or one less,
 // when the hold is dropped. Acquire and Release make what was written under it seen.
 unsafe impl ReadWriteLock for Lock {
-    type Hold<'a> = Held<'a>;
+    type Guard<'a> = LockGuard<'a>;
 
-    fn shared(&self) -> Held<'_> {
+    fn shared(&self) -> LockGuard<'_> {
         self.add(1, |held| held >= 0)
     }
 
-    fn exclusive(&self) -> Held<'_> {
+    fn exclusive(&self) -> LockGuard<'_> {
         self.add(-1, |held| held == 0)
     }
 }
 
 impl Lock {
-    fn add(&self, number: i32, allowed: impl Fn(i32) -> bool) -> Held<'_> {
+    fn add(&self, number: i32, allowed: impl Fn(i32) -> bool) -> LockGuard<'_> {
         loop {
             let held = self.0.load(Relaxed);
             let (done, failed) = (Acquire, Relaxed);
             if allowed(held)
                 && self.0.compare_exchange_weak(held, held + number, done, failed).is_ok()
             {
-                return Held(self);
+                return LockGuard(self);
             }
             spin_loop();
             thread::yield_now();
@@ -56,7 +56,7 @@ impl Lock {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
         let lock = &self.0.0;
         let _ =

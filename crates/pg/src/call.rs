@@ -33,7 +33,7 @@ pub unsafe fn enter<E: Raised>(
 ) -> pg_sys::Datum {
     // SAFETY: as the caller says.
     unsafe {
-        if !oom_reserve::hold() {
+        if !oom_reserve::refill() {
             out_of_memory().raise();
         }
         guarded(|below| run(fcinfo, body, below))

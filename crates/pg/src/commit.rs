@@ -46,7 +46,7 @@ pub unsafe fn run<E: Raised>(hook: fn() -> Result<(), E>) {
     let report = |error: E| Raising::Report(plain(&error.report(&String::new)));
     // SAFETY: as the caller says; the closures have nothing to drop.
     unsafe {
-        if !oom_reserve::hold() {
+        if !oom_reserve::refill() {
             out_of_memory().raise();
         }
         guarded(|below| {

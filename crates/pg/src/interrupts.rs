@@ -7,7 +7,7 @@ use crate::oom_reserve::{self, Larger};
 /// Processes a cancel or a shutdown; raises 53200 if memory is low.
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
-    if !oom_reserve::hold() {
+    if !oom_reserve::refill() {
         let detail = oom_reserve::NO_RESERVE.to_str().unwrap_or_default();
         ereport!(ERROR, PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY, "out of memory", detail);
     }

@@ -68,7 +68,7 @@ impl Block {
     }
 
     /// Allocates the block unless it is there; false if that fails.
-    fn hold(&self) -> bool {
+    fn refill(&self) -> bool {
         if !self.address.load(Ordering::Relaxed).is_null() {
             return true;
         }
@@ -135,7 +135,7 @@ fn retry(allocate: &dyn Fn() -> *mut u8) -> *mut u8 {
 /// Allocates the reserve, once, when the library is loaded. `end_session` runs if even the reserve does not suffice.
 pub fn init(end_session: fn()) {
     let _ = EXHAUSTED.set(end_session);
-    hold();
+    refill();
 }
 
 /// Frees the reserve for the next allocation; false if it is in use.
@@ -145,15 +145,15 @@ pub fn release() -> bool {
 }
 
 /// Allocates the reserve unless it is there; false if that fails.
-pub fn hold() -> bool {
-    ALWAYS.hold() && (READING_LONG.load(Ordering::Relaxed) == 0 || WHILE_LONG.hold())
+pub fn refill() -> bool {
+    ALWAYS.refill() && (READING_LONG.load(Ordering::Relaxed) == 0 || WHILE_LONG.refill())
 }
 
 /// Enlarges the reserve until dropped.
 pub struct Larger(());
 
 impl Larger {
-    /// Enlarges the reserve for a long argument, from the next [`hold`] on.
+    /// Enlarges the reserve for a long argument, from the next [`refill`] on.
     pub fn for_argument(bytes: usize) -> Option<Larger> {
         (bytes > LONG).then(|| {
             READING_LONG.fetch_add(1, Ordering::Relaxed);
@@ -181,21 +181,21 @@ mod tests {
             tries.set(tries.get() + 1);
             null_mut()
         };
-        assert!(hold() && hold());
+        assert!(refill() && refill());
         assert!(with_retry(fail).is_null());
         assert_eq!(tries.get(), 2);
         assert!(with_retry(fail).is_null());
         assert_eq!(tries.get(), 3);
         assert!(!release());
-        assert!(hold() && release() && !release());
+        assert!(refill() && release() && !release());
         // While a long argument is read, in a call in a call.
         assert!(Larger::for_argument(LONG).is_none());
         let (outer, inner) = (Larger::for_argument(LONG + 1), Larger::for_argument(2_000_000));
-        let is_held = || !WHILE_LONG.address.load(Ordering::Relaxed).is_null();
-        assert!(hold() && is_held());
+        let is_full = || !WHILE_LONG.address.load(Ordering::Relaxed).is_null();
+        assert!(refill() && is_full());
         drop(inner);
-        assert!(is_held() && release() && !is_held() && hold() && is_held());
+        assert!(is_full() && release() && !is_full() && refill() && is_full());
         drop(outer);
-        assert!(!is_held() && hold() && !is_held());
+        assert!(!is_full() && refill() && !is_full());
     }
 }

@@ -243,7 +243,7 @@ pub struct Lock(UnsafeCell<pg_sys::LWLock>);
 /// A locked [`Lock`], until dropped. After an error or a panic it stays locked until the abort of the (sub)transaction
 /// releases all (LWLockReleaseAll): an error of Postgres sets InterruptHoldoffCount to 0, and a release would count it
 /// down from there, so that the session could never be cancelled again.
-pub struct Held<'a>(&'a Lock);
+pub struct LockGuard<'a>(&'a Lock);
 
 impl Lock {
     /// Initializes a lock of a group.
@@ -256,21 +256,21 @@ impl Lock {
     }
 
     /// Locks it exclusively; waits forever if this session has it.
-    pub fn exclusive(&self) -> Held<'_> {
+    pub fn exclusive(&self) -> LockGuard<'_> {
         // SAFETY: initialized before other sessions can reach it.
         unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_EXCLUSIVE) };
-        Held(self)
+        LockGuard(self)
     }
 
     /// Locks it together with other readers.
-    pub fn shared(&self) -> Held<'_> {
+    pub fn shared(&self) -> LockGuard<'_> {
         // SAFETY: as above.
         unsafe { LWLockAcquire(self.0.get(), pg_sys::LWLockMode::LW_SHARED) };
-        Held(self)
+        LockGuard(self)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             // SAFETY: locked by this session.
