@@ -16,7 +16,7 @@ use ratelimit_pg::transaction::{refuse_parallel, refuse_read_only};
 pub enum Effect {
     /// Writes to the tables.
     Writes,
-    /// Changes the state of limits: writes to the tables if the state is there, and itself refuses what it can't write.
+    /// Changes the state of limits: writes to the tables if the state is there, and then refuses a read-only transaction.
     Takes,
     /// Reads the latest state and definitions, and the clock.
     Reads,

@@ -16,10 +16,10 @@ use crate::schema::settings::{self, ErrorStyle};
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. What it displays is the message, without a detail or a hint.
+/// An error of the extension. It displays its message, without detail and hint.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An error of the limiter, but for those of its host, which are this type's own.
+    /// An error of the limiter itself: one of its host comes back as this type.
     #[error(transparent)]
     Limiter(LimiterError),
     #[error(transparent)]
@@ -56,7 +56,7 @@ pub enum Error {
     /// `ratelimit.clock` was set by a role without the privilege, before the library was loaded or before a REVOKE.
     #[error("permission denied to set parameter \"ratelimit.clock\"")]
     ClockDenied { role: String },
-    /// `ratelimit.clock` was set before the library was loaded, to what is no time.
+    /// `ratelimit.clock` was set before the library was loaded, to an invalid value.
     #[error("invalid value for parameter \"ratelimit.clock\": \"{value}\"")]
     InvalidClock { value: String },
     /// A trigger function was called by something else.
@@ -326,7 +326,7 @@ impl From<RequestError> for Error {
     }
 }
 
-/// The limiter carries an error of its host as it is: one that this crate made comes back as what it was.
+/// The limiter carries errors of its host unchanged: one of this type comes back as it was.
 impl From<LimiterError> for Error {
     fn from(error: LimiterError) -> Error {
         match error {

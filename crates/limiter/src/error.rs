@@ -7,10 +7,10 @@ use ratelimit_core::{ArgumentError, Kind};
 /// The result of a use case.
 pub type Result<T> = std::result::Result<T, LimiterError>;
 
-/// What went wrong. What it displays is the message.
+/// An error of the limiter. It displays its message.
 #[derive(Debug, thiserror::Error)]
 pub enum LimiterError {
-    /// An argument that a call can't be made with.
+    /// An invalid argument.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// A config is not valid.
@@ -21,7 +21,7 @@ pub enum LimiterError {
     StoredConfig {
         /// The limit.
         name: String,
-        /// What is wrong.
+        /// Its error.
         error: ConfigError,
     },
     /// A name without a definition was used without a config.

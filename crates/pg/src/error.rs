@@ -12,10 +12,10 @@ pub type SqlState = [u8; 5];
 /// The result of what may be refused here.
 pub type Result<T, E = PgError> = std::result::Result<T, E>;
 
-/// What went wrong. What it displays is the message.
+/// An error of this crate. It displays its message.
 #[derive(Debug, thiserror::Error)]
 pub enum PgError {
-    /// An argument that a call can't be made with.
+    /// An invalid argument.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
     /// A column no longer has the type that it is read as.
@@ -83,6 +83,6 @@ pub type Qualifier<'a> = &'a dyn Fn() -> String;
 
 /// An error that an SQL function can end with; see [`enter`](crate::call::enter).
 pub trait Raised: From<PgError> {
-    /// Returns what is raised.
+    /// Returns the report to raise.
     fn report(&self, qualifier: Qualifier) -> Report;
 }
