@@ -37,8 +37,6 @@ pub enum Fault {
     GoneEntryOverlooked,
     /// A change in memory is not written.
     EntryNotWritten,
-    /// The slots of a released lease stay taken.
-    SlotNotFreed,
     /// An extended lease is not written.
     ExtensionNotWritten,
     /// A key is pruned though its rows have changed.
@@ -69,8 +67,6 @@ pub enum Fault {
     FullNotWritten,
     /// A row counts as written though another session has it locked.
     LockedRowSkipped,
-    /// An evicted entry is taken for a full one.
-    EvictedIsFull,
 }
 
 #[cfg(feature = "switches")]

@@ -87,7 +87,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
 ];
 
 /// The faults of the limiter and of the memory, each with what is wrong then, in which scenario.
-const FAULTS: [(Fault, Wrong, &str); 9] = [
+const FAULTS: [(Fault, Wrong, &str); 13] = [
     (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
     (Fault::PartOfSeveral, Wrong::Unexplained, "all b 2, a 2 | take b 1"),
     (Fault::TooFewRowsSuffice, Wrong::OverAdmitted, "all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1"),
@@ -112,6 +112,18 @@ const FAULTS: [(Fault, Wrong, &str); 9] = [
         Fault::EvictionNotCounted,
         Wrong::TakeLost,
         "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
+    ),
+    (
+        Fault::ChangedEntryOverlooked,
+        Wrong::Unexplained,
+        "all a 1, b 1 | all b 1, a 1 | take a 1 (memory)",
+    ),
+    (Fault::GoneEntryOverlooked, Wrong::Unexplained, "all b 1 | take b 1; take a 1 (memory)"),
+    (Fault::FullNotWritten, Wrong::NotSaved, "reset a; commit; take a 1 | take a 1 | save (saved)"),
+    (
+        Fault::LockedRowSkipped,
+        Wrong::NotSaved,
+        "take a 1; commit; save; commit; take a 1 | hold a; rollback (saved)",
     ),
 ];
 

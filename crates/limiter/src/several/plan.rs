@@ -2,6 +2,7 @@
 //! for, on which no more is done than to see that the states are the same.
 
 use ratelimit_core::{Micros, Shards, State};
+use ratelimit_faults::Fault;
 
 use super::decide::{Group, GroupVerdict};
 use crate::error::{LimiterError, Result};
@@ -145,7 +146,11 @@ fn take_as_planned<H: Host>(
         let Ok(found) = locked.read(plan.id) else {
             return Tried::Absent(plan.group.target.name_text());
         };
-        if found != plan.found {
+        let has_changed = match Fault::GoneEntryOverlooked.is_on() {
+            true => found.state != plan.found.state,
+            false => found != plan.found && !Fault::ChangedEntryOverlooked.is_on(),
+        };
+        if has_changed {
             decided += plan.group.takes.len();
             if decided > most {
                 return Tried::Changed;

@@ -9,6 +9,7 @@
 //! the load fails.
 
 use ratelimit_core::{Micros, State};
+use ratelimit_faults::Fault;
 
 use super::{delete, memory, shards};
 use crate::error::{LimiterError, Result};
@@ -102,6 +103,7 @@ pub fn write<H: Host>(
         let seen = rows.read(id)?;
         let stored = match (state, &seen) {
             (Some(state), _) => Some(Stored::State(state.clone())),
+            (None, _) if Fault::FullNotWritten.is_on() => None,
             (None, seen) => seen.as_ref().and_then(|seen| seen.stored.reset()),
         };
         let Some(stored) = stored else { return Ok(true) };
@@ -109,7 +111,7 @@ pub fn write<H: Host>(
             None if wait => rows.insert(id, &stored)?,
             None => rows.try_insert(id, &stored)?,
             Some(seen) if rows.replaces() && !seen.stored.is_marker() => {
-                rows.replace(id, seen, &stored, wait)?
+                rows.replace(id, seen, &stored, wait)? || Fault::LockedRowSkipped.is_on()
             }
             Some(_) => write_locked(host, rows, id, &stored, wait)?,
         };
