@@ -37,8 +37,6 @@ pub enum Fault {
     GoneEntryOverlooked,
     /// A change in memory is not written.
     EntryNotWritten,
-    /// An extended lease is not written.
-    ExtensionNotWritten,
     /// A key is pruned though its rows have changed.
     PrunedUnseen,
     /// A key is pruned though it is not idle.

@@ -2,6 +2,7 @@
 
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::{Micros, Shards, State};
+use ratelimit_faults::Fault;
 
 use crate::change::Change;
 use crate::error::{LimiterError, Result};
@@ -50,7 +51,8 @@ pub(crate) fn take_unless_blocked<H: Host>(
     entry: Option<Id>,
 ) -> Result<Answer> {
     // Not asked for the time where there is none to compare it with.
-    if target.blocked_until.is_some() && target.block(host.now()).is_some() {
+    let is_blocked = target.blocked_until.is_some() && target.block(host.now()).is_some();
+    if is_blocked && !Fault::BlockOverlooked.is_on() {
         let answer = look(host, target, take, true)?;
         // Otherwise it has just ended, and nothing was taken.
         if answer.blocked.is_some() {

@@ -87,7 +87,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
 ];
 
 /// The faults of the limiter and of the memory, each with what is wrong then, in which scenario.
-const FAULTS: [(Fault, Wrong, &str); 13] = [
+const FAULTS: [(Fault, Wrong, &str); 28] = [
     (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
     (Fault::PartOfSeveral, Wrong::Unexplained, "all b 2, a 2 | take b 1"),
     (Fault::TooFewRowsSuffice, Wrong::OverAdmitted, "all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1"),
@@ -125,6 +125,45 @@ const FAULTS: [(Fault, Wrong, &str); 13] = [
         Wrong::NotSaved,
         "take a 1; commit; save; commit; take a 1 | hold a; rollback (saved)",
     ),
+    (Fault::ShardNotCompared, Wrong::TokensLost, "credit a 2 @1 | credit a 1 @1"),
+    (Fault::BetterNotCompared, Wrong::TokensLost, "credit a 2 @1 | take a 1 @1"),
+    (Fault::MarkerOverlooked, Wrong::TakeLost, "take a 1 @1 | take a 1 @0"),
+    (Fault::ResetWithoutLocks, Wrong::Failed, "reset a @1 | take a 1 @1; commit; take a 1 @1"),
+    (Fault::RowsListedOnce, Wrong::TokensLost, "reset a @1 | take a 1 @2"),
+    (
+        Fault::OwnRowsOverlooked,
+        Wrong::Deadlock,
+        "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1",
+    ),
+    (Fault::CreditDropped, Wrong::TokensLost, "take a 1 @1; credit a 1 @2 | take a 1 @1"),
+    (
+        Fault::EntryNotWritten,
+        Wrong::Unexplained,
+        "take a 1; rollback; take a 1 | take a 2 | take a 1 (memory)",
+    ),
+    (Fault::PrunedUnseen, Wrong::TakeLost, "prune @1 | take a 1 @1; commit; take a 1 @1"),
+    (Fault::BusyRowsPruned, Wrong::TakeLost, "take a 2 | prune; commit; take a 3 | take a 2"),
+    (
+        Fault::BlockOverlooked,
+        Wrong::Unexplained,
+        "block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined",
+    ),
+    (
+        Fault::IdOfClock,
+        Wrong::LeaseTwice,
+        "acquire a; rollback; acquire a | acquire a; commit; release a",
+    ),
+    (
+        Fault::DeniedRowKept,
+        Wrong::LockKept,
+        "acquire a; commit; extend a; release a | reset a; commit; acquire a",
+    ),
+    (
+        Fault::ShardsUnordered,
+        Wrong::Deadlock,
+        "take a 3 @1 | take a 1 @1; commit; reset a @1 (SQL)",
+    ),
+    (Fault::ShardForgotten, Wrong::TakeLost, "take a 2 @1 | credit a 1 @1"),
 ];
 
 /// Explores each fault where it shows; returns how many no property noticed.

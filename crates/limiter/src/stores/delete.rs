@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::{Limit, Micros, State};
+use ratelimit_faults::Fault;
 
 use super::row::with_locked;
 use super::shards::contents::{shard_limit_of, shards_of};
@@ -60,7 +61,7 @@ pub(super) fn lock_key(
             locked.push((shard, row));
         }
         listed = rows.read_key(name, key)?;
-        if same_rows(&listed, &locked) {
+        if same_rows(&listed, &locked) || Fault::RowsListedOnce.is_on() {
             return Ok(locked);
         }
     }
@@ -107,7 +108,11 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
     // Rows that have nothing to forget are free again.
     let reset = host.attempt(|| {
         let mut was = None;
-        for (shard, row) in lock_key(host, rows, name, key, true)? {
+        let locked = match Fault::ResetWithoutLocks.is_on() {
+            true => rows.read_key(name, key)?,
+            false => lock_key(host, rows, name, key, true)?,
+        };
+        for (shard, row) in locked {
             if let Some(reset) = row.stored.reset() {
                 rows.update(RowId { name, key, shard }, row.tuple, &reset)?;
                 was = Some(());
@@ -184,7 +189,7 @@ pub fn prune_key<H: Host>(
         }
         None => is_expired(rows, undefined_idle, host.now()),
     };
-    if !idle(seen) {
+    if !idle(seen) && !Fault::BusyRowsPruned.is_on() {
         return Ok(0);
     }
     if let Some(batch) = batch {
@@ -208,7 +213,9 @@ pub fn prune_key<H: Host>(
             }
         }
         // The number of shards may have changed since they were read: row 0 marks others then.
-        if !idle(&locked) || !same_rows(&locked, &rows.read_key(name, key)?) {
+        if !idle(&locked) && !Fault::PrunedUnseen.is_on()
+            || !same_rows(&locked, &rows.read_key(name, key)?)
+        {
             return Ok(None);
         }
         for &(shard, ref found) in &locked {

@@ -1,6 +1,7 @@
 //! A limit in an entry of memory: decided and changed under its lock, at once for all sessions.
 
 use ratelimit_core::{Micros, State};
+use ratelimit_faults::Fault;
 
 use super::saved;
 use crate::change::{Change, Contents, Decided};
@@ -27,6 +28,7 @@ pub(super) fn apply<H: Host>(
         let now = host.now();
         let before = state(target, seen.state, now, phase);
         let Decided { answer, after } = change.decide(target, Contents::One(&before), now)?;
+        let after = after.filter(|_| !Fault::EntryNotWritten.is_on());
         let is_stored = after.is_none_or(|after| {
             locked.write(id, Some(&after), retention(target, &after, now, phase))
         });

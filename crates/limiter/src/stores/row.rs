@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use ratelimit_core::{Limit, Micros, State};
+use ratelimit_faults::Fault;
 
 use super::shards;
 use crate::change::{Change, Contents, Decided, Wait};
@@ -92,7 +93,7 @@ fn change_row<H: Host>(
         tries -= 1;
         let seen = rows.read(id)?;
         let stored = seen.as_ref().map(|seen| &seen.stored);
-        if stored.is_some_and(Stored::is_marker) {
+        if stored.is_some_and(Stored::is_marker) && !Fault::MarkerOverlooked.is_on() {
             return Ok(None);
         }
         let now = host.now();
@@ -159,7 +160,7 @@ fn change_locked(
         let (answer, after) = decide(target, change, Some(&stored), host.now())?;
         let Some(after) = after else {
             unchanged = Some(answer);
-            return Ok(None);
+            return Ok(unchanged.take_if(|_| Fault::DeniedRowKept.is_on()));
         };
         rows.update(id, tuple, &after)?;
         Ok(Some(answer))

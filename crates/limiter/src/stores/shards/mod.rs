@@ -13,6 +13,7 @@ pub(crate) mod contents;
 mod locked;
 
 use ratelimit_core::{Micros, Shards};
+use ratelimit_faults::Fault;
 
 use crate::change::{Change, Contents, Decided};
 use crate::error::{LimiterError, Result};
@@ -83,7 +84,7 @@ fn left(answer: Answer, shards: &Shards, now: Micros) -> Answer {
 
 /// Whether this transaction may wait for rows of a key: it holds none, under whichever number of shards.
 fn may_wait(rows: &dyn Rows, target: &Target) -> bool {
-    rows.held(target.name, target.key).is_empty()
+    rows.held(target.name, target.key).is_empty() || Fault::OwnRowsOverlooked.is_on()
 }
 
 /// The tokens by which a shard can change in the direction of `amount`: those available, or
@@ -169,7 +170,7 @@ impl<H: Host> Sharded<'_, H> {
             }
             let contents = Contents::OneOf(&held, 0);
             let Decided { answer, after } = change.decide(target, contents, now)?;
-            if let Some(after) = after {
+            if let Some(after) = after.filter(|_| !Fault::CreditDropped.is_on()) {
                 rows.update(id, tuple, &Stored::State(after))?;
             }
             let (now, shards) = peek(*host, *rows, target)?;
