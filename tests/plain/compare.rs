@@ -14,7 +14,7 @@ use ratelimit_tests::{seed, times};
 use tokio_postgres::{AsyncMessage, Client, NoTls, SimpleQueryMessage};
 
 use crate::calls::{CALLER, Call, Calls};
-use crate::database::Database;
+use crate::database::{Database, create_role};
 use crate::known;
 use crate::settings;
 
@@ -329,11 +329,9 @@ impl Pair {
 fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
     let database = Database::under(name, settings);
     let mut client = database.connect();
+    create_role(&mut client, CALLER);
     client
-        .batch_execute(&format!(
-            "DO $$ BEGIN CREATE ROLE {CALLER}; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$;
-             CREATE SCHEMA extension; CREATE EXTENSION ratelimit SCHEMA extension"
-        ))
+        .batch_execute("CREATE SCHEMA extension; CREATE EXTENSION ratelimit SCHEMA extension")
         .unwrap();
     for schema in SCHEMAS {
         client

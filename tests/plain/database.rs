@@ -64,14 +64,11 @@ impl Database {
 
     fn made(name: &'static str, options: &str) -> Database {
         let mut server = connect_as("postgres", "postgres");
-        // Another test may have created the role meanwhile.
-        let role = format!(
-            "DO $$ BEGIN CREATE ROLE {OWNER} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
-        );
+        create_role(&mut server, OWNER);
         let drop = format!("DROP DATABASE IF EXISTS {name} (FORCE)");
         let create = format!("CREATE DATABASE {name} OWNER {OWNER} {options}");
         let path = format!("ALTER DATABASE {name} SET search_path = ratelimit, public");
-        for sql in [role, drop, create, path] {
+        for sql in [drop, create, path] {
             server.batch_execute(&sql).unwrap();
         }
         Database { name, _turn: None }
@@ -119,6 +116,14 @@ impl Drop for Database {
             eprintln!("{drop}: {error}");
         }
     }
+}
+
+/// Creates a role, unless another test has.
+pub fn create_role(client: &mut Client, name: &str) {
+    let sql = format!(
+        "DO $$ BEGIN CREATE ROLE {name} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
+    );
+    client.batch_execute(&sql).unwrap();
 }
 
 /// Waits until no other test uses the server.

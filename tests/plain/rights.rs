@@ -15,10 +15,7 @@ pub const ROLES: [&str; 2] = ["plain_anon", "plain_authenticated"];
 pub fn open_to_all(database: &Database) {
     let mut client = database.connect();
     for role in ROLES {
-        let sql = format!(
-            "DO $$ BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
-        );
-        client.batch_execute(&sql).unwrap();
+        database::create_role(&mut client, role);
     }
     for kind in ["TABLES", "SEQUENCES", "FUNCTIONS", "TYPES", "SCHEMAS"] {
         let sql = format!(

@@ -7,7 +7,7 @@ use std::thread;
 use postgres::Client;
 use postgres::error::SqlState;
 
-use crate::database::{self, Database, OWNER};
+use crate::database::{self, Database, OWNER, create_role};
 use crate::rights::{ROLES, load, no_dump, open_to_all, run, statements};
 
 /// Version 1, as scripts/plain made it.
@@ -72,13 +72,6 @@ const PURE: &str = "
     WHERE p.pronamespace = 'ratelimit'::regnamespace
       AND p.proname ~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate)|_written|_valid)$'";
 
-fn role(client: &mut Client, name: &str) {
-    let sql = format!(
-        "DO $$ BEGIN CREATE ROLE {name} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
-    );
-    client.batch_execute(&sql).unwrap();
-}
-
 /// Runs the file by psql, as the owner; returns its messages.
 fn run_file(database: &Database) -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/ratelimit.sql");
@@ -97,7 +90,7 @@ fn a_restored_file_is_closed_by_the_next_run() {
     }
     let mut client = source.connect();
     for name in ROLES.iter().chain(&["plain_app"]) {
-        role(&mut client, name);
+        create_role(&mut client, name);
     }
     source
         .connect_as(OWNER)
@@ -219,7 +212,7 @@ fn what_the_file_has_not_made_stays_as_it_is() {
     for first in [true, false] {
         let _turn = database::turn();
         let database = Database::empty("plain_mine");
-        role(&mut database.connect(), "plain_app");
+        create_role(&mut database.connect(), "plain_app");
         let mut owner = database.connect_as(OWNER);
         owner
             .batch_execute("CREATE SCHEMA ratelimit; GRANT USAGE ON SCHEMA ratelimit TO plain_app")
@@ -384,8 +377,8 @@ const CONVERTED: &str = "
 fn an_older_version_becomes_the_present_and_that_a_newer_one() {
     let _turn = database::turn();
     let database = Database::empty("plain_versions");
-    role(&mut database.connect(), "plain_app");
-    role(&mut database.connect(), ROLES[0]);
+    create_role(&mut database.connect(), "plain_app");
+    create_role(&mut database.connect(), ROLES[0]);
     // Default privileges would open new objects.
     open_to_all(&database);
     let mut owner = database.connect_as(OWNER);
