@@ -281,7 +281,7 @@ impl Host for Session<'_> {
     fn wait_for_save(&self) -> PortResult<bool> {
         let (memory, saved) = (Memory::get()?, SavedMemory::get()?);
         let origin = Origin::new(memory, self.catalog);
-        Ok(writer::wait_for_room(saved, &origin))
+        Ok(writer::wait_for_capacity(saved, &origin))
     }
 
     fn check_definitions(&self) -> PortResult<()> {

@@ -20,10 +20,10 @@ mod host;
 #[cfg(feature = "server_tests")]
 mod pg_tests;
 mod redefined;
-mod save;
 mod schema;
 mod store;
 mod tally;
+mod writer;
 
 pgrx::pg_module_magic!(name, version);
 

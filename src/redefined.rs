@@ -21,11 +21,11 @@ use ratelimit_memory::saved::SavedCopy;
 use crate::cache::changed::{self, Taken};
 use crate::cache::definitions;
 use crate::host;
-use crate::save::{keep_from_writing, may_be_saved};
 use crate::schema::catalog::{self, Catalog};
 use crate::schema::error::{Error, Result};
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory};
+use crate::writer::{keep_from_writing, may_be_saved};
 use ratelimit_pg::commit::{self, Hooks};
 use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::values::utf8;
@@ -112,16 +112,13 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     // Without a limit meanwhile, some may have stayed.
     let has_left = (name.is_none() || may_be_saved(old.as_deref())) && !may_stay;
     let origin = Origin::new(Memory::get()?, &catalog);
-    let [has_keys, has_unsaved] = match has_left {
-        true => saved.has_keys(origin.scope, name),
-        false => [false, false],
-    };
-    if comes || has_keys || is_saved(&old) && !may_stay {
+    let left = if has_left { saved.keys(origin.scope, name) } else { Vec::new() };
+    if comes || !left.is_empty() || is_saved(&old) && !may_stay {
         changed::note(function, name, true);
     } else if is_saved(&old) && is_saved(&new) {
         changed::note(function, name, false);
     }
-    if has_unsaved {
+    if left.iter().any(|copy| copy.since.0 != 0) {
         writer::wait(saved, &origin);
     }
     Ok(())
@@ -221,5 +218,5 @@ fn ended(has_committed: bool) {
     for name in redefined {
         saved.remove(origin.scope, name.as_deref(), |_, _| false);
     }
-    writer::note(saved, &origin, saved.waiting(origin.scope).1);
+    writer::note(saved, &origin, saved.unsaved(Some(origin.scope)).due);
 }

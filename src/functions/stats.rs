@@ -3,9 +3,9 @@
 use super::answers::time;
 use super::arguments::{LimitName, MaxRows};
 use crate::declaration::{One, sql_function};
-use crate::save;
 use crate::schema::settings;
 use crate::tally;
+use crate::writer;
 use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 
@@ -110,12 +110,12 @@ sql_function! {
     fn rl_memory(call: &Call) -> One<MemoryRow> {
         let memory = tally::memory()?;
         let usage = memory.states.usage();
-        let save::Usage { saved, bytes, problem, writer } = save::usage(call.function())?;
+        let writer::Usage { saved, bytes, problem, writer } = writer::usage(call.function())?;
         Ok(One(MemoryRow {
             keys: usage.keys as i64,
-            room: usage.room as i64,
+            room: usage.capacity as i64,
             inline_keys: usage.inline_keys as i64,
-            inline_room: usage.inline_room as i64,
+            inline_room: usage.inline_capacity as i64,
             bytes: memory.size() as i64,
             dropped_idle: usage.dropped_idle as i64,
             dropped_live: (usage.dropped_live + saved.lost) as i64,
@@ -123,7 +123,7 @@ sql_function! {
             configured: settings::memory_keys() as i64,
             dropped_calls: memory.tallies.dropped_calls() as i64,
             saved_keys: saved.keys as i64,
-            saved_room: saved.room as i64,
+            saved_room: saved.capacity as i64,
             saved_bytes: bytes as i64,
             unsaved_keys: saved.unsaved as i64,
             unsaved_since: saved.oldest.and_then(time),
@@ -138,6 +138,6 @@ sql_function! {
     /// 53100 or 53200 as `rl_stats`.
     #[effect(Reads)]
     fn rl_save(call: &Call) -> i64 {
-        Ok(save::now(call.function())? as i64)
+        Ok(writer::write_now(call.function())? as i64)
     }
 }

@@ -1,8 +1,8 @@
-//! Limits in memory: their states, and the counters of all limits, in a segment that the sessions of
-//! the server share. Nothing here outlives the server, and nothing is part of a transaction.
+//! Limits in memory: their states, and the counters of all limits, in a segment that all sessions of the server share.
+//! Nothing here outlives the server, and nothing is part of a transaction.
 //!
-//! Everything is found by a keyed hash of database, extension, name and key: who chooses keys can't
-//! aim at a partition or at another's state, and what a dropped extension left is found by nobody.
+//! Everything is found by a keyed hash of database, extension, name and key: callers who choose keys can't aim at a
+//! partition or at another key's state, and no session finds what a dropped extension has left.
 
 use std::cell::{Cell, LazyCell};
 use std::ffi::{CStr, CString};
@@ -39,15 +39,14 @@ pub use id::Scope;
 pub use ratelimit_memory::{Count, Denied, Totals};
 pub use saved::{SavedMemory, SavedUsage, Writer};
 
-/// The number of the segment's layout, to be raised where its sizes stay the same and their meaning does not, as
-/// where an entry (`ratelimit_memory::states::Content`) means something new.
+/// The number of the segment's layout, to be raised where a meaning changes and no size does, such as where an entry (`ratelimit_memory::states::Content`) means something new.
 const LAYOUT: u32 = 7;
 
 /// The beginning of the segment. After it come the states, the tallies and the rankings.
 #[repr(C, align(128))]
 struct Header {
     seed: [u64; 2],
-    /// `ratelimit.memory_keys` as it was.
+    /// `ratelimit.memory_keys` when the segment was made.
     keys: u64,
     lock_group: i32,
     /// Epoch microseconds.
@@ -59,10 +58,9 @@ struct Header {
 #[repr(transparent)]
 struct SessionLock(Lock);
 
-// SAFETY: an LWLock is one between processes, with the barriers that it takes. A session that asks for one that it
-// holds waits for ever, but shares it with itself where both are shared. `LockGuard` releases it; after an error the end of
-// the (sub)transaction does, which comes when the panic has left all frames that had a guard. No guard is kept in
-// anything that outlives a call.
+// SAFETY: an LWLock excludes processes, with the barriers that that takes. A session that asks for one that it has waits
+// forever, unless both are shared. The guard releases it; after an error the end of the (sub)transaction does, which
+// comes after the panic has left all frames with a guard. No guard is kept in anything that outlives a call.
 unsafe impl ReadWriteLock for SessionLock {
     type Guard<'a> = LockGuard<'a>;
 
@@ -77,11 +75,11 @@ unsafe impl ReadWriteLock for SessionLock {
     }
 }
 
-/// The segment as this session sees it.
+/// The segment, mapped into this session.
 pub struct Memory {
     /// The states of limits in memory.
     pub states: States,
-    /// What calls of each name were answered.
+    /// The answers to calls of each name.
     pub tallies: Tallies,
     /// The keys that are denied most.
     pub rankings: Rankings,
@@ -97,7 +95,7 @@ thread_local! {
 }
 
 impl Memory {
-    /// Returns the server's segment; makes it where there is none.
+    /// Returns the server's segment, and makes it if there is none.
     ///
     /// # Errors
     /// 53200; raises 53100 or 53200 where there is no room for it, and what else Postgres says of it.
@@ -109,13 +107,13 @@ impl Memory {
         }
     }
 
-    /// Returns the segment if this session has seen it.
+    /// Returns the segment if this session has mapped it.
     #[inline]
     pub fn seen() -> Option<&'static Memory> {
         MEMORY.get()
     }
 
-    /// Maps the server's segment into this session, where there is one, or it is made as `need` says.
+    /// Maps the server's segment, or makes it as `need` says.
     ///
     /// # Errors
     /// As [`get`](Memory::get).
@@ -133,7 +131,7 @@ impl Memory {
     /// # Safety
     /// The segment is there as long as the process, and was [filled](fill).
     unsafe fn at(address: *mut u8) -> &'static Memory {
-        // SAFETY: the segment begins with a header, which nobody changes any more, but for what it guards.
+        // SAFETY: the segment begins with a header, which never changes, except what it guards.
         let (header, memory) = unsafe {
             let header = &*address.cast::<Header>();
             (header, view(address, header))
@@ -151,7 +149,7 @@ impl Memory {
         self.identifier.id(scope, name, key)
     }
 
-    /// Frees what is counted of dropped databases and extensions; see [`Scope::is_dropped`].
+    /// Removes the counters of dropped databases and extensions; see [`Scope::is_dropped`].
     pub fn forget_dropped(&self, own: Scope) {
         let mut scopes = self.tallies.scopes();
         scopes.extend(self.rankings.scopes());
@@ -174,10 +172,10 @@ impl Memory {
     }
 }
 
-/// The segment's name, with its layout: a library with another one, as after an upgrade in sessions that were there
-/// before, has a segment of its own, and counts for itself.
+/// The segment's name, with its layout. A library with another layout, such as the old one in sessions that began before
+/// an upgrade, has a segment of its own, and counts on its own.
 fn name() -> &'static CStr {
-    // Those of some number of keys tell the sizes of all that is in it.
+    // The offsets for some number of keys stand for the sizes of all types in it.
     let [states, tallies, rankings, size] = parts(100_000);
     let name = format!("ratelimit {LAYOUT} {states:x} {tallies:x} {rankings:x} {size:x}");
     // Once in the life of a session; it has no zero byte.
@@ -194,16 +192,16 @@ fn parts(keys: usize) -> [usize; 4] {
     parts
 }
 
-/// Looks at a segment with this header.
+/// Views a segment with this header.
 ///
 /// # Safety
 /// The segment is there as long as the process, and as large as its number of keys wants; zeroed, or
-/// [filled](fill). While this session has what is returned, nobody writes to it otherwise, but for the header before
+/// [filled](fill). It is accessed only through what is returned, except for the header before
 /// others see it.
 unsafe fn view(address: *mut u8, header: &'static Header) -> Memory {
     let keys = header.keys as usize;
     let [states, tallies, rankings, size] = parts(keys);
-    // SAFETY: the segment is laid out so, for as many keys as its header says; no part overlaps another, or the header.
+    // SAFETY: the segment has this layout, for the number of keys in its header; no part overlaps another, or the header.
     unsafe {
         Memory {
             states: States::new(address.add(states), keys),
@@ -225,8 +223,8 @@ fn fill(address: *mut u8, keys: usize) {
         seed.fill_with(|| fastrand::u64(..));
     }
     let since = clock::system_time().0;
-    // SAFETY: nobody else sees the segment yet, which is as large as `open` asked for; zeros are a header that knows no
-    // database.
+    // SAFETY: no other session sees the segment yet, which is as large as `open` asked for; zeros are a header without
+    // databases.
     unsafe {
         let header = address.cast::<Header>();
         (&raw mut (*header).seed).write(seed);

@@ -21,7 +21,9 @@ fn states(c: &mut Criterion) {
     let mut partition = Partition::new(&mut head, &mut entries);
     // As a hash spreads them: the odd number is 2^64 by the golden ratio.
     let id = |n: u64| Id { key: [n, n.wrapping_mul(0x9e37_79b9_7f4a_7c15)], slots: 0 };
-    let insert = |partition: &mut Partition, n| partition.write(id(n), owner, &state, retention);
+    let insert = |partition: &mut Partition, n| {
+        partition.write(id(n), owner, &state, retention);
+    };
     (0..ENTRIES).for_each(|n| insert(&mut partition, n));
     assert_eq!(partition.view().len(), ENTRIES);
 

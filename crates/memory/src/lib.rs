@@ -18,14 +18,14 @@ pub mod states;
 mod lock;
 mod partitions;
 mod rankings;
-mod saved_partitions;
 mod sync;
 mod tallies;
 
 pub use lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
-pub use partitions::{PartitionReadGuard, PartitionWriteGuard, Partitions};
+pub use partitions::{
+    PartitionReadGuard, PartitionWriteGuard, Partitions, SavedGuard, SavedPartitions,
+};
 pub use rankings::{Denied, SharedRankings, TEXT};
-pub use saved_partitions::{SavedGuard, SavedPartitions};
 pub use tallies::{Count, SharedTallies, Totals};
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The partitions of a table of states, each with a lock of its own.
+//! The partitions of states and of saved states, each with a lock of its own.
 //!
 //! A partition that is written comes from a guard that is borrowed for it, so that there is one at a time; guards of
 //! several partitions can be there at once:
@@ -27,58 +27,96 @@
 use std::cell::UnsafeCell;
 use std::slice;
 
+use crate::lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
+use crate::saved::{Cell, Piece, SavedHead, SavedPartition};
 use crate::states::{Entry, Head, Partition, PartitionView, place};
 
-use crate::lock::{Guarded, ReadGuard, ReadWriteLock, WriteGuard};
-
-/// Some partitions with as many places each: what they know of themselves, with their locks, and then the places of
-/// all.
-pub struct Partitions<'a, L> {
-    heads: &'a [Guarded<L, Head>],
-    /// Those of a partition are looked at by who has a guard of its head, and as that guard allows.
-    places: &'a [UnsafeCell<Entry>],
-    /// How many places a partition has.
+/// An array for each partition, one after the other. Only the guard of a partition's head makes references into its
+/// array.
+struct Arrays<'a, T> {
+    all: &'a [UnsafeCell<T>],
+    /// The length of each.
     each: usize,
 }
 
-// SAFETY: as `Guarded`, whose guards guard the places, too.
-unsafe impl<L: Sync> Sync for Partitions<'_, L> {}
+// SAFETY: as `Guarded`, whose guards guard the arrays too.
+unsafe impl<T: Send + Sync> Sync for Arrays<'_, T> {}
 
-/// A partition that nobody changes as long as this is there.
+impl<'a, T> Arrays<'a, T> {
+    /// Views the arrays of some partitions, and moves the address behind them.
+    ///
+    /// # Safety
+    /// As [`Partitions::at`]; the address is aligned for a `T`.
+    unsafe fn at(address: &mut *mut u8, partitions: usize, each: usize) -> Arrays<'a, T> {
+        // SAFETY: as the caller says. The references are to cells, and allow no access to their contents.
+        unsafe {
+            let all = slice::from_raw_parts(address.cast::<UnsafeCell<T>>(), partitions * each);
+            *address = address.add(size_of_val(all));
+            Arrays { all, each }
+        }
+    }
+
+    /// The array of a partition.
+    #[inline]
+    fn of(&self, partition: usize) -> *mut [T] {
+        let cells = &self.all[partition * self.each..][..self.each];
+        std::ptr::slice_from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), self.each)
+    }
+}
+
+/// Views the heads of partitions, and moves the address behind them.
+///
+/// # Safety
+/// As [`Partitions::at`].
+unsafe fn heads_at<'a, L, H>(address: &mut *mut u8, partitions: usize) -> &'a [Guarded<L, H>] {
+    // SAFETY: as the caller says; locks are made to be shared, and the values are in cells.
+    unsafe {
+        let heads = slice::from_raw_parts(address.cast::<Guarded<L, H>>(), partitions);
+        *address = address.add(size_of_val(heads));
+        heads
+    }
+}
+
+/// The bytes of the heads of partitions, and of a number of bytes after them.
+const fn size<L, H>(partitions: usize, bytes: usize) -> usize {
+    size_of::<Guarded<L, H>>() * partitions + bytes.next_multiple_of(128)
+}
+
+/// Partitions of states with the same number of places.
+pub struct Partitions<'a, L> {
+    heads: &'a [Guarded<L, Head>],
+    places: Arrays<'a, Entry>,
+}
+
+/// A partition locked for reading, until this is dropped.
 pub struct PartitionReadGuard<'a, L: ReadWriteLock + 'a> {
-    places: *const Entry,
-    count: usize,
+    places: *const [Entry],
     head: ReadGuard<'a, L, Head>,
 }
 
-/// A partition that nobody else looks at as long as this is there.
+/// A partition locked exclusively, until this is dropped.
 pub struct PartitionWriteGuard<'a, L: ReadWriteLock + 'a> {
-    places: *mut Entry,
-    count: usize,
+    places: *mut [Entry],
     head: WriteGuard<'a, L, Head>,
 }
 
 impl<'a, L: ReadWriteLock> Partitions<'a, L> {
-    /// How many bytes they take, with so many places each.
+    /// The bytes of partitions, with a number of places each.
     pub const fn size(partitions: usize, places: usize) -> usize {
-        let places = size_of::<Entry>() * places * partitions;
-        size_of::<Guarded<L, Head>>() * partitions + places.next_multiple_of(128)
+        size::<L, Head>(partitions, size_of::<Entry>() * places * partitions)
     }
 
-    /// Looks at partitions, with at least one place each.
+    /// Views partitions, with at least one place each.
     ///
     /// # Safety
-    /// At the address, a multiple of 128, there are [so many](Partitions::size) bytes for as long as `'a`: zeros, which
-    /// are locks that are free or that nobody uses before they are initialized, or what other sessions have made of
-    /// that. Whoever looks at them does so through `Partitions` of the same numbers.
-    pub unsafe fn at(address: *mut u8, partitions: usize, places: usize) -> Partitions<'a, L> {
-        // SAFETY: as the caller says, they are there. The references are to cells (and locks, which are made to be
-        // shared): they say nothing of who reads or writes what is inside.
+    /// At the address, a multiple of 128, there are [that many](Partitions::size) bytes for as long as `'a`: zeros,
+    /// which are locks that are free or that nobody uses before they are initialized, or what other sessions have made
+    /// of that. They are accessed only through `Partitions` with the same numbers.
+    pub unsafe fn at(mut address: *mut u8, partitions: usize, places: usize) -> Partitions<'a, L> {
+        // SAFETY: as the caller says.
         unsafe {
-            let heads = slice::from_raw_parts(address.cast::<Guarded<L, Head>>(), partitions);
-            let begin = address.add(size_of_val(heads)).cast::<UnsafeCell<Entry>>();
-            let all = slice::from_raw_parts(begin, partitions * places);
-            Partitions { heads, places: all, each: places }
+            let heads = heads_at(&mut address, partitions);
+            Partitions { heads, places: Arrays::at(&mut address, partitions, places) }
         }
     }
 
@@ -87,30 +125,25 @@ impl<'a, L: ReadWriteLock> Partitions<'a, L> {
         self.heads.iter().map(Guarded::lock)
     }
 
-    /// Waits until nobody writes to a partition.
+    /// Locks a partition for reading.
     #[inline]
     pub fn read(&self, number: usize) -> PartitionReadGuard<'a, L> {
-        let (places, head) = (self.places(number), self.heads[number].read());
-        PartitionReadGuard { places, count: self.each, head }
+        let (places, head) = (self.places.of(number), self.heads[number].read());
+        PartitionReadGuard { places, head }
     }
 
-    /// Waits until nobody else reads a partition, or writes to it.
+    /// Locks a partition exclusively.
     #[inline]
     pub fn write(&self, number: usize) -> PartitionWriteGuard<'a, L> {
-        let (places, head) = (self.places(number), self.heads[number].write());
-        PartitionWriteGuard { places, count: self.each, head }
+        let (places, head) = (self.places.of(number), self.heads[number].write());
+        PartitionWriteGuard { places, head }
     }
 
-    /// Where the search for a key begins, for who asks the processor for it beforehand.
+    /// The address at which the search for a key begins, to be prefetched.
     #[inline]
     pub fn address(&self, number: usize, key: [u64; 2]) -> *const Entry {
-        self.places[number * self.each..][..self.each][place(key, self.each)].get()
-    }
-
-    /// The places of a partition, of which only a guard makes references.
-    #[inline]
-    fn places(&self, number: usize) -> *mut Entry {
-        UnsafeCell::raw_get(self.places[number * self.each..][..self.each].as_ptr())
+        let Arrays { all, each } = self.places;
+        all[number * each..][..each][place(key, each)].get()
     }
 }
 
@@ -118,10 +151,9 @@ impl<L: ReadWriteLock> PartitionReadGuard<'_, L> {
     /// The partition to read.
     #[inline]
     pub fn view(&self) -> PartitionView<'_> {
-        // SAFETY: the places are those of the head whose lock is held, shared, as long as `self` is borrowed for this;
-        // `&mut` to them is made under that lock held exclusively only.
-        let places = unsafe { slice::from_raw_parts(self.places, self.count) };
-        PartitionView::new(&self.head, places)
+        // SAFETY: the places are those of the head whose lock this guard has for reading, for as long as `self` is
+        // borrowed; `&mut` to them is made under that lock taken exclusively only.
+        PartitionView::new(&self.head, unsafe { &*self.places })
     }
 }
 
@@ -129,10 +161,76 @@ impl<L: ReadWriteLock> PartitionWriteGuard<'_, L> {
     /// The partition to read and write.
     #[inline]
     pub fn partition(&mut self) -> Partition<'_> {
-        // SAFETY: the places are those of the head whose lock is held exclusively, and `self` is borrowed as a whole
-        // for as long as this is there: no other guard has them, and this one gives them out once. Other partitions
-        // have other places.
-        let places = unsafe { slice::from_raw_parts_mut(self.places, self.count) };
-        Partition::new(&mut self.head, places)
+        // SAFETY: the places are those of the head whose lock this guard has exclusively, and `self` is borrowed as a
+        // whole: no other guard has them, and this one gives them out once. Other partitions have other places.
+        Partition::new(&mut self.head, unsafe { &mut *self.places })
+    }
+}
+
+/// Partitions of saved states for the same number of keys. They are locked exclusively, also to read.
+pub struct SavedPartitions<'a, L> {
+    heads: &'a [Guarded<L, SavedHead>],
+    cells: Arrays<'a, Cell>,
+    pieces: Arrays<'a, Piece>,
+    buckets: Arrays<'a, u32>,
+}
+
+/// A partition of saved states, locked until this is dropped.
+pub struct SavedGuard<'a, L: ReadWriteLock + 'a> {
+    cells: *mut [Cell],
+    pieces: *mut [Piece],
+    buckets: *mut [u32],
+    head: WriteGuard<'a, L, SavedHead>,
+}
+
+impl<'a, L: ReadWriteLock> SavedPartitions<'a, L> {
+    /// The bytes of partitions, for a number of keys each.
+    pub const fn size(partitions: usize, keys: usize) -> usize {
+        let each = size_of::<Cell>() + size_of::<Piece>() + size_of::<u32>();
+        size::<L, SavedHead>(partitions, each * keys * partitions)
+    }
+
+    /// Views partitions, for at least one key each.
+    ///
+    /// # Safety
+    /// As [`Partitions::at`].
+    pub unsafe fn at(mut address: *mut u8, partitions: usize, keys: usize) -> Self {
+        // SAFETY: as the caller says; the size of each array is a multiple of the next one's alignment.
+        unsafe {
+            SavedPartitions {
+                heads: heads_at(&mut address, partitions),
+                cells: Arrays::at(&mut address, partitions, keys),
+                pieces: Arrays::at(&mut address, partitions, keys),
+                buckets: Arrays::at(&mut address, partitions, keys),
+            }
+        }
+    }
+
+    /// The locks, to be initialized.
+    pub fn locks(&self) -> impl Iterator<Item = &'a L> {
+        self.heads.iter().map(Guarded::lock)
+    }
+
+    /// Locks a partition.
+    #[inline]
+    pub fn lock(&self, number: usize) -> SavedGuard<'a, L> {
+        SavedGuard {
+            cells: self.cells.of(number),
+            pieces: self.pieces.of(number),
+            buckets: self.buckets.of(number),
+            head: self.heads[number].write(),
+        }
+    }
+}
+
+impl<L: ReadWriteLock> SavedGuard<'_, L> {
+    /// The partition.
+    #[inline]
+    pub fn partition(&mut self) -> SavedPartition<'_> {
+        // SAFETY: the arrays are those of the head whose lock this guard has exclusively, and `self` is borrowed as a
+        // whole: no other guard has them, and this one gives them out once. Other partitions have others.
+        let (cells, pieces, buckets) =
+            unsafe { (&mut *self.cells, &mut *self.pieces, &mut *self.buckets) };
+        SavedPartition::new(&mut self.head, buckets, cells, pieces)
     }
 }

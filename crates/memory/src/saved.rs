@@ -1,23 +1,25 @@
-//! A hash table of states with their names and keys, as a cache of rows: what has changed since its row was written is
-//! never evicted.
+//! The states of limits that are saved, with their names and keys: a cache of rows, which evicts no key that has changed
+//! since its row was written.
 //!
-//! As a [`Partition`](crate::states::Partition) of a table, a [`SavedPartition`] borrows its memory from the caller, who
-//! may share it between processes, locks it while it has one, and spreads keys over several. It has no pointers, and
-//! zeroed memory is an empty partition. Unlike there a key keeps its place, so that a visit of the places in several
-//! steps misses none: cells are chained from buckets ([Knuth, The Art of Computer Programming 3, 6.4]), and what of a
-//! name, a key and leases has no room in a cell is in a chain of other pieces.
+//! Like a [`Partition`](crate::states::Partition), a [`SavedPartition`] borrows its memory from the caller, which may
+//! share it between processes, locks it while it uses it, and spreads keys over several. It has no pointers, and zeroed
+//! memory is an empty partition. Unlike there, a key never moves, so a scan in several steps misses none: cells are
+//! chained from buckets ([Knuth, The Art of Computer Programming 3, 6.4]). What doesn't fit into a cell of a name, a key
+//! and leases goes into a chain of pieces.
 //!
-//! A key is unsaved from its first change until its state is [settled](SavedPartition::settle) as written: the same
-//! state, unsaved since the same instant. So no write takes a later change for written. Instants are of a clock that
-//! never steps, after 0.
+//! A key is unsaved from its first change until [`finish`](SavedPartition::finish) notes that its state was written: the
+//! same state, unsaved since the same instant. So a write never counts for a later change. Instants are greater than 0,
+//! on a clock that never steps.
 //!
-//! Only a key that is saved is evicted, since its row is read again when it is called next: by second chance (Corbató,
-//! A Paging Experiment with the Multics System, 1968), and one that was just loaded last. Evictions and removals are
-//! counted: a call that reads a row without a lock, and then finds that one was evicted meanwhile, has to read again.
-//! Where no key can be evicted, a new one has no place. The last eighth of the cells is for new keys of names that have
-//! less than half of all that is unsaved: one name can't keep others from having new keys.
+//! Only a saved key is evicted, since the next call reads its row again: by second chance (Corbató, A Paging Experiment
+//! with the Multics System, 1968), and the key that was just loaded last. Evictions and removals are counted: a call
+//! that reads a row without a lock, and then finds that a key was evicted meanwhile, reads it again. Where no key can be
+//! evicted, the partition is full. The last eighth of the cells is for new keys of names with less than half of the
+//! unsaved keys, so that one name can't keep others from having new keys.
 //!
 //! [Knuth, The Art of Computer Programming 3, 6.4]: https://www-cs-faculty.stanford.edu/~knuth/taocp.html
+
+#![forbid(unsafe_code)]
 
 use ratelimit_core::kinds::{Lease, Leases};
 use ratelimit_core::{Micros, State};
@@ -25,54 +27,54 @@ use ratelimit_faults::Fault;
 
 use crate::states::{Content, place};
 
-/// The bytes of name, key and leases that a cell holds itself.
+/// The bytes of name, key and leases that fit into a cell.
 const INLINE: usize = 42;
-/// The bytes of a further piece.
+/// The bytes of a piece.
 const PIECE: usize = 60;
 /// The bytes of a lease.
 const LEASE: usize = 16;
 
-/// The tag of a key that has no state: it is full.
-const FULL: u8 = 254;
-/// The tag of leases, which are behind the texts; the first word is their instant.
+/// The tag of a limit that is full, and has no state.
+const NO_STATE: u8 = 254;
+/// The tag of leases, which follow name and key; the first word is their `ts`.
 const LEASES: u8 = 255;
 
-/// The pause before the second try to write a key; each next one is twice as long, up to the longest.
+/// The pause before the second try to write a key. It doubles at each try, up to the longest.
 const FIRST_PAUSE: Micros = Micros(250_000);
 const LONGEST_PAUSE: Micros = Micros(60_000_000);
 
-/// A state with its name and key, in 128 bytes, or their beginning.
+/// A state, and the beginning of its name, key and leases, in 128 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub struct Cell {
     key: [u64; 2],
     words: [u64; 3],
-    /// Since when it is unsaved; 0: it is saved.
+    /// Since when the key is unsaved; 0: it is saved.
     since: i64,
-    /// When it is to be written.
+    /// When the key is due to be written.
     due: i64,
     scope: [u32; 2],
     /// Milliseconds.
     save: u32,
     /// The next cell of its bucket, or the next free one, plus 1.
     next: u32,
-    /// The piece after it, plus 1.
+    /// The first piece, plus 1.
     rest: u32,
     name: u16,
     key_text: u16,
     leases: u16,
     /// 0: the cell is free.
     tag: u8,
-    /// How often it could not be written.
+    /// The number of failed writes.
     tries: u8,
-    /// Whether it was called since the last look for a key to evict: 0 or 1.
+    /// Whether the key was called since the hand last passed: 0 or 1.
     called: u8,
-    /// Whether it was read on a standby, and so counts there only: 0 or 1.
+    /// Whether the row was read on a standby, so that the state counts there only: 0 or 1.
     on_standby: u8,
     text: Text<INLINE>,
 }
 
-/// A further piece of a name, key and leases.
+/// A further piece of name, key and leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub struct Piece {
@@ -81,49 +83,49 @@ pub struct Piece {
     text: Text<PIECE>,
 }
 
-/// Bytes of a name, a key and leases.
+/// Bytes of name, key and leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 struct Text<const N: usize>([u8; N]);
 
-/// What a partition knows of itself.
+/// The head of a partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct SavedHead {
-    /// The cell that is looked at next for a key to evict.
+    /// The cell at which the next eviction begins to look.
     hand: u32,
-    /// How many cells were ever taken, and the first that is free again, plus 1; the same of pieces.
+    /// The number of cells ever used, and the first that is free again, plus 1; the same for pieces.
     cells: u32,
     free_cell: u32,
     pieces: u32,
     free_piece: u32,
-    /// How many cells and pieces are taken.
+    /// The numbers of cells and pieces in use.
     keys: u32,
-    pieces_taken: u32,
-    /// How many keys are unsaved.
+    pieces_used: u32,
+    /// The number of unsaved keys.
     unsaved: u32,
-    /// How many keys were evicted or removed, modulo 2^32.
+    /// The number of keys evicted or removed so far, modulo 2^32.
     evictions: u32,
-    /// How many of a standby were evicted that had changed, modulo 2^32.
+    /// The number of keys evicted on a standby that had changed there, modulo 2^32.
     lost: u32,
 }
 
-/// A key that is to be put in.
+/// A key to load.
 #[derive(Clone, Copy, Debug)]
 pub struct NewKey<'a> {
     /// A hash that nobody who chooses keys can foresee.
     pub hash: [u64; 2],
-    /// Whose it is: two numbers of the caller's.
+    /// The owner: two numbers of the caller's.
     pub scope: [u32; 2],
     /// The limit's name, of at most 65,535 bytes.
     pub name: &'a [u8],
     /// The key, likewise.
     pub key: &'a [u8],
-    /// Whether it was read on a standby.
+    /// Whether its row was read on a standby.
     pub on_standby: bool,
 }
 
-/// A copy of a key.
+/// A copy of a key and its state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedCopy {
     /// [`NewKey::hash`].
@@ -132,32 +134,50 @@ pub struct SavedCopy {
     pub name: Vec<u8>,
     /// The key.
     pub key: Vec<u8>,
-    /// The state; `None`: it is full.
+    /// The state; `None`: full.
     pub state: Option<State>,
-    /// Since when it is unsaved; 0: it is saved, or counts on a standby.
+    /// Since when it is unsaved; 0: it is saved, or counts on a standby only.
     pub since: Micros,
-    /// How often it could not be written.
+    /// The number of failed writes.
     pub tries: u8,
 }
 
-/// What came of writing a copy to its row.
+/// The outcome of writing a copy to its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was written.
     Written,
-    /// It could not be, and is tried again after a pause.
+    /// The write failed, and is tried again after a pause.
     Failed,
     /// It was not tried, and is after the first pause.
     Later,
-    /// Its limit is not in memory any more.
+    /// The limit has left memory.
     Gone,
 }
 
-/// There is no room: nothing can be evicted, since all is unsaved.
+/// The partition is full: every key is unsaved, so that none can be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoRoom;
+pub struct Full;
 
-/// The partition of a table, in memory of the caller's.
+/// The unsaved keys of a scope.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unsaved {
+    /// The number of them.
+    pub keys: usize,
+    /// Since when the first of them is unsaved.
+    pub since: Option<Micros>,
+    /// When the next of them is due.
+    pub due: Option<Micros>,
+}
+
+/// A limit's name in a scope.
+#[derive(Clone, Copy)]
+struct Name<'n> {
+    scope: [u32; 2],
+    name: &'n [u8],
+}
+
+/// A partition to read and write.
 #[derive(Debug)]
 pub struct SavedPartition<'a> {
     head: &'a mut SavedHead,
@@ -173,12 +193,12 @@ impl<const N: usize> Default for Text<N> {
 }
 
 impl Cell {
-    /// Whether it is of a scope.
-    fn is_of(&self, scope: [u32; 2]) -> bool {
+    /// Whether its key is in a scope.
+    fn is_in(&self, scope: [u32; 2]) -> bool {
         self.tag != 0 && self.scope == scope
     }
 
-    /// Whether it is to be written.
+    /// Whether its key is to be written.
     fn is_unsaved(&self) -> bool {
         self.since != 0 && self.on_standby == 0
     }
@@ -194,23 +214,23 @@ impl Cell {
     }
 }
 
-/// How many further pieces so many bytes need.
+/// The number of pieces for `length` bytes.
 fn pieces_of(length: usize) -> usize {
     length.saturating_sub(INLINE).div_ceil(PIECE)
 }
 
-/// Takes the first free place of a chain, or else the next of those that were never taken.
-fn take_free(free: &mut u32, taken: &mut u32, next: impl Fn(usize) -> u32) -> usize {
+/// Unlinks the first free place of a chain, or else returns the next one that was never used.
+fn next_free(free: &mut u32, used: &mut u32, next: impl Fn(usize) -> u32) -> usize {
     if *free == 0 {
-        *taken += 1;
-        return *taken as usize - 1;
+        *used += 1;
+        return *used as usize - 1;
     }
     let at = *free as usize - 1;
     *free = next(at);
     at
 }
 
-/// The leases of a state.
+/// The leases of a state, if it is one of a concurrency limit.
 fn leases_of(state: Option<&State>) -> &[Lease] {
     match state {
         Some(State::Leases(leases)) => &leases.leases,
@@ -219,8 +239,8 @@ fn leases_of(state: Option<&State>) -> &[Lease] {
 }
 
 impl<'a> SavedPartition<'a> {
-    /// Looks at memory that is zeroed, or what an earlier partition of the same lengths left there. There is at least
-    /// one bucket.
+    /// Views memory that is zeroed, or what an earlier partition of the same lengths left there. There is at least one
+    /// bucket.
     pub fn new(
         head: &'a mut SavedHead,
         buckets: &'a mut [u32],
@@ -230,34 +250,34 @@ impl<'a> SavedPartition<'a> {
         SavedPartition { head, buckets, cells, pieces }
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> u32 {
         self.head.keys
     }
 
-    /// Whether there is none.
+    /// Whether there is no key.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many of them are unsaved.
-    pub fn unsaved(&self) -> u32 {
+    /// The number of unsaved keys.
+    pub fn unsaved_len(&self) -> u32 {
         self.head.unsaved
     }
 
-    /// How many were evicted or removed, modulo 2^32.
+    /// The number of keys evicted or removed so far, modulo 2^32.
     pub fn evictions(&self) -> u32 {
         self.head.evictions
     }
 
-    /// How many of a standby were evicted that had changed there, modulo 2^32.
+    /// The number of keys evicted on a standby that had changed there, modulo 2^32.
     pub fn lost(&self) -> u32 {
         self.head.lost
     }
 
-    /// Reads the state of a key, for a call; `None`: it is not there; of a key that is full, `Some(None)`. What was read
-    /// on a standby, which is none any more, is not there: its row has gone on.
-    pub fn call(&mut self, hash: [u64; 2], on_standby: bool) -> Option<Option<State>> {
+    /// Reads the state of a key for a call. `None`: it isn't in memory; `Some(None)`: the limit is full. After a
+    /// promotion, drops a key that was read on the standby: its row has changed since.
+    pub fn read(&mut self, hash: [u64; 2], on_standby: bool) -> Option<Option<State>> {
         let at = self.find(hash)?;
         if self.cells[at].on_standby != 0 && !on_standby {
             self.release(at);
@@ -267,19 +287,16 @@ impl<'a> SavedPartition<'a> {
         Some(self.state(at))
     }
 
-    /// Puts in a key with the state of its row, unless it is there.
-    ///
-    /// # Errors
-    /// There is no room for it.
-    pub fn load(&mut self, new: NewKey, state: Option<&State>) -> Result<(), NoRoom> {
+    /// Loads a key with the state of its row, unless it is in memory.
+    pub fn load(&mut self, new: NewKey, state: Option<&State>) -> Result<(), Full> {
         if self.find(new.hash).is_some() {
             return Ok(());
         }
         let texts = new.name.len() + new.key.len();
         let pieces = pieces_of(texts + LEASE * leases_of(state).len());
-        self.make_room(pieces, (new.scope, new.name), None)?;
+        self.free_capacity(pieces, Name { scope: new.scope, name: new.name }, None)?;
         let SavedHead { free_cell, cells, .. } = self.head;
-        let at = take_free(free_cell, cells, |at| self.cells[at].next);
+        let at = next_free(free_cell, cells, |at| self.cells[at].next);
         let bucket = place(new.hash, self.buckets.len());
         self.head.keys += 1;
         self.head.hand = at as u32 + 1;
@@ -289,7 +306,7 @@ impl<'a> SavedPartition<'a> {
             next: self.buckets[bucket],
             name: new.name.len() as u16,
             key_text: new.key.len() as u16,
-            tag: FULL,
+            tag: NO_STATE,
             called: 1,
             on_standby: new.on_standby.into(),
             ..Cell::default()
@@ -300,24 +317,21 @@ impl<'a> SavedPartition<'a> {
         Ok(())
     }
 
-    /// Changes the state of a key that is there, `None` to a full one: to be written after `save` milliseconds at most.
-    /// Returns when that is, if it is sooner than it was.
-    ///
-    /// # Errors
-    /// There is no room for more leases; it is not there.
+    /// Stores the state of a key that is in memory, `None`: full, to be written after at most `save` milliseconds.
+    /// Returns when it is due, if that is sooner than before. [`Full`] also where the key isn't in memory.
     pub fn set(
         &mut self,
         hash: [u64; 2],
         state: Option<&State>,
         save: u32,
         now: Micros,
-    ) -> Result<Option<Micros>, NoRoom> {
-        let at = self.find(hash).ok_or(NoRoom)?;
+    ) -> Result<Option<Micros>, Full> {
+        let at = self.find(hash).ok_or(Full)?;
         let cell = self.cells[at];
         let needed = pieces_of(cell.texts() + LEASE * leases_of(state).len());
         let more = needed.saturating_sub(pieces_of(cell.length()));
         if more > 0 {
-            self.make_room(more, (cell.scope, &[]), Some(at))?;
+            self.free_capacity(more, Name { scope: cell.scope, name: &[] }, Some(at))?;
         }
         self.put_state(at, state);
         let was_unsaved = self.cells[at].is_unsaved();
@@ -338,11 +352,12 @@ impl<'a> SavedPartition<'a> {
         Ok(Some(Micros(due)))
     }
 
-    /// Copies the unsaved keys of a scope that are to be written by `due`, or all, at the places from `from` on, of
-    /// which it looks at no more than `most`; the place to go on at, `None` at the end.
+    /// Copies the unsaved keys of a scope, those due by an instant or all, in at most `most` cells from `from` on.
+    /// Returns the cell to go on at; `None` at the end.
     pub fn copy(
         &self,
-        (from, most): (usize, usize),
+        from: usize,
+        most: usize,
         scope: [u32; 2],
         due: Option<Micros>,
         copies: &mut Vec<SavedCopy>,
@@ -350,16 +365,16 @@ impl<'a> SavedPartition<'a> {
         let cells = self.head.cells as usize;
         let end = cells.min(from + most);
         let is_due = |cell: &Cell| {
-            cell.is_of(scope) && cell.is_unsaved() && due.is_none_or(|due| cell.due <= due.0)
+            cell.is_in(scope) && cell.is_unsaved() && due.is_none_or(|due| cell.due <= due.0)
         };
-        let of = (from..end).filter(|&at| is_due(&self.cells[at])).map(|at| self.of(at));
-        copies.extend(of);
+        let due = (from..end).filter(|&at| is_due(&self.cells[at]));
+        copies.extend(due.map(|at| self.copy_cell(at)));
         (end < cells).then_some(end)
     }
 
-    /// Notes what came of writing a copy. A key that has changed since it was copied, at `copied` or later, is unsaved
-    /// from then on.
-    pub fn settle(&mut self, copy: &SavedCopy, outcome: Outcome, (copied, now): (Micros, Micros)) {
+    /// Notes the outcome of writing a copy that was made at `copied`. If the key has changed since, it is unsaved from
+    /// `copied` on.
+    pub fn finish(&mut self, copy: &SavedCopy, outcome: Outcome, copied: Micros, now: Micros) {
         let Some(at) = self.find(copy.hash).filter(|&at| self.cells[at].since == copy.since.0)
         else {
             return;
@@ -385,8 +400,8 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Removes the keys of a name, or of all, that a test picks, which is told whether they are unsaved, and has the
-    /// others written as soon as can be. A call that has read the row of any key reads it again.
+    /// Removes the keys of a name, or of a scope, that a test picks by their copy and whether they are unsaved. The
+    /// others are due at once. Makes a session that has read the row of a key but not loaded it yet read it again.
     pub fn remove(
         &mut self,
         scope: [u32; 2],
@@ -394,8 +409,8 @@ impl<'a> SavedPartition<'a> {
         mut test: impl FnMut(&SavedCopy, bool) -> bool,
     ) {
         self.head.evictions = self.head.evictions.wrapping_add(1);
-        for at in self.places_of(scope, name) {
-            if test(&self.of(at), self.cells[at].is_unsaved()) {
+        for at in self.cells_of(scope, name) {
+            if test(&self.copy_cell(at), self.cells[at].is_unsaved()) {
                 self.release(at);
             } else {
                 self.cells[at].due = 0;
@@ -403,45 +418,39 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Whether there are keys of a name, or of all, and whether some are unsaved.
-    pub fn has_keys(&self, scope: [u32; 2], name: Option<&[u8]>) -> [bool; 2] {
-        let places = self.places_of(scope, name);
-        [!places.is_empty(), places.iter().any(|&at| self.cells[at].is_unsaved())]
-    }
-
-    /// The scopes of the keys at all places, some of them several times.
+    /// The scopes of the keys, with repeats.
     pub fn scopes(&self) -> impl Iterator<Item = [u32; 2]> {
         self.cells.iter().filter(|cell| cell.tag != 0).map(|cell| cell.scope)
     }
 
-    /// Copies the keys of a name, or of all, whether unsaved or not, but for those of a standby where this is none.
+    /// Copies the keys of a name, or of a scope, saved or not; those read on a standby only on one.
     pub fn keys(&self, scope: [u32; 2], name: Option<&[u8]>, on_standby: bool) -> Vec<SavedCopy> {
-        let places = self.places_of(scope, name).into_iter();
+        let cells = self.cells_of(scope, name).into_iter();
         let counts = |&at: &usize| on_standby || self.cells[at].on_standby == 0;
-        places.filter(counts).map(|at| self.of(at)).collect()
+        cells.filter(counts).map(|at| self.copy_cell(at)).collect()
     }
 
-    /// Of the unsaved keys of a scope, or of all: how many there are, since when the first of them is unsaved, and when
-    /// the next is to be written.
-    pub fn waiting(&self, scope: Option<[u32; 2]>) -> (usize, Option<Micros>, Option<Micros>) {
+    /// The unsaved keys of a scope, or of all.
+    pub fn unsaved(&self, scope: Option<[u32; 2]>) -> Unsaved {
         let unsaved = || {
-            let of = |cell: &&Cell| scope.is_none_or(|scope| cell.is_of(scope));
+            let of = |cell: &&Cell| scope.is_none_or(|scope| cell.is_in(scope));
             self.cells.iter().filter(|cell| cell.tag != 0 && cell.is_unsaved()).filter(of)
         };
         if self.head.unsaved == 0 {
-            return (0, None, None);
+            return Unsaved::default();
         }
         let first = |at: fn(&Cell) -> i64| unsaved().map(at).min().map(Micros);
-        (unsaved().count(), first(|cell| cell.since), first(|cell| cell.due))
+        let (since, due) = (first(|cell| cell.since), first(|cell| cell.due));
+        Unsaved { keys: unsaved().count(), since, due }
     }
 
-    /// The places of the keys of a name, or of all.
-    fn places_of(&self, scope: [u32; 2], name: Option<&[u8]>) -> Vec<usize> {
-        let is_of = |&at: &usize| match name {
-            Some(name) => self.is_of_name(at, scope, name),
-            None => self.cells[at].is_of(scope),
+    /// The cells of a name, or of a scope.
+    fn cells_of(&self, scope: [u32; 2], name: Option<&[u8]>) -> Vec<usize> {
+        let is_wanted = |&at: &usize| match name {
+            Some(name) => self.has_name(at, Name { scope, name }),
+            None => self.cells[at].is_in(scope),
         };
-        (0..self.head.cells as usize).filter(is_of).collect()
+        (0..self.head.cells as usize).filter(is_wanted).collect()
     }
 
     /// Finds the cell of a key.
@@ -457,22 +466,19 @@ impl<'a> SavedPartition<'a> {
         None
     }
 
-    /// Evicts saved keys until so many pieces are free, and a cell, unless there is one to `keep`, for which all that
-    /// is there may be used.
-    ///
-    /// # Errors
-    /// There is none left.
-    fn make_room(
+    /// Evicts saved keys until this number of pieces is free, and a cell; or for a cell to `keep`, which may use the
+    /// last ones, pieces only.
+    fn free_capacity(
         &mut self,
         pieces: usize,
-        (scope, name): ([u32; 2], &[u8]),
+        name: Name,
         keep: Option<usize>,
-    ) -> Result<(), NoRoom> {
-        // One in so many is for others.
+    ) -> Result<(), Full> {
+        // One in `share` is for other names.
         let mut share = if keep.is_none() { 8 } else { usize::MAX };
         loop {
             let free_cells = self.cells.len() - self.head.keys as usize;
-            let free_pieces = self.pieces.len() - self.head.pieces_taken as usize;
+            let free_pieces = self.pieces.len() - self.head.pieces_used as usize;
             let has_cell = keep.is_some() || free_cells > self.cells.len() / share;
             if has_cell && (pieces == 0 || free_pieces >= pieces + self.pieces.len() / share) {
                 return Ok(());
@@ -480,17 +486,17 @@ impl<'a> SavedPartition<'a> {
             if self.evict(keep) {
                 continue;
             }
-            if share != 8 || !self.has_less_than_half(scope, name) {
-                return Err(NoRoom);
+            if share != 8 || !self.has_less_than_half(name) {
+                return Err(Full);
             }
             share = usize::MAX;
         }
     }
 
-    /// Whether a name has less than half of what is unsaved.
-    fn has_less_than_half(&self, scope: [u32; 2], name: &[u8]) -> bool {
+    /// Whether a name has less than half of the unsaved keys.
+    fn has_less_than_half(&self, name: Name) -> bool {
         let unsaved = (0..self.head.cells as usize).filter(|&at| self.cells[at].is_unsaved());
-        let own = unsaved.filter(|&at| self.is_of_name(at, scope, name)).count();
+        let own = unsaved.filter(|&at| self.has_name(at, name)).count();
         2 * own < self.head.unsaved as usize
     }
 
@@ -500,7 +506,7 @@ impl<'a> SavedPartition<'a> {
         if spares_unsaved && self.head.unsaved >= self.head.keys {
             return false;
         }
-        // Everywhere once, to take second chances, and once more.
+        // Once around to use up the second chances, and once more.
         let cells = self.head.cells as usize;
         for _ in 0..2 * cells {
             let at = self.head.hand as usize % cells;
@@ -540,7 +546,7 @@ impl<'a> SavedPartition<'a> {
     fn state(&self, at: usize) -> Option<State> {
         let cell = &self.cells[at];
         match cell.tag {
-            FULL => None,
+            NO_STATE => None,
             LEASES => {
                 let bytes = self.bytes(at);
                 let instant = |bytes: &[u8]| Micros(bytes.try_into().map_or(0, i64::from_le_bytes));
@@ -555,13 +561,13 @@ impl<'a> SavedPartition<'a> {
         }
     }
 
-    /// Puts a state into a cell, for whose leases there is room.
+    /// Stores a state in a cell; there are enough free pieces for its leases.
     fn put_state(&mut self, at: usize, state: Option<&State>) {
         let cell = self.cells[at];
         let leases = leases_of(state);
         let (tag, words) = match state {
             Some(State::Leases(leases)) => (LEASES, [leases.ts.0.cast_unsigned(), 0, 0]),
-            state => state.and_then(Content::new).map_or((FULL, [0; 3]), Content::encode),
+            state => state.and_then(Content::new).map_or((NO_STATE, [0; 3]), Content::encode),
         };
         if cell.leases > 0 || !leases.is_empty() {
             let mut bytes = self.bytes(at);
@@ -577,7 +583,7 @@ impl<'a> SavedPartition<'a> {
         (cell.tag, cell.words) = (tag, words);
     }
 
-    /// The bytes of a cell and of the pieces after it.
+    /// The bytes in a cell and its pieces.
     fn bytes(&self, at: usize) -> Vec<u8> {
         let cell = &self.cells[at];
         let (mut bytes, mut next) = (cell.text.0.to_vec(), cell.rest);
@@ -590,39 +596,39 @@ impl<'a> SavedPartition<'a> {
         bytes
     }
 
-    /// Puts bytes into a cell and into pieces after it, of which there are enough.
-    fn put(&mut self, at: usize, bytes: &[u8]) {
+    /// Stores bytes in a cell and its pieces, of which enough are free.
+    fn put(&mut self, cell: usize, bytes: &[u8]) {
         let (first, rest) = bytes.split_at(bytes.len().min(INLINE));
-        self.cells[at].text.0[..first.len()].copy_from_slice(first);
-        let mut free = std::mem::take(&mut self.cells[at].rest);
+        self.cells[cell].text.0[..first.len()].copy_from_slice(first);
+        let mut free = std::mem::take(&mut self.cells[cell].rest);
         while free != 0 {
             let piece = &mut self.pieces[free as usize - 1];
             let next = std::mem::replace(&mut piece.next, self.head.free_piece);
             (self.head.free_piece, free) = (free, next);
-            self.head.pieces_taken -= 1;
+            self.head.pieces_used -= 1;
         }
         for bytes in rest.chunks(PIECE).rev() {
             let SavedHead { free_piece, pieces, .. } = self.head;
-            let taken = take_free(free_piece, pieces, |at| self.pieces[at].next);
-            self.head.pieces_taken += 1;
-            self.pieces[taken] = Piece { next: self.cells[at].rest, ..Piece::default() };
-            self.pieces[taken].text.0[..bytes.len()].copy_from_slice(bytes);
-            self.cells[at].rest = taken as u32 + 1;
+            let at = next_free(free_piece, pieces, |at| self.pieces[at].next);
+            self.head.pieces_used += 1;
+            self.pieces[at] = Piece { next: self.cells[cell].rest, ..Piece::default() };
+            self.pieces[at].text.0[..bytes.len()].copy_from_slice(bytes);
+            self.cells[cell].rest = at as u32 + 1;
         }
     }
 
-    /// Whether a cell is of a name.
-    fn is_of_name(&self, at: usize, scope: [u32; 2], name: &[u8]) -> bool {
+    /// Whether a cell has a name.
+    fn has_name(&self, at: usize, Name { scope, name }: Name) -> bool {
         let cell = &self.cells[at];
         let inline = name.len().min(INLINE);
-        cell.is_of(scope)
+        cell.is_in(scope)
             && usize::from(cell.name) == name.len()
             && cell.text.0[..inline] == name[..inline]
             && (name.len() <= INLINE || self.bytes(at).starts_with(name))
     }
 
-    /// Copies what is in a cell.
-    fn of(&self, at: usize) -> SavedCopy {
+    /// Copies a cell.
+    fn copy_cell(&self, at: usize) -> SavedCopy {
         let cell = &self.cells[at];
         let mut name = self.bytes(at);
         name.truncate(cell.texts());

@@ -254,14 +254,13 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
             let (mut copies, mut from) = (Vec::new(), Some(0));
             while let Some(place) = from {
                 let mut guard = partitions().lock(number);
-                from = guard.partition().copy((place, 5), scope, None, &mut copies);
+                from = guard.partition().copy(place, 5, scope, None, &mut copies);
             }
             for copy in copies {
                 let n = (0..KEYS).find(|&n| copy.key == text(n)).unwrap();
                 assert_eq!((&copy.name[..], copy.hash), (&b"name"[..], key(n)));
                 *states[n].lock().unwrap() = copy.state.clone();
-                let (outcome, instants) = (Outcome::Written, (NOW, NOW));
-                partitions().lock(number).partition().settle(&copy, outcome, instants);
+                partitions().lock(number).partition().finish(&copy, Outcome::Written, NOW, NOW);
             }
         }
     };
@@ -281,7 +280,7 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
             loop {
                 let mut guard = partitions().lock(number);
                 let mut partition = guard.partition();
-                let Some(found) = partition.call(hash, false) else {
+                let Some(found) = partition.read(hash, false) else {
                     let evictions = partition.evictions();
                     drop(guard);
                     let state = states[n].lock().unwrap().clone();
@@ -315,7 +314,7 @@ fn saved_keys_are_changed_copied_and_evicted_at_once_and_each_change_is_written(
     write();
     let sum: i64 = states.iter().map(|state| count(&state.lock().unwrap())).sum();
     assert_eq!(sum, ((THREADS - 1) * CALLS) as i64);
-    assert!((0..COUNT).all(|number| partitions().lock(number).partition().unsaved() == 0));
+    assert!((0..COUNT).all(|number| partitions().lock(number).partition().unsaved_len() == 0));
 }
 
 /// The text of a key, some of them longer than a cell.

@@ -144,7 +144,7 @@ impl Run<'_> {
     }
 
     fn by_whom(&self, step: Primitive) -> Primitive {
-        if self.is_worker.get() { Primitive::OfWorker(Box::new(step)) } else { step }
+        if self.is_worker.get() { Primitive::OfWriter(Box::new(step)) } else { step }
     }
 
     /// Takes a step, at once unless `matters`.

@@ -36,7 +36,7 @@ pub fn save(run: &Run, end: TurnEnd) -> Result<bool> {
     let all = || copies.iter().zip(written.iter().copied());
     let settle = |commits: bool| {
         for ((key, state), is_written) in all() {
-            run.step(Primitive::SettleSaved(*key, state.clone(), is_written && commits));
+            run.step(Primitive::FinishSaved(*key, state.clone(), is_written && commits));
         }
     };
     if run.has(Flaw::SettledBeforeCommit) {

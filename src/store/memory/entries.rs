@@ -103,7 +103,7 @@ impl LockedEntries for SharedLocked<'_> {
         let absent = |evictions| Absent { evictions, on_standby };
         let guard = self.saved(id).ok_or(absent(0))?;
         let mut partition = guard.partition();
-        let found = partition.call(id.key, on_standby);
+        let found = partition.read(id.key, on_standby);
         let evictions = partition.evictions();
         let state = found.ok_or(absent(evictions))?;
         let gone = state.is_none().then_some(evictions);
@@ -131,9 +131,9 @@ impl LockedEntries for SharedLocked<'_> {
         let (has_states, has_saved) = (!states.is_empty(), !saved.is_empty());
         drop((states, saved));
         if has_saved && let Some(saved) = SavedMemory::seen() {
-            writer::see_to(saved, &entries.origin, due);
+            writer::note_and_start(saved, &entries.origin, due);
         }
-        if has_states && let Some(lost) = entries.memory.states.losses_to_tell() {
+        if has_states && let Some(lost) = entries.memory.states.losses_to_log() {
             log_losses(lost);
         }
     }

@@ -52,7 +52,7 @@ impl Scope {
     }
 
     /// The scope of these [numbers](Scope::numbers).
-    pub fn of([database, extension]: [u32; 2]) -> Scope {
+    pub fn from_numbers([database, extension]: [u32; 2]) -> Scope {
         Scope { database, extension }
     }
 

@@ -1,5 +1,5 @@
-//! The states of limits in memory that are saved to the table, in a segment of their own, which the first call of such
-//! a limit makes; and what sessions and the writer of a database tell each other.
+//! The states of saved limits, in a segment of their own, which the first call of such a limit makes; and what sessions
+//! and the writers of databases exchange.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64};
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::ports::{self, Id, Loaded};
-use ratelimit_memory::saved::{NewKey, NoRoom, Outcome, SavedCopy};
+use ratelimit_memory::saved::{Full, NewKey, Outcome, SavedCopy, Unsaved};
 use ratelimit_memory::{Guarded, SavedGuard, SavedPartitions};
 
 use super::SessionLock;
@@ -21,11 +21,11 @@ use ratelimit_pg::error::PgError;
 use ratelimit_pg::shared_memory::{self, Need};
 use ratelimit_pg::transaction::is_in_recovery;
 
-/// How many partitions there are: with all others, a session may hold their locks at once.
+/// The number of partitions. A session may lock all of them and all others at once.
 pub(super) const PARTITIONS: usize = 32;
-/// How many databases can have unsaved keys at a time.
+/// The number of databases that can have unsaved keys at a time.
 const WRITERS: usize = 1024;
-/// How many cells are looked at under one hold of a partition's lock, while the session may be preempted.
+/// The number of cells to copy under a lock at a time.
 const AT_ONCE: usize = 64;
 
 /// The beginning of the segment. After it come the partitions.
@@ -37,35 +37,35 @@ struct Header {
     writers: [Writer; WRITERS],
 }
 
-/// The writer of a database and extension. Its instants are of the monotonic clock, but for `since`.
+/// The writer of a database and extension, as sessions see it. Times are of the monotonic clock, except `since`.
 #[repr(C, align(128))]
 pub struct Writer {
     /// Database and extension; 0: the place is free.
     pub scope: AtomicU64,
-    /// The number of its process in the server's list, plus 1; 0: it is not there.
+    /// The number of its process in the server's list, plus 1; 0: there is no writer.
     pub process: AtomicU32,
-    /// The number of its process in the system.
+    /// Its process in the system.
     pub pid: AtomicU32,
-    /// Since when it is there.
+    /// When it started.
     pub since: AtomicI64,
-    /// When the next key is to be written; the latest instant: none is unsaved.
+    /// When the next key is due; the latest instant: no key is unsaved.
     pub due: AtomicI64,
-    /// When a worker was asked for that has not come yet, and whether there was no place for one.
+    /// When a writer was requested that hasn't started yet, and whether the server refused it.
     pub asked_at: AtomicI64,
     pub is_refused: AtomicBool,
-    /// Whether another database needs its place.
+    /// Whether it should write everything and exit, since another database needs its place.
     pub is_to_go: AtomicBool,
-    /// How often all was to be written at once, and the last time that was done.
+    /// The number of requests to write everything at once, and the last one that was served.
     pub wanted: AtomicU64,
     pub served: AtomicU64,
-    /// How many keys were written.
+    /// The number of keys written.
     pub written: AtomicU64,
-    /// When it was last told that there is no place for one.
+    /// When the refusal was last logged.
     pub told_at: AtomicI64,
     problem: Guarded<SessionLock, Problem>,
 }
 
-/// What went wrong last.
+/// The last problem.
 #[repr(C)]
 struct Problem {
     length: u32,
@@ -79,18 +79,18 @@ pub struct SavedMemory {
     size: usize,
 }
 
-/// How much of it is used.
+/// How much of the memory is used.
 #[derive(Default)]
 pub struct SavedUsage {
-    /// Keys that are there.
+    /// Keys in memory.
     pub keys: u64,
-    /// How many there can be at least.
-    pub room: u64,
-    /// How many of the keys are unsaved.
-    pub unsaved: u64,
-    /// Since when the first of them is.
+    /// The number of keys that fit at least.
+    pub capacity: u64,
+    /// Unsaved keys.
+    pub unsaved: usize,
+    /// Since when the first of them is unsaved.
     pub oldest: Option<Micros>,
-    /// How many were evicted on a standby that had changed there.
+    /// Keys evicted on a standby that had changed there.
     pub lost: u64,
 }
 
@@ -99,7 +99,7 @@ thread_local! {
     static WRITER: Cell<Option<&'static Writer>> = const { Cell::new(None) };
 }
 
-/// How many keys a partition has room for: some more than its share, since keys are spread by chance.
+/// The capacity of a partition: more than its share, since keys are spread by chance.
 fn each(keys: usize) -> usize {
     let mean = keys.div_ceil(PARTITIONS);
     mean + mean / 8 + 5 * (mean.isqrt() + 1)
@@ -173,12 +173,12 @@ impl SavedMemory {
         Locked::new(ids.map(|id| partition_of(id.key)), |number| self.partitions.lock(number))
     }
 
-    /// Locks one partition after the other.
+    /// Locks the partitions, one at a time.
     fn each(&self) -> impl Iterator<Item = SavedGuard<'static, SessionLock>> {
         (0..PARTITIONS).map(|number| self.partitions.lock(number))
     }
 
-    /// Returns the writer of a scope, which takes the place of one that has nothing to write; `None` where all have.
+    /// Returns the writer of a scope, in the place of an idle one; `None` where none is idle.
     #[inline]
     pub fn writer(&self, scope: Scope) -> Option<&'static Writer> {
         let is_own = |writer: &&Writer| writer.scope.load(SeqCst) == scope.number();
@@ -188,7 +188,7 @@ impl SavedMemory {
         }
     }
 
-    /// Finds the writer of a scope by its number, or a place for one.
+    /// Finds the writer of a scope, or a place for one.
     #[cold]
     fn find_writer(&self, number: u64) -> Option<&'static Writer> {
         let all = || self.header.writers.iter();
@@ -222,27 +222,31 @@ impl SavedMemory {
         let (scope, on_standby) = (scope.numbers(), absent.on_standby);
         match partition.load(NewKey { hash: id.key, scope, name, key, on_standby }, state) {
             Ok(()) => Loaded::Yes,
-            Err(NoRoom) => Loaded::Full,
+            Err(Full) => Loaded::Full,
         }
     }
 
-    /// How many keys of a scope are unsaved, and when the next of them is to be written.
-    pub fn waiting(&self, scope: Scope) -> (usize, Option<Micros>) {
-        let waiting = self.each().map(|mut guard| guard.partition().waiting(Some(scope.numbers())));
-        waiting.fold((0, None), |(sum, first), (count, _, due)| {
-            (sum + count, first.into_iter().chain(due).min())
-        })
+    /// The unsaved keys of a scope, or of all.
+    pub fn unsaved(&self, scope: Option<Scope>) -> Unsaved {
+        let mut all = Unsaved::default();
+        for mut guard in self.each() {
+            let Unsaved { keys, since, due } = guard.partition().unsaved(scope.map(Scope::numbers));
+            all.keys += keys;
+            all.since = all.since.into_iter().chain(since).min();
+            all.due = all.due.into_iter().chain(due).min();
+        }
+        all
     }
 
-    /// Copies the unsaved keys of a scope that are to be written by then, or all, in the order of name and key, but
-    /// first those that could be written so far.
+    /// Copies the unsaved keys of a scope, those due by an instant or all, in the order of name and key; those whose
+    /// last write failed come last.
     pub fn copy(&self, scope: Scope, due: Option<Micros>) -> Vec<SavedCopy> {
         let mut copies = Vec::new();
         for number in 0..PARTITIONS {
             let mut from = Some(0);
             while let Some(place) = from {
                 let mut guard = self.partitions.lock(number);
-                from = guard.partition().copy((place, AT_ONCE), scope.numbers(), due, &mut copies);
+                from = guard.partition().copy(place, AT_ONCE, scope.numbers(), due, &mut copies);
             }
         }
         let place = |copy: &SavedCopy| (copy.tries > 0, copy.name.clone(), copy.key.clone());
@@ -250,17 +254,14 @@ impl SavedMemory {
         copies
     }
 
-    /// Notes what came of writing a copy that was made at that time.
-    pub fn settle(&self, copy: &SavedCopy, outcome: Outcome, copied: Micros) {
+    /// Notes the outcome of writing a copy that was made at `copied`.
+    pub fn finish(&self, copy: &SavedCopy, outcome: Outcome, copied: Micros) {
         let now = clock::monotonic();
-        self.partitions.lock(partition_of(copy.hash)).partition().settle(
-            copy,
-            outcome,
-            (copied, now),
-        );
+        let mut guard = self.partitions.lock(partition_of(copy.hash));
+        guard.partition().finish(copy, outcome, copied, now);
     }
 
-    /// Removes the keys of a name, or of all, that a test picks, and has those that stay written as soon as can be.
+    /// Removes the keys of a name, or of the scope, that a test picks; the others are due at once.
     pub fn remove(
         &self,
         scope: Scope,
@@ -272,13 +273,7 @@ impl SavedMemory {
         }
     }
 
-    /// Whether there are keys of a name, or of all, and whether some are unsaved.
-    pub fn has_keys(&self, scope: Scope, name: Option<&[u8]>) -> [bool; 2] {
-        let has = self.each().map(|mut guard| guard.partition().has_keys(scope.numbers(), name));
-        has.fold([false; 2], |[any, unsaved], has| [any || has[0], unsaved || has[1]])
-    }
-
-    /// Copies the keys of a name, or of all.
+    /// Copies the keys of a name, or of the scope.
     pub fn keys(&self, scope: Scope, name: Option<&[u8]>) -> Vec<SavedCopy> {
         let on_standby = is_in_recovery();
         let keys = |mut guard: SavedGuard<'static, SessionLock>| {
@@ -287,20 +282,18 @@ impl SavedMemory {
         self.each().flat_map(keys).collect()
     }
 
-    /// Returns how much of it is used.
+    /// How much of it is used.
     pub fn usage(&self) -> SavedUsage {
-        let mut usage = SavedUsage { room: self.header.keys, ..SavedUsage::default() };
-        let mut first = None;
+        let Unsaved { keys: unsaved, since, .. } = self.unsaved(None);
+        let now = clock::monotonic();
+        let oldest = since.map(|since| clock::system_time().minus(now.minus(since)));
+        let mut usage =
+            SavedUsage { keys: 0, capacity: self.header.keys, unsaved, oldest, lost: 0 };
         for mut guard in self.each() {
             let partition = guard.partition();
-            let (unsaved, since, _) = partition.waiting(None);
             usage.keys += u64::from(partition.len());
-            usage.unsaved += unsaved as u64;
             usage.lost += u64::from(partition.lost());
-            first = first.into_iter().chain(since).min();
         }
-        usage.oldest =
-            first.map(|first| clock::system_time().minus(clock::monotonic().minus(first)));
         usage
     }
 
@@ -309,7 +302,7 @@ impl SavedMemory {
         self.size as u64
     }
 
-    /// Frees what is kept of dropped databases and extensions; see [`Scope::is_dropped`].
+    /// Removes the keys of dropped databases and extensions; see [`Scope::is_dropped`].
     pub fn forget_dropped(&self, own: Scope) {
         let mut scopes = Vec::new();
         for mut guard in self.each() {
@@ -317,7 +310,7 @@ impl SavedMemory {
             scopes.sort_unstable();
             scopes.dedup();
         }
-        scopes.retain(|&scope| Scope::of(scope).is_dropped(own));
+        scopes.retain(|&scope| Scope::from_numbers(scope).is_dropped(own));
         if scopes.is_empty() {
             return;
         }
@@ -325,28 +318,30 @@ impl SavedMemory {
             scopes.iter().for_each(|&scope| guard.partition().remove(scope, None, |_, _| true));
         }
         for writer in &self.header.writers {
-            let is_of = |scope: &[u32; 2]| Scope::of(*scope).number() == writer.scope.load(SeqCst);
-            if scopes.iter().any(is_of) {
+            let is_its = |scope: &[u32; 2]| {
+                Scope::from_numbers(*scope).number() == writer.scope.load(SeqCst)
+            };
+            if scopes.iter().any(is_its) {
                 writer.due.store(i64::MAX, SeqCst);
-                super::writer::send_away(writer);
+                super::writer::dismiss(writer);
             }
         }
     }
 }
 
 impl Writer {
-    /// Whether all is to be written now, whenever it is due.
-    pub fn is_for_all(&self) -> bool {
+    /// Whether everything is to be written now, due or not.
+    pub fn writes_all(&self) -> bool {
         self.is_to_go.load(SeqCst) || self.served.load(SeqCst) < self.wanted.load(SeqCst)
     }
 
-    /// The worker, if it is there: its process, and since when.
-    pub fn there(&self) -> Option<(u32, Micros)> {
+    /// The running process, and when it started.
+    pub fn process(&self) -> Option<(u32, Micros)> {
         let is_there = self.process.load(SeqCst) != 0;
         is_there.then(|| (self.pid.load(SeqCst), Micros(self.since.load(SeqCst))))
     }
 
-    /// Notes what went wrong, in the encoding of its database; nothing: nothing did.
+    /// Notes a problem, in the encoding of its database; empty: there is none.
     pub fn set_problem(&self, text: &[u8]) {
         let mut problem = self.problem.write();
         let end = text.len().min(problem.text.len());
@@ -354,20 +349,20 @@ impl Writer {
         problem.length = end as u32;
     }
 
-    /// What went wrong last; empty: nothing.
+    /// The last problem; empty: there is none.
     pub fn problem(&self) -> Vec<u8> {
         let problem = self.problem.read();
         problem.text[..problem.length as usize].to_vec()
     }
 }
 
-/// Looks at a segment.
+/// Views a segment.
 ///
 /// # Safety
-/// It is there as long as the process, and was [filled](fill).
+/// It stays as long as the process, and was [filled](fill).
 unsafe fn view(address: *mut u8) -> SavedMemory {
-    // SAFETY: as the caller says; the segment begins with a header, whose numbers nobody changes, and which is atomic
-    // or guarded otherwise. The partitions after it are for as many keys as it says.
+    // SAFETY: as the caller says; the segment begins with a header, whose numbers never change, and which is atomic or
+    // guarded otherwise. The partitions after it are for the number of keys in it.
     unsafe {
         let header = &*address.cast::<Header>();
         let keys = header.keys as usize;
@@ -380,7 +375,7 @@ unsafe fn view(address: *mut u8) -> SavedMemory {
 /// Fills a new segment, which is zeroed.
 fn fill(address: *mut u8, keys: usize) {
     let lock_group = shared_memory::new_lock_group();
-    // SAFETY: nobody else sees the segment yet, which is as large as `open` asked for.
+    // SAFETY: no other session sees the segment yet, which is as large as `open` asked for.
     unsafe {
         let header = address.cast::<Header>();
         (&raw mut (*header).keys).write(keys as u64);

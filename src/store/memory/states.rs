@@ -1,5 +1,5 @@
-//! The states of limits in memory: in partitions, each with a lock, under which a state is read,
-//! decided and written. Each room has partitions of its own.
+//! The states of limits in memory, in partitions: a state is read, decided and written under its partition's lock. Each
+//! pool has partitions of its own.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU64};
@@ -15,49 +15,49 @@ use super::locked::Locked;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
 
-/// How many partitions the states of defined limits have.
+/// The number of partitions for defined limits.
 const DEFINED: usize = 128;
-/// How many those of configs in calls: with all others, a session may hold their locks at once, of which PostgreSQL
-/// allows 200 (MAX_SIMUL_LWLOCKS).
+/// The number of partitions for configs in calls. A session may lock all partitions of all pools at once, and PostgreSQL
+/// allows it 200 locks (MAX_SIMUL_LWLOCKS).
 const INLINE: usize = 32;
-/// How many the states of the server's clock have.
+/// Both together: the states of the server's clock.
 const PARTITIONS: usize = DEFINED + INLINE;
-/// The partition of states under a fixed clock, so that a test does not touch what others hold.
+/// The partition of states under a fixed clock, so that a test leaves the states of others alone.
 const FIXED_CLOCK: usize = PARTITIONS;
-/// How many keys it has room for.
+/// Its capacity.
 const FIXED_CLOCK_KEYS: usize = 4096;
-/// How often at most the loss of states that were not idle is told.
-const TELL_EVERY: Micros = Micros(60_000_000);
+/// The pause between two lines of the log about evictions.
+const LOG_EVERY: Micros = Micros(60_000_000);
 
 type Partitions = ratelimit_memory::Partitions<'static, SessionLock>;
 
-/// States that made room for others.
+/// The numbers of evicted states.
 #[repr(C, align(128))]
 struct Losses {
     idle: AtomicU64,
     /// Those that were not idle: their keys were full again too early.
     live: AtomicU64,
-    /// How many of these were told, and when, in epoch microseconds.
-    told: AtomicU64,
-    told_at: AtomicI64,
+    /// The number of these that the log has, and when it was written, in epoch microseconds.
+    logged: AtomicU64,
+    logged_at: AtomicI64,
 }
 
 /// The states, in shared memory.
 pub struct States {
     losses: &'static Losses,
-    /// Those of defined limits, of configs in calls, and of a fixed clock, numbered through in this order.
+    /// Those for defined limits, for configs in calls, and for a fixed clock. Numbers of partitions count through them.
     defined: Partitions,
     inline: Partitions,
     fixed: Partitions,
-    /// How many keys of defined limits there is room for.
+    /// The capacity for keys of defined limits.
     keys: usize,
 }
 
-/// How they are laid out.
+/// Their layout in memory.
 struct Layout {
-    /// How many places each partition has of defined limits, of configs in calls and of a fixed clock.
+    /// The number of places in each partition for defined limits, for configs in calls and for a fixed clock.
     places: [usize; 3],
-    /// Where those begin, after [`Losses`], and all ends, in bytes.
+    /// Where those begin, after [`Losses`], and where all ends, in bytes.
     offsets: [usize; 4],
 }
 
@@ -74,25 +74,25 @@ impl Layout {
     }
 }
 
-/// How many keys of configs in calls there is room for, beside so many of defined limits.
+/// The capacity for keys of configs in calls, next to a number of keys of defined limits.
 fn inline_keys(keys: usize) -> usize {
     keys.div_ceil(2)
 }
 
-/// How many keys each of some partitions has room for, so that all have room for so many. Keys are spread by chance:
-/// five standard deviations are for a partition that gets more. And two keys have room with all their slots.
+/// The capacity of each partition for a number of keys in all. Keys are spread by chance: five standard deviations are
+/// for a partition that gets more. At least two keys fit with all their slots.
 fn each(keys: usize, partitions: usize) -> usize {
     let mean = keys.div_ceil(partitions);
     (mean + 5 * (mean.isqrt() + 1)).max(2 * MAX_SLOTS_IN_MEMORY as usize)
 }
 
-/// The partition of a state, and of all slots of a key.
+/// The number of a key's partition.
 fn partition_of(id: Id) -> usize {
     match id.pool {
         _ if clock::is_fixed() => FIXED_CLOCK,
         Pool::Defined => (id.key[0] % DEFINED as u64) as usize,
         Pool::Inline => DEFINED + (id.key[0] % INLINE as u64) as usize,
-        // Which has others, in a segment of its own.
+        // In partitions of a segment of its own.
         Pool::Saved => usize::MAX,
     }
 }
@@ -103,33 +103,33 @@ fn address(id: Id) -> states::Id {
     states::Id { key: id.key, slots: id.slots }
 }
 
-/// How much room the states take, but for those under a fixed clock.
+/// How much of the memory is used, except under a fixed clock.
 pub struct Usage {
-    /// Keys of defined limits that are there.
+    /// Keys of defined limits.
     pub keys: u64,
-    /// How many there can be at least.
-    pub room: u64,
-    /// Keys of configs in calls that are there.
+    /// The number of them that fit at least.
+    pub capacity: u64,
+    /// Keys of configs in calls.
     pub inline_keys: u64,
-    /// How many of them there can be at least.
-    pub inline_room: u64,
-    /// States that made room for others when they were idle.
+    /// The number of them that fit at least.
+    pub inline_capacity: u64,
+    /// States evicted that were idle.
     pub dropped_idle: u64,
-    /// The same of such that were not: their keys were full again too early.
+    /// States evicted that were not: their keys were full again too early.
     pub dropped_live: u64,
 }
 
 impl States {
-    /// How many bytes they take, for so many keys.
+    /// The bytes for a number of keys.
     pub fn size(keys: usize) -> usize {
         Layout::new(keys).offsets[3]
     }
 
-    /// Looks at states.
+    /// Views states.
     ///
     /// # Safety
-    /// There are so many bytes at the address, for as long as the process; all zeros, and soon to be
-    /// [initialized](States::init), or what other sessions have made of that.
+    /// That many bytes are at the address for as long as the process: zeros, soon to be [initialized](States::init), or
+    /// what other sessions have made of that.
     pub unsafe fn new(address: *mut u8, keys: usize) -> States {
         let Layout { places, offsets } = Layout::new(keys);
         // SAFETY: they are laid out so, each at a multiple of 128; the losses are atomic.
@@ -143,7 +143,7 @@ impl States {
     /// Initializes the locks.
     ///
     /// # Safety
-    /// Nobody else sees them yet.
+    /// No other session sees them yet.
     pub unsafe fn init(&self, lock_group: i32) {
         for partitions in [&self.defined, &self.inline, &self.fixed] {
             // SAFETY: as the caller says.
@@ -151,7 +151,7 @@ impl States {
         }
     }
 
-    /// Asks the processor for what a look-up reads first, while it has other work.
+    /// Has the processor fetch what a lookup reads first.
     #[inline]
     pub fn prefetch(&self, id: Id) {
         let (partitions, number) = self.partition(partition_of(id));
@@ -187,37 +187,36 @@ impl States {
         numbers.map(forget).sum()
     }
 
-    /// Returns how much room is in use.
+    /// How much of the memory is used.
     pub fn usage(&self) -> Usage {
         let count = |partitions: &Partitions, number| partitions.read(number).view().len();
         Usage {
             keys: (0..DEFINED).map(|number| count(&self.defined, number)).sum(),
-            room: self.keys as u64,
+            capacity: self.keys as u64,
             inline_keys: (0..INLINE).map(|number| count(&self.inline, number)).sum(),
-            inline_room: inline_keys(self.keys) as u64,
+            inline_capacity: inline_keys(self.keys) as u64,
             dropped_idle: self.losses.idle.load(Relaxed),
             dropped_live: self.losses.live.load(Relaxed),
         }
     }
 
-    /// Returns how many states that were not idle made room for others, and were not told to anybody, if
-    /// the last ones were told more than a minute ago.
-    pub fn losses_to_tell(&self) -> Option<u64> {
+    /// The number of evicted states that were not idle and should be logged now: at most once a minute.
+    pub fn losses_to_log(&self) -> Option<u64> {
         let losses = self.losses;
-        let (live, told) = (losses.live.load(Relaxed), losses.told.load(Relaxed));
-        if live <= told {
+        let (live, logged) = (losses.live.load(Relaxed), losses.logged.load(Relaxed));
+        if live <= logged {
             return None;
         }
-        let (now, told_at) = (clock::system_time(), losses.told_at.load(Relaxed));
-        let due = now.minus(Micros(told_at)) >= TELL_EVERY;
-        if !due || losses.told_at.compare_exchange(told_at, now.0, Relaxed, Relaxed).is_err() {
+        let (now, logged_at) = (clock::system_time(), losses.logged_at.load(Relaxed));
+        let due = now.minus(Micros(logged_at)) >= LOG_EVERY;
+        if !due || losses.logged_at.compare_exchange(logged_at, now.0, Relaxed, Relaxed).is_err() {
             return None;
         }
-        losses.told.store(live, Relaxed);
-        Some(live - told)
+        losses.logged.store(live, Relaxed);
+        Some(live - logged)
     }
 
-    /// Counts evictions, but for those under a fixed clock.
+    /// Counts evictions, except under a fixed clock.
     #[inline]
     fn count(&self, partition: usize, Evictions { idle, live }: Evictions) {
         if partition == FIXED_CLOCK {
@@ -231,13 +230,13 @@ impl States {
         }
     }
 
-    /// Locks a partition, for whoever is to change what is in it.
+    /// Locks a partition exclusively.
     fn write(&self, number: usize) -> PartitionWriteGuard<'_, SessionLock> {
         let (partitions, number) = self.partition(number);
         partitions.write(number)
     }
 
-    /// Finds a partition: which of which ones it is.
+    /// Maps a number to a pool's partitions and the index in them.
     #[inline]
     fn partition(&self, number: usize) -> (&Partitions, usize) {
         match number {

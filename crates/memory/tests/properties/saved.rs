@@ -1,4 +1,4 @@
-//! The table of states that are saved, against a map that evicts nothing.
+//! Saved states, against a map that evicts nothing.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use ratelimit_core::kinds::{Lease, Leases, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_memory::saved::{
-    Cell, NewKey, NoRoom, Outcome, Piece, SavedCopy, SavedHead, SavedPartition,
+    Cell, Full, NewKey, Outcome, Piece, SavedCopy, SavedHead, SavedPartition, Unsaved,
 };
 
 /// What is done to a key.
@@ -19,7 +19,7 @@ enum Change {
     /// Copies all that are unsaved, so many places at a time.
     Copy(usize),
     /// Ends a copy.
-    Settle(Outcome),
+    Finish(Outcome),
     /// Removes the saved ones of its name, and has the others written at once.
     Remove,
 }
@@ -38,7 +38,7 @@ fn change() -> impl Strategy<Value = Change> {
         4 => Just(Change::Load),
         4 => (state(), 1..9_u32).prop_map(|(state, save)| Change::Set(state, save)),
         1 => (1..9_usize).prop_map(Change::Copy),
-        2 => outcome.prop_map(Change::Settle),
+        2 => outcome.prop_map(Change::Finish),
         1 => Just(Change::Remove),
     ]
 }
@@ -85,7 +85,7 @@ fn unsaved(saved: &SavedPartition, most: usize) -> Vec<SavedCopy> {
     for scope in [[1, 0], [1, 1]] {
         let mut from = Some(0);
         while let Some(place) = from {
-            from = saved.copy((place, most), scope, None, &mut copies);
+            from = saved.copy(place, most, scope, None, &mut copies);
         }
     }
     copies
@@ -109,7 +109,7 @@ proptest! {
     ) {
         let mut memory = Memory::new(3, cells, pieces);
         let mut saved = memory.partition();
-        // What the rows have, and what is true, of each key; the copies that are not settled, and when they were made.
+        // What the rows have, and what is true, of each key; the copies that are not finished, and when they were made.
         let (mut rows, mut truth) = (HashMap::new(), HashMap::<u8, Option<State>>::new());
         let (mut copies, mut copied) = (Vec::new(), Micros(0));
         // Since when a key is unsaved.
@@ -121,12 +121,12 @@ proptest! {
                 Change::Load => {
                     let row: Option<State> = rows.get(&key).cloned().flatten();
                     match saved.load(new(key, &texts(key)), row.as_ref()) {
-                        Ok(()) => prop_assert_eq!(saved.call(hash(key), false), Some(known)),
-                        Err(NoRoom) => prop_assert_eq!(saved.call(hash(key), false), None),
+                        Ok(()) => prop_assert_eq!(saved.read(hash(key), false), Some(known)),
+                        Err(Full) => prop_assert_eq!(saved.read(hash(key), false), None),
                     }
                 }
                 Change::Set(state, save) => {
-                    let was = saved.call(hash(key), false);
+                    let was = saved.read(hash(key), false);
                     match saved.set(hash(key), state.as_ref(), save, now) {
                         Ok(due) => {
                             prop_assert!(was.is_some());
@@ -135,18 +135,18 @@ proptest! {
                             prop_assert!(due.is_none_or(|due| due == earliest));
                             truth.insert(key, state);
                         }
-                        Err(NoRoom) => prop_assert_eq!(saved.call(hash(key), false), was),
+                        Err(Full) => prop_assert_eq!(saved.read(hash(key), false), was),
                     }
                 }
                 Change::Copy(most) if copies.is_empty() => {
                     copies = unsaved(&saved, most);
                     copied = now;
                 }
-                Change::Settle(outcome) => {
+                Change::Finish(outcome) => {
                     for copy in std::mem::take(&mut copies) {
                         let key = copy.hash[0] as u8;
                         prop_assert_eq!((&copy.name, &copy.key), (&texts(key).0, &texts(key).1));
-                        saved.settle(&copy, outcome, (copied, now));
+                        saved.finish(&copy, outcome, copied, now);
                         if outcome == Outcome::Failed {
                             continue;
                         }
@@ -174,8 +174,8 @@ proptest! {
             }
             let found = unsaved(&saved, 4).into_iter().map(|copy| (copy.hash[0] as u8, copy.since.0));
             prop_assert_eq!(found.collect::<HashMap<_, _>>(), since.clone());
-            prop_assert_eq!(saved.unsaved() as usize, since.len());
-            prop_assert_eq!(saved.waiting(None).1.map(|first| first.0), since.values().min().copied());
+            prop_assert_eq!(saved.unsaved_len() as usize, since.len());
+            prop_assert_eq!(saved.unsaved(None).since.map(|first| first.0), since.values().min().copied());
             let all = [[1, 0], [1, 1]].map(|scope| saved.keys(scope, None, false).len());
             prop_assert_eq!(all.iter().sum::<usize>(), saved.len() as usize);
         }
@@ -183,7 +183,7 @@ proptest! {
         for scope in [[1, 0], [1, 1]] {
             saved.remove(scope, None, |_, _| true);
         }
-        prop_assert_eq!((saved.len(), saved.unsaved()), (0, 0));
+        prop_assert_eq!((saved.len(), saved.unsaved_len()), (0, 0));
         for length in [1, 99] {
             let most = capacity(&mut Memory::new(3, cells, pieces).partition(), length);
             prop_assert_eq!(capacity(&mut saved, length), most);
@@ -200,7 +200,7 @@ proptest! {
         let (mut last, mut called_since) = (None, HashSet::new());
         for (number, step) in steps {
             let key = short(number, b"n");
-            let is_there = saved.call(key.hash, false).is_some();
+            let is_there = saved.read(key.hash, false).is_some();
             called_since.extend(is_there.then_some(key.hash));
             match step {
                 0 => saved.remove([1, 1], None, |copy, is_unsaved| copy.hash == key.hash && !is_unsaved),
@@ -253,7 +253,7 @@ fn one_name_leaves_room_for_new_keys_of_others() {
         for number in 100..108 {
             assert!(take(number, b"other").is_ok());
         }
-        assert_eq!(take(200, b"other"), Err(NoRoom));
+        assert_eq!(take(200, b"other"), Err(Full));
         assert_eq!(take(0, b"flood"), Ok(None), "a key that is there goes on");
     });
 }
@@ -270,17 +270,19 @@ fn a_change_after_the_copy_is_due_a_while_after_the_copy() {
         assert_eq!(set(saved, 2, 5, 2_000), None, "it is due already");
         assert_eq!(set(saved, 2, 4, 2_000), Some(Micros(5_000)), "of a shorter save");
         let mut copies = Vec::new();
-        saved.copy((0, 9), [1, 1], Some(Micros(4_999)), &mut copies);
+        saved.copy(0, 9, [1, 1], Some(Micros(4_999)), &mut copies);
         assert_eq!(copies, []);
-        saved.copy((0, 9), [1, 1], Some(Micros(5_000)), &mut copies);
+        saved.copy(0, 9, [1, 1], Some(Micros(5_000)), &mut copies);
         assert_eq!(set(saved, 1, 4, 5_500), None);
-        saved.settle(&copies[0], Outcome::Written, (Micros(5_000), Micros(6_000)));
-        assert_eq!(saved.waiting(None), (1, Some(Micros(5_000)), Some(Micros(9_000))));
-        // The copy is of before: nothing comes of settling it twice.
-        saved.settle(&copies[0], Outcome::Written, (Micros(7_000), Micros(7_000)));
+        saved.finish(&copies[0], Outcome::Written, Micros(5_000), Micros(6_000));
+        let unsaved_since =
+            Unsaved { keys: 1, since: Some(Micros(5_000)), due: Some(Micros(9_000)) };
+        assert_eq!(saved.unsaved(None), unsaved_since);
+        // The copy is an older one: to finish it twice changes nothing.
+        saved.finish(&copies[0], Outcome::Written, Micros(7_000), Micros(7_000));
         let copy = unsaved(saved, 9).pop().unwrap();
-        saved.settle(&copy, Outcome::Written, (Micros(9_000), Micros(9_000)));
-        assert_eq!(saved.waiting(None), (0, None, None));
+        saved.finish(&copy, Outcome::Written, Micros(9_000), Micros(9_000));
+        assert_eq!(saved.unsaved(None), Unsaved::default());
     });
 }
 
@@ -299,16 +301,16 @@ fn what_cannot_be_written_is_tried_again_after_pauses() {
             now += 1_000_000;
             let copy = unsaved(saved, 9).pop().unwrap();
             assert_eq!((copy.since, copy.tries), (Micros(1), tries.min(255) as u8));
-            saved.settle(&copy, Outcome::Failed, (Micros(now), Micros(now)));
+            saved.finish(&copy, Outcome::Failed, Micros(now), Micros(now));
             let due = Some(Micros(now + pause * 1000));
-            assert_eq!(saved.waiting(None).2, due);
+            assert_eq!(saved.unsaved(None).due, due);
             assert_eq!(saved.set(hash, Some(&tokens(now)), 1, Micros(now)), Ok(None));
-            assert_eq!(saved.waiting(None).2, due, "a call doesn't hasten it");
+            assert_eq!(saved.unsaved(None).due, due, "a call doesn't hasten it");
         }
         let copy = unsaved(saved, 9).pop().unwrap();
         saved.remove([1, 1], Some(b"n"), |_, _| false);
-        assert_eq!(saved.waiting(None).2, Some(Micros(0)));
-        saved.settle(&copy, Outcome::Written, (Micros(now), Micros(now)));
+        assert_eq!(saved.unsaved(None).due, Some(Micros(0)));
+        saved.finish(&copy, Outcome::Written, Micros(now), Micros(now));
         assert_eq!(saved.set(hash, None, 5, Micros(now)), Ok(Some(Micros(now + 5_000))));
         assert_eq!(unsaved(saved, 9)[0].tries, 0);
     });
@@ -322,9 +324,9 @@ fn what_a_standby_counted_is_gone_once_it_is_none() {
         for number in [1, 2] {
             saved.load(of(number), Some(&tokens(3))).unwrap();
             assert_eq!(saved.set(of(number).hash, Some(&tokens(2)), 5, Micros(1)), Ok(None));
-            assert_eq!(saved.call(of(number).hash, true), Some(Some(tokens(2))));
+            assert_eq!(saved.read(of(number).hash, true), Some(Some(tokens(2))));
         }
-        assert_eq!((saved.waiting(None), saved.unsaved()), ((0, None, None), 0));
+        assert_eq!((saved.unsaved(None), saved.unsaved_len()), (Unsaved::default(), 0));
         saved.load(of(3), None).unwrap();
         assert_eq!((saved.len(), saved.lost()), (2, 1), "one that has changed made room");
         saved.load(of(4), None).unwrap();
@@ -334,7 +336,7 @@ fn what_a_standby_counted_is_gone_once_it_is_none() {
             (saved.keys([1, 1], None, true).len(), saved.keys([1, 1], None, false).len()),
             (2, 0)
         );
-        assert_eq!(saved.call(of(5).hash, false), None);
+        assert_eq!(saved.read(of(5).hash, false), None);
         assert_eq!((saved.len(), saved.evictions() - evictions), (1, 4));
     });
 }
@@ -354,7 +356,7 @@ fn a_removal_has_calls_read_again() {
             is_unsaved
         });
         let left = |saved: &SavedPartition| saved.keys([1, 1], None, false).len();
-        assert_eq!((left(saved), saved.unsaved()), (2, 0));
+        assert_eq!((left(saved), saved.unsaved_len()), (2, 0));
         saved.remove([2, 1], None, |_, _| true);
         assert_eq!(left(saved), 2);
         saved.remove([1, 1], None, |_, _| true);

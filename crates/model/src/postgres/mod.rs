@@ -205,12 +205,12 @@ pub enum Primitive {
     CopySaved(u8),
     /// Ends the transaction in which copies were written, of these keys: commits or not (`background::transaction`).
     EndWrites(bool, Vec<u8>),
-    /// Notes under the lock whether the copy of a key was written, which had this state (`SavedMemory::settle`).
-    SettleSaved(u8, Option<Total>, bool),
+    /// Notes under the lock whether the copy of a key was written, which had this state (`SavedMemory::finish`).
+    FinishSaved(u8, Option<Total>, bool),
     /// Stops saving.
     EndTurn,
-    /// A step of the worker for which the session waits (`writer::wait`).
-    OfWorker(Box<Primitive>),
+    /// A step of the writer for which the session waits (`writer::wait`).
+    OfWriter(Box<Primitive>),
     /// Replays on this standby the primary's write of a key, with these tokens left.
     Replicate(u8, u8),
     /// Promotes this standby.
@@ -221,7 +221,7 @@ impl Primitive {
     /// The step itself, where it is one of the worker.
     pub fn itself(&self) -> &Primitive {
         match self {
-            Primitive::OfWorker(step) => step,
+            Primitive::OfWriter(step) => step,
             step => step,
         }
     }

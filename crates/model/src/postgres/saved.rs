@@ -1,4 +1,4 @@
-//! Saved entries, and the steps that save them: the real table of crates/memory, under one lock.
+//! Saved entries, in a partition of `ratelimit_memory` with one lock, and the steps of the writer.
 
 use ratelimit_core::Micros;
 use ratelimit_memory::saved::{Cell, NewKey, Outcome, Piece, SavedCopy, SavedHead, SavedPartition};
@@ -23,17 +23,17 @@ pub enum LoadedKey {
     /// Keys were evicted meanwhile.
     Moved,
     /// All keys are unsaved.
-    NoRoom,
+    Full,
 }
 
-/// The memory of saved keys, and whether the worker saves them.
+/// The memory of saved keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct SavedPlaces {
     head: SavedHead,
     buckets: Vec<u32>,
     cells: Vec<Cell>,
     pieces: Vec<Piece>,
-    /// Whether the worker is there.
+    /// Whether the writer has begun a turn.
     pub is_in_turn: bool,
 }
 
@@ -65,14 +65,14 @@ impl SavedPlaces {
 
     /// The state that a call would find; of a full key, `Some(None)`.
     pub fn entry(&self, key: u8, on_standby: bool) -> Option<Option<Total>> {
-        let found = self.clone().partition().call(hash(key), on_standby)?;
+        let found = self.clone().partition().read(hash(key), on_standby)?;
         Some(found.map(Total))
     }
 
     /// The keys that are unsaved.
     pub fn unsaved(&self) -> Vec<u8> {
         let mut copies = Vec::new();
-        self.clone().partition().copy((0, KEYS.len()), SCOPE, None, &mut copies);
+        self.clone().partition().copy(0, KEYS.len(), SCOPE, None, &mut copies);
         copies.iter().map(|copy| copy.hash[0] as u8).collect()
     }
 
@@ -83,7 +83,7 @@ impl SavedPlaces {
 
     fn copy(&mut self, from: u8) -> StepReply {
         let mut copies = Vec::new();
-        let next = self.partition().copy((from.into(), 1), SCOPE, None, &mut copies);
+        let next = self.partition().copy(from.into(), 1, SCOPE, None, &mut copies);
         copies_of(copies, next.map(|next| next as u8))
     }
 }
@@ -99,9 +99,9 @@ impl Database {
     pub(super) fn save(&mut self, session: usize, step: &Primitive) -> StepReply {
         let in_recovery = self.in_recovery;
         match step {
-            Primitive::OfWorker(step) => {
-                let worker = self.open.len() - 1;
-                self.execute(worker, step, 0)
+            Primitive::OfWriter(step) => {
+                let writer = self.open.len() - 1;
+                self.execute(writer, step, 0)
             }
             Primitive::BeforeRead => {
                 StepReply::BeforeRead(self.saved.partition().evictions() as u8, in_recovery)
@@ -111,7 +111,7 @@ impl Database {
             }
             &Primitive::ReadSaved(key) => {
                 let on_standby = in_recovery || self.has(Flaw::StandbyTrusted);
-                let found = self.saved.partition().call(hash(key), on_standby);
+                let found = self.saved.partition().read(hash(key), on_standby);
                 StepReply::Saved(found.map(|state| state.map(Total)))
             }
             &Primitive::WriteSaved(key, ref state) => {
@@ -137,7 +137,7 @@ impl Database {
         }
     }
 
-    /// Executes a step of the worker.
+    /// A step of the writer.
     fn turn(&mut self, session: usize, step: &Primitive) -> StepReply {
         match *step {
             Primitive::BeginTurn => {
@@ -149,13 +149,13 @@ impl Database {
                 self.end(session, commits);
                 StepReply::Done
             }
-            Primitive::SettleSaved(key, ref state, is_written) => {
+            Primitive::FinishSaved(key, ref state, is_written) => {
                 let state = state.clone().map(|Total(state)| state);
                 let (name, text) = (NAME.to_vec(), KEYS[usize::from(key)].to_vec());
                 let (hash, since) = (hash(key), INSTANT);
                 let copy = SavedCopy { hash, name, key: text, state, since, tries: 0 };
                 let outcome = if is_written { Outcome::Written } else { Outcome::Failed };
-                self.saved.partition().settle(&copy, outcome, (INSTANT, INSTANT));
+                self.saved.partition().finish(&copy, outcome, INSTANT, INSTANT);
                 StepReply::Done
             }
             Primitive::EndTurn => {
@@ -190,7 +190,7 @@ impl Database {
         let was_there = self.saved.entry(key, self.in_recovery).is_some();
         if self.saved.partition().load(new, state.map(|Total(state)| state)).is_err() {
             self.refused |= self.saved.has_room();
-            return StepReply::Loaded(LoadedKey::NoRoom);
+            return StepReply::Loaded(LoadedKey::Full);
         }
         // A standby counts from the row that it has read.
         if self.in_recovery && !was_there {

@@ -87,7 +87,7 @@ impl Database {
     /// Whether a step would not wait.
     pub fn is_enabled(&self, session: usize, step: &Primitive) -> bool {
         match step {
-            Primitive::OfWorker(step) => self.is_enabled(self.open.len() - 1, step),
+            Primitive::OfWriter(step) => self.is_enabled(self.open.len() - 1, step),
             Primitive::BeginTurn => !self.saved.is_in_turn || self.has(Flaw::TwoWriters),
             &Primitive::Lock(tid, _) => self.follow(session, tid).is_ok(),
             Primitive::TryLockUpdated(tid, next, _) => {

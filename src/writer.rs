@@ -1,12 +1,12 @@
-//! The background worker that writes limits in memory to the table.
+//! The writer: the background worker that writes saved limits from memory to the table.
 //!
-//! It sleeps until the first key is due, and connects to its database only then: who is connected keeps others from
-//! dropping or renaming it. After a turn it leaves the next one to a new worker, unless that is soon, or there is no
-//! place for another. It is the role that installed the server, and becomes the tables' owner where code of the owner's
-//! could run, as every call does; it runs no SQL of a user's, and no trigger but the owner's own.
+//! It sleeps until the first key is due, and connects to its database only then, since a connection keeps others from
+//! dropping or renaming the database. After a turn it starts another writer for the next one and exits, unless that is
+//! soon or the server has no place for another. It runs as the role that installed the server, and becomes the tables'
+//! owner where the owner's code could run, as every call does; it runs no user's SQL, and no trigger but the owner's.
 //!
-//! SIGTERM, of a stop or of pg_terminate_backend, means one last turn. In a stop that waits until no session is left
-//! which could take: sessions and workers are told at the same time (PM_STOP_BACKENDS in postmaster.c).
+//! SIGTERM, from a stop or pg_terminate_backend, causes one last turn. In a stop, that waits until no session is left
+//! that could take: sessions and workers get SIGTERM at the same time (PM_STOP_BACKENDS in postmaster.c).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -38,39 +38,39 @@ use ratelimit_pg::shared_memory::Need;
 use ratelimit_pg::transaction;
 use ratelimit_pg::values::utf8;
 
-/// How many keys are written in one transaction.
+/// The most keys of one transaction.
 const TOGETHER: usize = 10_000;
-/// For how long a worker stays connected until the next turn.
+/// How soon the next turn must be for a writer to stay connected.
 const STAYS: Micros = Micros(1_000_000);
-/// How long a worker has from SIGTERM on, and how much of that it waits for sessions to end.
+/// The time from SIGTERM to the end of the last turn, and how much of that waits for sessions to end.
 const LAST_TURN: Micros = Micros(9_000_000);
 const WAITS: Micros = Micros(5_000_000);
-/// After what time a transaction is committed with the keys that it has written so far, and cancelled.
+/// The time after which a transaction commits what it has written, and after which it is cancelled.
 const TRANSACTION: Micros = Micros(500_000);
 const CANCELLED: Micros = Micros(1_000_000);
-/// How long a worker waits for the table, and for a row where that can't be skipped.
+/// How long a writer waits for the table, and for a row that it can't skip.
 const TABLE_WAIT: &CStr = c"500ms";
 const ROW_WAIT: &CStr = c"10ms";
-/// How many names the log has of keys that could not be written.
+/// The most names that the log lists.
 const LOGGED: usize = 10;
 
-/// Why a transaction of the worker failed.
+/// Why a transaction failed, with its SQLSTATE.
 #[derive(Clone)]
 enum Failed {
-    /// A key can't be written, so that others may be: its SQLSTATE.
-    AKey(String),
-    /// Nothing can be written now.
+    /// A key can't be written; others may be.
+    Key(String),
+    /// No key can be written now.
     All(String),
 }
 
 impl Failed {
-    fn of(sqlstate: String) -> Failed {
-        // Transaction states, resources, an operator, the system: nothing that another key would not meet, but for what
-        // was cancelled for its time.
+    fn new(sqlstate: String) -> Failed {
+        // Classes 25, 53, 57 and 58 (transaction state, resources, operator, system) would meet every key, except a
+        // cancel after a timeout.
         match &sqlstate[..] {
-            "57014" => Failed::AKey(sqlstate),
+            "57014" => Failed::Key(sqlstate),
             other if ["25", "53", "57", "58"].contains(&&other[..2]) => Failed::All(sqlstate),
-            _ => Failed::AKey(sqlstate),
+            _ => Failed::Key(sqlstate),
         }
     }
 }
@@ -79,17 +79,17 @@ fn sqlstate_of(error: &Error) -> String {
     String::from_utf8_lossy(&error.report(&String::new).sqlstate).into_owned()
 }
 
-/// The worker.
+/// The main function of a writer.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
-    let Some(origin) = Origin::of_text(background::begin()) else { return };
-    // Nobody asks for one but who has seen the segment.
+    let Some(origin) = Origin::from_text(background::begin()) else { return };
+    // Only a session that has mapped the segment starts a writer.
     let Ok(Some(saved)) = SavedMemory::open(Need::May) else { return };
     let Some(writer) = saved.writer(origin.scope) else { return };
     let mut is_connected = false;
     while writer::come(writer) && writer.scope.load(SeqCst) == origin.scope.number() {
-        let due = || if writer.is_for_all() { 0 } else { writer.due.load(SeqCst) };
+        let due = || if writer.writes_all() { 0 } else { writer.due.load(SeqCst) };
         let goes_on = background::sleep_until(|| Micros(due()));
         if !is_connected {
             background::connect(origin.scope.database());
@@ -100,20 +100,20 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             return;
         }
         if goes_on {
-            turn(saved, writer, &origin, writer.is_for_all(), None);
+            turn(saved, writer, &origin, writer.writes_all(), None);
         }
         if let Some(asked_at) = background::asked_at() {
             last_turn(saved, writer, &origin, asked_at.plus(LAST_TURN));
         }
-        // Whoever sees this process there asks for no other, so it looks after it has left.
+        // A session that sees this process start no other, so it looks for unsaved keys after it has left.
         writer::leave(writer);
-        let Some(next) = saved.waiting(origin.scope).1 else { return };
+        let Some(next) = saved.unsaved(Some(origin.scope)).due else { return };
         writer.due.fetch_min(next.0, SeqCst);
         let is_soon = next.minus(clock::monotonic()) <= STAYS;
         if background::is_asked_to_end() {
-            // What sessions that go on have left to this process is for another one.
+            // Sessions that go on have left keys to this process: another one writes them.
             if !background::is_server_stopping() {
-                writer::ask(saved, writer, &origin, false);
+                writer::start(saved, writer, &origin, false);
             }
             return;
         }
@@ -123,9 +123,9 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     }
 }
 
-/// Asks for another worker, and waits until it is there: in a stop none comes any more.
+/// Starts another writer, and waits until it runs: in a stop the server starts none.
 fn has_successor(saved: &SavedMemory, writer: &Writer, origin: &Origin) -> bool {
-    if !writer::ask(saved, writer, origin, false) {
+    if !writer::start(saved, writer, origin, false) {
         return false;
     }
     let begun = clock::monotonic();
@@ -138,8 +138,7 @@ fn has_successor(saved: &SavedMemory, writer: &Writer, origin: &Origin) -> bool 
     true
 }
 
-/// Whether the database or the extension is another one than that whose keys are to be saved, as where both were
-/// created again with their old numbers. Then nobody saves these any more.
+/// Whether the database or the extension was dropped, and created again with its old number. Then its keys are dropped.
 fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
     let look = || {
         let memory = match Memory::seen() {
@@ -156,7 +155,7 @@ fn is_another_now(saved: &SavedMemory, origin: &Origin) -> bool {
     background::transaction(look, |_| ()).unwrap_or(false)
 }
 
-/// Writes all that is unsaved for the last time, and logs what could not be written.
+/// Writes everything for the last time, and logs what could not be written.
 fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, until: Micros) {
     background::end_at_once();
     let is_stop = background::is_server_stopping();
@@ -168,7 +167,7 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, until: Micro
         background::rest(Duration::from_millis(5));
     }
     turn(saved, writer, origin, true, Some(until));
-    // Where sessions go on, what they take meanwhile is for the next worker.
+    // If sessions go on, the next writer writes what they take meanwhile.
     let mut names: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
     for copy in saved.copy(origin.scope, None) {
         if is_stop || copy.tries > 0 {
@@ -188,19 +187,19 @@ fn last_turn(saved: &SavedMemory, writer: &Writer, origin: &Origin, until: Micro
     server_log::warning(&format!("rate limits in memory could not be saved: {listed}"));
 }
 
-/// Writes the keys that are due, or all: first those that could be written so far. The last turn is over at an instant,
-/// any other one when the last is due.
+/// Writes the keys that are due, or all; those whose last write failed come last. The last turn ends at an instant, any
+/// other one at SIGTERM.
 fn turn(
     saved: &SavedMemory,
     writer: &Writer,
     origin: &Origin,
-    is_for_all: bool,
+    writes_all: bool,
     last_until: Option<Micros>,
 ) {
     let wanted = writer.wanted.load(SeqCst);
     writer.due.store(i64::MAX, SeqCst);
     let now = clock::monotonic();
-    let copies = saved.copy(origin.scope, (!is_for_all).then_some(now));
+    let copies = saved.copy(origin.scope, (!writes_all).then_some(now));
     let mut turn = Turn { saved, writer, origin, now, last_until, problem: Vec::new() };
     let new = copies.partition_point(|copy| copy.tries == 0);
     let (new, tried) = copies.split_at(new);
@@ -209,12 +208,12 @@ fn turn(
         turn.write(batch);
     }
     writer.set_problem(&turn.problem);
-    if is_for_all {
+    if writes_all {
         writer.served.fetch_max(wanted, SeqCst);
     }
 }
 
-/// What a turn is about.
+/// A turn of the writer.
 struct Turn<'t> {
     saved: &'t SavedMemory,
     writer: &'t Writer,
@@ -222,42 +221,41 @@ struct Turn<'t> {
     /// When the copies were made.
     now: Micros,
     last_until: Option<Micros>,
-    /// The last that could not be written: SQLSTATE and limit.
+    /// The last failure: SQLSTATE and limit.
     problem: Vec<u8>,
 }
 
 impl Turn<'_> {
-    /// Whether it is over before it is done.
-    fn is_over(&self) -> bool {
+    /// Whether its time is up.
+    fn is_up(&self) -> bool {
         match self.last_until {
             Some(until) => clock::monotonic() > until,
             None => background::is_asked_to_end(),
         }
     }
 
-    /// Writes copies together, as many at a time as there is time for; or where one is in the way of the others in
-    /// halves.
+    /// Writes copies together, as many at a time as there is time for; where one of them makes that fail, in halves.
     fn write(&mut self, mut copies: &[SavedCopy]) {
-        while !copies.is_empty() && !self.is_over() {
-            match write(self.origin, copies, || self.is_over()) {
+        while !copies.is_empty() && !self.is_up() {
+            match write(self.origin, copies, || self.is_up()) {
                 Ok(outcomes) => {
                     let (tried, others) = copies.split_at(outcomes.len());
                     for (copy, outcome) in tried.iter().zip(outcomes) {
                         if outcome == Outcome::Failed {
                             self.note("55P03", copy);
                         }
-                        self.settle(copy, outcome);
+                        self.finish(copy, outcome);
                     }
                     copies = others;
                 }
-                Err(Failed::AKey(_)) if copies.len() > 1 => {
+                Err(Failed::Key(_)) if copies.len() > 1 => {
                     let (one, other) = copies.split_at(copies.len() / 2);
                     self.write(one);
                     copies = other;
                 }
-                Err(Failed::AKey(sqlstate) | Failed::All(sqlstate)) => {
+                Err(Failed::Key(sqlstate) | Failed::All(sqlstate)) => {
                     self.note(&sqlstate, &copies[0]);
-                    copies.iter().for_each(|copy| self.settle(copy, Outcome::Failed));
+                    copies.iter().for_each(|copy| self.finish(copy, Outcome::Failed));
                     return;
                 }
             }
@@ -269,26 +267,26 @@ impl Turn<'_> {
         self.problem = [sqlstate.as_bytes(), &limit].concat();
     }
 
-    fn settle(&self, copy: &SavedCopy, outcome: Outcome) {
+    fn finish(&self, copy: &SavedCopy, outcome: Outcome) {
         let is_done = matches!(outcome, Outcome::Written | Outcome::Gone);
         self.writer.written.fetch_add(is_done.into(), SeqCst);
-        self.saved.settle(copy, outcome, self.now);
+        self.saved.finish(copy, outcome, self.now);
     }
 }
 
-/// Writes copies to their rows, in a transaction: what came of each, since rows that somebody holds are left; of at least
-/// one, and no more once it takes long, or the turn is over.
+/// Writes copies to their rows in a transaction, except rows that others have locked; at least one copy, and no more
+/// once that takes long or the time is up. Returns the outcomes.
 ///
 /// # Errors
 /// What ended the transaction.
 fn write(
     origin: &Origin,
     copies: &[SavedCopy],
-    is_over: impl Fn() -> bool,
+    is_up: impl Fn() -> bool,
 ) -> std::result::Result<Vec<Outcome>, Failed> {
     background::set_lock_timeout(TABLE_WAIT);
     let begun = clock::monotonic();
-    let has_time = || clock::monotonic().minus(begun) < TRANSACTION && !is_over();
+    let has_time = || clock::monotonic().minus(begun) < TRANSACTION && !is_up();
     let has_table = Cell::new(false);
     let work = || {
         // SAFETY: in a transaction.
@@ -315,10 +313,10 @@ fn write(
         if function == pg_sys::InvalidOid {
             return Err(Failed::All("42P01".into()));
         }
-        host::write(function, work).map_err(|error| Failed::of(sqlstate_of(&error)))
+        host::write(function, work).map_err(|error| Failed::new(sqlstate_of(&error)))
     };
     let failed = |sqlstate: String| match has_table.get() {
-        true => Failed::of(sqlstate),
+        true => Failed::new(sqlstate),
         false => Failed::All(sqlstate),
     };
     background::within(CANCELLED, || background::transaction(work, failed))
@@ -330,7 +328,7 @@ fn write(
 /// Those of the rows.
 fn write_one(session: &host::Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult<Outcome> {
     let (name, key) = (&copy.name[..], &copy.key[..]);
-    // As it is stored, whatever the clock; where it can't be read it is not known to have gone.
+    // As it is stored, whatever the clock. One that can't be read may still be saved.
     let known = session.known(name, key);
     let is_gone = known.is_ok_and(|known| !may_be_saved(known.definition.as_deref()));
     if is_gone {
@@ -340,12 +338,12 @@ fn write_one(session: &host::Session, rows: &dyn Rows, copy: &SavedCopy) -> Port
     Ok(if is_written { Outcome::Written } else { Outcome::Failed })
 }
 
-/// Whether keys of a definition may be in memory to be saved: also of one without a limit, under which they wait.
+/// Whether saved keys of a definition may be in memory: also of an exemption, while which they wait.
 pub fn may_be_saved(definition: Option<&Definition>) -> bool {
     definition.is_some_and(|definition| Store::of(definition).may_be_saved())
 }
 
-/// The names that may be written in a transaction: those that no session takes out of memory meanwhile.
+/// The names whose keys a transaction may write: no session is taking them out of memory.
 struct Names {
     /// By [`name_lock`].
     locked: [Option<bool>; NAME_LOCKS as usize],
@@ -359,11 +357,11 @@ impl Names {
     }
 }
 
-/// How many locks there are for the names of a database.
+/// The number of locks for the names of a database.
 const NAME_LOCKS: u32 = 256;
 
-/// The lock of a name: that of the writer in its transactions, and of whoever takes the name out of memory, who don't
-/// keep each other off.
+/// The lock of a name, which excludes the writer's transactions and sessions that take the name out of memory from each
+/// other, but not such sessions among themselves.
 fn name_lock(name: &[u8]) -> u32 {
     (xxh64(name, 0) % u64::from(NAME_LOCKS)) as u32
 }
@@ -373,8 +371,8 @@ fn lock_of(scope: Scope, lock: u32) -> [u32; 3] {
     [database, extension, lock]
 }
 
-/// Waits until the writer writes no key of these names, and keeps it from writing any until the transaction ends;
-/// `None`: of all.
+/// Waits until the writer writes no key of these names (`None`: of any), and keeps it from writing one until the
+/// transaction ends.
 pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
     for lock in 0..NAME_LOCKS {
         let is_meant =
@@ -385,41 +383,41 @@ pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
     }
 }
 
-/// Has all that is unsaved in this database written now; how many keys are not, as where rows are held by others, or
-/// there is no place for a worker.
+/// Has everything that is unsaved in this database written now; returns how many keys still are, since their rows are
+/// locked or no writer could be started.
 ///
 /// # Errors
 /// Those of the catalog and of the memory; a cancel.
-pub fn now(function: pg_sys::Oid) -> Result<usize> {
+pub fn write_now(function: pg_sys::Oid) -> Result<usize> {
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
     let catalog = catalog::current(function)?;
     let origin = Origin::new(Memory::get()?, &catalog);
     writer::wait(saved, &origin);
-    Ok(saved.waiting(origin.scope).0)
+    Ok(saved.unsaved(Some(origin.scope)).keys)
 }
 
-/// What `rl_memory` tells of it.
+/// What `rl_memory` shows of saved limits.
 #[derive(Default)]
 pub struct Usage {
     /// How much of the memory is used.
     pub saved: SavedUsage,
     /// Its size in bytes.
     pub bytes: u64,
-    /// What went wrong when keys of this database were written last, in its encoding; empty: nothing.
+    /// The last problem in this database, in its encoding; empty: there is none.
     pub problem: Vec<u8>,
-    /// The worker of this database: its process, and since when it is there.
+    /// The writer of this database: its process, and when it started.
     pub writer: Option<(u32, Micros)>,
 }
 
-/// How much of the memory for saved keys is used, and by whom it is saved.
+/// How much of the memory for saved keys is used, and the writer of this database.
 ///
 /// # Errors
 /// As [`now`].
 pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
     let Some(saved) = SavedMemory::open(Need::May)? else {
-        let room = settings::memory_keys() as u64;
+        let capacity = settings::memory_keys() as u64;
         return Ok(Usage {
-            saved: SavedUsage { room, ..SavedUsage::default() },
+            saved: SavedUsage { capacity, ..SavedUsage::default() },
             ..Usage::default()
         });
     };
@@ -432,6 +430,6 @@ pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
         saved: saved.usage(),
         bytes: saved.size(),
         problem,
-        writer: writer.and_then(Writer::there),
+        writer: writer.and_then(Writer::process),
     })
 }
