@@ -161,7 +161,7 @@ impl Windows {
         }
     }
 
-    /// The start of the window that contains `now`; of a fixed length, windows lie in `phase`.
+    /// The start of the window that contains `now`; windows of a fixed length begin at `phase`.
     fn window_start(&self, phase: Micros, now: Micros) -> Micros {
         match self {
             Windows::Every { period, .. } => {
@@ -172,8 +172,7 @@ impl Windows {
         }
     }
 
-    /// How many windows have begun after `ts` and by `now`, and the start of the last of them; of
-    /// the one at `ts` where there is none.
+    /// The number of windows that have begun after `ts` and by `now`, and the start of the last of them, or `ts`.
     fn turns(&self, ts: Micros, now: Micros) -> (i64, Micros) {
         match self {
             Windows::Every { period, .. } => {
@@ -192,8 +191,7 @@ impl Windows {
         self.turns(ts, last).0 as f64
     }
 
-    /// The start of the window that begins `windows` turns after `ts`; `None` past what an instant
-    /// or a date can hold.
+    /// The start of the window that is `windows` after that of `ts`; `None` past the last instant or date.
     fn after(&self, ts: Micros, windows: f64) -> Option<Micros> {
         match self {
             Windows::Every { period, .. } => Micros::ceil_from(windows * period.0 as f64)
