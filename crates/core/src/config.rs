@@ -21,7 +21,7 @@
 //!   `false`. Not with `maxReserved` or `shards`
 //! - `slots` (concurrency) — the most leases at a time, 1 to 1,000; in memory to 100
 //! - `ttl` (concurrency) — the time after which a lease expires: as `period`
-//! - `store` (all) — `"table"`, or `"memory"`, which can't hold sliding logs and shards; default: `"table"`
+//! - `store` (all) — `"table"`, or `"memory"`, which can't have sliding logs and shards; default: `"table"`
 //! - `save` (all, in memory) — how long a change stays in memory only: 100 ms to 1 h, as `period`; default: for ever
 //! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
 //! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; default: `false`

@@ -318,7 +318,7 @@ impl<'de> Deserializer<'de> for Field<'de> {
     }
 }
 
-/// Reads a number for which `fits` holds.
+/// Reads a number that `fits`.
 pub(crate) struct Number {
     /// The condition in words.
     pub allowed: &'static str,

@@ -72,7 +72,7 @@ pub struct CallOutcome {
     pub retry_after: Option<Micros>,
     /// Tokens left; negative: debt; infinite for an unlimited key.
     pub remaining: f64,
-    /// The most tokens that the limit can hold; infinite for an unlimited key.
+    /// The most tokens that the limit can have; infinite for an unlimited key.
     pub capacity: f64,
     /// When the limit is full again, or its window ends; `None`: unknown.
     pub reset_at: Option<Micros>,

@@ -241,7 +241,7 @@ pub struct Level {
     /// Tokens left, at most the capacity; negative: debt; infinite for an unlimited key.
     pub remaining: f64,
     /// When the limit is full again if no tokens are taken; for the window kinds, when the current window ends.
-    /// `None`: later than a timestamp can hold.
+    /// `None`: beyond the last timestamp.
     pub reset_at: Option<Micros>,
 }
 
@@ -272,7 +272,7 @@ impl Decision {
 }
 
 impl Limit {
-    /// The most tokens that the limit can hold; infinite for an unlimited key.
+    /// The most tokens that the limit can have; infinite for an unlimited key.
     pub fn capacity(&self) -> f64 {
         each_limit!(self, limit => limit.capacity())
     }
@@ -356,7 +356,7 @@ impl Limit {
 
     /// When the limit becomes [idle](Limit::is_idle) if no tokens are taken: the earliest instant from `now`
     /// on, apart from float error over long spans. `None`: never (for example, a window with another phase),
-    /// or later than an instant can hold. `phase` as in [`initial_state`](Limit::initial_state).
+    /// or beyond the last instant. `phase` as in [`initial_state`](Limit::initial_state).
     pub fn idle_at(&self, state: &State, now: Micros, phase: Micros) -> Option<Micros> {
         each_limit!(self, limit => {
             let state = limit.current(state, now);

@@ -100,7 +100,7 @@ impl fmt::Display for Interval {
 /// ```
 ///
 /// # Errors
-/// As [`parse`](super::parse), for a float that JSON can't hold, and for `start` with `first_request`.
+/// As [`parse`](super::parse), for a float that JSON doesn't have, and for `start` with `first_request`.
 pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::Value, ConfigError> {
     let given = |name| arguments.iter().find(|(other, _)| *other == name).map(|(_, given)| given);
     let timezone = match given("timezone") {

@@ -87,7 +87,7 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// See [`Limit::is_idle`](super::Limit::is_idle).
     fn is_idle(&self, state: &Self::State, now: Micros, phase: Micros) -> bool;
 
-    /// The earliest instant at which the limit can be idle, in the past too; `None`: later than an instant can hold.
+    /// The earliest instant at which the limit can be idle, in the past too; `None`: beyond the last instant.
     fn unused_at(&self, state: &Self::State) -> Option<Micros>;
 
     /// The limit by the formulas of tokens that come back up to a capacity, which shards need.

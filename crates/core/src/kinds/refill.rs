@@ -73,7 +73,7 @@ pub(super) trait Refill {
         None
     }
 
-    /// When `tokens` will have come in, counted from `ts`; `None` past what an instant can hold.
+    /// When `tokens` will have come in, counted from `ts`; `None`: beyond the last instant.
     fn due(&self, ts: Micros, tokens: f64) -> Option<Micros>;
 
     /// When a limit that is empty now, or as deep in debt as it is stored, is full again.

@@ -27,7 +27,7 @@ use crate::Micros;
 /// let half = limit.shard_limit(2).initial_state(now, now);
 /// let mut shards = Shards::new(&limit, vec![half.clone(), half]);
 ///
-/// // Eight tokens are more than one shard holds, and less than both.
+/// // Eight tokens are more than one shard has, and less than both.
 /// let decision = shards.decide(now, 8.0, false);
 /// let after = decision.state.expect("it passes");
 /// shards.distribute(&[0, 1], now, &after);
@@ -283,26 +283,26 @@ impl<'a> Shards<'a> {
     /// Where there is no such shard.
     pub fn distribute(&mut self, among: &[usize], now: Micros, after: &State) {
         let Tokens { value: target, ts, added } = tokens_of(after);
-        let held: Vec<f64> = among.iter().map(|&shard| self.available(shard, now)).collect();
-        let sum: f64 = held.iter().sum();
-        let mut values = held.clone();
-        let mut order: Vec<usize> = (0..held.len()).collect();
-        order.sort_by(|&one, &other| held[one].total_cmp(&held[other]));
-        let in_debt = held.iter().any(|&held| held < 0.0);
+        let had: Vec<f64> = among.iter().map(|&shard| self.available(shard, now)).collect();
+        let sum: f64 = had.iter().sum();
+        let mut values = had.clone();
+        let mut order: Vec<usize> = (0..had.len()).collect();
+        order.sort_by(|&one, &other| had[one].total_cmp(&had[other]));
+        let in_debt = had.iter().any(|&had| had < 0.0);
         if target < 0.0 || (in_debt && target > sum) {
-            values.fill(target / held.len() as f64);
+            values.fill(target / had.len() as f64);
         } else if target < sum {
             let mut need = sum - target;
             for &n in order.iter().rev() {
-                let take = need.min(held[n].max(0.0));
-                values[n] = subtract(held[n], take);
+                let take = need.min(had[n].max(0.0));
+                values[n] = subtract(had[n], take);
                 need -= take;
             }
         } else {
             let mut more = target - sum;
             for &n in &order {
-                let give = more.min((self.shard.capacity() - held[n]).max(0.0));
-                values[n] = held[n] + give;
+                let give = more.min((self.shard.capacity() - had[n]).max(0.0));
+                values[n] = had[n] + give;
                 more -= give;
             }
         }
@@ -313,11 +313,11 @@ impl<'a> Shards<'a> {
             }
             _ => 0.0,
         };
-        for ((&shard, value), held) in among.iter().zip(values).zip(held) {
+        for ((&shard, value), had) in among.iter().zip(values).zip(had) {
             let mut before = tokens_of(&self.states[shard]);
             let less = self.overused([shard], now).min(against).max(0.0);
             against -= less;
-            if value != held || less > 0.0 {
+            if value != had || less > 0.0 {
                 before.added = before.added.map(|added| added - less);
                 self.states[shard] = State::Tokens(Self::stored(&self.shard, value, ts, &before));
             }
@@ -334,7 +334,7 @@ fn tokens_of(state: &State) -> Tokens {
 }
 
 /// Finds the first span from `least` on after which a call passes, by doubling and halving: `passes`
-/// is false before it and true ever after. `None` if that is beyond what an instant can hold.
+/// is false before it and true ever after. `None`: beyond the last instant.
 pub fn first_pass(least: Micros, passes: impl Fn(Micros) -> bool) -> Option<Micros> {
     if passes(least) {
         return Some(least);
