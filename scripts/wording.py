@@ -45,7 +45,7 @@ def main():
         for file in subprocess.run(["git", "ls-files", *patterns], capture_output=True, check=True, text=True, cwd=REPOSITORY).stdout.split():
             text = only(pattern, (REPOSITORY / file).read_text())
             # Not what is code or allowed; a string of Rust goes on after a backslash.
-            text = re.sub("|".join([r"`[^`]*`", r"\\\n", *allowed]), lambda found: re.sub(r"[^\n]", " ", found[0]), text, flags=re.I)
+            text = re.sub("|".join([r"`[^`]*`", r"\\\n", *allowed]), lambda found: re.sub(r"[^\n]", "_", found[0]), text, flags=re.I)
             for habit, instead in refused:
                 for found in re.finditer(habit.replace(" ", r"\s+"), text, re.I):
                     print(f"{file}:{text.count(chr(10), 0, found.start()) + 1}: {' '.join(found[0].split())!r}: {instead}")

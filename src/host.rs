@@ -177,8 +177,8 @@ impl Definitions for Session<'_> {
         Ok(definition.map(|definition| self.in_force(name, definition)))
     }
 
-    /// Under a fixed clock a limit that is saved is in memory only, where such a clock has states of its own. Whoever has
-    /// changed its definition counts in the row until it commits: memory is no part of its transaction.
+    /// Under a fixed clock a limit that is saved is in memory only, where such a clock has states of its own. A session that
+    /// has changed its definition counts in the row until it commits: memory is no part of its transaction.
     #[inline]
     fn in_force(&self, name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {
         let store = match definition.save {

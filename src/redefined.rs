@@ -3,7 +3,7 @@
 //!
 //! Just before it commits, the session writes what is unsaved of the keys that leave memory to their rows, in its own
 //! transaction and as any call would. The writer keeps off those names from then on: its copy is the older one. Once
-//! others have been told of the change, memory forgets these keys, and of the others of those names the saved ones,
+//! others have heard of the change, memory forgets these keys, and of the others of those names the saved ones,
 //! whose rows may have been written. Calls that know the old definition then find none, and look again (see
 //! `stores/saved.rs`); what they took between the copy and the end is lost.
 

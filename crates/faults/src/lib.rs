@@ -41,7 +41,7 @@ pub enum Fault {
     PrunedUnseen,
     /// A key is pruned though it is not idle.
     BusyRowsPruned,
-    /// A block counts for nothing.
+    /// Blocks are ignored.
     BlockOverlooked,
     /// The id of a lease is the time.
     IdOfClock,

@@ -69,7 +69,7 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// Returns the address of the entry of a request, which is going to be read: the processor may fetch it meanwhile.
     fn entry_of(&self, place: Self::Place) -> Id;
 
-    /// Waits until saved keys that were unsaved are written, and so can make room; false where nobody writes them.
+    /// Waits until saved keys that were unsaved are written, and so can be evicted; false if no writer can.
     ///
     /// # Errors
     /// A cancel.

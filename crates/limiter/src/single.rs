@@ -84,7 +84,7 @@ pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     look(host, &target, request.tokens(), false)
 }
 
-/// Tells what a call would be answered, without locking or writing anything; `dry_run_passes` as in
+/// Returns what a call would return, without locking or writing anything; `dry_run_passes` as in
 /// [`Target::blocked`].
 ///
 /// # Errors

@@ -21,7 +21,7 @@ pub enum Store {
     Nowhere,
     /// In a row of the table.
     Row,
-    /// In several rows, one for each of so many shards.
+    /// In several rows, one for each shard.
     Shards(u32),
     /// In an entry of memory.
     Memory,

@@ -30,7 +30,7 @@ use crate::sync::{ConstPtr, MutPtr, UnsafeCell};
 /// What is returned holds the lock: from when `exclusive` returns until its [guard](ReadWriteLock::Guard) is dropped,
 /// no other call of either function returns, in no session and not in the same one (it waits, for ever if it must);
 /// from when `shared` returns until that is dropped, none of `exclusive` does. What was written under the lock before
-/// is seen by who holds it now. Where a lock also ends otherwise, as PostgreSQL's do with their transaction, the
+/// is seen by its present holder. Where a lock also ends otherwise, as PostgreSQL's do with their transaction, the
 /// implementor sees to it that no hold outlives that.
 pub unsafe trait ReadWriteLock {
     /// Holds the lock until it is dropped, or longer.
@@ -38,10 +38,10 @@ pub unsafe trait ReadWriteLock {
     where
         Self: 'a;
 
-    /// Waits until nobody holds it exclusively.
+    /// Waits until it is not held exclusively.
     fn shared(&self) -> Self::Guard<'_>;
 
-    /// Waits until nobody else holds it.
+    /// Waits until it is free.
     fn exclusive(&self) -> Self::Guard<'_>;
 }
 
@@ -61,14 +61,14 @@ impl<L: ReadWriteLock, T> Guarded<L, T> {
         &self.lock
     }
 
-    /// Waits until nobody writes.
+    /// Waits for a writer.
     #[inline]
     pub fn read(&self) -> ReadGuard<'_, L, T> {
         let guard = self.lock.shared();
         ReadGuard { value: self.value.get(), _guard: guard }
     }
 
-    /// Waits until nobody else reads or writes.
+    /// Waits for readers and writers.
     #[inline]
     pub fn write(&self) -> WriteGuard<'_, L, T> {
         let guard = self.lock.exclusive();
@@ -83,7 +83,7 @@ impl<L, T> Guarded<L, T> {
     }
 }
 
-/// A value that nobody changes as long as this is there.
+/// A value that does not change as long as this exists.
 ///
 /// It has a pointer to it and no reference, which would have to be valid to the end of a function that it is moved
 /// into, beyond the end of the lock. The pointer goes first.
@@ -92,7 +92,7 @@ pub struct ReadGuard<'a, L: ReadWriteLock + 'a, T> {
     _guard: L::Guard<'a>,
 }
 
-/// A value that nobody else looks at as long as this is there; a pointer, as in a [`ReadGuard`].
+/// A value that is not read elsewhere as long as this exists; a pointer, as in a [`ReadGuard`].
 pub struct WriteGuard<'a, L: ReadWriteLock + 'a, T> {
     value: MutPtr<T>,
     _guard: L::Guard<'a>,

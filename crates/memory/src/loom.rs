@@ -81,7 +81,7 @@ fn tallies() -> SharedTallies<Lock, u32> {
 
 #[test]
 fn a_guard_keeps_others_from_what_it_gives() {
-    // Beside the lock there is a number that both change, so that loom tries each order of that, too.
+    // Both also change a number without the lock, so that loom tries each order of that, too.
     type Value = (Guarded<Lock, [u64; 2]>, AtomicU64);
     let add: fn(&Value) = |(value, beside)| {
         let mut value = value.write();

@@ -110,7 +110,7 @@ impl<'a, L: ReadWriteLock> Partitions<'a, L> {
     ///
     /// # Safety
     /// At the address, a multiple of 128, there are [that many](Partitions::size) bytes for as long as `'a`: zeros,
-    /// which are locks that are free or that nobody uses before they are initialized, or what other sessions have made
+    /// which are locks that are free or unused until they are initialized, or what other sessions have made
     /// of that. They are accessed only through `Partitions` with the same numbers.
     pub unsafe fn at(mut address: *mut u8, partitions: usize, places: usize) -> Partitions<'a, L> {
         // SAFETY: as the caller says.

@@ -84,9 +84,9 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
     /// Looks at rankings.
     ///
     /// # Safety
-    /// At the address, a multiple of 128, there are so many bytes as this type has for as long as `'a`: zeros, which
-    /// are an `S`, and locks that are free or that nobody uses before they are initialized, or what other sessions have
-    /// made of that. Whoever looks at them does so as this type.
+    /// At the address, a multiple of 128, there are the bytes of this type for as long as `'a`: zeros, which
+    /// are an `S`, and locks that are free or unused until they are initialized, or what other sessions have
+    /// made of that. All accesses are as this type.
     pub unsafe fn at<'a>(address: *mut u8) -> &'a SharedRankings<L, S> {
         // SAFETY: as the caller says. All of it is behind locks in cells.
         unsafe { &*address.cast() }

@@ -113,7 +113,7 @@ pub struct SavedHead {
 /// A key to load.
 #[derive(Clone, Copy, Debug)]
 pub struct NewKey<'a> {
-    /// A hash that nobody who chooses keys can foresee.
+    /// A hash that callers can't predict.
     pub hash: [u64; 2],
     /// The owner: two numbers of the caller's.
     pub scope: [u32; 2],

@@ -83,7 +83,7 @@ impl<'a> Sketch<'a> {
         Sketch { floor, counters }
     }
 
-    /// Counts a key, given by a hash that nobody who chooses keys can foresee. Returns the number of its
+    /// Counts a key, given by a hash that callers can't predict. Returns the number of its
     /// counter, and whether that is new: it was free, or that of the key seen least.
     pub fn count(&mut self, key: [u64; 2]) -> (usize, bool) {
         let (mut least, mut fewest) = (0, u64::MAX);

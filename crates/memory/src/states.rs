@@ -94,7 +94,7 @@ pub struct Owner {
 #[repr(C)]
 struct Share {
     owner: u32,
-    /// A part of the name's hash; 0 where the owner's names are not told apart.
+    /// A part of the name's hash; 0 where the owner's names are not distinguished.
     name: u32,
     /// How many there are; 0: this share is free.
     entries: u32,
@@ -230,7 +230,7 @@ impl<'a> PartitionView<'a> {
         PartitionView { head, entries }
     }
 
-    /// Finds an entry by its key: 128 bits of a hash that nobody who chooses keys can foresee.
+    /// Finds an entry by its key: 128 bits of a hash that callers can't predict.
     #[inline]
     pub fn find(self, key: [u64; 2]) -> Option<&'a Entry> {
         search(self.entries, key).map(|at| &self.entries[at]).filter(|entry| entry.taken != 0)

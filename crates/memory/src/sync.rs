@@ -36,7 +36,7 @@ mod cell {
 
     impl<T> ConstPtr<T> {
         /// # Safety
-        /// The value is there, and nobody writes to it for as long as the reference is.
+        /// The value exists, and is not written for as long as the reference exists.
         #[inline]
         pub unsafe fn deref(&self) -> &T {
             // SAFETY: as the caller says.

@@ -52,7 +52,7 @@ struct Name<S> {
 /// What a call adds.
 #[derive(Clone, Copy)]
 pub enum Count {
-    /// Passed, and took so many tokens.
+    /// Passed, and took these tokens.
     Allowed(f64),
     /// Did not pass.
     Denied,
@@ -170,9 +170,9 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
     /// Looks at tallies.
     ///
     /// # Safety
-    /// At the address, a multiple of 128, there are so many bytes as this type has for as long as `'a`: zeros, which
-    /// are an `S`, and a lock that is free or that nobody uses before it is initialized, or what other sessions have
-    /// made of that. Whoever looks at them does so as this type.
+    /// At the address, a multiple of 128, there are the bytes of this type for as long as `'a`: zeros, which
+    /// are an `S`, and a lock that is free or unused until it is initialized, or what other sessions have
+    /// made of that. All accesses are as this type.
     pub unsafe fn at<'a>(address: *mut u8) -> &'a SharedTallies<L, S> {
         // SAFETY: as the caller says. All of it is atomic, or behind a lock in a cell.
         unsafe { &*address.cast() }

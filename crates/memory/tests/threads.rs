@@ -112,9 +112,9 @@ fn value(content: Content) -> f64 {
     content.state().map_or(0.0, |state| state.value())
 }
 
-/// Each thread looks at the memory anew, as each process does.
+/// Each thread maps the memory again, as each process does.
 fn partitions(segment: &Segment, count: usize, each: usize) -> Partitions<'_, Lock> {
-    // SAFETY: there are so many bytes, with locks that are free, and the same numbers each time.
+    // SAFETY: the segment has these bytes, with locks that are free, and the same numbers each time.
     unsafe { Partitions::at(segment.address, count, each) }
 }
 
@@ -162,7 +162,7 @@ fn states_of_several_partitions_are_changed_at_once_and_read_by_others() {
 fn every_call_is_counted_for_its_name_or_as_dropped() {
     type Counted = SharedTallies<Lock, u32>;
     let segment = Segment::new(size_of::<Counted>());
-    // SAFETY: there are so many bytes, with a lock that is free.
+    // SAFETY: the segment has these bytes, with a lock that is free.
     let tallies = unsafe { Counted::at(segment.address) };
     // More names than have a place, since all of them begin their search at one.
     let names: Vec<String> = (0..20).map(|n| format!("name {n}")).collect();
@@ -202,7 +202,7 @@ fn every_call_is_counted_for_its_name_or_as_dropped() {
 fn denials_are_counted_for_their_keys() {
     type Ranked = SharedRankings<Lock, u32>;
     let segment = Segment::new(size_of::<Ranked>());
-    // SAFETY: there are so many bytes, with locks that are free.
+    // SAFETY: the segment has these bytes, with locks that are free.
     let rankings = unsafe { Ranked::at(segment.address) };
     threads(|thread| {
         let mut last = None;

@@ -356,7 +356,7 @@ impl Scenario {
             database.open[session].contains(&effect.xid)
                 && database.status(effect.xid) != TransactionStatus::Aborted
         };
-        // The subtransaction of the savepoint began anew, without effects.
+        // The subtransaction of the savepoint began again, without effects.
         let fresh = database.xid(session);
         world.sessions[session].effects.retain(|effect| is_open(effect) && effect.xid != fresh);
     }
@@ -409,7 +409,7 @@ impl Scenario {
             effects.iter().for_each(|effect| _ = self.apply(&mut state, effect));
             state
         };
-        // Who gives more than it takes may be rolled back, so that nobody else may spend that.
+        // A session that gives more than it takes may be rolled back, so others may not spend that.
         let committed = &world.committed[usize::from(key)];
         let takes =
             |effects: &&Vec<Applied>| left(&after(committed.clone(), effects)) < left(committed);

@@ -58,7 +58,7 @@ pub enum Command {
     Block(u8),
     /// The owner's UPDATE of the key of a row: from, to.
     Rename(u8, u8),
-    /// A turn of the worker, and how it ends.
+    /// A turn of the writer, and how it ends.
     Save(TurnEnd),
     /// SELECT of a row FOR UPDATE: key.
     Hold(u8),

@@ -1,4 +1,4 @@
-//! A turn of the writer, as in the extension's `save.rs`: copies the unsaved states, has the limiter write them in a
+//! A turn of the writer, as in the extension's `writer.rs`: copies the unsaved states, has the limiter write them in a
 //! transaction of its own, and marks them as written after the commit.
 
 use ratelimit_core::State;

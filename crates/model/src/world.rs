@@ -382,7 +382,7 @@ impl Scenario {
         largest.unwrap_or(&self.setting.limits[0])
     }
 
-    /// Lets a session go on until it stands at a step.
+    /// Lets a session go on until it reaches a step.
     pub fn resume(&self, world: &mut World, session: usize) {
         loop {
             let at = &world.sessions[session];

@@ -1,11 +1,11 @@
-//! Tells a database from another one that had its number before, as CREATE DATABASE … OID gives it again. A clone of the
+//! Distinguishes a database from an earlier one with its OID, which CREATE DATABASE … OID can give again. A clone of the
 //! same template also has the number of its extension from there, and would find the states of the dropped database.
 //!
-//! PostgreSQL keeps nothing that tells them apart: all that is in a database is the template's, and its row in
+//! PostgreSQL keeps nothing that distinguishes them: all that is in a database is the template's, and its row in
 //! pg_database is another one after each ALTER DATABASE, too. But each CREATE DATABASE, by either strategy, and on a
-//! standby as well, writes a new file PG_VERSION into the database's directory, which nobody changes. When that was is
-//! the mark of a database, read once in each session: whoever is connected keeps it from being dropped or moved. Not
-//! the number of the file (inode), which some file systems give anew, nor when its metadata changed (ctime), as with
+//! standby as well, writes a new file PG_VERSION into the database's directory, which never changes. Its time is the
+//! mark of a database, read once in each session, since a connection keeps it from being dropped or moved. Not the
+//! number of the file (inode), which some file systems reuse, nor when its metadata changed (ctime), as with
 //! the hard links of a backup.
 //!
 //! ALTER DATABASE … SET TABLESPACE copies the directory, and so makes another mark. A database that is in another

@@ -11,7 +11,7 @@ use super::{Memory, databases};
 use crate::schema::catalog;
 use ratelimit_pg::transaction;
 
-/// Makes [`Id`]s that nobody can foresee who does not know the seed.
+/// Makes [`Id`]s that can't be predicted without the seed.
 pub struct Identifier {
     /// Has hashed nothing but the seed.
     seeded: SipHasher13,
@@ -32,8 +32,8 @@ struct Named {
 #[repr(C)]
 pub struct Scope {
     database: u32,
-    /// The number of the extension, mixed with the [incarnation](databases::incarnation) of the database: to whoever
-    /// is in a database of the same number, what an earlier one left is that of a dropped extension.
+    /// The number of the extension, mixed with the [incarnation](databases::incarnation) of the database: in a
+    /// database with the same OID, what an earlier one left is that of a dropped extension.
     extension: u32,
 }
 
@@ -56,7 +56,7 @@ impl Scope {
         Scope { database, extension }
     }
 
-    /// Database and extension, as they are told apart here.
+    /// Database and extension, as they are distinguished here.
     pub fn numbers(self) -> [u32; 2] {
         [self.database, self.extension]
     }

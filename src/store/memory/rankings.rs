@@ -27,7 +27,7 @@ impl Rankings {
     /// Looks at rankings.
     ///
     /// # Safety
-    /// There are so many bytes at the address, for as long as the process; all zeros, and soon to be
+    /// There are the bytes of this type at the address, for as long as the process; all zeros, and soon to be
     /// [initialized](Rankings::init), or what other sessions have made of that.
     pub unsafe fn new(address: *mut u8) -> Rankings {
         // SAFETY: as the caller says; a scope is two numbers.
@@ -37,7 +37,7 @@ impl Rankings {
     /// Initializes the locks.
     ///
     /// # Safety
-    /// Nobody else sees them yet.
+    /// No other session sees them yet.
     pub unsafe fn init(&self, lock_group: i32) {
         // SAFETY: as the caller says.
         self.0.locks().for_each(|lock| unsafe { lock.0.init(lock_group) });

@@ -105,7 +105,7 @@ fn each(keys: usize) -> usize {
     mean + mean / 8 + 5 * (mean.isqrt() + 1)
 }
 
-/// The size of a segment for so many keys.
+/// The size of a segment for this number of keys.
 fn size(keys: usize) -> usize {
     let partitions = SavedPartitions::<SessionLock>::size(PARTITIONS, each(keys));
     size_of::<Header>().next_multiple_of(128) + partitions

@@ -28,7 +28,7 @@ impl Tallies {
     /// Looks at tallies.
     ///
     /// # Safety
-    /// There are so many bytes at the address, for as long as the process; all zeros, and soon to be
+    /// There are the bytes of this type at the address, for as long as the process; all zeros, and soon to be
     /// [initialized](Tallies::init), or what other sessions have made of that.
     pub unsafe fn new(address: *mut u8) -> Tallies {
         // SAFETY: as the caller says; a scope is two numbers.
@@ -38,7 +38,7 @@ impl Tallies {
     /// Initializes the lock.
     ///
     /// # Safety
-    /// Nobody else sees it yet.
+    /// No other session sees it yet.
     pub unsafe fn init(&self, lock_group: i32) {
         // SAFETY: as the caller says.
         unsafe { self.0.lock().0.init(lock_group) }

@@ -21,7 +21,7 @@ pub trait Interrupts {
 
 /// Random numbers.
 pub trait Random {
-    /// Draws 64 bits that nobody can guess.
+    /// Draws 64 unpredictable bits.
     ///
     /// # Errors
     /// Those of the host, which has none to give (58000).

@@ -27,7 +27,7 @@ pub trait Tally {
     /// A cancel. Where nothing can be counted, calls go on.
     fn place(&self, name: &[u8], key: &[u8]) -> Result<Option<Self::Place>>;
 
-    /// Counts an answer to a request of `count` tokens, and tells a share of the denials; `retry_after` as in
+    /// Counts an answer to a request of `count` tokens, and logs a share of the denials; `retry_after` as in
     /// [`Answer`](crate::request::Answer).
     fn count(&self, place: Option<Self::Place>, counted: Counted);
 }
@@ -43,6 +43,6 @@ pub struct Counted<'a> {
     pub count: f64,
     /// The answer.
     pub verdict: Verdict,
-    /// The wait that it tells.
+    /// The wait that it reports.
     pub retry_after: Option<Micros>,
 }

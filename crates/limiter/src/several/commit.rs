@@ -9,13 +9,13 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Rows, TRIES};
 use crate::stores::shards::{self, LockedRows};
 
-/// Who has the rows that a group is to change.
+/// Where the rows are locked that a group is to change.
 enum Holder {
     /// This transaction, or as first seen there is nothing to change.
     Here,
     /// Others, and of a dry run; it takes nothing then.
     Elsewhere,
-    /// Nobody: it is in memory.
+    /// Nowhere: it is in memory.
     Memory,
 }
 

@@ -31,11 +31,11 @@ struct Plan<'a> {
 }
 
 /// Decides the groups that are in memory, and takes their tokens if all of them allow it; whether it did. Windows of a
-/// calendar and debts take their time, so all is decided before anything is locked. Where others have changed many of
-/// them meanwhile it begins anew.
+/// calendar and debts take their time, so all is decided before anything is locked. If others have changed many of
+/// them meanwhile, it begins again.
 ///
 /// # Errors
-/// As [`Host::entries`]; [`LimiterError::NoRoom`] (53200): the keys of saved limits have no room beside each other.
+/// As [`Host::entries`]; [`LimiterError::NoRoom`] (53200): the memory has no space for all keys of saved limits.
 pub(super) fn take<'a, H: Host>(
     host: &H,
     groups: &'a [Group],
@@ -91,7 +91,7 @@ impl<'a> Plan<'a> {
         Ok(Plan { group, id, found, verdict, after, again: None })
     }
 
-    /// Decides the takes anew, under the locks: no more than that; whether they pass.
+    /// Decides the takes again, under the locks, and returns whether they pass.
     fn decide_again(&mut self, found: Option<State>, now: Micros) -> bool {
         let Group { target, phase, .. } = self.group;
         let before = memory::state(target, found, now, *phase);
@@ -122,7 +122,7 @@ impl<'a> Plan<'a> {
 
 /// What the locks found.
 enum Tried {
-    /// What was planned, or decided anew; whether it was taken.
+    /// What was planned, or decided again: whether it was taken.
     Done(bool),
     /// Nothing was decided: too many takes are of states that have changed since.
     Changed,
@@ -130,8 +130,8 @@ enum Tried {
     Absent(String),
 }
 
-/// Takes what was planned, unless a state that has changed since refuses it. At most so many takes are decided anew, of
-/// states that have changed since. Under the locks nothing of the host is called but the clock.
+/// Takes what was planned, unless a state that has changed since refuses it. A bounded number of takes is decided
+/// again, for states that have changed since. Under the locks nothing of the host is called but the clock.
 fn take_as_planned<H: Host>(
     host: &H,
     entries: &H::Entries,

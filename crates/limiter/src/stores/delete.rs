@@ -150,7 +150,7 @@ pub fn delete_name(
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let Some(deleted) = rows.delete_name(name)? else { return Ok(false) };
-        // Who changes a number of shards meanwhile has written rows that were not seen: of a key that has some.
+        // A session that changes the number of shards meanwhile has written rows that were not seen: of keys with rows.
         let is_shard = |row: &&KeyedRow| row.row.0 != 0 || row.row.1.stored.is_marker();
         let sharded = sharded.get_or_insert_with(|| -> BTreeSet<Vec<u8>> {
             deleted.iter().filter(is_shard).map(|row| row.key.clone()).collect()
@@ -247,7 +247,7 @@ fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>, now: Micros) ->
     let unused = |ts: Micros| undefined_idle.is_some_and(|idle| ts < now.minus(idle));
     rows.iter().all(|(_, found)| match &found.stored {
         Stored::Reset { .. } => true,
-        // The others of its key tell.
+        // As the other rows of its key.
         Stored::Marker { reset } => *reset || undefined_idle.is_some(),
         &Stored::Invalid { ts, .. } => unused(ts),
         // A lease may have been extended since it was given.

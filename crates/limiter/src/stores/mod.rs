@@ -155,7 +155,7 @@ pub fn forget<H: Host>(
     if !in_memory_only {
         host.refuse_read_only()?;
     }
-    // Of what is not defined, they may be as many as any limit has; of another kind, left from before it was defined.
+    // Without a definition, as many as any limit has; with another kind, those left from before the definition.
     let slots = match definition {
         Some(definition) if definition.limit.concurrency().is_none() => 0,
         _ => MAX_SLOTS_IN_MEMORY,
@@ -163,7 +163,7 @@ pub fn forget<H: Host>(
     let entries = if in_memory_only { Some(host.entries()?) } else { host.entries_if_any()? };
     let was_in_memory = entries.is_some_and(|entries| {
         let id = entries.id(name, key);
-        // Of which kind a config in a call was no definition tells.
+        // No definition shows the kind of a config in a call.
         let inline = Id { pool: Pool::Inline, ..id };
         let was_inline = memory::forget(entries, inline, MAX_SLOTS_IN_MEMORY);
         memory::forget(entries, id, slots) || was_inline
@@ -200,7 +200,7 @@ pub fn forget_name<H: Host>(
     if !may_be_in_table {
         return Ok(());
     }
-    // Together only where the rows of each key are to be deleted, as far as the name's own definition tells.
+    // Together only where the rows of each key are to be deleted, according to the name's own definition.
     let together = !definition(host, name, b"")?.is_some_and(|definition| has_no_rows(&definition));
     host.with_rows(RowAccess::Write, |rows| {
         if together && delete::delete_name(host, rows, name, count)? {

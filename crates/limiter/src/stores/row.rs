@@ -1,5 +1,5 @@
 //! A limit in one row: read, decided and written in one step where the rows can, which waits for another transaction
-//! and after it begins anew, without a lock; otherwise after locking the row and deciding again. What changes nothing
+//! and after it begins again, without a lock; otherwise after locking the row and deciding again. What changes nothing
 //! is answered from a plain read of the latest committed state. That is right because transactions in progress either
 //! take more or roll back to this state.
 

@@ -13,7 +13,7 @@ use super::{Content, Evicted, Owner, Partition, PartitionView};
 /// A key, and the slots of its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Id {
-    /// A hash that nobody who chooses keys can foresee.
+    /// A hash that callers can't predict.
     pub key: [u64; 2],
     /// The number of slots; 0: it is no concurrency limit.
     pub slots: u32,

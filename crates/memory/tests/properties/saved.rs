@@ -14,9 +14,9 @@ use ratelimit_memory::saved::{
 enum Change {
     /// Puts it in with what its row has.
     Load,
-    /// Changes it, to be written after so many milliseconds.
+    /// Changes it, to be written after these milliseconds.
     Set(Option<State>, u32),
-    /// Copies all that are unsaved, so many places at a time.
+    /// Copies all that are unsaved, some places at a time.
     Copy(usize),
     /// Ends a copy.
     Finish(Outcome),
@@ -47,7 +47,7 @@ fn tokens(value: i64) -> State {
     State::Tokens(Tokens { value: value as f64, ts: Micros(value), added: None })
 }
 
-/// The hash of a key, of which some stand in one bucket.
+/// The hash of a key; some share a bucket.
 fn hash(key: u8) -> [u64; 2] {
     [key.into(), u64::from(key % 5) << 61]
 }
@@ -215,7 +215,7 @@ proptest! {
                     let before = saved_keys(&saved);
                     let is_loaded = saved.load(key, None).is_ok();
                     let after = saved_keys(&saved);
-                    // Whoever else was not called since would have been the one.
+                    // Another key that was not called since would have been the one.
                     let others = before.iter().filter(|&hash| {
                         Some(*hash) != last && !called_since.contains(hash) && after.contains(hash)
                     });
@@ -231,7 +231,7 @@ proptest! {
     }
 }
 
-/// Room for so many short keys.
+/// Runs a test with space for this number of short keys.
 fn with_room(cells: usize, test: impl FnOnce(&mut SavedPartition)) {
     test(&mut Memory::new(cells, cells, cells).partition());
 }

@@ -1,4 +1,4 @@
-//! A sketch beside an exact count of the same stream.
+//! A sketch compared with an exact count of the same stream.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use ratelimit_memory::sketch::{Counter, Sketch, counted};
 
 use crate::cases;
 
-/// A stream of keys in which some are frequent; some are forgotten on the way, and counted anew.
+/// A stream of keys in which some are frequent; some are forgotten on the way, and counted again.
 fn stream() -> impl Strategy<Value = Vec<(u8, bool)>> {
     let key = prop_oneof![3 => 0..4u8, 2 => 0..60u8, 1 => any::<u8>()];
     prop::collection::vec((key, prop::bool::weighted(0.02)), 0..400)
@@ -26,7 +26,7 @@ proptest! {
         let mut counters: Vec<Counter> = (0..room).map(|_| Counter::new()).collect();
         let mut exact: BTreeMap<u8, u64> = BTreeMap::new();
         for &(n, forget) in &stream {
-            // Looked at anew, as by another process.
+            // Mapped again, as by another process.
             let mut sketch = Sketch::new(&mut floor, &mut counters);
             let (number, is_new) = sketch.count([u64::from(n), 7]);
             if is_new {

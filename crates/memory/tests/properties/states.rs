@@ -1,4 +1,4 @@
-//! A table with bounded room beside a map without bounds.
+//! Bounded states compared with a map without bounds.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ impl Memory {
         Memory { head: Head::default(), entries: vec![Entry::default(); places(room)] }
     }
 
-    /// Looked at anew, as by another process.
+    /// Mapped again, as by another process.
     fn partition(&mut self) -> Partition<'_> {
         Partition::new(&mut self.head, &mut self.entries)
     }
@@ -120,7 +120,7 @@ proptest! {
         }
     }
 
-    /// Nothing loops, panics or reads past the end, whatever stands in the memory.
+    /// Nothing loops, panics or reads past the end, whatever the memory has.
     #[test]
     fn any_content_is_survived(
         kept in prop::collection::vec(any::<bool>(), places(8)),
@@ -215,7 +215,7 @@ fn an_empty_limit_outlives_many_keys_that_come_once_and_take_little() {
     assert!((0..100).all(|n| memory.partition().view().find(hash(n)).is_some()));
 }
 
-/// Those who hold half of the room, and call nothing any more, beside a flood of another's.
+/// An owner of less than half of the entries keeps them during a flood of another's, without calls.
 #[test]
 fn who_fills_the_room_drives_out_his_own_first() {
     for (mine, floods) in
@@ -223,7 +223,7 @@ fn who_fills_the_room_drives_out_his_own_first() {
     {
         let mut memory = Memory::new(1_000);
         (0..400).for_each(|n| _ = call(&mut memory, n, mine));
-        // Another's, which he brings under one name each, are not told apart.
+        // Another's, each under a name of its own, are not distinguished.
         (1_000..100_000).for_each(|n| _ = call(&mut memory, n, floods));
         let kept = (0..400).filter(|&n| memory.partition().view().find(hash(n)).is_some()).count();
         assert_eq!(kept, 400);

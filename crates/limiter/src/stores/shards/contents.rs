@@ -12,8 +12,7 @@ use crate::error::Result;
 use crate::ports::{Host, Rows, ShardRow, Stored, TupleId};
 use crate::target::Target;
 
-/// The number in the row's `shard` column of a shard, counted from 0, of a limit with so many
-/// shards.
+/// Returns the number in the `shard` column for a shard, counted from 0, of a limit with this number of shards.
 pub(super) fn shard_number(shard_count: u32, shard: usize) -> i32 {
     if shard_count == 1 { 0 } else { shard_count as i32 * 10_000 + 1 + shard as i32 }
 }
@@ -23,7 +22,7 @@ pub(crate) fn shards_of(number: i32) -> u32 {
     (number / 10_000).max(1) as u32
 }
 
-/// The limit of each row where a limit has so many shards.
+/// Returns the limit of each row of a limit with this number of shards.
 pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
     if shard_count == 1 { limit.clone() } else { limit.shard_limit(shard_count) }
 }
