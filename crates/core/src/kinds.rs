@@ -207,17 +207,11 @@ impl Kind {
     }
 
     /// Reads and checks the fields of a config.
-    ///
-    /// # Errors
-    /// A field that is unknown, missing, repeated or has a value that isn't allowed.
     pub(crate) fn limit(self, fields: &Fields) -> Result<Limit, FieldError> {
         each_kind!(self, K => Ok(Into::<K>::into(K::config(fields)?).into()))
     }
 
     /// Reads and checks the fields of a config, and writes them as JSON, without those that were left out.
-    ///
-    /// # Errors
-    /// As [`limit`](Kind::limit).
     pub(crate) fn json(self, fields: &Fields) -> Result<serde_json::Value, FieldError> {
         let json = each_kind!(self, K => serde_json::to_value(K::config(fields)?));
         let mut json = json.unwrap_or_default();

@@ -79,8 +79,7 @@ impl Micros {
         Micros(self.0.saturating_sub(self.0.rem_euclid(period.0)))
     }
 
-    /// A span computed as a float, rounded up to a microsecond; `None` beyond the last instant (292,000 years), which no
-    /// wait needs.
+    /// A span computed as a float, rounded up to a microsecond; `None`: beyond the last instant (292,000 years).
     pub(crate) fn ceil_from(micros: f64) -> Option<Micros> {
         (micros < i64::MAX as f64 / 2.0).then(|| Micros(micros.ceil().max(0.0) as i64))
     }

@@ -76,7 +76,7 @@ number!(
     |amount| amount.is_finite()
 );
 number!(
-    /// A stored time: any [`Micros`], a wider range than that of a config's `start`, since windows are counted up to the
+    /// A stored time: any [`Micros`], a wider range than a config's `start` has, since windows are counted up to the
     /// last timestamp.
     EpochMillis,
     "epoch milliseconds",

@@ -242,7 +242,7 @@ fn in_call<D: Definitions>(
         _ => defined,
     };
     match of_state.save {
-        Some(save) => Ok(Rc::new(config.beside_saved(save)?)),
+        Some(save) => Ok(Rc::new(config.for_saved(save)?)),
         None => {
             config.check_unsaved()?;
             Ok(config)

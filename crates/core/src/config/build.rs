@@ -85,8 +85,8 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Builds the config of a kind from arguments, and checks it as [`parse`](super::parse) does. An argument is named as its
-/// field, or as that in snake case; a true `first_request` is the `start` of that name. A period of fixed length becomes
+/// Builds the config of a kind from arguments, and checks it as [`parse`](super::parse) does. An argument has the name
+/// of its field, in snake case; a true `first_request` is the `start` of that name. A period of fixed length becomes
 /// milliseconds, with days of 24 hours.
 ///
 /// ```

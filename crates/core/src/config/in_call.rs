@@ -6,11 +6,8 @@ use crate::text::{json_number, quoted};
 use crate::{Kind, Micros};
 
 impl Definition {
-    /// Checks a config that is passed with a call for a limit that is not defined: in memory it must refill within a
-    /// leap year, so that callers can't leave state there for longer; and it can't be [saved](Definition::check_unsaved).
-    ///
-    /// # Errors
-    /// It refills later, or its leases expire later; it is saved.
+    /// Checks a config that is passed with a call for a limit that is not defined: it can't have `save`, and in memory
+    /// it must refill, or its leases expire, within a leap year, so that callers can't leave state there for longer.
     pub fn check_in_call(&self) -> Result<(), ConfigError> {
         self.check_unsaved()?;
         let time = self.limit.time_to_full();
@@ -32,9 +29,6 @@ impl Definition {
 
     /// Checks a config that is passed with a call for a limit that is not saved: it can't have `save`, which needs a
     /// definition.
-    ///
-    /// # Errors
-    /// It is saved.
     pub fn check_unsaved(&self) -> Result<(), ConfigError> {
         let Some(save) = self.save else { return Ok(()) };
         let allowed = "no \"save\" in a config that is passed with the call: only a limit whose definition has it is saved";
@@ -46,7 +40,7 @@ impl Definition {
     ///
     /// # Errors
     /// It names another store or another `save`, or is a limit that memory can't have.
-    pub fn beside_saved(&self, save: Micros) -> Result<Definition, ConfigError> {
+    pub fn for_saved(&self, save: Micros) -> Result<Definition, ConfigError> {
         const DEFINED: &str = "for a limit whose definition has \"save\", which is in memory";
         let refused = |field, value: String, allowed: String| {
             Err(self.refused(format!("\"{field}\" is {value}"), &format!("{allowed} {DEFINED}")))
@@ -74,7 +68,7 @@ impl Definition {
         }
     }
 
-    /// The error for a config of this kind.
+    /// The error of this config.
     fn refused(&self, problem: String, allowed: &str) -> ConfigError {
         let kind = Some(self.limit.kind());
         ConfigError { problem, allowed: allowed.into(), kind, calendar: false }

@@ -278,7 +278,7 @@ fn a_config_in_a_call_counts_where_a_saved_limit_does() {
     };
     let saved = parsed(r#", "store": "memory", "save": "1 hour""#, "token bucket");
     for more in ["", r#", "store": "memory""#, r#", "store": "memory", "save": 3600000"#] {
-        assert_eq!(parsed(more, "token bucket").beside_saved(hour), Ok(saved.clone()), "{more}");
+        assert_eq!(parsed(more, "token bucket").for_saved(hour), Ok(saved.clone()), "{more}");
     }
     for (more, kind, problem) in [
         (r#", "store": "table""#, "token bucket", r#""store" is "table""#),
@@ -287,12 +287,12 @@ fn a_config_in_a_call_counts_where_a_saved_limit_does() {
         (r#", "shards": 2"#, "fixed window", r#""shards" is 2"#),
         ("", "sliding log", r#""kind" is "sliding log""#),
     ] {
-        let error = parsed(more, kind).beside_saved(hour).unwrap_err();
+        let error = parsed(more, kind).for_saved(hour).unwrap_err();
         assert_eq!(error.problem, problem, "{more}");
     }
     let slots = |slots| {
         let json = format!(r#"{{"kind": "concurrency", "slots": {slots}, "ttl": 1000}}"#);
-        definition(&json).unwrap().beside_saved(hour).map(|limit| limit.store)
+        definition(&json).unwrap().for_saved(hour).map(|limit| limit.store)
     };
     assert_eq!(slots(100), Ok(StoreKind::Memory));
     assert_eq!(slots(101).unwrap_err().problem, r#""slots" is 101"#);

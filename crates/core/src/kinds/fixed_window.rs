@@ -4,8 +4,8 @@
 //! the [article] and [component][code] of Convex; with a capacity above the rate, what was not used
 //! rolls over. The stored `ts` is the start of a window, and the next window follows from it.
 //!
-//! Tokens that a window has used stay used when the config changes. So next to `value` the state has the tokens that the
-//! window added ([`Tokens::added`]): this config's `min(rate, capacity)` unless it has changed. A config that adds
+//! Tokens that a window has used stay used when the config changes. So next to `value` the state has the tokens that
+//! the window added ([`Tokens::added`]): this config's `min(rate, capacity)` unless it has changed. A config that adds
 //! more gives the difference at once, one that adds less takes it from the tokens left, and makes no debt; a credit
 //! then counts against the use beyond it. A window that has ended keeps what it added: the new config counts from the
 //! next one. A state without it, such as the component's, keeps its value.

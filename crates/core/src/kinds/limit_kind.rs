@@ -31,9 +31,6 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     type Config: Serialize + Into<Self>;
 
     /// Reads the fields.
-    ///
-    /// # Errors
-    /// A field that is unknown, missing, repeated or has a value that isn't allowed.
     fn config(fields: &Fields) -> Result<Self::Config, FieldError>;
 
     /// Arguments of its builder in SQL, as an example; with a time zone, if the config in question has one.
@@ -54,8 +51,8 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     fn initial_state(&self, now: Micros, phase: Micros) -> Self::State;
 
     /// Whether a stored state counts at `now`: its time is not beyond the horizon, too late for a clock that was
-    /// adjusted. That is [`soon`], or later: after a whole refill, the time in which this state is full, its debt included, or
-    /// after the windows that the kind looks back on.
+    /// adjusted. The horizon is [`soon`], or later: when this state will be full, with its debt paid back, or after the
+    /// windows that the kind looks back on.
     fn counts(&self, state: &Self::State, now: Micros) -> bool;
 
     /// The state that counts at `now`: the stored one, or an initial one in the same windows.
