@@ -276,9 +276,6 @@ impl Turn<'_> {
 
 /// Writes copies to their rows in a transaction, except rows that others have locked; at least one copy, and no more
 /// once that takes long or the time is up. Returns the outcomes.
-///
-/// # Errors
-/// What ended the transaction.
 fn write(
     origin: &Origin,
     copies: &[SavedCopy],
@@ -323,9 +320,6 @@ fn write(
 }
 
 /// Writes one of them.
-///
-/// # Errors
-/// Those of the rows.
 fn write_one(session: &host::Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult<Outcome> {
     let (name, key) = (&copy.name[..], &copy.key[..]);
     // As it is stored, whatever the clock. One that can't be read may still be saved.
@@ -387,7 +381,7 @@ pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
 /// locked or no writer could be started.
 ///
 /// # Errors
-/// Those of the catalog and of the memory; a cancel.
+/// A cancel.
 pub fn write_now(function: pg_sys::Oid) -> Result<usize> {
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
     let catalog = catalog::current(function)?;
@@ -410,9 +404,6 @@ pub struct Usage {
 }
 
 /// How much of the memory for saved keys is used, and the writer of this database.
-///
-/// # Errors
-/// As [`now`].
 pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
     let Some(saved) = SavedMemory::open(Need::May)? else {
         let capacity = settings::memory_keys() as u64;

@@ -25,9 +25,6 @@ pub struct Blocked {
 }
 
 /// Reads whether a name and key are blocked.
-///
-/// # Errors
-/// Those of Postgres.
 pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
     const UNTIL: Statement = Statement {
         sql: "SELECT until FROM ONLY @schema@.rl_blocks \
@@ -78,9 +75,6 @@ pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<
 }
 
 /// Ends the block of a name and key; false if it was not blocked any more.
-///
-/// # Errors
-/// As [`put`].
 pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     const LOCK: Statement = Statement {
         sql: "SELECT until FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -106,9 +100,6 @@ pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
 // dear, would be compiled (JIT) at each call.
 
 /// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
-///
-/// # Errors
-/// Those of Postgres.
 pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
     const PRUNE: Statement = Statement {
         sql: "DELETE FROM ONLY @schema@.rl_blocks WHERE ctid OPERATOR(pg_catalog.=) ANY \
@@ -138,9 +129,6 @@ pub fn prune(catalog: &Catalog, max_rows: i64) -> Result<i64> {
 }
 
 /// Reads the blocks that are not over.
-///
-/// # Errors
-/// Those of Postgres.
 pub fn in_force(
     catalog: &Catalog,
     name: Option<&[u8]>,

@@ -176,9 +176,6 @@ struct Stored {
 }
 
 /// Reads the rows of rl_config for a name and key.
-///
-/// # Errors
-/// Those of Postgres.
 fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
     const ROWS: Statement = Statement {
         sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM ONLY @schema@.rl_config \
@@ -257,9 +254,6 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Know
 
 /// Whether states of a name may be in the table: unless every definition of it says that they are in
 /// memory, and not saved, or exempts a key.
-///
-/// # Errors
-/// Those of Postgres.
 pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     const STORES: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \

@@ -154,9 +154,6 @@ pub fn is_up_to_date(catalog: &Catalog) -> bool {
 /// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table
 /// changes before it writes. `lock` is the lock that it needs on rateLimits, before which no weaker one
 /// is taken that lasts.
-///
-/// # Errors
-/// As [`current`], and those of the work.
 pub fn with<T>(
     function: pg_sys::Oid,
     lock: TableLock,
@@ -192,9 +189,6 @@ pub fn current(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
 }
 
 /// Returns the extension's objects as [`current`]; `None` where they are gone.
-///
-/// # Errors
-/// Those of Postgres.
 pub fn if_any(function: pg_sys::Oid) -> Result<Option<Rc<Catalog>>> {
     match current(function) {
         Err(Error::NoTable { .. }) => Ok(None),
@@ -220,9 +214,6 @@ fn new_command() {
 }
 
 /// Returns the extension's objects as far as invalidations have been processed.
-///
-/// # Errors
-/// As [`current`].
 fn known_or_read(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     let known = CATALOG.with_borrow(Option::clone);
     match known {
@@ -233,9 +224,6 @@ fn known_or_read(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
 
 /// Notifies every session of this node that definitions or blocks have changed, for a trigger of `function` on
 /// `written`: that is rl_config or rl_blocks, or where Citus distributes it this node's copy, which no session knows.
-///
-/// # Errors
-/// As [`current`].
 pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     invalidation::announce(written);
     // SAFETY: in a transaction.
@@ -249,9 +237,6 @@ pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
 }
 
 /// Reads the catalog.
-///
-/// # Errors
-/// As [`current`].
 fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     // Meanwhile every changed table may be one of ours.
     CATALOG.set(None);
@@ -272,9 +257,6 @@ fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
 }
 
 /// Reads the objects in a schema.
-///
-/// # Errors
-/// As [`current`].
 ///
 /// # Safety
 /// Inside a transaction.

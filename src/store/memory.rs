@@ -114,9 +114,6 @@ impl Memory {
     }
 
     /// Maps the server's segment, or makes it as `need` says.
-    ///
-    /// # Errors
-    /// As [`get`](Memory::get).
     #[cold]
     pub fn open(need: Need) -> Result<Option<&'static Memory>> {
         let keys = settings::memory_keys();

@@ -189,9 +189,6 @@ impl History {
     }
 
     /// Writes the history to a file, as lines of JSON; `note` is the first, a text.
-    ///
-    /// # Errors
-    /// Those of the file.
     pub fn write(&self, path: &Path, note: &str) -> io::Result<()> {
         let mut file = BufWriter::new(File::create(path)?);
         let mut put = |line: String| writeln!(file, "{line}");
@@ -213,9 +210,6 @@ impl History {
     }
 
     /// Reads what [`write`](History::write) wrote.
-    ///
-    /// # Errors
-    /// Those of the file, and of a line that is none.
     pub fn read(path: &Path) -> io::Result<History> {
         let mut history = History::default();
         for line in BufReader::new(File::open(path)?).lines().skip(1) {

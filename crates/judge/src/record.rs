@@ -162,9 +162,6 @@ impl Recording<'_> {
 
     /// Makes a call; `read` returns the answers: the key, the arguments, the decision's instant if it is known, and the
     /// reply. An error ends the transaction, if one is open.
-    ///
-    /// # Errors
-    /// That of the call.
     pub fn call<T, E>(
         &mut self,
         call: impl FnOnce() -> Result<T, E>,
@@ -236,9 +233,6 @@ impl Recording<'_> {
     }
 
     /// Rolls back to the savepoint.
-    ///
-    /// # Errors
-    /// That of the statement.
     pub fn roll_back_to<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         // A statement that failed was rolled back then.
         let invoked = self.failed.unwrap_or_else(|| self.recorder.timeline.now());
@@ -299,9 +293,6 @@ impl Recording<'_> {
     }
 
     /// Ends the transaction by ROLLBACK, even if it has failed.
-    ///
-    /// # Errors
-    /// That of the statement.
     pub fn roll_back<T, E>(&mut self, statement: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let invoked = self.failed.take().unwrap_or_else(|| self.recorder.timeline.now());
         let result = statement();

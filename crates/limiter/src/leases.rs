@@ -26,7 +26,7 @@ fn refuse_others(target: &Target, function: &'static str) -> Result<()> {
 /// Takes slots; the answer has their lease.
 ///
 /// # Errors
-/// As [`single::limit`]; 0A000: the limit is of another kind.
+/// 0A000: the limit is of another kind.
 pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let place = host.place(request.name, request.key)?;
     let target = Target::resolve(host, request).map_err(LimiterError::for_leases)?;
@@ -49,9 +49,6 @@ pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
 
 /// Extends a lease; returns when it expires now, `None` where it has expired or was released. Where the key is exempt
 /// meanwhile its user may go on indefinitely.
-///
-/// # Errors
-/// As [`acquire`], but for the count.
 pub fn extend<H: Host>(host: &H, request: &Request, id: Micros) -> Result<Option<Micros>> {
     let answer = change_lease(host, request, "rl_extend", Change::Extend(id))?;
     Ok(answer.map_or(Some(FOREVER), |answer| answer.lease.map(|lease| lease.expires_at)))
@@ -59,9 +56,6 @@ pub fn extend<H: Host>(host: &H, request: &Request, id: Micros) -> Result<Option
 
 /// Releases a lease; false where it has expired or was released. Where the key is exempt meanwhile its slots are left to
 /// expire.
-///
-/// # Errors
-/// As [`extend`].
 pub fn release<H: Host>(host: &H, request: &Request, id: Micros) -> Result<bool> {
     let answer = change_lease(host, request, "rl_release", Change::Release(id))?;
     Ok(answer.is_some_and(|answer| answer.ok))

@@ -14,16 +14,12 @@ use crate::target::{Target, bad_count, check_count, check_key, of_state};
 /// Takes tokens.
 ///
 /// # Errors
-/// As [`Target::resolve`] and [`check_count`]; those of the ports; [`LimiterError::BadState`] (55000): a value that
-/// no call writes.
+/// [`LimiterError::BadState`] (55000): a value that no call writes.
 pub fn limit<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     limit_if(host, request, |_| Ok(()))
 }
 
 /// Takes tokens, where a look at the target refuses nothing.
-///
-/// # Errors
-/// As [`limit`], and those of `allowed`.
 pub fn limit_if<H: Host>(
     host: &H,
     request: &Request,
@@ -41,9 +37,6 @@ pub fn limit_if<H: Host>(
 }
 
 /// Takes tokens from a limit, or slots, unless the key is blocked.
-///
-/// # Errors
-/// As [`limit`], but for the arguments.
 pub(crate) fn take_unless_blocked<H: Host>(
     host: &H,
     target: &Target,
@@ -65,7 +58,7 @@ pub(crate) fn take_unless_blocked<H: Host>(
 /// Gives tokens back, or with a negative count takes them unconditionally.
 ///
 /// # Errors
-/// As [`limit`]; 22023: no count from -1e15 to 1e15; 0A000: a sliding kind.
+/// 22023: no count from -1e15 to 1e15; 0A000: a sliding kind.
 pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) -> Result<Answer> {
     let target = Target::resolve(host, request)?;
     if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
@@ -75,9 +68,6 @@ pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) ->
 }
 
 /// Answers as [`limit`] would, without locking or writing anything.
-///
-/// # Errors
-/// As [`limit`].
 pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     let target = Target::resolve(host, request)?;
     check_count(target.limit(), request.count)?;
@@ -86,9 +76,6 @@ pub fn check<H: Host>(host: &H, request: &Request) -> Result<Answer> {
 
 /// Returns what a call would return, without locking or writing anything; `dry_run_passes` as in
 /// [`Target::blocked`].
-///
-/// # Errors
-/// As [`check`].
 fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) -> Result<Answer> {
     let (now, shards): (Micros, Shards) = stores::peek(host, target)?;
     Ok(match target.block(now) {
@@ -102,9 +89,6 @@ fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) ->
 
 /// Reads the state of a key: of a limit with shards their total; `None` where there is none, so that the
 /// limit is full.
-///
-/// # Errors
-/// As [`check`], but for the count.
 pub fn state<H: Host>(host: &H, request: &Request) -> Result<Option<State>> {
     stores::stored(host, &Target::resolve(host, request)?)
 }
@@ -112,7 +96,7 @@ pub fn state<H: Host>(host: &H, request: &Request) -> Result<Option<State>> {
 /// Resets a key; false if it had no state.
 ///
 /// # Errors
-/// Those of the ports; 22004: the limit is keyed, and the key is empty.
+/// 22004: the limit is keyed, and the key is empty.
 pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
     // What is defined nowhere, or not rightly, may have been taken by a config in the call.
     let definition = match of_state(host, name, key) {
@@ -127,9 +111,6 @@ pub fn reset<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
 
 /// Resets every key of a name, and adds the number of keys that had a state to `count`: also where it ends with an
 /// error, so that it can go on.
-///
-/// # Errors
-/// Those of the ports.
 pub fn reset_all<H: Host>(host: &H, name: &[u8], count: &mut i64) -> Result<()> {
     let may_be_in_table = match Definitions::may_be_in_table(host, name) {
         Err(LimiterError::StoredConfig { .. }) => true,

@@ -192,9 +192,6 @@ struct Resolved<'a> {
 
 impl<'a> Resolved<'a> {
     /// Resolves a request.
-    ///
-    /// # Errors
-    /// As [`Target::resolve_lease`].
     fn of<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
         let (name, key) = (request.name, request.key);
         let Known { definition, blocked_until } = definitions.known(name, key)?;
@@ -228,8 +225,8 @@ impl<'a> Resolved<'a> {
 /// The config of a call for a limit that is defined: of one that is saved it counts in memory too.
 ///
 /// # Errors
-/// [`LimiterError::Config`] (22023): it wants another store than a saved limit has, or `save` for one that is not saved;
-/// those of the definitions.
+/// [`LimiterError::Config`] (22023): it wants another store than a saved limit has, or `save` for one that is not
+/// saved.
 fn in_call<D: Definitions>(
     definitions: &D,
     name: &[u8],
@@ -269,9 +266,6 @@ pub fn check_key<E: Encoding>(name: &[u8], key: &[u8], keyed: bool, limit: &Limi
 
 /// Looks up the limit that has a key's state: where the key alone is exempt, that of the name, which holds again
 /// afterwards. `None` where there is none.
-///
-/// # Errors
-/// As [`Definitions::defined`].
 pub fn of_state(
     definitions: &impl Definitions,
     name: &[u8],
@@ -282,9 +276,6 @@ pub fn of_state(
 }
 
 /// The limit that has the state of a key with this definition, as [`of_state`].
-///
-/// # Errors
-/// As [`of_state`].
 fn of_state_of(
     definitions: &impl Definitions,
     name: &[u8],

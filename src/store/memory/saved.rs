@@ -118,9 +118,6 @@ pub(super) fn partition_of(hash: [u64; 2]) -> usize {
 
 impl SavedMemory {
     /// Returns the server's segment; makes it where there is none.
-    ///
-    /// # Errors
-    /// As [`Memory::get`](super::Memory::get).
     #[inline]
     pub fn get() -> Result<&'static SavedMemory> {
         match MEMORY.get() {
@@ -130,9 +127,6 @@ impl SavedMemory {
     }
 
     /// Maps the server's segment into this session, where there is one, or it is made as `need` says.
-    ///
-    /// # Errors
-    /// As [`Memory::get`](super::Memory::get).
     #[cold]
     pub fn open(need: Need) -> Result<Option<&'static SavedMemory>> {
         if let Some(memory) = MEMORY.get() {

@@ -155,9 +155,6 @@ fn judge_key(
 }
 
 /// Checks that a call was decided between call and answer, and that its instants are recorded.
-///
-/// # Errors
-/// As [`judge_key`].
 fn in_time(history: &History, n: u32) -> Result<(), (u32, String)> {
     let call = &history.calls[n as usize];
     let wrong = |why: &str| Err((n, format!("{why}: {call:?}")));
@@ -180,9 +177,6 @@ fn in_time(history: &History, n: u32) -> Result<(), (u32, String)> {
 }
 
 /// Checks that the instants of what can expire within the history are known.
-///
-/// # Errors
-/// As [`judge_key`].
 fn has_expiring_instants(
     history: &History,
     limit: &Limit,

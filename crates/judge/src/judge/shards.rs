@@ -85,9 +85,6 @@ pub(super) fn judge(
 }
 
 /// The changes among the calls.
-///
-/// # Errors
-/// As [`judge`].
 fn changes(history: &History, most: f64, calls: &[u32]) -> Result<Vec<Change>, (u32, String)> {
     let mut changes = Vec::new();
     let mut set = None;
@@ -127,9 +124,6 @@ enum Event {
 }
 
 /// Checks what was admitted in every span.
-///
-/// # Errors
-/// As [`judge`].
 fn admitted(
     history: &History,
     source: &Source,
@@ -224,9 +218,6 @@ fn at_once(history: &History, call: &Invocation) -> bool {
 }
 
 /// Checks denials, and the `remaining` of calls.
-///
-/// # Errors
-/// As [`judge`].
 fn found(
     history: &History,
     source: &Source,

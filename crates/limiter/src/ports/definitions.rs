@@ -38,7 +38,7 @@ pub trait Definitions: Encoding {
     /// blocked.
     ///
     /// # Errors
-    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023); those of the host.
+    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
     fn known(&self, name: &[u8], key: &[u8]) -> Result<Known>;
 
     /// The definition or config of a name as it holds for this call, where its state is elsewhere for now.
@@ -47,32 +47,20 @@ pub trait Definitions: Encoding {
     }
 
     /// Looks up the definition alone, as it is [in force](Definitions::in_force).
-    ///
-    /// # Errors
-    /// As [`known`](Definitions::known).
     fn defined(&self, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>>;
 
     /// Whether states of a name may be in the table: unless every definition of it says that they are in memory, and
     /// not saved, or exempts a key.
-    ///
-    /// # Errors
-    /// As [`known`](Definitions::known).
     fn may_be_in_table(&self, name: &[u8]) -> Result<bool>;
 
     /// Whether the caller may define limits, and so bring a config for a defined one.
     fn may_define(&self) -> bool;
 
     /// Reads the blocks that are not over, of one name or one key where they are given, in the order of name and key.
-    ///
-    /// # Errors
-    /// Those of the host.
     fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
     -> Result<Vec<BlockInForce>>;
 
     /// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
-    ///
-    /// # Errors
-    /// Those of the host.
     fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
 }
 

@@ -65,9 +65,6 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
 }
 
 /// Answers as [`limit`] would, without locking or writing anything.
-///
-/// # Errors
-/// As [`limit`].
 pub fn check<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutcome>> {
     let groups = group("rl_check_all", host, requests)?;
     let check = |rows: Option<&dyn Rows>| {
@@ -140,9 +137,6 @@ fn group<'a, H: Host>(
 }
 
 /// Decides every group under the latest state, without locks. Where none is in the table there are no rows.
-///
-/// # Errors
-/// Those of the ports.
 fn peek<'a, H: Host>(
     host: &H,
     rows: Option<&dyn Rows>,

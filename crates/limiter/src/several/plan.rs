@@ -35,7 +35,7 @@ struct Plan<'a> {
 /// them meanwhile, it begins again.
 ///
 /// # Errors
-/// As [`Host::entries`]; [`LimiterError::NoRoom`] (53200): the memory has no space for all keys of saved limits.
+/// [`LimiterError::NoRoom`] (53200): the memory has no space for all keys of saved limits.
 pub(super) fn take<'a, H: Host>(
     host: &H,
     groups: &'a [Group],
@@ -77,9 +77,6 @@ pub(super) fn take<'a, H: Host>(
 
 impl<'a> Plan<'a> {
     /// Reads the state and decides the takes.
-    ///
-    /// # Errors
-    /// As [`memory::touch`].
     fn new<H: Host>(host: &H, group: &'a Group<'a>, id: Id) -> Result<Plan<'a>> {
         let found = memory::touch(host, &group.target, id)?;
         // Of this state no take is later.

@@ -13,7 +13,7 @@ use crate::target::{Store, Target};
 /// Changes a limit in an entry; `known` is its address in the pool of defined limits.
 ///
 /// # Errors
-/// As [`apply`](super::apply); [`LimiterError::NoRoom`] (53200): the pool of saved keys is full.
+/// [`LimiterError::NoRoom`] (53200): the pool of saved keys is full.
 pub(super) fn apply<H: Host>(
     host: &H,
     target: &Target,
@@ -42,9 +42,6 @@ pub(super) fn apply<H: Host>(
 }
 
 /// The entries for a target.
-///
-/// # Errors
-/// As [`Host::entries`].
 fn entries<'h, H: Host>(host: &'h H, target: &Target) -> Result<&'h H::Entries> {
     if target.store == Store::Saved { host.saved_entries() } else { host.entries() }
 }
@@ -63,7 +60,7 @@ pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
 /// Locks an entry and reads it for a call, after it is loaded if it has to be.
 ///
 /// # Errors
-/// Those of the ports; [`LimiterError::NoRoom`] (53200).
+/// [`LimiterError::NoRoom`] (53200).
 pub(super) fn lock<'e, H: Host>(
     host: &H,
     entries: &'e H::Entries,
@@ -85,9 +82,6 @@ pub(super) fn lock<'e, H: Host>(
 }
 
 /// Reads the state that is stored for a target's limit; `None`: the limit is full.
-///
-/// # Errors
-/// Those of the ports.
 pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     let entries = entries(host, target)?;
     let mut found = match entries.read(id(entries, target, None)) {
@@ -106,9 +100,6 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
 }
 
 /// Reads an entry for a call, which may deny it, and marks it as used.
-///
-/// # Errors
-/// As [`apply`].
 pub fn touch<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
     let (locked, seen) = lock(host, entries(host, target)?, target, id)?;
     locked.unlock();
