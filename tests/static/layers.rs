@@ -1,5 +1,4 @@
-//! The floors of `src`, within which the compiler lets everything know everything: a file names its own module and
-//! those on which that stands. What the crates below know of each other, the compiler says.
+//! The layers of `src`: a file names its own module and those below it. The compiler checks the crates' own.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -48,9 +48,9 @@ fn hash_state<H: Hasher>(state: &State, hasher: &mut H) {
             (3, log.ts.0).hash(hasher);
             log.entries.iter().for_each(|Micros(at)| at.hash(hasher));
         }
-        State::Leases(held) => {
-            (4, held.ts.0).hash(hasher);
-            held.leases.iter().for_each(|lease| hash_lease(lease, hasher));
+        State::Leases(leases) => {
+            (4, leases.ts.0).hash(hasher);
+            leases.leases.iter().for_each(|lease| hash_lease(lease, hasher));
         }
     }
 }

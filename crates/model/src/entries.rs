@@ -1,4 +1,4 @@
-//! The entries of memory: what happens under a partition's lock is one step.
+//! The entries of memory. All that happens under a partition's lock is one step.
 
 use ratelimit_core::State;
 use ratelimit_limiter::ports::{
@@ -58,7 +58,7 @@ impl Entries for Run<'_> {
 
     fn forget_name(&self, _: &[u8]) -> u64 {
         let keys = 0..KEYS.len() as u64;
-        // Each in a partition of its own, of which one is locked at a time.
+        // Each key has a partition of its own, which are locked one by one.
         let forget = |&key: &u64| {
             self.step(Primitive::LockPartition);
             self.at_once(Primitive::RemoveEntries(key)) == StepReply::Was(true)
@@ -77,7 +77,7 @@ impl LockedPartition<'_> {
         was
     }
 
-    /// Looks at the evictions of saved keys, and whether this is a standby.
+    /// Reads the number of evictions of saved keys, and whether this is a standby.
     fn absent(&self) -> Absent {
         let reply = self.0.at_once(Primitive::BeforeRead);
         let StepReply::BeforeRead(evictions, on_standby) = reply else { unreachable!("{reply:?}") };
@@ -92,7 +92,7 @@ impl LockedPartition<'_> {
     }
 }
 
-/// The place of an entry: configs in calls have others than definitions.
+/// The key of an entry. Configs in calls have entries of their own.
 fn place(id: Id) -> [u64; 2] {
     [id.key[0] + if id.pool == Pool::Inline { 100 } else { 0 }, id.key[1]]
 }
@@ -129,7 +129,7 @@ impl LockedEntries for LockedPartition<'_> {
                 self.was(Primitive::WriteSaved(id.key[0] as u8, state))
             }
             None => self.was(Primitive::RemoveEntry(place(id))),
-            // Leases that were all released leave nothing.
+            // Without leases there is no entry.
             Some(Total(State::Leases(leases))) if leases.leases.is_empty() => {
                 self.was(Primitive::RemoveEntry(place(id)));
                 true

@@ -35,7 +35,11 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
         "take a 2; commit; take a 1 | take a 2; rollback; take a 1 | take a 2",
     ),
     (Flaw::CommitLost, Wrong::TakeLost, "take a 2; commit; take a 1 | take a 1; commit; take a 2"),
-    (Flaw::HeldForgotten, Wrong::Deadlock, "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1"),
+    (
+        Flaw::OwnRowsForgotten,
+        Wrong::Deadlock,
+        "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1",
+    ),
     (Flaw::DirtyRead, Wrong::Unexplained, "check a 1; check a 3 | take a 3; rollback; take a 1"),
     (Flaw::DirtyRead, Wrong::OverAdmitted, "take a 2 @1 | credit a 1 @1"),
     (Flaw::TryLockWaits, Wrong::Deadlock, "take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1"),
@@ -65,7 +69,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
         "take a 1; commit; take a 1 | save | save; commit; save (saved)",
     ),
     (
-        Flaw::SettledBeforeCommit,
+        Flaw::FinishedBeforeCommit,
         Wrong::NotSaved,
         "take a 1; commit; take a 2 | take a 1 | save (saved)",
     ),
@@ -123,7 +127,7 @@ const FAULTS: [(Fault, Wrong, &str); 28] = [
     (
         Fault::LockedRowSkipped,
         Wrong::NotSaved,
-        "take a 1; commit; save; commit; take a 1 | hold a; rollback (saved)",
+        "take a 1; commit; save; commit; take a 1 | lock a; rollback (saved)",
     ),
     (Fault::ShardNotCompared, Wrong::TokensLost, "credit a 2 @1 | credit a 1 @1"),
     (Fault::BetterNotCompared, Wrong::TokensLost, "credit a 2 @1 | take a 1 @1"),

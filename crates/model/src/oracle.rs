@@ -119,14 +119,14 @@ pub fn follows(definition: &Definition, state: Option<&Total>, effect: &Applied)
             (decision.ok && same).then(|| Total(decision.state.unwrap_or(before)))
         }
         (&Change::Credit(count), ..) => credited(definition, &before, now, count.into()),
-        (&Change::Extend(id, until), _, State::Leases(held)) => {
-            let mut held = held.clone();
-            let lease = held.leases.iter_mut().find(|lease| lease.id.0 == id)?;
+        (&Change::Extend(id, until), _, State::Leases(before)) => {
+            let mut before = before.clone();
+            let lease = before.leases.iter_mut().find(|lease| lease.id.0 == id)?;
             lease.expires_at = Micros(until);
-            Some(Total(State::Leases(held)))
+            Some(Total(State::Leases(before)))
         }
-        (&Change::Release(id), _, State::Leases(held)) => {
-            let Leases { mut leases, ts } = held.clone();
+        (&Change::Release(id), _, State::Leases(before)) => {
+            let Leases { mut leases, ts } = before.clone();
             let count = leases.len();
             leases.retain(|lease| lease.id.0 != id);
             (leases.len() < count).then_some(Total(State::Leases(Leases { leases, ts })))
@@ -187,8 +187,8 @@ pub fn total(states: impl Iterator<Item = State>) -> Option<Total> {
 
 /// When a lease of this id expires.
 pub fn expiry(state: Option<&Total>, id: i64) -> Option<Micros> {
-    let Some(Total(State::Leases(held))) = state else { return None };
-    held.leases.iter().find(|lease| lease.id.0 == id).map(|lease| lease.expires_at)
+    let Some(Total(State::Leases(leases))) = state else { return None };
+    leases.leases.iter().find(|lease| lease.id.0 == id).map(|lease| lease.expires_at)
 }
 
 /// Whether a lease of this id is live.

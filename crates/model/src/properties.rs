@@ -1,4 +1,4 @@
-//! What must hold: of each answer, of each end of a transaction, at every instant, and at the end.
+//! The properties, of each answer, of each end of a transaction, of every state, and of the last one.
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
@@ -11,7 +11,7 @@ use crate::run::AccessPath;
 use crate::statement::{Answered, Command, KEYS, Outcome};
 use crate::world::{Instant, Scenario, SessionState, World, Wrong};
 
-/// How many tokens may be missing or too many where shards divide them.
+/// The error of tokens that shards divide.
 pub const TOLERANCE: f64 = 1e-5;
 
 impl World {
@@ -39,7 +39,8 @@ impl Scenario {
         self.in_memory[usize::from(key)]
     }
 
-    /// A call that brings no definition used one that was in force at some instant since it was invoked.
+    /// Judges the definition that a call used: unless it brings one, it was in force at some instant since the call
+    /// began.
     fn judge_definition(&self, world: &mut World, session: usize, statement: &Command) {
         let at = &world.sessions[session];
         let is_wrong = |key: u8| {
@@ -53,8 +54,14 @@ impl Scenario {
         }
     }
 
-    /// Judges what came of a statement, and notes what it changed.
-    pub fn settle(&self, world: &mut World, session: usize, statement: &Command, outcome: Outcome) {
+    /// Judges the outcome of a statement, and notes its changes.
+    pub fn judge_outcome(
+        &self,
+        world: &mut World,
+        session: usize,
+        statement: &Command,
+        outcome: Outcome,
+    ) {
         self.judge_definition(world, session, statement);
         match (statement, outcome) {
             (_, Outcome::Failed(why)) if self.may_lack_room(&why) => world.denied = true,
@@ -70,7 +77,7 @@ impl Scenario {
             }
             (&Command::Credit(key, count, _), Outcome::Credited(at, _)) => {
                 world.admitted = true;
-                // What is full already is answered from a read.
+                // A credit to a full limit is answered from a read.
                 let is_locked = world.database.locked(session).iter().any(|place| place.key == key);
                 if is_locked || self.is_in_memory(key) {
                     let credit = (key, at.0, Change::Credit(count));
@@ -136,7 +143,7 @@ impl Scenario {
             Command::Reset(key, _) => *key..*key + 1,
             _ => 0..KEYS.len() as u8,
         };
-        // Memory forgets all keys partition by partition, which is noted there; in rows those that there were, and at
+        // Memory removes keys partition by partition, which is noted there. In rows these are the locked ones, and at
         // least those that were never full.
         let rows = world.database.locked(session);
         let is_noted = |key: &u8| match self.is_in_memory(*key) {
@@ -163,7 +170,7 @@ impl Scenario {
         }
     }
 
-    /// An admitted call: the state that the session sees explains it, since it has the rows.
+    /// Judges an admitted call: the state that the session sees explains it, since it has the rows.
     fn judge_admitted(
         &self,
         world: &mut World,
@@ -208,7 +215,7 @@ impl Scenario {
         }
     }
 
-    /// A denied call: right at some instant since it was invoked, and it holds no lock that it did not hold then.
+    /// Judges a denied call: it was right at some instant since it began, and locked nothing.
     fn judge_denied(
         &self,
         world: &mut World,
@@ -238,7 +245,7 @@ impl Scenario {
                 }
             })
         });
-        // A transaction that holds a row of the key may not wait for others: the documents say that it retries.
+        // A transaction that has a row of the key can't wait for others: as documented, it is to retry.
         let may_not_wait = |answer: &Answered| {
             let holds = at.locked.iter().any(|place| place.key == answer.key);
             answer.retry_after == Some(Micros(0)) && holds && !(exact && single)
@@ -252,11 +259,11 @@ impl Scenario {
         self.judge_locks(world, session);
     }
 
-    /// What took nothing has locked nothing.
+    /// Checks that a call that took nothing has locked nothing.
     fn judge_locks(&self, world: &mut World, session: usize) {
         let was_locked = &world.sessions[session].locked;
         let keeps = world.database.locked(session).iter().any(|place| !was_locked.contains(place));
-        // Through SQL a row stays locked where another call came between its read and its lock: as documented.
+        // Through SQL, as documented, a row stays locked if another call came between its read and its lock.
         if keeps && self.setting.access == AccessPath::Heap {
             world.is_wrong(Wrong::LockKept);
         }
@@ -266,7 +273,7 @@ impl Scenario {
         let definition = self.definition(world, session, key);
         let is_right = |instant: &Instant| {
             let mut after = answer.clone();
-            // A check answers what is left before.
+            // A check answers with the tokens left before.
             after.remaining -= if answer.ok { f64::from(answer.count) } else { 0.0 };
             let is_blocked = instant.blocked.contains(&key);
             is_blocked == answer.is_blocked
@@ -313,7 +320,7 @@ impl Scenario {
     ) {
         let definition = self.definition(world, session, key);
         let ttl = definition.limit.concurrency().map_or(Micros(0), |limit| limit.ttl);
-        // Not sooner than before, where the clock stepped back.
+        // Not sooner than before, if the clock stepped back.
         let is_extended = |instant: &Instant| {
             let before = oracle::expiry(instant.states[usize::from(key)].as_ref(), id);
             before.is_some_and(|before| before.max(Micros(instant.now).plus(ttl)) == until)
@@ -325,7 +332,7 @@ impl Scenario {
         self.change(world, session, change);
     }
 
-    /// Ends a session's transaction in the books: what it changed counts now, and is explained by what is committed.
+    /// Ends a session's transaction in the books: the committed state explains its changes, which count from now on.
     pub fn end(&self, world: &mut World, session: usize, commits: bool) {
         let effects = std::mem::take(&mut world.sessions[session].effects);
         let renamed = world.sessions[session].renamed.take();
@@ -349,23 +356,23 @@ impl Scenario {
         at.locked.clear();
     }
 
-    /// Forgets what a subtransaction changed that was rolled back.
+    /// Drops the changes of subtransactions that were rolled back.
     pub fn forget_rolled_back(&self, world: &mut World, session: usize) {
         let database = &world.database;
         let is_open = |effect: &Applied| {
             database.open[session].contains(&effect.xid)
                 && database.status(effect.xid) != TransactionStatus::Aborted
         };
-        // The subtransaction of the savepoint began again, without effects.
+        // The savepoint's subtransaction began again, without effects.
         let fresh = database.xid(session);
         world.sessions[session].effects.retain(|effect| is_open(effect) && effect.xid != fresh);
     }
 
-    /// Checks what must hold at every instant, and at the end.
+    /// Checks a state.
     pub fn check(&self, world: &mut World) {
         for key in 0..KEYS.len() as u8 {
             self.check_key(world, key);
-            // Rows and the books change in one step: at a commit.
+            // Rows and the books change in one step, a commit.
             if self.saved[usize::from(key)] {
                 self.check_saved(world, key);
             } else if !self.is_in_memory(key) || world.has_ended() {
@@ -381,7 +388,7 @@ impl Scenario {
         }
     }
 
-    /// No more is admitted than the limit has, whichever of the transactions in progress commit.
+    /// Checks that no more is admitted than the limit has, whichever of the transactions in progress commit.
     fn check_key(&self, world: &mut World, key: u8) {
         let definition = self.largest();
         let of = |session: &SessionState| -> Vec<Applied> {
@@ -391,7 +398,7 @@ impl Scenario {
             world.sessions.iter().map(of).filter(|effects| !effects.is_empty()).collect();
         if self.is_exact() {
             if in_progress.len() > 1 {
-                world.is_wrong(Wrong::TwoHolders);
+                world.is_wrong(Wrong::TwoWriters);
             }
             return;
         }
@@ -409,7 +416,7 @@ impl Scenario {
             effects.iter().for_each(|effect| _ = self.apply(&mut state, effect));
             state
         };
-        // A session that gives more than it takes may be rolled back, so others may not spend that.
+        // A transaction that gives more than it takes may be rolled back: no other may spend that.
         let committed = &world.committed[usize::from(key)];
         let takes =
             |effects: &&Vec<Applied>| left(&after(committed.clone(), effects)) < left(committed);
@@ -419,7 +426,7 @@ impl Scenario {
         }
     }
 
-    /// What is committed is what was answered.
+    /// Checks that the committed rows, or the entry, have the state that the answers explain.
     fn check_committed(&self, world: &mut World, key: u8) {
         let now = Micros(world.database.now);
         let rows = world.database.committed(key);

@@ -165,8 +165,8 @@ impl Rows for Run<'_> {
     }
 
     fn held(&self, _: &[u8], key: &[u8]) -> Vec<i32> {
-        let reply = self.at_once(Primitive::Held(key_number(key)));
-        let StepReply::Held(shards) = reply else { unreachable!("{reply:?}") };
+        let reply = self.at_once(Primitive::OwnRows(key_number(key)));
+        let StepReply::OwnRows(shards) = reply else { unreachable!("{reply:?}") };
         shards
     }
 

@@ -1,4 +1,4 @@
-//! What a session does: a call, or the beginning or end of what it does together.
+//! The statements of sessions: calls, and the beginnings and ends of transactions.
 
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
@@ -23,11 +23,11 @@ pub fn key_number(key: &[u8]) -> u8 {
     key.first().map_or(u8::MAX, |letter| letter - b'a')
 }
 
-/// The definition that is in force, in place of a number of one.
+/// Stands for the definition in force, where a number of one is expected.
 pub const DEFINED: u8 = u8::MAX;
 
-/// What a session does. The last number is that of the definition that the call brings, or [`DEFINED`]: so a session
-/// may know another definition than the rest.
+/// A statement. The last number of a call is the definition that it brings, or [`DEFINED`]: so sessions may use
+/// different ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
     /// `rl_limit`: key, count.
@@ -61,8 +61,8 @@ pub enum Command {
     /// A turn of the writer, and how it ends.
     Save(TurnEnd),
     /// SELECT of a row FOR UPDATE: key.
-    Hold(u8),
-    /// What the primary of this standby has written arrives: key, tokens that are left.
+    LockRow(u8),
+    /// Replays the primary's write of a row: key, tokens left.
     Replicate(u8, u8),
     /// `pg_promote`.
     Promote,
@@ -76,12 +76,12 @@ pub enum Command {
     Rollback,
 }
 
-/// What a call answered of a request.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answered {
     /// The key.
     pub key: u8,
-    /// What was asked for.
+    /// The tokens that were asked for.
     pub count: u8,
     /// Whether it is allowed.
     pub ok: bool,
@@ -97,14 +97,14 @@ pub struct Answered {
     pub lease: Option<i64>,
 }
 
-/// What came of a statement.
+/// The outcome of a statement.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// The answers of a take, or of a check, to each request.
     Answered(Vec<Answered>),
     /// Tokens were given back: the instant, and those left.
     Credited(Micros, f64),
-    /// Whether there was a state to reset; of all keys, how many there were.
+    /// Whether there was a state to reset.
     Reset(bool),
     /// Until when a lease lives; `None`: it was not there.
     Extended(i64, Option<Micros>),
@@ -171,7 +171,7 @@ impl Command {
             "save" => Command::Save(TurnEnd::Committed),
             "save_fails" => Command::Save(TurnEnd::RolledBack),
             "save_dies" => Command::Save(TurnEnd::Killed),
-            "hold" => Command::Hold(first),
+            "lock" => Command::LockRow(first),
             "replicate" => Command::Replicate(first, second),
             "promote" => Command::Promote,
             "savepoint" => Command::Savepoint,
@@ -234,7 +234,7 @@ impl Command {
             &Command::Define(number) => return at_once(run, Primitive::Define(number)),
             &Command::Block(key) => return at_once(run, Primitive::Block(key)),
             &Command::Rename(from, to) => return rename(run, from, to),
-            &Command::Hold(key) => return hold(run, key),
+            &Command::LockRow(key) => return lock_row(run, key),
             &Command::Replicate(key, left) => return step(run, Primitive::Replicate(key, left)),
             Command::Promote => return step(run, Primitive::Promote),
             call => call.call(run, leases),
@@ -352,7 +352,7 @@ fn step(run: &Run, step: Primitive) -> Outcome {
 }
 
 /// Locks a row, if there is one.
-fn hold(run: &Run, key: u8) -> Outcome {
+fn lock_row(run: &Run, key: u8) -> Outcome {
     let place = crate::postgres::RowKey { key, shard: 0 };
     if let StepReply::Row(Some((tid, ..))) = run.step(Primitive::Read(place)) {
         run.step(Primitive::Lock(tid, place));

@@ -34,19 +34,19 @@ pub fn save(run: &Run, end: TurnEnd) -> Result<bool> {
         written.push(stores::save(run, run, (NAME, KEYS[usize::from(*key)]), state, false)?);
     }
     let all = || copies.iter().zip(written.iter().copied());
-    let settle = |commits: bool| {
+    let finish = |commits: bool| {
         for ((key, state), is_written) in all() {
             run.step(Primitive::FinishSaved(*key, state.clone(), is_written && commits));
         }
     };
-    if run.has(Flaw::SettledBeforeCommit) {
-        settle(true);
+    if run.has(Flaw::FinishedBeforeCommit) {
+        finish(true);
     }
     let commits = end == TurnEnd::Committed;
     let keys = all().filter(|(_, is_written)| *is_written).map(|((key, _), _)| *key).collect();
     run.step(Primitive::EndWrites(commits, keys));
     if end != TurnEnd::Killed {
-        settle(commits);
+        finish(commits);
     }
     run.step(Primitive::EndTurn);
     Ok(copies.is_empty() || written.contains(&true))

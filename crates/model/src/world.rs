@@ -64,7 +64,7 @@ pub enum Wrong {
     /// A call that took nothing keeps a lock.
     LockKept,
     /// Two transactions have changed a row at once.
-    TwoHolders,
+    TwoWriters,
     /// Two rows have one key.
     TwoRows,
     /// An id is that of two leases.
@@ -414,7 +414,7 @@ impl Scenario {
                 }
                 Ok(outcome) => {
                     at.used = ran.used;
-                    self.settle(world, session, statement, outcome);
+                    self.judge_outcome(world, session, statement, outcome);
                 }
             }
         }

@@ -62,7 +62,7 @@ pub(super) fn writes(call: &Invocation) -> Writes {
 /// Makes the items of one key from its calls, given by their indexes in the order of invocation.
 ///
 /// # Errors
-/// What can't be judged: whether a transaction held the row before its last call on it isn't known.
+/// A credit can't be judged where it is not known whether its transaction has the row afterwards.
 pub(super) fn items(
     history: &History,
     storage: Storage,

@@ -265,8 +265,8 @@ fn shifted(state: &State, later: i64) -> State {
         State::Log(log) if later != 0 => {
             log.entries.iter_mut().for_each(|entry| *entry = entry.plus(by));
         }
-        State::Leases(held) if later != 0 => {
-            held.leases.iter_mut().for_each(|lease| lease.expires_at = lease.expires_at.plus(by));
+        State::Leases(leases) if later != 0 => {
+            leases.leases.iter_mut().for_each(|lease| lease.expires_at = lease.expires_at.plus(by));
         }
         _ => {}
     }

@@ -36,7 +36,7 @@ impl Database {
             version.lockers.dedup();
             version.xmax.iter_mut().for_each(|(xid, _)| inherit(xid));
         }
-        self.held[session].iter_mut().for_each(|(_, xid)| inherit(xid));
+        self.own_rows[session].iter_mut().for_each(|(_, xid)| inherit(xid));
         if self.awaited.contains(&ended) {
             self.set_status(Some(ended), TransactionStatus::Committed);
         } else {
@@ -55,9 +55,9 @@ impl Database {
             let ended = self.open[session].pop();
             self.set_status(ended, end);
         }
-        let mut held = std::mem::take(&mut self.held[session]);
-        held.retain(|&(_, xid)| self.status(xid) != TransactionStatus::Aborted);
-        self.held[session] = held;
+        let mut own = std::mem::take(&mut self.own_rows[session]);
+        own.retain(|&(_, xid)| self.status(xid) != TransactionStatus::Aborted);
+        self.own_rows[session] = own;
         self.clean();
     }
 
@@ -97,7 +97,7 @@ impl Database {
             self.blocked.sort_unstable();
             self.blocked.dedup();
         }
-        self.held[session].clear();
+        self.own_rows[session].clear();
         self.clean();
         let own = |xid: &Xid| usize::from(xid.session) == session;
         let ended: Vec<Xid> = self.transactions.keys().copied().filter(own).collect();

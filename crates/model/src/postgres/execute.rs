@@ -86,11 +86,12 @@ impl Database {
                 self.drawn[session] += 1;
                 StepReply::Number(drawn)
             }
-            Primitive::Held(key) => {
-                let rows = self.held[session].iter().rev().filter(|(place, _)| place.key == key);
+            Primitive::OwnRows(key) => {
+                let rows =
+                    self.own_rows[session].iter().rev().filter(|(place, _)| place.key == key);
                 let shards = rows.map(|(place, _)| place.shard);
-                let forgotten = self.has(Flaw::HeldForgotten);
-                StepReply::Held(shards.filter(|_| !forgotten).collect())
+                let forgotten = self.has(Flaw::OwnRowsForgotten);
+                StepReply::OwnRows(shards.filter(|_| !forgotten).collect())
             }
             Primitive::ReadEntry(id) => {
                 StepReply::Entry(self.entries.get(&id).map(|entry| entry.content.clone()))
@@ -153,14 +154,14 @@ impl Database {
 
     /// Remembers that a session holds a row, as `store::own_locks` does: in the subtransaction in which it locked it
     /// first.
-    fn hold(&mut self, session: usize, place: RowKey) {
+    fn note_own(&mut self, session: usize, place: RowKey) {
         let xid = self.xid(session);
-        let held = &mut self.held[session];
-        let row = match held.iter().position(|(other, _)| *other == place) {
-            Some(at) => held.remove(at),
+        let own = &mut self.own_rows[session];
+        let row = match own.iter().position(|(other, _)| *other == place) {
+            Some(at) => own.remove(at),
             None => (place, xid),
         };
-        held.push(row);
+        own.push(row);
     }
 
     /// Locks the newest version. One that is being updated is only reported, if `is_first` or another one came before
@@ -175,10 +176,10 @@ impl Database {
         let (last, is_other) = match self.follow(session, tid) {
             Ok(Some(last)) => last,
             Ok(None) => return StepReply::Row(None),
-            Err(MustWait(held)) => {
-                return match self.versions[&held].xmax {
-                    Some((_, Some(next))) if is_first || held != tid => {
-                        StepReply::Updated(held, next)
+            Err(MustWait(locked)) => {
+                return match self.versions[&locked].xmax {
+                    Some((_, Some(next))) if is_first || locked != tid => {
+                        StepReply::Updated(locked, next)
                     }
                     _ => StepReply::Row(None),
                 };
@@ -190,7 +191,7 @@ impl Database {
             return StepReply::Row(None);
         }
         self.lock(session, last);
-        self.hold(session, place);
+        self.note_own(session, place);
         StepReply::Row(Some((last, true, self.versions[&last].content.clone())))
     }
 
@@ -201,7 +202,7 @@ impl Database {
         }
         let (place, content) = (version.place, version.content.clone());
         self.lock(session, tid);
-        self.hold(session, place);
+        self.note_own(session, place);
         StepReply::Row(Some((tid, true, content)))
     }
 
@@ -227,7 +228,7 @@ impl Database {
             version.xmax = Some((xid, Some(new)));
         }
         self.versions.insert(new, self.version(session, place, content, false));
-        self.hold(session, place);
+        self.note_own(session, place);
         true
     }
 
@@ -246,7 +247,7 @@ impl Database {
             version.xmax = Some((xid, None));
             place = Some(version.place);
         }
-        place.into_iter().for_each(|place| self.hold(session, place));
+        place.into_iter().for_each(|place| self.note_own(session, place));
         true
     }
 
@@ -277,7 +278,7 @@ impl Database {
             version.is_speculative = false;
             place = Some(version.place);
         }
-        place.into_iter().for_each(|place| self.hold(session, place));
+        place.into_iter().for_each(|place| self.note_own(session, place));
         StepReply::Done
     }
 

@@ -174,7 +174,7 @@ pub enum Primitive {
     /// Draws the id of a lease, a new one.
     Draw,
     /// The shard numbers of a key's rows that this transaction holds (`store::own_locks`).
-    Held(u8),
+    OwnRows(u8),
     /// Locks a partition of the memory: what follows up to the next such step is under the lock.
     LockPartition,
     /// Reads an entry, under the lock.
@@ -205,7 +205,7 @@ pub enum Primitive {
     CopySaved(u8),
     /// Ends the transaction in which copies were written, of these keys: commits or not (`background::transaction`).
     EndWrites(bool, Vec<u8>),
-    /// Notes under the lock whether the copy of a key was written, which had this state (`SavedMemory::finish`).
+    /// Marks the copy of a key, with this state, as written or not, under the lock (`SavedMemory::finish`).
     FinishSaved(u8, Option<Total>, bool),
     /// Stops saving.
     EndTurn,
@@ -251,7 +251,7 @@ pub enum StepReply {
     /// The number of the definition, and whether the key is blocked.
     Known(u8, bool),
     /// Shard numbers.
-    Held(Vec<i32>),
+    OwnRows(Vec<i32>),
     /// An entry.
     Entry(Option<Total>),
     /// A saved entry; of a key that is full, `Some(None)`.
@@ -288,7 +288,7 @@ pub enum Flaw {
     /// A commit loses the writes.
     CommitLost,
     /// A session doesn't know which rows it has locked.
-    HeldForgotten,
+    OwnRowsForgotten,
     /// A version that another is writing is read.
     DirtyRead,
     /// A lock without a wait waits.
@@ -304,7 +304,7 @@ pub enum Flaw {
     /// Two workers save at once.
     TwoWriters,
     /// Copies are marked as written before the commit.
-    SettledBeforeCommit,
+    FinishedBeforeCommit,
     /// A server that stops saves nothing.
     StoppedUnsaved,
     /// A standby's entries still count after its promotion.
@@ -323,7 +323,7 @@ pub struct Database {
     /// By session, its transaction and the open subtransactions.
     pub open: Vec<Vec<Xid>>,
     /// By session, the rows that its transaction has locked or written, and in which subtransaction, in this order.
-    pub held: Vec<Vec<(RowKey, Xid)>>,
+    pub own_rows: Vec<Vec<(RowKey, Xid)>>,
     /// By session, how many ids it has drawn.
     pub drawn: Vec<u8>,
     /// The clock, in microseconds.
@@ -363,7 +363,7 @@ impl Database {
     pub fn new(sessions: usize) -> Database {
         let mut database = Database {
             open: vec![Vec::new(); sessions],
-            held: vec![Vec::new(); sessions],
+            own_rows: vec![Vec::new(); sessions],
             drawn: vec![0; sessions],
             defining: vec![None; sessions],
             blocking: vec![None; sessions],

@@ -9,7 +9,7 @@ const MEMORY: &str = r#"{"kind": "concurrency", "slots": 2, "ttl": "1 hour", "st
 const ONE: &str = r#"{"kind": "concurrency", "slots": 1, "ttl": "1 hour"}"#;
 
 const HOUR: i64 = 3_600_000_000;
-const HOLD: &str = "acquire a; commit; extend a; commit; release a";
+const LEASE: &str = "acquire a; commit; extend a; commit; release a";
 
 /// All of them.
 pub fn all(long: bool) -> Vec<Scenario> {
@@ -21,7 +21,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
             Scenario { name, ..scenario }
         };
         all.extend([
-            of(&format!("{HOLD} | {HOLD}")),
+            of(&format!("{LEASE} | {LEASE}")),
             of("acquire a; commit; extend a | acquire a | acquire a"),
             of("acquire a; commit; extend a; release a | reset a; commit; acquire a"),
             of("acquire a; commit; release a | acquire a; commit; reset_all; acquire a"),
@@ -42,13 +42,13 @@ pub fn all(long: bool) -> Vec<Scenario> {
         one("savepoint; acquire a; rollback_to; acquire a | acquire a"),
         one("acquire a; commit; release a; rollback; extend a | acquire a"),
         one("acquire a; commit; release a | acquire a").crashing(),
-        one(&format!("{HOLD} | {HOLD}")).through_sql(),
+        one(&format!("{LEASE} | {LEASE}")).through_sql(),
         one("acquire a; commit; release a; rollback; extend a | acquire a").through_sql(),
         one("savepoint; acquire a; rollback_to; acquire a | acquire a").through_sql(),
     ]);
     if long {
-        all.push(Scenario::new(&format!("{HOLD} | {HOLD} | acquire a"), &[TABLE]));
-        all.push(Scenario::new(&format!("{HOLD} | {HOLD} | {HOLD}"), &[MEMORY]));
+        all.push(Scenario::new(&format!("{LEASE} | {LEASE} | acquire a"), &[TABLE]));
+        all.push(Scenario::new(&format!("{LEASE} | {LEASE} | {LEASE}"), &[MEMORY]));
     }
     all
 }

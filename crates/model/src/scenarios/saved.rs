@@ -58,9 +58,9 @@ fn turns() -> Vec<Scenario> {
         of("take a 1; commit; take a 1 | save | save; commit; save"),
         of("take a 1; take b 1; commit; take a 1 | save_fails; commit; save"),
         of("take a 1; commit; take a 1 | save_dies; commit; save").row(0, 3.0),
-        of("take a 1; commit; save; commit; take a 1 | hold a; rollback").row(0, 3.0),
+        of("take a 1; commit; save; commit; take a 1 | lock a; rollback").row(0, 3.0),
         of("take a 1; commit; take a 1 | save; commit; save").through_sql(),
-        of("take a 1; commit; save | hold a; rollback").row(0, 3.0).through_sql(),
+        of("take a 1; commit; save | lock a; rollback").row(0, 3.0).through_sql(),
         of("take a 1; rollback; take a 2 | credit a 1 | save"),
         of("take a 1; commit; check a 1; check a 3 | take a 2 | save").row(0, 2.0),
     ]
