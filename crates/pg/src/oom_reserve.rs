@@ -6,6 +6,7 @@
 //! No single allocation exceeds the reserve: memory that grows with a caller's input is bounded, read by pages, or
 //! palloc'd, and a loop that collects calls [`check_for_interrupts`] each time. If the reserve does not suffice, only
 //! this session ends (FATAL).
+//!
 //! [`check_for_interrupts`]: crate::interrupts::check_for_interrupts
 
 use std::alloc::{GlobalAlloc, Layout, System};
