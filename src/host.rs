@@ -39,46 +39,37 @@ pub struct Session<'a> {
     entries: OnceCell<SharedEntries>,
 }
 
-/// Runs a use case that reads.
-///
-/// # Errors
-/// Those of the catalog and of the work.
-pub fn read<T>(function: pg_sys::Oid, work: impl FnMut(&Session) -> PortResult<T>) -> Result<T> {
-    run(function, TableLock::Read, work)
-}
-
-/// Runs a use case that may write: where the table can't be written, only definitions are read, on a standby under no
-/// stronger lock.
-///
-/// # Errors
-/// As [`read`].
-pub fn take<T>(function: pg_sys::Oid, work: impl FnMut(&Session) -> PortResult<T>) -> Result<T> {
-    run(function, if is_read_only() { TableLock::Read } else { TableLock::Write }, work)
-}
-
-/// Runs a use case that writes.
-///
-/// # Errors
-/// As [`read`].
-pub fn write<T>(function: pg_sys::Oid, work: impl FnMut(&Session) -> PortResult<T>) -> Result<T> {
-    run(function, TableLock::Write, work)
-}
-
-/// Runs a use case under a lock on the table, and again if the table changes before it writes.
-///
-/// # Errors
-/// As [`read`].
-fn run<T>(
-    function: pg_sys::Oid,
-    lock: TableLock,
-    mut work: impl FnMut(&Session) -> PortResult<T>,
-) -> Result<T> {
-    catalog::with(function, lock, |catalog| {
-        Ok(work(&Session { catalog, function, entries: OnceCell::new() })?)
-    })
+/// What a use case does, from which follows the lock on the table that it takes first.
+#[derive(Clone, Copy)]
+pub enum Use {
+    /// It reads.
+    Reads,
+    /// It may write: where the table can't be written, only definitions are read, on a standby under no stronger lock.
+    Takes,
+    /// It writes.
+    Writes,
 }
 
 impl Session<'_> {
+    /// Runs a use case under a lock on the table, and again if the table changes before it writes.
+    ///
+    /// # Errors
+    /// Those of the catalog and of the work.
+    pub fn run<T>(
+        usage: Use,
+        function: pg_sys::Oid,
+        mut work: impl FnMut(&Session) -> PortResult<T>,
+    ) -> Result<T> {
+        let lock = match usage {
+            Use::Takes if !is_read_only() => TableLock::Write,
+            Use::Writes => TableLock::Write,
+            Use::Reads | Use::Takes => TableLock::Read,
+        };
+        catalog::with(function, lock, |catalog| {
+            Ok(work(&Session { catalog, function, entries: OnceCell::new() })?)
+        })
+    }
+
     /// The entries of a memory, as this database and extension have them.
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
         let origin = || Origin::new(memory, self.catalog);

@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{Host, RowAccess, Rows};
 
-use crate::host::{self, Session};
+use crate::host::{Session, Use};
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::Result;
 
@@ -49,7 +49,7 @@ fn with_rows<T>(mut work: impl FnMut(&dyn Rows) -> PortResult<T>) -> Result<T> {
 
 /// Runs work with the session and the rows.
 fn with_session<T>(mut work: impl FnMut(&Session, &dyn Rows) -> PortResult<T>) -> Result<T> {
-    host::write(function(), |session| {
+    Session::run(Use::Writes, function(), |session| {
         session.with_rows(RowAccess::Write, |rows| work(session, rows))
     })
 }

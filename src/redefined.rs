@@ -20,7 +20,7 @@ use ratelimit_memory::saved::SavedCopy;
 
 use crate::cache::changed::{self, Taken};
 use crate::cache::definitions;
-use crate::host;
+use crate::host::{Session, Use};
 use crate::schema::catalog::{self, Catalog};
 use crate::schema::error::{Error, Result};
 use crate::store::memory::writer::{self, Origin};
@@ -143,7 +143,7 @@ fn before_commit() -> Result<()> {
     leaving.sort_unstable_by(|one, other| (&one.name, &one.key).cmp(&(&other.name, &other.key)));
     // It leaves no deferred trigger, which would not be fired any more: those are refused where SQL runs as the owner.
     if !leaving.is_empty() {
-        host::write(function, |session| {
+        Session::run(Use::Writes, function, |session| {
             session.with_rows(RowAccess::Write, |rows| {
                 leaving.iter().try_for_each(|copy| {
                     let key = (&copy.name[..], &copy.key[..]);

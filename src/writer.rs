@@ -24,7 +24,7 @@ use ratelimit_limiter::target::Store;
 use ratelimit_memory::saved::{Outcome, SavedCopy};
 use xxhash_rust::xxh64::xxh64;
 
-use crate::host;
+use crate::host::{Session, Use};
 use crate::schema::catalog;
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
@@ -291,7 +291,7 @@ fn write(
         has_table.set(true);
         background::set_lock_timeout(ROW_WAIT);
         let mut names = Names { locked: [None; NAME_LOCKS as usize] };
-        let work = |session: &host::Session| {
+        let work = |session: &Session| {
             session.with_rows(RowAccess::Write, |rows| {
                 let mut outcomes = Vec::with_capacity(copies.len());
                 for copy in copies {
@@ -310,7 +310,7 @@ fn write(
         if function == pg_sys::InvalidOid {
             return Err(Failed::All("42P01".into()));
         }
-        host::write(function, work).map_err(|error| Failed::new(sqlstate_of(&error)))
+        Session::run(Use::Writes, function, work).map_err(|error| Failed::new(sqlstate_of(&error)))
     };
     let failed = |sqlstate: String| match has_table.get() {
         true => Failed::new(sqlstate),
@@ -320,7 +320,7 @@ fn write(
 }
 
 /// Writes one of them.
-fn write_one(session: &host::Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult<Outcome> {
+fn write_one(session: &Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult<Outcome> {
     let (name, key) = (&copy.name[..], &copy.key[..]);
     // As it is stored, whatever the clock. One that can't be read may still be saved.
     let known = session.known(name, key);

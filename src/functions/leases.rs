@@ -9,7 +9,7 @@ use ratelimit_limiter::request::Request;
 use super::answers::{RlResult, denied, time};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::{One, sql_function};
-use crate::host::{self, CallConfig, Session, inline};
+use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
@@ -64,7 +64,7 @@ sql_function! {
         let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
-        let answer = host::take(call.function(), |host| leases::acquire(host, &request))?;
+        let answer = Session::run(Use::Takes, call.function(), |host| leases::acquire(host, &request))?;
         if throws && !answer.ok {
             return Err(denied(&request, &answer));
         }
@@ -88,7 +88,7 @@ sql_function! {
         let config = config.map(CallConfig);
         let request = lease.request(&config);
         let extend = |host: &Session| leases::extend(host, &request, lease.0.id);
-        Ok(host::take(call.function(), extend)?.and_then(time))
+        Ok(Session::run(Use::Takes, call.function(), extend)?.and_then(time))
     }
 }
 
@@ -99,6 +99,6 @@ sql_function! {
         let Some(lease) = lease else { return Ok(false) };
         let config = config.map(CallConfig);
         let request = lease.request(&config);
-        host::take(call.function(), |host| leases::release(host, &request, lease.0.id))
+        Session::run(Use::Takes, call.function(), |host| leases::release(host, &request, lease.0.id))
     }
 }

@@ -7,7 +7,7 @@ use ratelimit_limiter::single;
 use super::answers::{RlResult, denied};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::{One, sql_function};
-use crate::host::{self, CallConfig, inline};
+use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
 use ratelimit_pg::values::Jsonb;
@@ -26,7 +26,7 @@ sql_function! {
     ) -> One<RlResult> {
         let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
-        let answer = host::take(call.function(), |host| single::limit(host, &request))?;
+        let answer = Session::run(Use::Takes, call.function(), |host| single::limit(host, &request))?;
         answered(&request, &answer, throws)
     }
 }
@@ -45,7 +45,7 @@ sql_function! {
     ) -> One<RlResult> {
         let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
-        let answer = host::read(call.function(), |host| single::check(host, &request))?;
+        let answer = Session::run(Use::Reads, call.function(), |host| single::check(host, &request))?;
         answered(&request, &answer, throws)
     }
 }
@@ -64,7 +64,7 @@ sql_function! {
         let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
-        let answer = host::take(call.function(), |host| single::credit(host, &request, taken_at))?;
+        let answer = Session::run(Use::Takes, call.function(), |host| single::credit(host, &request, taken_at))?;
         Ok(One(RlResult::from(&answer)))
     }
 }

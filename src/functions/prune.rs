@@ -2,7 +2,7 @@
 
 use super::arguments::{Idle, MaxRows};
 use crate::declaration::sql_function;
-use crate::host;
+use crate::host::{Session, Use};
 use ratelimit_limiter::prune::prune;
 use ratelimit_pg::call::Call;
 
@@ -13,7 +13,7 @@ sql_function! {
         let undefined_idle = undefined_idle.map(|idle| idle.0);
         // Counts on if the table has changed and the work begins again.
         let mut deleted = 0;
-        host::write(call.function(), |host| prune(host, max_rows.0, undefined_idle, &mut deleted))?;
+        Session::run(Use::Writes, call.function(), |host| prune(host, max_rows.0, undefined_idle, &mut deleted))?;
         Ok(deleted)
     }
 }

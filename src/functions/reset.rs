@@ -2,7 +2,7 @@
 
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
-use crate::host;
+use crate::host::{Session, Use};
 use ratelimit_limiter::single;
 use ratelimit_pg::call::Call;
 
@@ -10,7 +10,7 @@ sql_function! {
     /// 25006 in a read-only transaction.
     #[effect(Takes)]
     fn rl_reset(call: &Call, name: LimitName, key: LimitKey) -> bool {
-        host::take(call.function(), |host| single::reset(host, name.0, key.0))
+        Session::run(Use::Takes, call.function(), |host| single::reset(host, name.0, key.0))
     }
 }
 
@@ -20,7 +20,7 @@ sql_function! {
     fn rl_reset_all(call: &Call, name: LimitName) -> i64 {
         // Counts on if the table has changed and the work begins again.
         let mut count = 0;
-        host::take(call.function(), |host| single::reset_all(host, name.0, &mut count))?;
+        Session::run(Use::Takes, call.function(), |host| single::reset_all(host, name.0, &mut count))?;
         Ok(count)
     }
 }

@@ -9,7 +9,7 @@ use ratelimit_limiter::several::{self, RequestOutcome};
 use super::answers::{self, RlResult};
 use super::arguments::{valid_key, valid_name};
 use crate::declaration::sql_function;
-use crate::host::{self, CallConfig, inline};
+use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::sql_types::{Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
@@ -36,7 +36,7 @@ sql_function! {
     /// As `rl_limit`, with the number of the request.
     #[effect(Takes)]
     fn rl_limit_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
-        let make = |list: &[Request]| host::take(call.function(), |host| several::limit(host, list));
+        let make = |list: &[Request]| Session::run(Use::Takes, call.function(), |host| several::limit(host, list));
         answer_all(call, make, requests, throws)
     }
 }
@@ -45,7 +45,7 @@ sql_function! {
     /// As `rl_limit_all`, except 25006.
     #[effect(Reads)]
     fn rl_check_all(call: &Call, requests: Jsonb, throws: bool) -> Rows<RequestRow> {
-        let make = |list: &[Request]| host::read(call.function(), |host| several::check(host, list));
+        let make = |list: &[Request]| Session::run(Use::Reads, call.function(), |host| several::check(host, list));
         answer_all(call, make, requests, throws)
     }
 }

@@ -8,7 +8,7 @@ use ratelimit_limiter::status::{self, Status};
 use super::answers::{finite, retry, time};
 use super::arguments::{LimitKey, LimitName};
 use crate::declaration::sql_function;
-use crate::host::{self, CallConfig, inline};
+use crate::host::{CallConfig, Session, Use, inline};
 use ratelimit_pg::call::sql_types::{Json, Text, Timestamptz, sql_row};
 use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::Jsonb;
@@ -53,7 +53,7 @@ sql_function! {
                 limited: status.limited,
             });
         };
-        host::read(call.function(), |host| status::each(host, name, key, &mut put))?;
+        Session::run(Use::Reads, call.function(), |host| status::each(host, name, key, &mut put))?;
         Ok(rows)
     }
 }
@@ -70,7 +70,7 @@ sql_function! {
         let config = config.map(CallConfig);
         let config = inline(&config);
         let request = Request { name: name.0, key: key.0, count: 0.0, reserve: false, config };
-        let found = host::read(call.function(), |host| single::state(host, &request))?;
+        let found = Session::run(Use::Reads, call.function(), |host| single::state(host, &request))?;
         Ok(found.map(|found| Json::new(state::to_json(&found))))
     }
 }

@@ -13,7 +13,7 @@ use ratelimit_limiter::target::{Target, valid_count};
 use super::answers::denied;
 use super::arguments::{valid_key, valid_name};
 use crate::declaration::{Proceed, sql_function};
-use crate::host;
+use crate::host::{Session, Use};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use ratelimit_pg::call::Call;
@@ -46,7 +46,7 @@ sql_function! {
                     true => Ok(comes_last(&trigger, options.name)?),
                     false => Ok(()),
                 };
-                let answer = host::take(function, |host| single::limit_if(host, &request, allowed))?;
+                let answer = Session::run(Use::Takes, function, |host| single::limit_if(host, &request, allowed))?;
                 if answer.ok { Ok(()) } else { Err(denied(&request, &answer)) }
             })
         })?;
