@@ -22,7 +22,7 @@ use crate::store::distributed::Distributed;
 use crate::store::heap;
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
-use crate::store::own_locks::Remembering;
+use crate::store::own_locks::{self, Noting};
 use crate::tally;
 use ratelimit_pg::clock;
 use ratelimit_pg::interrupts::check_for_interrupts;
@@ -70,6 +70,11 @@ impl Session<'_> {
         })
     }
 
+    /// The OID of the table of rows.
+    pub fn table(&self) -> pg_sys::Oid {
+        self.catalog.rate_limits.oid
+    }
+
     /// The entries of a memory, as this database and extension have them.
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
         let origin = || Origin::new(memory, self.catalog);
@@ -88,9 +93,8 @@ pub fn with_store<T>(
     lock: TableLock,
     work: impl FnOnce(&dyn Rows) -> Result<T>,
 ) -> Result<T> {
-    let table = catalog.rate_limits.oid.into();
     if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
-        let work = |heap: &_| work(&Remembering { store: heap, table });
+        let work = |heap: &_| work(&Noting(heap));
         return heap::with_heap(catalog, index, lock, work);
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
@@ -102,9 +106,9 @@ pub fn with_store<T>(
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
         _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
             if catalog.rate_limits.distributed {
-                return work(&Remembering { store: &Distributed(sql), table });
+                return work(&Noting(&Distributed(sql)));
             }
-            work(&Remembering { store: sql, table })
+            work(&Noting(sql))
         }),
     }
 }
@@ -149,6 +153,10 @@ impl Random for Session<'_> {
 impl Subtransaction for Session<'_> {
     fn attempt<T>(&self, work: impl FnOnce() -> PortResult<Option<T>>) -> PortResult<Option<T>> {
         ratelimit_pg::subtransaction::attempt(work)
+    }
+
+    fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32> {
+        own_locks::own_rows(name, key)
     }
 }
 

@@ -1,10 +1,19 @@
 //! Deletes the rows that no answer depends on.
 
+use std::cell::RefCell;
+
+use pgrx::pg_sys;
+
 use super::arguments::{Idle, MaxRows};
 use crate::declaration::sql_function;
 use crate::host::{Session, Use};
-use ratelimit_limiter::prune::prune;
+use ratelimit_limiter::prune::{Position, prune};
 use ratelimit_pg::call::Call;
+
+thread_local! {
+    /// Where the session's last batch ended, and in which table.
+    static POSITION: RefCell<Option<(pg_sys::Oid, Position)>> = const { RefCell::new(None) };
+}
 
 sql_function! {
     /// 22004, 22023; 25006 in a read-only transaction.
@@ -13,7 +22,14 @@ sql_function! {
         let undefined_idle = undefined_idle.map(|idle| idle.0);
         // Counts on if the table has changed and the work begins again.
         let mut deleted = 0;
-        Session::run(Use::Writes, call.function(), |host| prune(host, max_rows.0, undefined_idle, &mut deleted))?;
+        Session::run(Use::Writes, call.function(), |host| {
+            let table = host.table();
+            let last = POSITION.take().filter(|&(of, _)| of == table);
+            let mut position = last.map(|(_, position)| position);
+            let pruned = prune(host, max_rows.0, undefined_idle, &mut position, &mut deleted);
+            POSITION.set(position.map(|position| (table, position)));
+            pruned
+        })?;
         Ok(deleted)
     }
 }

@@ -7,7 +7,9 @@ mod tests {
 
     use pgrx::prelude::*;
     use ratelimit_limiter::error::Result;
-    use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+    use ratelimit_limiter::ports::{
+        KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+    };
     use ratelimit_limiter::stores::{delete_key, reset_key};
 
     use super::super::{get, run, with_session};
@@ -20,14 +22,19 @@ mod tests {
     }
 
     impl Rows for Between<'_> {
-        fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
+        fn read_key(
+            &self,
+            name: &[u8],
+            key: &[u8],
+            shards: Option<&[i32]>,
+        ) -> Result<Vec<ShardRow>> {
             let first = self.lists.replace(self.lists.get() + 1) == 0;
             if first {
                 run(
                     "SELECT public.rl_limit('between', count => 2, config => public.rl_token_bucket(4, '1 day'))",
                 );
             }
-            let rows = self.rows.read_key(name, key);
+            let rows = self.rows.read_key(name, key, shards);
             if first {
                 let sharded = "public.rl_token_bucket(4, '1 day', shards => 2)";
                 run(&format!("SELECT public.rl_limit('between', count => 2, config => {sharded})"));
@@ -37,10 +44,6 @@ mod tests {
 
         fn read(&self, id: RowId) -> Result<Option<Row>> {
             self.rows.read(id)
-        }
-
-        fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
-            self.rows.read_shards(name, key, shards)
         }
 
         fn read_after(
@@ -56,16 +59,28 @@ mod tests {
             self.rows.random_key()
         }
 
-        fn lock(&self, id: RowId) -> Result<Option<Row>> {
-            self.rows.lock(id)
+        fn facts(&self) -> RowFacts {
+            RowFacts { locks_first: true, ..self.rows.facts() }
         }
 
-        fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
-            self.rows.try_lock(id)
+        fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
+            self.rows.lock(id, wait)
         }
 
-        fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-            self.rows.insert(id, stored)
+        fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
+            self.rows.insert(id, stored, wait)
+        }
+
+        fn replace(&self, _: RowId, _: &Row, _: &Stored, _: bool) -> Result<bool> {
+            Ok(false)
+        }
+
+        fn remove(&self, _: &[KeyRows]) -> Result<u64> {
+            Ok(0)
+        }
+
+        fn delete_name(&self, _: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+            Ok(None)
         }
 
         fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {

@@ -89,18 +89,18 @@ mod tests {
             let value = || with_rows(|rows| Ok(rows.read(ID)?.map(value_of))).unwrap();
             let write = |value| {
                 with_rows(|rows| {
-                    let locked = rows.lock(ID)?.unwrap();
+                    let locked = rows.lock(ID, true)?.unwrap();
                     rows.update(ID, locked.tuple, &tokens(value))
                 })
                 .unwrap()
             };
             assert_eq!(value(), None);
             and_rolled_back(|| {
-                assert!(with_rows(|rows| rows.insert(ID, &tokens(1.0))).unwrap());
+                assert!(with_rows(|rows| rows.insert(ID, &tokens(1.0), true)).unwrap());
                 assert_eq!(value(), Some(1.0));
             });
             assert_eq!(value(), None, "{access}");
-            assert!(with_rows(|rows| rows.insert(ID, &tokens(2.0))).unwrap());
+            assert!(with_rows(|rows| rows.insert(ID, &tokens(2.0), true)).unwrap());
             write(3.0);
             and_rolled_back(|| {
                 write(4.0);

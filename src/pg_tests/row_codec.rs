@@ -73,14 +73,14 @@ mod tests {
                     RowId { name: "codec ä".as_bytes(), key: key.as_bytes(), shard: n as i32 };
                 written += 1;
                 by(writer);
-                assert!(with_rows(|rows| rows.insert(id, stored)).unwrap());
-                assert!(!with_rows(|rows| rows.insert(id, stored)).unwrap(), "twice");
+                assert!(with_rows(|rows| rows.insert(id, stored, true)).unwrap());
+                assert!(!with_rows(|rows| rows.insert(id, stored, true)).unwrap(), "twice");
                 let of_next = all.get(n + 1).unwrap_or(&all[1]);
                 for (write, expected) in [(false, stored), (true, of_next)] {
                     by(writer);
                     if write {
                         with_rows(|rows| {
-                            let locked = rows.lock(id)?.unwrap();
+                            let locked = rows.lock(id, true)?.unwrap();
                             assert!(same(&locked.stored, stored));
                             rows.update(id, locked.tuple, of_next)
                         })
@@ -92,14 +92,15 @@ mod tests {
                         let read = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
                         assert!(same(&read, expected), "{what} {read:?}");
                         let shards =
-                            with_rows(|rows| rows.read_shards(id.name, id.key, &[99, id.shard]))
+                            with_rows(|rows| rows.read_key(id.name, id.key, Some(&[99, id.shard])))
                                 .unwrap();
                         assert_eq!(shards.len(), 1, "{what}");
                         assert!(
                             shards[0].0 == id.shard && same(&shards[0].1.stored, expected),
                             "{what}"
                         );
-                        let of_key = with_rows(|rows| rows.read_key(id.name, id.key)).unwrap();
+                        let of_key =
+                            with_rows(|rows| rows.read_key(id.name, id.key, None)).unwrap();
                         assert!(of_key.len() == 1 && same(&of_key[0].1.stored, expected), "{what}");
                         let after =
                             with_rows(|rows| rows.read_after((id.name, b""), true, 1000)).unwrap();
@@ -145,7 +146,7 @@ mod tests {
             by(writer);
             for (n, (stored, columns)) in all.iter().enumerate() {
                 let id = RowId { name: b"codec", key: writer.as_bytes(), shard: n as i32 };
-                assert!(with_rows(|rows| rows.insert(id, stored)).unwrap());
+                assert!(with_rows(|rows| rows.insert(id, stored, true)).unwrap());
                 let row = format!(
                     "SELECT r::text FROM ratelimits r WHERE key = '{writer}' AND shard = {n}"
                 );
@@ -270,8 +271,8 @@ mod tests {
             by(writer);
             let id = RowId { name: b"codec", key: writer.as_bytes(), shard: 0 };
             with_rows(|rows| {
-                assert!(rows.insert(id, &window(3.0).into())?);
-                let locked = rows.lock(id)?.unwrap();
+                assert!(rows.insert(id, &window(3.0).into(), true)?);
+                let locked = rows.lock(id, true)?.unwrap();
                 assert_eq!(locked.stored, tokens(3.0));
                 rows.update(id, locked.tuple, &window(2.0).into())
             })
@@ -280,7 +281,7 @@ mod tests {
                 by(reader);
                 with_rows(|rows| {
                     assert_eq!(rows.read(id)?.unwrap().stored, tokens(2.0), "{writer}, {reader}");
-                    assert_eq!(rows.read_key(id.name, id.key)?[0].1.stored, tokens(2.0));
+                    assert_eq!(rows.read_key(id.name, id.key, None)?[0].1.stored, tokens(2.0));
                     let after = rows.read_after((id.name, b""), true, 1000)?;
                     assert!(
                         after
@@ -298,7 +299,7 @@ mod tests {
             by(access);
             let id = RowId { name: b"codec", key: access.as_bytes(), shard: 0 };
             with_rows(|rows| {
-                let locked = rows.lock(id)?.unwrap();
+                let locked = rows.lock(id, true)?.unwrap();
                 assert_eq!(locked.stored, tokens(2.0));
                 rows.update(id, locked.tuple, &window(1.0).into())?;
                 assert_eq!(rows.read(id)?.unwrap().stored, window(1.0).into());
@@ -357,15 +358,15 @@ mod tests {
         by("heap");
         let id = RowId { name: b"codec", key: b"replace", shard: 0 };
         with_rows(|rows| {
-            assert!(rows.insert(id, &tokens(1.0))?);
+            assert!(rows.insert(id, &tokens(1.0), true)?);
             let seen = rows.read(id)?.unwrap();
             assert!(rows.replace(id, &seen, &tokens(2.0), true)?);
             let seen = rows.read(id)?.unwrap();
             assert_eq!(seen.stored, tokens(2.0));
-            let locked = rows.lock(id)?.unwrap();
+            let locked = rows.lock(id, true)?.unwrap();
             rows.delete(id, locked.tuple)?;
             assert!(rows.read(id)?.is_none());
-            assert!(rows.insert(id, &tokens(3.0))?);
+            assert!(rows.insert(id, &tokens(3.0), true)?);
             assert_eq!(rows.read(id)?.unwrap().stored, tokens(3.0));
             Ok(())
         })

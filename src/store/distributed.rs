@@ -17,7 +17,7 @@ use pgrx::pg_sys::BuiltinOid::{
 use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES, TupleId,
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TRIES, TupleId,
 };
 
 use crate::schema::catalog::TableLock;
@@ -34,6 +34,9 @@ use ratelimit_pg::values::text_datum;
 /// The rows of a page: each shard sends this number.
 const PAGE: usize = 2000;
 
+/// The most rows that are deleted by one statement for each shard.
+const BATCH: i64 = 10_000;
+
 /// The longest time of a message to another node that waits for no lock.
 const PATIENCE: Micros = Micros(100_000);
 
@@ -41,7 +44,7 @@ const PATIENCE: Micros = Micros(100_000);
 pub struct Distributed<'a>(pub &'a Connection<'a>);
 
 /// The columns of [`VERSION`]: those of a row, the transaction that wrote it, and whether it is unlocked. A version that
-/// its writer has also locked, as `try_lock` does, keeps the mark of that lock.
+/// its writer has also locked, as `lock` does without a wait, keeps the mark of that lock.
 macro_rules! version {
     () => {
         concat!(
@@ -75,19 +78,18 @@ impl Rows for Distributed<'_> {
         Ok(self.versions(&READ, &key_parameters(id))?.pop().map(|(_, row)| row))
     }
 
-    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> PortResult<Vec<ShardRow>> {
+    fn read_key(
+        &self,
+        name: &[u8],
+        key: &[u8],
+        shards: Option<&[i32]>,
+    ) -> PortResult<Vec<ShardRow>> {
         const READ_SHARDS: Statement = Statement {
             sql: select!(version!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
             parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
             results: &VERSION,
             lock: TableLock::Read,
         };
-        self.keep_key(key)?;
-        let key = [Some(text_datum(name)), Some(text_datum(key)), Some(int_array(shards))];
-        Ok(self.versions(&READ_SHARDS, &key)?)
-    }
-
-    fn read_key(&self, name: &[u8], key: &[u8]) -> PortResult<Vec<ShardRow>> {
         const READ_KEY: Statement = Statement {
             sql: select!(version!(); by_key!(), " ORDER BY shard"),
             parameters: &[TEXTOID, TEXTOID],
@@ -95,7 +97,11 @@ impl Rows for Distributed<'_> {
             lock: TableLock::Read,
         };
         self.keep_key(key)?;
-        Ok(self.versions(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])?)
+        let (name, key) = (Some(text_datum(name)), Some(text_datum(key)));
+        Ok(match shards {
+            Some(shards) => self.versions(&READ_SHARDS, &[name, key, Some(int_array(shards))])?,
+            None => self.versions(&READ_KEY, &[name, key])?,
+        })
     }
 
     fn read_after(
@@ -133,7 +139,7 @@ impl Rows for Distributed<'_> {
 
     /// Locks by an update that changes nothing: Citus takes SELECT ... FOR UPDATE for a read. The version written next
     /// has no mark of this lock.
-    fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
+    fn lock(&self, id: RowId, wait: bool) -> PortResult<Option<Row>> {
         const TOUCH: Statement = Statement {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET value = value WHERE ",
@@ -145,10 +151,6 @@ impl Rows for Distributed<'_> {
             results: &SHARD_ROW,
             lock: TableLock::Write,
         };
-        Ok(self.0.row(&TOUCH, id)?)
-    }
-
-    fn try_lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const TRY_TOUCH: Statement = Statement {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET value = value WHERE ",
@@ -162,11 +164,11 @@ impl Rows for Distributed<'_> {
             results: &SHARD_ROW,
             lock: TableLock::Write,
         };
-        Ok(self.0.row(&TRY_TOUCH, id)?)
+        Ok(self.0.row(if wait { &TOUCH } else { &TRY_TOUCH }, id)?)
     }
 
-    fn insert(&self, id: RowId, stored: &Stored) -> PortResult<bool> {
-        self.0.insert(id, stored)
+    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> PortResult<bool> {
+        self.0.insert(id, stored, wait)
     }
 
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> PortResult<()> {
@@ -216,15 +218,11 @@ impl Rows for Distributed<'_> {
         Ok(self.0.execute(statement, &row)? > 0)
     }
 
-    fn remove(&self, id: RowId, seen: &Row) -> PortResult<bool> {
-        let rows = vec![(id.shard, seen.clone())];
-        let row = KeyRows { name: id.name.to_vec(), key: id.key.to_vec(), rows };
-        Ok(self.delete_unlocked(&[&row])? > 0)
-    }
-
-    fn remove_all(&self, keys: &[KeyRows]) -> PortResult<Option<u64>> {
+    fn remove(&self, keys: &[KeyRows]) -> PortResult<u64> {
         if !self.is_usual() {
-            return Ok(None);
+            // A key's rows may be on several nodes.
+            let single = keys.iter().filter(|of| of.rows.len() == 1);
+            return Ok(single.map(|of| self.delete_unlocked(&[of])).sum::<Result<u64>>()?);
         }
         let texts = keys.iter().map(|of| &of.key[..]);
         let mut by_shard: BTreeMap<i64, Vec<&KeyRows>> = BTreeMap::new();
@@ -232,7 +230,7 @@ impl Rows for Distributed<'_> {
             by_shard.entry(shard).or_default().push(of);
         }
         let deleted = by_shard.values().map(|keys| self.delete_unlocked(keys));
-        Ok(Some(deleted.sum::<Result<u64>>()?))
+        Ok(deleted.sum::<Result<u64>>()?)
     }
 
     fn delete_name(&self, name: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
@@ -256,12 +254,9 @@ impl Rows for Distributed<'_> {
         Ok(Some(deleted.collect::<Result<_>>()?))
     }
 
-    fn page(&self) -> usize {
-        PAGE
-    }
-
-    fn patience(&self) -> Micros {
-        PATIENCE
+    fn facts(&self) -> RowFacts {
+        let batch = if self.is_usual() { BATCH } else { 1 };
+        RowFacts { page: PAGE, batch, patience: PATIENCE, locks_first: true }
     }
 }
 

@@ -111,8 +111,10 @@
 //! - 40001 above READ COMMITTED if the other row is not in the snapshot (ExecCheckTIDVisible)
 //!   → not wanted: the latest state
 
-use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+use ratelimit_limiter::error::{LimiterError, Result};
+use ratelimit_limiter::ports::{
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+};
 
 use open::Heap;
 use read::decode;
@@ -134,49 +136,50 @@ impl Rows for Heap {
         Ok(self.find(id).map(RawRow::decode).transpose()?.map(|(_, row)| row))
     }
 
-    fn lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.lock_newest(id, true)?)
+    fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
+        Ok(self.lock_newest(id, wait)?)
     }
 
-    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.lock_newest(id, false)?)
-    }
-
-    fn replaces(&self) -> bool {
-        true
+    fn facts(&self) -> RowFacts {
+        RowFacts::LOCAL
     }
 
     fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
         Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored))
     }
 
-    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
+    fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
+        let Some(shards) = shards else { return Ok(self.rows_of(name, key)?) };
         let rows = shards.iter().filter_map(|&shard| self.find(RowId { name, key, shard }));
         rows.map(|row| Ok(decode(row)?)).collect()
     }
 
-    fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        Ok(self.rows_of(name, key)?)
-    }
-
-    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        Ok(self.insert_row(id, stored, true))
-    }
-
-    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        Ok(self.insert_row(id, stored, false))
+    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
+        Ok(self.insert_row(id, stored, wait))
     }
 
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
-        if self.update_version(id, locked, stored) { Ok(()) } else { Err(self.not_written()) }
+        if self.update_version(id, locked, stored) {
+            Ok(())
+        } else {
+            Err(LimiterError::not_written())
+        }
     }
 
     fn delete(&self, _: RowId, locked: TupleId) -> Result<()> {
-        if self.delete_version(locked) { Ok(()) } else { Err(self.not_written()) }
+        if self.delete_version(locked) { Ok(()) } else { Err(LimiterError::not_written()) }
     }
 
-    fn remove(&self, _: RowId, seen: &Row) -> Result<bool> {
-        Ok(self.lock_seen(seen) && self.delete_version(seen.tuple))
+    fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
+        let remove = |of: &&KeyRows| match &of.rows[..] {
+            [(_, seen)] => self.lock_seen(seen) && self.delete_version(seen.tuple),
+            _ => false,
+        };
+        Ok(keys.iter().filter(remove).count() as u64)
+    }
+
+    fn delete_name(&self, _: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+        Ok(None)
     }
 
     fn read_after(

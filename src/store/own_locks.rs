@@ -1,13 +1,14 @@
-//! The rows that the current transaction holds: it has locked or written them. A transaction that holds a
-//! row of a key waits for no other row of that key, since that could be a deadlock.
+//! The rows that the current transaction has locked or written. A transaction that has locked a row of a key waits for
+//! no other row of that key, since that could be a deadlock.
 
 use std::cell::RefCell;
 
 use lru::LruCache;
 use pgrx::pg_sys;
-use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+};
 use xxhash_rust::xxh64::xxh64;
 
 use ratelimit_pg::transaction::{local_transaction, subtransaction};
@@ -15,13 +16,13 @@ use ratelimit_pg::transaction::{local_transaction, subtransaction};
 /// The keys that are remembered, those last used.
 const KEYS: usize = 1000;
 
-struct Held {
+struct OwnLocks {
     transaction: pg_sys::LocalTransactionId,
     /// By the key's hash, whatever the number of shards; the row last locked at the end.
-    rows: LruCache<u64, Vec<HeldRow>>,
+    rows: LruCache<u64, Vec<OwnRow>>,
 }
 
-struct HeldRow {
+struct OwnRow {
     /// The shard number.
     number: i32,
     /// The subtransaction that locked it, whose rollback releases the lock.
@@ -29,7 +30,7 @@ struct HeldRow {
 }
 
 thread_local! {
-    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+    static OWN: RefCell<Option<OwnLocks>> = const { RefCell::new(None) };
 }
 
 /// Hashes a key of a limit.
@@ -37,34 +38,34 @@ fn hash(name: &[u8], key: &[u8]) -> u64 {
     xxh64(key, xxh64(name, 0))
 }
 
-/// Returns the shard numbers of a key's rows that this transaction holds, the one last locked first.
-pub fn held_rows(name: &[u8], key: &[u8]) -> Vec<i32> {
-    HELD.with_borrow_mut(|held| {
-        let held = held.as_mut().filter(|held| held.transaction == local_transaction());
-        let rows = held.and_then(|held| held.rows.get(&hash(name, key)));
+/// Returns the shard numbers of a key's rows that this transaction has locked, the one last locked first.
+pub fn own_rows(name: &[u8], key: &[u8]) -> Vec<i32> {
+    OWN.with_borrow_mut(|own| {
+        let own = own.as_mut().filter(|own| own.transaction == local_transaction());
+        let rows = own.and_then(|own| own.rows.get(&hash(name, key)));
         rows.map_or(Vec::new(), |rows| rows.iter().rev().map(|row| row.number).collect())
     })
 }
 
-/// Remembers that this transaction holds a row.
-fn hold(id: RowId) {
+/// Notes that this transaction has locked a row.
+fn note(id: RowId) {
     let transaction = local_transaction();
     let locked_in = subtransaction();
-    HELD.with_borrow_mut(|held| {
-        let new = || Held { transaction, rows: LruCache::unbounded() };
-        let held = held.get_or_insert_with(new);
-        if held.transaction != transaction {
-            held.transaction = transaction;
-            held.rows.clear();
+    OWN.with_borrow_mut(|own| {
+        let new = || OwnLocks { transaction, rows: LruCache::unbounded() };
+        let own = own.get_or_insert_with(new);
+        if own.transaction != transaction {
+            own.transaction = transaction;
+            own.rows.clear();
         }
-        let rows = held.rows.get_or_insert_mut(hash(id.name, id.key), Vec::new);
+        let rows = own.rows.get_or_insert_mut(hash(id.name, id.key), Vec::new);
         let row = match rows.iter().position(|row| row.number == id.shard) {
             Some(at) => rows.remove(at),
-            None => HeldRow { number: id.shard, locked_in },
+            None => OwnRow { number: id.shard, locked_in },
         };
         rows.push(row);
-        if held.rows.len() > KEYS {
-            held.rows.pop_lru();
+        if own.rows.len() > KEYS {
+            own.rows.pop_lru();
         }
     });
 }
@@ -72,115 +73,67 @@ fn hold(id: RowId) {
 /// Forgets the rows locked in a subtransaction that is rolled back, or in one within it, whose number
 /// is greater.
 pub fn forget(rolled_back: pg_sys::SubTransactionId) {
-    HELD.with(|held| {
+    OWN.with(|own| {
         // Never borrowed while Postgres ends a subtransaction.
-        if let Ok(mut held) = held.try_borrow_mut()
-            && let Some(held) = held.as_mut()
+        if let Ok(mut own) = own.try_borrow_mut()
+            && let Some(own) = own.as_mut()
         {
-            for (_, rows) in held.rows.iter_mut() {
+            for (_, rows) in own.rows.iter_mut() {
                 rows.retain(|row| row.locked_in < rolled_back);
             }
         }
     });
 }
 
-/// A store, and the memory of the rows that are held through it.
-pub struct Remembering<'a, S> {
-    pub store: &'a S,
-    /// The OID of the table.
-    pub table: u32,
-}
+/// A store that notes which rows the transaction has locked or written.
+pub struct Noting<'a, S>(pub &'a S);
 
-impl<S: Rows> Rows for Remembering<'_, S> {
-    fn lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.store.lock(id)?.inspect(|_| hold(id)))
+impl<S: Rows> Rows for Noting<'_, S> {
+    fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
+        Ok(self.0.lock(id, wait)?.inspect(|_| note(id)))
     }
 
-    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.store.try_lock(id)?.inspect(|_| hold(id)))
-    }
-
-    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        let inserted = self.store.insert(id, stored)?;
-        if inserted {
-            hold(id);
-        }
-        Ok(inserted)
-    }
-
-    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        let inserted = self.store.try_insert(id, stored)?;
-        if inserted {
-            hold(id);
-        }
-        Ok(inserted)
-    }
-
-    fn replaces(&self) -> bool {
-        self.store.replaces()
+    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
+        Ok(noted(id, self.0.insert(id, stored, wait)?))
     }
 
     fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
-        let replaced = self.store.replace(id, seen, stored, wait)?;
-        if replaced {
-            hold(id);
-        }
-        Ok(replaced)
+        Ok(noted(id, self.0.replace(id, seen, stored, wait)?))
     }
 
-    fn remove(&self, id: RowId, seen: &Row) -> Result<bool> {
-        let removed = self.store.remove(id, seen)?;
-        if removed {
-            hold(id);
+    fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
+        let removed = self.0.remove(keys)?;
+        // Of several keys also those that are only locked now.
+        if removed > 0 || self.0.facts().batch > 1 {
+            for KeyRows { name, key, rows } in keys {
+                rows.iter().for_each(|&(shard, _)| note(RowId { name, key, shard }));
+            }
         }
         Ok(removed)
     }
 
-    fn remove_all(&self, keys: &[KeyRows]) -> Result<Option<u64>> {
-        let deleted = self.store.remove_all(keys)?;
-        if deleted.is_some() {
-            // Also those that are only locked now.
-            for KeyRows { name, key, rows } in keys {
-                rows.iter().for_each(|&(shard, _)| hold(RowId { name, key, shard }));
-            }
-        }
-        Ok(deleted)
-    }
-
     fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
-        let deleted = self.store.delete_name(name)?;
+        let deleted = self.0.delete_name(name)?;
         for row in deleted.iter().flatten() {
-            hold(RowId { name: &row.name, key: &row.key, shard: row.row.0 });
+            note(RowId { name: &row.name, key: &row.key, shard: row.row.0 });
         }
         Ok(deleted)
-    }
-
-    fn page(&self) -> usize {
-        self.store.page()
-    }
-
-    fn patience(&self) -> Micros {
-        self.store.patience()
     }
 
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
-        self.store.update(id, locked, stored)
+        self.0.update(id, locked, stored)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {
-        self.store.delete(id, locked)
+        self.0.delete(id, locked)
     }
 
     fn read(&self, id: RowId) -> Result<Option<Row>> {
-        self.store.read(id)
+        self.0.read(id)
     }
 
-    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
-        self.store.read_shards(name, key, shards)
-    }
-
-    fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
-        self.store.read_key(name, key)
+    fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
+        self.0.read_key(name, key, shards)
     }
 
     fn read_after(
@@ -189,18 +142,22 @@ impl<S: Rows> Rows for Remembering<'_, S> {
         same_name: bool,
         rows: i64,
     ) -> Result<Vec<KeyedRow>> {
-        self.store.read_after(after, same_name, rows)
-    }
-
-    fn held(&self, name: &[u8], key: &[u8]) -> Vec<i32> {
-        held_rows(name, key)
-    }
-
-    fn table(&self) -> u32 {
-        self.table
+        self.0.read_after(after, same_name, rows)
     }
 
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.store.random_key()
+        self.0.random_key()
     }
+
+    fn facts(&self) -> RowFacts {
+        self.0.facts()
+    }
+}
+
+/// Notes a row that was written, if it was.
+fn noted(id: RowId, is_written: bool) -> bool {
+    if is_written {
+        note(id);
+    }
+    is_written
 }

@@ -7,7 +7,9 @@ use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
 use ratelimit_limiter::error::Result as PortResult;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+use ratelimit_limiter::ports::{
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+};
 
 use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
@@ -87,48 +89,64 @@ impl Rows for Connection<'_> {
         Ok(self.row(&READ, id)?)
     }
 
-    fn lock(&self, id: RowId) -> PortResult<Option<Row>> {
+    fn lock(&self, id: RowId, wait: bool) -> PortResult<Option<Row>> {
         const LOCK: Statement = Statement {
             sql: select!(shard_row!(); by_id!(), " FOR UPDATE"),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
-        Ok(self.row(&LOCK, id)?)
-    }
-
-    fn try_lock(&self, id: RowId) -> PortResult<Option<Row>> {
         const TRY_LOCK: Statement = Statement {
             sql: select!(shard_row!(); by_id!(), " FOR UPDATE SKIP LOCKED"),
             parameters: &[TEXTOID, TEXTOID, INT4OID],
             results: &SHARD_ROW,
             lock: TableLock::LockRows,
         };
-        Ok(self.row(&TRY_LOCK, id)?)
+        Ok(self.row(if wait { &LOCK } else { &TRY_LOCK }, id)?)
     }
 
-    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> PortResult<Vec<ShardRow>> {
+    fn read_key(
+        &self,
+        name: &[u8],
+        key: &[u8],
+        shards: Option<&[i32]>,
+    ) -> PortResult<Vec<ShardRow>> {
         const READ_SHARDS: Statement = Statement {
             sql: select!(shard_row!(); by_key!(), " AND shard OPERATOR(pg_catalog.=) ANY ($3)"),
             parameters: &[TEXTOID, TEXTOID, INT4ARRAYOID],
             results: &SHARD_ROW,
             lock: TableLock::Read,
         };
-        let key = [Some(text_datum(name)), Some(text_datum(key)), Some(int_array(shards))];
-        Ok(self.rows(&READ_SHARDS, &key)?)
-    }
-
-    fn read_key(&self, name: &[u8], key: &[u8]) -> PortResult<Vec<ShardRow>> {
         const READ_KEY: Statement = Statement {
             sql: select!(shard_row!(); by_key!(), " ORDER BY shard"),
             parameters: &[TEXTOID, TEXTOID],
             results: &SHARD_ROW,
             lock: TableLock::Read,
         };
-        Ok(self.rows(&READ_KEY, &[Some(text_datum(name)), Some(text_datum(key))])?)
+        let (name, key) = (Some(text_datum(name)), Some(text_datum(key)));
+        Ok(match shards {
+            Some(shards) => self.rows(&READ_SHARDS, &[name, key, Some(int_array(shards))])?,
+            None => self.rows(&READ_KEY, &[name, key])?,
+        })
     }
 
-    fn insert(&self, id: RowId, row: &Stored) -> PortResult<bool> {
+    fn facts(&self) -> RowFacts {
+        RowFacts { locks_first: true, ..RowFacts::LOCAL }
+    }
+
+    fn replace(&self, _: RowId, _seen: &Row, _: &Stored, _wait: bool) -> PortResult<bool> {
+        Ok(false)
+    }
+
+    fn remove(&self, _: &[KeyRows]) -> PortResult<u64> {
+        Ok(0)
+    }
+
+    fn delete_name(&self, _: &[u8]) -> PortResult<Option<Vec<KeyedRow>>> {
+        Ok(None)
+    }
+
+    fn insert(&self, id: RowId, row: &Stored, _wait: bool) -> PortResult<bool> {
         // ON CONFLICT names no columns: that would choose the valid index only, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement = Statement {

@@ -94,6 +94,11 @@ pub enum LimiterError {
 }
 
 impl LimiterError {
+    /// A row could not be written although nothing failed (55000).
+    pub fn not_written() -> LimiterError {
+        LimiterError::NotWritten { table: "rateLimits" }
+    }
+
     /// The error of the `n`th request of a list, from 1.
     pub fn in_request(n: usize, error: impl Into<LimiterError>) -> LimiterError {
         LimiterError::InRequest { n, error: Box::new(error.into()) }

@@ -26,7 +26,7 @@ pub fn each_key(
     mut visit: impl FnMut(KeyRows) -> Result<ControlFlow<()>>,
 ) -> Result<ControlFlow<()>> {
     let mut after = (name.to_vec(), key.to_vec());
-    let mut usual = PAGE.min(rows.page());
+    let mut usual = PAGE.min(rows.facts().page);
     let mut page = usual;
     let mut visit_page = || -> Result<Option<ControlFlow<()>>> {
         host.check_for_interrupts();
@@ -34,7 +34,7 @@ pub fn each_key(
         let more = found.len() == page;
         let is_large = |row: &KeyedRow| matches!(row.row.1.stored, Stored::State(State::Log(_)));
         let most = if found.iter().any(is_large) { PAGE } else { 16 * usual };
-        usual = most.min(rows.page());
+        usual = most.min(rows.facts().page);
         let mut keys = by_key(found);
         if more {
             if keys.len() > 1 || page < LARGE_PAGE {

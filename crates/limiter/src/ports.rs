@@ -12,7 +12,7 @@ pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
 pub use entries::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
-pub use rows::{KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
 

@@ -4,7 +4,6 @@
 //! so that busy rows are not scanned again by every batch. Locked rows are skipped; a row is checked
 //! again once it is locked here.
 
-use std::cell::RefCell;
 use std::ops::ControlFlow;
 
 use ratelimit_core::Micros;
@@ -15,24 +14,17 @@ use crate::ports::{Host, KeyRows, RowAccess, Rows};
 use crate::stores::{self, Batch};
 use crate::target::Store;
 
-/// The end of a batch: the last (name, key) that it scanned.
-struct Position {
-    table: u32,
+/// The end of a batch: the last key that it scanned.
+pub struct Position {
     name: Vec<u8>,
     key: Vec<u8>,
-}
-
-/// How many rows are deleted together, where rows are.
-const TOGETHER: i64 = 10_000;
-
-thread_local! {
-    static POSITION: RefCell<Option<Position>> = const { RefCell::new(None) };
 }
 
 /// Deletes expired blocks, then idle rows, all rows of a key together, and stops at `max_rows` or at most a
 /// key's rows beyond; adds their number to `deleted`, also where it ends with an error, so that it can go on. 0 means
 /// that no unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are
-/// deleted when their last call is longer than `undefined_idle` ago.
+/// deleted when their last call is longer than `undefined_idle` ago. `position` is where the session's last batch in this
+/// table ended.
 ///
 /// # Errors
 /// Those of the ports.
@@ -40,6 +32,7 @@ pub fn prune<H: Host>(
     host: &H,
     max_rows: i64,
     undefined_idle: Option<Micros>,
+    position: &mut Option<Position>,
     deleted: &mut i64,
 ) -> Result<()> {
     *deleted += host.prune_blocks(max_rows - *deleted)?;
@@ -47,18 +40,18 @@ pub fn prune<H: Host>(
         return Ok(());
     }
     host.with_rows(RowAccess::Write, |rows| {
-        let table = rows.table();
-        let start = match POSITION.take().filter(|last| last.table == table) {
+        let start = match position.take() {
             Some(last) => (last.name, last.key),
             None => rows.random_key()?.unwrap_or_default(),
         };
         let mut reached = start.clone();
-        let mut batch = rows.remove_all(&[])?.map(|_| Batch::default());
+        let most = rows.facts().batch;
+        let mut batch = (most > 1).then(Batch::default);
         let mut visit = |key: KeyRows| {
             *deleted += prune_key(host, rows, &key, undefined_idle, batch.as_mut())?;
             reached = (key.name, key.key);
             let waiting = batch.as_ref().map_or(0, |batch| batch.rows);
-            if waiting >= TOGETHER.min(max_rows - *deleted) {
+            if waiting >= most.min(max_rows - *deleted) {
                 *deleted += remove_batch(rows, batch.as_mut())?;
             }
             let more = *deleted < max_rows;
@@ -73,7 +66,7 @@ pub fn prune<H: Host>(
         }
         *deleted += remove_batch(rows, batch.as_mut())?;
         let (name, key) = reached;
-        POSITION.set(Some(Position { table, name, key }));
+        *position = Some(Position { name, key });
         Ok(())
     })
 }
@@ -84,7 +77,7 @@ pub fn prune<H: Host>(
 /// Those of the rows.
 fn remove_batch(rows: &dyn Rows, batch: Option<&mut Batch>) -> Result<i64> {
     let Some(batch) = batch.filter(|batch| batch.rows > 0) else { return Ok(0) };
-    Ok(rows.remove_all(&std::mem::take(batch).keys)?.unwrap_or(0) as i64)
+    Ok(rows.remove(&std::mem::take(batch).keys)? as i64)
 }
 
 /// Deletes the rows of a key if they are idle; returns their number. `batch` as in [`stores::prune_key`].

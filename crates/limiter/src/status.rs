@@ -88,7 +88,7 @@ pub fn each<H: Host>(
     };
     host.with_rows(RowAccess::Read, |rows| match (name, key) {
         (Some(name), Some(key)) => {
-            let found = rows.read_key(name, key)?;
+            let found = rows.read_key(name, key, None)?;
             if !found.is_empty() {
                 let _ = show(KeyRows { name: name.to_vec(), key: key.to_vec(), rows: found })?;
             }
@@ -96,7 +96,7 @@ pub fn each<H: Host>(
         }
         (Some(name), None) => {
             // The empty key is the first, and comes after no other.
-            let found = rows.read_key(name, b"")?;
+            let found = rows.read_key(name, b"", None)?;
             if !found.is_empty() {
                 let _ = show(KeyRows { name: name.to_vec(), key: Vec::new(), rows: found })?;
             }

@@ -1,7 +1,9 @@
 //! The rows of the table, in steps.
 
-use ratelimit_limiter::error::Result;
-use ratelimit_limiter::ports::{KeyedRow, Row, RowId, Rows, ShardRow, Stored, TupleId};
+use ratelimit_limiter::error::{LimiterError, Result};
+use ratelimit_limiter::ports::{
+    KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
+};
 
 use crate::content::Content;
 use crate::postgres::{Flaw, Found, Primitive, RowKey, StepReply, Tid};
@@ -97,22 +99,17 @@ impl Rows for Run<'_> {
         Ok(self.found(Primitive::Read(place(id))))
     }
 
-    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>> {
-        if self.setting.access == AccessPath::Sql {
-            let mut rows = self.read_key(name, key)?;
-            rows.retain(|(shard, _)| shards.contains(shard));
-            return Ok(rows);
+    fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
+        if let (Some(shards), AccessPath::Heap) = (shards, self.setting.access) {
+            let find = |&shard: &i32| {
+                let found = self.found(Primitive::Read(place(RowId { name, key, shard })))?;
+                Some((shard, found))
+            };
+            return Ok(shards.iter().filter_map(find).collect());
         }
-        let find = |&shard: &i32| {
-            let found = self.found(Primitive::Read(place(RowId { name, key, shard })))?;
-            Some((shard, found))
-        };
-        Ok(shards.iter().filter_map(find).collect())
-    }
-
-    fn read_key(&self, _: &[u8], key: &[u8]) -> Result<Vec<ShardRow>> {
         let rows = self.rows(Primitive::ReadKey(key_number(key))).into_iter();
-        Ok(rows.map(|(place, row)| (place.shard, row)).collect())
+        let wanted = |shard: &i32| shards.is_none_or(|shards| shards.contains(shard));
+        Ok(rows.map(|(place, row)| (place.shard, row)).filter(|(shard, _)| wanted(shard)).collect())
     }
 
     fn read_after(&self, after: (&[u8], &[u8]), _: bool, rows: i64) -> Result<Vec<KeyedRow>> {
@@ -129,57 +126,33 @@ impl Rows for Run<'_> {
         Ok(None)
     }
 
-    fn lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.lock_newest(id, true))
+    fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
+        Ok(self.lock_newest(id, wait))
     }
 
-    fn try_lock(&self, id: RowId) -> Result<Option<Row>> {
-        Ok(self.lock_newest(id, false))
-    }
-
-    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
+    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
         let is_alone = self.insert_row(id, stored);
-        if !is_alone {
+        if !is_alone && (wait || self.setting.access == AccessPath::Sql) {
             self.wait_for_inserter(id);
         }
         Ok(is_alone)
-    }
-
-    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        match self.setting.access {
-            AccessPath::Heap => Ok(self.insert_row(id, stored)),
-            AccessPath::Sql => self.insert(id, stored),
-        }
     }
 
     fn update(&self, _: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
         let update = Primitive::Update(tid(locked), Content(stored.clone()));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
-        if done { Ok(()) } else { Err(self.not_written()) }
+        if done { Ok(()) } else { Err(LimiterError::not_written()) }
     }
 
     fn delete(&self, _: RowId, locked: TupleId) -> Result<()> {
         let done = self.was(self.at_once(Primitive::Delete(tid(locked))));
-        if done { Ok(()) } else { Err(self.not_written()) }
+        if done { Ok(()) } else { Err(LimiterError::not_written()) }
     }
 
-    fn held(&self, _: &[u8], key: &[u8]) -> Vec<i32> {
-        let reply = self.at_once(Primitive::OwnRows(key_number(key)));
-        let StepReply::OwnRows(shards) = reply else { unreachable!("{reply:?}") };
-        shards
-    }
-
-    fn table(&self) -> u32 {
-        self.number()
-    }
-
-    fn page(&self) -> usize {
-        2
-    }
-
-    fn replaces(&self) -> bool {
-        self.setting.access == AccessPath::Heap
+    fn facts(&self) -> RowFacts {
+        let locks_first = self.setting.access == AccessPath::Sql;
+        RowFacts { page: 2, locks_first, ..RowFacts::LOCAL }
     }
 
     fn replace(&self, _: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
@@ -193,10 +166,18 @@ impl Rows for Run<'_> {
         })
     }
 
-    fn remove(&self, _: RowId, seen: &Row) -> Result<bool> {
-        if self.setting.access == AccessPath::Sql {
-            return Ok(false);
-        }
-        Ok(self.lock_seen(seen) && self.was(self.at_once(Primitive::Delete(tid(seen.tuple)))))
+    fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
+        let remove = |of: &&KeyRows| match (&of.rows[..], self.setting.access) {
+            ([(_, seen)], AccessPath::Heap) => {
+                let delete = Primitive::Delete(tid(seen.tuple));
+                self.lock_seen(seen) && self.was(self.at_once(delete))
+            }
+            _ => false,
+        };
+        Ok(keys.iter().filter(remove).count() as u64)
+    }
+
+    fn delete_name(&self, _: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+        Ok(None)
     }
 }

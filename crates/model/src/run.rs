@@ -55,7 +55,6 @@ pub struct Run<'a> {
     session: usize,
     /// Whether the steps are the worker's, for which the session waits.
     is_worker: Cell<bool>,
-    number: u32,
     statement: &'a Command,
     /// By key, the number of the definition that the statement uses.
     used: Cell<[u8; KEYS.len()]>,
@@ -83,11 +82,6 @@ pub struct Ran {
     pub state: std::result::Result<Outcome, Primitive>,
 }
 
-thread_local! {
-    /// The number of runs.
-    static RUNS: Cell<u32> = const { Cell::new(1) };
-}
-
 /// Unwinds a statement at a step that has no reply.
 struct Unreplied;
 
@@ -100,13 +94,11 @@ pub fn run(
     leases: &[i64],
     log: Vec<StepReply>,
 ) -> Ran {
-    let number = RUNS.get();
-    RUNS.set(number.wrapping_add(1));
     let inner = RefCell::new(Inner { database, log, position: 0, pending: None });
     let is_locked = Cell::new(false);
     let used = Cell::new([0, 1].map(|key| statement.limit(key).unwrap_or(0)));
     let is_worker = Cell::new(false);
-    let run = Run { setting, session, is_worker, number, statement, used, is_locked, inner };
+    let run = Run { setting, session, is_worker, statement, used, is_locked, inner };
     let outcome = catch_unwind(AssertUnwindSafe(|| statement.execute(&run, leases)));
     let used = run.used.get();
     let Inner { database, log, pending, .. } = run.inner.into_inner();
@@ -224,6 +216,12 @@ impl Subtransaction for Run<'_> {
         }
         result
     }
+
+    fn own_rows(&self, _: &[u8], key: &[u8]) -> Vec<i32> {
+        let reply = self.at_once(Primitive::OwnRows(key_number(key)));
+        let StepReply::OwnRows(shards) = reply else { unreachable!("{reply:?}") };
+        shards
+    }
 }
 
 impl Encoding for Run<'_> {
@@ -307,12 +305,5 @@ impl Host for Run<'_> {
 
     fn refuse_read_only(&self) -> Result<()> {
         Ok(())
-    }
-}
-
-impl Run<'_> {
-    /// The number of this run: `prune` takes it for another table's, and begins at the first key.
-    pub fn number(&self) -> u32 {
-        self.number
     }
 }

@@ -278,7 +278,7 @@ impl Command {
             }
             Command::Prune(_) => {
                 let mut deleted = 0;
-                prune::prune(run, i64::MAX, None, &mut deleted)?;
+                prune::prune(run, i64::MAX, None, &mut None, &mut deleted)?;
                 Outcome::Pruned(deleted)
             }
             &Command::Acquire(key, _) => answered(key, 1, leases::acquire(run, &request(key, 1))?),

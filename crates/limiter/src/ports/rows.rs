@@ -4,7 +4,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::State;
 use ratelimit_core::kinds::Shape;
 
-use crate::error::{LimiterError, Result};
+use crate::error::Result;
 
 /// The primary key of a row.
 #[derive(Clone, Copy, Debug)]
@@ -144,35 +144,40 @@ impl KeyRows {
     }
 }
 
-/// RowAccess to the rows, inside the caller's transaction and under the latest committed state, whatever
-/// the isolation level. The transaction's own writes count as committed.
+/// What holds for all rows of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct RowFacts {
+    /// The most rows of a page of an iteration: more where a page takes many messages.
+    pub page: usize,
+    /// The most rows that are deleted together; 1: keys are deleted one by one.
+    pub batch: i64,
+    /// The time of a write that waited for no other transaction. After a longer one it is decided again.
+    pub patience: Micros,
+    /// Whether a row is locked before it is written, since a write may not say whether it is unchanged.
+    pub locks_first: bool,
+}
+
+impl RowFacts {
+    /// Those of rows on this node that are replaced in one step.
+    pub const LOCAL: RowFacts =
+        RowFacts { page: 128, batch: 1, patience: Micros::MILLISECOND, locks_first: false };
+}
+
+/// Access to the rows, inside the caller's transaction and under the latest committed state, whatever the isolation
+/// level. The transaction's own writes count as committed.
 ///
-/// What reads comes first, then what locks, then what writes. Each fails with the errors of the host, and
-/// with a NULL that no call writes (55000).
+/// What reads comes first, then what locks, then what writes. Each fails with the errors of the host, and with a NULL
+/// that no call writes (55000).
 pub trait Rows {
     /// Reads a row, without locking, writing or waiting.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
     fn read(&self, id: RowId) -> Result<Option<Row>>;
 
-    /// Reads the rows of a key with these shard numbers, as [`read`](Rows::read).
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn read_shards(&self, name: &[u8], key: &[u8], shards: &[i32]) -> Result<Vec<ShardRow>>;
+    /// Reads all rows of a key under one snapshot, in ascending order, or those with these shard numbers, as
+    /// [`read`](Rows::read).
+    fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>>;
 
-    /// Reads all rows of a key under one snapshot, in ascending order, as [`read`](Rows::read).
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn read_key(&self, name: &[u8], key: &[u8]) -> Result<Vec<ShardRow>>;
-
-    /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as
-    /// [`read`](Rows::read); with `same_name`, only rows of that name.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
+    /// Reads at most `rows` rows after (name, key), in the order of name, key and shard, as [`read`](Rows::read); with
+    /// `same_name`, only rows of that name.
     fn read_after(
         &self,
         after: (&[u8], &[u8]),
@@ -181,127 +186,41 @@ pub trait Rows {
     ) -> Result<Vec<KeyedRow>>;
 
     /// Returns the (name, key) of a random row; `None` where none is found.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
     fn random_key(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
 
-    /// Locks a row to the end of the transaction, as SELECT ... FOR UPDATE; `None` if it is gone.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn lock(&self, id: RowId) -> Result<Option<Row>>;
+    /// Returns what holds for all rows.
+    fn facts(&self) -> RowFacts;
 
-    /// Locks a row as [`lock`](Rows::lock), without waiting; `None` also if it is locked.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn try_lock(&self, id: RowId) -> Result<Option<Row>>;
+    /// Locks a row to the end of the transaction, as SELECT ... FOR UPDATE; `None` if it is gone, or without `wait` if
+    /// it is locked.
+    fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>>;
 
-    /// Locks a row; `None` if it is gone.
-    ///
-    /// # Errors
-    /// Those of [`Rows`]; [`LimiterError::Busy`]: without `wait`, and it is locked.
-    fn lock_or_busy(&self, id: RowId, wait: bool) -> Result<Option<Row>> {
-        if wait {
-            return self.lock(id);
-        }
-        let row = self.try_lock(id)?;
-        if row.is_none() && self.read(id)?.is_some() { Err(LimiterError::Busy) } else { Ok(row) }
-    }
-
-    /// Inserts a row. Where another transaction is inserting or deleting the same, waits for its end. False if the
-    /// row is there; with direct access also after any wait, even if the other was rolled back: the caller reads
-    /// the row again.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn insert(&self, id: RowId, stored: &Stored) -> Result<bool>;
-
-    /// Inserts a row, as [`insert`](Rows::insert), which with direct access waits for nobody.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn try_insert(&self, id: RowId, stored: &Stored) -> Result<bool> {
-        self.insert(id, stored)
-    }
+    /// Inserts a row. Where another transaction is inserting or deleting the same, waits for its end; direct access does
+    /// so only with `wait`. False if the row is there; with direct access also after any wait, even if the other was
+    /// rolled back: the caller reads the row again.
+    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool>;
 
     /// Updates a row that this transaction has locked.
     ///
     /// # Errors
-    /// Those of [`Rows`]; [`LimiterError::NotWritten`] (55000).
+    /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
     fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
     ///
     /// # Errors
-    /// Those of [`Rows`]; [`LimiterError::NotWritten`] (55000).
+    /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()>;
 
-    /// Returns the shard numbers of a key's rows that this transaction holds, the one last locked first; none where
-    /// nobody remembers.
-    fn held(&self, _name: &[u8], _key: &[u8]) -> Vec<i32> {
-        Vec::new()
-    }
+    /// Updates a row in one step if it is known to be unchanged since it was read; otherwise returns false, and has
+    /// locked nothing. Waits for a lock on the row, or without `wait` returns false then as well.
+    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool>;
 
-    /// Identifies the table.
-    fn table(&self) -> u32 {
-        0
-    }
+    /// Deletes those of these keys of which each row is known to be unchanged since it was read, and none is locked by
+    /// another transaction, as far as each takes one step; returns the number of rows.
+    fn remove(&self, keys: &[KeyRows]) -> Result<u64>;
 
-    /// Whether [`replace`](Rows::replace) works here. Otherwise rows are locked first.
-    fn replaces(&self) -> bool {
-        false
-    }
-
-    /// Updates a row in one step without locking it before, if it is unchanged since it was read. False
-    /// if it isn't, or if that can't be done here: the caller locks it then. Waits for a lock on the row, or
-    /// without `wait` returns false then as well. Where it returns false it holds nothing.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn replace(&self, _: RowId, _seen: &Row, _: &Stored, _wait: bool) -> Result<bool> {
-        Ok(false)
-    }
-
-    /// Deletes a row in one step, as [`replace`](Rows::replace) updates one without `wait`.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn remove(&self, _: RowId, _seen: &Row) -> Result<bool> {
-        Ok(false)
-    }
-
-    /// Deletes the rows of those of these keys of which each row is unchanged since it was read, and none locked by
-    /// another transaction; returns the number of rows. `None` where keys are deleted one by one.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn remove_all(&self, _: &[KeyRows]) -> Result<Option<u64>> {
-        Ok(None)
-    }
-
-    /// Deletes all rows of a name after locking them, in any order, and returns them; `None` where they are deleted key
-    /// by key. Where it can't end without others, one of them fails as in a deadlock.
-    ///
-    /// # Errors
-    /// Those of [`Rows`].
-    fn delete_name(&self, _name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
-        Ok(None)
-    }
-
-    /// The most rows of a page of an iteration: more where a page takes many messages.
-    fn page(&self) -> usize {
-        128
-    }
-
-    /// How long a write may take that waited for nobody. After a longer one it is decided anew.
-    fn patience(&self) -> Micros {
-        Micros::MILLISECOND
-    }
-
-    /// Returns the error for a row that could not be written although nothing failed (55000).
-    fn not_written(&self) -> LimiterError {
-        LimiterError::NotWritten { table: "rateLimits" }
-    }
+    /// Deletes all rows of a name in one step after locking them, in any order, and returns them; `None` where that
+    /// takes a step for each key. Where it can't end without others, one of them fails as in a deadlock.
+    fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>>;
 }

@@ -39,4 +39,7 @@ pub trait Subtransaction {
     /// # Errors
     /// Those of the work.
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
+
+    /// Returns the shard numbers of a key's rows that the transaction has locked or written, the one last locked first.
+    fn own_rows(&self, name: &[u8], key: &[u8]) -> Vec<i32>;
 }

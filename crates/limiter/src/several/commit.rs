@@ -78,7 +78,7 @@ pub(super) fn take<H: Host>(
             Err(error) => return Err(error),
         }
     }
-    Err(rows.not_written())
+    Err(LimiterError::not_written())
 }
 
 /// Locks the rows that were peeked at, decides, and writes.

@@ -9,7 +9,7 @@ use ratelimit_faults::Fault;
 
 use super::row::with_locked;
 use super::shards::contents::{shard_limit_of, shards_of};
-use crate::error::Result;
+use crate::error::{LimiterError, Result};
 use crate::ports::{Host, KeyRows, KeyedRow, Row, RowId, Rows, ShardRow, Stored, TRIES};
 use crate::target::Target;
 
@@ -37,13 +37,25 @@ fn same_rows(one: &[ShardRow], other: &[ShardRow]) -> bool {
     one.iter().map(|(shard, _)| shard).eq(other.iter().map(|(shard, _)| shard))
 }
 
+/// Locks a row; `None` if it is gone.
+///
+/// # Errors
+/// [`LimiterError::Busy`]: without `wait`, and it is locked.
+pub(super) fn lock_or_busy(rows: &dyn Rows, id: RowId, wait: bool) -> Result<Option<Row>> {
+    let row = rows.lock(id, wait)?;
+    if !wait && row.is_none() && rows.read(id)?.is_some() {
+        return Err(LimiterError::Busy);
+    }
+    Ok(row)
+}
+
 /// Locks all rows of a key, in ascending order. The number of shards may change between the list of
 /// the rows and the locks: they are listed again until all of them are locked. A change locks row 0
 /// first, so that there is none once it is locked here. After a row that is gone, those behind it are
 /// not locked: there may be a row again in its place, which comes before them.
 ///
 /// # Errors
-/// As [`Rows::lock_or_busy`]; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000): they
+/// As [`lock_or_busy`]; [`LimiterError::NotWritten`] (55000): they
 /// keep changing.
 pub(super) fn lock_key(
     host: &impl Host,
@@ -52,34 +64,32 @@ pub(super) fn lock_key(
     key: &[u8],
     wait: bool,
 ) -> Result<Vec<ShardRow>> {
-    let mut listed = rows.read_key(name, key)?;
+    let mut listed = rows.read_key(name, key, None)?;
     for _ in 0..TRIES {
         host.check_for_interrupts();
         let mut locked = Vec::new();
         for (shard, _) in listed {
-            let Some(row) = rows.lock_or_busy(RowId { name, key, shard }, wait)? else { break };
+            let Some(row) = lock_or_busy(rows, RowId { name, key, shard }, wait)? else { break };
             locked.push((shard, row));
         }
-        listed = rows.read_key(name, key)?;
+        listed = rows.read_key(name, key, None)?;
         if same_rows(&listed, &locked) || Fault::RowsListedOnce.is_on() {
             return Ok(locked);
         }
     }
-    Err(rows.not_written())
+    Err(LimiterError::not_written())
 }
 
 /// Resets the rows of a key; false if none had a state.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
+/// Those of the rows; [`LimiterError::NotWritten`] (55000).
 pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let id = RowId { name, key, shard: 0 };
     for _ in 0..TRIES {
         host.check_for_interrupts();
-        let Some(seen) = rows.read(id)? else { return Ok(false) };
-        if seen.stored.is_marker() {
-            return reset_shards(host, rows, name, key);
-        }
+        let seen = rows.read(id)?.filter(|seen| !seen.stored.is_marker());
+        let Some(seen) = seen else { return reset_shards(host, rows, name, key) };
         let Some(reset) = seen.stored.reset() else { return Ok(false) };
         if rows.replace(id, &seen, &reset, false)? {
             return Ok(true);
@@ -100,7 +110,7 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
             return Ok(reset.is_some());
         }
     }
-    Err(rows.not_written())
+    Err(LimiterError::not_written())
 }
 
 /// Resets the rows of a key that has shards; false if none had a state.
@@ -109,7 +119,7 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
     let reset = host.attempt(|| {
         let mut was = None;
         let locked = match Fault::ResetWithoutLocks.is_on() {
-            true => rows.read_key(name, key)?,
+            true => rows.read_key(name, key, None)?,
             false => lock_key(host, rows, name, key, true)?,
         };
         for (shard, row) in locked {
@@ -126,7 +136,7 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
 /// Deletes the rows of a key; false if none had a state.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
+/// Those of the rows; [`LimiterError::NotWritten`] (55000).
 pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let locked = lock_key(host, rows, name, key, true)?;
     for &(shard, ref row) in &locked {
@@ -139,7 +149,7 @@ pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) ->
 /// deleted key by key.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
+/// Those of the rows; [`LimiterError::NotWritten`] (55000).
 pub fn delete_name(
     host: &impl Host,
     rows: &dyn Rows,
@@ -164,7 +174,7 @@ pub fn delete_name(
             return Ok(true);
         }
     }
-    Err(rows.not_written())
+    Err(LimiterError::not_written())
 }
 
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle
@@ -199,22 +209,21 @@ pub fn prune_key<H: Host>(
     }
     // In one step where possible: each subtransaction uses up a transaction id, and more than 64 of
     // them in one transaction slow down all other snapshots.
-    if let [(shard, seen)] = &seen[..]
-        && rows.remove(RowId { name, key, shard: *shard }, seen)?
-    {
-        return Ok(1);
+    let removed = rows.remove(std::slice::from_ref(found))?;
+    if removed > 0 {
+        return Ok(removed as i64);
     }
     let deleted = host.attempt(|| {
         let mut locked = Vec::new();
         for &(shard, _) in seen {
-            match rows.try_lock(RowId { name, key, shard })? {
+            match rows.lock(RowId { name, key, shard }, false)? {
                 Some(found) => locked.push((shard, found)),
                 None => return Ok(None),
             }
         }
         // The number of shards may have changed since they were read: row 0 marks others then.
         if !idle(&locked) && !Fault::PrunedUnseen.is_on()
-            || !same_rows(&locked, &rows.read_key(name, key)?)
+            || !same_rows(&locked, &rows.read_key(name, key, None)?)
         {
             return Ok(None);
         }

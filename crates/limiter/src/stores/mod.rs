@@ -128,7 +128,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
         Store::Nowhere => Ok(None),
         Store::Memory | Store::Saved => memory::read(host, target),
         Store::Row | Store::Shards(_) => host.with_rows(RowAccess::Read, |rows| {
-            let found = rows.read_key(target.name, target.key)?;
+            let found = rows.read_key(target.name, target.key, None)?;
             if !delete::has_state(target.limit(), &found) {
                 return Ok(None);
             }

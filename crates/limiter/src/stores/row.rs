@@ -58,7 +58,7 @@ pub(super) fn apply<H: Host>(
             return Ok(answer);
         }
     }
-    Err(rows.not_written())
+    Err(LimiterError::not_written())
 }
 
 /// Decides a change on a row's contents.
@@ -100,11 +100,11 @@ fn change_row<H: Host>(
         let (answer, after) = decide(target, change, stored, now)?;
         let Some(after) = after else { return Ok(Some(answer)) };
         let written = match &seen {
-            None => rows.insert(id, &after)?,
+            None => rows.insert(id, &after, true)?,
             Some(seen) => rows.replace(id, seen, &after, waits)?,
         };
         if written {
-            if !waits || host.now().minus(now) < rows.patience() {
+            if !waits || host.now().minus(now) < rows.facts().patience {
                 return Ok(Some(answer));
             }
             match change_after_wait(host, rows, target, change, stored)? {
@@ -115,7 +115,7 @@ fn change_row<H: Host>(
         if seen.is_none() {
             continue;
         }
-        if waits && rows.replaces() {
+        if waits && !rows.facts().locks_first {
             // Another call came first, after a wait or without one; it is no try that came to nothing.
             tries = TRIES;
             continue;
@@ -124,7 +124,7 @@ fn change_row<H: Host>(
             return Ok(Some(answer));
         }
     }
-    Err(rows.not_written())
+    Err(LimiterError::not_written())
 }
 
 /// Decides again, at the time of the lock, where a write waited for a transaction that changed nothing in the end: the
@@ -137,7 +137,7 @@ fn change_after_wait(
     seen: Option<&Stored>,
 ) -> Result<Option<Answer>> {
     let id = target.row(0);
-    let Some(own) = rows.lock(id)? else { return Ok(None) };
+    let Some(own) = rows.lock(id, true)? else { return Ok(None) };
     let (answer, after) = decide(target, change, seen, host.now())?;
     if let Some(after) = after.as_ref().or(seen) {
         rows.update(id, own.tuple, after)?;
@@ -179,12 +179,12 @@ pub(super) fn with_locked<T>(
     id: RowId,
     work: impl FnOnce(Row) -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    if !rows.replaces()
-        && let Some(row) = rows.try_lock(id)?
+    if rows.facts().locks_first
+        && let Some(row) = rows.lock(id, false)?
     {
         return work(row);
     }
-    host.attempt(|| match rows.lock(id)? {
+    host.attempt(|| match rows.lock(id, true)? {
         Some(row) => work(row),
         None => Ok(None),
     })

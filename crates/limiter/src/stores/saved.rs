@@ -50,7 +50,7 @@ pub(super) fn wait_for_capacity<H: Host>(host: &H, target: &Target) -> Result<()
 /// Those of the ports.
 pub(super) fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     host.with_rows(RowAccess::Glance, |rows| {
-        let found = rows.read_key(target.name, target.key)?;
+        let found = rows.read_key(target.name, target.key, None)?;
         // Of any kind, since the definition may become that kind again.
         if let [(0, row)] = &found[..]
             && let Stored::State(state) = &row.stored
@@ -108,9 +108,8 @@ pub fn write<H: Host>(
         };
         let Some(stored) = stored else { return Ok(true) };
         let is_written = match &seen {
-            None if wait => rows.insert(id, &stored)?,
-            None => rows.try_insert(id, &stored)?,
-            Some(seen) if rows.replaces() && !seen.stored.is_marker() => {
+            None => rows.insert(id, &stored, wait)?,
+            Some(seen) if !rows.facts().locks_first && !seen.stored.is_marker() => {
                 rows.replace(id, seen, &stored, wait)? || Fault::LockedRowSkipped.is_on()
             }
             Some(_) => write_locked(host, rows, id, &stored, wait)?,
@@ -119,7 +118,7 @@ pub fn write<H: Host>(
             return Ok(is_written);
         }
     }
-    Err(rows.not_written())
+    Err(LimiterError::not_written())
 }
 
 /// Locks a row and writes it: through SQL, and where a limit had shards, whose rows are deleted.
@@ -135,9 +134,9 @@ fn write_locked<H: Host>(
 ) -> Result<bool> {
     let written = host.attempt(|| {
         let mut root = None;
-        for (shard, _) in rows.read_key(id.name, id.key)? {
+        for (shard, _) in rows.read_key(id.name, id.key, None)? {
             let id = RowId { shard, ..id };
-            match if wait { rows.lock(id)? } else { rows.try_lock(id)? } {
+            match rows.lock(id, wait)? {
                 None => return Ok(None),
                 Some(row) if shard == 0 => root = Some(row),
                 Some(row) => rows.delete(id, row.tuple)?,

@@ -13,11 +13,11 @@ use crate::request::Answer;
 use crate::target::Target;
 
 /// The shard whose row this transaction last locked, counted from 0: it takes from it again.
-pub(super) fn held_shard(rows: &dyn Rows, target: &Target) -> Option<usize> {
+pub(super) fn own_shard(host: &impl Host, target: &Target) -> Option<usize> {
     let count = target.limit().shards() as usize;
     let first = shard_number(count as u32, 0);
     let shard = |number: i32| usize::try_from(number - first).ok().filter(|&shard| shard < count);
-    rows.held(target.name, target.key).into_iter().find_map(shard)
+    host.own_rows(target.name, target.key).into_iter().find_map(shard)
 }
 
 /// Puts a list into random order.
@@ -80,7 +80,7 @@ impl<H: Host> Sharded<'_, H> {
             }
         }
         let take = || {
-            let found = rows.try_lock(row)?;
+            let found = rows.lock(row, false)?;
             let amount = change.tokens(&shards, now);
             self.change_locked(&shards, better, found, amount)
         };
@@ -97,12 +97,12 @@ impl<H: Host> Sharded<'_, H> {
     fn estimate(&self) -> Result<Option<Estimate<'_>>> {
         let Sharded { host, rows, target, change } = self;
         let count = target.limit().shards() as usize;
-        let own = held_shard(*rows, target);
+        let own = own_shard(*host, target);
         let first = own.unwrap_or_else(|| host.below(count));
         let second = (first + 1 + host.below(count - 1)) % count;
         let number = |shard| shard_number(count as u32, shard);
         let numbers = [number(first), number(second)];
-        let mut found = rows.read_shards(target.name, target.key, &numbers)?;
+        let mut found = rows.read_key(target.name, target.key, Some(&numbers))?;
         let now = host.now();
         let shard_limit = target.limit().shard_limit(count as u32);
         let mut states = Vec::with_capacity(2);
@@ -145,11 +145,11 @@ impl<H: Host> Sharded<'_, H> {
         let mut candidates = rows_with_room(*host, shards, now, amount);
         // The first once more, to be waited for, unless a row is held.
         let once = candidates.len();
-        candidates.extend(candidates.first().copied().filter(|_| may_wait(*rows, target)));
+        candidates.extend(candidates.first().copied().filter(|_| may_wait(*host, target)));
         for (tried, &shard) in candidates.iter().enumerate() {
             let row = target.row(shard_number(target.limit().shards(), shard));
             let changed = host.attempt(|| {
-                let row = if tried == once { rows.lock(row)? } else { rows.try_lock(row)? };
+                let row = rows.lock(row, tried == once)?;
                 self.change_locked(shards, shard, row, amount)
             })?;
             if changed.is_some() {
@@ -262,7 +262,7 @@ pub(super) fn lock_free<H: Host>(
     let (mut locked, mut sum) = (Vec::new(), 0.0);
     for shard in wanted {
         let row = target.row(shard_number(target.limit().shards(), shard));
-        match rows.try_lock(row)? {
+        match rows.lock(row, false)? {
             Some(Row { stored, tuple }) => {
                 let now = host.now();
                 let state: State =

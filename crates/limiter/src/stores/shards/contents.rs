@@ -7,8 +7,8 @@ use ratelimit_core::kinds::Shape;
 use ratelimit_core::{Limit, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
-use super::super::delete::lock_key;
-use crate::error::Result;
+use super::super::delete::{lock_key, lock_or_busy};
+use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Rows, ShardRow, Stored, TupleId};
 use crate::target::Target;
 
@@ -101,7 +101,7 @@ pub(crate) fn peek<'a>(
     }
     let is_marked = found.first().is_some_and(|(_, row)| row.stored.is_marker());
     if target.limit().shards() > 1 || is_marked {
-        found = rows.read_key(target.name, target.key)?;
+        found = rows.read_key(target.name, target.key, None)?;
     }
     let now = host.now();
     Ok((now, holding(target, found, now)?))
@@ -123,11 +123,11 @@ pub(super) fn lock_all<'a>(
 ) -> Result<Option<Holding<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
     // Locked first by every change of their number, so that there is no other until this transaction ends.
-    if rows.lock_or_busy(root, wait)?.is_none() && !rows.insert(root, &MARKER)? {
+    if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER, true)? {
         return Ok(None);
     }
     let locked = match Fault::ReshardWithoutLocks.is_on() {
-        true => rows.read_key(name, key)?,
+        true => rows.read_key(name, key, None)?,
         false => lock_key(host, rows, name, key, wait)?,
     };
     let now = host.now();
@@ -138,7 +138,7 @@ pub(super) fn lock_all<'a>(
     reshard(host, rows, target, locked, &held.shards, now)?;
     // Only a trigger of the owner's can have changed them again.
     let held = holding(target, lock_key(host, rows, name, key, wait)?, now)?;
-    if held.matches_limit { Ok(Some(held)) } else { Err(rows.not_written()) }
+    if held.matches_limit { Ok(Some(held)) } else { Err(LimiterError::not_written()) }
 }
 
 /// Row 0 of a limit with shards.
@@ -165,7 +165,7 @@ fn reshard(
             rows.delete(target.row(number), found.tuple)?;
         }
     }
-    let Some(root) = root else { return Err(rows.not_written()) };
+    let Some(root) = root else { return Err(LimiterError::not_written()) };
     let states = shards.resharded(shard_count, now);
     if let [state] = &states[..] {
         return rows.update(target.row(0), root.tuple, &Stored::State(state.clone()));
@@ -175,7 +175,7 @@ fn reshard(
     }
     for (shard, state) in states.into_iter().enumerate() {
         host.check_for_interrupts();
-        rows.insert(target.row(shard_number(shard_count, shard)), &Stored::State(state))?;
+        rows.insert(target.row(shard_number(shard_count, shard)), &Stored::State(state), true)?;
     }
     Ok(())
 }

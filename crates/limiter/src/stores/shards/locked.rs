@@ -3,10 +3,11 @@
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
-use super::choose::{held_shard, lock_free, rows_with_room};
+use super::super::delete::lock_or_busy;
+use super::choose::{lock_free, own_shard, rows_with_room};
 use super::contents::{Holding, lock_all, shard_number};
 use super::{may_wait, room};
-use crate::error::Result;
+use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, Rows, Stored, TupleId};
 use crate::target::Target;
 
@@ -67,7 +68,7 @@ impl<'a> LockedRows<'a> {
             return rows.update(target.row(0), *tuple, &Stored::State(after.clone()));
         }
         if self.locked.is_empty() {
-            return Err(rows.not_written()); // nothing would be taken
+            return Err(LimiterError::not_written()); // nothing would be taken
         }
         if self.locked.len() == shards.states().len() {
             return write(rows, target, shards, &self.locked, now, after);
@@ -108,7 +109,7 @@ pub fn lock<'a, H: Host>(
     amount: f64,
     single_row: bool,
 ) -> Result<Option<LockedRows<'a>>> {
-    let (shard_count, wait) = (target.limit().shards(), may_wait(rows, target));
+    let (shard_count, wait) = (target.limit().shards(), may_wait(host, target));
     if shard_count == 1 {
         return lock_one(host, rows, target, wait);
     }
@@ -122,7 +123,7 @@ pub fn lock<'a, H: Host>(
         let (mut shards, mut locked) = (shards, Vec::new());
         for other in 0..shard_count as usize {
             let id = target.row(shard_number(shard_count, other));
-            let Some(Row { stored, tuple }) = rows.lock_or_busy(id, wait)? else {
+            let Some(Row { stored, tuple }) = lock_or_busy(rows, id, wait)? else {
                 return Ok(None);
             };
             shards.states_mut()[other] =
@@ -145,13 +146,13 @@ fn lock_one<'a>(
     wait: bool,
 ) -> Result<Option<LockedRows<'a>>> {
     let id = target.row(0);
-    let found = match rows.lock_or_busy(id, wait)? {
+    let found = match lock_or_busy(rows, id, wait)? {
         None => {
             // A row that was reset counts as none until it is written.
-            if !rows.insert(id, &Stored::Reset { ts: host.now() })? {
+            if !rows.insert(id, &Stored::Reset { ts: host.now() }, true)? {
                 return Ok(None);
             }
-            rows.lock(id)?
+            rows.lock(id, true)?
         }
         Some(Row { stored: Stored::Marker { .. }, .. }) => {
             return Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all));
@@ -177,10 +178,10 @@ fn lock_some<'a, H: Host>(
     amount: f64,
 ) -> Result<Option<LockedRows<'a>>> {
     let number = |shard| shard_number(target.limit().shards(), shard);
-    let held = held_shard(rows, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
+    let held = own_shard(host, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
     let with_room = rows_with_room(host, &shards, now, amount);
     for shard in held.into_iter().chain(with_room) {
-        if let Some(row) = rows.try_lock(target.row(number(shard)))? {
+        if let Some(row) = rows.lock(target.row(number(shard)), false)? {
             return LockedRows::one(shards, target, shard, row, now).map(Some);
         }
     }

@@ -82,9 +82,9 @@ fn left(answer: Answer, shards: &Shards, now: Micros) -> Answer {
     Answer { level: shards.level(now), ..answer }
 }
 
-/// Whether this transaction may wait for rows of a key: it holds none, under whichever number of shards.
-fn may_wait(rows: &dyn Rows, target: &Target) -> bool {
-    rows.held(target.name, target.key).is_empty() || Fault::OwnRowsOverlooked.is_on()
+/// Whether this transaction may wait for rows of a key: it has locked none, under whichever number of shards.
+fn may_wait(host: &impl Host, target: &Target) -> bool {
+    host.own_rows(target.name, target.key).is_empty() || Fault::OwnRowsOverlooked.is_on()
 }
 
 /// The tokens by which a shard can change in the direction of `amount`: those available, or
@@ -103,7 +103,7 @@ impl<H: Host> Sharded<'_, H> {
             if let Some(answer) = self.change_better_of_two()? {
                 return Ok(answer);
             }
-            let found = rows.read_key(target.name, target.key)?;
+            let found = rows.read_key(target.name, target.key, None)?;
             let now = host.now();
             let Holding { shards, matches_limit, .. } = holding(target, found, now)?;
             let Decided { answer, after } = change.decide(target, Contents::All(&shards), now)?;
@@ -121,14 +121,14 @@ impl<H: Host> Sharded<'_, H> {
                     return Ok(answer);
                 }
             }
-            if matches_limit && !may_wait(*rows, target) {
+            if matches_limit && !may_wait(*host, target) {
                 return self.answer_while_locked(&shards, now);
             }
             if let Some(answer) = self.change_all_or_answer(&shards, now)? {
                 return Ok(answer);
             }
         }
-        Err(rows.not_written())
+        Err(LimiterError::not_written())
     }
 
     /// Makes the change in all rows, as [`change_all_rows`](Self::change_all_rows), or answers as
@@ -138,7 +138,7 @@ impl<H: Host> Sharded<'_, H> {
     /// # Errors
     /// As [`apply`].
     fn change_all_or_answer(&self, shards: &Shards, now: Micros) -> Result<Option<Answer>> {
-        match self.change_all_rows(may_wait(self.rows, self.target)) {
+        match self.change_all_rows(may_wait(self.host, self.target)) {
             Err(LimiterError::Busy) => self.answer_while_locked(shards, now).map(Some),
             answer => answer,
         }
@@ -156,9 +156,9 @@ impl<H: Host> Sharded<'_, H> {
             Err(LimiterError::Busy) => {}
             decided => return Ok(left(decided?.answer, shards, now)),
         }
-        for number in rows.held(target.name, target.key) {
+        for number in host.own_rows(target.name, target.key) {
             let id = target.row(number);
-            let Some(Row { stored, tuple }) = rows.lock(id)? else { continue };
+            let Some(Row { stored, tuple }) = rows.lock(id, true)? else { continue };
             if stored.is_marker() {
                 continue;
             }
@@ -177,7 +177,7 @@ impl<H: Host> Sharded<'_, H> {
             return Ok(left(answer, &shards, now));
         }
         // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
-        self.change_all_rows(true)?.ok_or_else(|| rows.not_written())
+        self.change_all_rows(true)?.ok_or_else(|| LimiterError::not_written())
     }
 
     /// Makes the change after locking all rows, in ascending order, and resharding them if they are those of
