@@ -135,7 +135,7 @@ def works(bench):
         ),
         Work(
             "hot_allowed_durable", "one hot key, allowed, 16 clients, synchronous_commit on",
-            bench.single([RL, BARE, PLPGSQL, UPSERT], "allowed", 16, hot=True, **durable),
+            bench.single([RL, SQL_STORE, BARE, PLPGSQL, UPSERT], "allowed", 16, hot=True, **durable),
         ),
         Work(
             "hot_denied_durable", "one hot key, denied, 16 clients, synchronous_commit on",
