@@ -1,5 +1,5 @@
-//! What becomes of keys in memory when a definition changes from or to one that is saved: nothing until the change
-//! commits, so that a rollback leaves all as it was.
+//! Moves keys in and out of memory when a definition becomes one that is saved, or stops being one. Nothing happens until
+//! the change commits, so that a rollback leaves everything as it was.
 //!
 //! Just before it commits, the session writes what is unsaved of the keys that leave memory to their rows, in its own
 //! transaction and as any call would. The writer keeps off those names from then on: its copy is the older one. Once

@@ -1,15 +1,18 @@
-//! What several sessions share in memory: partitions of states, the tallies of names, and the rankings of the keys
-//! that are denied most. It doesn't depend on PostgreSQL: the caller provides the memory, the locks, the identity of a
-//! session and the time.
+//! The data that sessions share in memory: states of limits, counters of names, and rankings of the keys denied most. It
+//! doesn't depend on PostgreSQL: the caller provides the memory, the locks, the number of a session and the time.
 //!
 //! Everything is valid as zeroed memory and has no pointers, so processes may map a segment at different addresses.
-//! What sessions change is atomic or behind a lock ([`Guarded`], [`Partitions`]), which gives `&mut` to the exclusive
-//! holder and `&` to the others. So nothing is written through a `&`, and the compiler checks that: only the lock, the
+//! What sessions change is atomic or behind a lock ([`Guarded`], [`Partitions`]), which gives `&mut` under an exclusive
+//! lock and `&` under a shared one. So nothing is written through a `&`, and the compiler checks that: only the lock, the
 //! partitions and the first access to memory have unsafe code.
 //!
-//! How it is tried: the unit tests run under [loom](https://docs.rs/loom), which explores the orders of what sessions
-//! do (with `cfg(test)` the atomics and cells are loom's); `tests/threads.rs` has threads on ordinary memory, which
-//! Miri can run, too.
+//! [`states`] and [`saved`] are two maps, since one for both would cost much: an entry of [`states`] is 96 bytes with its
+//! free places, and of [`saved`] 232 with name, key and capacity for chance. Measured on calls of a limit that is never
+//! written, the second takes 5 % more time for one key and 25 % more for 100,000. They share the [encoding of a
+//! state](states::Content), the spreading of hashes and the partitions.
+//!
+//! The unit tests run under [loom](https://docs.rs/loom), which explores the orders of what sessions do (with `cfg(test)`
+//! the atomics and cells are loom's); `tests/threads.rs` has threads on ordinary memory, which Miri can run too.
 
 pub mod saved;
 pub mod sketch;

@@ -1,5 +1,4 @@
-//! What sessions do at the same time, in the orders that there are, by loom: it also fails where one writes a value
-//! that another looks at.
+//! Sessions at the same time, in every order, by loom: it also fails if one writes a value that another reads.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -11,7 +10,7 @@ use ratelimit_core::Micros;
 use crate::sync::AtomicU64;
 use crate::{Count, Guarded, ReadWriteLock, SharedRankings, SharedTallies, Totals};
 
-/// A lock of loom's.
+/// A lock of loom.
 struct Lock(RwLock<()>);
 
 /// What holds it.
@@ -54,10 +53,10 @@ fn two<T: Send + Sync + 'static>(
                 begun.fetch_add(1, Relaxed);
                 session(shared);
             };
-            let beside = shared.clone();
-            let beside = thread::spawn(move || run(&beside, other));
+            let second = shared.clone();
+            let second = thread::spawn(move || run(&second, other));
             run(&shared, one);
-            beside.join().unwrap();
+            second.join().unwrap();
             check(&shared.0);
         });
     }
@@ -67,7 +66,7 @@ fn two<T: Send + Sync + 'static>(
 fn count(tallies: &SharedTallies<Lock, u32>, session: usize, name: u8, count: Count) {
     let id = [name.into(), 0];
     if !tallies.count(id, session, count) {
-        tallies.enter(id, (7, &[name]), (session, Micros(5)), count);
+        tallies.enter(id, 7, &[name], session, Micros(5), count);
     }
 }
 
@@ -83,15 +82,15 @@ fn tallies() -> SharedTallies<Lock, u32> {
 fn a_guard_keeps_others_from_what_it_gives() {
     // Both also change a number without the lock, so that loom tries each order of that, too.
     type Value = (Guarded<Lock, [u64; 2]>, AtomicU64);
-    let add: fn(&Value) = |(value, beside)| {
+    let add: fn(&Value) = |(value, number)| {
         let mut value = value.write();
         value[0] += 1;
-        beside.fetch_add(1, Relaxed);
+        number.fetch_add(1, Relaxed);
         value[1] += 1;
     };
-    let read: fn(&Value) = |(value, beside)| {
+    let read: fn(&Value) = |(value, number)| {
         let value = value.read();
-        beside.fetch_add(1, Relaxed);
+        number.fetch_add(1, Relaxed);
         assert_eq!(value[0], value[1]);
     };
     let make = || (Guarded::new(lock(), [0, 0]), AtomicU64::new(0));
@@ -119,7 +118,7 @@ fn two_sessions_whose_first_calls_meet_share_one_tally() {
 }
 
 #[test]
-fn no_call_is_lost_or_counted_twice_while_a_name_makes_room_for_another() {
+fn no_call_is_lost_or_counted_twice_while_a_name_is_replaced() {
     let make = || {
         let tallies = tallies();
         count(&tallies, 0, b'a', Count::Denied);
@@ -173,7 +172,7 @@ fn a_name_that_is_freed_while_it_is_called_has_no_tally_or_a_new_one() {
     two(make, sessions, |tallies| {
         let totals = tallies.totals(7);
         assert!(totals.len() <= 1 && totals.iter().all(|of| of.denied == 1), "{totals:?}");
-        assert_eq!(tallies.dropped_calls(), 0, "what is freed made no room");
+        assert_eq!(tallies.dropped_calls(), 0, "a name that is removed is not replaced");
         assert!(tallies.crowd([1, 0]).is_empty());
     });
 }
@@ -191,7 +190,7 @@ fn with_a() -> SharedRankings<Lock, u32> {
 }
 
 #[test]
-fn denials_that_are_added_beside_each_other_are_all_counted() {
+fn denials_that_are_added_at_once_are_all_counted() {
     let again: fn(&_) = |rankings| _ = deny(rankings, b'a', Some(0));
     let again_and_read: fn(&_) = |rankings| {
         deny(rankings, b'a', Some(0));

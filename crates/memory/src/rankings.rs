@@ -1,16 +1,16 @@
-//! The keys that are denied most: how often, and who they are, which is kept of no other key.
+//! The keys that are denied most: their texts, which are stored of no other key, and how often.
 
 use crate::lock::{Guarded, ReadWriteLock};
 use crate::sketch::{Counter, Sketch, counted};
 
-/// Over how many rankings keys are spread, by chance.
+/// The number of rankings, over which keys are spread by chance.
 const RANKINGS: usize = if cfg!(test) { 2 } else { 16 };
-/// How many keys each of them has.
+/// The number of keys in each.
 const KEYS: usize = if cfg!(test) { 2 } else { 64 };
-/// How much is kept of a name and key, in bytes.
+/// The bytes that are stored of a name and key.
 pub const TEXT: usize = 320;
 
-/// Under a shared lock counts are read and added to, which are atomic; nothing else changes.
+/// A ranking. Under a shared lock only counts change, which are atomic.
 #[repr(C)]
 struct Ranking<S> {
     floor: u64,
@@ -18,31 +18,31 @@ struct Ranking<S> {
     denied: [DeniedKey<S>; KEYS],
 }
 
-/// Whose a counter is.
+/// The key of a counter.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct DeniedKey<S> {
     scope: S,
     name: u32,
     key: u32,
-    /// A name, and a key that may be cut off.
+    /// The name, and the key, which may be cut off.
     text: [u8; TEXT],
 }
 
-/// A key that was denied, in the caller's encoding.
+/// A denied key, in the caller's encoding.
 #[derive(Debug, PartialEq)]
 pub struct Denied {
     /// The limit's name.
     pub name: Vec<u8>,
-    /// Cut off where it is longer than [`TEXT`] less the bytes of the name.
+    /// Cut off after [`TEXT`] less the bytes of the name.
     pub key: Vec<u8>,
-    /// How often, at most.
+    /// The number of denials, at most.
     pub denied: u64,
     /// By how much that may be too many.
     pub error: u64,
 }
 
-/// The rankings of keys, each of a scope `S`, as they lie in shared memory.
+/// The rankings in shared memory; each key is in a scope `S`.
 #[repr(C)]
 pub struct SharedRankings<L, S> {
     rankings: [Guarded<L, Ranking<S>>; RANKINGS],
@@ -74,14 +74,14 @@ impl<S: Copy + PartialEq> Ranking<S> {
         Sketch::new(&mut self.floor, &mut self.counters)
     }
 
-    /// The keys that have a counter, with it.
+    /// The keys that have a counter, with their counters.
     fn denied(&self) -> impl Iterator<Item = (&DeniedKey<S>, &Counter)> {
         counted(&self.counters).map(|(number, counter)| (&self.denied[number], counter))
     }
 }
 
 impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
-    /// Looks at rankings.
+    /// Views rankings.
     ///
     /// # Safety
     /// At the address, a multiple of 128, there are the bytes of this type for as long as `'a`: zeros, which
@@ -97,8 +97,8 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         self.rankings.iter().map(Guarded::lock)
     }
 
-    /// Counts a denial of a key, by the hash of name and key; what is beyond [`TEXT`] of both is not kept. Returns the
-    /// number of its counter: where the session gives it the next time, it does not keep others from counting.
+    /// Counts a denial of a key, by the hash of name and key; the text of both is cut off after [`TEXT`]. Returns the
+    /// number of its counter: as `last` of the session's next denial, it makes a shared lock enough.
     pub fn count(
         &self,
         id: [u64; 2],
@@ -110,7 +110,8 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         let ranking = &self.rankings[(id[0] >> 32) as usize % RANKINGS];
         if let Some(number) = last {
             let ranking = ranking.read();
-            if let Some(counter) = ranking.counters.get(number).filter(|of| of.is_of(id)) {
+            if let Some(counter) = ranking.counters.get(number).filter(|counter| counter.counts(id))
+            {
                 counter.add();
                 return number;
             }
@@ -146,7 +147,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         all
     }
 
-    /// Whose the keys are, in no order and some several times.
+    /// The scopes of the keys, in no order, with repeats.
     pub fn scopes(&self) -> Vec<S> {
         let mut scopes = Vec::new();
         for ranking in &self.rankings {
@@ -155,7 +156,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         scopes
     }
 
-    /// Forgets which keys of a name, or of all of a scope, were denied.
+    /// Removes the keys of a name, or of a scope.
     pub fn forget(&self, scope: S, name: Option<&[u8]>) {
         for ranking in &self.rankings {
             let Ranking { floor, counters, denied } = &mut *ranking.write();
@@ -166,7 +167,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
 
 #[cfg(test)]
 impl<L, S: Copy> SharedRankings<L, S> {
-    /// What zeros are elsewhere.
+    /// The value of zeroed memory.
     pub fn new(lock: impl Fn() -> L, scope: S) -> SharedRankings<L, S> {
         let denied = DeniedKey { scope, name: 0, key: 0, text: [0; TEXT] };
         let ranking = || Ranking {

@@ -25,7 +25,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A key that is counted.
+/// The counter of a key.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Counter {
@@ -36,13 +36,13 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// One that is free, as memory of zeros is.
+    /// A free counter, as zeroed memory is.
     pub const fn new() -> Counter {
         Counter { key: [0; 2], count: AtomicU64::new(0), error: 0 }
     }
 
-    /// Whether it counts this key.
-    pub fn is_of(&self, key: [u64; 2]) -> bool {
+    /// Whether it counts a key.
+    pub fn counts(&self, key: [u64; 2]) -> bool {
         self.key == key && self.count() > 0
     }
 
@@ -62,13 +62,12 @@ impl Counter {
     }
 }
 
-/// The keys that have a counter, in no order: the counter's number, and the counter.
+/// The counters in use, in no order, with their numbers.
 pub fn counted(counters: &[Counter]) -> impl Iterator<Item = (usize, &Counter)> {
     counters.iter().enumerate().filter(|(_, counter)| counter.count() > 0)
 }
 
-/// As many counters as keys are wanted, or some more. A key that was seen more often than once in
-/// `total / counters` is among them.
+/// A sketch: a key that was seen more than `total / counters` times has a counter.
 #[derive(Debug)]
 pub struct Sketch<'a> {
     /// How often a key without a counter may have been seen, at most.
@@ -77,8 +76,8 @@ pub struct Sketch<'a> {
 }
 
 impl<'a> Sketch<'a> {
-    /// Looks at memory that is zeroed, or what an earlier sketch of the same length left there. There is
-    /// at least one counter.
+    /// Views memory that is zeroed, or what an earlier sketch of the same length left there. There is at least one
+    /// counter.
     pub fn new(floor: &'a mut u64, counters: &'a mut [Counter]) -> Sketch<'a> {
         Sketch { floor, counters }
     }
@@ -88,9 +87,9 @@ impl<'a> Sketch<'a> {
     pub fn count(&mut self, key: [u64; 2]) -> (usize, bool) {
         let (mut least, mut fewest) = (0, u64::MAX);
         for (n, counter) in self.counters.iter_mut().enumerate() {
-            let of_it = counter.is_of(key);
+            let is_found = counter.counts(key);
             let count = counter.count.get_mut();
-            if of_it {
+            if is_found {
                 *count = count.saturating_add(1);
                 return (n, false);
             }
@@ -105,7 +104,7 @@ impl<'a> Sketch<'a> {
         (least, true)
     }
 
-    /// Forgets the keys whose counters a test picks by their numbers.
+    /// Frees the counters that a test picks by their numbers.
     pub fn remove_if(&mut self, test: impl Fn(usize) -> bool) {
         for (number, counter) in self.counters.iter_mut().enumerate() {
             if test(number) {

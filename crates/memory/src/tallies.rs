@@ -1,4 +1,4 @@
-//! What calls of each name were answered: counted without a lock, and kept whatever becomes of the caller.
+//! Counters of the answers to each name's calls, added to without a lock, at once: a rollback takes nothing back.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -8,20 +8,20 @@ use ratelimit_core::requests::MAX_NAME;
 use crate::lock::{Guarded, ReadWriteLock};
 use crate::sync::{AtomicI64, AtomicU64};
 
-/// How many names are counted at once. Few under loom, which tries all that may happen, and under Miri, which looks at
-/// all of them wherever a reference is made.
+/// The number of names that are counted at once. Few under loom, which explores every order, and under Miri, which checks
+/// all of them at each reference.
 const TALLIES: usize = match (cfg!(test), cfg!(miri)) {
     (true, _) => 2,
     (false, true) => 64,
     (false, false) => 1024,
 };
-/// In how many of them a name may be. Where all are taken, the one with the fewest calls makes room.
+/// The number of tallies in which a name may be. If all are in use, the one with the fewest calls is replaced.
 const WINDOW: usize = if cfg!(test) { 2 } else { 16 };
-/// Into how many each counter is divided, for sessions on several processors.
+/// The number of stripes of a counter, for sessions on several processors.
 const STRIPES: usize = if cfg!(test) { 2 } else { 8 };
 
-/// The counters of a name, all of them atomic. Its identity is changed under the lock of the names, and counters are
-/// added to without: what is added while another name takes the place may count for that.
+/// The counters of a name, all atomic. The id changes under the lock of the names; counters are added to without it, so
+/// a call that is counted while another name replaces this one may count for that name.
 #[repr(C, align(128))]
 struct Tally {
     /// The first is zero: free.
@@ -40,7 +40,7 @@ struct Stripe {
     tokens: AtomicU64,
 }
 
-/// Which name a tally is of.
+/// The name of a tally.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Name<S> {
@@ -49,14 +49,14 @@ struct Name<S> {
     text: [u8; MAX_NAME],
 }
 
-/// What a call adds.
+/// The answer to count.
 #[derive(Clone, Copy)]
 pub enum Count {
     /// Passed, and took these tokens.
     Allowed(f64),
-    /// Did not pass.
+    /// Denied.
     Denied,
-    /// Passed in a dry run, and would have been denied.
+    /// Allowed in a dry run that would have been denied.
     DeniedInDryRun,
 }
 
@@ -65,29 +65,29 @@ pub enum Count {
 pub struct Totals {
     /// In the caller's encoding.
     pub name: Vec<u8>,
-    /// Calls that passed.
+    /// Calls that were allowed.
     pub allowed: u64,
-    /// Calls that did not.
+    /// Calls that were denied.
     pub denied: u64,
-    /// Calls that passed in a dry run only.
+    /// Calls that were allowed in a dry run only.
     pub denied_in_dry_run: u64,
-    /// Taken by the calls that were allowed.
+    /// The tokens of the calls that were allowed.
     pub tokens: f64,
-    /// From when on they count.
+    /// When counting began.
     pub since: Micros,
 }
 
-/// The tallies of some names, each of a scope `S`, as they lie in shared memory.
+/// The tallies in shared memory; each name is in a scope `S`.
 #[repr(C, align(128))]
 pub struct SharedTallies<L, S> {
-    /// The calls of names that made room for others.
+    /// The calls of names that were replaced.
     dropped: AtomicU64,
     names: Guarded<L, [Name<S>; TALLIES]>,
     tallies: [Tally; TALLIES],
 }
 
 impl Stripe {
-    /// Sets the counters to zero; returns of how many calls they were.
+    /// Sets the counters to zero; returns the number of calls that they had.
     fn clear(&self) -> u64 {
         self.tokens.store(0, Relaxed);
         let calls = [&self.allowed, &self.denied, &self.denied_in_dry_run];
@@ -113,7 +113,7 @@ impl Tally {
         self.stripes.iter().map(of).sum()
     }
 
-    /// Counts from now on; returns how many calls were counted before.
+    /// Begins to count at `now`; returns the number of calls counted before.
     fn begin(&self, now: Micros) -> u64 {
         self.since.store(now.0, Relaxed);
         self.stripes.iter().map(Stripe::clear).sum()
@@ -167,7 +167,7 @@ impl<S: Copy> Name<S> {
 }
 
 impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
-    /// Looks at tallies.
+    /// Views tallies.
     ///
     /// # Safety
     /// At the address, a multiple of 128, there are the bytes of this type for as long as `'a`: zeros, which
@@ -183,25 +183,26 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         self.names.lock()
     }
 
-    /// Counts the answer of a call of a name, by its hash; false if the name has no tally yet. Each `session` adds to
-    /// counters of its own, or shares them with some.
+    /// Counts an answer for a name, by its hash; false if the name has no tally yet. `session` chooses the stripe.
     #[inline]
     pub fn count(&self, id: [u64; 2], session: usize, count: Count) -> bool {
         let found = self.window(id).map(|number| &self.tallies[number]).find(|tally| tally.is(id));
         found.inspect(|tally| tally.add(session, count)).is_some()
     }
 
-    /// Counts the first call of a name, which takes the place of the one with the fewest calls if there is no room.
+    /// Counts the first call of a name, which replaces the one with the fewest calls if no tally is free.
     pub fn enter(
         &self,
         id: [u64; 2],
-        (scope, name): (S, &[u8]),
-        (session, now): (usize, Micros),
+        scope: S,
+        name: &[u8],
+        session: usize,
+        now: Micros,
         count: Count,
     ) {
         let mut names = self.names.write();
         if self.count(id, session, count) {
-            return; // another session's was the first
+            return; // another session was first
         }
         let calls = |tally: &Tally| if tally.is_free() { 0 } else { tally.calls().max(1) };
         let Some(number) = self.window(id).min_by_key(|&number| calls(&self.tallies[number]))
@@ -221,33 +222,33 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         tally.add(session, count);
     }
 
-    /// Whose names leave no room for another one, some several times; none if there is room.
+    /// The scopes that fill this window, with repeats; empty if a tally is free.
     pub fn crowd(&self, id: [u64; 2]) -> Vec<S> {
         let names = self.names.read();
-        let has_room = |number| {
+        let is_open = |number| {
             let tally: &Tally = &self.tallies[number];
             tally.is_free() || tally.is(id)
         };
-        if self.window(id).any(has_room) {
+        if self.window(id).any(is_open) {
             return Vec::new();
         }
         self.window(id).map(|number| names[number].scope).collect()
     }
 
-    /// Frees all names of a scope.
+    /// Removes all names of a scope.
     pub fn free(&self, scope: S) {
         let names = self.names.write();
         let free = |(_, tally): (_, &Tally)| tally.id[0].store(0, Relaxed);
         self.named(&names[..]).filter(|(name, _)| name.scope == scope).for_each(free);
     }
 
-    /// Whose the names are, in no order and some several times.
+    /// The scopes of the names, in no order, with repeats.
     pub fn scopes(&self) -> Vec<S> {
         let names = self.names.read();
         self.named(&names[..]).map(|(name, _)| name.scope).collect()
     }
 
-    /// How many calls are counted no more, since their names made room for others.
+    /// The number of calls that are no longer counted, since their names were replaced.
     pub fn dropped_calls(&self) -> u64 {
         self.dropped.load(Relaxed)
     }
@@ -259,7 +260,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         of_it.map(|(name, tally)| tally.totals(name.text())).collect()
     }
 
-    /// Sets the counters of a name to zero, or those of all names of a scope; returns of how many.
+    /// Sets the counters of a name, or of all names of a scope, to zero; returns the number of names.
     pub fn reset(&self, scope: S, name: Option<&[u8]>, now: Micros) -> u64 {
         let names = self.names.write();
         let of_it = self.named(&names[..]).filter(|(of, _)| of.scope == scope);
@@ -272,12 +273,12 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
         count
     }
 
-    /// The tallies that are not free, with their names.
+    /// The tallies in use, with their names.
     fn named<'a>(&'a self, names: &'a [Name<S>]) -> impl Iterator<Item = (&'a Name<S>, &'a Tally)> {
         names.iter().zip(&self.tallies).filter(|(_, tally)| !tally.is_free())
     }
 
-    /// The numbers of the tallies in which a name may be.
+    /// The tallies in which a name may be.
     fn window(&self, id: [u64; 2]) -> impl Iterator<Item = usize> + use<L, S> {
         let first = (id[1] % TALLIES as u64) as usize;
         (first..first + WINDOW).map(|number| number % TALLIES)
@@ -286,7 +287,7 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedTallies<L, S> {
 
 #[cfg(test)]
 impl<L, S: Copy> SharedTallies<L, S> {
-    /// What zeros are elsewhere.
+    /// The value of zeroed memory.
     pub fn new(lock: L, scope: S) -> SharedTallies<L, S> {
         let counter = || AtomicU64::new(0);
         let stripe = || Stripe {

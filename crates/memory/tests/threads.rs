@@ -176,7 +176,7 @@ fn every_call_is_counted_for_its_name_or_as_dropped() {
                 _ => Count::DeniedInDryRun,
             };
             if !tallies.count(id, thread, count) {
-                tallies.enter(id, (7, names[name].as_bytes()), (thread, NOW), count);
+                tallies.enter(id, 7, names[name].as_bytes(), thread, NOW, count);
             }
             if n % 100 == 0 {
                 let totals = tallies.totals(7);

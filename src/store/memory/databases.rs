@@ -25,21 +25,21 @@ use xxhash_rust::xxh64::xxh64;
 use super::SessionLock;
 use crate::schema::catalog;
 
-/// How many databases are known; of another one that is moved the states are lost.
-const KNOWN: usize = 64;
+/// The number of databases that are known. If another one is moved, its states are lost.
+const DATABASES: usize = 64;
 
-/// The databases that are known, in shared memory.
-pub type Databases = Guarded<SessionLock, [Known; KNOWN]>;
+/// The known databases, in shared memory.
+pub type Databases = Guarded<SessionLock, [Database; DATABASES]>;
 
 /// A database as a session has seen it.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Known {
+pub struct Database {
     /// Its number; 0: the place is free.
     database: u32,
     tablespace: u32,
     mark: u64,
-    /// What its states are found by.
+    /// Part of the hash that finds its states.
     incarnation: u32,
 }
 
@@ -55,7 +55,7 @@ pub fn incarnation(databases: &Databases) -> u32 {
     INCARNATION.get().unwrap_or_else(|| look(databases))
 }
 
-/// Finds out which one it is.
+/// Determines the incarnation.
 #[cold]
 fn look(databases: &Databases) -> u32 {
     // SAFETY: constant in a session, which is connected to a database.
@@ -63,8 +63,12 @@ fn look(databases: &Databases) -> u32 {
     let (mark, is_altered) = (mark(), catalog::is_database_altered(database));
     // Its low half.
     let new = mark as u32;
-    let now =
-        Known { database: database.into(), tablespace: tablespace.into(), mark, incarnation: new };
+    let now = Database {
+        database: database.into(),
+        tablespace: tablespace.into(),
+        mark,
+        incarnation: new,
+    };
     // Asks Postgres, so not under the lock.
     let numbers = databases.read().map(|known| known.database);
     let is_free = |number: u32| number == 0 || !catalog::has_database(number.into());
@@ -81,7 +85,7 @@ fn look(databases: &Databases) -> u32 {
             let is_moved = found.tablespace != now.tablespace && is_altered;
             let is_same = found.database == now.database && (found.mark == mark || is_moved);
             let incarnation = if is_same { found.incarnation } else { new };
-            *found = Known { incarnation, ..now };
+            *found = Database { incarnation, ..now };
             incarnation
         })
     };

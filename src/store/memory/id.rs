@@ -1,4 +1,4 @@
-//! What identifies a limit in shared memory: a keyed hash of database, extension, name and key.
+//! The address of a limit in shared memory: a keyed hash of database, extension, name and key.
 
 use std::cell::RefCell;
 use std::hash::Hasher;
@@ -19,7 +19,7 @@ pub struct Identifier {
     last: RefCell<Named>,
 }
 
-/// A name that was hashed.
+/// The hash of a name.
 struct Named {
     scope: Scope,
     name: Vec<u8>,
@@ -27,7 +27,7 @@ struct Named {
     hash: [u64; 2],
 }
 
-/// Where a name is from.
+/// The database and extension of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub struct Scope {
@@ -61,7 +61,7 @@ impl Scope {
         [self.database, self.extension]
     }
 
-    /// The two in one, which is not 0.
+    /// Both in one number, which is not 0.
     pub fn number(self) -> u64 {
         u64::from(self.database) << 32 | u64::from(self.extension)
     }

@@ -1,4 +1,4 @@
-//! The keys that are denied most: how often, and who they are, which is kept of no other key.
+//! The keys that are denied most.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ use super::SessionLock;
 use super::id::Scope;
 use ratelimit_pg::values::clipped;
 
-/// The rankings as they lie in shared memory.
+/// The rankings' layout in shared memory.
 type Shared = ratelimit_memory::SharedRankings<SessionLock, Scope>;
 
 thread_local! {
@@ -21,10 +21,10 @@ thread_local! {
 pub struct Rankings(&'static Shared);
 
 impl Rankings {
-    /// How many bytes they take.
+    /// Their bytes.
     pub const SIZE: usize = size_of::<Shared>();
 
-    /// Looks at rankings.
+    /// Views rankings.
     ///
     /// # Safety
     /// There are the bytes of this type at the address, for as long as the process; all zeros, and soon to be
@@ -56,12 +56,12 @@ impl Rankings {
         self.0.most_denied(scope, name, rows)
     }
 
-    /// Whose the keys are, in no order and some several times.
+    /// The scopes of the keys, in no order, with repeats.
     pub fn scopes(&self) -> Vec<Scope> {
         self.0.scopes()
     }
 
-    /// Forgets which keys of a name, or of all, were denied.
+    /// Removes the keys of a name, or of all.
     pub fn forget(&self, scope: Scope, name: Option<&[u8]>) {
         self.0.forget(scope, name);
     }

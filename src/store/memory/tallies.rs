@@ -1,5 +1,5 @@
-//! What calls of each name were answered, whatever the store of the limit: counted at once, and kept
-//! whatever becomes of the transaction.
+//! Counters of the answers to each name's calls, whatever the store of the limit: added to at once, outside any
+//! transaction.
 
 use pgrx::pg_sys;
 use ratelimit_limiter::ports::Id;
@@ -9,23 +9,23 @@ use super::SessionLock;
 use super::id::Scope;
 use ratelimit_pg::clock;
 
-/// The tallies as they lie in shared memory.
+/// The tallies' layout in shared memory.
 type Shared = ratelimit_memory::SharedTallies<SessionLock, Scope>;
 
-/// The tallies, in shared memory: one for each of some names.
+/// The tallies, in shared memory.
 pub struct Tallies(&'static Shared);
 
-/// The number by which sessions are spread over counters.
+/// The number that spreads sessions over counters.
 fn session() -> usize {
     // SAFETY: constant in a process.
     unsafe { pg_sys::MyProcPid as usize }
 }
 
 impl Tallies {
-    /// How many bytes they take.
+    /// Their bytes.
     pub const SIZE: usize = size_of::<Shared>();
 
-    /// Looks at tallies.
+    /// Views tallies.
     ///
     /// # Safety
     /// There are the bytes of this type at the address, for as long as the process; all zeros, and soon to be
@@ -44,7 +44,7 @@ impl Tallies {
         unsafe { self.0.lock().0.init(lock_group) }
     }
 
-    /// Counts the answer of a call.
+    /// Counts the answer to a call.
     #[inline]
     pub fn count(&self, id: Id, scope: Scope, name: &[u8], count: Count) {
         if !self.0.count(id.name, session(), count) {
@@ -52,7 +52,7 @@ impl Tallies {
         }
     }
 
-    /// Counts the first call of a name, for which those of dropped databases and extensions make room.
+    /// Counts the first call of a name, after the names of dropped databases and extensions are removed from its window.
     #[cold]
     fn enter(&self, id: Id, scope: Scope, name: &[u8], count: Count) {
         let mut others = self.0.crowd(id.name);
@@ -61,20 +61,20 @@ impl Tallies {
         for dropped in others.into_iter().filter(|other| other.is_dropped(scope)) {
             self.free(dropped);
         }
-        self.0.enter(id.name, (scope, name), (session(), clock::system_time()), count);
+        self.0.enter(id.name, scope, name, session(), clock::system_time(), count);
     }
 
-    /// Frees all names of an extension.
+    /// Removes all names of an extension.
     pub fn free(&self, scope: Scope) {
         self.0.free(scope);
     }
 
-    /// Whose the names are, in no order and some several times.
+    /// The scopes of the names, in no order, with repeats.
     pub fn scopes(&self) -> Vec<Scope> {
         self.0.scopes()
     }
 
-    /// How many calls of the server are counted no more, since their names made room for others.
+    /// The number of calls that are no longer counted, since their names were replaced.
     pub fn dropped_calls(&self) -> u64 {
         self.0.dropped_calls()
     }
@@ -84,7 +84,7 @@ impl Tallies {
         self.0.totals(scope)
     }
 
-    /// Sets the counters of a name to zero, or those of all names; returns of how many.
+    /// Sets the counters of a name, or of all names, to zero; returns the number of names.
     pub fn reset(&self, scope: Scope, name: Option<&[u8]>) -> u64 {
         self.0.reset(scope, name, clock::system_time())
     }

@@ -1,4 +1,4 @@
-//! Reads and writes the whole state of a key. Leases take an entry for each slot, since an entry has only place for one.
+//! Reads and writes the whole state of a key. Leases take an entry for each slot, since only one fits into an entry.
 //! They are numbered from 0 without a gap, whatever the number of slots is now; but one may have been evicted.
 //!
 //! The key's own entry has the state of any other kind. A take under one kind ends the state of the other, as in a row:

@@ -161,7 +161,7 @@ fn call(memory: &mut Memory, n: u64, owner: Owner) -> bool {
     true
 }
 
-/// Where every key was called since the last new one came, all are equally old, wherever the hand stands.
+/// If every key was called since the last new one, all are equally old, wherever the hand is.
 #[test]
 fn one_is_dropped_where_all_were_just_called() {
     for room in [40, 60, 90, 120] {
@@ -217,7 +217,7 @@ fn an_empty_limit_outlives_many_keys_that_come_once_and_take_little() {
 
 /// An owner of less than half of the entries keeps them during a flood of another's, without calls.
 #[test]
-fn who_fills_the_room_drives_out_his_own_first() {
+fn an_owner_that_fills_the_partition_evicts_its_own_entries_first() {
     for (mine, floods) in
         [(owner(1, 1), owner(1, 2)), (owner(1, 1), owner(2, 1)), (owner(2, 3), owner(2, 1))]
     {
@@ -230,9 +230,9 @@ fn who_fills_the_room_drives_out_his_own_first() {
     }
 }
 
-/// The names of an owner who chooses them freely don't count.
+/// The names of an owner that chooses them freely don't count.
 #[test]
-fn many_names_of_one_owner_have_no_more_than_his_share() {
+fn many_names_of_one_owner_have_no_more_than_its_share() {
     let mut memory = Memory::new(1_000);
     let mine = Owner { id: 1, name: 0, fair_by_name: false };
     (0..400).for_each(|n| _ = call(&mut memory, n, mine));
