@@ -129,37 +129,24 @@ pub fn encode(stored: &Stored) -> Values {
 
 /// Encodes the `log` column: a timestamptz\[] in Postgres memory.
 fn log_datum(log: impl Iterator<Item = Micros>) -> pg_sys::Datum {
-    let log = log.map(|at| to_nearest_timestamptz(at).into()).collect();
-    array_datum(log, TIMESTAMPTZOID, size_of::<i64>(), b'd')
+    array_datum(log.map(|at| to_nearest_timestamptz(at).into()).collect(), TIMESTAMPTZOID, 8, b'd')
 }
 
 /// Encodes an integer\[] in Postgres memory.
 pub fn int_array(values: &[i32]) -> pg_sys::Datum {
-    let values = values.iter().map(|&value| value.into()).collect();
-    array_datum(values, INT4OID, size_of::<i32>(), b'i')
+    array_datum(values.iter().map(|&value| value.into()).collect(), INT4OID, 4, b'i')
 }
 
 /// Encodes a text\[] in Postgres memory, of texts in the server's encoding.
 pub fn text_array<'t>(values: impl Iterator<Item = &'t [u8]>) -> pg_sys::Datum {
-    let mut values: Vec<pg_sys::Datum> = values.map(text_datum).collect();
-    // SAFETY: copies the texts; size, passing and alignment are those of text.
-    unsafe {
-        pg_sys::Datum::from(pg_sys::construct_array(
-            values.as_mut_ptr(),
-            values.len() as c_int,
-            TEXTOID.value(),
-            -1,
-            false,
-            b'i' as c_char,
-        ))
-    }
+    array_datum(values.map(text_datum).collect(), TEXTOID, -1, b'i')
 }
 
-/// Encodes an array of values passed by value, of `size` bytes each, in Postgres memory.
+/// Encodes an array in Postgres memory. Size and alignment are the type's; a size of -1 means by reference.
 pub fn array_datum(
     mut values: Vec<pg_sys::Datum>,
     element_type: pg_sys::BuiltinOid,
-    size: usize,
+    size: c_int,
     align: u8,
 ) -> pg_sys::Datum {
     // SAFETY: copies the values; the caller gives the type's own size and alignment.
@@ -168,8 +155,8 @@ pub fn array_datum(
             values.as_mut_ptr(),
             values.len() as c_int,
             element_type.value(),
-            size as c_int,
-            true,
+            size,
+            size > 0,
             align as c_char,
         ))
     }

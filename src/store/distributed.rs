@@ -422,7 +422,7 @@ impl Distributed<'_> {
                 Some(text_array(rows().map(|(of, _)| &of.name[..]))),
                 Some(text_array(rows().map(|(of, _)| &of.key[..]))),
                 Some(int_array(&shards)),
-                Some(array_datum(writers, XIDOID, size_of::<u32>(), b'i')),
+                Some(array_datum(writers, XIDOID, 4, b'i')),
                 Some(int_array(&there)),
             ],
         )

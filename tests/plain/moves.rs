@@ -531,10 +531,12 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
         .batch_execute(
             r#"SET search_path = ratelimit, public;
                SELECT rl_define('wide', rl_token_bucket(rate => 100, period => '1000 days', shards => 4)),
+                      rl_define('spread', rl_fixed_window(rate => 100, period => '1000 days', shards => 4)),
                       rl_define('saved', rl_fixed_window(rate => 100, period => '1000 days')
                                          || '{"store": "memory", "save": "1 hour"}'),
                       rl_define('memory', rl_token_bucket(rate => 100, period => '1000 days') || '{"store": "memory"}');
                SELECT rl_limit('wide', 'k', 7), rl_limit('wide', 'k', 30), rl_limit('wide', 'k', 8);
+               SELECT rl_limit('spread', 'k', 7), rl_limit('spread', 'k', 38);
                SELECT rl_limit('saved', 'k', 40), rl_limit('memory', 'k', 50);
                SELECT rl_limit('inline', 'k', 60, config => rl_token_bucket(100, '1000 days', shards => 4))"#,
         )
@@ -549,6 +551,8 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
         client.query_one(&ask, &[]).unwrap().get(0)
     };
     assert_eq!(left("wide", "NULL"), 55.0);
+    assert_eq!(left("spread", "NULL"), 55.0);
+    assert_eq!(left("spread", "ratelimit.rl_fixed_window(1000, '1000 days')"), 955.0);
     assert_eq!(left("saved", "NULL"), 60.0);
     assert_eq!(left("memory", "NULL"), 100.0);
     assert_eq!(left("inline", "ratelimit.rl_token_bucket(100, '1000 days')"), 40.0);
