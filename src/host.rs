@@ -52,9 +52,6 @@ pub enum Use {
 
 impl Session<'_> {
     /// Runs a use case under a lock on the table, and again if the table changes before it writes.
-    ///
-    /// # Errors
-    /// Those of the catalog and of the work.
     pub fn run<T>(
         usage: Use,
         function: pg_sys::Oid,
@@ -86,8 +83,8 @@ impl Session<'_> {
 /// that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
 ///
 /// # Errors
-/// Those of the work; [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL;
-/// [`Error::Moved`]: the table has changed since the catalog was read, before the work began.
+/// [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL; [`Error::Moved`]: the table has
+/// changed since the catalog was read, before the work began.
 pub fn with_store<T>(
     catalog: &Catalog,
     lock: TableLock,

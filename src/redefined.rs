@@ -82,7 +82,7 @@ pub struct Change<'c> {
 /// Notes a change, as a trigger that calls `function` sees it. Where keys leave memory, has them written now.
 ///
 /// # Errors
-/// Those of the catalog and of the memory; a cancel.
+/// A cancel.
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     let Change { name, of_key, old, new } = change;
     let saved = SavedMemory::open(Need::May)?;
@@ -127,7 +127,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
 /// Writes what leaves memory, and notes what is to be forgotten.
 ///
 /// # Errors
-/// Those of the rows, of the catalog and of the memory; a cancel.
+/// A cancel.
 fn before_commit() -> Result<()> {
     let Some(Taken { function, names, redefined }) = changed::take() else { return Ok(()) };
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
@@ -157,9 +157,6 @@ fn before_commit() -> Result<()> {
 }
 
 /// Which keys of these names stay in memory, as this transaction leaves their definitions.
-///
-/// # Errors
-/// Those of the catalog.
 fn stay(
     catalog: &Catalog,
     names: &[Option<Vec<u8>>],

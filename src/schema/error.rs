@@ -212,7 +212,7 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             "A trigger, a rule or row security on the table {table} prevents rows from being written or read."
         )),
         LimiterError::Busy => report(b"55P03"),
-        LimiterError::NoRoom { .. } => report(b"53200").detail(
+        LimiterError::MemoryFull { .. } => report(b"53200").detail(
             "The keys that are there are not saved to the table yet, so none can be evicted.",
         ),
         LimiterError::Host(own) => match own.downcast_ref::<Error>() {

@@ -84,7 +84,7 @@ pub enum LimiterError {
     Busy,
     /// The memory for saved keys is full of keys that are not saved yet.
     #[error("no room in memory for another key of rate limit \"{name}\"")]
-    NoRoom {
+    MemoryFull {
         /// The limit.
         name: String,
     },

@@ -15,9 +15,6 @@ const LARGE_PAGE: usize = 2048;
 
 /// Visits each key after (name, key), in order, until `visit` breaks; with `same_name`, those of that
 /// name only. Each page is read under the latest state, and has all rows of its keys.
-///
-/// # Errors
-/// Those of the rows and of `visit`.
 pub fn each_key(
     host: &impl Host,
     rows: &dyn Rows,

@@ -39,9 +39,6 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     type Entries: Entries;
 
     /// Runs `work` on the rows of the table. The access is the strongest that the whole work needs.
-    ///
-    /// # Errors
-    /// Those of the work and of the host.
     fn with_rows<T>(
         &self,
         access: RowAccess,
@@ -55,9 +52,6 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     fn entries(&self) -> Result<&Self::Entries>;
 
     /// Returns the entries of memory, with room for keys that are saved.
-    ///
-    /// # Errors
-    /// As [`entries`](Host::entries).
     fn saved_entries(&self) -> Result<&Self::Entries>;
 
     /// Returns the entries of memory if there are any.

@@ -25,9 +25,6 @@ pub struct Position {
 /// that no unlocked row is idle. Rows of undefined names, and of exempt keys, whose limit may be there again, are
 /// deleted when their last call is longer than `undefined_idle` ago. `position` is where the session's last batch in this
 /// table ended.
-///
-/// # Errors
-/// Those of the ports.
 pub fn prune<H: Host>(
     host: &H,
     max_rows: i64,
@@ -72,18 +69,12 @@ pub fn prune<H: Host>(
 }
 
 /// Deletes the rows of a batch, if there is one, and empties it; returns how many it deleted.
-///
-/// # Errors
-/// Those of the rows.
 fn remove_batch(rows: &dyn Rows, batch: Option<&mut Batch>) -> Result<i64> {
     let Some(batch) = batch.filter(|batch| batch.rows > 0) else { return Ok(0) };
     Ok(rows.remove(&std::mem::take(batch).keys)? as i64)
 }
 
 /// Deletes the rows of a key if they are idle; returns their number. `batch` as in [`stores::prune_key`].
-///
-/// # Errors
-/// Those of the ports.
 fn prune_key<H: Host>(
     host: &H,
     rows: &dyn Rows,

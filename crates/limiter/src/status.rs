@@ -51,7 +51,7 @@ type Blocked = BTreeMap<(Vec<u8>, Vec<u8>), Option<Micros>>;
 /// are given, or where it is blocked.
 ///
 /// # Errors
-/// Those of the ports; 22023: an invalid stored config; 55000: a value that no call writes.
+/// 22023: an invalid stored config; 55000: a value that no call writes.
 pub fn each<H: Host>(
     host: &H,
     name: Option<&[u8]>,
@@ -112,9 +112,6 @@ pub fn each<H: Host>(
 }
 
 /// Visits the first of the blocked keys, while they are `due`.
-///
-/// # Errors
-/// As [`each`].
 fn show_blocked<H: Host>(
     host: &H,
     blocked: &mut Blocked,
@@ -153,9 +150,6 @@ fn undefined<'a>(
 }
 
 /// The status of a key that has no row: of one in memory, or full.
-///
-/// # Errors
-/// Those of the ports.
 fn without_rows<'a, H: Host>(host: &H, target: &Target<'a>) -> Result<Status<'a>> {
     let (now, shards) = stores::without_rows(host, target)?;
     Ok(defined(target, &shards, now))
@@ -186,9 +180,6 @@ fn defined<'a>(target: &Target<'a>, shards: &Shards, now: Micros) -> Status<'a> 
 
 /// The status of a key that has rows; `None` where these are left from before its limit was
 /// moved into memory.
-///
-/// # Errors
-/// As [`each`].
 fn status<'a, H: Host>(
     host: &H,
     found: &'a KeyRows,

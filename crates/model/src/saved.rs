@@ -23,7 +23,7 @@ impl Scenario {
 
     /// Whether a call may fail because no worker makes room.
     pub fn may_lack_room(&self, why: &str) -> bool {
-        why.starts_with("NoRoom") && !self.setting.has_worker
+        why.starts_with("MemoryFull") && !self.setting.has_worker
     }
 
     /// Keeps the books of a step.

@@ -22,9 +22,6 @@ pub enum TurnEnd {
 }
 
 /// Saves what is unsaved; returns whether something was written, or nothing was unsaved.
-///
-/// # Errors
-/// Those of the rows.
 pub fn save(run: &Run, end: TurnEnd) -> Result<bool> {
     run.step(Primitive::BeginTurn);
     let copies = copies(run);

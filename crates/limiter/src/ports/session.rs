@@ -35,9 +35,6 @@ pub trait Random {
 pub trait Subtransaction {
     /// Runs `work` in a subtransaction, which is committed if it returns `Some`, and otherwise, also after an error,
     /// rolled back, which releases its locks.
-    ///
-    /// # Errors
-    /// Those of the work.
     fn attempt<T>(&self, work: impl FnOnce() -> Result<Option<T>>) -> Result<Option<T>>;
 
     /// Returns the shard numbers of a key's rows that the transaction has locked or written, the one last locked first.

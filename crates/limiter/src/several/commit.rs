@@ -31,9 +31,6 @@ enum Tried {
 }
 
 /// Takes tokens for all groups, of which none is in the table, or for none.
-///
-/// # Errors
-/// Those of the ports.
 pub(super) fn take_without_rows<H: Host>(
     host: &H,
     groups: &[Group],
@@ -56,7 +53,7 @@ pub(super) fn take_without_rows<H: Host>(
 /// Takes tokens for all groups, or for none.
 ///
 /// # Errors
-/// Those of the ports; [`LimiterError::NotWritten`] (55000) when rows keep vanishing.
+/// [`LimiterError::NotWritten`] (55000) when rows keep vanishing.
 pub(super) fn take<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -84,7 +81,7 @@ pub(super) fn take<H: Host>(
 /// Locks the rows that were peeked at, decides, and writes.
 ///
 /// # Errors
-/// As [`take`]; [`LimiterError::Busy`]: rows are locked that can't be waited for.
+/// [`LimiterError::Busy`]: rows are locked that can't be waited for.
 fn take_locked<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -130,7 +127,7 @@ fn take_locked<'a, H: Host>(
 /// `None` if they must be read again.
 ///
 /// # Errors
-/// Those of the ports; [`LimiterError::Busy`].
+/// [`LimiterError::Busy`].
 fn lock<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,

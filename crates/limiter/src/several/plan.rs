@@ -35,7 +35,7 @@ struct Plan<'a> {
 /// them meanwhile, it begins again.
 ///
 /// # Errors
-/// [`LimiterError::NoRoom`] (53200): the memory has no space for all keys of saved limits.
+/// [`LimiterError::MemoryFull`] (53200): the memory has no space for all keys of saved limits.
 pub(super) fn take<'a, H: Host>(
     host: &H,
     groups: &'a [Group],
@@ -67,7 +67,7 @@ pub(super) fn take<'a, H: Host>(
                 // Where it makes room again and again, for another of these keys, all else is unsaved.
                 let waited = tried < PLANS || host.wait_for_save()?;
                 if !waited || tried == TRIES {
-                    return Err(LimiterError::NoRoom { name });
+                    return Err(LimiterError::MemoryFull { name });
                 }
             }
         }

@@ -55,8 +55,7 @@ pub(super) fn lock_or_busy(rows: &dyn Rows, id: RowId, wait: bool) -> Result<Opt
 /// not locked: there may be a row again in its place, which comes before them.
 ///
 /// # Errors
-/// As [`lock_or_busy`]; [`LimiterError::NotWritten`] (55000): they
-/// keep changing.
+/// [`LimiterError::NotWritten`] (55000): they keep changing.
 pub(super) fn lock_key(
     host: &impl Host,
     rows: &dyn Rows,
@@ -83,7 +82,7 @@ pub(super) fn lock_key(
 /// Resets the rows of a key; false if none had a state.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::NotWritten`] (55000).
+/// [`LimiterError::NotWritten`] (55000).
 pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let id = RowId { name, key, shard: 0 };
     for _ in 0..TRIES {
@@ -136,7 +135,7 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
 /// Deletes the rows of a key; false if none had a state.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::NotWritten`] (55000).
+/// [`LimiterError::NotWritten`] (55000).
 pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> Result<bool> {
     let locked = lock_key(host, rows, name, key, true)?;
     for &(shard, ref row) in &locked {
@@ -149,7 +148,7 @@ pub fn delete_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) ->
 /// deleted key by key.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::NotWritten`] (55000).
+/// [`LimiterError::NotWritten`] (55000).
 pub fn delete_name(
     host: &impl Host,
     rows: &dyn Rows,
@@ -180,9 +179,6 @@ pub fn delete_name(
 /// Deletes the rows of a key if they are idle, can all be locked without waiting, and are still idle
 /// then; returns their number. Without a limit, they are idle where they are reset, or unused for longer than
 /// `undefined_idle`, and hold no lease. Where there is a `batch`, idle keys are put into it instead.
-///
-/// # Errors
-/// Those of the rows.
 pub fn prune_key<H: Host>(
     host: &H,
     rows: &dyn Rows,

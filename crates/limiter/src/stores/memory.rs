@@ -13,7 +13,7 @@ use crate::target::{Store, Target};
 /// Changes a limit in an entry; `known` is its address in the pool of defined limits.
 ///
 /// # Errors
-/// [`LimiterError::NoRoom`] (53200): the pool of saved keys is full.
+/// [`LimiterError::MemoryFull`] (53200): the pool of saved keys is full.
 pub(super) fn apply<H: Host>(
     host: &H,
     target: &Target,
@@ -38,7 +38,7 @@ pub(super) fn apply<H: Host>(
         }
         saved::wait_for_capacity(host, target)?;
     }
-    Err(LimiterError::NoRoom { name: target.name_text() })
+    Err(LimiterError::MemoryFull { name: target.name_text() })
 }
 
 /// The entries for a target.
@@ -60,7 +60,7 @@ pub fn id(entries: &impl Entries, target: &Target, known: Option<Id>) -> Id {
 /// Locks an entry and reads it for a call, after it is loaded if it has to be.
 ///
 /// # Errors
-/// [`LimiterError::NoRoom`] (53200).
+/// [`LimiterError::MemoryFull`] (53200).
 pub(super) fn lock<'e, H: Host>(
     host: &H,
     entries: &'e H::Entries,
@@ -78,7 +78,7 @@ pub(super) fn lock<'e, H: Host>(
         }
         host.check_for_interrupts();
     }
-    Err(LimiterError::NoRoom { name: target.name_text() })
+    Err(LimiterError::MemoryFull { name: target.name_text() })
 }
 
 /// Reads the state that is stored for a target's limit; `None`: the limit is full.

@@ -34,7 +34,7 @@ pub use saved::write as save;
 /// entry among those of defined limits, if that is known.
 ///
 /// # Errors
-/// As [`Change::decide`]; [`LimiterError::BadState`] (55000); [`Host::refuse_read_only`].
+/// [`LimiterError::BadState`] (55000); [`Host::refuse_read_only`].
 pub fn apply<H: Host>(
     host: &H,
     target: &Target,
@@ -56,7 +56,7 @@ pub fn apply<H: Host>(
 /// Runs `work` on rows that it writes.
 ///
 /// # Errors
-/// Those of the work; those of [`Host::refuse_read_only`].
+/// Those of [`Host::refuse_read_only`].
 fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
     host.refuse_read_only()?;
     host.with_rows(RowAccess::Write, work)
@@ -65,7 +65,7 @@ fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn Rows) -> Result<T>) -> R
 /// Reads what a target holds, without locking, writing or waiting; with the instant after the read.
 ///
 /// # Errors
-/// Those of the ports; [`LimiterError::BadState`] (55000).
+/// [`LimiterError::BadState`] (55000).
 pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
     match target.store {
         Store::Row | Store::Shards(_) => {
@@ -76,9 +76,6 @@ pub fn peek<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards
 }
 
 /// Reads what a target holds, for a call, through rows that are in hand, if it has any, or in its entry.
-///
-/// # Errors
-/// As [`peek`].
 pub fn peek_with<'t, H: Host>(
     host: &H,
     rows: Option<&dyn Rows>,
@@ -98,17 +95,11 @@ pub fn peek_with<'t, H: Host>(
 }
 
 /// What a target holds in these rows, which were read before `now`.
-///
-/// # Errors
-/// As [`peek`].
 pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Shards<'t>> {
     Ok(shards::contents::holding(target, rows, now)?.shards)
 }
 
 /// Reads what a target holds that has no row: in memory, or full.
-///
-/// # Errors
-/// Those of the ports.
 pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros, Shards<'t>)> {
     let found = match target.store {
         Store::Memory | Store::Saved => memory::read(host, target)?,
@@ -120,9 +111,6 @@ pub fn without_rows<'t, H: Host>(host: &H, target: &'t Target) -> Result<(Micros
 }
 
 /// Reads what is stored of a target: of a limit with shards their total; `None`: nothing, so that it is full.
-///
-/// # Errors
-/// As [`peek`].
 pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     match target.store {
         Store::Nowhere => Ok(None),
@@ -139,9 +127,6 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
 }
 
 /// Forgets what is held of a name and key, under its definition or a config in a call; false if there was nothing.
-///
-/// # Errors
-/// Those of the ports.
 pub fn forget<H: Host>(
     host: &H,
     name: &[u8],
@@ -179,9 +164,6 @@ pub fn forget<H: Host>(
 /// Forgets what is held of every key of a name, where the key's limit is, and adds how many there were to `count`: the
 /// rows of a key that is in memory are left. Rows are locked and deleted key by key, in the order in which every call locks rows, or together where that takes too many messages: a
 /// key that appears behind the current one counts as created after the call.
-///
-/// # Errors
-/// Those of the ports.
 pub fn forget_name<H: Host>(
     host: &H,
     name: &[u8],
@@ -236,9 +218,6 @@ pub fn forget_name<H: Host>(
 }
 
 /// The definition that has a key's state; `None`: there is none, or no valid one.
-///
-/// # Errors
-/// Those of the definitions.
 fn definition<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
     match of_state(host, name, key) {
         Err(LimiterError::StoredConfig { .. }) => Ok(None),

@@ -40,9 +40,6 @@ impl Target<'_> {
 }
 
 /// Applies a change to a limit of one row.
-///
-/// # Errors
-/// As [`apply`](super::apply).
 pub(super) fn apply<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -62,9 +59,6 @@ pub(super) fn apply<H: Host>(
 }
 
 /// Decides a change on a row's contents.
-///
-/// # Errors
-/// As [`apply`].
 fn decide(
     target: &Target,
     change: &Change,
@@ -77,9 +71,6 @@ fn decide(
 }
 
 /// Reads a row, decides, and writes it; `None` where it marks that there are others.
-///
-/// # Errors
-/// As [`apply`].
 fn change_row<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -170,9 +161,6 @@ fn change_locked(
 
 /// Runs `work` on a row after locking it, in a subtransaction, so that `None` releases the row: where rows are locked
 /// before each write, only after a wait, since many subtransactions are slow. `None` also if it is gone.
-///
-/// # Errors
-/// Those of the rows and of the work.
 pub(super) fn with_locked<T>(
     host: &impl Host,
     rows: &dyn Rows,

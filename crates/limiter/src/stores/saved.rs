@@ -22,7 +22,7 @@ use crate::target::Target;
 /// Loads a key from its row. Where the pool is full, waits until keys are saved.
 ///
 /// # Errors
-/// Those of the ports; [`LimiterError::NoRoom`] (53200): no key could be saved.
+/// [`LimiterError::MemoryFull`] (53200): no key could be saved.
 pub(super) fn load<H: Host>(host: &H, target: &Target, id: Id, absent: Absent) -> Result<()> {
     host.check_definitions()?;
     let state = read_row(host, target)?;
@@ -36,18 +36,15 @@ pub(super) fn load<H: Host>(host: &H, target: &Target, id: Id, absent: Absent) -
 /// Waits until keys are saved, which can be evicted then.
 ///
 /// # Errors
-/// Those of the ports; [`LimiterError::NoRoom`] (53200): no key could be saved.
+/// [`LimiterError::MemoryFull`] (53200): no key could be saved.
 pub(super) fn wait_for_capacity<H: Host>(host: &H, target: &Target) -> Result<()> {
     match host.wait_for_save()? {
         true => Ok(()),
-        false => Err(LimiterError::NoRoom { name: target.name_text() }),
+        false => Err(LimiterError::MemoryFull { name: target.name_text() }),
     }
 }
 
 /// Reads what the rows of a key have; of a limit that had shards their total.
-///
-/// # Errors
-/// Those of the ports.
 pub(super) fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     host.with_rows(RowAccess::Glance, |rows| {
         let found = rows.read_key(target.name, target.key, None)?;
@@ -66,9 +63,6 @@ pub(super) fn read_row<H: Host>(host: &H, target: &Target) -> Result<Option<Stat
 }
 
 /// Resets a key: it is full in memory, and its row will be. False if there was no state.
-///
-/// # Errors
-/// As [`load`].
 pub(super) fn forget<H: Host>(host: &H, target: &Target) -> Result<bool> {
     let entries = host.saved_entries()?;
     let id = memory::id(entries, target, None);
@@ -89,7 +83,7 @@ pub(super) fn forget<H: Host>(host: &H, target: &Target) -> Result<bool> {
 /// doesn't wait for a lock, as far as the rows can.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::NotWritten`] (55000).
+/// [`LimiterError::NotWritten`] (55000).
 pub fn write<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -122,9 +116,6 @@ pub fn write<H: Host>(
 }
 
 /// Locks a row and writes it: through SQL, and where a limit had shards, whose rows are deleted.
-///
-/// # Errors
-/// As [`write()`].
 fn write_locked<H: Host>(
     host: &H,
     rows: &dyn Rows,

@@ -56,9 +56,6 @@ struct Estimate<'a> {
 impl<H: Host> Sharded<'_, H> {
     /// Makes the whole change in the row that this transaction holds already, or else in the better of two
     /// random rows; `None` if it is locked or has no room.
-    ///
-    /// # Errors
-    /// As [`apply`](super::apply).
     pub(super) fn change_better_of_two(&self) -> Result<Option<Answer>> {
         let Sharded { rows, target, change, .. } = self;
         if !change.moves_tokens() {
@@ -91,9 +88,6 @@ impl<H: Host> Sharded<'_, H> {
 
     /// Reads two rows; `None` where the better one has no room for the whole change, or where a credit goes to
     /// others first.
-    ///
-    /// # Errors
-    /// As [`apply`](super::apply).
     fn estimate(&self) -> Result<Option<Estimate<'_>>> {
         let Sharded { host, rows, target, change } = self;
         let count = target.limit().shards() as usize;
@@ -132,9 +126,6 @@ impl<H: Host> Sharded<'_, H> {
     }
 
     /// Makes the whole change in a single row: one that is not locked, or else one after a wait.
-    ///
-    /// # Errors
-    /// As [`apply`](super::apply).
     pub(super) fn change_any_row(
         &self,
         shards: &Shards,
@@ -160,9 +151,6 @@ impl<H: Host> Sharded<'_, H> {
     }
 
     /// Makes the whole change in the locked row of a shard; `None` if it is gone or has no room.
-    ///
-    /// # Errors
-    /// As [`apply`](super::apply).
     fn change_locked(
         &self,
         shards: &Shards,
@@ -189,9 +177,6 @@ impl<H: Host> Sharded<'_, H> {
     }
 
     /// Makes the change in the fewest unlocked rows with room for it together.
-    ///
-    /// # Errors
-    /// As [`apply`](super::apply).
     pub(super) fn change_several_rows(
         &self,
         shards: &Shards,
@@ -230,9 +215,6 @@ impl<H: Host> Sharded<'_, H> {
 /// `fewest` that seem to suffice, or any. `None` if they don't suffice; the caller then releases them.
 /// In ascending order, since even SKIP LOCKED can wait in PostgreSQL, where a row is updated twice
 /// while it is being locked.
-///
-/// # Errors
-/// As [`apply`](super::apply).
 pub(super) fn lock_free<H: Host>(
     host: &H,
     rows: &dyn Rows,

@@ -39,9 +39,6 @@ pub(crate) struct Holding<'a> {
 }
 
 /// Interprets all rows of a key at `now`, which is read after them.
-///
-/// # Errors
-/// As [`Target::state`].
 pub(crate) fn holding<'a>(
     target: &'a Target,
     mut rows: Vec<ShardRow>,
@@ -87,9 +84,6 @@ fn is_accepted(limit: &Limit, stored: &Stored) -> bool {
 }
 
 /// Reads the key's rows under the latest state, without locks; with the instant after the read.
-///
-/// # Errors
-/// As [`holding`]; those of the rows.
 pub(crate) fn peek<'a>(
     host: &impl Host,
     rows: &dyn Rows,
@@ -111,8 +105,7 @@ pub(crate) fn peek<'a>(
 /// changing their total. `None` if another session has just made the first: the rows must be read again.
 ///
 /// # Errors
-/// As [`holding`]; those of the rows; [`LimiterError::Busy`]: without `wait`, and a row is locked; 55000: a
-/// trigger undoes it.
+/// [`LimiterError::Busy`]: without `wait`, and a row is locked; 55000: a trigger undoes it.
 ///
 /// [`LimiterError::Busy`]: crate::error::LimiterError::Busy
 pub(super) fn lock_all<'a>(
@@ -145,9 +138,6 @@ pub(super) fn lock_all<'a>(
 const MARKER: Stored = Stored::Marker { reset: false };
 
 /// Replaces a key's rows, which are locked and hold `shards`, by one for each shard of the limit.
-///
-/// # Errors
-/// Those of the rows.
 fn reshard(
     host: &impl Host,
     rows: &dyn Rows,

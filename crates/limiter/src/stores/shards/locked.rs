@@ -52,9 +52,6 @@ impl<'a> LockedRows<'a> {
     }
 
     /// Writes a change of the total, from the shards as they were decided at `now`, to the locked rows.
-    ///
-    /// # Errors
-    /// Those of the rows.
     pub fn write(
         &self,
         rows: &dyn Rows,
@@ -78,9 +75,6 @@ impl<'a> LockedRows<'a> {
     }
 
     /// One of the rows.
-    ///
-    /// # Errors
-    /// As [`Target::state`].
     fn one(
         mut shards: Shards<'a>,
         target: &Target,
@@ -99,8 +93,7 @@ impl<'a> LockedRows<'a> {
 /// rows must be read again, or don't suffice.
 ///
 /// # Errors
-/// Those of the rows; [`LimiterError::Busy`](crate::error::LimiterError::Busy): others are locked while this
-/// transaction holds one.
+/// [`LimiterError::Busy`](crate::error::LimiterError::Busy): others are locked while this transaction holds one.
 pub fn lock<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -136,9 +129,6 @@ pub fn lock<'a, H: Host>(
 }
 
 /// Locks the row of a limit without shards.
-///
-/// # Errors
-/// As [`lock`].
 fn lock_one<'a>(
     host: &impl Host,
     rows: &dyn Rows,
@@ -166,9 +156,6 @@ fn lock_one<'a>(
 }
 
 /// Locks one row with room for the whole change, or a few unlocked ones.
-///
-/// # Errors
-/// As [`lock`].
 fn lock_some<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -191,9 +178,6 @@ fn lock_some<'a, H: Host>(
 }
 
 /// Spreads the tokens of `after`, which they are to hold together, over the locked rows, and writes those that change.
-///
-/// # Errors
-/// Those of the rows.
 pub(super) fn write(
     rows: &dyn Rows,
     target: &Target,

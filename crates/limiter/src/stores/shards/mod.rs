@@ -33,9 +33,6 @@ pub(super) struct Sharded<'a, H> {
 }
 
 /// Reads what a target holds in its rows, with the instant after the read.
-///
-/// # Errors
-/// As [`Target::state`]; those of the rows.
 pub(super) fn peek<'t>(
     host: &impl Host,
     rows: &dyn Rows,
@@ -46,9 +43,6 @@ pub(super) fn peek<'t>(
 }
 
 /// Applies a change to a limit with shards. What changes nothing is answered from a plain read of all rows.
-///
-/// # Errors
-/// As [`apply`](super::apply).
 pub(super) fn apply<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -60,9 +54,6 @@ pub(super) fn apply<H: Host>(
 
 /// Applies a change to a limit of one row, where the rows are still those of a limit with shards; `None` if
 /// they must be read again.
-///
-/// # Errors
-/// As [`apply`](super::apply).
 pub(super) fn apply_to_one<H: Host>(
     host: &H,
     rows: &dyn Rows,
@@ -134,9 +125,6 @@ impl<H: Host> Sharded<'_, H> {
     /// Makes the change in all rows, as [`change_all_rows`](Self::change_all_rows), or answers as
     /// [`answer_while_locked`](Self::answer_while_locked) if they are not to be had at once by a transaction that may
     /// not wait.
-    ///
-    /// # Errors
-    /// As [`apply`].
     fn change_all_or_answer(&self, shards: &Shards, now: Micros) -> Result<Option<Answer>> {
         match self.change_all_rows(may_wait(self.host, self.target)) {
             Err(LimiterError::Busy) => self.answer_while_locked(shards, now).map(Some),
@@ -147,9 +135,6 @@ impl<H: Host> Sharded<'_, H> {
     /// Answers a transaction that holds rows of the limit already, where the others that it needs are
     /// locked: waiting for them could be a deadlock. What can't be answered so goes to a held row, as that of the
     /// number of shards that it has.
-    ///
-    /// # Errors
-    /// As [`apply`].
     fn answer_while_locked(&self, shards: &Shards, now: Micros) -> Result<Answer> {
         let Sharded { host, rows, target, change } = self;
         match change.decide(target, Contents::Busy(shards), now) {
@@ -185,7 +170,7 @@ impl<H: Host> Sharded<'_, H> {
     /// read again.
     ///
     /// # Errors
-    /// As [`apply`]; [`LimiterError::Busy`]: without `wait`, and a row is locked.
+    /// [`LimiterError::Busy`]: without `wait`, and a row is locked.
     fn change_all_rows(&self, wait: bool) -> Result<Option<Answer>> {
         let Sharded { host, rows, target, change } = self;
         let mut unchanged = None;
