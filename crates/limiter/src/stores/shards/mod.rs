@@ -162,7 +162,7 @@ impl<H: Host> Sharded<'_, H> {
             return Ok(left(answer, &shards, now));
         }
         // It doesn't fit, and no token may be lost: wait, since even a deadlock can be retried.
-        self.change_all_rows(true)?.ok_or_else(|| LimiterError::not_written())
+        self.change_all_rows(true)?.ok_or_else(LimiterError::not_written)
     }
 
     /// Makes the change after locking all rows, in ascending order, and resharding them if they are those of
