@@ -71,7 +71,7 @@ BEGIN
                    AND attname = 'added' AND NOT attisdropped) THEN
         ALTER TABLE ratelimit.rateLimits ADD COLUMN added double precision;
         UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL
-        WHERE log IS NULL AND prior > '-Infinity' AND (prior < 0 OR prior::text = '-0');
+        WHERE log IS NULL AND prior > '-Infinity' AND starts_with(prior::text, '-');
     END IF;
     -- Version 1 allowed fewer settings.
     IF NOT EXISTS (SELECT FROM pg_constraint
