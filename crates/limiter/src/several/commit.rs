@@ -10,25 +10,17 @@ use crate::ports::{Host, Rows, TRIES};
 use crate::stores::shards::{self, LockedRows};
 
 /// Where the rows are locked that a group is to change.
-enum Holder {
-    /// This transaction, or as first seen there is nothing to change.
-    Here,
-    /// Others, and of a dry run; it takes nothing then.
-    Elsewhere,
-    /// Nowhere: it is in memory.
-    Memory,
+enum Locks {
+    /// This transaction's, or as first seen there is nothing to change.
+    Own,
+    /// Those of others, for a dry run; it takes nothing then.
+    Others,
+    /// None: it is in memory.
+    None,
 }
 
 /// The groups' contents, of which what is to be changed is locked.
-type LockedGroups<'a> = Vec<(LockedRows<'a>, Holder)>;
-
-/// What came of a try.
-enum Tried {
-    /// It took, or was refused by what is locked.
-    Done(Vec<RequestOutcome>),
-    /// The rows must be read again.
-    Again,
-}
+type LockedGroups<'a> = Vec<(LockedRows<'a>, Locks)>;
 
 /// Takes tokens for all groups, of which none is in the table, or for none.
 pub(super) fn take_without_rows<H: Host>(
@@ -59,7 +51,7 @@ pub(super) fn take<H: Host>(
     rows: &dyn Rows,
     groups: &[Group],
 ) -> Result<Vec<RequestOutcome>> {
-    for tried in 0..TRIES {
+    for attempt in 0..TRIES {
         host.check_for_interrupts();
         let peeked = peek(host, Some(rows), groups)?;
         let ok = peeked.iter().all(GroupVerdict::allows);
@@ -68,17 +60,17 @@ pub(super) fn take<H: Host>(
         }
         let refusal = outcomes(groups, &peeked, false);
         // One row of each limit with shards on the first try, then as many as needed.
-        match take_locked(host, rows, groups, peeked, tried == 0) {
+        match take_locked(host, rows, groups, peeked, attempt == 0) {
             Err(LimiterError::Busy) => return Ok(at_once(refusal)),
-            Ok(Tried::Done(outcomes)) => return Ok(outcomes),
-            Ok(Tried::Again) => {}
+            Ok(Some(outcomes)) => return Ok(outcomes),
+            Ok(None) => {}
             Err(error) => return Err(error),
         }
     }
     Err(LimiterError::not_written())
 }
 
-/// Locks the rows that were peeked at, decides, and writes.
+/// Locks the rows that were peeked at, decides, and writes; `None` where they must be read again.
 ///
 /// # Errors
 /// [`LimiterError::Busy`]: rows are locked that can't be waited for.
@@ -88,7 +80,7 @@ fn take_locked<'a, H: Host>(
     groups: &'a [Group],
     peeked: Vec<GroupVerdict<'a>>,
     single_row: bool,
-) -> Result<Tried> {
+) -> Result<Option<Vec<RequestOutcome>>> {
     let mut refused = None;
     let taken = host.attempt(|| {
         let Some(locked) = lock(host, rows, groups, peeked, single_row)? else {
@@ -120,7 +112,7 @@ fn take_locked<'a, H: Host>(
         put(groups, &mut verdicts, in_memory);
         Ok(Some(outcomes(groups, &verdicts, true)))
     })?;
-    Ok(taken.or(refused).map_or(Tried::Again, Tried::Done))
+    Ok(taken.or(refused))
 }
 
 /// Locks the rows to be changed, limit by limit; of a limit with shards only one where `single_row`.
@@ -139,21 +131,21 @@ fn lock<'a, H: Host>(
     for (group, verdict) in groups.iter().zip(peeked) {
         host.check_for_interrupts();
         if group.entry.is_some() {
-            locked.push((LockedRows::none(verdict.shards), Holder::Memory));
+            locked.push((LockedRows::none(verdict.shards), Locks::None));
             continue;
         }
         let Some((before, after)) = &verdict.change else {
-            locked.push((LockedRows::none(verdict.shards), Holder::Here));
+            locked.push((LockedRows::none(verdict.shards), Locks::Own));
             continue;
         };
         let amount = after.value() - before.value();
         let seen = (!verdict.enforced).then(|| verdict.shards.clone());
         match (shards::lock(host, rows, &group.target, verdict.shards, amount, single_row), seen) {
             (Err(LimiterError::Busy), Some(seen)) => {
-                locked.push((LockedRows::none(seen), Holder::Elsewhere))
+                locked.push((LockedRows::none(seen), Locks::Others))
             }
             (rows, _) => match rows? {
-                Some(rows) => locked.push((rows, Holder::Here)),
+                Some(rows) => locked.push((rows, Locks::Own)),
                 None => return Ok(None),
             },
         }
@@ -169,14 +161,14 @@ fn decide<'a, H: Host>(
 ) -> (Vec<GroupVerdict<'a>>, bool) {
     let now = host.now();
     let (mut verdicts, mut sufficient) = (Vec::with_capacity(groups.len()), true);
-    for (group, (locked, holder)) in groups.iter().zip(locked) {
+    for (group, (locked, locks)) in groups.iter().zip(locked) {
         host.check_for_interrupts();
         let shards: Shards<'a> = locked.shards.clone();
         let mut verdict = group.decide(host, shards, now);
-        match holder {
-            Holder::Memory => {}
-            Holder::Elsewhere => verdict.give_up(),
-            Holder::Here => {
+        match locks {
+            Locks::None => {}
+            Locks::Others => verdict.give_up(),
+            Locks::Own => {
                 if let Some((before, after)) = &verdict.change {
                     sufficient &= locked.suffices(&verdict.shards, now, before, after);
                 }

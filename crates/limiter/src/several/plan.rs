@@ -58,12 +58,12 @@ pub(super) fn take<'a, H: Host>(
         }
         let most = if tried < PLANS { DECIDED_UNDER_LOCKS } else { usize::MAX };
         match take_as_planned(host, entries, &mut plans, most) {
-            Tried::Done(passed) => {
+            Locked::Done(passed) => {
                 ok = passed;
                 break;
             }
-            Tried::Changed => {}
-            Tried::Absent(name) => {
+            Locked::Changed => {}
+            Locked::Absent(name) => {
                 // Where it makes room again and again, for another of these keys, all else is unsaved.
                 let waited = tried < PLANS || host.wait_for_save()?;
                 if !waited || tried == TRIES {
@@ -118,7 +118,7 @@ impl<'a> Plan<'a> {
 }
 
 /// What the locks found.
-enum Tried {
+enum Locked {
     /// What was planned, or decided again: whether it was taken.
     Done(bool),
     /// Nothing was decided: too many takes are of states that have changed since.
@@ -134,14 +134,14 @@ fn take_as_planned<H: Host>(
     entries: &H::Entries,
     plans: &mut [Plan],
     most: usize,
-) -> Tried {
+) -> Locked {
     let ids: Vec<Id> = plans.iter().map(|plan| plan.id).collect();
     let mut locked = entries.lock(&ids);
     let now = host.now();
     let (mut passes, mut decided) = (true, 0);
     for plan in plans.iter_mut() {
         let Ok(found) = locked.read(plan.id) else {
-            return Tried::Absent(plan.group.target.name_text());
+            return Locked::Absent(plan.group.target.name_text());
         };
         let has_changed = match Fault::GoneEntryOverlooked.is_on() {
             true => found.state != plan.found.state,
@@ -150,7 +150,7 @@ fn take_as_planned<H: Host>(
         if has_changed {
             decided += plan.group.takes.len();
             if decided > most {
-                return Tried::Changed;
+                return Locked::Changed;
             }
             passes &= plan.decide_again(found.state, now);
         }
@@ -162,5 +162,5 @@ fn take_as_planned<H: Host>(
         }
     }
     locked.unlock();
-    Tried::Done(passes)
+    Locked::Done(passes)
 }

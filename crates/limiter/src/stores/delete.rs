@@ -256,8 +256,8 @@ fn is_expired(rows: &[ShardRow], undefined_idle: Option<Micros>, now: Micros) ->
         Stored::Marker { reset } => *reset || undefined_idle.is_some(),
         &Stored::Invalid { ts, .. } => unused(ts),
         // A lease may have been extended since it was given.
-        Stored::State(State::Leases(held)) => {
-            unused(held.ts) && !held.leases.iter().any(|lease| lease.is_live(now))
+        Stored::State(State::Leases(leases)) => {
+            unused(leases.ts) && !leases.leases.iter().any(|lease| lease.is_live(now))
         }
         Stored::State(state) => unused(state.ts()),
     })

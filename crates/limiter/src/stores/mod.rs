@@ -96,7 +96,7 @@ pub fn peek_with<'t, H: Host>(
 
 /// What a target holds in these rows, which were read before `now`.
 pub fn of_rows<'t>(target: &'t Target, rows: Vec<ShardRow>, now: Micros) -> Result<Shards<'t>> {
-    Ok(shards::contents::holding(target, rows, now)?.shards)
+    Ok(shards::contents::interpret(target, rows, now)?.shards)
 }
 
 /// Reads what a target holds that has no row: in memory, or full.

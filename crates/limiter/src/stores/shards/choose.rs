@@ -197,9 +197,9 @@ impl<H: Host> Sharded<'_, H> {
                 let Decided { answer, after: Some(_) } = decided else {
                     return Ok(None);
                 };
-                let held: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
+                let available: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
                 let ts = shards.total(now).ts();
-                let after = State::from_tokens(held + amount, ts);
+                let after = State::from_tokens(available + amount, ts);
                 write(*rows, target, &mut shards, &locked, now, &after)?;
                 Ok(Some(left(answer, &shards, now)))
             })?;

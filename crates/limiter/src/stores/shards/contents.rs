@@ -28,7 +28,7 @@ pub(crate) fn shard_limit_of(limit: &Limit, shard_count: u32) -> Limit {
 }
 
 /// The contents of a key's rows.
-pub(crate) struct Holding<'a> {
+pub(crate) struct KeyShards<'a> {
     /// A shard for each row.
     pub(crate) shards: Shards<'a>,
     /// Whether the rows are one for each shard of the limit. If not, the shards are those of the present
@@ -39,11 +39,11 @@ pub(crate) struct Holding<'a> {
 }
 
 /// Interprets all rows of a key at `now`, which is read after them.
-pub(crate) fn holding<'a>(
+pub(crate) fn interpret<'a>(
     target: &'a Target,
     mut rows: Vec<ShardRow>,
     now: Micros,
-) -> Result<Holding<'a>> {
+) -> Result<KeyShards<'a>> {
     let limit = target.limit();
     let shard_count = limit.shards();
     rows.retain(|(_, found)| !found.stored.is_marker());
@@ -71,7 +71,7 @@ pub(crate) fn holding<'a>(
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(Holding { shards, matches_limit, tuples })
+    Ok(KeyShards { shards, matches_limit, tuples })
 }
 
 /// Whether a row means something to a limit, or would if its value were one.
@@ -88,7 +88,7 @@ pub(crate) fn peek<'a>(
     host: &impl Host,
     rows: &dyn Rows,
     target: &'a Target,
-) -> Result<(Micros, Holding<'a>)> {
+) -> Result<(Micros, KeyShards<'a>)> {
     let mut found = Vec::new();
     if target.limit().shards() == 1 {
         found.extend(rows.read(target.row(0))?.map(|row| (0, row)));
@@ -98,7 +98,7 @@ pub(crate) fn peek<'a>(
         found = rows.read_key(target.name, target.key, None)?;
     }
     let now = host.now();
-    Ok((now, holding(target, found, now)?))
+    Ok((now, interpret(target, found, now)?))
 }
 
 /// Locks all rows of a key, row 0 first, and changes them to one for each shard of the limit, without
@@ -113,7 +113,7 @@ pub(super) fn lock_all<'a>(
     rows: &dyn Rows,
     target: &'a Target,
     wait: bool,
-) -> Result<Option<Holding<'a>>> {
+) -> Result<Option<KeyShards<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
     // Locked first by every change of their number, so that there is no other until this transaction ends.
     if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER, true)? {
@@ -124,14 +124,14 @@ pub(super) fn lock_all<'a>(
         false => lock_key(host, rows, name, key, wait)?,
     };
     let now = host.now();
-    let held = holding(target, locked.clone(), now)?;
-    if held.matches_limit {
-        return Ok(Some(held));
+    let found = interpret(target, locked.clone(), now)?;
+    if found.matches_limit {
+        return Ok(Some(found));
     }
-    reshard(host, rows, target, locked, &held.shards, now)?;
+    reshard(host, rows, target, locked, &found.shards, now)?;
     // Only a trigger of the owner's can have changed them again.
-    let held = holding(target, lock_key(host, rows, name, key, wait)?, now)?;
-    if held.matches_limit { Ok(Some(held)) } else { Err(LimiterError::not_written()) }
+    let found = interpret(target, lock_key(host, rows, name, key, wait)?, now)?;
+    if found.matches_limit { Ok(Some(found)) } else { Err(LimiterError::not_written()) }
 }
 
 /// Row 0 of a limit with shards.

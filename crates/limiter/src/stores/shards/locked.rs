@@ -5,7 +5,7 @@ use ratelimit_faults::Fault;
 
 use super::super::delete::lock_or_busy;
 use super::choose::{lock_free, own_shard, rows_with_room};
-use super::contents::{Holding, lock_all, shard_number};
+use super::contents::{KeyShards, lock_all, shard_number};
 use super::{may_wait, room};
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, Row, Rows, Stored, TupleId};
@@ -24,8 +24,8 @@ pub struct LockedRows<'a> {
 
 impl<'a> LockedRows<'a> {
     /// All rows of a key, locked.
-    fn all(held: Holding<'a>) -> LockedRows<'a> {
-        LockedRows { shards: held.shards, locked: held.tuples.into_iter().enumerate().collect() }
+    fn all(found: KeyShards<'a>) -> LockedRows<'a> {
+        LockedRows { shards: found.shards, locked: found.tuples.into_iter().enumerate().collect() }
     }
 
     /// A key of which no row is locked, as nothing of it is to be changed here.
@@ -165,9 +165,9 @@ fn lock_some<'a, H: Host>(
     amount: f64,
 ) -> Result<Option<LockedRows<'a>>> {
     let number = |shard| shard_number(target.limit().shards(), shard);
-    let held = own_shard(host, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
+    let own = own_shard(host, target).filter(|&n| room(&shards, n, now, amount) >= amount.abs());
     let with_room = rows_with_room(host, &shards, now, amount);
-    for shard in held.into_iter().chain(with_room) {
+    for shard in own.into_iter().chain(with_room) {
         if let Some(row) = rows.lock(target.row(number(shard)), false)? {
             return LockedRows::one(shards, target, shard, row, now).map(Some);
         }

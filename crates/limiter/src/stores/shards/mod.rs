@@ -21,7 +21,7 @@ use crate::ports::{Host, Row, Rows, Stored, TRIES};
 use crate::request::Answer;
 use crate::target::Target;
 
-use contents::{Holding, holding, lock_all, shard_limit_of, shards_of};
+use contents::{KeyShards, interpret, lock_all, shard_limit_of, shards_of};
 pub use locked::{LockedRows, LockedShard, lock};
 
 /// A change of the rows of a target.
@@ -38,8 +38,8 @@ pub(super) fn peek<'t>(
     rows: &dyn Rows,
     target: &'t Target,
 ) -> Result<(Micros, Shards<'t>)> {
-    let (now, holding) = contents::peek(host, rows, target)?;
-    Ok((now, holding.shards))
+    let (now, found) = contents::peek(host, rows, target)?;
+    Ok((now, found.shards))
 }
 
 /// Applies a change to a limit with shards. What changes nothing is answered from a plain read of all rows.
@@ -96,7 +96,7 @@ impl<H: Host> Sharded<'_, H> {
             }
             let found = rows.read_key(target.name, target.key, None)?;
             let now = host.now();
-            let Holding { shards, matches_limit, .. } = holding(target, found, now)?;
+            let KeyShards { shards, matches_limit, .. } = interpret(target, found, now)?;
             let Decided { answer, after } = change.decide(target, Contents::All(&shards), now)?;
             let Some(after) = after else { return Ok(left(answer, &shards, now)) };
             let amount = after.value() - shards.total(now).value();
@@ -149,11 +149,11 @@ impl<H: Host> Sharded<'_, H> {
             }
             let limit = shard_limit_of(target.limit(), shards_of(number));
             let state = target.state(&limit, Some(&stored), now)?.into_owned();
-            let held = Shards::new(&limit, vec![state]);
-            if held.available(0, now) + change.tokens(&held, now) > limit.capacity() {
+            let own = Shards::new(&limit, vec![state]);
+            if own.available(0, now) + change.tokens(&own, now) > limit.capacity() {
                 continue;
             }
-            let contents = Contents::OneOf(&held, 0);
+            let contents = Contents::OneOf(&own, 0);
             let Decided { answer, after } = change.decide(target, contents, now)?;
             if let Some(after) = after.filter(|_| !Fault::CreditDropped.is_on()) {
                 rows.update(id, tuple, &Stored::State(after))?;
@@ -175,7 +175,7 @@ impl<H: Host> Sharded<'_, H> {
         let Sharded { host, rows, target, change } = self;
         let mut unchanged = None;
         let changed = host.attempt(|| {
-            let Some(Holding { mut shards, tuples, .. }) = lock_all(*host, *rows, target, wait)?
+            let Some(KeyShards { mut shards, tuples, .. }) = lock_all(*host, *rows, target, wait)?
             else {
                 return Ok(None);
             };
