@@ -11,13 +11,13 @@ const MODULES: [(&str, &[&str]); 10] = [
     ("cache", &["schema"]),
     ("tally", &["schema", "store"]),
     ("host", &["schema", "store", "cache", "tally"]),
-    ("save", &["schema", "store", "cache", "host"]),
-    ("redefined", &["schema", "store", "cache", "host", "save"]),
+    ("writer", &["schema", "store", "cache", "host"]),
+    ("redefined", &["schema", "store", "cache", "host", "writer"]),
     ("declaration", &["schema"]),
-    ("functions", &["schema", "cache", "tally", "host", "save", "redefined", "declaration"]),
+    ("functions", &["schema", "cache", "tally", "host", "writer", "redefined", "declaration"]),
     (
         "pg_tests",
-        &["schema", "store", "cache", "tally", "host", "save", "declaration", "functions"],
+        &["schema", "store", "cache", "tally", "host", "writer", "declaration", "functions"],
     ),
 ];
 
@@ -93,7 +93,7 @@ fn a_module_that_is_named_is_found() {
             vec!["store", "host", "functions"],
         ),
         ("use crate::{\n    schema::{self, store},\n    host,\n};", vec!["schema", "host"]),
-        ("fn f() { crate::host::take() }", vec!["host"]),
+        ("fn f() { crate::host::with_store() }", vec!["host"]),
         ("macro_rules! m { () => { $crate::declaration::One } }", vec!["declaration"]),
         ("// crate::store\nuse crate::storey; use ratelimit_pg::store;", vec![]),
     ] {

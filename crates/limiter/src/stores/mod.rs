@@ -126,7 +126,7 @@ pub fn stored<H: Host>(host: &H, target: &Target) -> Result<Option<State>> {
     }
 }
 
-/// Forgets what is held of a name and key, under its definition or a config in a call; false if there was nothing.
+/// Forgets what is stored of a name and key, under its definition or a config in a call; false if there was nothing.
 pub fn forget<H: Host>(
     host: &H,
     name: &[u8],
@@ -161,7 +161,7 @@ pub fn forget<H: Host>(
     Ok(was_in_memory || was_in_table)
 }
 
-/// Forgets what is held of every key of a name, where the key's limit is, and adds how many there were to `count`: the
+/// Forgets what is stored of every key of a name, where the key's limit is, and adds how many there were to `count`: the
 /// rows of a key that is in memory are left. Rows are locked and deleted key by key, in the order in which every call locks rows, or together where that takes too many messages: a
 /// key that appears behind the current one counts as created after the call.
 pub fn forget_name<H: Host>(

@@ -82,7 +82,7 @@ impl<H: Host> Sharded<'_, H> {
             self.change_locked(&shards, better, found, amount)
         };
         // Another call may change the row before it is locked here: then the lock is released, unless it
-        // was held before.
+        // was locked before.
         if is_own { take() } else { self.host.attempt(take) }
     }
 
@@ -134,7 +134,7 @@ impl<H: Host> Sharded<'_, H> {
     ) -> Result<Option<Answer>> {
         let Sharded { host, rows, target, .. } = self;
         let mut candidates = rows_with_room(*host, shards, now, amount);
-        // The first once more, to be waited for, unless a row is held.
+        // The first once more, to be waited for, unless the transaction has locked one.
         let once = candidates.len();
         candidates.extend(candidates.first().copied().filter(|_| may_wait(*host, target)));
         for (tried, &shard) in candidates.iter().enumerate() {

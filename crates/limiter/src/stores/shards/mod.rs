@@ -4,7 +4,7 @@
 //! holds no tokens. So a call with another number of shards finds none of its rows, and must lock row
 //! 0, then all others, to reshard them: no token is counted twice.
 //!
-//! Rows are waited for in ascending order, or singly while no other is held; locks that turn out
+//! Rows are waited for in ascending order, or singly while no other is locked; locks that turn out
 //! useless are released first. A transaction that holds a row from an earlier call, also under another
 //! number of shards, waits for no other row of that limit: it reshards if it gets all rows at once.
 
@@ -133,7 +133,7 @@ impl<H: Host> Sharded<'_, H> {
     }
 
     /// Answers a transaction that holds rows of the limit already, where the others that it needs are
-    /// locked: waiting for them could be a deadlock. What can't be answered so goes to a held row, as that of the
+    /// locked: waiting for them could be a deadlock. What can't be answered so goes to one of its own rows, as that of the
     /// number of shards that it has.
     fn answer_while_locked(&self, shards: &Shards, now: Micros) -> Result<Answer> {
         let Sharded { host, rows, target, change } = self;
