@@ -317,7 +317,7 @@ impl SavedMemory {
             };
             if scopes.iter().any(is_its) {
                 writer.due.store(i64::MAX, SeqCst);
-                super::writer::dismiss(writer);
+                crate::store::memory::writer::dismiss(writer);
             }
         }
     }
