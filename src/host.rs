@@ -9,13 +9,14 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig, Interrupts, Known,
+    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig, Interrupts, Defined,
     Random, RowAccess, Rows, Subtransaction, Tally,
 };
 
 use crate::cache::{blocks, changed, definitions};
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
+use crate::schema::invalidation;
 use crate::schema::settings::{self, Access};
 use crate::schema::spi;
 use crate::store::distributed::Distributed;
@@ -96,9 +97,7 @@ pub fn with_store<T>(
     }
     // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
     lock.take(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
-    if !catalog::is_current() && !catalog::is_unchanged(catalog) {
-        return Err(Error::Moved);
-    }
+    catalog::check(catalog)?;
     match (settings::access(), catalog.index) {
         (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
         _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
@@ -164,8 +163,8 @@ impl Encoding for Session<'_> {
 }
 
 impl Definitions for Session<'_> {
-    fn known(&self, name: &[u8], key: &[u8]) -> PortResult<Known> {
-        Ok(definitions::known(self.catalog, name, key)?)
+    fn look_up(&self, name: &[u8], key: &[u8]) -> PortResult<Defined> {
+        Ok(definitions::look_up(self.catalog, name, key)?)
     }
 
     fn defined(&self, name: &[u8], key: &[u8]) -> PortResult<Option<Rc<Definition>>> {
@@ -221,14 +220,14 @@ pub fn inline<'a>(config: &'a Option<CallConfig>) -> Option<&'a dyn InlineConfig
 }
 
 impl Tally for Session<'_> {
-    type Place = tally::Place;
+    type Counter = tally::Counter;
 
-    fn place(&self, name: &[u8], key: &[u8]) -> PortResult<Option<tally::Place>> {
-        Ok(tally::place(self.catalog, name, key)?)
+    fn counter(&self, name: &[u8], key: &[u8]) -> PortResult<Option<tally::Counter>> {
+        Ok(tally::counter(self.catalog, name, key)?)
     }
 
-    fn count(&self, place: Option<tally::Place>, counted: Counted) {
-        tally::count(self.catalog, place, counted);
+    fn count(&self, counter: Option<tally::Counter>, counted: Counted) {
+        tally::count(self.catalog, counter, counted);
     }
 }
 
@@ -269,9 +268,9 @@ impl Host for Session<'_> {
     }
 
     #[inline]
-    fn entry_of(&self, place: tally::Place) -> Id {
-        place.memory.states.prefetch(place.id);
-        place.id
+    fn entry_of(&self, counter: tally::Counter) -> Id {
+        counter.memory.states.prefetch(counter.id);
+        counter.id
     }
 
     fn wait_for_save(&self) -> PortResult<bool> {
@@ -281,7 +280,8 @@ impl Host for Session<'_> {
     }
 
     fn check_definitions(&self) -> PortResult<()> {
-        if catalog::is_up_to_date(self.catalog) { Ok(()) } else { Err(Error::Moved.into()) }
+        invalidation::accept();
+        Ok(catalog::check(self.catalog)?)
     }
 
     fn refuse_read_only(&self) -> PortResult<()> {

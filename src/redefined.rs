@@ -92,7 +92,7 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     if saved.is_none() && !is_saved(&old) && !is_saved(&new) {
         return Ok(()); // nothing is in memory
     }
-    let catalog = catalog::current(function)?;
+    let catalog = catalog::latest(function)?;
     // A key without a definition has that of the name.
     let [old, new] = match name {
         Some(name) if of_key && (old.is_none() || new.is_none()) => {
@@ -131,8 +131,10 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
 fn before_commit() -> Result<()> {
     let Some(Taken { function, names, redefined }) = changed::take() else { return Ok(()) };
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(()) };
-    // The extension may be dropped by now.
-    let Some(catalog) = catalog::if_any(function)? else { return Ok(()) };
+    let catalog = match catalog::latest(function) {
+        Err(Error::NoTable { .. }) => return Ok(()), // the extension is dropped by now
+        catalog => catalog?,
+    };
     let origin = Origin::new(Memory::get()?, &catalog);
     keep_from_writing(origin.scope, &names);
     let keys = || names.iter().flat_map(|name| saved.keys(origin.scope, name.as_deref()));

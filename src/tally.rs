@@ -23,31 +23,31 @@ thread_local! {
 
 /// Where a name and key are counted.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Counter {
     pub memory: &'static Memory,
     pub id: Id,
 }
 
 /// Returns where a request is counted; `None`: nowhere. Fails only if the call is cancelled: without memory, calls go on
 /// uncounted.
-pub fn place(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Place>> {
+pub fn counter(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Counter>> {
     if !settings::track() {
         return Ok(None);
     }
-    let place = |memory: &'static Memory| {
+    let counter = |memory: &'static Memory| {
         let id = memory.id(Scope::new(memory, catalog.extension), name, key);
-        Place { memory, id }
+        Counter { memory, id }
     };
-    Ok(memory_if_any(true)?.map(place))
+    Ok(memory_if_any(true)?.map(counter))
 }
 
 /// Counts a request, and logs a share of the denials, including those of dry runs.
-pub fn count(catalog: &Catalog, place: Option<Place>, counted: Counted) {
+pub fn count(catalog: &Catalog, counter: Option<Counter>, counted: Counted) {
     let Counted { name, key, count, verdict, retry_after } = counted;
     if let Verdict::Denied { enforced } = verdict {
         log(name, enforced, retry_after);
     }
-    let Some(Place { memory, id }) = place else { return };
+    let Some(Counter { memory, id }) = counter else { return };
     let scope = Scope::new(memory, catalog.extension);
     let count = match verdict {
         Verdict::Allowed => Count::Allowed(count),
@@ -128,7 +128,7 @@ fn log(name: &[u8], enforced: bool, retry_after: Option<Micros>) {
 /// Returns the memory, after removing the counts of dropped databases and extensions, and this extension's scope.
 fn counted(function: pg_sys::Oid) -> Result<(&'static Memory, Scope)> {
     let memory = Memory::get()?;
-    let scope = Scope::new(memory, catalog::current(function)?.extension);
+    let scope = Scope::new(memory, catalog::latest(function)?.extension);
     memory.forget_dropped(scope);
     Ok((memory, scope))
 }

@@ -323,7 +323,7 @@ fn write(
 fn write_one(session: &Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult<Outcome> {
     let (name, key) = (&copy.name[..], &copy.key[..]);
     // As it is stored, whatever the clock. One that can't be read may still be saved.
-    let known = session.known(name, key);
+    let known = session.look_up(name, key);
     let is_gone = known.is_ok_and(|known| !may_be_saved(known.definition.as_deref()));
     if is_gone {
         return Ok(Outcome::Gone);
@@ -384,7 +384,7 @@ pub fn keep_from_writing(scope: Scope, names: &[Option<Vec<u8>>]) {
 /// A cancel.
 pub fn write_now(function: pg_sys::Oid) -> Result<usize> {
     let Some(saved) = SavedMemory::open(Need::May)? else { return Ok(0) };
-    let catalog = catalog::current(function)?;
+    let catalog = catalog::latest(function)?;
     let origin = Origin::new(Memory::get()?, &catalog);
     writer::wait(saved, &origin);
     Ok(saved.unsaved(Some(origin.scope)).keys)
@@ -412,7 +412,7 @@ pub fn usage(function: pg_sys::Oid) -> Result<Usage> {
             ..Usage::default()
         });
     };
-    let catalog = catalog::current(function)?;
+    let catalog = catalog::latest(function)?;
     let scope = Origin::new(Memory::get()?, &catalog).scope;
     saved.forget_dropped(scope);
     let writer = saved.writer(scope);

@@ -8,14 +8,14 @@
 //! OID of the shard.
 
 use std::borrow::Cow;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 
 use lru::LruCache;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
 use ratelimit_core::config::{self, ConfigError, Definition};
 use ratelimit_limiter::error::LimiterError;
-use ratelimit_limiter::ports::Known;
+use ratelimit_limiter::ports::Defined;
 use ratelimit_limiter::target::{has_no_rows, undefined};
 
 use super::blocks;
@@ -45,8 +45,8 @@ struct Rows {
 struct Cache<V>(LruCache<Box<[u8]>, V>);
 
 impl<V> Cache<V> {
-    fn new() -> RefCell<Cache<V>> {
-        RefCell::new(Cache(LruCache::unbounded())) // a bounded one allocates all its room at once
+    fn new() -> Cache<V> {
+        Cache(LruCache::unbounded()) // a bounded one allocates all its places at once
     }
 
     fn put(&mut self, key: &[u8], value: V) {
@@ -57,24 +57,58 @@ impl<V> Cache<V> {
     }
 }
 
-/// The name that was looked up last, which most calls share with the call before.
-struct Last {
-    name: Vec<u8>,
-    /// The [`invalidation::definition_changes`] of then.
+/// What this backend has read of rl_config and rl_blocks, as long as they don't change.
+struct Cached {
+    /// The [`invalidation::definition_changes`] at which it was valid.
     changes: u64,
-    /// For every key, since none has a row of its own.
-    definition: Option<Rc<Definition>>,
+    /// The name that was looked up last, which most calls share with the call before, and its definition for every key,
+    /// since none has a row of its own.
+    last: Option<(Vec<u8>, Option<Rc<Definition>>)>,
+    names: Cache<Rows>,
+    /// By [`name_and_key`], of names that have keys with rows of their own or blocks: what this key has.
+    keys: Cache<Defined>,
 }
 
 thread_local! {
-    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
-    static NAMES: RefCell<Cache<Rows>> = Cache::new();
-    /// Of names that have keys with rows of their own, by [`name_and_key`]: what this key has.
-    static KEYS: RefCell<Cache<Known>> = Cache::new();
-    /// The [`invalidation::definition_changes`] at which NAMES and KEYS were valid.
-    static SEEN: Cell<u64> = const { Cell::new(0) };
+    static CACHED: RefCell<Cached> = RefCell::new(Cached {
+        changes: 0,
+        last: None,
+        names: Cache::new(),
+        keys: Cache::new(),
+    });
     /// By the binary form of the config.
-    static INLINE: RefCell<Cache<Rc<Definition>>> = Cache::new();
+    static INLINE: RefCell<Cache<Rc<Definition>>> = RefCell::new(Cache::new());
+}
+
+impl Cached {
+    /// Forgets what was valid before these changes.
+    fn at(&mut self, changes: u64) -> &mut Cached {
+        if self.changes != changes {
+            self.last = None;
+            self.names.0.clear();
+            self.keys.0.clear();
+            self.changes = changes;
+        }
+        self
+    }
+
+    /// Finds the definition and the block of a name and key; `None` if they were not read yet.
+    fn find(&mut self, name: &[u8], key: &[u8]) -> Option<Defined> {
+        if let Some((last, definition)) = &self.last
+            && last == name
+        {
+            return Some(Defined { definition: definition.clone(), blocked_until: None });
+        }
+        let rows = self.names.0.get(name)?;
+        let default = rows.default.clone();
+        if !rows.has_keys && !rows.has_blocks {
+            self.last = Some((name.into(), default.clone()));
+            return Some(Defined { definition: default, blocked_until: None });
+        }
+        let own = self.keys.0.get(&name_and_key(name, key)[..])?;
+        let definition = own.definition.clone().or(default);
+        Some(Defined { definition, blocked_until: own.blocked_until })
+    }
 }
 
 /// Joins a name and a key by a zero byte, which no text of Postgres has.
@@ -112,51 +146,26 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
 /// # Errors
 /// 22023: an invalid stored config.
 pub fn defined(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
-    if SEEN.get() == invalidation::definition_changes() {
-        let of_all = NAMES.with_borrow_mut(|names| {
-            let rows = names.0.get(name).filter(|rows| !rows.has_keys)?;
-            Some(rows.default.clone())
-        });
-        if let Some(definition) = of_all {
-            return Ok(definition);
-        }
+    // It is that of every key where only blocks of keys were read.
+    let for_all = CACHED.with_borrow_mut(|cached| {
+        let cached = cached.at(invalidation::definition_changes());
+        let rows = cached.names.0.get(name).filter(|rows| !rows.has_keys)?;
+        Some(rows.default.clone())
+    });
+    match for_all {
+        Some(definition) => Ok(definition),
+        None => Ok(look_up(catalog, name, key)?.definition),
     }
-    Ok(known(catalog, name, key)?.definition)
 }
 
 /// Looks up the definition as [`defined`], and the block.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
-pub fn known(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Known> {
+pub fn look_up(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Defined> {
     let changes = invalidation::definition_changes();
-    let last = LAST.with_borrow(|last| {
-        let last = last.as_ref().filter(|last| last.changes == changes && last.name == name)?;
-        Some(last.definition.clone())
-    });
-    if let Some(definition) = last {
-        return Ok(Known { definition, blocked_until: None });
-    }
-    if SEEN.get() != changes {
-        NAMES.with_borrow_mut(|names| names.0.clear());
-        KEYS.with_borrow_mut(|keys| keys.0.clear());
-        SEEN.set(changes);
-    }
-    let known = NAMES.with_borrow_mut(|names| {
-        let rows = names.0.get(name)?;
-        if !rows.has_keys && !rows.has_blocks {
-            let definition = rows.default.clone();
-            LAST.set(Some(Last { name: name.into(), changes, definition: definition.clone() }));
-            return Some(Known { definition, blocked_until: None });
-        }
-        KEYS.with_borrow_mut(|keys| {
-            let Known { definition, blocked_until } =
-                keys.0.get(&name_and_key(name, key)[..])?.clone();
-            Some(Known { definition: definition.or_else(|| rows.default.clone()), blocked_until })
-        })
-    });
-    match known {
-        Some(known) => Ok(known),
+    match CACHED.with_borrow_mut(|cached| cached.at(changes).find(name, key)) {
+        Some(defined) => Ok(defined),
         None => load(catalog, name, key, changes),
     }
 }
@@ -171,8 +180,8 @@ struct Stored {
     own: StoredJson,
     /// Whether any key has a row of its own.
     has_keys: bool,
-    /// Whether this session hears of changes.
-    told: bool,
+    /// Whether this session is notified of changes.
+    is_notified: bool,
 }
 
 /// Reads the rows of rl_config for a name and key.
@@ -217,11 +226,11 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
             *(if for_all { &mut default } else { &mut own }) = config;
         }
         let has_keys = spi.execute(&HAS_KEYS, &[name])? > 0;
-        let mut told = true;
+        let mut is_notified = true;
         for table in [Some(catalog.rl_config), catalog.rl_blocks].into_iter().flatten() {
-            told &= !table.distributed || spi.execute(&IS_HERE, &[Some(table.oid.into())])? > 0;
+            is_notified &= !table.distributed || spi.execute(&IS_HERE, &[Some(table.oid.into())])? > 0;
         }
-        Ok(Stored { default, own, has_keys, told })
+        Ok(Stored { default, own, has_keys, is_notified })
     })
 }
 
@@ -229,27 +238,30 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
 ///
 /// # Errors
 /// 22023: an invalid stored config.
-fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Known> {
+fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defined> {
     let blocked = blocks::read(catalog, name, key)?;
-    let Stored { default, own, has_keys, told } = read(catalog, name, key)?;
+    let Stored { default, own, has_keys, is_notified } = read(catalog, name, key)?;
     let parse = |config: StoredJson| {
         config
             .map(|config| config.and_then(|config| config::definition(&config)).map(Rc::new))
             .transpose()
             .map_err(|error| LimiterError::StoredConfig { name: utf8(name).into_owned(), error })
     };
-    let own = Known { definition: parse(own)?, blocked_until: blocked.until };
+    let own = Defined { definition: parse(own)?, blocked_until: blocked.until };
     let default = parse(default)?;
     let definition = own.definition.clone().or_else(|| default.clone());
     let has_blocks = blocked.any_key;
     // The rows may lack a change that was announced while they were read.
-    if told && invalidation::definition_changes() == changes {
-        NAMES.with_borrow_mut(|names| names.put(name, Rows { default, has_keys, has_blocks }));
-        if has_keys || has_blocks {
-            KEYS.with_borrow_mut(|keys| keys.put(&name_and_key(name, key), own));
-        }
+    if is_notified && invalidation::definition_changes() == changes {
+        CACHED.with_borrow_mut(|cached| {
+            let cached = cached.at(changes);
+            cached.names.put(name, Rows { default, has_keys, has_blocks });
+            if has_keys || has_blocks {
+                cached.keys.put(&name_and_key(name, key), own);
+            }
+        });
     }
-    Ok(Known { definition, blocked_until: blocked.until })
+    Ok(Defined { definition, blocked_until: blocked.until })
 }
 
 /// Whether states of a name may be in the table: unless every definition of it says that they are in
@@ -336,8 +348,7 @@ mod tests {
 
     #[test]
     fn a_full_cache_evicts_the_least_recently_used_entry() {
-        let cache = Cache::new();
-        let mut cache = cache.borrow_mut();
+        let mut cache = Cache::new();
         let name = |n: usize| n.to_string().into_bytes();
         (0..CACHE_ENTRIES).for_each(|n| cache.put(&name(n), n));
         assert_eq!(cache.0.get(&name(0)[..]), Some(&0));

@@ -88,15 +88,26 @@ pub fn reading<T>(table: Table, work: impl FnOnce() -> T) -> T {
 const TRIES: u32 = 1000;
 
 thread_local! {
-    static CATALOG: RefCell<Option<Rc<Catalog>>> = const { RefCell::new(None) };
-    /// The [`invalidation::changes`] at which CATALOG was read.
-    static SEEN: Cell<u64> = const { Cell::new(0) };
-    /// The lock on rateLimits that the running call needs.
-    static LOCK: Cell<TableLock> = const { Cell::new(TableLock::Read) };
+    static CACHED: RefCell<Option<Cached>> = const { RefCell::new(None) };
+    static RUNNING: Cell<Running> = const { Cell::new(Running { lock: TableLock::Read, again: false }) };
     /// Whether locks for reading are released by [`reading`].
     static PASSES: Cell<bool> = const { Cell::new(false) };
-    /// Whether the running call has begun again, with the table locked.
-    static AGAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The catalog that was read last.
+struct Cached {
+    catalog: Rc<Catalog>,
+    /// The [`invalidation::changes`] before it was read.
+    changes: u64,
+}
+
+/// The running call.
+#[derive(Clone, Copy)]
+struct Running {
+    /// The lock on rateLimits that it needs.
+    lock: TableLock,
+    /// Whether it has begun again, with the table locked.
+    again: bool,
 }
 
 /// Sets PASSES back, also after an error.
@@ -108,47 +119,44 @@ impl Drop for Passing {
     }
 }
 
-/// Sets LOCK and AGAIN while a call runs, also one inside another's, by a trigger.
-struct Running(TableLock, bool);
+/// Sets RUNNING back, also after an error: a call may run inside another's, by a trigger.
+struct Outer(Running);
 
-impl Running {
-    fn with(lock: TableLock) -> Running {
-        Running(LOCK.replace(lock), AGAIN.replace(false))
-    }
-}
-
-impl Drop for Running {
+impl Drop for Outer {
     fn drop(&mut self) {
-        LOCK.set(self.0);
-        AGAIN.set(self.1);
+        RUNNING.set(self.0);
     }
 }
 
 /// The lock on rateLimits that the running call needs. A caller that locks another of the tables takes it first, as
 /// [`with`] does: in another order, calls and statements that lock all of them could deadlock.
 pub fn first_lock() -> TableLock {
-    LOCK.get()
+    RUNNING.get().lock
 }
 
 /// Whether no invalidation has come since the catalog was read. Raises no error, and calls nothing of Postgres.
-pub fn is_current() -> bool {
-    SEEN.get() == invalidation::changes()
+pub fn is_fresh(catalog: &Catalog) -> bool {
+    CACHED.with_borrow(|cached| {
+        cached.as_ref().is_some_and(|cached| {
+            cached.changes == invalidation::changes() && std::ptr::eq(&*cached.catalog, catalog)
+        })
+    })
 }
 
-/// Whether the running call may go on although invalidations came: it has begun again since, so that it knows the
-/// definitions of now, and the tables are the same. Otherwise it would never end where they keep coming, or where
-/// Postgres discards its caches at each chance (`debug_discard_caches`). rateLimits is locked.
-pub fn is_unchanged(catalog: &Catalog) -> bool {
+/// Checks that the running call may go on with its catalog and the definitions that it has read: it is [fresh](is_fresh);
+/// or invalidations came, but the call has begun again before, and the tables are the same. Otherwise it would never
+/// end where they keep coming, or where Postgres discards its caches at each chance (`debug_discard_caches`).
+/// rateLimits is locked, which has processed the invalidations of other sessions.
+///
+/// # Errors
+/// [`Error::Moved`].
+pub fn check(catalog: &Catalog) -> Result<()> {
     // SAFETY: in a transaction.
-    AGAIN.get() && unsafe { read(catalog.namespace) }.is_ok_and(|now| now == *catalog)
-}
-
-/// Whether what other transactions have committed by now has changed neither the catalog nor a definition, since the
-/// running call read them.
-pub fn is_up_to_date(catalog: &Catalog) -> bool {
-    // SAFETY: processes the invalidations of other sessions, in a transaction.
-    unsafe { pg_sys::AcceptInvalidationMessages() };
-    is_current() || is_unchanged(catalog)
+    let is_unchanged = || unsafe { read(catalog.namespace) }.is_ok_and(|now| now == *catalog);
+    if is_fresh(catalog) || RUNNING.get().again && is_unchanged() {
+        return Ok(());
+    }
+    Err(Error::Moved)
 }
 
 /// Runs `work` with the extension's objects, as a new command with a snapshot, and again if the table
@@ -159,15 +167,15 @@ pub fn with<T>(
     lock: TableLock,
     mut work: impl FnMut(&Catalog) -> Result<T>,
 ) -> Result<T> {
-    let _running = Running::with(lock);
+    let _outer = Outer(RUNNING.replace(Running { lock, again: false }));
     new_command();
     with_snapshot(|| {
-        let mut catalog = known_or_read(function)?;
+        let mut catalog = cached(function)?;
         for _ in 0..TRIES {
             match work(&catalog) {
                 Err(Error::Moved) => {
-                    AGAIN.set(true);
-                    catalog = current(function)?;
+                    RUNNING.set(Running { lock, again: true });
+                    catalog = latest(function)?;
                 }
                 outcome => return outcome,
             }
@@ -181,23 +189,14 @@ pub fn with<T>(
 ///
 /// # Errors
 /// [`Error::NoTable`] (42P01): a table is not in that schema.
-pub fn current(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
-    // SAFETY: processes the invalidations of other sessions. Opening a table that is locked already
-    // processes none, so a long transaction would never see a change.
-    unsafe { pg_sys::AcceptInvalidationMessages() };
-    known_or_read(function)
-}
-
-/// Returns the extension's objects as [`current`]; `None` where they are gone.
-pub fn if_any(function: pg_sys::Oid) -> Result<Option<Rc<Catalog>>> {
-    match current(function) {
-        Err(Error::NoTable { .. }) => Ok(None),
-        catalog => catalog.map(Some),
-    }
+pub fn latest(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
+    // Opening a table that is locked already processes no invalidations, so a long transaction would never see a change.
+    invalidation::accept();
+    cached(function)
 }
 
 /// Makes the writes of the caller's command visible, as any function that runs SQL, and processes the invalidations
-/// of other sessions, as [`current`]. Both behind one guard, which takes longer than either.
+/// of other sessions, as [`latest`]. Both behind one guard, which takes longer than either.
 fn new_command() {
     unsafe extern "C-unwind" {
         fn CommandCounterIncrement();
@@ -213,22 +212,13 @@ fn new_command() {
     }
 }
 
-/// Returns the extension's objects as far as invalidations have been processed.
-fn known_or_read(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
-    let known = CATALOG.with_borrow(Option::clone);
-    match known {
-        Some(catalog) if SEEN.get() == invalidation::changes() => Ok(catalog),
-        _ => look_up(function),
-    }
-}
-
 /// Notifies every session of this node that definitions or blocks have changed, for a trigger of `function` on
 /// `written`: that is rl_config or rl_blocks, or where Citus distributes it this node's copy, which no session knows.
 pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     invalidation::announce(written);
     // SAFETY: in a transaction.
     if unsafe { citus::is_installed() } {
-        let rl_config = current(function)?.rl_config.oid;
+        let rl_config = latest(function)?.rl_config.oid;
         if rl_config != written {
             invalidation::announce(rl_config);
         }
@@ -236,23 +226,27 @@ pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
     Ok(())
 }
 
-/// Reads the catalog.
-fn look_up(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
-    // Meanwhile every changed table may be one of ours.
-    CATALOG.set(None);
-    invalidation::watch_tables(None);
+/// Returns the extension's objects as far as invalidations have been processed; reads them if one came.
+fn cached(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     // Counted before the read: a change during it makes the next call read again.
     let changes = invalidation::changes();
+    let known = CACHED.with_borrow(|cached| {
+        cached.as_ref().filter(|cached| cached.changes == changes).map(|cached| cached.catalog.clone())
+    });
+    if let Some(catalog) = known {
+        return Ok(catalog);
+    }
+    // Meanwhile every changed table may be one of ours.
+    CACHED.set(None);
+    invalidation::watch_tables(None);
     // SAFETY: a look-up in the system catalogs, in a transaction.
-    let catalog = unsafe { read(pg_sys::get_func_namespace(function))? };
-    let catalog = Rc::new(catalog);
-    CATALOG.with_borrow_mut(|known| *known = Some(catalog.clone()));
+    let catalog = Rc::new(unsafe { read(pg_sys::get_func_namespace(function))? });
     invalidation::watch_tables(Some(Tables {
         rate_limits: catalog.rate_limits.oid,
         rl_config: catalog.rl_config.oid,
         rl_blocks: catalog.rl_blocks.map(|blocks| blocks.oid),
     }));
-    SEEN.set(changes);
+    CACHED.set(Some(Cached { catalog: catalog.clone(), changes }));
     Ok(catalog)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A changed count shows that something may have changed, never that it has: with `debug_discard_caches`, on builds
 //! with assertions, each lock announces everything. So a call that finds the count changed starts again once, and then
-//! compares the tables themselves (`catalog::is_unchanged`). `tests/pg_regress/sql/discard.sql` shows it there.
+//! compares the tables themselves (`catalog::check`). `tests/pg_regress/sql/discard.sql` shows it there.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -68,6 +68,12 @@ pub fn relation_changed(relation: pg_sys::Oid) {
 /// Called by Postgres.
 unsafe extern "C-unwind" fn schema_changed(_: pg_sys::Datum, _: c_int, _: u32) {
     CHANGES.set(CHANGES.get() + 1);
+}
+
+/// Processes the invalidations of other sessions.
+pub fn accept() {
+    // SAFETY: in a transaction.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
 }
 
 /// Returns the count of changes of definitions and blocks that this backend has processed.

@@ -26,7 +26,7 @@
 //! - processes invalidations with a new lock, and plans again
 //!   → [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the current catalog
 //!   ([`Error::Moved`](crate::schema::error::Error::Moved)); from its second try on only if the tables are different
-//!   (`catalog::is_unchanged`)
+//!   (`catalog::check`)
 //! - sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own)
 //!   → `catalog::with` begins a new command
 //! - has an active snapshot, which keeps the visible versions from being pruned, and TOAST readable

@@ -28,7 +28,7 @@ fn refuse_others(target: &Target, function: &'static str) -> Result<()> {
 /// # Errors
 /// 0A000: the limit is of another kind.
 pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
-    let place = host.place(request.name, request.key)?;
+    let counter = host.counter(request.name, request.key)?;
     let target = Target::resolve(host, request).map_err(LimiterError::for_leases)?;
     // Where it has no limit there is no lease, and none is needed.
     if target.store != Store::Nowhere {
@@ -43,7 +43,7 @@ pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
     };
     let take = Take { lease: Some(id), ..request.tokens() };
     let answer = single::take_unless_blocked(host, &target, take, None)?;
-    host.count(place, request.counted(answer.verdict(), &answer));
+    host.count(counter, request.counted(answer.verdict(), &answer));
     Ok(answer.or_let_pass())
 }
 

@@ -8,7 +8,7 @@ mod rows;
 mod session;
 mod tally;
 
-pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Known};
+pub use definitions::{BlockInForce, Definitions, Encoding, InlineConfig, Defined};
 pub use entries::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
@@ -61,7 +61,7 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     fn entries_if_any(&self) -> Result<Option<&Self::Entries>>;
 
     /// Returns the address of the entry of a request, which is going to be read: the processor may fetch it meanwhile.
-    fn entry_of(&self, place: Self::Place) -> Id;
+    fn entry_of(&self, counter: Self::Counter) -> Id;
 
     /// Waits until saved keys that were unsaved are written, and so can be evicted; false if no writer can.
     ///

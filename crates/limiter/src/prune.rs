@@ -82,7 +82,7 @@ fn prune_key<H: Host>(
     undefined_idle: Option<Micros>,
     batch: Option<&mut Batch>,
 ) -> Result<i64> {
-    let definition = match host.known(&found.name, &found.key) {
+    let definition = match host.look_up(&found.name, &found.key) {
         Err(LimiterError::StoredConfig { .. }) => return Ok(0), // unknown whether they are idle
         known => known?.definition,
     };

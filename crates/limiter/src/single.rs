@@ -25,14 +25,14 @@ pub fn limit_if<H: Host>(
     request: &Request,
     allowed: impl Fn(&Target) -> Result<()>,
 ) -> Result<Answer> {
-    let place = host.place(request.name, request.key)?;
-    let entry = place.map(|place| host.entry_of(place));
+    let counter = host.counter(request.name, request.key)?;
+    let entry = counter.map(|counter| host.entry_of(counter));
     let target = Target::resolve(host, request)?;
     target.refuse_leases("rl_limit")?;
     check_count(target.limit(), request.count)?;
     allowed(&target)?;
     let answer = take_unless_blocked(host, &target, request.tokens(), entry)?;
-    host.count(place, request.counted(answer.verdict(), &answer));
+    host.count(counter, request.counted(answer.verdict(), &answer));
     Ok(answer.or_let_pass())
 }
 

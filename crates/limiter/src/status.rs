@@ -9,7 +9,7 @@ use ratelimit_core::{Micros, Shards};
 
 use crate::error::Result;
 use crate::keys::each_key;
-use crate::ports::{BlockInForce, Entries, Host, KeyRows, Known, RowAccess, SavedKey};
+use crate::ports::{BlockInForce, Entries, Host, KeyRows, Defined, RowAccess, SavedKey};
 use crate::request::Take;
 use crate::stores;
 use crate::target::{Store, Target, after_block, has_no_rows};
@@ -67,7 +67,7 @@ pub fn each<H: Host>(
     }
     blocked.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
     if let (Some(name), Some(key)) = (name, key)
-        && let Known { definition: Some(definition), blocked_until } = host.known(name, key)?
+        && let Defined { definition: Some(definition), blocked_until } = host.look_up(name, key)?
         && let definition = host.in_force(name, definition)
         && has_no_rows(&definition)
     {

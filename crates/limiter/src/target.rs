@@ -8,7 +8,7 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Decision, Kind, Level, Limit, Micros, Shards};
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, Encoding, Known, RowId};
+use crate::ports::{Definitions, Encoding, Defined, RowId};
 use crate::request::{Answer, Request, Take};
 
 /// The end of a block without one: the instant of the timestamptz infinity.
@@ -194,7 +194,7 @@ impl<'a> Resolved<'a> {
     /// Resolves a request.
     fn of<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
         let (name, key) = (request.name, request.key);
-        let Known { definition, blocked_until } = definitions.known(name, key)?;
+        let Defined { definition, blocked_until } = definitions.look_up(name, key)?;
         let is_defined = definition.is_some();
         let keyed = definition.as_ref().is_some_and(|definition| definition.keyed);
         let definition = match (request.config, definition) {
@@ -235,7 +235,7 @@ fn in_call<D: Definitions>(
 ) -> Result<Rc<Definition>> {
     // As they are stored: where the state is for now is for what comes of the two.
     let of_state = match Store::of(&defined) {
-        Store::Nowhere => definitions.known(name, b"")?.definition.unwrap_or(defined),
+        Store::Nowhere => definitions.look_up(name, b"")?.definition.unwrap_or(defined),
         _ => defined,
     };
     match of_state.save {

@@ -10,7 +10,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, Interrupts, Known, Random,
+    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, Interrupts, Defined, Random,
     RowAccess, Rows, Subtransaction, Tally,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
@@ -231,11 +231,11 @@ impl Encoding for Run<'_> {
 }
 
 impl Definitions for Run<'_> {
-    fn known(&self, _: &[u8], key: &[u8]) -> Result<Known> {
+    fn look_up(&self, _: &[u8], key: &[u8]) -> Result<Defined> {
         let (limit, blocked) = self.look_up(key);
         // Blocks have no end here.
         let blocked_until = blocked.then_some(FOREVER);
-        Ok(Known { definition: Some(limit), blocked_until })
+        Ok(Defined { definition: Some(limit), blocked_until })
     }
 
     fn defined(&self, _: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {
@@ -260,9 +260,9 @@ impl Definitions for Run<'_> {
 }
 
 impl Tally for Run<'_> {
-    type Place = ();
+    type Counter = ();
 
-    fn place(&self, _: &[u8], _: &[u8]) -> Result<Option<()>> {
+    fn counter(&self, _: &[u8], _: &[u8]) -> Result<Option<()>> {
         Ok(None)
     }
 

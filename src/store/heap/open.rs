@@ -5,7 +5,7 @@ use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
 use super::raw;
 use crate::schema::catalog::{self, Catalog, TableLock};
-use crate::schema::error::{Error, Result};
+use crate::schema::error::Result;
 
 /// The open table and its index.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ pub struct Heap {
 }
 
 /// Runs `work` with the table open. The locks on it and its index last until the transaction ends, or a
-/// [read](catalog::reading) does. [`Error::Moved`]: the table has changed since the catalog was read.
+/// [read](catalog::reading) does. [`Error::Moved`](crate::schema::error::Error::Moved): the table has changed since the catalog was read.
 pub fn with_heap<T>(
     catalog: &Catalog,
     index_oid: pg_sys::Oid,
@@ -46,12 +46,14 @@ pub fn with_heap<T>(
                 raw::LockRelationOid(oid, mode);
                 raw::LockRelationOid(index_oid, mode);
             });
-            catalog::is_current().then(open)
+            catalog::is_fresh(catalog).then(open)
         });
         let heap = match opened {
             Some(heap) => heap,
-            None if catalog::is_unchanged(catalog) => guarded(open),
-            None => return Err(Error::Moved),
+            None => {
+                catalog::check(catalog)?;
+                guarded(open)
+            }
         };
         let result = work(&heap);
         let Heap { table, index, fetched, written } = heap;

@@ -16,7 +16,7 @@ pub trait Encoding {
 
 /// What is known of a name and key.
 #[derive(Clone, Default)]
-pub struct Known {
+pub struct Defined {
     /// The definition.
     pub definition: Option<Rc<Definition>>,
     /// Until when it is blocked, if it ever was.
@@ -39,7 +39,7 @@ pub trait Definitions: Encoding {
     ///
     /// # Errors
     /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn known(&self, name: &[u8], key: &[u8]) -> Result<Known>;
+    fn look_up(&self, name: &[u8], key: &[u8]) -> Result<Defined>;
 
     /// The definition or config of a name as it holds for this call, where its state is elsewhere for now.
     fn in_force(&self, _name: &[u8], definition: Rc<Definition>) -> Rc<Definition> {

@@ -19,17 +19,17 @@ pub enum Verdict {
 /// The counters of requests.
 pub trait Tally {
     /// Where a request is counted.
-    type Place: Copy;
+    type Counter: Copy;
 
     /// Returns where a request is counted; `None`: nowhere.
     ///
     /// # Errors
     /// A cancel. Where nothing can be counted, calls go on.
-    fn place(&self, name: &[u8], key: &[u8]) -> Result<Option<Self::Place>>;
+    fn counter(&self, name: &[u8], key: &[u8]) -> Result<Option<Self::Counter>>;
 
     /// Counts an answer to a request of `count` tokens, and logs a share of the denials; `retry_after` as in
     /// [`Answer`](crate::request::Answer).
-    fn count(&self, place: Option<Self::Place>, counted: Counted);
+    fn count(&self, counter: Option<Self::Counter>, counted: Counted);
 }
 
 /// What is counted.

@@ -58,8 +58,8 @@ pub fn limit<H: Host>(host: &H, requests: &[Request]) -> Result<Vec<RequestOutco
             (true, false) => continue, // it took nothing, because of another
             _ => Verdict::Denied { enforced: outcome.answer.enforced },
         };
-        let place = host.place(request.name, request.key)?;
-        host.count(place, request.counted(verdict, &outcome.answer));
+        let counter = host.counter(request.name, request.key)?;
+        host.count(counter, request.counted(verdict, &outcome.answer));
     }
     Ok(outcomes)
 }

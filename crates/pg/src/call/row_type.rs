@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 
 use crate::error::{PgError, Result};
 
-struct Known {
+struct CachedType {
     function: pg_sys::Oid,
     /// CHANGES before the look-up.
     changes: u64,
@@ -15,7 +15,7 @@ struct Known {
 }
 
 thread_local! {
-    static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
+    static KNOWN: RefCell<Vec<CachedType>> = const { RefCell::new(Vec::new()) };
     /// The relations of the composite types among them.
     static TYPES: RefCell<Vec<pg_sys::Oid>> = const { RefCell::new(Vec::new()) };
     /// Counts the invalidations that may concern one of these.
@@ -90,7 +90,7 @@ pub unsafe fn row_type(
     };
     KNOWN.with_borrow_mut(|known| {
         known.retain(|known| known.function != function);
-        known.push(Known { function, changes, description });
+        known.push(CachedType { function, changes, description });
     });
     Ok(description)
 }
