@@ -83,6 +83,9 @@ impl Session<'_> {
 /// Runs `work` on the rows in the way that `ratelimit.access` and the table allow. `lock` is the strongest lock
 /// that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
 ///
+/// A closure gets the rows, and no value has them: on Citus they exist only inside a function that the executor calls
+/// (`nested_query`), and a destructor would close them while an error unwinds, when only an abort may.
+///
 /// # Errors
 /// [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL; [`Error::Moved`]: the table has
 /// changed since the catalog was read, before the work began.

@@ -1,6 +1,6 @@
 //! What the limiter asks of where it runs: rows, entries of memory, definitions, a clock, and a transaction.
 //!
-//! The extension makes them of PostgreSQL; the crate's own tests of ordinary memory.
+//! The extension implements them in a session of PostgreSQL, and `crates/model` in steps of a model of one.
 
 mod definitions;
 mod entries;
