@@ -1,4 +1,4 @@
-//! A change of what a limit has, as a value: a store reads, asks [`Change::decide`], and writes the state after it.
+//! A change of what a limit has, as a value: a store reads, asks `Change::decide`, and writes the state after it.
 
 use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, decide, kinds};
 

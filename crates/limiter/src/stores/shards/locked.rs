@@ -93,7 +93,7 @@ impl<'a> LockedRows<'a> {
 /// rows must be read again, or don't suffice.
 ///
 /// # Errors
-/// [`LimiterError::Busy`](crate::error::LimiterError::Busy): others are locked while this transaction holds one.
+/// [`LimiterError::Busy`]: others are locked while this transaction holds one.
 pub fn lock<'a, H: Host>(
     host: &H,
     rows: &dyn Rows,
