@@ -9,8 +9,8 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, InlineConfig, Interrupts, Defined,
-    Random, RowAccess, Rows, Subtransaction, Tally,
+    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, Host, Id, InlineConfig,
+    Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
 };
 
 use crate::cache::{blocks, changed, definitions};

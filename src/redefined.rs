@@ -112,13 +112,13 @@ pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     // Without a limit meanwhile, some may have stayed.
     let has_left = (name.is_none() || may_be_saved(old.as_deref())) && !may_stay;
     let origin = Origin::new(Memory::get()?, &catalog);
-    let left = if has_left { saved.keys(origin.scope, name) } else { Vec::new() };
-    if comes || !left.is_empty() || is_saved(&old) && !may_stay {
+    let left = if has_left { saved.has_keys(origin.scope, name) } else { None };
+    if comes || left.is_some() || is_saved(&old) && !may_stay {
         changed::note(function, name, true);
     } else if is_saved(&old) && is_saved(&new) {
         changed::note(function, name, false);
     }
-    if left.iter().any(|copy| copy.since.0 != 0) {
+    if left == Some(true) {
         writer::wait(saved, &origin);
     }
     Ok(())

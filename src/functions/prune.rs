@@ -24,7 +24,7 @@ sql_function! {
         let mut deleted = 0;
         Session::run(Use::Writes, call.function(), |host| {
             let table = host.table();
-            let last = POSITION.take().filter(|&(of, _)| of == table);
+            let last = POSITION.with_borrow(Option::clone).filter(|&(of, _)| of == table);
             let mut position = last.map(|(_, position)| position);
             let pruned = prune(host, max_rows.0, undefined_idle, &mut position, &mut deleted);
             POSITION.set(position.map(|position| (table, position)));

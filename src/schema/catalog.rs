@@ -231,7 +231,10 @@ fn cached(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
     // Counted before the read: a change during it makes the next call read again.
     let changes = invalidation::changes();
     let known = CACHED.with_borrow(|cached| {
-        cached.as_ref().filter(|cached| cached.changes == changes).map(|cached| cached.catalog.clone())
+        cached
+            .as_ref()
+            .filter(|cached| cached.changes == changes)
+            .map(|cached| cached.catalog.clone())
     });
     if let Some(catalog) = known {
         return Ok(catalog);

@@ -15,6 +15,7 @@ use crate::stores::{self, Batch};
 use crate::target::Store;
 
 /// The end of a batch: the last key that it scanned.
+#[derive(Clone)]
 pub struct Position {
     name: Vec<u8>,
     key: Vec<u8>,

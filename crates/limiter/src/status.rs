@@ -9,7 +9,7 @@ use ratelimit_core::{Micros, Shards};
 
 use crate::error::Result;
 use crate::keys::each_key;
-use crate::ports::{BlockInForce, Entries, Host, KeyRows, Defined, RowAccess, SavedKey};
+use crate::ports::{BlockInForce, Defined, Entries, Host, KeyRows, RowAccess, SavedKey};
 use crate::request::Take;
 use crate::stores;
 use crate::target::{Store, Target, after_block, has_no_rows};

@@ -8,7 +8,7 @@ use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Decision, Kind, Level, Limit, Micros, Shards};
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, Encoding, Defined, RowId};
+use crate::ports::{Defined, Definitions, Encoding, RowId};
 use crate::request::{Answer, Request, Take};
 
 /// The end of a block without one: the instant of the timestamptz infinity.

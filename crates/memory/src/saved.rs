@@ -423,6 +423,12 @@ impl<'a> SavedPartition<'a> {
         self.cells.iter().filter(|cell| cell.tag != 0).map(|cell| cell.scope)
     }
 
+    /// Whether there are keys of a name, or of a scope; `Some(true)`: some are unsaved.
+    pub fn has_keys(&self, scope: [u32; 2], name: Option<&[u8]>) -> Option<bool> {
+        let cells = self.cells_of(scope, name);
+        (!cells.is_empty()).then(|| cells.iter().any(|&at| self.cells[at].is_unsaved()))
+    }
+
     /// Copies the keys of a name, or of a scope, saved or not; those read on a standby only on one.
     pub fn keys(&self, scope: [u32; 2], name: Option<&[u8]>, on_standby: bool) -> Vec<SavedCopy> {
         let cells = self.cells_of(scope, name).into_iter();

@@ -10,7 +10,7 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Definitions, Encoding, Host, Id, Interrupts, Defined, Random,
+    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, Host, Id, Interrupts, Random,
     RowAccess, Rows, Subtransaction, Tally,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};

@@ -145,7 +145,8 @@ impl<'a> Shards<'a> {
     /// The tokens that shards have used beyond what their windows bring now.
     fn overused(&self, among: impl IntoIterator<Item = usize>, now: Micros) -> f64 {
         let overused = |shard| {
-            self.limit_of(shard).refill().map_or(0.0, |limit| {
+            let windows = self.limit_of(shard).refill().filter(|limit| limit.adds().is_some());
+            windows.map_or(0.0, |limit| {
                 limit.overused(&tokens_of(&self.states[shard]), self.tokens(shard, now).0)
             })
         };

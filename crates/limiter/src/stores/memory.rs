@@ -102,7 +102,10 @@ pub(super) fn read<H: Host>(host: &H, target: &Target) -> Result<Option<State>> 
 /// Reads an entry for a call, which may deny it, and marks it as used.
 pub fn touch<H: Host>(host: &H, target: &Target, id: Id) -> Result<Seen> {
     let (locked, seen) = lock(host, entries(host, target)?, target, id)?;
-    locked.unlock();
+    // A read of another pool evicts nothing.
+    if id.pool == Pool::Saved {
+        locked.unlock();
+    }
     Ok(seen)
 }
 
