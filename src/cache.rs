@@ -20,7 +20,8 @@ fn delete<T>(
     catalog: &Catalog,
     table: Table,
     [lock, delete]: [&Statement; 2],
-    (name, key): (&[u8], &[u8]),
+    name: &[u8],
+    key: &[u8],
     read: impl FnOnce(&Connection) -> T,
 ) -> Result<Option<T>> {
     spi::with_owner(catalog, table, TableLock::Write, |spi| {

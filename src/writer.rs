@@ -334,7 +334,7 @@ fn write_one(session: &Session, rows: &dyn Rows, copy: &SavedCopy) -> PortResult
 
 /// Whether saved keys of a definition may be in memory: also of an exemption, while which they wait.
 pub fn may_be_saved(definition: Option<&Definition>) -> bool {
-    definition.is_some_and(|definition| Store::of(definition).may_be_saved())
+    definition.is_some_and(|definition| Store::from_definition(definition).may_be_saved())
 }
 
 /// The names whose keys a transaction may write: no session is taking them out of memory.

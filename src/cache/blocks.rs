@@ -90,7 +90,7 @@ pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    let until = super::delete(catalog, table(catalog)?, [&LOCK, &REMOVE], (name, key), |spi| {
+    let until = super::delete(catalog, table(catalog)?, [&LOCK, &REMOVE], name, key, |spi| {
         spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64)
     })?;
     Ok(until.is_some_and(|until| clock::from_timestamptz(until) > clock::now()))

@@ -339,7 +339,7 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    let found = super::delete(catalog, catalog.rl_config, [&LOCK, &DROP], (name, key), |_| ())?;
+    let found = super::delete(catalog, catalog.rl_config, [&LOCK, &DROP], name, key, |_| ())?;
     Ok(found.is_some())
 }
 

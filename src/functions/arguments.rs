@@ -52,7 +52,7 @@ impl Checked<'_> for MaxRows {
 pub struct Span(pub Micros);
 
 impl Span {
-    pub fn of(interval: Interval) -> Span {
+    pub fn from_interval(interval: Interval) -> Span {
         let days = i64::from(interval.days.saturating_add(interval.months.saturating_mul(30)));
         Span(Micros(interval.micros.saturating_add(days.saturating_mul(86_400_000_000))))
     }
@@ -65,7 +65,7 @@ impl Checked<'_> for Idle {
     type Base = Interval;
 
     fn check(idle: Interval, argument: &'static str) -> Result<Idle> {
-        let Span(length) = Span::of(idle);
+        let Span(length) = Span::from_interval(idle);
         if length >= Micros(0) {
             return Ok(Idle(length));
         }

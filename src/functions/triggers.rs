@@ -33,7 +33,7 @@ sql_function! {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
         usable(&trigger)?;
         refuse_parallel(c"rl_trigger()")?;
-        let options = Options::of(&trigger)?;
+        let options = Options::parse(&trigger)?;
         let function = call.function();
         let mut scratch = Scratch::new();
         // In byte order of the keys, so no two statements lock them in opposite orders.
@@ -119,7 +119,7 @@ struct Named<'a> {
 
 impl<'a> Options<'a> {
     /// Parses the trigger's arguments. 22023: an invalid one; 42703: there is no such column.
-    fn of(trigger: &Trigger<'a>) -> Result<Options<'a>> {
+    fn parse(trigger: &Trigger<'a>) -> Result<Options<'a>> {
         let mut arguments = trigger.arguments();
         let allowed = "rl_trigger('<name>', 'key=<column>', 'count=<column>')";
         let missing = || ArgumentError::invalid("name", "missing", allowed);

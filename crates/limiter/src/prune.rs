@@ -92,6 +92,7 @@ fn prune_key<H: Host>(
     {
         return Ok(0); // not this clock's
     }
-    let definition = definition.filter(|definition| Store::of(definition) != Store::Nowhere);
+    let definition =
+        definition.filter(|definition| Store::from_definition(definition) != Store::Nowhere);
     stores::prune_key(host, rows, found, definition.as_ref(), undefined_idle, batch)
 }

@@ -56,7 +56,7 @@ pub struct Answer {
 
 impl Answer {
     /// The answer of a call decided at `now`, which leaves this level.
-    pub fn of(definition: &Definition, decision: &Decision, level: Level, now: Micros) -> Answer {
+    pub fn new(definition: &Definition, decision: &Decision, level: Level, now: Micros) -> Answer {
         Answer {
             ok: decision.ok,
             retry_after: decision.retry_after,

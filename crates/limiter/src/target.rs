@@ -31,7 +31,7 @@ pub enum Store {
 
 impl Store {
     /// The store of a limit.
-    pub fn of(definition: &Definition) -> Store {
+    pub fn from_definition(definition: &Definition) -> Store {
         let limit = &definition.limit;
         match definition.store {
             _ if limit.is_unlimited() => Store::Nowhere,
@@ -91,7 +91,7 @@ impl<'a> Target<'a> {
         definition: Rc<Definition>,
         blocked_until: Option<Micros>,
     ) -> Target<'a> {
-        let store = Store::of(&definition);
+        let store = Store::from_definition(&definition);
         Target { name, key, definition, store, is_defined: true, blocked_until, utf8: E::utf8 }
     }
 
@@ -102,7 +102,7 @@ impl<'a> Target<'a> {
     /// 42704: neither config nor definition; 42501: a config for a defined name without the right to
     /// define; 22023: an invalid config; 22004: it is keyed, and the key is empty.
     pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
-        let Resolved { target, keyed } = Resolved::of(definitions, request)?;
+        let Resolved { target, keyed } = Resolved::resolve(definitions, request)?;
         check_key::<D>(target.name, target.key, keyed, target.limit())?;
         Ok(target)
     }
@@ -115,7 +115,7 @@ impl<'a> Target<'a> {
         definitions: &D,
         request: &Request<'a>,
     ) -> Result<Target<'a>> {
-        Ok(Resolved::of(definitions, request)?.target)
+        Ok(Resolved::resolve(definitions, request)?.target)
     }
 
     /// The limit of the definition.
@@ -145,7 +145,7 @@ impl<'a> Target<'a> {
 
     /// The answer of a call decided at `now`.
     pub fn answer(&self, decision: &Decision, level: Level, now: Micros) -> Answer {
-        Answer::of(&self.definition, decision, level, now)
+        Answer::new(&self.definition, decision, level, now)
     }
 
     /// The block that is in force: until when.
@@ -192,7 +192,7 @@ struct Resolved<'a> {
 
 impl<'a> Resolved<'a> {
     /// Resolves a request.
-    fn of<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
+    fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
         let (name, key) = (request.name, request.key);
         let Defined { definition, blocked_until } = definitions.look_up(name, key)?;
         let is_defined = definition.is_some();
@@ -214,7 +214,7 @@ impl<'a> Resolved<'a> {
         };
         let keyed = keyed || definition.keyed;
         let definition = definitions.in_force(name, definition);
-        let (store, utf8) = (Store::of(&definition), D::utf8);
+        let (store, utf8) = (Store::from_definition(&definition), D::utf8);
         Ok(Resolved {
             target: Target { name, key, definition, store, is_defined, blocked_until, utf8 },
             keyed,
@@ -234,7 +234,7 @@ fn in_call<D: Definitions>(
     defined: Rc<Definition>,
 ) -> Result<Rc<Definition>> {
     // As they are stored: where the state is for now is for what comes of the two.
-    let of_state = match Store::of(&defined) {
+    let of_state = match Store::from_definition(&defined) {
         Store::Nowhere => definitions.look_up(name, b"")?.definition.unwrap_or(defined),
         _ => defined,
     };
@@ -281,7 +281,7 @@ fn of_state_of(
     name: &[u8],
     own: Rc<Definition>,
 ) -> Result<Rc<Definition>> {
-    match Store::of(&own) {
+    match Store::from_definition(&own) {
         Store::Nowhere => Ok(definitions.defined(name, b"")?.unwrap_or(own)),
         _ => Ok(own),
     }

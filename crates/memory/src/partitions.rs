@@ -58,7 +58,7 @@ impl<'a, T> Arrays<'a, T> {
 
     /// The array of a partition.
     #[inline]
-    fn of(&self, partition: usize) -> *mut [T] {
+    fn slice(&self, partition: usize) -> *mut [T] {
         let cells = &self.all[partition * self.each..][..self.each];
         std::ptr::slice_from_raw_parts_mut(UnsafeCell::raw_get(cells.as_ptr()), self.each)
     }
@@ -128,14 +128,14 @@ impl<'a, L: ReadWriteLock> Partitions<'a, L> {
     /// Locks a partition for reading.
     #[inline]
     pub fn read(&self, number: usize) -> PartitionReadGuard<'a, L> {
-        let (places, head) = (self.places.of(number), self.heads[number].read());
+        let (places, head) = (self.places.slice(number), self.heads[number].read());
         PartitionReadGuard { places, head }
     }
 
     /// Locks a partition exclusively.
     #[inline]
     pub fn write(&self, number: usize) -> PartitionWriteGuard<'a, L> {
-        let (places, head) = (self.places.of(number), self.heads[number].write());
+        let (places, head) = (self.places.slice(number), self.heads[number].write());
         PartitionWriteGuard { places, head }
     }
 
@@ -215,9 +215,9 @@ impl<'a, L: ReadWriteLock> SavedPartitions<'a, L> {
     #[inline]
     pub fn lock(&self, number: usize) -> SavedGuard<'a, L> {
         SavedGuard {
-            cells: self.cells.of(number),
-            pieces: self.pieces.of(number),
-            buckets: self.buckets.of(number),
+            cells: self.cells.slice(number),
+            pieces: self.pieces.slice(number),
+            buckets: self.buckets.slice(number),
             head: self.heads[number].write(),
         }
     }

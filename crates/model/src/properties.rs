@@ -441,12 +441,9 @@ impl Scenario {
             (bounds.least as f64 / 1e6, bounds.most as f64 / 1e6)
         });
         let (mut is_more, mut is_less) = (false, false);
-        for definition in self
-            .setting
-            .limits
-            .iter()
-            .filter(|definition| Store::of(definition).is_in_memory() == self.is_in_memory(key))
-        {
+        for definition in self.setting.limits.iter().filter(|definition| {
+            Store::from_definition(definition).is_in_memory() == self.is_in_memory(key)
+        }) {
             let is = match self.is_in_memory(key) {
                 true => oracle::left(definition, key, entry.as_ref(), now),
                 false => oracle::left_in_rows(definition, key, &rows, now),

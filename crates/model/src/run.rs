@@ -45,7 +45,7 @@ pub struct Setting {
 impl Setting {
     /// Whether a limit is saved.
     pub fn has_saved(&self) -> bool {
-        self.limits.iter().any(|limit| Store::of(limit) == Store::Saved)
+        self.limits.iter().any(|limit| Store::from_definition(limit) == Store::Saved)
     }
 }
 
@@ -295,7 +295,7 @@ impl Host for Run<'_> {
     }
 
     fn entries_if_any(&self) -> Result<Option<&Self>> {
-        let is_in_memory = |limit: &Definition| Store::of(limit).is_in_memory();
+        let is_in_memory = |limit: &Definition| Store::from_definition(limit).is_in_memory();
         Ok(self.setting.limits.iter().any(is_in_memory).then_some(self))
     }
 

@@ -17,7 +17,7 @@ impl Scenario {
     /// The limit that is saved.
     fn saved_limit(&self) -> &Definition {
         let mut limits = self.setting.limits.iter();
-        let limit = limits.find(|limit| Store::of(limit) == Store::Saved);
+        let limit = limits.find(|limit| Store::from_definition(limit) == Store::Saved);
         limit.unwrap_or(&self.setting.limits[0])
     }
 

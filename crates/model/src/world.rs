@@ -601,8 +601,8 @@ fn stores(programs: &[Vec<Vec<Command>>], limits: &[Definition], key: u8) -> Sto
     let statements = programs.iter().flatten().flatten();
     let numbers = statements.filter(|at| at.is_for(key)).filter_map(|at| at.limit(key));
     let mut stores: Vec<Store> =
-        numbers.map(|number| Store::of(&limits[usize::from(number)])).collect();
-    stores.push(stores.first().copied().unwrap_or_else(|| Store::of(&limits[0])));
+        numbers.map(|number| Store::from_definition(&limits[usize::from(number)])).collect();
+    stores.push(stores.first().copied().unwrap_or_else(|| Store::from_definition(&limits[0])));
     let first = stores[0];
     let is_same = |store: &Store| *store == first || store.is_in_table() && first.is_in_table();
     assert!(stores.iter().all(is_same), "a key whose limit is in rows and in memory");

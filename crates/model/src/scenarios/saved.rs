@@ -21,13 +21,13 @@ fn of_limit(limit: &str, text: &str) -> Scenario {
     Scenario { name, ..Scenario::new(text, &[limit]) }
 }
 
-fn of(text: &str) -> Scenario {
+fn saved(text: &str) -> Scenario {
     of_limit(BUCKET, text)
 }
 
 /// With room for one key.
 fn narrow(text: &str) -> Scenario {
-    Scenario { room: 1, ..of(text) }
+    Scenario { room: 1, ..saved(text) }
 }
 
 /// All of them.
@@ -38,12 +38,12 @@ pub fn all(long: bool) -> Vec<Scenario> {
     all.extend(others());
     if long {
         all.extend([
-            of("take a 2; commit; take a 1 | take a 1; commit; reset a | save; commit; save"),
+            saved("take a 2; commit; take a 1 | take a 1; commit; reset a | save; commit; save"),
             narrow("take a 1; commit; take a 1 | take b 1; commit; take b 1 | save; commit; save"),
             narrow("take a 1; commit; take a 1 | take b 1 | save | save"),
-            of("take a 1; commit; take b 1 | take a 2; commit; take b 2 | save; commit; save")
+            saved("take a 1; commit; take b 1 | take a 2; commit; take b 2 | save; commit; save")
                 .crashing(),
-            of("take a 1; commit; take b 1 | take a 2; commit; take b 2 | save; commit; save")
+            saved("take a 1; commit; take b 1 | take a 2; commit; take b 2 | save; commit; save")
                 .stopping(),
         ]);
     }
@@ -53,16 +53,16 @@ pub fn all(long: bool) -> Vec<Scenario> {
 /// Takes during turns of the writer, which may fail, or end before their commit.
 fn turns() -> Vec<Scenario> {
     vec![
-        of("take a 1; commit; take a 2 | take a 1 | save"),
-        of("take a 1; commit; take a 1; commit; take a 1 | save; commit; save").row(0, 2.0),
-        of("take a 1; commit; take a 1 | save | save; commit; save"),
-        of("take a 1; take b 1; commit; take a 1 | save_fails; commit; save"),
-        of("take a 1; commit; take a 1 | save_dies; commit; save").row(0, 3.0),
-        of("take a 1; commit; save; commit; take a 1 | lock a; rollback").row(0, 3.0),
-        of("take a 1; commit; take a 1 | save; commit; save").through_sql(),
-        of("take a 1; commit; save | lock a; rollback").row(0, 3.0).through_sql(),
-        of("take a 1; rollback; take a 2 | credit a 1 | save"),
-        of("take a 1; commit; check a 1; check a 3 | take a 2 | save").row(0, 2.0),
+        saved("take a 1; commit; take a 2 | take a 1 | save"),
+        saved("take a 1; commit; take a 1; commit; take a 1 | save; commit; save").row(0, 2.0),
+        saved("take a 1; commit; take a 1 | save | save; commit; save"),
+        saved("take a 1; take b 1; commit; take a 1 | save_fails; commit; save"),
+        saved("take a 1; commit; take a 1 | save_dies; commit; save").row(0, 3.0),
+        saved("take a 1; commit; save; commit; take a 1 | lock a; rollback").row(0, 3.0),
+        saved("take a 1; commit; take a 1 | save; commit; save").through_sql(),
+        saved("take a 1; commit; save | lock a; rollback").row(0, 3.0).through_sql(),
+        saved("take a 1; rollback; take a 2 | credit a 1 | save"),
+        saved("take a 1; commit; check a 1; check a 3 | take a 2 | save").row(0, 2.0),
     ]
 }
 
@@ -82,21 +82,25 @@ fn rooms() -> Vec<Scenario> {
 /// Crashes, stops and promotions.
 fn restarts() -> Vec<Scenario> {
     vec![
-        of("take a 1; commit; take a 1 | save; commit; take a 1").crashing(),
-        of("take a 2; commit; reset a; commit; take a 1 | save; commit; save").crashing(),
-        of("take a 1; take b 1; commit; take a 1 | save_fails; commit; save").crashing(),
-        of("take a 1; commit; take a 1 | save; commit; take a 1").stopping(),
-        of("take a 1; commit; take a 1 | save_dies; commit; take b 1").stopping(),
-        of("reset a; commit; take a 1 | save; commit; take b 1").row(0, 1.0).stopping(),
+        saved("take a 1; commit; take a 1 | save; commit; take a 1").crashing(),
+        saved("take a 2; commit; reset a; commit; take a 1 | save; commit; save").crashing(),
+        saved("take a 1; take b 1; commit; take a 1 | save_fails; commit; save").crashing(),
+        saved("take a 1; commit; take a 1 | save; commit; take a 1").stopping(),
+        saved("take a 1; commit; take a 1 | save_dies; commit; take b 1").stopping(),
+        saved("reset a; commit; take a 1 | save; commit; take b 1").row(0, 1.0).stopping(),
         narrow("take a 1; commit; take a 1 | take b 1").stopping(),
-        of("take a 1; commit; take a 1 | replicate a 1; commit; promote").row(0, 3.0).on_standby(),
-        of("take a 1 | take a 2; commit; take a 1 | replicate a 2; commit; promote")
+        saved("take a 1; commit; take a 1 | replicate a 1; commit; promote")
             .row(0, 3.0)
             .on_standby(),
-        of("take a 2; commit; take a 1; commit; save | promote; commit; save")
+        saved("take a 1 | take a 2; commit; take a 1 | replicate a 2; commit; promote")
             .row(0, 3.0)
             .on_standby(),
-        of("take a 1; commit; reset a | replicate a 1; commit; promote").row(0, 3.0).on_standby(),
+        saved("take a 2; commit; take a 1; commit; save | promote; commit; save")
+            .row(0, 3.0)
+            .on_standby(),
+        saved("take a 1; commit; reset a | replicate a 1; commit; promote")
+            .row(0, 3.0)
+            .on_standby(),
     ]
 }
 
@@ -109,12 +113,12 @@ fn others() -> Vec<Scenario> {
         Scenario { name, ..Scenario::new(text, &limits) }
     };
     vec![
-        of("reset a; commit; take a 1 | take a 1 | save").row(0, 1.0),
+        saved("reset a; commit; take a 1 | take a 1 | save").row(0, 1.0),
         narrow("reset a; commit; take b 1 | save").row(0, 1.0),
-        of("take a 1; commit; reset a | save; commit; save"),
-        of("reset_all | take a 2; take b 1 | save").row(0, 2.0),
-        of("take a 2; commit; reset_all | save; commit; take b 1").row(1, 1.0),
-        of("all a 1, b 1 | all b 2, a 1 | save"),
+        saved("take a 1; commit; reset a | save; commit; save"),
+        saved("reset_all | take a 2; take b 1 | save").row(0, 2.0),
+        saved("take a 2; commit; reset_all | save; commit; take b 1").row(1, 1.0),
+        saved("all a 1, b 1 | all b 2, a 1 | save"),
         narrow("all a 1 | take b 1 | save"),
         several("all a 1 @0, b 1 @1; rollback; take b 2 @1 | all a 2 @0, b 2 @1").row(0, 2.0),
         several("all a 1 @0, b 2 @1 | take b 1 @1").row(0, 2.0).crashing(),
