@@ -63,6 +63,9 @@ impl Step {
 }
 
 /// Returns the cases.
+///
+/// # Panics
+/// A case has no store, no limit or no step, or names an unknown store.
 pub fn cases() -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (line, text) in (1..).zip(CASES.lines()).filter(|(_, text)| !text.starts_with('#')) {
@@ -74,9 +77,11 @@ pub fn cases() -> Vec<Case> {
         let case = cases.last_mut().expect("a case begins the file");
         match word {
             "on" => {
-                let is_named = |name: &&str| rest.split(' ').any(|word| word == *name);
-                let stores = Store::ALL.iter().filter(|(name, _)| is_named(name));
-                case.stores = stores.map(|(_, store)| *store).collect();
+                let store = |word: &str| {
+                    let known = Store::ALL.iter().find(|(name, _)| *name == word);
+                    known.unwrap_or_else(|| panic!("cases.txt:{line}: {word:?} is no store")).1
+                };
+                case.stores = rest.split(' ').map(store).collect();
             }
             "limit" => case.limits.push(rest),
             _ => {
@@ -88,6 +93,10 @@ pub fn cases() -> Vec<Case> {
                 case.steps.push(Step { line, session, statement, expected });
             }
         }
+    }
+    for Case { name, stores, limits, steps } in &cases {
+        let is_whole = !stores.is_empty() && !limits.is_empty() && !steps.is_empty();
+        assert!(is_whole, "{name}: no store, no limit or no step");
     }
     cases
 }

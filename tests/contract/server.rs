@@ -14,13 +14,14 @@ const BEGIN: i64 = 1_800_000_000_000;
 const SESSIONS: usize = 3;
 
 /// Runs those of the cases that `runs` picks, on these stores, in sessions that `connect` makes; returns how many runs
-/// there were.
+/// there were: one or more on each store.
 pub fn run(connect: impl Fn() -> Client, stores: &[Store], runs: impl Fn(&Case) -> bool) -> usize {
     let mut sessions: Vec<Session> =
         (0..SESSIONS).map(|_| Session { client: Some(connect()), ..Session::default() }).collect();
     let mut watch = connect();
     let mut count = 0;
     for &store in stores {
+        let before = count;
         let cases = cases();
         let cases = cases.iter().filter(|case| case.stores.contains(&store) && runs(case));
         for case in cases {
@@ -28,6 +29,7 @@ pub fn run(connect: impl Fn() -> Client, stores: &[Store], runs: impl Fn(&Case) 
             run_case(&mut sessions, &mut watch, case, store);
             count += 1;
         }
+        assert!(count > before, "no case runs on {store:?}");
     }
     count
 }
