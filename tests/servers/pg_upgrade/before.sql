@@ -9,5 +9,8 @@ CREATE TRIGGER messages BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION 
 SELECT limits.rl_define('messages', limits.rl_token_bucket(5, '365 days'));
 SELECT limits.rl_define('log', limits.rl_sliding_log(5, '365 days'));
 SELECT limits.rl_define('shards', limits.rl_token_bucket(40, '365 days', shards => 4));
+SELECT limits.rl_define('window', limits.rl_fixed_window(5, '365 days'));
+SELECT limits.rl_define('sliding', limits.rl_sliding_window(5, '365 days'));
 INSERT INTO messages VALUES ('ada'), ('ada');
 SELECT limits.rl_limit('log', 'ada', 3), limits.rl_limit('shards', 'ada', 30);
+SELECT limits.rl_limit('window', 'ada', 3), limits.rl_limit('sliding', 'ada', 3);
