@@ -4,6 +4,8 @@
 mod saved;
 #[path = "properties/sketch.rs"]
 mod sketch;
+#[path = "properties/slots.rs"]
+mod slots;
 #[path = "properties/states.rs"]
 mod states;
 

@@ -10,18 +10,18 @@ use ratelimit_memory::states::{Content, Entry, Evicted, Head, Owner, Partition, 
 use crate::cases;
 
 /// The memory of a partition.
-struct Memory {
+pub struct Memory {
     head: Head,
     entries: Vec<Entry>,
 }
 
 impl Memory {
-    fn new(room: usize) -> Memory {
+    pub fn new(room: usize) -> Memory {
         Memory { head: Head::default(), entries: vec![Entry::default(); places(room)] }
     }
 
     /// Mapped again, as by another process.
-    fn partition(&mut self) -> Partition<'_> {
+    pub fn partition(&mut self) -> Partition<'_> {
         Partition::new(&mut self.head, &mut self.entries)
     }
 }
@@ -32,7 +32,7 @@ fn key(n: u8) -> [u64; 2] {
 }
 
 /// Entries of one owner and name.
-const OF_ONE: Owner = owner(1, 1);
+pub const OF_ONE: Owner = owner(1, 1);
 
 const fn owner(id: u32, name: u64) -> Owner {
     Owner { id, name, fair_by_name: true }
@@ -146,7 +146,7 @@ proptest! {
 }
 
 /// A hash of a number that is far from those of its neighbours.
-fn hash(n: u64) -> [u64; 2] {
+pub fn hash(n: u64) -> [u64; 2] {
     let n = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     [n, (n ^ (n >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9)]
 }
