@@ -25,6 +25,8 @@ pub enum Fault {
     OwnRowsOverlooked,
     /// A credit to a row that was one of shards is not written.
     CreditDropped,
+    /// Several limits are locked in the order of their requests.
+    RequestsUnsorted,
     /// Some of several limits are taken from though another one denies.
     PartOfSeveral,
     /// Locked rows of several limits are changed though they have too little.
@@ -37,6 +39,12 @@ pub enum Fault {
     GoneEntryOverlooked,
     /// A change in memory is not written.
     EntryNotWritten,
+    /// A list of saved keys that never fit is denied.
+    AbsentDenied,
+    /// Rows of a name stay that came while the others were deleted.
+    NameDeletedOnce,
+    /// A row is not reset.
+    ResetSkipped,
     /// A key is pruned though its rows have changed.
     PrunedUnseen,
     /// A key is pruned though it is not idle.
@@ -45,10 +53,14 @@ pub enum Fault {
     BlockOverlooked,
     /// The id of a lease is the time.
     IdOfClock,
+    /// The extension of a lease is not written.
+    ExtensionNotWritten,
     /// A lock stays where nothing changes.
     DeniedRowKept,
     /// Shards are locked in any order.
     ShardsUnordered,
+    /// Tokens are refilled that were refilled before.
+    RefilledTwice,
     /// A loop over rows ends after its first page.
     SecondPageOverlooked,
     /// A shard that has changed is not written.
@@ -61,6 +73,12 @@ pub enum Fault {
     UnsavedEvicted,
     /// An eviction is not counted.
     EvictionNotCounted,
+    /// The evictions are counted after the row of a key is read.
+    EvictionsCountedLate,
+    /// A key that was evicted counts as full.
+    EvictedIsFull,
+    /// The reset of a key that is in memory removes it there.
+    ResetLeavesNoEntry,
     /// A state that is full is not written.
     FullNotWritten,
     /// A row counts as written though another session has it locked.

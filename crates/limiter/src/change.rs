@@ -2,6 +2,8 @@
 
 use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, decide, kinds};
 
+use ratelimit_faults::Fault;
+
 use crate::error::{LimiterError, Result};
 use crate::request::{Answer, Take};
 use crate::target::Target;
@@ -109,7 +111,8 @@ impl Change {
         if let (Change::Extend(id), Some(State::Leases(after))) = (self, &decision.state) {
             answer.lease = after.leases.iter().find(|lease| lease.id == *id).copied();
         }
-        Ok(Decided { answer, after: decision.state })
+        let is_lost = matches!(self, Change::Extend(_)) && Fault::ExtensionNotWritten.is_on();
+        Ok(Decided { answer, after: decision.state.filter(|_| !is_lost) })
     }
 
     /// Decides it on a state.

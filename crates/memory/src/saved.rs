@@ -327,6 +327,10 @@ impl<'a> SavedPartition<'a> {
         now: Micros,
     ) -> Result<Option<Micros>, Full> {
         let at = self.find(hash).ok_or(Full)?;
+        if state.is_none() && Fault::ResetLeavesNoEntry.is_on() {
+            self.release(at);
+            return Ok(None);
+        }
         let cell = self.cells[at];
         let needed = pieces_of(cell.texts() + LEASE * leases_of(state).len());
         let more = needed.saturating_sub(pieces_of(cell.length()));

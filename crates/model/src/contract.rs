@@ -15,7 +15,7 @@ mod cases;
 /// How many sessions a case may have. The worker is one more.
 const SESSIONS: usize = 3;
 
-/// Runs all cases; returns how many runs there were.
+/// Runs all cases; returns how many runs there were: one or more of each case.
 ///
 /// # Panics
 /// An answer is not the expected one.
@@ -23,7 +23,7 @@ pub fn run() -> usize {
     let mut runs = 0;
     for case in &cases::cases() {
         for &store in &case.stores {
-            for access in [AccessPath::Heap, AccessPath::Sql] {
+            for access in AccessPath::ALL {
                 Sessions::new(case, store, access).run(case, &format!("{store:?}, {access:?}"));
                 runs += 1;
             }

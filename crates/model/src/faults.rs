@@ -91,8 +91,9 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
 ];
 
 /// The faults of the limiter and of the memory, each with what is wrong then, in which scenario.
-const FAULTS: [(Fault, Wrong, &str); 28] = [
+const FAULTS: [(Fault, Wrong, &str); 38] = [
     (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
+    (Fault::RequestsUnsorted, Wrong::Deadlock, "all a 1, b 1 | all b 1, a 1"),
     (Fault::PartOfSeveral, Wrong::Unexplained, "all b 2, a 2 | take b 1"),
     (Fault::TooFewRowsSuffice, Wrong::OverAdmitted, "all a 1 @1, b 1 @0 | all b 1 @0, a 2 @1"),
     (
@@ -123,6 +124,26 @@ const FAULTS: [(Fault, Wrong, &str); 28] = [
         "all a 1, b 1 | all b 1, a 1 | take a 1 (memory)",
     ),
     (Fault::GoneEntryOverlooked, Wrong::Unexplained, "all b 1 | take b 1; take a 1 (memory)"),
+    (
+        Fault::AbsentDenied,
+        Wrong::BadDenial,
+        "take a 1; commit; save; commit; all a 1, b 1 (saved) (no worker)",
+    ),
+    (
+        Fault::EvictionsCountedLate,
+        Wrong::TakeLost,
+        "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
+    ),
+    (
+        Fault::EvictedIsFull,
+        Wrong::TakeLost,
+        "take a 2; commit; save; commit; take b 1 | take a 1 (saved) (no worker)",
+    ),
+    (
+        Fault::ResetLeavesNoEntry,
+        Wrong::TokensLost,
+        "take a 1; commit; reset a | save; commit; save (saved)",
+    ),
     (Fault::FullNotWritten, Wrong::NotSaved, "reset a; commit; take a 1 | take a 1 | save (saved)"),
     (
         Fault::LockedRowSkipped,
@@ -133,6 +154,13 @@ const FAULTS: [(Fault, Wrong, &str); 28] = [
     (Fault::BetterNotCompared, Wrong::TokensLost, "credit a 2 @1 | take a 1 @1"),
     (Fault::MarkerOverlooked, Wrong::TakeLost, "take a 1 @1 | take a 1 @0"),
     (Fault::ResetWithoutLocks, Wrong::Failed, "reset a @1 | take a 1 @1; commit; take a 1 @1"),
+    (Fault::NameDeletedOnce, Wrong::TokensLost, "reset_all @1 | take a 1 @2 (distributed)"),
+    (
+        Fault::ResetSkipped,
+        Wrong::TokensLost,
+        "reset a; commit; take a 2 | take a 2; commit; take a 1",
+    ),
+    (Fault::RefilledTwice, Wrong::TakeLost, "take a 2 @1 | take a 1 @1; rollback (clock)"),
     (Fault::RowsListedOnce, Wrong::TokensLost, "reset a @1 | take a 1 @2"),
     (
         Fault::OwnRowsOverlooked,
@@ -148,6 +176,11 @@ const FAULTS: [(Fault, Wrong, &str); 28] = [
     (Fault::PrunedUnseen, Wrong::TakeLost, "prune @1 | take a 1 @1; commit; take a 1 @1"),
     (Fault::BusyRowsPruned, Wrong::TakeLost, "take a 2 | prune; commit; take a 3 | take a 2"),
     (
+        Fault::BusyRowsPruned,
+        Wrong::TakeLost,
+        "prune; commit; prune | take a 2; rollback; take b 1 (distributed)",
+    ),
+    (
         Fault::BlockOverlooked,
         Wrong::Unexplained,
         "block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined",
@@ -156,6 +189,11 @@ const FAULTS: [(Fault, Wrong, &str); 28] = [
         Fault::IdOfClock,
         Wrong::LeaseTwice,
         "acquire a; rollback; acquire a | acquire a; commit; release a",
+    ),
+    (
+        Fault::ExtensionNotWritten,
+        Wrong::TakeLost,
+        "acquire a; commit; extend a | acquire a; commit; acquire a",
     ),
     (
         Fault::DeniedRowKept,

@@ -50,7 +50,7 @@ impl Run<'_> {
         let mut locked = match (wait, self.setting.access) {
             (true, _) => self.found(Primitive::Lock(tid, place(id))),
             (false, AccessPath::Heap) => self.found(Primitive::TryLock(tid)),
-            (false, AccessPath::Sql) => self.skip_locked(tid, place(id)),
+            (false, _) => self.skip_locked(tid, place(id)),
         }?;
         if self.has(Flaw::DecidedBeforeWait) {
             locked.stored = seen.stored;
@@ -132,7 +132,7 @@ impl Rows for Run<'_> {
 
     fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
         let is_alone = self.insert_row(id, stored);
-        if !is_alone && (wait || self.setting.access == AccessPath::Sql) {
+        if !is_alone && (wait || self.setting.access != AccessPath::Heap) {
             self.wait_for_inserter(id);
         }
         Ok(is_alone)
@@ -151,12 +151,13 @@ impl Rows for Run<'_> {
     }
 
     fn facts(&self) -> RowFacts {
-        let locks_first = self.setting.access == AccessPath::Sql;
-        RowFacts { page: 2, locks_first, ..RowFacts::LOCAL }
+        let locks_first = self.setting.access != AccessPath::Heap;
+        let batch = if self.setting.access == AccessPath::Distributed { 2 } else { 1 };
+        RowFacts { page: 2, batch, locks_first, ..RowFacts::LOCAL }
     }
 
     fn replace(&self, _: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
-        if self.setting.access == AccessPath::Sql {
+        if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }
         let update = Primitive::Update(tid(seen.tuple), Content(stored.clone()));
@@ -167,17 +168,32 @@ impl Rows for Run<'_> {
     }
 
     fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
-        let remove = |of: &&KeyRows| match (&of.rows[..], self.setting.access) {
-            ([(_, seen)], AccessPath::Heap) => {
-                let delete = Primitive::Delete(tid(seen.tuple));
-                self.lock_seen(seen) && self.was(self.at_once(delete))
-            }
-            _ => false,
+        let takes_one_step = |of: &KeyRows| match self.setting.access {
+            AccessPath::Heap => of.rows.len() == 1,
+            AccessPath::Sql => false,
+            AccessPath::Distributed => true,
         };
-        Ok(keys.iter().filter(remove).count() as u64)
+        let delete = |seen: &Row| self.was(self.at_once(Primitive::Delete(tid(seen.tuple))));
+        let remove = |of: &&KeyRows| {
+            takes_one_step(of)
+                && of.rows.iter().all(|(_, seen)| self.lock_seen(seen))
+                && of.rows.iter().all(|(_, seen)| delete(seen))
+        };
+        Ok(keys.iter().filter(remove).map(|of| of.rows.len() as u64).sum())
     }
 
-    fn delete_name(&self, _: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
-        Ok(None)
+    fn delete_name(&self, name: &[u8]) -> Result<Option<Vec<KeyedRow>>> {
+        if self.setting.access != AccessPath::Distributed {
+            return Ok(None);
+        }
+        let mut deleted = Vec::new();
+        for (place, seen) in self.rows(Primitive::ReadAll) {
+            if let Some(row) = self.found(Primitive::Lock(tid(seen.tuple), place)) {
+                self.at_once(Primitive::Delete(tid(row.tuple)));
+                let key = KEYS[usize::from(place.key)].to_vec();
+                deleted.push(KeyedRow { name: name.to_vec(), key, row: (place.shard, row) });
+            }
+        }
+        Ok(Some(deleted))
     }
 }

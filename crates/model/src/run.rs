@@ -26,6 +26,13 @@ pub enum AccessPath {
     Heap,
     /// Through SQL: a row is locked first.
     Sql,
+    /// Through SQL on other nodes: keys that are idle, or of one name, are also deleted together.
+    Distributed,
+}
+
+impl AccessPath {
+    /// All of them.
+    pub const ALL: [AccessPath; 3] = [AccessPath::Heap, AccessPath::Sql, AccessPath::Distributed];
 }
 
 /// The settings of a scenario.

@@ -16,6 +16,7 @@ mod plan;
 use std::collections::BTreeMap;
 
 use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Host, RowAccess, Rows, Verdict};
@@ -133,7 +134,11 @@ fn group<'a, H: Host>(
         let allowed = format!("at most {MAX_IN_MEMORY} of them in one call");
         return Err(ArgumentError::invalid("requests", value, allowed).into());
     }
-    Ok(groups.into_values().collect())
+    let mut groups: Vec<Group> = groups.into_values().collect();
+    if Fault::RequestsUnsorted.is_on() {
+        groups.sort_by_key(|group| group.takes[0].n);
+    }
+    Ok(groups)
 }
 
 /// Decides every group under the latest state, without locks. Where none is in the table there are no rows.

@@ -63,6 +63,7 @@ pub(super) fn take<'a, H: Host>(
                 break;
             }
             Locked::Changed => {}
+            Locked::Absent(_) if Fault::AbsentDenied.is_on() => break,
             Locked::Absent(name) => {
                 // Where it makes room again and again, for another of these keys, all else is unsaved.
                 let waited = tried < PLANS || host.wait_for_save()?;

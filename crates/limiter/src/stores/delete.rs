@@ -89,7 +89,8 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
         host.check_for_interrupts();
         let seen = rows.read(id)?.filter(|seen| !seen.stored.is_marker());
         let Some(seen) = seen else { return reset_shards(host, rows, name, key) };
-        let Some(reset) = seen.stored.reset() else { return Ok(false) };
+        let reset = seen.stored.reset().filter(|_| !Fault::ResetSkipped.is_on());
+        let Some(reset) = reset else { return Ok(false) };
         if rows.replace(id, &seen, &reset, false)? {
             return Ok(true);
         }
@@ -169,7 +170,7 @@ pub fn delete_name(
         let known = keys.len();
         keys.extend(deleted.into_iter().filter(had_state).map(|row| row.key));
         *count += (keys.len() - known) as i64;
-        if !again {
+        if !again || Fault::NameDeletedOnce.is_on() {
             return Ok(true);
         }
     }

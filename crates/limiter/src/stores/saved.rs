@@ -25,9 +25,14 @@ use crate::target::Target;
 /// [`LimiterError::MemoryFull`] (53200): no key could be saved.
 pub(super) fn load<H: Host>(host: &H, target: &Target, id: Id, absent: Absent) -> Result<()> {
     host.check_definitions()?;
-    let state = read_row(host, target)?;
+    let state = read_row(host, target)?.filter(|_| !Fault::EvictedIsFull.is_on());
+    let entries = host.saved_entries()?;
+    let absent = match Fault::EvictionsCountedLate.is_on() {
+        true => entries.read(id).err().unwrap_or(absent),
+        false => absent,
+    };
     let new = NewKey { name: target.name, key: target.key, state: state.as_ref(), absent };
-    match host.saved_entries()?.load(id, new) {
+    match entries.load(id, new) {
         Loaded::Full => wait_for_capacity(host, target),
         Loaded::Yes | Loaded::Moved => Ok(()),
     }

@@ -76,6 +76,9 @@ fn rooms() -> Vec<Scenario> {
         alone("take a 1; commit; take a 1 | take b 1; commit; take b 1"),
         alone("take a 1; commit; save; commit; take b 1; commit; save | take b 1"),
         narrow("take a 1; commit; reset a; commit; take b 1 | check a 3"),
+        // Two keys never fit: an error, and no denial.
+        alone("take a 1; commit; all a 1, b 1 | all b 1, a 1"),
+        alone("take a 1; commit; save; commit; all a 1, b 1"),
     ]
 }
 

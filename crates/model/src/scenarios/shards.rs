@@ -156,5 +156,12 @@ fn through_sql() -> Vec<Scenario> {
         two("take a 1 @1; take a 2 @1 | take a 1 @1; take a 2 @1"),
         of_bucket(4, "take a 3 @1 | take a 1 @1; commit; reset a @1").shards(0, &[2.0, 2.0]),
     ];
-    all.into_iter().map(Scenario::through_sql).collect()
+    let mut all: Vec<Scenario> = all.into_iter().map(Scenario::through_sql).collect();
+    let together = [
+        two("reset_all @1 | take a 1 @1; commit; take a 1 @1"),
+        six("reset_all @1 | take a 1 @2"),
+        two("prune @1 | take a 1 @1; commit; take a 1 @1"),
+    ];
+    all.extend(together.map(Scenario::distributed));
+    all
 }

@@ -149,5 +149,14 @@ fn through_sql() -> Vec<Scenario> {
         Scenario::new("take a 2; rollback; take a 1 | take a 2", &[A_SECOND])
             .clock(&[SECOND, -2 * SECOND]),
     ];
-    all.into_iter().map(Scenario::through_sql).collect()
+    let mut all: Vec<Scenario> = all.into_iter().map(Scenario::through_sql).collect();
+    let both = |text: &str| full(text).row(1, 3.0);
+    let together = [
+        both("reset_all; commit; take b 3 | take a 1; take b 2"),
+        full("reset_all | take a 2; commit; take b 1").row(1, 1.0),
+        both("prune | take a 1; commit; take b 3 | take b 1"),
+        both("prune; commit; prune | take a 2; rollback; take b 1"),
+    ];
+    all.extend(together.map(Scenario::distributed));
+    all
 }

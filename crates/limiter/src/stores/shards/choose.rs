@@ -198,7 +198,8 @@ impl<H: Host> Sharded<'_, H> {
                     return Ok(None);
                 };
                 let available: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
-                let ts = shards.total(now).ts();
+                let again = if Fault::RefilledTwice.is_on() { Micros::SECOND } else { Micros(0) };
+                let ts = shards.total(now).ts().minus(again);
                 let after = State::from_tokens(available + amount, ts);
                 write(*rows, target, &mut shards, &locked, now, &after)?;
                 Ok(Some(left(answer, &shards, now)))
