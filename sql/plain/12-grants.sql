@@ -247,6 +247,7 @@ function _turns(ratelimit._limit,bigint,bigint)
 function _type_of(jsonb)
 function _unsupported(text,text)
 function _until_more(ratelimit._limit,ratelimit.rl_result,numeric,numeric)
+function _updated()
 function _us(timestamptz)
 function _usable(text,text,text,ratelimit._limit,jsonb,float8)
 function _valid(text,text)
@@ -333,10 +334,33 @@ _told(text,ratelimit._decision)
 _wrong_kind(text,int)', E'\n    ', ''), E'\n');
     first_version boolean;
     m record;
+    t text;
+    patience text := pg_catalog.current_setting('lock_timeout');
     taken text[] := '{}';
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     own := replace(own, E'\n    ', '');
+    -- Over an earlier version, lock the tables first, in the order in which most calls lock them, so that no call has
+    -- some of them. Others lock them in another order: release all before a waiting session looks for a deadlock, and
+    -- try again.
+    FOR try IN 1..300 LOOP
+        EXIT WHEN to_regclass('ratelimit.ratelimits') IS NULL OR EXISTS (
+            SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits') AND attname = 'added'
+            AND NOT attisdropped);
+        BEGIN
+            PERFORM set_config('lock_timeout', (SELECT greatest(s.setting::int * 3 / 10, 1)::text FROM pg_settings s
+                                                WHERE s.name = 'deadlock_timeout'), true);
+            FOREACH t IN ARRAY '{rl_blocks,ratelimits,rl_config}'::text[] LOOP
+                EXECUTE coalesce((SELECT format('LOCK TABLE ONLY "ratelimit".%s IN ACCESS EXCLUSIVE MODE', t)
+                                  WHERE to_regclass(format('"ratelimit".%s', t)) IS NOT NULL), 'SELECT');
+            END LOOP;
+            PERFORM set_config('lock_timeout', patience, true);
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            IF try = 300 THEN RAISE; END IF;
+            PERFORM pg_sleep(0.2 * random());
+        END;
+    END LOOP;
     IF to_regclass('ratelimit.rl_made') IS NULL THEN
         -- Version 1 kept no record, but revoked everything in its last statement.
         first_version := to_regclass('ratelimit.rl_version') IS NOT NULL AND coalesce(

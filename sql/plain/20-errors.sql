@@ -86,6 +86,13 @@ BEGIN
 END
 $$;
 
+-- Raises an error for a limit without a kind: one that a call of an earlier version has read, before this file ran.
+CREATE OR REPLACE FUNCTION ratelimit._updated() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._raise('40001', 'the rate limiter was updated during the call', NULL, 'Repeat the call.');
+END
+$$;
+
 -- Raises a denial.
 CREATE OR REPLACE FUNCTION ratelimit._denied(name text, d ratelimit._decision) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

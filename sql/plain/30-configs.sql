@@ -143,14 +143,17 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._check_fields(config jsonb, kind text, fields text[]) RETURNS void
 IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
-    any_kind CONSTANT text[] := ARRAY(SELECT f FROM ratelimit._all_kinds() WITH ORDINALITY k,
-        unnest(k.fields) WITH ORDINALITY u(f, n) GROUP BY f ORDER BY min(k.ordinality * 100 + n));
-    own CONSTANT text[] := coalesce(fields, any_kind);
+    own text[] := fields;
+    any_kind text[];
     common CONSTANT text[] := '{store,save,enforce,keyed}'::text[];
-    field text := (SELECT f FROM jsonb_object_keys(config) f
-                   WHERE f <> ALL (own || common || '{kind,applyUpdates}'::text[])
-                   ORDER BY octet_length(f), f COLLATE "C" LIMIT 1);
+    field text;
 BEGIN
+    IF kind IS NOT NULL AND config - (own || common || '{kind,applyUpdates}'::text[]) = '{}' THEN RETURN; END IF;
+    any_kind := ARRAY(SELECT f FROM ratelimit._all_kinds() WITH ORDINALITY k,
+        unnest(k.fields) WITH ORDINALITY u(f, n) GROUP BY f ORDER BY min(k.ordinality * 100 + n));
+    own := coalesce(fields, any_kind);
+    field := (SELECT f FROM jsonb_object_keys(config) f WHERE f <> ALL (own || common || '{kind,applyUpdates}'::text[])
+              ORDER BY octet_length(f), f COLLATE "C" LIMIT 1);
     IF field IS NOT NULL THEN
         PERFORM ratelimit._bad_config(CASE WHEN kind IS NOT NULL AND field = ANY (any_kind)
             THEN format('"%s" is %s, and %s has no such field', field, ratelimit._short((config -> field)::text),
@@ -158,7 +161,7 @@ BEGIN
             ELSE to_json(ratelimit._short(field)) || ' is not a field' END,
             (SELECT string_agg(format('"%s"', f), ', ' ORDER BY n)
              FROM unnest('{kind}'::text[] || own || common) WITH ORDINALITY u(f, n)), kind, config ? 'timezone');
-    ELSIF kind IS NULL THEN
+    ELSE
         PERFORM ratelimit._bad_config('"kind" is ' || coalesce(ratelimit._short((config -> 'kind')::text), 'missing'),
             (SELECT concat(string_agg(format('"%s"', k.kind), ', ' ORDER BY n) FILTER (WHERE n < total), ' or ',
                            string_agg(format('"%s"', k.kind), '') FILTER (WHERE n = total))

@@ -66,13 +66,13 @@ BEGIN
         END CASE;
         PERFORM ratelimit._close('table', t);
     END LOOP;
-    -- Before version 3, prior had a fixed window's tokens, negated: -0 for 0.
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
                    AND attname = 'added' AND NOT attisdropped) THEN
         ALTER TABLE ratelimit.rateLimits ADD COLUMN added double precision;
-        UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL
-        WHERE log IS NULL AND prior > '-Infinity' AND starts_with(prior::text, '-');
     END IF;
+    -- Before version 3, prior had a fixed window's tokens, negated: -0 for 0. A restore may bring such rows later.
+    UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL
+    WHERE log IS NULL AND added IS NULL AND prior > '-Infinity' AND starts_with(prior::text, '-');
     -- Version 1 allowed fewer settings.
     IF NOT EXISTS (SELECT FROM pg_constraint
                    WHERE conrelid = to_regclass('ratelimit.rl_settings') AND conname = 'rl_settings_values') THEN

@@ -30,7 +30,8 @@ BEGIN
     WHEN 'sliding window' THEN s.value := 0; s.prior := 0; s.ts := ratelimit._floor(now, l.period);
     WHEN 'sliding log' THEN s.value := 0; s.log := '{}';
     WHEN 'concurrency' THEN s.value := 0; s.log := '{}'; s.prior := 0;
-    ELSE s.value := 0;
+    WHEN 'unlimited' THEN s.value := 0;
+    ELSE PERFORM ratelimit._updated();
     END CASE;
     RETURN s;
 END
@@ -111,10 +112,12 @@ BEGIN
     WHEN 'sliding window' THEN RETURN ratelimit._take_window(l, s, now, count);
     WHEN 'sliding log' THEN RETURN ratelimit._take_log(l, s, now, count);
     WHEN 'concurrency' THEN RETURN ratelimit._acquire(l, s, now, count, coalesce(id, now));
-    ELSE
+    WHEN 'unlimited' THEN
         d.ok := true; d.at := now; d.enforced := l.enforce; d.changed := false;
         RETURN d;
+    ELSE PERFORM ratelimit._updated();
     END CASE;
+    RETURN NULL;
 END
 $$;
 
@@ -178,8 +181,10 @@ BEGIN
         RETURN r.value = 0 AND r.prior = 0;
     WHEN 'sliding log' THEN RETURN ratelimit._gone(l, s.log, now) = cardinality(s.log);
     WHEN 'concurrency' THEN RETURN ratelimit._live(s.log, now) = '{}';
-    ELSE RETURN true;
+    WHEN 'unlimited' THEN RETURN true;
+    ELSE PERFORM ratelimit._updated();
     END CASE;
+    RETURN false;
 END
 $$;
 

@@ -1,4 +1,4 @@
-//! Runs the file again: over itself, after a restore, in two sessions at once, over version 1 and over a newer version,
+//! Runs the file again: over itself, after a restore, in two sessions at once, over versions 1 and 2 and a newer one,
 //! and in schemas with words of SQL as names. It doesn't change what it hasn't made.
 
 use std::collections::BTreeSet;
@@ -473,4 +473,96 @@ fn an_older_version_becomes_the_present_and_that_a_newer_one() {
         "{message}"
     );
     assert_eq!(rows(&mut owner, KEPT), kept);
+}
+
+/// Version 2 had a fixed window's tokens in prior, negated; a restore may bring such rows to version 3, too.
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn rows_of_version_2_are_converted_whenever_they_come() {
+    const ROWS: &str = "
+        INSERT INTO rateLimits (name, value, ts, prior, log) VALUES
+            ('bucket', 4, '2027-01-15', NULL, NULL), ('slots', 0, '2027-01-15', 0, '{}'),
+            ('window', 3, '2027-01-15 10:00+00', -5, NULL), ('none', -2, '2027-01-15 10:00+00', '-0', NULL),
+            ('sliding', 1, '2027-01-15 10:00+00', 2, NULL), ('broken', 1, '2027-01-15', '-Infinity', NULL)";
+    const CONVERTED_ROWS: [&str; 6] = [
+        "broken -Infinity NULL",
+        "bucket NULL NULL",
+        "none NULL 0",
+        "sliding 2 NULL",
+        "slots 0 NULL",
+        "window NULL 5",
+    ];
+    const LEFT: &str =
+        "SELECT concat_ws(' ', (rl_check('window')).remaining, (rl_check('none')).remaining)";
+    let database = Database::new("plain_version_2");
+    let mut owner = database.connect_as(OWNER);
+    owner
+        .batch_execute(&format!(
+            "SET ratelimit.clock = '2027-01-15 10:00:01+00';
+             SELECT rl_define('window', rl_fixed_window(5, '1 h', start => '2027-01-15 00:00+00')),
+                    rl_define('none', rl_fixed_window(5, '1 h', capacity => 0, start => '2027-01-15 00:00+00')
+                                      || '{{\"overage\": true}}');
+             ALTER TABLE rateLimits DROP COLUMN added; UPDATE rl_version SET version = 2; {ROWS}"
+        ))
+        .unwrap();
+    owner.batch_execute(&database::file()).unwrap();
+    assert_eq!(rows(&mut owner, CONVERTED), CONVERTED_ROWS);
+    assert_eq!(rows(&mut owner, LEFT), ["3 -2"]);
+    let versions = "SELECT string_agg(version::text, ' ' ORDER BY version) FROM rl_version";
+    assert_eq!(rows(&mut owner, versions), ["2 3"]);
+
+    owner.batch_execute(&format!("DELETE FROM rateLimits; {ROWS}")).unwrap();
+    for _ in 0..2 {
+        owner.batch_execute(&database::file()).unwrap();
+        assert_eq!(rows(&mut owner, CONVERTED), CONVERTED_ROWS);
+    }
+}
+
+/// The transaction has locked rateLimits alone when the file wants all tables.
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn a_transaction_in_a_call_and_an_upgrade_do_not_deadlock() {
+    const LIMIT_ALL: &str = "SELECT rl_limit_all('[{\"name\": \"l\"}]')";
+    let _turn = database::turn();
+    let database = Database::empty("plain_upgrade");
+    let mut owner = database.connect_as(OWNER);
+    owner.batch_execute(VERSION_1).unwrap();
+    owner.batch_execute("SELECT rl_define('l', rl_fixed_window(9, '365 days'))").unwrap();
+    // Only the file looks for a deadlock.
+    let mut caller = database.connect();
+    caller
+        .batch_execute("SET deadlock_timeout = '10 min'; BEGIN; SELECT rl_reset_all('other')")
+        .unwrap();
+    thread::scope(|scope| {
+        let upgrade = scope.spawn(|| load(&database));
+        let waits = "SELECT count(*)::text FROM pg_locks WHERE NOT granted AND relation = 'rateLimits'::regclass";
+        let mut look = database.connect();
+        while rows(&mut look, waits) == ["0"] && !upgrade.is_finished() {
+            thread::yield_now();
+        }
+        caller.batch_execute(&format!("SELECT rl_limit('l'); {LIMIT_ALL}; COMMIT")).unwrap();
+        upgrade.join().unwrap().unwrap();
+    });
+    caller.batch_execute(LIMIT_ALL).unwrap();
+    let left = "SELECT remaining::text FROM rl_check('l')";
+    assert_eq!(rows(&mut owner, left), ["6"]);
+}
+
+/// A call of an earlier version that goes on after an upgrade can have read a limit that seems to have no kind.
+#[test]
+#[ignore = "needs a server: make test ONLY=plain"]
+fn a_limit_without_a_kind_is_not_an_unlimited_one() {
+    let database = Database::new("plain_no_kind");
+    let mut owner = database.connect_as(OWNER);
+    for function in [
+        "_initial(NULL, 0, 0)",
+        "_decide(NULL, ROW(1, 0, NULL, NULL, NULL)::_state, 0, 1, false)",
+        "_idle(NULL, NULL, 0, 'l', '')",
+    ] {
+        let error = owner.batch_execute(&format!("SELECT {function}")).unwrap_err();
+        let error = error.as_db_error().unwrap();
+        assert_eq!(error.code(), &SqlState::T_R_SERIALIZATION_FAILURE, "{function}: {error}");
+        assert_eq!(error.message(), "the rate limiter was updated during the call");
+        assert_eq!(error.hint(), Some("Repeat the call."));
+    }
 }
