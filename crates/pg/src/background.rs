@@ -7,8 +7,8 @@
 //! - BackgroundWorkerInitializeConnectionByOid → [`connect`], even if the database allows no connections
 //! - StartTransactionCommand to CommitTransactionCommand, with the start of a statement and an active snapshot, then
 //!   pgstat_report_stat → [`transaction`]
-//! - the last work after SIGTERM, which autoprewarm does without a database → [`end_at_once`]: from then on SIGTERM ends
-//!   every wait, as in a session; a timeout does in each transaction ([`within`])
+//! - the last work after SIGTERM, which autoprewarm does without a database → [`end_at_once`]: from then on another SIGTERM
+//!   ends every wait, as in a session; a timeout does in each transaction ([`within`])
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -129,9 +129,23 @@ pub fn asked_at() -> Option<Micros> {
     Some(Micros(ASKED_AT.load(SeqCst))).filter(|&at| at != Micros(0))
 }
 
-/// Makes SIGTERM end every wait of this worker from now on.
+/// The postmaster signals a process, then its process group (signal_child): a second SIGTERM so soon is the same one.
+const SAME_SIGNAL: Micros = Micros(1_000_000);
+
+/// Makes another SIGTERM end every wait of this worker from now on.
 pub fn end_at_once() {
-    on_sigterm(die);
+    on_sigterm(asked_again);
+}
+
+/// Called by the system.
+///
+/// # Safety
+/// In a signal handler: reads the clock, and calls one of PostgreSQL.
+unsafe extern "C-unwind" fn asked_again(signal: c_int) {
+    if asked_at().is_some_and(|at| clock::monotonic().minus(at) >= SAME_SIGNAL) {
+        // SAFETY: as a session's own.
+        unsafe { die(signal) };
+    }
 }
 
 /// Runs `work`; a wait after this time ends with a cancel.
