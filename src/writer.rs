@@ -2,8 +2,9 @@
 //!
 //! It sleeps until the first key is due, and connects to its database only then, since a connection keeps others from
 //! dropping or renaming the database. After a turn it starts another writer for the next one and exits, unless that is
-//! soon or the server has no place for another. It runs as the role that installed the server, and becomes the tables'
-//! owner where the owner's code could run, as every call does; it runs no user's SQL, and no trigger but the owner's.
+//! soon or the server has no place for another; it exits once nothing has been unsaved for a second. It runs as the role
+//! that installed the server, and becomes the tables' owner where the owner's code could run, as every call does; it
+//! runs no user's SQL, and no trigger but the owner's.
 //!
 //! SIGTERM, from a stop or pg_terminate_backend, causes one last turn. In a stop, that waits until no session is left
 //! that could take: sessions and workers get SIGTERM at the same time (PM_STOP_BACKENDS in postmaster.c).
@@ -40,7 +41,8 @@ use ratelimit_pg::values::utf8;
 
 /// The most keys of one transaction.
 const TOGETHER: usize = 10_000;
-/// How soon the next turn must be for a writer to stay connected.
+/// How soon the next turn must be for a writer to stay connected, and how long it stays when nothing is unsaved: a server
+/// that is stopping starts no other.
 const STAYS: Micros = Micros(1_000_000);
 /// The time from SIGTERM to the end of the last turn, and how much of that waits for sessions to end.
 const LAST_TURN: Micros = Micros(9_000_000);
@@ -87,10 +89,14 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     // Only a session that has mapped the segment starts a writer.
     let Ok(Some(saved)) = SavedMemory::open(Need::May) else { return };
     let Some(writer) = saved.writer(origin.scope) else { return };
-    let mut is_connected = false;
+    let (mut is_connected, mut idle_until) = (false, None);
     while writer::come(writer) && writer.scope.load(SeqCst) == origin.scope.number() {
-        let due = || if writer.writes_all() { 0 } else { writer.due.load(SeqCst) };
-        let goes_on = background::sleep_until(|| Micros(due()));
+        let due = || match writer.writes_all() {
+            true => Micros(0),
+            false => Micros(writer.due.load(SeqCst)).min(idle_until.unwrap_or(Micros(i64::MAX))),
+        };
+        // Asked once a round: a SIGTERM after it is met in the next round, which begins at once.
+        let asked_at = background::sleep_until(due);
         if !is_connected {
             background::connect(origin.scope.database());
             is_connected = true;
@@ -99,25 +105,36 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             writer.due.store(i64::MAX, SeqCst);
             return;
         }
-        if goes_on {
-            turn(saved, writer, &origin, writer.writes_all(), None);
-        }
-        if let Some(asked_at) = background::asked_at() {
-            last_turn(saved, writer, &origin, asked_at.plus(LAST_TURN));
+        match asked_at {
+            None => turn(saved, writer, &origin, writer.writes_all(), None),
+            Some(asked_at) => last_turn(saved, writer, &origin, asked_at.plus(LAST_TURN)),
         }
         // A session that sees this process start no other, so it looks for unsaved keys after it has left.
         writer::leave(writer);
-        let Some(next) = saved.unsaved(Some(origin.scope)).due else { return };
-        writer.due.fetch_min(next.0, SeqCst);
-        let is_soon = next.minus(clock::monotonic()) <= STAYS;
-        if background::is_asked_to_end() {
+        let next = saved.unsaved(Some(origin.scope)).due;
+        writer.due.fetch_min(next.map_or(i64::MAX, |next| next.0), SeqCst);
+        if asked_at.is_some() {
             // Sessions that go on have left keys to this process: another one writes them.
-            if !background::is_server_stopping() {
+            if next.is_some() && !background::is_server_stopping() {
                 writer::start(saved, writer, &origin, false);
             }
             return;
         }
-        if writer.is_to_go.load(SeqCst) || !is_soon && has_successor(saved, writer, &origin) {
+        if background::is_asked_to_end() {
+            continue;
+        }
+        let now = clock::monotonic();
+        idle_until = match next {
+            Some(_) => None,
+            None => idle_until.or(Some(now.plus(STAYS))),
+        };
+        let is_soon = match next {
+            Some(next) => next.minus(now) <= STAYS,
+            None => idle_until.is_some_and(|until| now < until),
+        };
+        if writer.is_to_go.load(SeqCst)
+            || !is_soon && (next.is_none() || has_successor(saved, writer, &origin))
+        {
             return;
         }
     }

@@ -95,17 +95,18 @@ unsafe extern "C-unwind" fn asked_to_end(_: c_int) {
     }
 }
 
-/// Sleeps until `due` on the monotonic clock, read again at each wake-up; false if this worker must end first.
-pub fn sleep_until(due: impl Fn() -> Micros) -> bool {
+/// Sleeps until `due` on the monotonic clock, read again at each wake-up, or until this worker is asked to end: returns
+/// when it was.
+pub fn sleep_until(due: impl Fn() -> Micros) -> Option<Micros> {
     while !is_asked_to_end() {
         let wait = due().minus(clock::monotonic());
         if wait <= Micros(0) {
-            return true;
+            return None;
         }
         let wait = Duration::from_micros(wait.0.unsigned_abs()).min(Duration::from_secs(3600));
         rest(wait + Duration::from_millis(1));
     }
-    false
+    asked_at()
 }
 
 /// Waits like [`pause`] between two transactions, and ignores a cancel: there is nothing to cancel.
@@ -125,7 +126,7 @@ pub fn is_asked_to_end() -> bool {
 }
 
 /// When this worker was asked to end, on the monotonic clock.
-pub fn asked_at() -> Option<Micros> {
+fn asked_at() -> Option<Micros> {
     Some(Micros(ASKED_AT.load(SeqCst))).filter(|&at| at != Micros(0))
 }
 

@@ -2,11 +2,15 @@
 //! where it has not within a minute.
 
 use std::thread;
+use std::time::Duration;
 
 use postgres::Client;
 
 use crate::own::Server;
-use crate::saved::{KEYS, SAVE, TAKE_EACH, UNSAVED, define, number, server, taken, until, written};
+use crate::saved::{
+    KEYS, SAVE, TAKE_EACH, TAKERS, UNSAVED, define, number, server, taken, under_load, until,
+    written,
+};
 use crate::scale;
 
 /// Starts a server that logs warnings, with a bucket that is saved once an hour.
@@ -104,6 +108,37 @@ fn a_signal_that_comes_twice_ends_no_last_turn() {
     server.exec(&format!("kill -TERM {writer} && sleep 0.3 && kill -TERM {writer}"));
     until("all is written", || written(&mut client, "saved") == KEYS);
     assert!(!server.log().contains("terminating background worker"), "{}", server.log());
+}
+
+/// A writer is between two turns most of the time: many keys are in memory, of which few are unsaved.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_stop_between_two_turns_saves_all() {
+    let (server, client) = begin();
+    drop(client);
+    server.set(&["fsync = off"]);
+    let mut client = server.client();
+    define(&mut client, "many", "1 hour");
+    let mut expected = 0;
+    for _ in 0..scale(2, 40) {
+        let many = "SELECT count(rl_limit('many', n::text)) FROM generate_series(1, 50000) n";
+        client.batch_execute(many).unwrap();
+        drop(client);
+        let told = under_load(&server, |_| {
+            let mut saver = server.client();
+            thread::scope(|scope| {
+                scope.spawn(move || while saver.batch_execute(SAVE).is_ok() {});
+                thread::sleep(Duration::from_millis(1500));
+                server.restart();
+            });
+        });
+        client = server.client();
+        let taken = taken(&mut client, "saved");
+        // The last take of each session may count without an answer.
+        let most = expected + told + TAKERS as i64;
+        assert!((expected + told..=most).contains(&taken), "{taken} of {expected} + {told}");
+        expected = taken;
+    }
 }
 
 /// Where the standby that commits wait for is gone, saves don't wait.
