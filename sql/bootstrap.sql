@@ -62,6 +62,7 @@ CREATE TABLE @extschema@.rl_blocks (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL DEFAULT '',
     until  timestamptz NOT NULL,
+    reason text,
     PRIMARY KEY (name, key)
 );
 ALTER TABLE @extschema@.rl_blocks OWNER TO @extowner@;
@@ -69,6 +70,7 @@ COMMENT ON TABLE @extschema@.rl_blocks IS 'rate limiter: keys that are denied un
 COMMENT ON COLUMN @extschema@.rl_blocks.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_blocks.key IS 'key that is blocked; up to 1024 bytes, empty for a limit without keys';
 COMMENT ON COLUMN @extschema@.rl_blocks.until IS 'end of the block; infinity: blocked indefinitely';
+COMMENT ON COLUMN @extschema@.rl_blocks.reason IS 'why the key is blocked, for rl_status; at most 200 bytes';
 
 -- Dumps carry limits, state and blocks.
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.ratelimits', '');

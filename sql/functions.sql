@@ -112,11 +112,11 @@ COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'invalidates 
 -- Blocks: keys that are denied however many tokens are left.
 
 CREATE FUNCTION @extschema@.rl_block(
-    name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL)
+    name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_block';
-COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely); returns the end of the block';
+COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely), for a reason that rl_status shows; returns the end of the block';
 
 CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
 RETURNS boolean
@@ -167,7 +167,7 @@ COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of expired blocks a
 CREATE FUNCTION @extschema@.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
 RETURNS TABLE (
     name text, key text, kind text, remaining double precision, capacity double precision, retry_at timestamptz,
-    as_of timestamptz, shards integer, limited boolean)
+    as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text, held double precision)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_status';
 COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';

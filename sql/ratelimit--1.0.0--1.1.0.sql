@@ -1,4 +1,31 @@
--- First, and one statement: no weaker lock comes before its own. It rewrites no row.
+-- Functions that grow: what PostgreSQL has stored as an expression would call them as they were. Nothing has changed yet.
+DO LANGUAGE plpgsql $$
+DECLARE
+    users text := (
+        SELECT pg_catalog.string_agg(pg_catalog.format('%s uses %s', what.name, grows.function), E'\n' ORDER BY what.name)
+        FROM pg_catalog.unnest(ARRAY[
+            '@extschema@.rl_status(text, text)'
+        ]::pg_catalog.regprocedure[]) AS grows (function)
+        JOIN pg_catalog.pg_depend AS depends
+             ON depends.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
+            AND depends.refobjid OPERATOR(pg_catalog.=) grows.function::pg_catalog.oid
+        LEFT JOIN pg_catalog.pg_rewrite AS rule
+             ON depends.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_rewrite'::pg_catalog.regclass::pg_catalog.oid
+            AND rule.oid OPERATOR(pg_catalog.=) depends.objid AND rule.rulename OPERATOR(pg_catalog.=) '_RETURN'::pg_catalog.name
+        CROSS JOIN LATERAL (
+            SELECT coalesce(pg_catalog.pg_describe_object('pg_catalog.pg_class'::pg_catalog.regclass, rule.ev_class, 0),
+                            pg_catalog.pg_describe_object(depends.classid, depends.objid, depends.objsubid))
+        ) AS what (name));
+BEGIN
+    IF users IS NOT NULL THEN
+        RAISE EXCEPTION 'functions have more arguments or columns in 1.1.0, and other objects use them'
+            USING ERRCODE = 'dependent_objects_still_exist', DETAIL = users,
+                  HINT = 'Drop these objects, update the extension, and create them again.';
+    END IF;
+END
+$$;
+
+-- One statement: no weaker lock comes before its own. It rewrites no row.
 -- At a fill factor of 70, a thousand hot rows outgrew their pages.
 ALTER TABLE @extschema@.rateLimits ADD COLUMN added double precision, SET (fillfactor = 40);
 
@@ -44,11 +71,31 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
 COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
 
+-- Functions that grow take over the arguments and columns of one that is declared as they are now. So they keep their
+-- owner and grants, which others than the owner may have given.
+CREATE FUNCTION @extschema@.rl_status_1_1_0(name text DEFAULT NULL, key text DEFAULT NULL)
+RETURNS TABLE (
+    name text, key text, kind text, remaining double precision, capacity double precision, retry_at timestamptz,
+    as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text, held double precision)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_status';
+UPDATE pg_catalog.pg_proc AS function
+SET (pronargs, pronargdefaults, proargtypes, proallargtypes, proargmodes, proargnames, proargdefaults)
+  = (SELECT new.pronargs, new.pronargdefaults, new.proargtypes, new.proallargtypes, new.proargmodes, new.proargnames,
+            new.proargdefaults
+     FROM pg_catalog.pg_proc AS new WHERE new.oid OPERATOR(pg_catalog.=) grows.as_in::pg_catalog.oid)
+FROM (VALUES
+    ('@extschema@.rl_status'::pg_catalog.regproc, '@extschema@.rl_status_1_1_0'::pg_catalog.regproc)
+) AS grows (function, as_in)
+WHERE function.oid OPERATOR(pg_catalog.=) grows.function::pg_catalog.oid;
+DROP FUNCTION @extschema@.rl_status_1_1_0;
+
 -- Keys that are denied however many tokens are left.
 CREATE TABLE @extschema@.rl_blocks (
     name   text COLLATE "C" NOT NULL,
     key    text COLLATE "C" NOT NULL DEFAULT '',
     until  timestamptz NOT NULL,
+    reason text,
     PRIMARY KEY (name, key)
 );
 -- The role that updates may not be the one that installed.
@@ -63,12 +110,13 @@ COMMENT ON TABLE @extschema@.rl_blocks IS 'rate limiter: keys that are denied un
 COMMENT ON COLUMN @extschema@.rl_blocks.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_blocks.key IS 'key that is blocked; up to 1024 bytes, empty for a limit without keys';
 COMMENT ON COLUMN @extschema@.rl_blocks.until IS 'end of the block; infinity: blocked indefinitely';
+COMMENT ON COLUMN @extschema@.rl_blocks.reason IS 'why the key is blocked, for rl_status; at most 200 bytes';
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_blocks', '');
-CREATE FUNCTION @extschema@.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL)
+CREATE FUNCTION @extschema@.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL, until timestamptz DEFAULT NULL, reason text DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_block';
-COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely); returns the end of the block';
+COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely), for a reason that rl_status shows; returns the end of the block';
 CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200

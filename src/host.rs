@@ -203,6 +203,14 @@ impl Definitions for Session<'_> {
         Ok(blocks::in_force(self.catalog, name, key)?)
     }
 
+    fn exempt_keys(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> PortResult<Vec<(Vec<u8>, Vec<u8>)>> {
+        Ok(definitions::exempt_keys(self.catalog, name, key)?)
+    }
+
     fn prune_blocks(&self, max_rows: i64) -> PortResult<i64> {
         Ok(blocks::prune(self.catalog, max_rows)?)
     }

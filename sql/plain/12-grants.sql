@@ -231,10 +231,10 @@ function _short(text)
 function _shown(bigint)
 function _since(bigint,bigint)
 function _span(ratelimit._limit,float8)
+function _standing(text,text)
 function _start(jsonb)
 function _state_json(ratelimit._state,text)
 function _state_of(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,timestamptz[],float8)
-function _status(text,text)
 function _stored(ratelimit._limit,ratelimit._state)
 function _subtract(float8,float8)
 function _take_log(ratelimit._limit,ratelimit._state,bigint,float8)
@@ -261,7 +261,7 @@ function _wrong_kind(text,text)
 function _xor(numeric,numeric)
 function _zones()
 function rl_acquire(text,text,float8,boolean,jsonb)
-function rl_block(text,text,interval,timestamptz)
+function rl_block(text,text,interval,timestamptz,text)
 function rl_calculate(jsonb,jsonb,timestamptz,float8,boolean)
 function rl_check(text,text,float8,boolean,boolean,jsonb)
 function rl_check_all(jsonb,boolean)
@@ -330,9 +330,12 @@ _seen(text,text,text,jsonb,float8)
 _settle(text,text,jsonb)
 _state_json(ratelimit._state,int)
 _state_of(ratelimit._limit,text,text,bigint,float8,timestamptz,float8,timestamptz[])
+_status(text,text)
 _told(text,ratelimit._decision)
-_wrong_kind(text,int)', E'\n    ', ''), E'\n');
+_wrong_kind(text,int)
+rl_block(text,text,interval,timestamptz)', E'\n    ', ''), E'\n');
     first_version boolean;
+    detail text;
     m record;
     t text;
     patience text := pg_catalog.current_setting('lock_timeout');
@@ -344,9 +347,9 @@ BEGIN
     -- some of them. Others lock them in another order: release all before a waiting session looks for a deadlock, and
     -- try again.
     FOR try IN 1..300 LOOP
-        EXIT WHEN to_regclass('ratelimit.ratelimits') IS NULL OR EXISTS (
-            SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits') AND attname = 'added'
-            AND NOT attisdropped);
+        EXIT WHEN to_regclass('ratelimit.ratelimits') IS NULL OR (
+            SELECT count(*) = 2 FROM pg_attribute WHERE NOT attisdropped AND (attrelid, attname) IN (
+                (to_regclass('ratelimit.ratelimits'), 'added'), (to_regclass('ratelimit.rl_blocks'), 'reason')));
         BEGIN
             PERFORM set_config('lock_timeout', (SELECT greatest(s.setting::int * 3 / 10, 1)::text FROM pg_settings s
                                                 WHERE s.name = 'deadlock_timeout'), true);
@@ -379,12 +382,6 @@ BEGIN
     SELECT split_part(line, ' ', 1), substr(line, strpos(line || ' ', ' ') + 1)
     FROM string_to_table(btrim(own, E'\n'), E'\n') AS line
     WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made old WHERE btrim(concat_ws(' ', old.kind, old.name)) = line);
-    FOR m IN SELECT e.name FROM unnest(earlier) AS e (name) UNION SELECT old.name FROM ONLY ratelimit.rl_made old
-             WHERE old.kind = 'function' AND strpos(own, format(E'\nfunction %s\n', old.name)) = 0 LOOP
-        EXECUTE coalesce((SELECT format('DROP FUNCTION %s', o.object::regprocedure)
-                          FROM ratelimit._object('function', m.name) o WHERE o.object IS NOT NULL), 'SELECT');
-        DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name;
-    END LOOP;
 
     -- Objects without a record: version 1's, which left a list of grants on each function; restored ones without rows;
     -- or those of an interrupted run, with no function SECURITY DEFINER yet.
@@ -409,6 +406,30 @@ BEGIN
         taken := taken || ratelimit._close(m.kind, m.name);
     END LOOP;
     PERFORM ratelimit._say_taken(taken);
+    -- What is no longer made, or has fewer columns. Functions that have grown keep their grants: the record has them, for
+    -- the end of this run.
+    FOR m IN SELECT made.name, o.object, CASE WHEN made.oid IS NOT NULL THEN o.grants ELSE '{}' END AS grants
+             FROM (SELECT e.name, NULL::oid AS oid FROM unnest(earlier) AS e (name)
+                   WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made same WHERE same.name = e.name)
+                   UNION SELECT old.name, old.oid FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function') AS made
+             CROSS JOIN LATERAL ratelimit._object('function', made.name) o
+             LEFT JOIN pg_proc p ON p.oid = o.object
+             WHERE strpos(own, format(E'\nfunction %s\n', made.name)) = 0
+                OR made.name = 'rl_status(text,text)' AND NOT 'held' = ANY (p.proargnames) LOOP
+        BEGIN
+            EXECUTE coalesce(format('DROP FUNCTION %s', m.object::regprocedure), 'SELECT');
+        EXCEPTION WHEN dependent_objects_still_exist THEN
+            GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+            RAISE EXCEPTION 'functions have more arguments or columns in this version, and other objects use them'
+                USING ERRCODE = SQLSTATE, DETAIL = detail,
+                      HINT = 'Drop these objects, run this file, and create them again.';
+        END;
+        DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name
+            AND strpos(own, format(E'\nfunction %s\n', m.name)) = 0;
+        UPDATE ONLY ratelimit.rl_made AS new SET acl = m.grants, oid = NULL
+        WHERE (m.grants <> '{}' OR new.name = m.name) AND new.kind = 'function' AND split_part(new.name, '(', 1) = split_part(m.name, '(', 1)
+          AND (ratelimit._object('function', new.name)).object IS NULL;
+    END LOOP;
     IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = to_regnamespace('"ratelimit"')
                AND a.privilege_type = 'CREATE' AND a.grantee <> n.nspowner) THEN
         RAISE EXCEPTION 'other roles can create objects in schema "%"',

@@ -49,6 +49,7 @@ BEGIN
                 name   text COLLATE "C" NOT NULL,
                 key    text COLLATE "C" NOT NULL DEFAULT '',
                 until  timestamptz NOT NULL,
+                reason text,
                 PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_blocks IS
@@ -69,6 +70,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
                    AND attname = 'added' AND NOT attisdropped) THEN
         ALTER TABLE ratelimit.rateLimits ADD COLUMN added double precision;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_blocks')
+                   AND attname = 'reason' AND NOT attisdropped) THEN
+        ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text;
     END IF;
     -- Before version 3, prior had a fixed window's tokens, negated: -0 for 0. A restore may bring such rows later.
     UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL

@@ -25,7 +25,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_block(name text, key text DEFAULT '', duration interval DEFAULT NULL,
-    until timestamptz DEFAULT NULL) RETURNS timestamptz LANGUAGE plpgsql AS $$
+    until timestamptz DEFAULT NULL, reason text DEFAULT NULL) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
     now CONSTANT bigint := ratelimit._now();
     at CONSTANT timestamptz := ratelimit._nearest(now);
@@ -33,6 +33,9 @@ DECLARE
     l ratelimit._limit;
 BEGIN
     PERFORM ratelimit._writable('rl_block'), ratelimit._check(name, key);
+    IF octet_length(reason) > 200 THEN
+        PERFORM ratelimit._bad('reason', octet_length(reason) || ' bytes long', 'at most 200 bytes');
+    END IF;
     IF duration IS NOT NULL AND until IS NOT NULL THEN
         PERFORM ratelimit._bad('until', 'given together with duration', 'one of the two');
     ELSIF duration IS NOT NULL THEN
@@ -44,8 +47,8 @@ BEGIN
     ELSIF until <= at THEN
         PERFORM ratelimit._bad('until', 'in the past', 'a future time, or infinity');
     END IF;
-    INSERT INTO ratelimit.rl_blocks (name, key, until) VALUES ($1, $2, ends)
-    ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until;
+    INSERT INTO ratelimit.rl_blocks (name, key, until, reason) VALUES ($1, $2, ends, $5)
+    ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until, reason = excluded.reason;
     l := ratelimit._defined(name, key);
     IF l.kind IS NULL THEN
         RAISE NOTICE 'rate limit "%" is not defined: the block applies to calls that pass a config, and to all calls '

@@ -1,8 +1,9 @@
 -- rl_status and rl_prune.
 
-CREATE OR REPLACE FUNCTION ratelimit._status(of_name text, of_key text)
+CREATE OR REPLACE FUNCTION ratelimit._standing(of_name text, of_key text)
 RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
-    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean) LANGUAGE plpgsql AS $$
+    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text,
+    held double precision) LANGUAGE plpgsql AS $$
 DECLARE
     seen record;
     l ratelimit._limit;
@@ -13,17 +14,23 @@ DECLARE
 BEGIN
     PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
     FOR seen IN
-        SELECT coalesce(r.name, b.name) AS name, coalesce(r.key, b.key) AS key, r.value, r.ts, r.prior, r.log, r.added,
-               b.until
+        SELECT coalesce(r.name, b.name, e.name) AS name, coalesce(r.key, b.key, e.key) AS key, r.value, r.ts, r.prior,
+               r.log, r.added, b.until, b.reason
         FROM (SELECT * FROM ONLY ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
               AND (x.key = of_key OR of_key IS NULL)) r
         FULL JOIN (SELECT * FROM ONLY ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
                    AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
             ON b.name = r.name AND b.key = r.key
+        -- Exempt keys.
+        FULL JOIN (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE x.key > '' AND x.config ->> 'kind' = 'unlimited'
+                   AND (x.name = of_name OR of_name IS NULL) AND (x.key = of_key OR of_key IS NULL)
+                   UNION SELECT of_name, of_key WHERE (ratelimit._defined(of_name, of_key)).kind = 'unlimited') e
+            ON e.name = coalesce(r.name, b.name) AND e.key = coalesce(r.key, b.key)
         ORDER BY 1, 2
     LOOP
-        name := seen.name; key := seen.key; shards := 1;
-        kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL;
+        name := seen.name; key := seen.key; shards := 1; held := 0;
+        kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL; limited_by := NULL;
+        block_reason := NULL;
         now := ratelimit._now();
         as_of := ratelimit._shown(now);
         retry := ratelimit._us(seen.until);
@@ -32,17 +39,20 @@ BEGIN
             s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
             d := ratelimit._look(l, s, now, seen.until, 1, false, false);
             limited := NOT d.ok;
+            limited_by := CASE WHEN d.ok THEN NULL WHEN d.blocked THEN 'block' WHEN l.kind = 'concurrency' THEN 'slots'
+                               ELSE 'tokens' END;
             retry := ratelimit._plus(now, d.wait);
             kind := l.kind;
             remaining := d.remaining;
             capacity := l.capacity;
             as_of := ratelimit._shown(ratelimit._present(l, s, now));
         ELSIF seen.until > as_of THEN
-            limited := true;
+            limited := true; limited_by := 'block';
             IF seen.until = 'infinity' THEN retry := NULL; END IF;
         ELSE
             retry := NULL;
         END IF;
+        IF limited_by = 'block' THEN block_reason := seen.reason; END IF;
         retry := ratelimit._ceil(retry, 1000);
         retry_at := ratelimit._shown(retry);
         RETURN NEXT;
@@ -52,8 +62,9 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_status(name text DEFAULT NULL, key text DEFAULT NULL)
 RETURNS TABLE (name text, key text, kind text, remaining double precision, capacity double precision,
-    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean) LANGUAGE sql AS $$
-    SELECT * FROM ratelimit._status($1, $2)
+    retry_at timestamptz, as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text,
+    held double precision) LANGUAGE sql AS $$
+    SELECT * FROM ratelimit._standing($1, $2)
 $$;
 
 -- Whether a row can be deleted. A row of an undefined name or an exempt key has no limit.

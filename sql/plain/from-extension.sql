@@ -6,7 +6,7 @@
 \ir move.sql
 
 CREATE TEMP TABLE rl_kept_config (name text, key text, config jsonb) ON COMMIT DROP;
-CREATE TEMP TABLE rl_kept_block (name text, key text, until timestamptz) ON COMMIT DROP;
+CREATE TEMP TABLE rl_kept_block (name text, key text, until timestamptz, reason text) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_state (
     name text, key text, value float8, ts timestamptz, prior float8, log timestamptz[], added float8
 ) ON COMMIT DROP;
@@ -39,7 +39,7 @@ $$;
 CREATE FUNCTION pg_temp.rl_keep(home text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE format($q$INSERT INTO rl_kept_config SELECT name, key, config - 'shards' FROM ONLY %1$s.rl_config$q$, home);
-    EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until FROM ONLY %1$s.rl_blocks$q$, home);
+    EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until, reason FROM ONLY %1$s.rl_blocks$q$, home);
     EXECUTE format($q$
         INSERT INTO rl_kept_state
         SELECT name, key, value, ts, prior, log, added FROM ONLY %1$s.ratelimits AS r
@@ -128,7 +128,7 @@ BEGIN
     SET LOCAL search_path = pg_catalog, pg_temp;
     PERFORM pg_temp.rl_made(home); -- or ratelimit.sql is of another version
     EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT * FROM rl_kept_config', home);
-    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT * FROM rl_kept_block', home);
+    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason) SELECT * FROM rl_kept_block', home);
     EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log, added)
                     SELECT * FROM rl_kept_state', home);
     EXECUTE format('INSERT INTO %s.rl_settings (name, value) SELECT * FROM rl_kept_setting', home);

@@ -248,7 +248,7 @@ CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
     JOIN pg_class c ON c.oid = a.attrelid
     WHERE c.relname IN ('ratelimits', 'rl_config', 'rl_blocks') AND c.relkind = 'r' AND a.attnum > 0
       AND NOT a.attisdropped
-      AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,added,config,until,parsed}')
+      AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,added,config,until,reason,parsed}')
 $$;
 
 -- Locks all that names the limiter, and its tables in the order in which calls lock them. It gives all locks up before

@@ -119,8 +119,8 @@ BEGIN
         EXECUTE format('ALTER TABLE %s.rl_config ADD COLUMN %I %s GENERATED ALWAYS AS (%s) STORED',
                        home, item.attname, item.type, item.expression);
     END LOOP;
-    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until) SELECT name, key, until FROM ONLY %s.rl_blocks',
-                   home, aside);
+    EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason)
+                    SELECT name, key, until, reason FROM ONLY %s.rl_blocks', home, aside);
     GET DIAGNOSTICS blocks = ROW_COUNT;
     EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, value, ts, prior, log, added)
                     SELECT name, key, shard, value, ts, prior, log, added FROM ONLY %s.ratelimits', home, aside);

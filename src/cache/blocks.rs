@@ -13,7 +13,7 @@ use crate::schema::spi::{self, Statement};
 use ratelimit_pg::clock;
 use ratelimit_pg::error::PgError;
 use ratelimit_pg::interrupts::check_for_interrupts;
-use ratelimit_pg::values::{text_datum, varlena_bytes};
+use ratelimit_pg::values::text_datum;
 
 /// What is blocked of a name.
 #[derive(Default)]
@@ -52,15 +52,21 @@ pub fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Blocked> {
     })
 }
 
-/// Blocks a name and key until an instant or [`FOREVER`]. An earlier block is replaced.
+/// Blocks a name and key until an instant or [`FOREVER`], for a reason, if any. An earlier block is replaced.
 ///
 /// # Errors
 /// 55000: the row could not be written. 42P13: the extension's SQL is older than blocks.
-pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<()> {
+pub fn put(
+    catalog: &Catalog,
+    name: &[u8],
+    key: &[u8],
+    until: Micros,
+    reason: Option<&[u8]>,
+) -> Result<()> {
     const PUT: Statement = Statement {
-        sql: "INSERT INTO @schema@.rl_blocks (name, key, until) VALUES ($1, $2, $3) \
-              ON CONFLICT (name, key) DO UPDATE SET until = EXCLUDED.until",
-        parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID],
+        sql: "INSERT INTO @schema@.rl_blocks (name, key, until, reason) VALUES ($1, $2, $3, $4) \
+              ON CONFLICT (name, key) DO UPDATE SET until = EXCLUDED.until, reason = EXCLUDED.reason",
+        parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID],
         results: &[],
         lock: TableLock::Write,
     };
@@ -69,7 +75,8 @@ pub fn put(catalog: &Catalog, name: &[u8], key: &[u8], until: Micros) -> Result<
             FOREVER => i64::MAX,
             until => clock::to_nearest_timestamptz(until),
         };
-        let row = [Some(text_datum(name)), Some(text_datum(key)), Some(until.into())];
+        let (name, key) = (Some(text_datum(name)), Some(text_datum(key)));
+        let row = [name, key, Some(until.into()), reason.map(text_datum)];
         if spi.execute(&PUT, &row)? > 0 { Ok(()) } else { Err(spi.not_written()) }
     })
 }
@@ -135,12 +142,12 @@ pub fn in_force(
     key: Option<&[u8]>,
 ) -> Result<Vec<BlockInForce>> {
     const IN_FORCE: Statement = Statement {
-        sql: "SELECT name, key, until FROM ONLY @schema@.rl_blocks \
+        sql: "SELECT name, key, until, reason FROM ONLY @schema@.rl_blocks \
               WHERE name OPERATOR(pg_catalog.>) '' AND until OPERATOR(pg_catalog.>) $1 \
               AND name OPERATOR(pg_catalog.=) COALESCE($2, name) \
               AND key OPERATOR(pg_catalog.=) COALESCE($3, key)",
         parameters: &[TIMESTAMPTZOID, TEXTOID, TEXTOID],
-        results: &[TEXTOID, TEXTOID, TIMESTAMPTZOID],
+        results: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID],
         lock: TableLock::Read,
     };
     let Some(table) = catalog.rl_blocks else { return Ok(Vec::new()) };
@@ -148,14 +155,15 @@ pub fn in_force(
     spi::with_owner(catalog, table, TableLock::Read, |spi| {
         let count =
             spi.execute(&IN_FORCE, &[Some(now.into()), name.map(text_datum), key.map(text_datum)])?;
-        let text = |row, column| {
-            // SAFETY: the columns are the texts that the statement says they are.
-            spi.field(row, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() })
-        };
         let block = |row| {
             check_for_interrupts();
             let until = clock::from_timestamptz(spi.field(row, 3)?.value() as i64);
-            Some(BlockInForce { name: text(row, 1)?, key: text(row, 2)?, until })
+            Some(BlockInForce {
+                name: spi.text(row, 1)?,
+                key: spi.text(row, 2)?,
+                until,
+                reason: spi.text(row, 4),
+            })
         };
         Ok((0..count).filter_map(block).collect())
     })

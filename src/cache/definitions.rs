@@ -286,6 +286,37 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     })
 }
 
+/// Reads the names and keys that an override exempts, of one name or one key where they are given; where both are, the
+/// key is one that its name exempts, too.
+///
+/// # Errors
+/// 22023: an invalid stored config.
+pub fn exempt_keys(
+    catalog: &Catalog,
+    name: Option<&[u8]>,
+    key: Option<&[u8]>,
+) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    const EXEMPT: Statement = Statement {
+        sql: "SELECT name, key::pg_catalog.text FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
+              AND (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited' \
+              AND ($1 IS NULL OR name OPERATOR(pg_catalog.=) $1) \
+              AND ($2 IS NULL OR key OPERATOR(pg_catalog.=) $2)",
+        parameters: &[TEXTOID, TEXTOID],
+        results: &[TEXTOID, TEXTOID],
+        lock: TableLock::Read,
+    };
+    if let (Some(name), Some(key)) = (name, key) {
+        let definition = defined(catalog, name, key)?;
+        let exempt = definition.is_some_and(|definition| definition.limit.is_unlimited());
+        return Ok(exempt.then(|| (name.to_vec(), key.to_vec())).into_iter().collect());
+    }
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
+        let count = spi.execute(&EXEMPT, &[name.map(text_datum), key.map(text_datum)])?;
+        Ok((0..count).filter_map(|row| Some((spi.text(row, 1)?, spi.text(row, 2)?))).collect())
+    })
+}
+
 /// Creates or replaces a definition; false if it is unchanged.
 ///
 /// # Errors

@@ -34,6 +34,20 @@ impl<'a> Checked<'a> for LimitKey<'a> {
     }
 }
 
+/// The most bytes of a block's reason.
+const MAX_REASON: usize = 200;
+
+/// Why a key is blocked.
+pub struct BlockReason<'a>(pub &'a [u8]);
+
+impl<'a> Checked<'a> for BlockReason<'a> {
+    type Base = &'a [u8];
+
+    fn check(reason: &'a [u8], _: &'static str) -> Result<BlockReason<'a>> {
+        valid_reason(reason).map(BlockReason)
+    }
+}
+
 /// The largest number of rows.
 pub struct MaxRows(pub i64);
 
@@ -124,4 +138,12 @@ pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
         return Ok(key);
     }
     Err(ArgumentError::invalid("key", format!("{} bytes long", key.len()), KEY_LENGTH))
+}
+
+/// Refuses a reason that is too long.
+pub fn valid_reason(reason: &[u8]) -> Result<&[u8]> {
+    if reason.len() <= MAX_REASON {
+        return Ok(reason);
+    }
+    Err(ArgumentError::invalid("reason", format!("{} bytes long", reason.len()), "at most 200 bytes"))
 }

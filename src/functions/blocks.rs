@@ -5,7 +5,7 @@ use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::target::{FOREVER, check_key};
 
-use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
+use super::arguments::{BlockReason, LimitKey, LimitName, valid_key, valid_name, valid_reason};
 use crate::cache::blocks;
 use crate::cache::definitions;
 use crate::declaration::{Proceed, sql_function};
@@ -19,8 +19,8 @@ use ratelimit_pg::server_log;
 use ratelimit_pg::values::utf8;
 
 sql_function! {
-    /// 22023 unless exactly one of duration and until is given and in the future; 22008: outside the range of timestamptz;
-    /// 22004: the limit is keyed, and the key is empty; 25006 in a read-only transaction.
+    /// 22023 unless exactly one of duration and until is given and in the future, and the reason is short; 22008: outside
+    /// the range of timestamptz; 22004: the limit is keyed, and the key is empty; 25006 in a read-only transaction.
     #[effect(Writes)]
     fn rl_block(
         call: &Call,
@@ -28,11 +28,12 @@ sql_function! {
         key: LimitKey,
         duration: Option<Interval>,
         until: Option<Timestamptz>,
+        reason: Option<BlockReason>,
     ) -> Timestamptz {
         let until = end(duration, until)?;
         catalog::with(call.function(), TableLock::Read, |catalog| {
             // Written first: a call that has read a table which REINDEX holds deadlocks with it when it writes.
-            blocks::put(catalog, name.0, key.0, until)?;
+            blocks::put(catalog, name.0, key.0, until, reason.as_ref().map(|reason| reason.0))?;
             check_limit(catalog, name.0, key.0)
         })?;
         Ok(Timestamptz::nearest(until.min(Micros::LATEST_SHOWN)))
@@ -59,6 +60,7 @@ sql_function! {
         // The table's constraints refuse NULL.
         trigger.text(c"name")?.map(valid_name).transpose()?;
         trigger.text(c"key")?.map(valid_key).transpose()?;
+        trigger.text(c"reason")?.map(valid_reason).transpose()?;
         catalog::announce(call.function(), trigger.relation())?;
         Ok(Proceed(trigger.proceed()))
     }

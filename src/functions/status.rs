@@ -14,8 +14,9 @@ use ratelimit_pg::call::{Call, Rows};
 use ratelimit_pg::values::Jsonb;
 
 sql_row! {
-    /// The tokens left for a name and key; without a definition only these, and whether the key is blocked.
-    pub struct StatusRow {
+    /// The tokens left for a name and key; without a definition only these, and whether the key is blocked. 1.0.0 has the
+    /// first nine columns.
+    pub struct StatusRow, at least 9 {
         name: Text,
         key: Text,
         kind: Option<Text>,
@@ -25,6 +26,9 @@ sql_row! {
         as_of: Option<Timestamptz>,
         shards: i32,
         limited: Option<bool>,
+        limited_by: Option<Text>,
+        block_reason: Option<Text>,
+        held: f64,
     }
 }
 
@@ -51,6 +55,9 @@ sql_function! {
                 as_of: time(status.as_of),
                 shards: status.shards as i32,
                 limited: status.limited,
+                limited_by: status.limited_by.map(|by| Text::new(by.as_str().as_bytes())),
+                block_reason: status.block_reason.as_deref().map(Text::new),
+                held: 0.0,
             });
         };
         Session::run(Use::Reads, call.function(), |host| status::each(host, name, key, &mut put))?;

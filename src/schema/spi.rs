@@ -24,7 +24,7 @@ use ratelimit_limiter::error::LimiterError;
 use ratelimit_pg::error::PgError;
 use ratelimit_pg::nested_query;
 use ratelimit_pg::raise::hiding_rows;
-use ratelimit_pg::values::{Jsonb, jsonb};
+use ratelimit_pg::values::{Jsonb, jsonb, varlena_bytes};
 
 use crate::schema::catalog::{self, Catalog, Table, TableLock};
 use crate::schema::error::{Error, Result};
@@ -352,6 +352,12 @@ impl Connection<'_> {
     pub fn jsonb(&self, row: u64, column: c_int) -> Option<Jsonb<'_>> {
         // SAFETY: `check_results` has checked that the column is a jsonb.
         self.field(row, column).map(|datum| unsafe { jsonb(datum) })
+    }
+
+    /// Returns a copy of a text field like [`field`](Connection::field).
+    pub fn text(&self, row: u64, column: c_int) -> Option<Vec<u8>> {
+        // SAFETY: `check_results` has checked that the column is a text.
+        self.field(row, column).map(|datum| unsafe { varlena_bytes(datum).to_vec() })
     }
 
     /// Returns the plan of a statement, prepared if necessary. On a table that Citus distributes it is without ONLY: such a

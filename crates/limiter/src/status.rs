@@ -30,8 +30,34 @@ pub struct Status<'a> {
     pub limit: Option<LimitStatus>,
     /// Whether a call for one token is denied; `None` for an undefined name.
     pub limited: Option<bool>,
+    /// What denies it.
+    pub limited_by: Option<LimitedBy>,
+    /// Why the key is blocked, in the server's encoding, while it is.
+    pub block_reason: Option<Vec<u8>>,
     /// The wait until such a call passes, from `now`.
     pub retry_after: Option<Micros>,
+}
+
+/// What denies a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitedBy {
+    /// The key is blocked.
+    Block,
+    /// Leases have every slot.
+    Slots,
+    /// Too few tokens are left.
+    Tokens,
+}
+
+impl LimitedBy {
+    /// Its name in SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LimitedBy::Block => "block",
+            LimitedBy::Slots => "slots",
+            LimitedBy::Tokens => "tokens",
+        }
+    }
 }
 
 /// The level of a key under its limit.
@@ -42,13 +68,19 @@ pub struct LimitStatus {
     pub remaining: f64,
 }
 
-/// The blocks that were not visited yet: until when, by name and key; and keys of limits that are saved, which may have
-/// no row yet.
-type Blocked = BTreeMap<(Vec<u8>, Vec<u8>), Option<Micros>>;
+/// Keys that were not visited yet and may have no row, by name and key: blocked ones, with their block; exempt ones; and
+/// those of limits that are saved.
+type Others = BTreeMap<(Vec<u8>, Vec<u8>), Option<Block>>;
 
-/// Visits the status of each key that has a row or is blocked, in the order of name and key; only of one name or
-/// one key where they are given. Memory has no list of its keys: a limit there is visited where both
-/// are given, or where it is blocked.
+/// A block that is in force.
+struct Block {
+    until: Micros,
+    reason: Option<Vec<u8>>,
+}
+
+/// Visits the status of each key that has a row, is blocked or is exempt, in the order of name and key; only of one name
+/// or one key where they are given. Memory has no list of its keys: a limit there is visited where both are given, or
+/// where it is blocked.
 ///
 /// # Errors
 /// 22023: an invalid stored config; 55000: a value that no call writes.
@@ -58,30 +90,33 @@ pub fn each<H: Host>(
     key: Option<&[u8]>,
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
-    let by_key = |BlockInForce { name, key, until }| ((name, key), Some(until));
-    let mut blocked: Blocked = BTreeMap::new();
+    let by_key = |BlockInForce { name, key, until, reason }| {
+        ((name, key), Some(Block { until, reason }))
+    };
+    let mut others: Others = BTreeMap::new();
     if let Some(entries) = host.entries_if_any()? {
         let keys = entries.saved_keys(name).into_iter();
         let keys = keys.filter(|saved| key.is_none_or(|key| saved.key == key));
-        blocked.extend(keys.map(|SavedKey { name, key, .. }| ((name, key), None)));
+        others.extend(keys.map(|SavedKey { name, key, .. }| ((name, key), None)));
     }
-    blocked.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
+    others.extend(host.exempt_keys(name, key)?.into_iter().map(|key| (key, None)));
+    others.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
     if let (Some(name), Some(key)) = (name, key)
         && let Defined { definition: Some(definition), blocked_until } = host.look_up(name, key)?
         && let definition = host.in_force(name, definition)
         && has_no_rows(&definition)
     {
         let target = Target::defined::<H>(name, key, definition, blocked_until);
-        if !blocked.is_empty() || stores::stored(host, &target)?.is_some() {
-            visit(without_rows(host, &target)?);
+        if !others.is_empty() || stores::stored(host, &target)?.is_some() {
+            let block = others.into_values().next().flatten();
+            visit(without_rows(host, &target, block)?);
         }
         return Ok(());
     }
     let mut show = |found: KeyRows| {
         let own = (found.name.clone(), found.key.clone());
-        show_blocked(host, &mut blocked, |key| *key < own, &mut visit)?;
-        if let Some(status) = status(host, &found, blocked.get(&own).copied().flatten())? {
-            blocked.remove(&own);
+        show_others(host, &mut others, |key| *key < own, &mut visit)?;
+        if let Some(status) = with_rows(host, &found, &mut others)? {
             visit(status);
         }
         Ok(ControlFlow::Continue(()))
@@ -108,27 +143,31 @@ pub fn each<H: Host>(
         })
         .map(|_| ()),
     })?;
-    show_blocked(host, &mut blocked, |_| true, &mut visit)
+    show_others(host, &mut others, |_| true, &mut visit)
 }
 
-/// Visits the first of the blocked keys, while they are `due`.
-fn show_blocked<H: Host>(
+/// Visits the first of the other keys, while they are `due`.
+fn show_others<H: Host>(
     host: &H,
-    blocked: &mut Blocked,
+    others: &mut Others,
     due: impl Fn(&(Vec<u8>, Vec<u8>)) -> bool,
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
-    while let Some(first) = blocked.first_entry().filter(|first| due(first.key())) {
+    while let Some(first) = others.first_entry().filter(|first| due(first.key())) {
         host.check_for_interrupts();
-        let ((name, key), until) = first.remove_entry();
+        let ((name, key), block) = first.remove_entry();
         let (name, key) = (&name[..], &key[..]);
+        let listed = |definition: &Definition| {
+            block.is_some() || definition.save.is_some() || definition.limit.is_unlimited()
+        };
         match host.defined(name, key)? {
-            Some(definition) if until.is_some() || definition.save.is_some() => {
+            Some(definition) if listed(&definition) => {
+                let until = block.as_ref().map(|block| block.until);
                 let target = Target::defined::<H>(name, key, definition, until);
-                visit(without_rows(host, &target)?);
+                visit(without_rows(host, &target, block)?);
             }
-            None if until.is_some() => visit(undefined(host.now(), name, key, 1, until)),
-            // It was saved once, and its name is undefined now, or elsewhere.
+            None if block.is_some() => visit(undefined(host.now(), name, key, 1, block)),
+            // It was saved or exempt once, and its name is undefined now, or elsewhere.
             _ => {}
         }
     }
@@ -141,28 +180,55 @@ fn undefined<'a>(
     name: &'a [u8],
     key: &'a [u8],
     shards: u32,
-    until: Option<Micros>,
+    block: Option<Block>,
 ) -> Status<'a> {
-    let block = until.filter(|&until| until > now);
-    let retry_after = block.and_then(|until| after_block(until, now, |_| Some(Micros(0))));
-    let limited = block.map(|_| true);
-    Status { name, key, now, as_of: now, shards, limit: None, limited, retry_after }
+    let block = block.filter(|block| block.until > now);
+    let until = block.as_ref().map(|block| block.until);
+    Status {
+        name,
+        key,
+        now,
+        as_of: now,
+        shards,
+        limit: None,
+        limited: until.map(|_| true),
+        limited_by: until.map(|_| LimitedBy::Block),
+        block_reason: block.and_then(|block| block.reason),
+        retry_after: until.and_then(|until| after_block(until, now, |_| Some(Micros(0)))),
+    }
 }
 
 /// The status of a key that has no row: of one in memory, or full.
-fn without_rows<'a, H: Host>(host: &H, target: &Target<'a>) -> Result<Status<'a>> {
+fn without_rows<'a, H: Host>(
+    host: &H,
+    target: &Target<'a>,
+    block: Option<Block>,
+) -> Result<Status<'a>> {
     let (now, shards) = stores::without_rows(host, target)?;
-    Ok(defined(target, &shards, now))
+    Ok(defined(target, &shards, now, block))
 }
 
-/// The status of a key whose limit has these shards.
-fn defined<'a>(target: &Target<'a>, shards: &Shards, now: Micros) -> Status<'a> {
+/// The status of a key whose limit has these shards. The block is the target's, if its reason is known.
+fn defined<'a>(
+    target: &Target<'a>,
+    shards: &Shards,
+    now: Micros,
+    block: Option<Block>,
+) -> Status<'a> {
     let one = Take { count: 1.0, reserve: false, lease: None };
-    let (limited, retry_after) = match target.block(now) {
-        Some(until) => (true, target.blocked(until, shards, now, one, false).retry_after),
+    let until = target.block(now);
+    let (limited_by, retry_after) = match until {
+        Some(until) => {
+            let answer = target.blocked(until, shards, now, one, false);
+            (Some(LimitedBy::Block), answer.retry_after)
+        }
         None => {
             let decision = shards.decide(now, one.count, one.reserve);
-            (!decision.ok, decision.retry_after)
+            let by = match target.limit().kind().has_leases() {
+                true => LimitedBy::Slots,
+                false => LimitedBy::Tokens,
+            };
+            (Some(by).filter(|_| !decision.ok), decision.retry_after)
         }
     };
     let remaining = shards.level(now).remaining;
@@ -173,31 +239,36 @@ fn defined<'a>(target: &Target<'a>, shards: &Shards, now: Micros) -> Status<'a> 
         as_of: shards.present(now),
         shards: target.limit().shards(),
         limit: Some(LimitStatus { definition: target.definition.clone(), remaining }),
-        limited: Some(limited),
+        limited: Some(limited_by.is_some()),
+        limited_by,
+        block_reason: until.and(block).and_then(|block| block.reason),
         retry_after,
     }
 }
 
-/// The status of a key that has rows; `None` where these are left from before its limit was
-/// moved into memory.
-fn status<'a, H: Host>(
+/// The status of a key that has rows; these are left from before where its limit was moved into memory, and then it is
+/// one of the `others`, if any.
+fn with_rows<'a, H: Host>(
     host: &H,
     found: &'a KeyRows,
-    blocked_until: Option<Micros>,
+    others: &mut Others,
 ) -> Result<Option<Status<'a>>> {
     let KeyRows { name, key, rows } = found;
-    let Some(definition) = host.defined(name, key)? else {
-        let shards = stores::shards_present(rows);
-        return Ok(Some(undefined(host.now(), name, key, shards, blocked_until)));
-    };
-    if has_no_rows(&definition) {
+    let definition = host.defined(name, key)?;
+    if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
         return Ok(None);
     }
-    let target = Target::defined::<H>(name, key, definition, blocked_until);
+    let block = others.remove(&(name.clone(), key.clone())).flatten();
+    let Some(definition) = definition else {
+        let shards = stores::shards_present(rows);
+        return Ok(Some(undefined(host.now(), name, key, shards, block)));
+    };
+    let until = block.as_ref().map(|block| block.until);
+    let target = Target::defined::<H>(name, key, definition, until);
     if target.store == Store::Saved {
-        return without_rows(host, &target).map(Some);
+        return without_rows(host, &target, block).map(Some);
     }
     let now = host.now();
     let shards = stores::of_rows(&target, rows.clone(), now)?;
-    Ok(Some(defined(&target, &shards, now)))
+    Ok(Some(defined(&target, &shards, now, block)))
 }

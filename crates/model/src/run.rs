@@ -261,6 +261,14 @@ impl Definitions for Run<'_> {
         Ok(Vec::new())
     }
 
+    fn exempt_keys(
+        &self,
+        _: Option<&[u8]>,
+        _: Option<&[u8]>,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        Ok(Vec::new())
+    }
+
     fn prune_blocks(&self, _: i64) -> Result<i64> {
         Ok(0)
     }

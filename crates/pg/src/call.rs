@@ -187,7 +187,8 @@ impl Call {
 }
 
 impl Call {
-    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared with another number of columns.
+    /// Begins a set of rows as the result. [`PgError::Declaration`]: it is declared with another number of columns, unless
+    /// only later ones are missing, those of a newer version.
     pub fn rows<R: SqlRow>(&self) -> Result<Rows<R>> {
         // SAFETY: InitMaterializedSRF raises if the caller can't take a set, and leaves a store and a description in
         // resultinfo, which outlive the call.
@@ -195,7 +196,7 @@ impl Call {
             pg_sys::InitMaterializedSRF(self.fcinfo, 0);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
             let (store, description) = ((*info).setResult, (*info).setDesc);
-            if (*description).natts as usize != R::COLUMNS.len() {
+            if !(R::LEAST..=R::COLUMNS.len()).contains(&((*description).natts as usize)) {
                 return Err(PgError::Declaration);
             }
             Ok(Rows { store, description, rows: PhantomData })
@@ -220,7 +221,7 @@ pub struct Rows<R> {
 impl<R: SqlRow> Rows<R> {
     /// Appends a row; the values are copied.
     pub fn put(&self, row: R) {
-        // SAFETY: the description has an attribute for each column.
+        // SAFETY: there is a column for each attribute of the description, which says how many are read.
         row.with_columns(|values, nulls| unsafe {
             pg_sys::tuplestore_putvalues(
                 self.store,

@@ -60,6 +60,14 @@ pub trait Definitions: Encoding {
     fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
     -> Result<Vec<BlockInForce>>;
 
+    /// Reads the names and keys that an override exempts, of one name or one key where they are given; where both are,
+    /// the key is one that its name exempts, too.
+    ///
+    /// # Errors
+    /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
+    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>)
+    -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+
     /// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
     fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
 }
@@ -72,4 +80,6 @@ pub struct BlockInForce {
     pub key: Vec<u8>,
     /// Until when, or [`FOREVER`](crate::target::FOREVER).
     pub until: Micros,
+    /// Why, likewise.
+    pub reason: Option<Vec<u8>>,
 }
