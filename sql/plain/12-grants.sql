@@ -417,7 +417,7 @@ BEGIN
              WHERE strpos(own, format(E'\nfunction %s\n', made.name)) = 0
                 OR made.name = 'rl_status(text,text)' AND NOT 'held' = ANY (p.proargnames) LOOP
         BEGIN
-            EXECUTE coalesce(format('DROP FUNCTION %s', m.object::regprocedure), 'SELECT');
+            EXECUTE CASE WHEN m.object IS NULL THEN 'SELECT' ELSE format('DROP FUNCTION %s', m.object::regprocedure) END;
         EXCEPTION WHEN dependent_objects_still_exist THEN
             GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
             RAISE EXCEPTION 'functions have more arguments or columns in this version, and other objects use them'

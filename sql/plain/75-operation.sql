@@ -24,7 +24,8 @@ BEGIN
         -- Exempt keys.
         FULL JOIN (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE x.key > '' AND x.config ->> 'kind' = 'unlimited'
                    AND (x.name = of_name OR of_name IS NULL) AND (x.key = of_key OR of_key IS NULL)
-                   UNION SELECT of_name, of_key WHERE (ratelimit._defined(of_name, of_key)).kind = 'unlimited') e
+                   UNION SELECT of_name, of_key WHERE of_name IS NOT NULL AND of_key IS NOT NULL
+                   AND (ratelimit._defined(of_name, of_key)).kind = 'unlimited') e
             ON e.name = coalesce(r.name, b.name) AND e.key = coalesce(r.key, b.key)
         ORDER BY 1, 2
     LOOP

@@ -145,5 +145,9 @@ pub fn valid_reason(reason: &[u8]) -> Result<&[u8]> {
     if reason.len() <= MAX_REASON {
         return Ok(reason);
     }
-    Err(ArgumentError::invalid("reason", format!("{} bytes long", reason.len()), "at most 200 bytes"))
+    Err(ArgumentError::invalid(
+        "reason",
+        format!("{} bytes long", reason.len()),
+        "at most 200 bytes",
+    ))
 }

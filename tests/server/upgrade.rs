@@ -237,11 +237,14 @@ fn functions_that_grow_keep_what_is_theirs() {
     const OF_IT: &str = "SELECT concat_ws(' ', proowner::regrole, proacl, initprivs)
                          FROM pg_proc LEFT JOIN pg_init_privs i ON i.classoid = 'pg_proc'::regclass AND i.objoid = pg_proc.oid
                          WHERE pg_proc.oid = 'rl_status'::regproc";
-    const VERSION: &str = "SELECT extversion || ' ' || EXISTS (SELECT FROM pg_attribute WHERE attname = 'added'
+    const VERSION: &str =
+        "SELECT extversion || ' ' || EXISTS (SELECT FROM pg_attribute WHERE attname = 'added'
                                AND attrelid = 'rateLimits'::regclass)
                            FROM pg_extension WHERE extname = 'ratelimit'";
-    let text = |client: &mut Client, sql: &str| -> String { client.query_one(sql, &[]).unwrap().get(0) };
-    let columns = |client: &mut Client| client.query("SELECT * FROM rl_status()", &[]).unwrap()[0].len();
+    let text =
+        |client: &mut Client, sql: &str| -> String { client.query_one(sql, &[]).unwrap().get(0) };
+    let columns =
+        |client: &mut Client| client.query("SELECT * FROM rl_status()", &[]).unwrap()[0].len();
     let was = text(&mut client, OF_IT);
     assert!(was.contains("grows_other=X/grows_app"), "{was}");
 

@@ -90,9 +90,8 @@ pub fn each<H: Host>(
     key: Option<&[u8]>,
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
-    let by_key = |BlockInForce { name, key, until, reason }| {
-        ((name, key), Some(Block { until, reason }))
-    };
+    let by_key =
+        |BlockInForce { name, key, until, reason }| ((name, key), Some(Block { until, reason }));
     let mut others: Others = BTreeMap::new();
     if let Some(entries) = host.entries_if_any()? {
         let keys = entries.saved_keys(name).into_iter();

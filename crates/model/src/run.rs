@@ -261,11 +261,7 @@ impl Definitions for Run<'_> {
         Ok(Vec::new())
     }
 
-    fn exempt_keys(
-        &self,
-        _: Option<&[u8]>,
-        _: Option<&[u8]>,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn exempt_keys(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
         Ok(Vec::new())
     }
 

@@ -20,7 +20,7 @@ SELECT key, kind, limited, limited_by FROM rl_status('why', 'nobody');
 SELECT key, kind, limited, limited_by FROM rl_status('why/free', 'anybody');
 SELECT key, kind, limited, limited_by FROM rl_status('why/free');
 SELECT name, kind, limited, limited_by FROM rl_status(key => 'vip');
--- A later block replaces the reason, too; one that is over has none.
+-- A later block replaces the reason, too; one that has ended has none.
 SELECT rl_block('why/none', 'x', '2 hours'), rl_block('why', 'bot', until => 'infinity', reason => repeat('ä', 100));
 SELECT name, key, retry_at, limited_by, length(block_reason) FROM why WHERE key IN ('x', 'bot');
 SET ratelimit.clock = '2027-01-01 12:00:10+00';

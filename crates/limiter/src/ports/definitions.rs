@@ -65,8 +65,11 @@ pub trait Definitions: Encoding {
     ///
     /// # Errors
     /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>)
-    -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+    fn exempt_keys(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
 
     /// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
     fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
