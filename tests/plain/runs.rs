@@ -482,15 +482,23 @@ fn functions_that_grow_keep_their_grants() {
     let _turn = database::turn();
     let mut older = database::file();
     for (new, old) in [
-        (", limited_by text, block_reason text,\n    held double precision) LANGUAGE sql", ") LANGUAGE sql"),
+        (
+            ", limited_by text, block_reason text,\n    held double precision) LANGUAGE sql",
+            ") LANGUAGE sql",
+        ),
         (
             "SELECT * FROM ratelimit._standing",
-            "SELECT s.name, s.key, s.kind, s.remaining, s.capacity, s.retry_at, s.as_of, s.shards, s.limited
-             FROM ratelimit._standing",
+            "SELECT name, key, kind, remaining, capacity, retry_at, as_of, shards, limited FROM ratelimit._standing",
         ),
         ("'held' = ANY", "'limited' = ANY"),
-        ("function rl_block(text,text,interval,timestamptz,text)", "function rl_block(text,text,interval,timestamptz)"),
-        ("until timestamptz DEFAULT NULL, reason text DEFAULT NULL)", "until timestamptz DEFAULT NULL)"),
+        (
+            "function rl_block(text,text,interval,timestamptz,text)",
+            "function rl_block(text,text,interval,timestamptz)",
+        ),
+        (
+            "until timestamptz DEFAULT NULL, reason text DEFAULT NULL)",
+            "until timestamptz DEFAULT NULL)",
+        ),
         ("                reason text,\n", ""),
         ("ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text;", "NULL;"),
     ] {
