@@ -1,6 +1,7 @@
 //! A server of a test's own, which it may kill. Stopped and removed when dropped, and at the latest by
 //! the next `scripts/server start`, which removes servers without an owner.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -230,6 +231,19 @@ pub fn children(parent: &str) -> Vec<String> {
         if after_name.split_whitespace().nth(1) == Some(parent) {
             found.push(entry.file_name().into_string().unwrap());
         }
+    }
+    found
+}
+
+/// Returns the names of the shared memory below /dev/shm that the children of a process have mapped: other servers of the
+/// machine have theirs there, too.
+pub fn segments(parent: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for process in children(parent) {
+        // It may have ended.
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap_or_default();
+        let mapped = maps.lines().filter_map(|line| line.split_once("/dev/shm/"));
+        found.extend(mapped.map(|(_, name)| name.to_owned()));
     }
     found
 }

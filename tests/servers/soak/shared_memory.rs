@@ -11,7 +11,7 @@ use postgres::{Client, Row};
 use ratelimit_judge::{Asked, Recorder, Recording, Reply, Storage, judge};
 
 use crate::history::FOLDER;
-use crate::own::Server;
+use crate::own::{Server, segments};
 use crate::{SESSIONS, scale};
 
 /// Starts a server with a bucket of 100 tokens in memory and one in the table, which never refill.
@@ -282,17 +282,12 @@ fn without_room_limits_in_memory_fail_and_limits_in_the_table_go_on() {
 #[ignore = "needs a server: make test"]
 fn memory_that_is_taken_away_costs_limits_in_the_table_nothing() {
     let (server, mut client) = server();
-    let segments = || -> Vec<String> {
-        let folder = std::fs::read_dir("/dev/shm").unwrap();
-        folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-    };
-    let before = segments();
+    let postmaster = server.postmaster();
+    let before = segments(&postmaster);
     assert_eq!(take(&mut client, "memory"), Ok(99.0));
     // As systemd does to a server of a user who has logged out.
-    for segment in segments() {
-        if segment.starts_with("PostgreSQL.") && !before.contains(&segment) {
-            std::fs::remove_file(format!("/dev/shm/{segment}")).unwrap();
-        }
+    for segment in segments(&postmaster).difference(&before) {
+        std::fs::remove_file(format!("/dev/shm/{segment}")).unwrap();
     }
     let (mut other, warnings) = server.client_with_notices();
     assert_eq!(take(&mut other, "memory"), Err(SqlState::UNDEFINED_FILE));
@@ -314,12 +309,13 @@ fn memory_that_is_taken_away_costs_limits_in_the_table_nothing() {
 fn sessions_that_need_it_at_once_make_one_memory() {
     let (server, _) = server();
     let start = Barrier::new(SESSIONS);
-    // Other servers of the machine come and go: what they had before isn't counted.
-    let files = || std::fs::read_dir("/dev/shm").unwrap().filter_map(|file| file.ok());
-    let before: Vec<_> = files().map(|file| file.file_name()).collect();
+    let postmaster = server.postmaster();
+    let before = segments(&postmaster);
     let bytes = || -> u64 {
-        let new = files().filter(|file| !before.contains(&file.file_name()));
-        new.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+        // One of two that were made at once may be gone again.
+        let size =
+            |name: &String| std::fs::metadata(format!("/dev/shm/{name}")).map(|file| file.len());
+        segments(&postmaster).difference(&before).filter_map(|name| size(name).ok()).sum()
     };
     let most = thread::scope(|scope| {
         let sessions: Vec<_> = (0..SESSIONS)
