@@ -49,15 +49,15 @@ fn take(kind: &str) -> &'static str {
 
 /// How many new keys come, in 40 parts: fewer of a kind that has an entry a slot, all in one of the 128 partitions.
 fn new_keys(kind: &str) -> i64 {
-    scale(60_000, 300_000) / if kind == "concurrency" { 10 } else { 1 }
+    scale(30_000, 300_000) / if kind == "concurrency" { 10 } else { 1 }
 }
 
-/// A server with room for some 74,000 keys of defined limits, and 37,000 of others: a part of a flood is far less than
-/// what the limit has of any partition.
+/// A server with room for some 37,000 keys of defined limits, and 18,000 of others, or twice as many: a part of a flood
+/// is far less than what the limit has of any partition.
 fn server() -> Server {
     let server = Server::start();
     let mut client = server.client();
-    set_keys(&mut client, 60_000);
+    set_keys(&mut client, scale(30_000, 60_000));
     server.restart();
     let mut client = server.client();
     client

@@ -165,9 +165,10 @@ fn a_statement_of_many_keys_is_added_up_in_little_memory() {
 #[ignore = "needs a server: make test"]
 fn where_memory_is_short_a_call_passes_or_is_out_of_memory() {
     let (_server, mut witness, mut backend) = sessions(64);
-    // Fills the memory, and then gives back a little at a time.
+    // Fills the memory, and then gives back a piece at a time and tries this often.
+    let tries = scale(1, 4);
     witness
-        .batch_execute(
+        .batch_execute(&format!(
             "CREATE FUNCTION tried(statement text, most int, out passed int, out failed int) LANGUAGE plpgsql AS $$
              DECLARE
                  pieces text[];
@@ -188,7 +189,7 @@ fn where_memory_is_short_a_call_passes_or_is_out_of_memory() {
                      pieces[n] := NULL;
                  END LOOP;
                  WHILE last > 4 AND passed < 20 LOOP
-                     FOR n IN 1 .. 4 LOOP
+                     FOR n IN 1 .. {tries} LOOP
                          BEGIN
                              EXECUTE statement;
                              passed := passed + 1;
@@ -200,8 +201,8 @@ fn where_memory_is_short_a_call_passes_or_is_out_of_memory() {
                      last := last - 1;
                  END LOOP;
              END
-             $$",
-        )
+             $$"
+        ))
         .unwrap();
     for sql in [
         "SELECT rl_limit('bucket', 'key')",
