@@ -48,7 +48,7 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state,
     @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_config_changed, @extschema@.rl_blocks_changed
+    @extschema@.rl_forget, @extschema@.rl_config_changed, @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_credit, @extschema@.rl_limit_all,
@@ -56,7 +56,8 @@ GRANT EXECUTE ON FUNCTION
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state,
-    @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
+    @extschema@.rl_acquire, @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
+    @extschema@.rl_forget
     TO pg_database_owner WITH GRANT OPTION;
 
 -- Grants directly to the installer, even if that role owns the database: its own grants then come from it in dumps.

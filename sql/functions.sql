@@ -156,6 +156,12 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_reset_all';
 COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns how many were reset';
 
+CREATE FUNCTION @extschema@.rl_forget(key text)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_forget';
+COMMENT ON FUNCTION @extschema@.rl_forget IS 'erases a key of all rate limits: state, leases, overrides, blocks and counters; returns how many states, overrides and blocks';
+
 CREATE FUNCTION @extschema@.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200

@@ -122,6 +122,11 @@ RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_unblock';
 COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a key; false if it was not blocked';
+CREATE FUNCTION @extschema@.rl_forget(key text)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
+AS 'MODULE_PATHNAME', 'rl_forget';
+COMMENT ON FUNCTION @extschema@.rl_forget IS 'erases a key of all rate limits: state, leases, overrides, blocks and counters; returns how many states, overrides and blocks';
 CREATE FUNCTION @extschema@.rl_blocks_changed()
 RETURNS trigger
 LANGUAGE c
@@ -508,12 +513,13 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_blocks_changed
+    @extschema@.rl_forget, @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
-    @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock
+    @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
+    @extschema@.rl_forget
     TO pg_database_owner WITH GRANT OPTION;
 
 -- Grants directly to the installer: on new objects, and on all if it is the database's owner, which lacked that. The
@@ -546,7 +552,8 @@ BEGIN
                   '@extschema@.rl_node'::pg_catalog.regproc,
                   '@extschema@.rl_state'::pg_catalog.regproc, '@extschema@.rl_acquire'::pg_catalog.regproc,
                   '@extschema@.rl_extend'::pg_catalog.regproc, '@extschema@.rl_release'::pg_catalog.regproc,
-                  '@extschema@.rl_block'::pg_catalog.regproc, '@extschema@.rl_unblock'::pg_catalog.regproc
+                  '@extschema@.rl_block'::pg_catalog.regproc, '@extschema@.rl_unblock'::pg_catalog.regproc,
+                  '@extschema@.rl_forget'::pg_catalog.regproc
               ]::pg_catalog.oid[]))
           AND EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
                       WHERE acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid)

@@ -10,6 +10,19 @@ use crate::schema::catalog::{Catalog, Table, TableLock};
 use crate::schema::error::Result;
 use crate::schema::spi::{self, Connection, Statement};
 
+/// Reads the names in rows of a key, by a statement that selects them.
+fn names_of(
+    catalog: &Catalog,
+    table: Table,
+    select: &Statement,
+    key: &[u8],
+) -> Result<Vec<Vec<u8>>> {
+    spi::with_owner(catalog, table, TableLock::Write, |spi| {
+        let count = spi.execute(select, &[Some(text_datum(key))])?;
+        Ok((0..count).filter_map(|row| spi.text(row, 1)).collect())
+    })
+}
+
 /// Deletes the row of a name and key by two statements: one that locks it first, since another session's row would else
 /// be taken for one that a trigger keeps, and one that deletes it. Returns what `read` makes of the locked row; `None`
 /// where there is none.

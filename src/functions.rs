@@ -7,6 +7,7 @@ mod blocks;
 mod builders;
 mod calculate;
 mod definitions;
+mod forget;
 mod headers;
 mod leases;
 mod limits;
@@ -34,6 +35,7 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     definitions::rl_config_changed,
     definitions::rl_define,
     definitions::rl_undefine,
+    forget::rl_forget,
     headers::rl_headers,
     leases::rl_acquire,
     leases::rl_extend,

@@ -1,6 +1,7 @@
 //! Counts answers in shared memory, for `rl_stats`, `rl_top_denied` and `rl_memory`, and logs denials.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgTryBuilder, pg_sys};
@@ -147,6 +148,22 @@ pub fn reset(function: pg_sys::Oid, name: Option<&[u8]>) -> Result<i64> {
     let (memory, scope) = counted(function)?;
     memory.rankings.forget(scope, name);
     Ok(memory.tallies.reset(scope, name) as i64)
+}
+
+/// Returns the names that calls were counted of; none without memory.
+pub fn names(function: pg_sys::Oid) -> Result<BTreeSet<Vec<u8>>> {
+    let Some(memory) = memory_if_any(false)? else { return Ok(BTreeSet::new()) };
+    let scope = Scope::new(memory, catalog::latest(function)?.extension);
+    Ok(memory.tallies.totals(scope).into_iter().map(|totals| totals.name).collect())
+}
+
+/// Forgets how often a key was denied, of every name.
+pub fn forget_key(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
+    if let Some(memory) = memory_if_any(false)? {
+        let scope = Scope::new(memory, catalog::latest(function)?.extension);
+        memory.rankings.forget_key(scope, |name| memory.id(scope, name, key));
+    }
+    Ok(())
 }
 
 /// Returns the keys that are denied most, of one name or of all.

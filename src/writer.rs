@@ -407,6 +407,18 @@ pub fn write_now(function: pg_sys::Oid) -> Result<usize> {
     Ok(saved.unsaved(Some(origin.scope)).keys)
 }
 
+/// Removes a saved key of every name from memory where its state is saved and full.
+pub fn forget_saved(function: pg_sys::Oid, key: &[u8]) -> Result<()> {
+    if let Some(saved) = SavedMemory::open(Need::May)? {
+        let catalog = catalog::latest(function)?;
+        let scope = Origin::new(Memory::get()?, &catalog).scope;
+        let is_full =
+            |copy: &SavedCopy, unsaved: bool| copy.key == key && copy.state.is_none() && !unsaved;
+        saved.remove(scope, None, is_full);
+    }
+    Ok(())
+}
+
 /// What `rl_memory` shows of saved limits.
 #[derive(Default)]
 pub struct Usage {

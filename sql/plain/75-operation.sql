@@ -68,6 +68,29 @@ RETURNS TABLE (name text, key text, kind text, remaining double precision, capac
     SELECT * FROM ratelimit._standing($1, $2)
 $$;
 
+-- Erases a key of all names, name by name, in the order in which all calls lock rows.
+CREATE OR REPLACE FUNCTION ratelimit.rl_forget(key text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    found_name text;
+    was double precision;
+    more bigint;
+    count bigint := 0;
+BEGIN
+    PERFORM ratelimit._writable('rl_forget'), ratelimit._check('any', key);
+    IF key = '' THEN PERFORM ratelimit._bad('key', 'empty', '1 to 1024 bytes'); END IF;
+    FOR found_name IN SELECT r.name FROM ONLY ratelimit.rateLimits r WHERE r.key = $1 ORDER BY r.name LOOP
+        DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = found_name AND r.key = $1 RETURNING r.value INTO was;
+        IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
+    END LOOP;
+    DELETE FROM ONLY ratelimit.rl_config c WHERE c.key = $1;
+    GET DIAGNOSTICS more = ROW_COUNT;
+    count := count + more;
+    DELETE FROM ONLY ratelimit.rl_blocks b WHERE b.key = $1;
+    GET DIAGNOSTICS more = ROW_COUNT;
+    RETURN count + more;
+END
+$$;
+
 -- Whether a row can be deleted. A row of an undefined name or an exempt key has no limit.
 CREATE OR REPLACE FUNCTION ratelimit._prunable(seen ratelimit.rateLimits, span bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$

@@ -19,6 +19,7 @@ DECLARE
         'rl_unblock', 'ends the block of a key; false if it was not blocked',
         'rl_reset', 'makes a rate limit full again; false if there was nothing to reset',
         'rl_reset_all', 'makes a rate limit full again for every key; returns how many were reset',
+        'rl_forget', 'erases a key of all rate limits: state, leases, overrides and blocks; returns how many',
         'rl_prune', 'deletes a batch of expired blocks and idle rows; returns how many',
         'rl_status', 'current state of the rate limits in use, one row per name and key',
         'rl_calculate', 'evaluates a call on a state at a time, without side effects',

@@ -83,6 +83,29 @@ pub fn put(
 
 /// Ends the block of a name and key; false if it was not blocked any more.
 pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
+    let until = take(catalog, name, key)?;
+    Ok(until.is_some_and(|until| clock::from_timestamptz(until) > clock::now()))
+}
+
+/// Deletes the block of a name and key, over or not; false if there was none.
+pub fn delete(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
+    Ok(take(catalog, name, key)?.is_some())
+}
+
+/// Reads the names of which a key is or was blocked.
+pub fn names(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
+    const NAMES: Statement = Statement {
+        sql: "SELECT name FROM ONLY @schema@.rl_blocks \
+              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.=) $1",
+        parameters: &[TEXTOID],
+        results: &[TEXTOID],
+        lock: TableLock::Read,
+    };
+    super::names_of(catalog, table(catalog)?, &NAMES, key)
+}
+
+/// Deletes the block of a name and key; returns its end as a timestamptz, `None` if there was none.
+fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
     const LOCK: Statement = Statement {
         sql: "SELECT until FROM ONLY @schema@.rl_blocks WHERE name OPERATOR(pg_catalog.=) $1 \
               AND key OPERATOR(pg_catalog.=) $2 FOR UPDATE",
@@ -97,10 +120,9 @@ pub fn remove(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    let until = super::delete(catalog, table(catalog)?, [&LOCK, &REMOVE], name, key, |spi| {
+    super::delete(catalog, table(catalog)?, [&LOCK, &REMOVE], name, key, |spi| {
         spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64)
-    })?;
-    Ok(until.is_some_and(|until| clock::from_timestamptz(until) > clock::now()))
+    })
 }
 
 // Every name comes after '', which an index can be asked for: a plan without one, which enable_seqscan makes look

@@ -317,6 +317,32 @@ pub fn exempt_keys(
     })
 }
 
+/// Reads the names that are defined, for all keys or for some.
+pub fn names(catalog: &Catalog) -> Result<Vec<Vec<u8>>> {
+    const NAMES: Statement = Statement {
+        sql: "SELECT DISTINCT name FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.>) ''",
+        parameters: &[],
+        results: &[TEXTOID],
+        lock: TableLock::Read,
+    };
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
+        let count = spi.execute(&NAMES, &[])?;
+        Ok((0..count).filter_map(|row| spi.text(row, 1)).collect())
+    })
+}
+
+/// Reads the names that have an override for a key.
+pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
+    const OVERRIDDEN: Statement = Statement {
+        sql: "SELECT name FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.=) $1",
+        parameters: &[TEXTOID],
+        results: &[TEXTOID],
+        lock: TableLock::Read,
+    };
+    super::names_of(catalog, catalog.rl_config, &OVERRIDDEN, key)
+}
+
 /// Creates or replaces a definition; false if it is unchanged.
 ///
 /// # Errors

@@ -332,6 +332,7 @@ fn what_a_caller_puts_first_in_the_path_changes_nothing() {
         "SELECT count(*) > 3, true FROM ratelimit.rl_status()",
         "SELECT ratelimit.rl_state('bucket', 'k') IS NOT NULL, true",
         "SELECT ratelimit.rl_prune() IS NOT NULL, true",
+        "SELECT ratelimit.rl_forget('k') IS NOT NULL, true",
         "SELECT ok, true FROM ratelimit.rl_calculate(ratelimit.rl_sliding_log(3, '1 s'), NULL, now())",
     ];
     let mut client = database.connect_as(caller);

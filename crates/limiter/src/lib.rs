@@ -13,6 +13,7 @@
 
 pub mod change;
 pub mod error;
+pub mod forget;
 pub mod leases;
 pub mod ports;
 pub mod prune;

@@ -156,6 +156,19 @@ impl<L: ReadWriteLock, S: Copy + PartialEq> SharedRankings<L, S> {
         scopes
     }
 
+    /// Removes a key of every name, by the hash that it has there.
+    pub fn forget_key(&self, scope: S, id: impl Fn(&[u8]) -> [u64; 2]) {
+        for ranking in &self.rankings {
+            let Ranking { floor, counters, denied } = &mut *ranking.write();
+            let is_it = |(number, counter): (usize, &Counter)| {
+                let of = &denied[number];
+                (of.is_of(scope, None) && counter.counts(id(of.texts().0))).then_some(number)
+            };
+            let found: Vec<usize> = counted(counters).filter_map(is_it).collect();
+            Sketch::new(floor, counters).remove_if(|number| found.contains(&number));
+        }
+    }
+
     /// Removes the keys of a name, or of a scope.
     pub fn forget(&self, scope: S, name: Option<&[u8]>) {
         for ranking in &self.rankings {

@@ -61,6 +61,11 @@ impl Rankings {
         self.0.scopes()
     }
 
+    /// Removes a key of every name, given by its address there.
+    pub fn forget_key(&self, scope: Scope, id: impl Fn(&[u8]) -> Id) {
+        self.0.forget_key(scope, |name| id(name).key);
+    }
+
     /// Removes the keys of a name, or of all.
     pub fn forget(&self, scope: Scope, name: Option<&[u8]>) {
         self.0.forget(scope, name);

@@ -1,0 +1,44 @@
+//! Erases a key.
+
+use ratelimit_core::ArgumentError;
+use ratelimit_limiter::forget;
+
+use super::arguments::LimitKey;
+use crate::cache::{blocks, definitions};
+use crate::declaration::sql_function;
+use crate::host::{Session, Use};
+use crate::schema::catalog::{self, TableLock};
+use crate::{tally, writer};
+use ratelimit_pg::call::Call;
+
+sql_function! {
+    /// 22023: the empty key, which stands for all that have no definition of their own; 25006 in a read-only transaction;
+    /// 55000: a trigger keeps a row.
+    #[effect(Writes)]
+    fn rl_forget(call: &Call, key: LimitKey) -> i64 {
+        let (function, key) = (call.function(), key.0);
+        if key.is_empty() {
+            return Err(ArgumentError::invalid("key", "empty", "1 to 1024 bytes").into());
+        }
+        // Counts on if the table has changed and the work begins again.
+        let mut count = 0;
+        let mut names = tally::names(function)?;
+        names.extend(catalog::with(function, TableLock::Read, definitions::names)?);
+        // A saved key is full in memory before its row goes: until this commits, others can load what the row has.
+        Session::run(Use::Writes, function, |host| forget::reset(host, names.clone(), key, &mut count))?;
+        writer::write_now(function)?;
+        Session::run(Use::Writes, function, |host| forget::delete_rows(host, key, &mut count))?;
+        catalog::with(function, TableLock::Write, |catalog| {
+            for name in definitions::overridden(catalog, key)? {
+                count += i64::from(definitions::undefine(catalog, &name, key)?);
+            }
+            for name in blocks::names(catalog, key)? {
+                count += i64::from(blocks::delete(catalog, &name, key)?);
+            }
+            Ok(())
+        })?;
+        writer::forget_saved(function, key)?;
+        tally::forget_key(function, key)?;
+        Ok(count)
+    }
+}
