@@ -26,7 +26,7 @@ sql_function! {
     ) -> One<RlResult> {
         let config = config.map(CallConfig);
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
-        let answer = Session::run(Use::Takes, call.function(), |host| single::limit(host, &request))?;
+        let answer = Session::run(Use::Takes, call.function(), |host| single::limit(host, &request, |_| Ok(())))?;
         answered(&request, &answer, throws)
     }
 }

@@ -46,7 +46,7 @@ sql_function! {
                     true => Ok(comes_last(&trigger, options.name)?),
                     false => Ok(()),
                 };
-                let answer = Session::run(Use::Takes, function, |host| single::limit_if(host, &request, allowed))?;
+                let answer = Session::run(Use::Takes, function, |host| single::limit(host, &request, allowed))?;
                 if answer.ok { Ok(()) } else { Err(denied(&request, &answer)) }
             })
         })?;

@@ -5,6 +5,7 @@ use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, decide, kind
 use ratelimit_faults::Fault;
 
 use crate::error::{LimiterError, Result};
+use crate::ports::Stored;
 use crate::request::{Answer, Take};
 use crate::target::Target;
 
@@ -31,6 +32,8 @@ pub enum Change {
 pub enum Contents<'c> {
     /// The only state of the limit.
     One(&'c State),
+    /// Its only row; `None`: there is none.
+    Row(Option<&'c Stored>),
     /// All of its shards.
     All(&'c Shards<'c>),
     /// One of its shards, counted from 0, which alone is to change.
@@ -85,6 +88,7 @@ impl Change {
     /// Decides it on what was read, at an instant after that.
     ///
     /// # Errors
+    /// [`LimiterError::BadState`] (55000): a row with a value that no call writes.
     /// [`LimiterError::NotForKind`] (0A000): a credit to a sliding kind or a concurrency limit.
     /// [`LimiterError::Busy`]: a credit whose rows others have locked, since no token may be lost.
     pub(crate) fn decide(
@@ -96,6 +100,9 @@ impl Change {
         let limit = target.limit();
         let decision = match contents {
             Contents::One(state) => self.on_state(limit, state, now)?,
+            Contents::Row(stored) => {
+                self.on_state(limit, &*target.state(limit, stored, now)?, now)?
+            }
             Contents::OneOf(shards, shard) => {
                 self.on_state(shards.shard_limit(), &shards.states()[shard], now)?
             }

@@ -9,7 +9,6 @@ use crate::error::{LimiterError, Result};
 use crate::ports::Host;
 use crate::request::{Answer, Request, Take};
 use crate::single;
-use crate::stores;
 use crate::target::{FOREVER, Store, Target, check_count};
 
 /// Refuses a limit that is no concurrency limit.
@@ -42,7 +41,7 @@ pub fn acquire<H: Host>(host: &H, request: &Request) -> Result<Answer> {
         false => Lease::random_id(host.unguessable()?),
     };
     let take = Take { lease: Some(id), ..request.tokens() };
-    let answer = single::take_unless_blocked(host, &target, take, None)?;
+    let answer = single::apply(host, &target, &Change::Take(take), None)?;
     host.count(counter, request.counted(answer.verdict(), &answer));
     Ok(answer.or_let_pass())
 }
@@ -73,5 +72,5 @@ fn change_lease<H: Host>(
         return Ok(None);
     }
     refuse_others(&target, function)?;
-    stores::apply(host, &target, &change, None).map(Some)
+    single::apply(host, &target, &change, None).map(Some)
 }

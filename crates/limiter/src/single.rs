@@ -1,26 +1,21 @@
-//! One limit: takes, checks, credits and resets.
+//! One limit: takes, checks, credits and resets. `apply` has each change made where the limit's state is.
 
 use ratelimit_core::config::MAX_TOKENS;
 use ratelimit_core::{Micros, Shards, State};
 use ratelimit_faults::Fault;
 
-use crate::change::Change;
+use crate::change::{Change, Contents};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, Host, Id};
+use crate::ports::{Definitions, Host, Id, RowAccess};
 use crate::request::{Answer, Request, Take};
-use crate::stores;
-use crate::target::{Target, bad_count, check_count, check_key, of_state};
+use crate::stores::{self, memory, row, shards};
+use crate::target::{Store, Target, bad_count, check_count, check_key, of_state};
 
-/// Takes tokens.
+/// Takes tokens, unless `allowed` refuses the target.
 ///
 /// # Errors
 /// [`LimiterError::BadState`] (55000): a value that no call writes.
-pub fn limit<H: Host>(host: &H, request: &Request) -> Result<Answer> {
-    limit_if(host, request, |_| Ok(()))
-}
-
-/// Takes tokens, where a look at the target refuses nothing.
-pub fn limit_if<H: Host>(
+pub fn limit<H: Host>(
     host: &H,
     request: &Request,
     allowed: impl Fn(&Target) -> Result<()>,
@@ -31,28 +26,54 @@ pub fn limit_if<H: Host>(
     target.refuse_leases("rl_limit")?;
     check_count(target.limit(), request.count)?;
     allowed(&target)?;
-    let answer = take_unless_blocked(host, &target, request.tokens(), entry)?;
+    let answer = apply(host, &target, &Change::Take(request.tokens()), entry)?;
     host.count(counter, request.counted(answer.verdict(), &answer));
     Ok(answer.or_let_pass())
 }
 
-/// Takes tokens from a limit, or slots, unless the key is blocked.
-pub(crate) fn take_unless_blocked<H: Host>(
+/// Applies a change to what a target has: locks, decides, and writes the state after it. What changes nothing is
+/// answered from the latest committed state: it takes no lock, writes nothing and never waits; likewise a take while the
+/// key is blocked. `entry` is the target's entry among those of defined limits, if that is known.
+///
+/// # Errors
+/// [`LimiterError::BadState`] (55000); [`Host::refuse_read_only`].
+pub(crate) fn apply<H: Host>(
     host: &H,
     target: &Target,
-    take: Take,
+    change: &Change,
     entry: Option<Id>,
 ) -> Result<Answer> {
+    if let &Change::Take(take) = change
+        && let Some(answer) = blocked(host, target, take)?
+    {
+        return Ok(answer);
+    }
+    match target.store {
+        Store::Nowhere => {
+            let now = host.now();
+            let state = target.limit().initial_state(now, now);
+            Ok(change.decide(target, Contents::One(&state), now)?.answer)
+        }
+        Store::Row | Store::Shards(_) => {
+            host.refuse_read_only()?;
+            host.with_rows(RowAccess::Write, |rows| match target.store {
+                Store::Shards(_) => shards::apply(host, rows, target, change),
+                _ => row::apply(host, rows, target, change),
+            })
+        }
+        Store::Memory | Store::Saved => memory::apply(host, target, entry, change),
+    }
+}
+
+/// The answer to a take while the key is blocked; `None`: it is not.
+fn blocked<H: Host>(host: &H, target: &Target, take: Take) -> Result<Option<Answer>> {
     // Not asked for the time where there is none to compare it with.
     let is_blocked = target.blocked_until.is_some() && target.block(host.now()).is_some();
-    if is_blocked && !Fault::BlockOverlooked.is_on() {
-        let answer = look(host, target, take, true)?;
-        // Otherwise it has just ended, and nothing was taken.
-        if answer.blocked.is_some() {
-            return Ok(answer);
-        }
+    if !is_blocked || Fault::BlockOverlooked.is_on() {
+        return Ok(None);
     }
-    stores::apply(host, target, &Change::Take(take), entry)
+    // Not blocked either: the block has just ended.
+    Ok(Some(look(host, target, take, true)?).filter(|answer| answer.blocked.is_some()))
 }
 
 /// Gives tokens back, or with a negative count takes them unconditionally.
@@ -64,7 +85,7 @@ pub fn credit<H: Host>(host: &H, request: &Request, taken_at: Option<Micros>) ->
     if !(-MAX_TOKENS..=MAX_TOKENS).contains(&request.count) {
         return Err(bad_count(request.count, "a number from -1e15 to 1e15"));
     }
-    stores::apply(host, &target, &Change::Credit { count: request.count, taken_at }, None)
+    apply(host, &target, &Change::Credit { count: request.count, taken_at }, None)
 }
 
 /// Answers as [`limit`] would, without locking or writing anything.

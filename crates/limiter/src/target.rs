@@ -5,10 +5,10 @@ use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_TOKENS, StoreKind};
 use ratelimit_core::text::float_text;
-use ratelimit_core::{ArgumentError, Decision, Kind, Level, Limit, Micros, Shards};
+use ratelimit_core::{ArgumentError, Decision, Kind, Level, Limit, Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
-use crate::ports::{Defined, Definitions, Encoding, RowId};
+use crate::ports::{Defined, Definitions, Encoding, RowId, Stored};
 use crate::request::{Answer, Request, Take};
 
 /// The end of a block without one: the instant of the timestamptz infinity.
@@ -141,6 +141,28 @@ impl<'a> Target<'a> {
         }
         let text = self.utf8;
         ratelimit_core::phase(text(self.name).as_bytes(), text(self.key).as_bytes())
+    }
+
+    /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
+    /// that of a shard.
+    ///
+    /// # Errors
+    /// [`LimiterError::BadState`] (55000): a value that no call writes.
+    pub(crate) fn state<'s>(
+        &self,
+        limit: &Limit,
+        stored: Option<&'s Stored>,
+        now: Micros,
+    ) -> Result<Cow<'s, State>> {
+        match stored {
+            Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
+            Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
+                let name = self.name_text();
+                Err(LimiterError::BadState { name, column, value })
+            }
+            // A row that was reset, or of a kind with nothing to carry over, counts as none.
+            _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),
+        }
     }
 
     /// The answer of a call decided at `now`.

@@ -246,11 +246,11 @@ impl Command {
     fn call(&self, run: &Run, leases: &[i64]) -> Result<Outcome> {
         Ok(match self {
             &Command::Take(key, count, _) => {
-                answered(key, count, single::limit(run, &request(key, count))?)
+                answered(key, count, single::limit(run, &request(key, count), |_| Ok(()))?)
             }
             &Command::Reserve(key, count, _) => {
                 let request = Request { reserve: true, ..request(key, count) };
-                answered(key, count, single::limit(run, &request)?)
+                answered(key, count, single::limit(run, &request, |_| Ok(()))?)
             }
             &Command::Check(key, count, _) => {
                 answered(key, count, single::check(run, &request(key, count))?)

@@ -14,7 +14,7 @@ use crate::target::{Store, Target};
 ///
 /// # Errors
 /// [`LimiterError::MemoryFull`] (53200): the pool of saved keys is full.
-pub(super) fn apply<H: Host>(
+pub(crate) fn apply<H: Host>(
     host: &H,
     target: &Target,
     known: Option<Id>,

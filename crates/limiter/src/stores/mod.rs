@@ -1,14 +1,14 @@
 //! Where states live, and what is done to them there.
 //!
-//! [`apply`] locks, decides and writes a [`Change`], again where what it was decided on has changed meanwhile; [`peek`]
-//! reads without that. Only this module knows of reset rows, of the row that marks that there are others, of the numbers
+//! Each has an `apply`, which locks, decides and writes a [`Change`](crate::change::Change), again where what it was
+//! decided on has changed meanwhile; [`peek`] reads without that. Only this module knows of reset rows, of the row that marks that there are others, of the numbers
 //! of shards and slots, and of whom to wait for.
 
 mod delete;
-mod row;
 mod saved;
 
 pub mod memory;
+pub(crate) mod row;
 pub mod shards;
 
 use std::collections::BTreeSet;
@@ -18,49 +18,14 @@ use std::rc::Rc;
 use ratelimit_core::config::{Definition, MAX_SLOTS_IN_MEMORY};
 use ratelimit_core::{Micros, Shards, State};
 
-use crate::change::{Change, Contents};
 use crate::error::{LimiterError, Result};
 use crate::keys::each_key;
 use crate::ports::{Entries, Host, Id, KeyRows, Pool, RowAccess, Rows, SavedKey, ShardRow};
-use crate::request::Answer;
 use crate::target::{Store, Target, has_no_rows, of_state};
 
 pub(crate) use delete::shards_present;
 pub use delete::{Batch, delete_key, prune_key, reset_key};
 pub use saved::write as save;
-
-/// Applies a change to what a target has: locks, decides, and writes the state after it. What changes nothing is
-/// answered from the latest committed state: it takes no lock, writes nothing and never waits. `entry` is the target's
-/// entry among those of defined limits, if that is known.
-///
-/// # Errors
-/// [`LimiterError::BadState`] (55000); [`Host::refuse_read_only`].
-pub fn apply<H: Host>(
-    host: &H,
-    target: &Target,
-    change: &Change,
-    entry: Option<Id>,
-) -> Result<Answer> {
-    match target.store {
-        Store::Nowhere => {
-            let now = host.now();
-            let state = target.limit().initial_state(now, now);
-            Ok(change.decide(target, Contents::One(&state), now)?.answer)
-        }
-        Store::Row => in_table(host, |rows| row::apply(host, rows, target, change)),
-        Store::Shards(_) => in_table(host, |rows| shards::apply(host, rows, target, change)),
-        Store::Memory | Store::Saved => memory::apply(host, target, entry, change),
-    }
-}
-
-/// Runs `work` on rows that it writes.
-///
-/// # Errors
-/// Those of [`Host::refuse_read_only`].
-fn in_table<T>(host: &impl Host, work: impl FnOnce(&dyn Rows) -> Result<T>) -> Result<T> {
-    host.refuse_read_only()?;
-    host.with_rows(RowAccess::Write, work)
-}
 
 /// Reads what a target holds, without locking, writing or waiting; with the instant after the read.
 ///

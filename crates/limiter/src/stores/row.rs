@@ -3,9 +3,6 @@
 //! is answered from a plain read of the latest committed state. That is right because transactions in progress either
 //! take more or roll back to this state.
 
-use std::borrow::Cow;
-
-use ratelimit_core::{Limit, Micros, State};
 use ratelimit_faults::Fault;
 
 use super::shards;
@@ -15,68 +12,13 @@ use crate::ports::{Host, Row, RowId, Rows, Stored, TRIES};
 use crate::request::Answer;
 use crate::target::Target;
 
-impl Target<'_> {
-    /// Interprets a row at `now`, which is read after it. `limit` is that of the row: the whole one, or
-    /// that of a shard.
-    ///
-    /// # Errors
-    /// [`LimiterError::BadState`] (55000): a value that no call writes.
-    pub(super) fn state<'s>(
-        &self,
-        limit: &Limit,
-        stored: Option<&'s Stored>,
-        now: Micros,
-    ) -> Result<Cow<'s, State>> {
-        match stored {
-            Some(Stored::State(state)) if limit.accepts(state.shape()) => Ok(Cow::Borrowed(state)),
-            Some(&Stored::Invalid { shape, column, value, .. }) if limit.accepts(shape) => {
-                let name = self.name_text();
-                Err(LimiterError::BadState { name, column, value })
-            }
-            // A row that was reset, or of a kind with nothing to carry over, counts as none.
-            _ => Ok(Cow::Owned(limit.initial_state(now, self.phase()))),
-        }
-    }
-}
-
-/// Applies a change to a limit of one row.
-pub(super) fn apply<H: Host>(
+/// Applies a change to a limit of one row: reads it, decides, and writes it.
+pub(crate) fn apply<H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &Target,
     change: &Change,
 ) -> Result<Answer> {
-    for _ in 0..TRIES {
-        if let Some(answer) = change_row(host, rows, target, change)? {
-            return Ok(answer);
-        }
-        // The rows are still those of a limit with shards.
-        if let Some(answer) = shards::apply_to_one(host, rows, target, change)? {
-            return Ok(answer);
-        }
-    }
-    Err(LimiterError::not_written())
-}
-
-/// Decides a change on a row's contents.
-fn decide(
-    target: &Target,
-    change: &Change,
-    stored: Option<&Stored>,
-    now: Micros,
-) -> Result<(Answer, Option<Stored>)> {
-    let state = target.state(target.limit(), stored, now)?;
-    let Decided { answer, after } = change.decide(target, Contents::One(&state), now)?;
-    Ok((answer, after.map(Stored::State)))
-}
-
-/// Reads a row, decides, and writes it; `None` where it marks that there are others.
-fn change_row<H: Host>(
-    host: &H,
-    rows: &dyn Rows,
-    target: &Target,
-    change: &Change,
-) -> Result<Option<Answer>> {
     let (id, waits) = (target.row(0), change.wait() == Wait::Write);
     let mut tries = TRIES;
     while tries > 0 {
@@ -85,21 +27,25 @@ fn change_row<H: Host>(
         let seen = rows.read(id)?;
         let stored = seen.as_ref().map(|seen| &seen.stored);
         if stored.is_some_and(Stored::is_marker) && !Fault::MarkerOverlooked.is_on() {
-            return Ok(None);
+            // The rows are still those of a limit with shards.
+            match shards::apply_to_one(host, rows, target, change)? {
+                Some(answer) => return Ok(answer),
+                None => continue,
+            }
         }
         let now = host.now();
-        let (answer, after) = decide(target, change, stored, now)?;
-        let Some(after) = after else { return Ok(Some(answer)) };
+        let Decided { answer, after } = change.decide(target, Contents::Row(stored), now)?;
+        let Some(after) = after.map(Stored::State) else { return Ok(answer) };
         let written = match &seen {
             None => rows.insert(id, &after, true)?,
             Some(seen) => rows.replace(id, seen, &after, waits)?,
         };
         if written {
             if !waits || host.now().minus(now) < rows.facts().patience {
-                return Ok(Some(answer));
+                return Ok(answer);
             }
             match change_after_wait(host, rows, target, change, stored)? {
-                Some(answer) => return Ok(Some(answer)),
+                Some(answer) => return Ok(answer),
                 None => continue,
             }
         }
@@ -112,7 +58,7 @@ fn change_row<H: Host>(
             continue;
         }
         if let Some(answer) = change_locked(host, rows, target, change)? {
-            return Ok(Some(answer));
+            return Ok(answer);
         }
     }
     Err(LimiterError::not_written())
@@ -129,8 +75,8 @@ fn change_after_wait(
 ) -> Result<Option<Answer>> {
     let id = target.row(0);
     let Some(own) = rows.lock(id, true)? else { return Ok(None) };
-    let (answer, after) = decide(target, change, seen, host.now())?;
-    if let Some(after) = after.as_ref().or(seen) {
+    let Decided { answer, after } = change.decide(target, Contents::Row(seen), host.now())?;
+    if let Some(after) = after.map(Stored::State).as_ref().or(seen) {
         rows.update(id, own.tuple, after)?;
     }
     Ok(Some(answer))
@@ -148,8 +94,9 @@ fn change_locked(
         if stored.is_marker() {
             return Ok(None);
         }
-        let (answer, after) = decide(target, change, Some(&stored), host.now())?;
-        let Some(after) = after else {
+        let contents = Contents::Row(Some(&stored));
+        let Decided { answer, after } = change.decide(target, contents, host.now())?;
+        let Some(after) = after.map(Stored::State) else {
             unchanged = Some(answer);
             return Ok(unchanged.take_if(|_| Fault::DeniedRowKept.is_on()));
         };

@@ -43,7 +43,7 @@ pub(super) fn peek<'t>(
 }
 
 /// Applies a change to a limit with shards. What changes nothing is answered from a plain read of all rows.
-pub(super) fn apply<H: Host>(
+pub(crate) fn apply<H: Host>(
     host: &H,
     rows: &dyn Rows,
     target: &Target,
