@@ -1,6 +1,6 @@
 //! The kinds of limits: how many tokens a limit has at a given time, and whether a call is admitted.
 //!
-//! A kind is a file with a type that implements one trait, `LimitKind`; `kinds!` lists them, and makes [`Limit`] and
+//! A kind is a file with a type that implements `LimitKind`, and its `Formulas` or those of `Refill`; `kinds!` lists them, and makes [`Limit`] and
 //! [`Kind`] of the list. This module has those, [`decide`] and [`credit`]. Time and state are arguments.
 //!
 //! | kind | state | a burst is bounded by | source |
@@ -65,7 +65,7 @@ use crate::fields::{FieldError, Fields, Value};
 use crate::headers::CallOutcome;
 
 pub(crate) use limit_kind::NotInMemory;
-use limit_kind::{LimitKind, Part};
+use limit_kind::{Formulas, LimitKind, Part};
 
 /// Makes [`Limit`], [`Kind`] and the dispatch of a list of types. `$` is passed for the macros that it makes.
 macro_rules! kinds {
@@ -400,7 +400,7 @@ impl Limit {
 /// fixed windows may go into debt, down to `-max_reserved`, if it is paid back within ten years; the
 /// other kinds ignore it. A `state` that the limit doesn't [accept](Limit::accepts) counts as no state.
 pub fn decide(limit: &Limit, state: &State, now: Micros, count: f64, reserve: bool) -> Decision {
-    each_limit!(limit, limit => limit.decide(&limit.current(state, now), now, count, reserve))
+    each_limit!(limit, limit => limit.take(&limit.current(state, now), now, count, reserve))
 }
 
 /// Gives back `count` tokens that were taken but not used: first against a debt, never above the capacity.

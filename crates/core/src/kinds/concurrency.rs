@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::limit_kind::{LimitKind, NotInMemory};
+use super::limit_kind::{Formulas, LimitKind, NotInMemory};
 use super::{Decision, Kind, Leases, Level, Limit, State, decide};
 use crate::Micros;
 use crate::config::times::Period;
@@ -194,21 +194,6 @@ impl LimitKind for Concurrency {
         Leases { leases: Vec::new(), ts: now }
     }
 
-    /// Always: a lease has a holder.
-    #[inline]
-    fn counts(&self, _: &Leases, _: Micros) -> bool {
-        true
-    }
-
-    /// The lease's id is the instant: pure, for leases that are never released.
-    fn decide(&self, state: &Leases, now: Micros, count: f64, _: bool) -> Decision {
-        self.acquire(state, now, count, now)
-    }
-
-    fn level(&self, state: &Leases, now: Micros) -> Level {
-        self.level_of(&Concurrency::live(state, now), now)
-    }
-
     /// No lease that has not expired, and a time that is not ahead of the clock, since the state keeps that.
     fn is_idle(&self, state: &Leases, now: Micros, _: Micros) -> bool {
         state.ts <= now && !state.leases.iter().any(|lease| lease.is_live(now))
@@ -232,5 +217,22 @@ impl LimitKind for Concurrency {
     /// Slots come back at several times, of which the outcome has only the last.
     fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
         outcome.wait()
+    }
+}
+
+impl Formulas for Concurrency {
+    /// Always: a lease has a holder.
+    #[inline]
+    fn counts(&self, _: &Leases, _: Micros) -> bool {
+        true
+    }
+
+    /// The lease's id is the instant: pure, for leases that are never released.
+    fn take(&self, state: &Leases, now: Micros, count: f64, _: bool) -> Decision {
+        self.acquire(state, now, count, now)
+    }
+
+    fn level(&self, state: &Leases, now: Micros) -> Level {
+        self.level_of(&Concurrency::live(state, now), now)
     }
 }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::calendar::{Calendar, Unit};
 use super::limit_kind::LimitKind;
 use super::refill::Refill;
-use super::{Decision, Level, Tokens, rounded, tolerance};
+use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
 use crate::config::times::{Dates, LocalDate, Period, WindowStart, ZoneName};
 use crate::fields::{FieldError, Fields, Flag};
@@ -286,29 +286,6 @@ impl LimitKind for FixedWindow {
         Tokens { value: self.capacity, ts, added: Some(self.window_adds()) }
     }
 
-    #[inline]
-    fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
-        Refill::counts(self, tokens, now)
-    }
-
-    fn decide(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
-        Refill::decide(self, tokens, now, count, reserve)
-    }
-
-    fn credit(
-        &self,
-        tokens: &Tokens,
-        now: Micros,
-        count: f64,
-        taken_at: Option<Micros>,
-    ) -> Option<Decision> {
-        Some(Refill::credit(self, tokens, now, count, taken_at))
-    }
-
-    fn level(&self, tokens: &Tokens, now: Micros) -> Level {
-        Refill::level(self, tokens, now)
-    }
-
     /// Full, not ahead of the clock, and in the phase that a new state would have.
     fn is_idle(&self, stored: &Tokens, now: Micros, phase: Micros) -> bool {
         let (ts, tokens) = self.refilled(stored, now);
@@ -329,10 +306,6 @@ impl LimitKind for FixedWindow {
         // It may leave half a tolerance open.
         let is_full = tokens >= self.capacity && self.overused(stored, ts) == 0.0;
         if is_full { Some(at) } else { self.windows.after(ts, 1.0) }
-    }
-
-    fn refill(&self) -> Option<&dyn Refill> {
-        Some(self)
     }
 
     fn shards(&self) -> u32 {

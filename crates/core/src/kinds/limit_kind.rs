@@ -1,4 +1,4 @@
-//! The trait that each kind implements.
+//! The traits that each kind implements: what it is, and its formulas.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use crate::Micros;
 use crate::fields::{FieldError, Fields};
 use crate::headers::CallOutcome;
 
-/// A kind of limit. `now` is the instant of a call, and `state` the one that counts then.
+/// A kind of limit. Here and in its [`Formulas`], `now` is the instant of a call, and `state` the one that counts then.
 pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// The name of the kind in a config.
     const NAME: &'static str;
@@ -50,47 +50,11 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// The state of an unused limit.
     fn initial_state(&self, now: Micros, phase: Micros) -> Self::State;
 
-    /// Whether a stored state counts at `now`: its time is not beyond the horizon, too late for a clock that was
-    /// adjusted. The horizon is [`soon`], or later: when this state will be full, with its debt paid back, or after the
-    /// windows that the kind looks back on.
-    fn counts(&self, state: &Self::State, now: Micros) -> bool;
-
-    /// The state that counts at `now`: the stored one, or an initial one in the same windows.
-    #[inline]
-    fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, Self::State> {
-        match Self::State::from_state(state) {
-            Some(stored) if self.counts(stored, now) => Cow::Borrowed(stored),
-            _ => Cow::Owned(self.initial_state(now, state.ts())),
-        }
-    }
-
-    /// See [`decide`](super::decide()).
-    fn decide(&self, state: &Self::State, now: Micros, count: f64, reserve: bool) -> Decision;
-
-    /// See [`credit`](super::credit()).
-    fn credit(
-        &self,
-        _state: &Self::State,
-        _now: Micros,
-        _count: f64,
-        _taken_at: Option<Micros>,
-    ) -> Option<Decision> {
-        None
-    }
-
-    /// See [`Limit::level`](super::Limit::level).
-    fn level(&self, state: &Self::State, now: Micros) -> Level;
-
     /// See [`Limit::is_idle`](super::Limit::is_idle).
     fn is_idle(&self, state: &Self::State, now: Micros, phase: Micros) -> bool;
 
     /// The earliest instant at which the limit can be idle, in the past too; `None`: beyond the last instant.
     fn unused_at(&self, state: &Self::State) -> Option<Micros>;
-
-    /// The limit by the formulas of tokens that come back up to a capacity, which shards need.
-    fn refill(&self) -> Option<&dyn Refill> {
-        None
-    }
 
     /// Into how many shards it is divided.
     fn shards(&self) -> u32 {
@@ -116,6 +80,45 @@ pub(super) trait LimitKind: Clone + Into<super::Limit> {
     /// the retry of a denial if that is earlier. `None`: it isn't known.
     fn until_more(&self, outcome: &CallOutcome, now: Micros) -> Option<Micros> {
         outcome.until_reset(now)
+    }
+}
+
+/// The formulas of a kind. One whose tokens come back up to a capacity has them from [`Refill`].
+pub(super) trait Formulas: LimitKind {
+    /// Whether a stored state counts at `now`: its time is not beyond the horizon, too late for a clock that was
+    /// adjusted. The horizon is [`soon`], or later: when this state will be full, with its debt paid back, or after the
+    /// windows that the kind looks back on.
+    fn counts(&self, state: &Self::State, now: Micros) -> bool;
+
+    /// The state that counts at `now`: the stored one, or an initial one in the same windows.
+    #[inline]
+    fn current<'a>(&self, state: &'a State, now: Micros) -> Cow<'a, Self::State> {
+        match Self::State::from_state(state) {
+            Some(stored) if self.counts(stored, now) => Cow::Borrowed(stored),
+            _ => Cow::Owned(self.initial_state(now, state.ts())),
+        }
+    }
+
+    /// See [`decide`](super::decide()).
+    fn take(&self, state: &Self::State, now: Micros, count: f64, reserve: bool) -> Decision;
+
+    /// See [`credit`](super::credit()).
+    fn credit(
+        &self,
+        _state: &Self::State,
+        _now: Micros,
+        _count: f64,
+        _taken_at: Option<Micros>,
+    ) -> Option<Decision> {
+        None
+    }
+
+    /// See [`Limit::level`](super::Limit::level).
+    fn level(&self, state: &Self::State, now: Micros) -> Level;
+
+    /// The limit by the formulas of tokens that come back up to a capacity, which shards need.
+    fn refill(&self) -> Option<&dyn Refill> {
+        None
     }
 }
 

@@ -1,11 +1,11 @@
 //! The formulas that token bucket and fixed window share: tokens that come back up to a capacity, takes and
 //! reservations from them, and when a denied call can pass.
 
-use super::limit_kind::soon;
+use super::limit_kind::{Formulas, LimitKind, soon};
 use super::{Decision, Level, State, Tokens, confirmed, subtract, tolerance};
 use crate::Micros;
 
-/// A kind with a state of [`Tokens`] that come back up to a capacity.
+/// A kind with a state of [`Tokens`] that come back up to a capacity, which gives it its [`Formulas`].
 pub(super) trait Refill {
     fn capacity(&self) -> f64;
 
@@ -93,19 +93,6 @@ pub(super) trait Refill {
     /// Whether tokens taken at `taken_at` can still be given back to those that count from `ts`.
     fn can_return(&self, taken_at: Micros, ts: Micros) -> bool;
 
-    /// See [`LimitKind::counts`](super::limit_kind::LimitKind::counts).
-    #[inline]
-    fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
-        tokens.ts <= soon(now)
-            // `None`: later than an instant can be.
-            || self.whole_refill(tokens, now).is_none_or(|horizon| tokens.ts <= horizon)
-    }
-
-    fn level(&self, tokens: &Tokens, now: Micros) -> Level {
-        let (ts, available) = self.refilled(tokens, now);
-        self.level_of(ts, available, now)
-    }
-
     /// The wait until a call's tokens are there; `None`: the call doesn't pass.
     fn passes(
         &self,
@@ -168,8 +155,17 @@ pub(super) trait Refill {
             self.passes(ts, available, then, count, reserve).is_some()
         })
     }
+}
 
-    fn decide(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
+impl<K: LimitKind<State = Tokens> + Refill> Formulas for K {
+    #[inline]
+    fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
+        tokens.ts <= soon(now)
+            // `None`: later than an instant can be.
+            || self.whole_refill(tokens, now).is_none_or(|horizon| tokens.ts <= horizon)
+    }
+
+    fn take(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
         let (ts, available) = self.refilled(tokens, now);
         let ts = self.stored_ts(ts, available, now);
         let Some(wait) = self.passes(ts, available, now, count, reserve) else {
@@ -187,14 +183,13 @@ pub(super) trait Refill {
         }
     }
 
-    /// See [`super::credit`].
     fn credit(
         &self,
         tokens: &Tokens,
         now: Micros,
         count: f64,
         taken_at: Option<Micros>,
-    ) -> Decision {
+    ) -> Option<Decision> {
         let (ts, available) = self.refilled(tokens, now);
         let unchanged = self.stored(available, ts, tokens);
         let after = if count < 0.0 {
@@ -207,8 +202,8 @@ pub(super) trait Refill {
             unchanged
         };
         let Tokens { value, ts, .. } = after;
-        let in_debt = value < -tolerance(self.capacity());
-        Decision {
+        let in_debt = value < -tolerance(Refill::capacity(self));
+        Some(Decision {
             ok: true,
             retry_after: self
                 .due(ts, -value)
@@ -216,6 +211,15 @@ pub(super) trait Refill {
                 .map(|due| due.minus(now)),
             level: self.level_of(ts, value, now),
             state: (after != unchanged).then_some(State::Tokens(after)),
-        }
+        })
+    }
+
+    fn level(&self, tokens: &Tokens, now: Micros) -> Level {
+        let (ts, available) = self.refilled(tokens, now);
+        self.level_of(ts, available, now)
+    }
+
+    fn refill(&self) -> Option<&dyn Refill> {
+        Some(self)
     }
 }

@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::limit_kind::{LimitKind, NotInMemory, soon};
+use super::limit_kind::{Formulas, LimitKind, NotInMemory, soon};
 use super::{Decision, Level, Log, State};
 use crate::Micros;
 use crate::config::times::Period;
@@ -82,13 +82,35 @@ impl LimitKind for SlidingLog {
         Log { entries: Vec::new(), ts: now }
     }
 
+    /// No entry in the window, and none ahead of the clock.
+    fn is_idle(&self, log: &Log, now: Micros, _: Micros) -> bool {
+        self.live(log, now).is_empty()
+    }
+
+    /// When the newest entry is a period old; any time for an empty log.
+    fn unused_at(&self, log: &Log) -> Option<Micros> {
+        let newest = log.entries.last();
+        Some(newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period)))
+    }
+
+    fn not_in_memory(&self) -> Option<NotInMemory> {
+        Some(NotInMemory::Kind { because: "which stores an entry per token" })
+    }
+
+    /// Tokens come back at several times, of which the outcome has only the last.
+    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
+        outcome.wait()
+    }
+}
+
+impl Formulas for SlidingLog {
     #[inline]
     fn counts(&self, log: &Log, now: Micros) -> bool {
         log.entries.last() <= Some(&soon(now).max(now.plus(self.period)))
     }
 
     /// `count` is a whole number.
-    fn decide(&self, log: &Log, now: Micros, count: f64, _: bool) -> Decision {
+    fn take(&self, log: &Log, now: Micros, count: f64, _: bool) -> Decision {
         let live = self.live(log, now);
         let level = self.level_of(live, now);
         if count == 0.0 {
@@ -118,25 +140,5 @@ impl LimitKind for SlidingLog {
 
     fn level(&self, log: &Log, now: Micros) -> Level {
         self.level_of(self.live(log, now), now)
-    }
-
-    /// No entry in the window, and none ahead of the clock.
-    fn is_idle(&self, log: &Log, now: Micros, _: Micros) -> bool {
-        self.live(log, now).is_empty()
-    }
-
-    /// When the newest entry is a period old; any time for an empty log.
-    fn unused_at(&self, log: &Log) -> Option<Micros> {
-        let newest = log.entries.last();
-        Some(newest.map_or(Micros(i64::MIN), |newest| newest.plus(self.period)))
-    }
-
-    fn not_in_memory(&self) -> Option<NotInMemory> {
-        Some(NotInMemory::Kind { because: "which stores an entry per token" })
-    }
-
-    /// Tokens come back at several times, of which the outcome has only the last.
-    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
-        outcome.wait()
     }
 }

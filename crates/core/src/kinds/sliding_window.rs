@@ -9,7 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::limit_kind::{LimitKind, soon};
+use super::limit_kind::{Formulas, LimitKind, soon};
 use super::{Counters, Decision, Level, State, confirmed, rounded, subtract, tolerance};
 use crate::Micros;
 use crate::config::times::Period;
@@ -123,12 +123,35 @@ impl LimitKind for SlidingWindow {
         Counters { value: 0.0, prior: 0.0, ts: now.floor_to(self.period) }
     }
 
+    /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
+    fn is_idle(&self, stored: &Counters, now: Micros, _: Micros) -> bool {
+        let Counters { ts, value, prior } = self.counters(stored, now);
+        ts <= now && value == 0.0 && prior == 0.0
+    }
+
+    /// When neither the window of that time nor the one before it was used.
+    fn unused_at(&self, stored: &Counters) -> Option<Micros> {
+        let Counters { ts, value, prior } = self.counters(stored, stored.ts);
+        Some(match (value == 0.0, prior == 0.0) {
+            (false, _) => ts.plus(self.period).plus(self.period),
+            (true, false) => ts.plus(self.period),
+            (true, true) => ts,
+        })
+    }
+
+    /// Tokens come back at several times, of which the outcome has only the last.
+    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
+        outcome.wait()
+    }
+}
+
+impl Formulas for SlidingWindow {
     #[inline]
     fn counts(&self, counters: &Counters, now: Micros) -> bool {
         counters.ts <= soon(now).max(now.plus(self.period).plus(self.period))
     }
 
-    fn decide(&self, stored: &Counters, now: Micros, count: f64, _: bool) -> Decision {
+    fn take(&self, stored: &Counters, now: Micros, count: f64, _: bool) -> Decision {
         let mut counters = self.counters(stored, now);
         if count == 0.0 {
             // There is no debt, not even where the rate was lowered below what is used.
@@ -151,26 +174,5 @@ impl LimitKind for SlidingWindow {
 
     fn level(&self, stored: &Counters, now: Micros) -> Level {
         self.level_of(self.counters(stored, now), now)
-    }
-
-    /// Nothing used in the window of `now` or the one before, and none of it ahead of the clock.
-    fn is_idle(&self, stored: &Counters, now: Micros, _: Micros) -> bool {
-        let Counters { ts, value, prior } = self.counters(stored, now);
-        ts <= now && value == 0.0 && prior == 0.0
-    }
-
-    /// When neither the window of that time nor the one before it was used.
-    fn unused_at(&self, stored: &Counters) -> Option<Micros> {
-        let Counters { ts, value, prior } = self.counters(stored, stored.ts);
-        Some(match (value == 0.0, prior == 0.0) {
-            (false, _) => ts.plus(self.period).plus(self.period),
-            (true, false) => ts.plus(self.period),
-            (true, true) => ts,
-        })
-    }
-
-    /// Tokens come back at several times, of which the outcome has only the last.
-    fn until_more(&self, outcome: &CallOutcome, _: Micros) -> Option<Micros> {
-        outcome.wait()
     }
 }

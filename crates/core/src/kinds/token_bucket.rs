@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::limit_kind::LimitKind;
 use super::refill::Refill;
-use super::{Decision, Level, Tokens, rounded, tolerance};
+use super::{Level, Tokens, rounded, tolerance};
 use crate::Micros;
 use crate::config::times::Period;
 use crate::fields::{FieldError, Fields};
@@ -83,29 +83,6 @@ impl LimitKind for TokenBucket {
         Tokens { value: self.capacity, ts: now, added: None }
     }
 
-    #[inline]
-    fn counts(&self, tokens: &Tokens, now: Micros) -> bool {
-        Refill::counts(self, tokens, now)
-    }
-
-    fn decide(&self, tokens: &Tokens, now: Micros, count: f64, reserve: bool) -> Decision {
-        Refill::decide(self, tokens, now, count, reserve)
-    }
-
-    fn credit(
-        &self,
-        tokens: &Tokens,
-        now: Micros,
-        count: f64,
-        taken_at: Option<Micros>,
-    ) -> Option<Decision> {
-        Some(Refill::credit(self, tokens, now, count, taken_at))
-    }
-
-    fn level(&self, tokens: &Tokens, now: Micros) -> Level {
-        Refill::level(self, tokens, now)
-    }
-
     /// Full, and not ahead of the clock.
     fn is_idle(&self, tokens: &Tokens, now: Micros, _: Micros) -> bool {
         tokens.ts <= now && self.refilled(tokens, now).1 >= self.capacity
@@ -114,10 +91,6 @@ impl LimitKind for TokenBucket {
     /// When the last token comes in.
     fn unused_at(&self, tokens: &Tokens) -> Option<Micros> {
         self.due(tokens.ts, self.capacity - self.stored_tokens(tokens))
-    }
-
-    fn refill(&self) -> Option<&dyn Refill> {
-        Some(self)
     }
 
     fn shards(&self) -> u32 {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::limit_kind::LimitKind;
+use super::limit_kind::{Formulas, LimitKind};
 use super::{Decision, Level, Limit, Tokens};
 use crate::Micros;
 use crate::fields::{FieldError, Fields};
@@ -60,12 +60,22 @@ impl LimitKind for Unlimited {
         Tokens { value: 0.0, ts: now, added: None }
     }
 
+    fn is_idle(&self, _: &Tokens, _: Micros, _: Micros) -> bool {
+        true
+    }
+
+    fn unused_at(&self, _: &Tokens) -> Option<Micros> {
+        Some(Micros(i64::MIN))
+    }
+}
+
+impl Formulas for Unlimited {
     /// Never: there is nothing to remember.
     fn counts(&self, _: &Tokens, _: Micros) -> bool {
         false
     }
 
-    fn decide(&self, state: &Tokens, now: Micros, _: f64, _: bool) -> Decision {
+    fn take(&self, state: &Tokens, now: Micros, _: f64, _: bool) -> Decision {
         Decision::unchanged(self.level(state, now))
     }
 
@@ -75,13 +85,5 @@ impl LimitKind for Unlimited {
 
     fn level(&self, _: &Tokens, _: Micros) -> Level {
         Level { remaining: f64::INFINITY, reset_at: None }
-    }
-
-    fn is_idle(&self, _: &Tokens, _: Micros, _: Micros) -> bool {
-        true
-    }
-
-    fn unused_at(&self, _: &Tokens) -> Option<Micros> {
-        Some(Micros(i64::MIN))
     }
 }
