@@ -20,7 +20,7 @@ use crate::schema::invalidation;
 use crate::schema::settings::{self, Access};
 use crate::schema::spi;
 use crate::store::distributed::Distributed;
-use crate::store::heap;
+use crate::store::heap::Heap;
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
 use crate::store::own_locks::{self, Noting};
@@ -77,38 +77,6 @@ impl Session<'_> {
     fn entries_of(&self, memory: &'static Memory) -> &SharedEntries {
         let origin = || Origin::new(memory, self.catalog);
         self.entries.get_or_init(|| SharedEntries::new(memory, origin()))
-    }
-}
-
-/// Runs `work` on the rows in the way that `ratelimit.access` and the table allow. `lock` is the strongest lock
-/// that the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
-///
-/// A closure gets the rows, and no value has them: on Citus they exist only inside a function that the executor calls
-/// (`nested_query`), and a destructor would close them while an error unwinds, when only an abort may.
-///
-/// # Errors
-/// [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL; [`Error::Moved`]: the table has
-/// changed since the catalog was read, before the work began.
-pub fn with_store<T>(
-    catalog: &Catalog,
-    lock: TableLock,
-    work: impl FnOnce(&dyn Rows) -> Result<T>,
-) -> Result<T> {
-    if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
-        let work = |heap: &_| work(&Noting(heap));
-        return heap::with_heap(catalog, index, lock, work);
-    }
-    // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
-    lock.take(|| unsafe { pg_sys::LockRelationOid(catalog.rate_limits.oid, lock as _) });
-    catalog::check(catalog)?;
-    match (settings::access(), catalog.index) {
-        (Access::Heap, Err(why)) => Err(Error::NoHeap { why }),
-        _ => spi::with_owner(catalog, catalog.rate_limits, lock, |sql| {
-            if catalog.rate_limits.distributed {
-                return work(&Noting(&Distributed(sql)));
-            }
-            work(&Noting(sql))
-        }),
     }
 }
 
@@ -245,19 +213,45 @@ impl Tally for Session<'_> {
 impl Host for Session<'_> {
     type Entries = SharedEntries;
 
+    /// Directly in the heap, or through SQL, as `ratelimit.access` and the table allow. The lock is the strongest that
+    /// the whole work needs: upgrading it later could deadlock with REINDEX, which upgrades its own.
+    ///
+    /// A closure gets the rows, and no value has them, since on Citus they exist only inside a function that the
+    /// executor calls (`nested_query`).
+    ///
+    /// # Errors
+    /// [`Error::NoHeap`] (0A000): `ratelimit.access` is heap, and the table needs SQL; [`Error::Moved`]: the table has
+    /// changed since the catalog was read, before the work began.
     fn with_rows<T>(
         &self,
         access: RowAccess,
         work: impl FnOnce(&dyn Rows) -> PortResult<T>,
     ) -> PortResult<T> {
-        let with = |lock| with_store(self.catalog, lock, |rows| Ok(work(rows)?));
-        Ok(match access {
+        let catalog = self.catalog;
+        let table = catalog.rate_limits;
+        let lock = match access {
+            RowAccess::Read => TableLock::Read,
+            RowAccess::Write => TableLock::Write,
             RowAccess::Glance => {
-                catalog::reading(self.catalog.rate_limits, || with(TableLock::Read))
+                return catalog::reading(table, || self.with_rows(RowAccess::Read, work));
             }
-            RowAccess::Read => with(TableLock::Read),
-            RowAccess::Write => with(TableLock::Write),
-        }?)
+        };
+        if let (Access::Auto | Access::Heap, Ok(index)) = (settings::access(), catalog.index) {
+            let heap = Heap::open(catalog, index, lock)?;
+            return work(&Noting(&heap));
+        }
+        // SAFETY: in a transaction. Locked before the check, since the lock processes invalidations.
+        lock.take(|| unsafe { pg_sys::LockRelationOid(table.oid, lock as _) });
+        catalog::check(catalog)?;
+        if let (Access::Heap, Err(why)) = (settings::access(), catalog.index) {
+            return Err(Error::NoHeap { why }.into());
+        }
+        Ok(spi::with_owner(catalog, table, lock, |sql| {
+            Ok(match table.distributed {
+                true => work(&Noting(&Distributed(sql)))?,
+                false => work(&Noting(sql))?,
+            })
+        })?)
     }
 
     fn entries(&self) -> PortResult<&SharedEntries> {

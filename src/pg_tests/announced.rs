@@ -3,10 +3,10 @@
 #[pgrx::pg_schema]
 mod tests {
     use pgrx::prelude::*;
+    use ratelimit_limiter::ports::{Host, RowAccess};
 
-    use super::super::{and_rolled_back, error_of, get, run, with_catalog};
-    use crate::host::with_store;
-    use crate::schema::catalog::{self, TableLock};
+    use super::super::{and_rolled_back, error_of, function, get, run, with_catalog};
+    use crate::host::{Session, Use};
     use crate::schema::invalidation;
 
     fn capacity() -> f64 {
@@ -62,12 +62,12 @@ mod tests {
         for access in ["auto", "sql"] {
             run(&format!("SET LOCAL ratelimit.access = {access}"));
             let (mut tries, mut before) = (0, 0);
-            let worked = catalog::with(super::super::function(), TableLock::Write, |catalog| {
+            let worked = Session::run(Use::Writes, function(), |session| {
                 tries += 1;
                 before = invalidation::changes();
                 // SAFETY: in a transaction.
                 unsafe { pgrx::pg_sys::InvalidateSystemCaches() };
-                with_store(catalog, TableLock::Write, |_| Ok(invalidation::changes() > before))
+                session.with_rows(RowAccess::Write, |_| Ok(invalidation::changes() > before))
             });
             assert!(worked.unwrap());
             // It has begun again once, and read what was announced.
@@ -79,7 +79,7 @@ mod tests {
     #[pg_test]
     fn a_call_begins_again_where_the_table_is_another() {
         let mut tries = 0;
-        let found = catalog::with(super::super::function(), TableLock::Write, |catalog| {
+        let found = Session::run(Use::Writes, function(), |session| {
             tries += 1;
             if tries < 4 {
                 run(if tries % 2 == 1 {
@@ -88,9 +88,11 @@ mod tests {
                     "DROP INDEX more"
                 });
             }
-            with_store(catalog, TableLock::Write, |_| Ok(catalog.index))
+            session.with_rows(RowAccess::Write, |_| Ok(()))
         });
-        assert_eq!((found.unwrap(), tries), (Err("has an additional index"), 4));
+        found.unwrap();
+        assert_eq!(tries, 4);
+        assert_eq!(with_catalog(|catalog| catalog.index), Err("has an additional index"));
     }
 
     #[pg_test]

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
-use ratelimit_pg::transaction::{with_lasting_locks, with_passing_locks, with_snapshot};
+use ratelimit_pg::transaction::{Snapshot, with_lasting_locks, with_passing_locks};
 
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation::Tables;
@@ -169,19 +169,18 @@ pub fn with<T>(
 ) -> Result<T> {
     let _outer = Outer(RUNNING.replace(Running { lock, again: false }));
     new_command();
-    with_snapshot(|| {
-        let mut catalog = cached(function)?;
-        for _ in 0..TRIES {
-            match work(&catalog) {
-                Err(Error::Moved) => {
-                    RUNNING.set(Running { lock, again: true });
-                    catalog = latest(function)?;
-                }
-                outcome => return outcome,
+    let _snapshot = Snapshot::ensure();
+    let mut catalog = cached(function)?;
+    for _ in 0..TRIES {
+        match work(&catalog) {
+            Err(Error::Moved) => {
+                RUNNING.set(Running { lock, again: true });
+                catalog = latest(function)?;
             }
+            outcome => return outcome,
         }
-        Err(Error::Moved)
-    })
+    }
+    Err(Error::Moved)
 }
 
 /// Returns the extension's objects as they are now. `function` is the OID of the called SQL function,

@@ -19,12 +19,12 @@
 //!   → `unaltered_table::index_of`
 //! - locks the table, as strongly as the whole statement needs, before it touches an index (parse_relation.c,
 //!   ExecGetRangeTableRelation)
-//!   → [`with_heap`], in each call, since ROLLBACK TO releases locks. The locks are the transaction's, since a query's
+//!   → [`Heap::open`], in each call, since ROLLBACK TO releases locks. The locks are the transaction's, since a query's
 //!   locks are released with a cursor that fails in a savepoint, while its writes stay
 //!   (`transaction::with_lasting_locks`)
-//!   → [`with_heap`], after the table, as REINDEX does
+//!   → [`Heap::open`], after the table, as REINDEX does
 //! - processes invalidations with a new lock, and plans again
-//!   → [`with_heap`]: `LockRelationOid` processes them, and the call begins again with the current catalog
+//!   → [`Heap::open`]: `LockRelationOid` processes them, and the call begins again with the current catalog
 //!   ([`Error::Moved`](crate::schema::error::Error::Moved)); from its second try on only if the tables are different
 //!   (`catalog::check`)
 //! - sees the writes of the transaction's earlier commands, and this one's so far (SPI begins a command of its own)
@@ -116,7 +116,6 @@ use ratelimit_limiter::ports::{
     KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
 };
 
-use open::Heap;
 use read::decode;
 use row::RawRow;
 
@@ -128,7 +127,7 @@ mod roots;
 mod row;
 mod write;
 
-pub use open::with_heap;
+pub use open::Heap;
 pub use own::forget;
 
 impl Rows for Heap {

@@ -1,6 +1,7 @@
 //! The caller's transaction: its numbers, snapshot and locks, and whether it allows a call.
 
 use std::ffi::{CStr, c_char};
+use std::thread::panicking;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
@@ -28,19 +29,33 @@ pub fn local_transaction() -> pg_sys::LocalTransactionId {
     }
 }
 
-/// Runs `work` with an active snapshot, as an SQL statement has one. Without one, as in the check of a domain that
-/// PL/pgSQL assigns to after a COMMIT, a version that was found could be pruned, and TOAST can't be read. After an
-/// error the abort of the (sub)transaction pops it.
-pub fn with_snapshot<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: pushed and popped in pairs.
-    unsafe {
-        if unguarded::ActiveSnapshotSet() {
-            return work();
+/// An active snapshot, as an SQL statement has one: without one, as in the check of a domain that PL/pgSQL assigns to
+/// after a COMMIT, a version that was found could be pruned, and TOAST can't be read. Dropped, it is popped.
+pub struct Snapshot {
+    pushed: bool,
+}
+
+impl Snapshot {
+    /// Pushes a snapshot if none is active.
+    pub fn ensure() -> Snapshot {
+        // SAFETY: in a transaction; popped in the same function.
+        unsafe {
+            let pushed = !unguarded::ActiveSnapshotSet();
+            if pushed {
+                pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+            }
+            Snapshot { pushed }
         }
-        pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
-        let result = work();
-        pg_sys::PopActiveSnapshot();
-        result
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        // After an error the abort of the (sub)transaction pops it.
+        if self.pushed && !panicking() {
+            // SAFETY: what was pushed later is popped.
+            unsafe { pg_sys::PopActiveSnapshot() };
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! Opens the table and its index.
 
+use std::thread::panicking;
+
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
 
@@ -7,8 +9,7 @@ use super::raw;
 use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::Result;
 
-/// The open table and its index.
-#[derive(Clone, Copy)]
+/// The open table and its index. Dropped, they are closed; the locks on them stay.
 pub struct Heap {
     /// The table.
     pub table: pg_sys::Relation,
@@ -20,52 +21,65 @@ pub struct Heap {
     pub written: *mut pg_sys::TupleTableSlot,
 }
 
-/// Runs `work` with the table open. The locks on it and its index last until the transaction ends, or a
-/// [read](catalog::reading) does. [`Error::Moved`](crate::schema::error::Error::Moved): the table has changed since the catalog was read.
-pub fn with_heap<T>(
-    catalog: &Catalog,
-    index_oid: pg_sys::Oid,
-    lock: TableLock,
-    work: impl FnOnce(&Heap) -> Result<T>,
-) -> Result<T> {
-    let oid = catalog.rate_limits.oid;
-    let (mode, none) = (lock as pg_sys::LOCKMODE, pg_sys::NoLock as pg_sys::LOCKMODE);
-    // SAFETY: opened and closed in pairs; after an error the resource owner closes them.
-    unsafe {
-        let open = || {
-            let table = raw::table_open(oid, none);
-            let index = raw::index_open(index_oid, none);
-            let fetched = raw::table_slot_create(table, std::ptr::null_mut());
-            let kind = &raw const pg_sys::TTSOpsHeapTuple;
-            let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
-            Heap { table, index, fetched, written }
-        };
-        let opened = guarded(|| {
-            // Before the check, since the locks process invalidations.
-            lock.take(|| {
-                raw::LockRelationOid(oid, mode);
-                raw::LockRelationOid(index_oid, mode);
+impl Heap {
+    /// Opens the table. The locks on it and its index last until the transaction ends, or a [read](catalog::reading)
+    /// does.
+    ///
+    /// # Errors
+    /// [`Error::Moved`](crate::schema::error::Error::Moved): the table has changed since the catalog was read.
+    pub fn open(catalog: &Catalog, index_oid: pg_sys::Oid, lock: TableLock) -> Result<Heap> {
+        let oid = catalog.rate_limits.oid;
+        let mode = lock as pg_sys::LOCKMODE;
+        // SAFETY: closed when dropped, or after an error by the resource owner.
+        unsafe {
+            let open = || {
+                let table = raw::table_open(oid, UNLOCKED);
+                let index = raw::index_open(index_oid, UNLOCKED);
+                let fetched = raw::table_slot_create(table, std::ptr::null_mut());
+                let kind = &raw const pg_sys::TTSOpsHeapTuple;
+                let written = raw::MakeSingleTupleTableSlot((*table).rd_att, kind);
+                (table, index, fetched, written)
+            };
+            let opened = guarded(|| {
+                // Before the check, since the locks process invalidations.
+                lock.take(|| {
+                    raw::LockRelationOid(oid, mode);
+                    raw::LockRelationOid(index_oid, mode);
+                });
+                catalog::is_fresh(catalog).then(open)
             });
-            catalog::is_fresh(catalog).then(open)
-        });
-        let heap = match opened {
-            Some(heap) => heap,
-            None => {
-                catalog::check(catalog)?;
-                guarded(open)
-            }
-        };
-        let result = work(&heap);
-        let Heap { table, index, fetched, written } = heap;
-        guarded(|| {
-            raw::ExecDropSingleTupleTableSlot(written);
-            raw::ExecDropSingleTupleTableSlot(fetched);
-            raw::index_close(index, none);
-            raw::table_close(table, none);
-        });
-        result
+            let (table, index, fetched, written) = match opened {
+                Some(opened) => opened,
+                None => {
+                    catalog::check(catalog)?;
+                    guarded(open)
+                }
+            };
+            Ok(Heap { table, index, fetched, written })
+        }
     }
 }
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // While an error unwinds only its abort may close them.
+        if panicking() {
+            return;
+        }
+        // SAFETY: open, and not used any more.
+        unsafe {
+            guarded(|| {
+                raw::ExecDropSingleTupleTableSlot(self.written);
+                raw::ExecDropSingleTupleTableSlot(self.fetched);
+                raw::index_close(self.index, UNLOCKED);
+                raw::table_close(self.table, UNLOCKED);
+            });
+        }
+    }
+}
+
+/// Takes no lock where a table is opened, and releases none where it is closed.
+const UNLOCKED: pg_sys::LOCKMODE = pg_sys::NoLock as pg_sys::LOCKMODE;
 
 /// Runs calls of [`raw`]; their errors unwind from here.
 ///
