@@ -1,5 +1,5 @@
 """Prometheus and Grafana, as docs/monitoring.md sets them up: prometheus-postgres-exporter with the queries
-of monitoring/, scraped, and each metric of the dashboard found in its output.
+of monitoring/, scraped, and each metric of the dashboard and of the alerts found in its output.
 
 Connects with libpq's variables, as a role that has EXECUTE on rl_stats and rl_memory. The argument is the exporter's
 program.
@@ -96,6 +96,15 @@ def main():
         grouped = set(re.findall(r"(?:sum|max) by \([^)]*\)", expression))
         expected_group = "max by (server)" if "ratelimit_memory" in expression else "sum by (database, limit)"
         assert grouped == {expected_group}, expression
+
+    # The alerts and their tests name metrics that there are, and their tests the labels of each.
+    alerts = set(re.findall(r"ratelimit_(?:calls|memory)_\w+", (MONITORING / "alerts.yml").read_text()))
+    assert len(alerts) >= 4 and alerts <= set(listed), alerts - set(listed)
+    tested = re.findall(r"series: '(\w+)\{(.*)\}'", (Path(__file__).parent / "alerts.yml").read_text())
+    assert alerts <= {metric for metric, _ in tested}, tested
+    for metric, labels in tested:
+        named = set(re.findall(r'(\w+)="', labels))
+        assert all(named == set(sample) for sample, _ in listed[metric]), (metric, labels)
 
 
 main()

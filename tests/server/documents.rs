@@ -11,7 +11,7 @@ use pages::{Page, documents, root, split};
 
 #[allow(dead_code, reason = "the static tests read more of a page")]
 #[path = "../static/pages.rs"]
-mod pages;
+pub mod pages;
 mod reference;
 
 const CLOCK: &str = "SET ratelimit.clock = '2027-01-01 12:00:00+00'; SET timezone = 'UTC';";

@@ -1,6 +1,7 @@
 //! All tests on the server that RATELIMIT_TEST_SERVER names, in one program: a module a subject.
 //! `make test ONLY=server TESTS="dump load::shards"` runs those whose names contain one of these.
 
+mod alerts;
 mod contract;
 mod database;
 mod documents;
