@@ -229,13 +229,25 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_headers';
 COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
 
+CREATE FUNCTION @extschema@.rl_headers_all(results jsonb, style text DEFAULT 'ietf')
+RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_headers_all';
+COMMENT ON FUNCTION @extschema@.rl_headers_all IS 'HTTP headers for the rows of rl_limit_all or rl_check_all, as a JSON array; style ietf, github or postgrest';
+
 -- Limits on the rows that statements write.
 
 CREATE FUNCTION @extschema@.rl_trigger()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_trigger';
-COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit named by its first argument for the rows written; options key=<column>, count=<column>';
+COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens for the rows written from the rate limit named by its first argument, or by a column (name=<column>); options key=<column>[,<column>], count=<column>, message=<text>';
+
+CREATE FUNCTION @extschema@.rl_key(VARIADIC parts text[])
+RETURNS text
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_key';
+COMMENT ON FUNCTION @extschema@.rl_key IS 'key made of several texts, as a JSON array: that of a trigger with several columns';
 
 -- The algorithm alone, for one call and for a log.
 

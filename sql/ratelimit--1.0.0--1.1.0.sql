@@ -178,6 +178,16 @@ RETURNS @extschema@.rl_result
 LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
 COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: replays a log of requests against a limit, OVER (PARTITION BY key ORDER BY at)';
+CREATE FUNCTION @extschema@.rl_headers_all(results jsonb, style text DEFAULT 'ietf')
+RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_headers_all';
+COMMENT ON FUNCTION @extschema@.rl_headers_all IS 'HTTP headers for the rows of rl_limit_all or rl_check_all, as a JSON array; style ietf, github or postgrest';
+CREATE FUNCTION @extschema@.rl_key(VARIADIC parts text[])
+RETURNS text
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'rl_key';
+COMMENT ON FUNCTION @extschema@.rl_key IS 'key made of several texts, as a JSON array: that of a trigger with several columns';
 
 -- Move the tables to the nodes of Citus, and back. Only their owner may: the owner's triggers and constraints run here.
 -- Functions of Citus are looked up at the call, since Citus need not be installed.
@@ -513,13 +523,13 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_forget, @extschema@.rl_blocks_changed
+    @extschema@.rl_headers_all, @extschema@.rl_forget, @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_forget
+    @extschema@.rl_headers_all, @extschema@.rl_forget
     TO pg_database_owner WITH GRANT OPTION;
 
 -- Grants directly to the installer: on new objects, and on all if it is the database's owner, which lacked that. The
@@ -553,7 +563,8 @@ BEGIN
                   '@extschema@.rl_state'::pg_catalog.regproc, '@extschema@.rl_acquire'::pg_catalog.regproc,
                   '@extschema@.rl_extend'::pg_catalog.regproc, '@extschema@.rl_release'::pg_catalog.regproc,
                   '@extschema@.rl_block'::pg_catalog.regproc, '@extschema@.rl_unblock'::pg_catalog.regproc,
-                  '@extschema@.rl_forget'::pg_catalog.regproc
+                  '@extschema@.rl_forget'::pg_catalog.regproc,
+                  '@extschema@.rl_headers_all'::pg_catalog.regproc
               ]::pg_catalog.oid[]))
           AND EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
                       WHERE acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid)
@@ -639,7 +650,7 @@ COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: ra
 COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
 COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
 COMMENT ON FUNCTION @extschema@.rl_calculate IS 'evaluates a call on a given state at a given time, without side effects; returns the result and the new state';
-COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens from the rate limit named by its first argument for the rows written; options key=<column>, count=<column>';
+COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens for the rows written from the rate limit named by its first argument, or by a column (name=<column>); options key=<column>[,<column>], count=<column>, message=<text>';
 COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and invalidates every session''s definition cache';
 COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'invalidates every session''s definition cache';
 COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'invalidates every session''s definition cache';

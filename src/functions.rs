@@ -9,6 +9,7 @@ mod calculate;
 mod definitions;
 mod forget;
 mod headers;
+mod keys;
 mod leases;
 mod limits;
 mod prune;
@@ -37,6 +38,8 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     definitions::rl_undefine,
     forget::rl_forget,
     headers::rl_headers,
+    headers::rl_headers_all,
+    keys::rl_key,
     leases::rl_acquire,
     leases::rl_extend,
     leases::rl_release,

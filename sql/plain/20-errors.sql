@@ -93,14 +93,16 @@ BEGIN
 END
 $$;
 
--- Raises a denial.
-CREATE OR REPLACE FUNCTION ratelimit._denied(name text, d ratelimit._decision) RETURNS void LANGUAGE plpgsql AS $$
+-- Raises a denial, with a trigger's message for end users.
+CREATE OR REPLACE FUNCTION ratelimit._denied(name text, d ratelimit._decision, said text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
     millis bigint := ratelimit._ceil(d.wait, 1000) / 1000;
     message CONSTANT text := 'rate limit exceeded';
     detail text := format('{"kind":"RateLimited","name":%s,"retryAfter":%s}', to_json(name),
         coalesce(millis::text, 'null'));
     hint text := CASE
+        WHEN said IS NOT NULL THEN said
         WHEN millis = 0 THEN 'Try again at once: other transactions hold the limit''s rows.'
         WHEN millis = 1000 THEN 'Try again in 1 second.'
         WHEN millis IS NOT NULL THEN format('Try again in %s seconds.', ratelimit._digits(millis::float8 / 1000))
@@ -113,7 +115,7 @@ BEGIN
     IF lower(style) = 'pgrst' THEN
         PERFORM ratelimit._raise('PGRST',
             format('{"code":"PT429","details":%s,"hint":%s,"message":%s}', to_json(detail), to_json(hint),
-                   to_json(message)),
+                   to_json(coalesce(said, message))),
             format('{"headers":{%s},"status":429}',
                    format('"Retry-After":"%s"', ratelimit._ceil(d.wait, 1000000) / 1000000)
                    || CASE WHEN d.wait IS NOT NULL THEN '' END));

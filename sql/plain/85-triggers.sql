@@ -12,20 +12,34 @@ BEGIN
 END
 $$;
 
+-- A key made of several texts, as a JSON array; the extension has the same limits.
+CREATE OR REPLACE FUNCTION ratelimit.rl_key(VARIADIC parts text[]) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    allowed CONSTANT text := '1 to 341 texts';
+    missing int;
+BEGIN
+    IF parts IS NULL THEN
+        PERFORM ratelimit._null('parts');
+    ELSIF array_ndims(parts) > 1 THEN
+        PERFORM ratelimit._bad('parts', format('an array of %s dimensions', array_ndims(parts)), allowed);
+    ELSIF cardinality(parts) NOT BETWEEN 1 AND 341 THEN
+        PERFORM ratelimit._bad('parts', 'a list of ' || cardinality(parts), allowed);
+    END IF;
+    missing := array_position(parts, NULL) - array_lower(parts, 1) + 1;
+    IF missing IS NOT NULL THEN PERFORM ratelimit._null(format('part %s of the key', missing)); END IF;
+    PERFORM ratelimit._check('-', array_to_json(parts)::text);
+    RETURN array_to_json(parts);
+END
+$$;
+
 -- Finds an option's column, and expressions that read it as text and as a number. They use no cast that the type's
 -- owner may have made, since they run as the limits' owner.
-CREATE OR REPLACE FUNCTION ratelimit._column(argument text, relation oid, statement boolean, OUT option text,
-    OUT name text, OUT as_text text, OUT as_number text) STABLE LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._column(option text, name text, relation oid, statement boolean, OUT as_text text,
+    OUT as_number text) STABLE LANGUAGE plpgsql AS $$
 DECLARE
     numbers CONSTANT regtype[] := '{int2,int4,int8,float4,float8,numeric}'::regtype[];
     col record;
 BEGIN
-    option := substring(argument FROM '^(key|count)=');
-    name := substr(argument, length(option) + 2);
-    IF option IS NULL THEN
-        PERFORM ratelimit._bad('option', format('"%s"', ratelimit._short(argument)),
-            '''key=<column>'' and ''count=<column>'', each at most once');
-    END IF;
     SELECT a.atttypid::regtype AS type, a.attgenerated AS generated, b.oid::regtype AS base, b.typnamespace INTO col
     FROM pg_attribute a, LATERAL (
         WITH RECURSIVE types AS (SELECT t.* FROM pg_type t WHERE t.oid = a.atttypid
@@ -54,32 +68,44 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._take_row(name text, key text, count double precision, columns text[],
-    relation name) RETURNS void LANGUAGE plpgsql AS $$
+-- Takes a row's tokens. columns: of the name, of the count, and of the key; missing: which of the key's is NULL.
+CREATE OR REPLACE FUNCTION ratelimit._take_row(name text, key text, count double precision, missing int,
+    columns text[], relation name, message text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     d ratelimit._decision;
 BEGIN
-    IF key IS NULL THEN PERFORM ratelimit._null(format('key column "%s" of table "%s"', columns[1], relation)); END IF;
+    IF name IS NULL THEN PERFORM ratelimit._null(format('name column "%s" of table "%s"', columns[1], relation)); END IF;
+    IF key IS NULL THEN
+        PERFORM ratelimit._null(format('key column "%s" of table "%s"', columns[2 + missing], relation));
+    END IF;
     IF count IS NULL THEN
         PERFORM ratelimit._null(format('count column "%s" of table "%s"', columns[2], relation));
     END IF;
     PERFORM ratelimit._check(name, key), ratelimit._check_count(NULL, count);
     d := ratelimit._change('rl_limit', name, key, count, false, NULL);
-    IF NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
+    IF NOT d.ok THEN PERFORM ratelimit._denied(name, d, message); END IF;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_trigger() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     statement CONSTANT boolean := TG_LEVEL = 'STATEMENT';
+    -- OLD has generated columns, as a statement's rows have.
+    computed CONSTANT boolean := statement OR TG_OP = 'DELETE';
     columns text[] := ARRAY[NULL, NULL];
-    reads text[] := ARRAY['''''', '1::float8'];
-    c record;
-    place int;
+    named text := quote_literal(TG_ARGV[0]) || '::text';
+    counted text := '1::float8';
+    keyed text[];
+    message text;
+    option text;
+    given text;
+    again boolean;
     transition text;
     query text;
+    limited text;
     k text;
     n double precision;
+    missing int;
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN PERFORM ratelimit._misuse('cannot limit TRUNCATE, which has no rows', TG_OP, statement);
     ELSIF TG_WHEN = 'INSTEAD OF' THEN PERFORM ratelimit._misuse('cannot be fired INSTEAD OF an event', TG_OP, false);
@@ -96,40 +122,71 @@ BEGIN
         END IF;
     END IF;
     IF TG_NARGS = 0 THEN
-        PERFORM ratelimit._bad('name', 'missing', 'rl_trigger(''<name>'', ''key=<column>'', ''count=<column>'')');
+        PERFORM ratelimit._bad('name', 'missing', 'rl_trigger(''<name>'', ''key=<column>'', ''count=<column>'', '
+            '''message=<text>''), or ''name=<column>'' in place of ''<name>''');
+    ELSIF starts_with(TG_ARGV[0], 'name=') THEN
+        columns[1] := substr(TG_ARGV[0], 6);
+        named := (ratelimit._column('name', columns[1], TG_RELID, computed)).as_text;
+    ELSE
+        PERFORM ratelimit._check(TG_ARGV[0], '');
     END IF;
-    PERFORM ratelimit._check(TG_ARGV[0], '');
     FOR i IN 1..TG_NARGS - 1 LOOP
-        -- OLD has generated columns, as a statement's rows have.
-        c := ratelimit._column(TG_ARGV[i], TG_RELID, statement OR TG_OP = 'DELETE');
-        place := CASE c.option WHEN 'key' THEN 1 ELSE 2 END;
-        IF columns[place] IS NOT NULL THEN
-            PERFORM ratelimit._bad('option', format('"%s", given twice', ratelimit._short(TG_ARGV[i])),
-                '''key=<column>'' and ''count=<column>'', each at most once');
+        option := substring(TG_ARGV[i] FROM '^(key|count|message)=');
+        given := substr(TG_ARGV[i], length(option) + 2);
+        IF option = 'key' THEN
+            again := keyed IS NOT NULL;
+            -- The column of this name, or else those that it lists.
+            FOREACH given IN ARRAY CASE WHEN given LIKE '%,%' AND NOT EXISTS (
+                SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attname = given AND a.attnum > 0
+                AND NOT a.attisdropped) THEN string_to_array(given, ',') ELSE ARRAY[given] END
+            LOOP
+                columns := columns || given;
+                keyed := keyed || (ratelimit._column('key', given, TG_RELID, computed)).as_text;
+            END LOOP;
+        ELSIF option = 'count' THEN
+            counted := (ratelimit._column('count', given, TG_RELID, computed)).as_number;
+            again := columns[2] IS NOT NULL;
+            columns[2] := given;
+        ELSIF given <> '' THEN
+            again := message IS NOT NULL;
+            message := given;
+        ELSE
+            again := NULL;
         END IF;
-        columns[place] := c.name;
-        reads[place] := CASE place WHEN 1 THEN c.as_text ELSE c.as_number END;
+        IF again IS NOT FALSE THEN
+            PERFORM ratelimit._bad('option', format('"%s"%s', ratelimit._short(TG_ARGV[i]),
+                CASE WHEN again THEN ', given twice' END),
+                '''key=<column>'' or ''key=<column>,<column>'', ''count=<column>'' and ''message=<text>'', each at '
+                'most once; ''name=<column>'' only first');
+        END IF;
     END LOOP;
-    query := format('SELECT %s, %s FROM %s', reads[1], reads[2],
+    IF cardinality(keyed) > 1 THEN
+        query := format('array_position(ARRAY[%1$s]::text[], NULL)', array_to_string(keyed, ', '));
+        keyed := ARRAY[format('CASE WHEN %s IS NULL THEN array_to_json(ARRAY[%s]::text[])::text END', query,
+                              array_to_string(keyed, ', ')), query];
+    ELSE
+        keyed := ARRAY[coalesce(keyed[1], ''''''), '1'];
+    END IF;
+    query := format('SELECT %s, %s, %s, %s FROM %s', named, keyed[1], counted, keyed[2],
         CASE WHEN statement THEN format('%I r', transition) ELSE '(SELECT ($1).*) r' END);
     IF statement THEN
-        -- Sorted by the bytes of keys, so that statements lock keys in the same order. A count out of range stands for
-        -- the key's total, and is refused.
-        FOR k, n IN EXECUTE format('SELECT k COLLATE "C", CASE WHEN bool_or(n IS NULL) THEN NULL ELSE coalesce(max(n) '
-            'FILTER (WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END FROM (%s) AS counts (k, n) GROUP BY 1 '
-            'ORDER BY 1 NULLS FIRST', query)
+        -- Sorted by the bytes of names and keys, so that statements lock rows in the same order. A count out of range
+        -- stands for the key's total, and is refused.
+        FOR limited, k, n, missing IN EXECUTE format('SELECT l COLLATE "C", k COLLATE "C", CASE WHEN bool_or(n IS NULL) '
+            'THEN NULL ELSE coalesce(max(n) FILTER (WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END, min(missing) '
+            'FROM (%s) AS counts (l, k, n, missing) GROUP BY 1, 2 ORDER BY 1 NULLS FIRST, 2 NULLS FIRST', query)
         LOOP
-            PERFORM ratelimit._take_row(TG_ARGV[0], k, n, columns, TG_TABLE_NAME);
+            PERFORM ratelimit._take_row(limited, k, n, missing, columns, TG_TABLE_NAME, message);
         END LOOP;
         RETURN NULL;
     END IF;
     IF TG_OP = 'DELETE' THEN
-        EXECUTE query INTO k, n USING OLD;
-        PERFORM ratelimit._take_row(TG_ARGV[0], k, n, columns, TG_TABLE_NAME);
+        EXECUTE query INTO limited, k, n, missing USING OLD;
+        PERFORM ratelimit._take_row(limited, k, n, missing, columns, TG_TABLE_NAME, message);
         RETURN OLD;
     END IF;
-    EXECUTE query INTO k, n USING NEW;
-    PERFORM ratelimit._take_row(TG_ARGV[0], k, n, columns, TG_TABLE_NAME);
+    EXECUTE query INTO limited, k, n, missing USING NEW;
+    PERFORM ratelimit._take_row(limited, k, n, missing, columns, TG_TABLE_NAME, message);
     RETURN NEW;
 END
 $$;

@@ -25,7 +25,9 @@ DECLARE
         'rl_calculate', 'evaluates a call on a state at a time, without side effects',
         'rl_state', 'state of a rate limit, as rl_calculate accepts it; NULL: the limit is full',
         'rl_headers', 'HTTP headers for the result of a call; style ietf, github or postgrest',
-        'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>');
+        'rl_headers_all', 'HTTP headers for the rows of rl_limit_all; style ietf, github or postgrest',
+        'rl_trigger', 'trigger: takes tokens for the rows written; arguments: name, key=<column>, count=<column>',
+        'rl_key', 'key made of several texts, as a JSON array: that of a trigger with several columns');
     -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
     seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_state|build|called|check_fields|check_support|dates|denied|'
         'duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|policy|raise|set_clock|'

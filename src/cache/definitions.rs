@@ -116,12 +116,12 @@ fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
     [name, &[0], key].concat()
 }
 
-/// Returns the definition of a name for every key without a row of its own.
+/// Returns the definition of a name and key; for the key `''` that of every key without a row of its own.
 ///
 /// # Errors
 /// 42704: there is none; 22023: an invalid stored config.
-pub fn of_name(catalog: &Catalog, name: &[u8]) -> Result<Rc<Definition>> {
-    Ok(defined(catalog, name, b"")?.ok_or_else(|| undefined(utf8(name)))?)
+pub fn of_key(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Rc<Definition>> {
+    Ok(defined(catalog, name, key)?.ok_or_else(|| undefined(utf8(name)))?)
 }
 
 /// Parses a config; cached by its binary form.

@@ -34,13 +34,14 @@ impl From<&Answer> for RlResult {
     }
 }
 
-/// Returns the error for a denial, with `throws` or in a trigger.
-pub fn denied(request: &Request, answer: &Answer) -> Error {
+/// Returns the error for a denial, with `throws` or in a trigger; with the trigger's message, in the server's encoding.
+pub fn denied(request: &Request, answer: &Answer, message: Option<&[u8]>) -> Error {
     Error::RateLimited {
         name: utf8(request.name).into_owned(),
         retry_after: answer.retry_after,
         capacity: answer.capacity,
         forever: answer.blocked == Some(FOREVER),
+        message: message.map(|message| utf8(message).into_owned()),
     }
 }
 

@@ -2,11 +2,11 @@
 
 use ratelimit_core::config::{self, Interval};
 use ratelimit_core::headers::Style;
-use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, NAME_LENGTH};
-use ratelimit_core::text::shortened;
+use ratelimit_core::requests::{KEY_LENGTH, MAX_KEY, MAX_NAME, MAX_REQUESTS, NAME_LENGTH};
+use ratelimit_core::text::{json_array, shortened};
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_pg::call::sql_types::Checked;
-use ratelimit_pg::values::utf8;
+use ratelimit_pg::values::{Jsonb, utf8};
 
 type Result<T> = std::result::Result<T, ArgumentError>;
 
@@ -137,7 +137,30 @@ pub fn valid_key(key: &[u8]) -> Result<&[u8]> {
     if key.len() <= MAX_KEY {
         return Ok(key);
     }
-    Err(ArgumentError::invalid("key", format!("{} bytes long", key.len()), KEY_LENGTH))
+    Err(key_too_long(key.len()))
+}
+
+/// The most texts that a key can be made of: each takes at least three bytes.
+pub const MAX_PARTS: usize = (MAX_KEY - 1) / 3;
+
+/// Makes a key of several texts: a JSON array without blanks, `["acme","ada"]`. Refuses one that is too long.
+pub fn joined_key(parts: &[&[u8]]) -> Result<Vec<u8>> {
+    json_array(parts, MAX_KEY).map_err(key_too_long)
+}
+
+fn key_too_long(bytes: usize) -> ArgumentError {
+    ArgumentError::invalid("key", format!("{bytes} bytes long"), KEY_LENGTH)
+}
+
+/// Refuses a list that is longer than one of requests may be.
+pub fn refuse_long_list(argument: &'static str, list: Jsonb) -> Result<()> {
+    let allowed = format!("a list of at most {MAX_REQUESTS}");
+    match list.array_length().filter(|&length| length > MAX_REQUESTS) {
+        Some(length) => {
+            Err(ArgumentError::invalid(argument, format!("a list of {length}"), allowed))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Refuses a reason that is too long.

@@ -1,23 +1,27 @@
-//! Returns the HTTP headers for an outcome.
+//! Returns the HTTP headers for an outcome, or for those of several limits.
 
 use std::ops::RangeInclusive;
+use std::rc::Rc;
 
-use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::headers;
+use ratelimit_core::config::{Definition, MAX_TOKENS};
+use ratelimit_core::headers::{self, CallOutcome, Item};
+use ratelimit_core::requests::{self, CAPACITY, REMAINING, RETRY_AFTER, RawOutcome};
 use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_limiter::error::LimiterError;
 
 use super::answers::RlResult;
-use super::arguments::{HeaderStyle, LimitName, required};
+use super::arguments::{HeaderStyle, LimitName, refuse_long_list, required, valid_key, valid_name};
 use crate::cache::definitions;
 use crate::declaration::sql_function;
-use crate::schema::catalog::{self, TableLock};
+use crate::schema::catalog::{self, Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use ratelimit_pg::call::Call;
 use ratelimit_pg::call::composite::Composite;
 use ratelimit_pg::call::sql_types::{Json, finite};
 use ratelimit_pg::clock;
-use ratelimit_pg::values::{Jsonb, utf8_bytes};
+use ratelimit_pg::interrupts::larger_reserve;
+use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
 
 sql_function! {
     /// 22004, 22023, 42704. The result has no key, so an override does not count.
@@ -33,18 +37,85 @@ sql_function! {
         let definition = match config {
             Some(config) => definitions::inline(config)?,
             None => catalog::with(call.function(), TableLock::Read, |catalog| {
-                definitions::of_name(catalog, name.0)
+                definitions::of_key(catalog, name.0, b"")
             })?,
         };
-        // In whole milliseconds, like the times of the outcome: 60 seconds must not become 61.
-        let now = now.unwrap_or_else(|| clock::now().ceil_to_millis());
+        let now = now.unwrap_or_else(current_time);
         Ok(Json::new(headers::headers(style.0, utf8_bytes(name.0), &definition.limit, &outcome, now)))
     }
 }
 
+sql_function! {
+    /// As `rl_headers`, with the number of the request.
+    #[effect(Reads)]
+    fn rl_headers_all(call: &Call, results: Jsonb, style: HeaderStyle) -> Json {
+        refuse_long_list("results", results)?;
+        let json = results.to_exact_json("results", requests::MAX_OUTCOMES_BYTES)?;
+        let _larger = larger_reserve(json.len());
+        let outcomes = requests::parse_outcomes(json)?;
+        let definitions = catalog::with(call.function(), TableLock::Read, |catalog| {
+            let in_request = |n: usize, error: Error| Error::from(LimiterError::in_request(n + 1, error));
+            let find = |(n, outcome)| definition(catalog, outcome).map_err(|error| in_request(n, error));
+            outcomes.iter().enumerate().map(find).collect::<Result<Vec<_>>>()
+        })?;
+        let times: Vec<Option<Micros>> = outcomes
+            .iter()
+            .map(|outcome| time_of_call(outcome.retry_at, seconds(outcome.retry_after)))
+            .collect();
+        let mut others = times.iter().copied().flatten();
+        let common = others.next().unwrap_or_else(current_time);
+        let items = outcomes.iter().zip(&definitions).zip(times).map(|((outcome, definition), now)| {
+            let (remaining, capacity) = outcome.level.unwrap_or((f64::INFINITY, f64::INFINITY));
+            Item {
+                name: outcome.name.as_bytes(),
+                limit: &definition.limit,
+                outcome: CallOutcome {
+                    ok: outcome.ok,
+                    retry_after: seconds(outcome.retry_after),
+                    remaining,
+                    capacity,
+                    reset_at: outcome.reset_at.filter(is_known),
+                },
+                denies: !outcome.ok && !outcome.allows && definition.enforce,
+                now: now.unwrap_or(common),
+            }
+        });
+        Ok(Json::new(headers::headers_all(style.0, &items.collect::<Vec<_>>())))
+    }
+}
+
+/// Finds the definition of an outcome's name and key, unless its config is given. 22004, 22023, 42704.
+fn definition(catalog: &Catalog, outcome: &RawOutcome) -> Result<Rc<Definition>> {
+    let (name, key) = (server_text(&outcome.name), server_text(&outcome.key));
+    let (name, key) = (valid_name(&name)?, valid_key(&key)?);
+    match &outcome.config {
+        Some(config) => definitions::inline(jsonb_from_json(config)),
+        None => definitions::of_key(catalog, name, key),
+    }
+}
+
+/// In whole milliseconds, like the times of an outcome: 60 seconds must not become 61.
+fn current_time() -> Micros {
+    clock::now().ceil_to_millis()
+}
+
+/// The latest time stands for all later ones.
+fn is_known(at: &Micros) -> bool {
+    *at < Micros::LATEST_SHOWN
+}
+
+fn seconds(wait: Option<f64>) -> Option<Micros> {
+    wait.map(|seconds| Micros::from_millis(seconds * 1e3))
+}
+
+/// The time of an outcome's call, if it has one.
+fn time_of_call(retry_at: Option<Micros>, retry_after: Option<Micros>) -> Option<Micros> {
+    retry_at.filter(is_known).zip(retry_after).map(|(at, wait)| at.minus(wait))
+}
+
 /// Reads an rl_result, which may be hand-made, and the time of its call, if it has one. 22004, 22023; 42804: the type's
 /// columns were altered.
-fn outcome(result: &Composite<RlResult>) -> Result<(headers::CallOutcome, Option<Micros>)> {
+fn outcome(result: &Composite<RlResult>) -> Result<(CallOutcome, Option<Micros>)> {
     let number =
         |column, argument, range: RangeInclusive<f64>, allowed: &str| match result.float(column)? {
             Some(value) if !range.contains(&value) => {
@@ -56,27 +127,21 @@ fn outcome(result: &Composite<RlResult>) -> Result<(headers::CallOutcome, Option
         Ok(result.timestamptz(column)?.map(|at| finite(at, argument)).transpose()?)
     };
     let ok = required(result.bool(c"ok")?, "result.ok")?;
-    const RETRY_AFTER: &str = "a number of seconds from 0 to 1e13, or NULL";
-    let retry_after = number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?
-        .map(|seconds| Micros::from_millis(seconds * 1e3));
+    let retry_after =
+        seconds(number(c"retry_after", "result.retry_after", 0.0..=1e13, RETRY_AFTER)?);
     let retry_at = time(c"retry_at", "result.retry_at")?;
-    // The latest time stands for all later ones.
-    let is_known = |at: &Micros| *at < Micros::LATEST_SHOWN;
-    let remaining =
-        number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, "a finite number")?;
-    let capacity =
-        number(c"capacity", "result.capacity", 0.0..=MAX_TOKENS, "a number from 0 to 1e15")?;
+    let remaining = number(c"remaining", "result.remaining", f64::MIN..=f64::MAX, REMAINING)?;
+    let capacity = number(c"capacity", "result.capacity", 0.0..=MAX_TOKENS, CAPACITY)?;
     let (remaining, capacity) = match (remaining, capacity) {
         (None, None) => (f64::INFINITY, f64::INFINITY), // without a limit
         _ => (required(remaining, "result.remaining")?, required(capacity, "result.capacity")?),
     };
-    let outcome = headers::CallOutcome {
+    let outcome = CallOutcome {
         ok,
         retry_after,
         remaining,
         capacity,
         reset_at: time(c"reset_at", "result.reset_at")?.filter(is_known),
     };
-    let retry = retry_at.filter(is_known).zip(retry_after);
-    Ok((outcome, retry.map(|(at, wait)| at.minus(wait))))
+    Ok((outcome, time_of_call(retry_at, retry_after)))
 }

@@ -66,7 +66,7 @@ sql_function! {
         let request = Request { name: name.0, key: key.0, count, reserve: false, config };
         let answer = Session::run(Use::Takes, call.function(), |host| leases::acquire(host, &request))?;
         if throws && !answer.ok {
-            return Err(denied(&request, &answer));
+            return Err(denied(&request, &answer, None));
         }
         let text = |given: Given| lease::to_text(name.0, key.0, given.id);
         let lease = answer.lease.map(|given| Text::new(text(given).as_bytes()));

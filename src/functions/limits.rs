@@ -72,7 +72,7 @@ sql_function! {
 /// Converts the answer of a call; PT429 with `throws` if it is denied.
 fn answered(request: &Request, answer: &Answer, throws: bool) -> Result<One<RlResult>> {
     if throws && !answer.ok && answer.enforced {
-        return Err(denied(request, answer));
+        return Err(denied(request, answer, None));
     }
     Ok(One(RlResult::from(answer)))
 }

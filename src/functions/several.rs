@@ -1,13 +1,13 @@
 //! Calls for several limits at once, all or nothing.
 
-use ratelimit_core::requests::{self, MAX_REQUESTS};
+use ratelimit_core::requests;
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::request::Request;
 use ratelimit_limiter::several::{self, RequestOutcome};
 
 use super::answers::{self, RlResult};
-use super::arguments::{valid_key, valid_name};
+use super::arguments::{refuse_long_list, valid_key, valid_name};
 use crate::declaration::sql_function;
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::{Error, Result};
@@ -57,12 +57,7 @@ fn answer_all(
     given: Jsonb,
     throws: bool,
 ) -> Result<Rows<RequestRow>> {
-    if let Some(length) = given.array_length().filter(|&length| length > MAX_REQUESTS) {
-        let allowed = format!("a list of at most {MAX_REQUESTS}");
-        return Err(
-            ArgumentError::invalid("requests", format!("a list of {length}"), allowed).into()
-        );
-    }
+    refuse_long_list("requests", given)?;
     let json = given.to_exact_json("requests", requests::MAX_BYTES)?;
     let _larger = larger_reserve(json.len());
     let written = requests::parse(json)?;
@@ -110,7 +105,7 @@ fn denied(list: &[Request], outcomes: &[RequestOutcome]) -> Option<Error> {
         let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
         (refuses, wait, outcome.never)
     })?;
-    Some(answers::denied(request, &outcome.answer))
+    Some(answers::denied(request, &outcome.answer, None))
 }
 
 /// Returns the row of the `n`th request, from 0.

@@ -1,8 +1,9 @@
 //! `rl_trigger`: takes tokens for the rows that a statement writes. Reads the trigger's options, adds up the count of
 //! each key, and calls the limiter. A statement may have any number of keys: only a part of their counts is in memory.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 use ratelimit_core::ArgumentError;
 use ratelimit_core::text::shortened;
@@ -11,13 +12,13 @@ use ratelimit_limiter::single;
 use ratelimit_limiter::target::{Target, valid_count};
 
 use super::answers::denied;
-use super::arguments::{valid_key, valid_name};
+use super::arguments::{joined_key, valid_key, valid_name};
 use crate::declaration::{Proceed, sql_function};
 use crate::host::{Session, Use};
 use crate::schema::error::{Error, Result};
 use crate::schema::settings;
 use ratelimit_pg::call::Call;
-use ratelimit_pg::call::trigger_data::{Column, Event, Timing, Trigger};
+use ratelimit_pg::call::trigger_data::{Column, Event, Timing, Trigger, TriggerRow};
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::memory_context::Scratch;
 use ratelimit_pg::sort::Sort;
@@ -25,9 +26,9 @@ use ratelimit_pg::transaction::refuse_parallel;
 use ratelimit_pg::values::utf8;
 
 sql_function! {
-    /// The trigger's arguments are name, 'key=column', 'count=column'. PT429; 39P01: the trigger can't work, or comes too
-    /// early for a limit in memory; 42703, 22004, 22023; 25006 in a read-only transaction, which may write to temporary
-    /// tables.
+    /// The trigger's arguments are the name, or 'name=column', and 'key=column,…', 'count=column', 'message=text'. PT429;
+    /// 39P01: the trigger can't work, or comes too early for a limit in memory; 42703, 22004, 22023; 25006 in a read-only
+    /// transaction, which may write to temporary tables.
     #[effect(Trigger)]
     fn rl_trigger(call: &Call) -> Proceed {
         let trigger = call.trigger().ok_or_else(|| misuse("can only be called by a trigger", None))?;
@@ -36,18 +37,18 @@ sql_function! {
         let options = Options::parse(&trigger)?;
         let function = call.function();
         let mut scratch = Scratch::new();
-        // In byte order of the keys, so no two statements lock them in opposite orders.
-        options.counts(&trigger)?.each(|key, count| {
+        // In byte order of names and keys, so no two statements lock them in opposite orders.
+        options.counts(&trigger)?.each(|limit, count| {
             check_for_interrupts();
             scratch.run(|| {
-                let request =
-                    Request { name: options.name, key, count, reserve: false, config: None };
+                let (name, key) = options.name.split(limit);
+                let request = Request { name, key, count, reserve: false, config: None };
                 let allowed = |target: &Target| match target.store.is_in_memory() {
-                    true => Ok(comes_last(&trigger, options.name)?),
+                    true => Ok(comes_last(&trigger, name)?),
                     false => Ok(()),
                 };
                 let answer = Session::run(Use::Takes, function, |host| single::limit(host, &request, allowed))?;
-                if answer.ok { Ok(()) } else { Err(denied(&request, &answer)) }
+                if answer.ok { Ok(()) } else { Err(denied(&request, &answer, options.message)) }
             })
         })?;
         Ok(Proceed(trigger.proceed()))
@@ -105,15 +106,31 @@ fn firing(event: Event, statement: bool) -> String {
 
 /// The arguments in CREATE TRIGGER.
 struct Options<'a> {
-    name: &'a [u8],
-    key: Option<Named<'a>>,
+    name: Name<'a>,
+    key: Key<'a>,
     count: Option<Named<'a>>,
+    /// Of a denial, for end users.
+    message: Option<&'a [u8]>,
+}
+
+/// Where a row's limit is named.
+enum Name<'a> {
+    Fixed(&'a [u8]),
+    InColumn(Named<'a>),
+}
+
+/// The columns of the key.
+enum Key<'a> {
+    None,
+    One(Named<'a>),
+    /// Their texts are a JSON array, as rl_key makes it.
+    Several(Vec<Named<'a>>),
 }
 
 /// A column and its name in messages.
 struct Named<'a> {
     option: &'static str,
-    name: &'a CStr,
+    name: Cow<'a, CStr>,
     column: Column,
 }
 
@@ -121,43 +138,64 @@ impl<'a> Options<'a> {
     /// Parses the trigger's arguments. 22023: an invalid one; 42703: there is no such column.
     fn parse(trigger: &Trigger<'a>) -> Result<Options<'a>> {
         let mut arguments = trigger.arguments();
-        let allowed = "rl_trigger('<name>', 'key=<column>', 'count=<column>')";
+        let allowed = "rl_trigger('<name>', 'key=<column>', 'count=<column>', 'message=<text>'), or 'name=<column>' in \
+                       place of '<name>'";
         let missing = || ArgumentError::invalid("name", "missing", allowed);
         let name = arguments.next().ok_or_else(missing)?;
-        let mut options = Options { name: valid_name(name.to_bytes())?, key: None, count: None };
+        let name = match value(name, b"name=") {
+            Some(column) => Name::InColumn(Named::find(trigger, "name", column.into())?),
+            None => Name::Fixed(valid_name(name.to_bytes())?),
+        };
+        let mut options = Options { name, key: Key::None, count: None, message: None };
         for argument in arguments {
             let invalid = |problem: &str| {
                 let value = format!("\"{}\"{problem}", shortened(&utf8(argument.to_bytes())));
-                let allowed = "'key=<column>' and 'count=<column>', each at most once";
-                ArgumentError::invalid("option", value, allowed)
+                let allowed = "'key=<column>' or 'key=<column>,<column>', 'count=<column>' and 'message=<text>', each at \
+                               most once; 'name=<column>' only first";
+                Error::from(ArgumentError::invalid("option", value, allowed))
             };
-            let (option, column) = split(argument).ok_or_else(|| invalid(""))?;
-            let column = Named::find(trigger, option, column)?;
-            let place = if option == "key" { &mut options.key } else { &mut options.count };
-            if place.replace(column).is_some() {
-                return Err(invalid(", given twice").into());
+            let given_twice = if let Some(columns) = value(argument, b"key=") {
+                let key = Key::find(trigger, columns)?;
+                !matches!(std::mem::replace(&mut options.key, key), Key::None)
+            } else if let Some(column) = value(argument, b"count=") {
+                options.count.replace(Named::find(trigger, "count", column.into())?).is_some()
+            } else if let Some(text) = value(argument, b"message=").filter(|text| !text.is_empty())
+            {
+                options.message.replace(text.to_bytes()).is_some()
+            } else {
+                return Err(invalid(""));
+            };
+            if given_twice {
+                return Err(invalid(", given twice"));
             }
         }
         Ok(options)
     }
 
-    /// Adds up the tokens that the rows take, for each key. 22004: a NULL key or count; 22023: an invalid one.
+    /// Adds up the tokens that the rows take, for each limit. 22004: a NULL name, key or count; 22023: an invalid one.
     fn counts(&self, trigger: &Trigger) -> Result<Counts> {
         let mut counts = Counts { near: BTreeMap::new(), near_bytes: 0, rest: Sort::new() };
-        let settings = self.key.as_ref().map_or(&[][..], |key| key.column.text_settings());
+        let texts = self.name.column().into_iter().chain(self.key.columns());
+        let mut settings = texts.map(|named| named.column.text_settings());
+        let settings = settings.find(|settings| !settings.is_empty()).unwrap_or(&[]);
         settings::locally(settings, || {
             trigger.each_row(|row| {
-                let key = match &self.key {
-                    Some(key) => valid_key(key.not_null(trigger, row.text(&key.column))?)?,
-                    None => b"",
-                };
+                let name = self
+                    .name
+                    .column()
+                    .map(|name| valid_name(name.text(trigger, row)?).map_err(Error::from));
+                let name = name.transpose()?;
+                let key = self.key.read(trigger, row)?;
                 let count = match &self.count {
                     Some(count) => {
                         valid_count(count.not_null(trigger, row.number(&count.column))?)?
                     }
                     None => 1.0,
                 };
-                counts.add(key, count);
+                match name {
+                    Some(name) => counts.add(&[name, b"\0", &key].concat(), count),
+                    None => counts.add(&key, count),
+                }
                 Ok::<_, Error>(())
             })
         })?;
@@ -165,11 +203,66 @@ impl<'a> Options<'a> {
     }
 }
 
+impl<'a> Name<'a> {
+    fn column(&self) -> Option<&Named<'a>> {
+        match self {
+            Name::Fixed(_) => None,
+            Name::InColumn(column) => Some(column),
+        }
+    }
+
+    /// Splits what [`Options::counts`] counts for into name and key. No text has the byte 0 between them.
+    fn split<'n>(&'n self, limit: &'n [u8]) -> (&'n [u8], &'n [u8]) {
+        match self {
+            Name::Fixed(name) => (name, limit),
+            Name::InColumn(_) => {
+                let end = limit.iter().position(|&byte| byte == 0).unwrap_or(limit.len());
+                (&limit[..end], limit.get(end + 1..).unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl<'a> Key<'a> {
+    /// Finds the column of this name, as in the catalog, or else the columns that it lists with commas. 42703, 22023.
+    fn find(trigger: &Trigger, columns: &'a CStr) -> Result<Key<'a>> {
+        let bytes = columns.to_bytes();
+        if !bytes.contains(&b',') || trigger.column(columns).is_some() {
+            return Ok(Key::One(Named::find(trigger, "key", columns.into())?));
+        }
+        let columns = bytes.split(|&byte| byte == b',').map(|name| {
+            let name = CString::new(name).unwrap_or_default();
+            Named::find(trigger, "key", name.into())
+        });
+        Ok(Key::Several(columns.collect::<Result<_>>()?))
+    }
+
+    fn columns(&self) -> &[Named<'a>] {
+        match self {
+            Key::None => &[],
+            Key::One(column) => std::slice::from_ref(column),
+            Key::Several(columns) => columns,
+        }
+    }
+
+    /// Reads the key of a row. 22004: a NULL; 22023: it is too long.
+    fn read<'r>(&self, trigger: &Trigger, row: &'r TriggerRow) -> Result<Cow<'r, [u8]>> {
+        Ok(match self {
+            Key::None => b"".into(),
+            Key::One(column) => valid_key(column.text(trigger, row)?)?.into(),
+            Key::Several(columns) => {
+                let texts = columns.iter().map(|column| column.text(trigger, row));
+                joined_key(&texts.collect::<Result<Vec<_>>>()?)?.into()
+            }
+        })
+    }
+}
+
 /// The number of keys, and of their bytes, whose counts are in memory.
 const KEYS: usize = 10_000;
 const KEY_BYTES: usize = 1_000_000;
 
-/// A sum for each key, in the order of the rows.
+/// A sum for each key, in the order of the rows; where rows name their limits, for each name and key.
 struct Counts {
     near: BTreeMap<Box<[u8]>, f64>,
     near_bytes: usize,
@@ -210,22 +303,19 @@ impl Counts {
     }
 }
 
-/// Splits an argument such as "key=user_id". The column's name is as in the catalog, and may have any character.
-fn split(argument: &CStr) -> Option<(&'static str, &CStr)> {
-    let bytes = argument.to_bytes_with_nul();
-    let (option, column) = match bytes.strip_prefix(b"key=") {
-        Some(column) => ("key", column),
-        None => ("count", bytes.strip_prefix(b"count=")?),
-    };
-    Some((option, CStr::from_bytes_until_nul(column).ok()?))
+/// Returns the value of an argument such as "key=user_id", if it is of that option. A column's name is as in the catalog,
+/// and may have any character.
+fn value<'a>(argument: &'a CStr, option: &[u8]) -> Option<&'a CStr> {
+    let value = argument.to_bytes_with_nul().strip_prefix(option)?;
+    CStr::from_bytes_until_nul(value).ok()
 }
 
 impl<'a> Named<'a> {
     /// Finds the column of an option. 42703: there is none; 22023: it can't be used.
-    fn find(trigger: &Trigger, option: &'static str, name: &'a CStr) -> Result<Named<'a>> {
+    fn find(trigger: &Trigger, option: &'static str, name: Cow<'a, CStr>) -> Result<Named<'a>> {
         let text = shortened(&utf8(name.to_bytes()));
         let column = trigger
-            .column(name)
+            .column(&name)
             .ok_or_else(|| Error::NoColumn { column: text.clone(), table: trigger.table() })?;
         let invalid = |problem: String, allowed: &str| {
             Err(ArgumentError::invalid(option, format!("column \"{text}\"{problem}"), allowed)
@@ -245,6 +335,11 @@ impl<'a> Named<'a> {
             );
         }
         Ok(Named { option, name, column })
+    }
+
+    /// Reads the column's text; refuses a NULL (22004).
+    fn text<'r>(&self, trigger: &Trigger, row: &'r TriggerRow) -> Result<&'r [u8]> {
+        self.not_null(trigger, row.text(&self.column))
     }
 
     /// Refuses a NULL in the column (22004).

@@ -58,7 +58,10 @@ mod tests {
             Effect::Writes | Effect::Takes | Effect::Reads | Effect::Trigger => "v u f",
         };
         let mut pairs = vec![
-            [of("pg_get_function_identity_arguments(oid)"), arguments.join(", ")],
+            [
+                of("replace(pg_get_function_identity_arguments(oid), 'VARIADIC ', '')"),
+                arguments.join(", "),
+            ],
             [of("pg_get_function_result(oid)"), result],
             [of("concat_ws(' ', provolatile, proparallel, prokind)"), how.to_owned()],
             [of("proisstrict OR prosecdef OR proleakproof"), "false".to_owned()],

@@ -29,9 +29,15 @@ pub enum Error {
     /// A state given to rl_calculate is not valid.
     #[error("invalid rate limit state: {}", .0.problem)]
     State(StateError),
-    /// With `throws`: the denial.
+    /// With `throws`, or in a trigger: the denial, with the trigger's message for end users.
     #[error("rate limit exceeded")]
-    RateLimited { name: String, retry_after: Option<Micros>, capacity: f64, forever: bool },
+    RateLimited {
+        name: String,
+        retry_after: Option<Micros>,
+        capacity: f64,
+        forever: bool,
+        message: Option<String>,
+    },
     /// A row has NULL where no call writes one: its owner dropped the constraint.
     #[error("a stored {column} is NULL")]
     NullState { column: &'static str },
@@ -71,9 +77,12 @@ pub enum Error {
     /// An option of rl_trigger names a column that the table doesn't have.
     #[error("column \"{column}\" of table \"{table}\" does not exist")]
     NoColumn { column: String, table: String },
-    /// A row has NULL in the key or count column of rl_trigger.
+    /// A row has NULL in a column that rl_trigger reads.
     #[error("{option} column \"{column}\" of table \"{table}\" must not be NULL")]
     NullColumn { option: &'static str, column: String, table: String },
+    /// A text that rl_key joins is NULL, the `n`th, from 1.
+    #[error("part {n} of the key must not be NULL")]
+    NullPart { n: usize },
 }
 
 const NULL_KEY: &str = "A missing user id must not take from the limit that everybody shares. \
@@ -87,18 +96,19 @@ impl Raised for Error {
             Error::Pg(error) => of_pg(error),
             Error::Argument(error) => of_argument(error),
             Error::State(StateError { allowed, .. }) => report(b"22023").detail(only(allowed)),
-            Error::RateLimited { name, retry_after, capacity, forever } => {
+            Error::RateLimited { name, retry_after, capacity, forever, message } => {
                 let after = retry_after.map(Micros::ceil_to_millis);
                 let detail = json!({
                     "kind": "RateLimited",
                     "name": name,
                     "retryAfter": after.map(|wait| wait.0 / Micros::MILLISECOND.0),
                 });
+                let hint = || when_to_try(after, *capacity, *forever);
                 let denial = report(b"PT429")
                     .detail(detail.to_string())
-                    .hint(when_to_try(after, *capacity, *forever));
+                    .hint(message.clone().unwrap_or_else(hint));
                 match settings::error_style() {
-                    ErrorStyle::Pgrst => for_postgrest(denial, *retry_after),
+                    ErrorStyle::Pgrst => for_postgrest(denial, *retry_after, message.as_deref()),
                     _ => denial,
                 }
             }
@@ -142,7 +152,7 @@ impl Raised for Error {
                 "Write the name as it is in pg_attribute, without quotes or spaces around it: 'key=author'.",
             ),
             Error::NullColumn { option: "key", .. } => report(b"22004").hint(NULL_KEY),
-            Error::NullColumn { .. } => report(b"22004"),
+            Error::NullColumn { .. } | Error::NullPart { .. } => report(b"22004"),
         }
     }
 }
@@ -263,15 +273,15 @@ fn example_trigger(firing: &str, schema: Qualifier) -> String {
     )
 }
 
-/// A denial in the form that PostgREST takes status, headers and body of its answer from.
-fn for_postgrest(report: Report, retry_after: Option<Micros>) -> Report {
+/// A denial in the form that PostgREST takes status, headers and body of its answer from, with a message for end users.
+fn for_postgrest(report: Report, retry_after: Option<Micros>, message: Option<&str>) -> Report {
     let headers = match retry_after {
         Some(wait) => json!({ "Retry-After": wait.ceil_to_secs().to_string() }),
         None => json!({}),
     };
     let body = json!({
         "code": "PT429",
-        "message": report.message,
+        "message": message.unwrap_or(&report.message),
         "details": report.detail,
         "hint": report.hint,
     });

@@ -166,6 +166,12 @@ impl<'a> Fields<'a> {
         T::deserialize(Field { field, value })
     }
 
+    /// Keeps only these fields, without those that are null.
+    pub(crate) fn keep(&mut self, fields: &[&str]) {
+        let is_null = |value: &Value| matches!(value, Value::Json(json) if json.get() == "null");
+        self.0.retain(|(name, value)| fields.contains(&&**name) && !is_null(value));
+    }
+
     /// The first field, as they were written, that is none of these.
     pub(crate) fn unknown(&self, fields: &'static [&'static str]) -> Option<FieldError> {
         let (field, value) = self.0.iter().find(|(name, _)| !fields.contains(&&**name))?;

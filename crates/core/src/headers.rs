@@ -28,6 +28,7 @@
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use serde_json::{Value, json};
 
+use crate::config::MAX_TOKENS;
 use crate::{Limit, Micros};
 
 /// Which headers, and in what JSON.
@@ -109,12 +110,48 @@ pub fn headers(
     outcome: &CallOutcome,
     now: Micros,
 ) -> Value {
-    let headers = match style {
-        Style::Github if outcome.capacity.is_infinite() => retry("retry-after", outcome).collect(),
-        _ if outcome.capacity.is_infinite() => retry("Retry-After", outcome).collect(),
-        Style::Ietf | Style::Postgrest => ietf(name, limit, outcome, now),
-        Style::Github => github(name, outcome),
+    headers_all(style, &[Item { name, limit, outcome: *outcome, denies: !outcome.ok, now }])
+}
+
+/// A request of a call for several limits, and its outcome.
+#[derive(Clone, Copy, Debug)]
+pub struct Item<'a> {
+    /// The limit's name.
+    pub name: &'a [u8],
+    /// The limit.
+    pub limit: &'a Limit,
+    /// Its outcome; in a denied call `ok` is false for every request, and `retry_after` is `None` where the request's own
+    /// limit does not deny it.
+    pub outcome: CallOutcome,
+    /// Whether its own limit denies it.
+    pub denies: bool,
+    /// When the call was made.
+    pub now: Micros,
+}
+
+impl Item<'_> {
+    /// The share of the limit that is left.
+    fn share(&self) -> f64 {
+        self.outcome.remaining.clamp(-MAX_TOKENS, MAX_TOKENS) / self.outcome.capacity.max(1e-200)
+    }
+}
+
+/// Writes the outcomes of a call for several limits as headers, each as [`headers`] does: in the IETF's style a list with
+/// an item for each request, in their order, without unlimited keys. GitHub's style has one limit: of those that deny that
+/// with the longest wait, or else the one with the smallest share left.
+///
+/// The retry header has the longest wait; there is none if a request can never succeed, when no request has a wait.
+pub fn headers_all(style: Style, items: &[Item]) -> Value {
+    let wait = items.iter().filter_map(|item| item.outcome.wait()).max();
+    let limited: Vec<&Item> =
+        items.iter().filter(|item| item.outcome.capacity.is_finite()).collect();
+    let (mut headers, retry) = match (style, shown(&limited)) {
+        (Style::Ietf | Style::Postgrest, None) => (Vec::new(), "Retry-After"),
+        (Style::Github, None) => (Vec::new(), "retry-after"),
+        (Style::Ietf | Style::Postgrest, Some(_)) => (ietf(&limited), "Retry-After"),
+        (Style::Github, Some(item)) => (github(item), "retry-after"),
     };
+    headers.extend(wait.map(|wait| (retry, seconds(wait).to_string())));
     let headers = headers.into_iter();
     match style {
         Style::Postgrest => headers.map(|(header, value)| json!({ header: value })).collect(),
@@ -122,19 +159,29 @@ pub fn headers(
     }
 }
 
-type Headers = Vec<(&'static str, String)>;
-
-/// The header with the wait after a denial.
-fn retry(
-    header: &'static str,
-    outcome: &CallOutcome,
-) -> impl Iterator<Item = (&'static str, String)> {
-    outcome.wait().map(|wait| (header, seconds(wait).to_string())).into_iter()
+/// The one limit that GitHub's style shows.
+fn shown<'a>(limited: &[&'a Item<'a>]) -> Option<&'a Item<'a>> {
+    let longest = limited.iter().filter_map(|item| item.outcome.wait()).max();
+    let denies = |item: &Item| match longest {
+        Some(_) => item.outcome.wait() == longest,
+        None => item.denies,
+    };
+    let any = limited.iter().any(|item| denies(item));
+    let candidates = limited.iter().copied().filter(|item| !any || denies(item));
+    candidates.min_by(|a, b| a.share().total_cmp(&b.share()))
 }
+
+type Headers = Vec<(&'static str, String)>;
 
 /// The structured fields of draft-ietf-httpapi-ratelimit-headers: `q` of the unit `qu` every `w` seconds, `r`
 /// remaining, more of them in `t` seconds.
-fn ietf(name: &[u8], limit: &Limit, outcome: &CallOutcome, now: Micros) -> Headers {
+fn ietf(items: &[&Item]) -> Headers {
+    let (policies, currents): (Vec<_>, Vec<_>) = items.iter().map(|item| ietf_item(item)).unzip();
+    vec![("RateLimit-Policy", policies.join(", ")), ("RateLimit", currents.join(", "))]
+}
+
+/// A limit's policy, and what is left of it.
+fn ietf_item(&Item { name, limit, ref outcome, now, .. }: &Item) -> (String, String) {
     let name = structured_string(name);
     let (quota, window) = match limit.capacity().is_finite() {
         true => policy(limit),
@@ -151,13 +198,11 @@ fn ietf(name: &[u8], limit: &Limit, outcome: &CallOutcome, now: Micros) -> Heade
     if let Some(until) = limit.until_more(outcome, now) {
         current += &format!(";t={}", seconds(until));
     }
-    let mut headers = vec![("RateLimit-Policy", policy), ("RateLimit", current)];
-    headers.extend(retry("Retry-After", outcome));
-    headers
+    (policy, current)
 }
 
 /// The headers of GitHub's API.
-fn github(name: &[u8], outcome: &CallOutcome) -> Headers {
+fn github(Item { name, outcome, .. }: &Item) -> Headers {
     let limit = outcome.capacity.floor();
     let mut headers = vec![
         ("x-ratelimit-limit", tokens(limit).to_string()),
@@ -166,7 +211,6 @@ fn github(name: &[u8], outcome: &CallOutcome) -> Headers {
     ];
     headers.extend(outcome.reset_at.map(|at| ("x-ratelimit-reset", seconds(at).to_string())));
     headers.push(("x-ratelimit-resource", percent_encode(name, ENCODED_AS_WORD).to_string()));
-    headers.extend(retry("retry-after", outcome));
     headers
 }
 
@@ -318,6 +362,78 @@ mod tests {
         assert_eq!(t(None, seconds(-1.0)), ";t=0");
         let unknown = CallOutcome { reset_at: None, ..DENIED };
         assert_eq!(ietf(&bucket(), &unknown)["RateLimit"], r#""api";r=7"#);
+    }
+
+    /// An item of a bucket of 10 a minute, with a name.
+    fn of<'a>(name: &'a str, limit: &'a Limit, outcome: CallOutcome) -> Item<'a> {
+        Item { name: name.as_bytes(), limit, outcome, denies: !outcome.ok, now: NOW }
+    }
+
+    #[test]
+    fn several_limits_are_items_in_their_order_and_exempt_ones_left_out() {
+        let (bucket, log) = (bucket(), limit("sliding log", 3.0, 1_000.0));
+        let exempt = CallOutcome {
+            ok: true,
+            retry_after: None,
+            remaining: f64::INFINITY,
+            capacity: f64::INFINITY,
+            reset_at: None,
+        };
+        let taken = CallOutcome { ok: true, retry_after: None, ..DENIED };
+        let items = [of("b", &bucket, taken), of("x", &bucket, exempt), of("a b", &log, taken)];
+        assert_eq!(
+            headers_all(Style::Ietf, &items),
+            json!({
+                "RateLimit-Policy": r#""b";q=10;w=60, "a b";q=3;w=1"#,
+                "RateLimit": r#""b";r=7;t=18, "a b";r=7"#,
+            })
+        );
+        for style in [Style::Ietf, Style::Github] {
+            assert_eq!(headers_all(style, &items[1..2]), json!({}));
+        }
+        let blocked = CallOutcome { ok: false, retry_after: Some(seconds(5.0)), ..exempt };
+        let items = [of("x", &bucket, blocked)];
+        assert_eq!(headers_all(Style::Postgrest, &items), json!([{ "Retry-After": "5" }]));
+    }
+
+    #[test]
+    fn the_longest_wait_is_that_of_the_call() {
+        let bucket = bucket();
+        let waits = |wait: Option<f64>| CallOutcome { retry_after: wait.map(seconds), ..DENIED };
+        let item = |name, wait, denies| Item { denies, ..of(name, &bucket, waits(wait)) };
+        let items =
+            [item("a", Some(3.0), true), item("b", Some(7.5), true), item("c", None, false)];
+        assert_eq!(headers_all(Style::Ietf, &items)["Retry-After"], "8");
+        let github = headers_all(Style::Github, &items);
+        assert_eq!(github["x-ratelimit-resource"], "b");
+        assert_eq!(github["retry-after"], "8");
+        // One can never succeed: then no request has a wait.
+        let items = [item("a", None, false), item("b", None, true), item("c", None, false)];
+        assert_eq!(headers_all(Style::Ietf, &items)["Retry-After"], Value::Null);
+        let github = headers_all(Style::Github, &items);
+        assert_eq!(github["x-ratelimit-resource"], "b");
+        assert_eq!(github["retry-after"], Value::Null);
+    }
+
+    #[test]
+    fn the_smallest_share_is_shown_where_none_denies() {
+        let bucket = bucket();
+        let left = |name, remaining, capacity| {
+            let outcome = CallOutcome { ok: true, remaining, capacity, ..DENIED };
+            of(name, &bucket, outcome)
+        };
+        let shown =
+            |items: &[Item]| headers_all(Style::Github, items)["x-ratelimit-resource"].clone();
+        assert_eq!(
+            shown(&[left("a", 5.0, 10.0), left("b", 40.0, 100.0), left("c", 6.0, 10.0)]),
+            "b"
+        );
+        assert_eq!(
+            shown(&[left("a", 5.0, 10.0), left("b", 50.0, 100.0)]),
+            "a",
+            "the first of equal ones"
+        );
+        assert_eq!(shown(&[left("a", 1.0, 10.0), left("b", 0.0, 0.0), left("c", -1.0, 10.0)]), "c");
     }
 
     /// The RateLimit of a bucket of 10 a minute with so much left.

@@ -7,9 +7,11 @@ use serde::de::{self, Deserializer, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::Micros;
 use crate::argument::ArgumentError;
 use crate::config;
-use crate::fields::{FieldError, Fields, Flag, Number};
+use crate::fields::{FieldError, Fields, Flag, Number, TextField};
+use crate::micros::time_with_offset;
 use crate::text::shortened;
 
 /// The longest name, in bytes. The shortest has one.
@@ -192,6 +194,138 @@ fn parse_one(json: &str) -> Result<RawRequest, ArgumentError> {
     })
 }
 
+/// The outcome of a request as it was written, with or without its name and key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RawOutcome {
+    /// The limit's name.
+    pub name: String,
+    /// The key; empty where it is left out.
+    pub key: String,
+    /// Whether the whole call succeeded.
+    pub ok: bool,
+    /// Whether its own limit allows it.
+    pub allows: bool,
+    /// Seconds.
+    pub retry_after: Option<f64>,
+    /// `retry_after` as a time.
+    pub retry_at: Option<Micros>,
+    /// Tokens left and capacity; `None` for an unlimited key.
+    pub level: Option<(f64, f64)>,
+    /// When the limit is full, or its window ends.
+    pub reset_at: Option<Micros>,
+    /// The limit's own config, as JSON.
+    pub config: Option<String>,
+}
+
+/// The longest list of outcomes, in bytes of JSON: 500 for each of [`MAX_REQUESTS`].
+pub const MAX_OUTCOMES_BYTES: usize = 5_000_000;
+
+/// What is allowed of an outcome's numbers, in words.
+pub const RETRY_AFTER: &str = "a number of seconds from 0 to 1e13, or NULL";
+/// Likewise.
+pub const REMAINING: &str = "a finite number";
+/// Likewise.
+pub const CAPACITY: &str = "a number from 0 to 1e15";
+const TIME: &str = "a time with its offset";
+const OUTCOMES: &str = "an array of the rows of rl_limit_all, as jsonb_agg(r ORDER BY n) makes it";
+const OUTCOME: &str = "an object, a row of rl_limit_all";
+
+#[derive(Deserialize)]
+struct OutcomeFields {
+    name: Name,
+    key: Option<Key>,
+    ok: Flag,
+    allows: Flag,
+    retry_after: Option<Seconds>,
+    retry_at: Option<Time>,
+    remaining: Option<Remaining>,
+    capacity: Option<Capacity>,
+    reset_at: Option<Time>,
+    config: Option<Box<RawValue>>,
+}
+
+/// The fields of an outcome. Others are ignored: a later version may return more.
+const OUTCOME_FIELDS: [&str; 10] = [
+    "name",
+    "key",
+    "ok",
+    "allows",
+    "retry_after",
+    "retry_at",
+    "remaining",
+    "capacity",
+    "reset_at",
+    "config",
+];
+
+/// Declares a number of an outcome, with what is allowed.
+macro_rules! outcome_number {
+    ($type:ident, $allowed:expr, $range:expr) => {
+        struct $type(f64);
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$type, D::Error> {
+                let number = Number { allowed: $allowed, fits: |number| $range.contains(&number) };
+                deserializer.deserialize_f64(number).map($type)
+            }
+        }
+    };
+}
+outcome_number!(Seconds, RETRY_AFTER, (0.0..=1e13));
+outcome_number!(Remaining, REMAINING, (f64::MIN..=f64::MAX));
+outcome_number!(Capacity, CAPACITY, (0.0..=config::MAX_TOKENS));
+
+struct Time(Micros);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
+        let time = TextField { allowed: TIME, read: time_with_offset };
+        deserializer.deserialize_str(time).map(Time)
+    }
+}
+
+/// Reads a list of outcomes, as `jsonb_agg` makes it of the rows of `rl_limit_all`; a config may be added to each. The
+/// caller checks its length.
+///
+/// # Errors
+/// [`RequestError`] for JSON that is no list or an empty one, and for the first outcome with a field that is missing, or
+/// of a wrong type or range.
+pub fn parse_outcomes(json: &str) -> Result<Vec<RawOutcome>, RequestError> {
+    let list: Option<Vec<&RawValue>> = serde_json::from_str(json).ok();
+    let list = list.filter(|list| !list.is_empty()).ok_or_else(|| RequestError {
+        n: 0,
+        error: ArgumentError::invalid("results", type_of(json), OUTCOMES),
+    })?;
+    let parse = |(n, outcome): (usize, &&RawValue)| {
+        parse_outcome(outcome.get()).map_err(|error| RequestError { n: n + 1, error })
+    };
+    list.iter().enumerate().map(parse).collect()
+}
+
+fn parse_outcome(json: &str) -> Result<RawOutcome, ArgumentError> {
+    let mut fields = Fields::from_json(json)
+        .ok_or_else(|| ArgumentError::invalid("it", type_of(json), OUTCOME))?;
+    fields.keep(&OUTCOME_FIELDS);
+    let outcome: OutcomeFields = fields.read()?;
+    let level = match (outcome.remaining, outcome.capacity) {
+        (None, None) => None,
+        (Some(remaining), Some(capacity)) => Some((remaining.0, capacity.0)),
+        (None, _) => return Err(ArgumentError::Null("remaining")),
+        (_, None) => return Err(ArgumentError::Null("capacity")),
+    };
+    Ok(RawOutcome {
+        name: outcome.name.0,
+        key: outcome.key.map_or_else(String::new, |key| key.0),
+        ok: outcome.ok.0,
+        allows: outcome.allows.0,
+        retry_after: outcome.retry_after.map(|seconds| seconds.0),
+        retry_at: outcome.retry_at.map(|at| at.0),
+        level,
+        reset_at: outcome.reset_at.map(|at| at.0),
+        config: outcome.config.map(|config| Box::<str>::from(config).into_string()),
+    })
+}
+
 impl From<FieldError> for ArgumentError {
     fn from(error: FieldError) -> ArgumentError {
         match error {
@@ -303,5 +437,67 @@ mod tests {
         ] {
             assert_eq!(parse(json).unwrap_err().to_string(), message);
         }
+    }
+
+    /// A row of rl_limit_all as PostgreSQL writes it, with one field replaced or added.
+    fn row(field: &str, value: &str) -> String {
+        let row = r#"{"n": 1, "ok": false, "key": "u", "name": "a", "allows": false, "capacity": 10, "reset_at": "2027-01-01T12:00:10+00:00", "retry_at": "2027-01-01T13:00:00.5+01:00", "remaining": 0.25, "retry_after": 0.5}"#;
+        let mut row: serde_json::Map<String, Value> = serde_json::from_str(row).unwrap();
+        row.insert(field.into(), serde_json::from_str(value).unwrap());
+        Value::Array(vec![row.into()]).to_string()
+    }
+
+    #[test]
+    fn an_outcome_is_read_as_a_row_has_it() {
+        let noon = Micros(1_798_804_800_000_000);
+        let outcome = RawOutcome {
+            name: "a".into(),
+            key: "u".into(),
+            ok: false,
+            allows: false,
+            retry_after: Some(0.5),
+            retry_at: Some(noon.plus(Micros(500_000))),
+            level: Some((0.25, 10.0)),
+            reset_at: Some(noon.plus(Micros(10_000_000))),
+            config: None,
+        };
+        assert_eq!(parse_outcomes(&row("of a later version", "[1]")).unwrap(), [outcome.clone()]);
+        let config = RawOutcome { config: Some(r#"{"rate":1}"#.into()), ..outcome.clone() };
+        assert_eq!(parse_outcomes(&row("config", r#"{"rate":1}"#)).unwrap(), [config]);
+        // As Date.toISOString writes it.
+        let zulu = row("reset_at", r#""2027-01-01T12:00:10.000Z""#);
+        assert_eq!(parse_outcomes(&zulu).unwrap(), [outcome.clone()]);
+        let nulls = RawOutcome { retry_after: None, ..outcome };
+        assert_eq!(parse_outcomes(&row("retry_after", "null")).unwrap(), [nulls]);
+    }
+
+    #[test]
+    fn an_invalid_outcome_is_refused_by_its_field() {
+        for (field, value, message) in [
+            ("name", "null", "name must not be null".into()),
+            ("name", "1", "name is 1 (allowed: a string)".into()),
+            ("key", "7", "key is a number (allowed: a string)".into()),
+            ("ok", "1", "ok is 1 (allowed: true or false)".into()),
+            ("allows", "null", "allows must not be null".into()),
+            ("remaining", "null", "remaining must not be null".into()),
+            (
+                "remaining",
+                r#""Infinity""#,
+                format!(r#"remaining is "Infinity" (allowed: {REMAINING})"#),
+            ),
+            ("capacity", "-1", format!("capacity is -1 (allowed: {CAPACITY})")),
+            ("retry_after", "-1", format!("retry_after is -1 (allowed: {RETRY_AFTER})")),
+            ("reset_at", "0", format!("reset_at is 0 (allowed: {TIME})")),
+            ("retry_at", r#""noon""#, format!(r#"retry_at is "noon" (allowed: {TIME})"#)),
+        ] {
+            let json = row(field, value);
+            let error = parse_outcomes(&json).unwrap_err();
+            assert_eq!(error.to_string(), format!("request 1: {message}"), "{json}");
+        }
+        assert_eq!(parse_outcomes("[]").unwrap_err().n, 0);
+        assert_eq!(
+            parse_outcomes("[1]").unwrap_err().to_string(),
+            format!("request 1: it is a number (allowed: {OUTCOME})")
+        );
     }
 }

@@ -1,5 +1,7 @@
 //! Values as messages and JSON write them.
 
+use std::borrow::Cow;
+
 use serde::Serializer;
 
 /// Shortens a value to its first 80 characters, for a message.
@@ -18,6 +20,57 @@ pub fn float_text(number: f64) -> String {
         size if size > 0.0 && size < 1e-4 => format!("{number:e}"),
         _ => number.to_string(),
     }
+}
+
+/// Writes texts as a JSON array without blanks, byte for byte as PostgreSQL's array_to_json does, in any encoding that
+/// extends ASCII; the number of its bytes if they are more than `most`.
+///
+/// ```
+/// # use ratelimit_core::text::json_array;
+/// assert_eq!(json_array(&[b"acme", b"say \"hi\""], 100).unwrap(), br#"["acme","say \"hi\""]"#);
+/// assert_eq!(json_array(&[b"acme", b"ada"], 10), Err(14));
+/// ```
+pub fn json_array(texts: &[&[u8]], most: usize) -> Result<Vec<u8>, usize> {
+    let written = |text: &[u8]| -> usize {
+        text.iter().map(|&byte| escaped(byte).map_or(1, |code| code.len())).sum()
+    };
+    let lengths = texts.iter().map(|text| written(text) + 3);
+    let length = 1 + lengths.sum::<usize>().max(1);
+    if length > most {
+        return Err(length);
+    }
+    let mut array = Vec::with_capacity(length);
+    for text in texts {
+        array.push(if array.is_empty() { b'[' } else { b',' });
+        array.push(b'"');
+        for &byte in *text {
+            match escaped(byte) {
+                Some(code) => array.extend(code.as_bytes()),
+                None => array.push(byte),
+            }
+        }
+        array.push(b'"');
+    }
+    if array.is_empty() {
+        array.push(b'[');
+    }
+    array.push(b']');
+    Ok(array)
+}
+
+/// The escape sequence that JSON writes for a byte.
+fn escaped(byte: u8) -> Option<Cow<'static, str>> {
+    Some(match byte {
+        b'"' => "\\\"".into(),
+        b'\\' => "\\\\".into(),
+        b'\n' => "\\n".into(),
+        b'\r' => "\\r".into(),
+        b'\t' => "\\t".into(),
+        0x08 => "\\b".into(),
+        0x0c => "\\f".into(),
+        ..0x20 => format!("\\u{byte:04x}").into(),
+        _ => return None,
+    })
 }
 
 /// Lists names of fields for a message.
@@ -45,6 +98,24 @@ impl serde::Serialize for JsonNumber {
             serializer.serialize_i64(number as i64)
         } else {
             serializer.serialize_f64(number)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_of_texts_is_as_serde_writes_it() {
+        let every: String = (0u8..=127).map(char::from).chain("é☕\u{10ffff}".chars()).collect();
+        for texts in
+            [vec![], vec![""], vec!["", ""], vec!["acme", "ada"], vec![&every, "b", &every]]
+        {
+            let bytes: Vec<&[u8]> = texts.iter().map(|text| text.as_bytes()).collect();
+            let json = serde_json::to_string(&texts).unwrap();
+            assert_eq!(json_array(&bytes, json.len()).unwrap(), json.as_bytes());
+            assert_eq!(json_array(&bytes, json.len() - 1), Err(json.len()));
         }
     }
 }

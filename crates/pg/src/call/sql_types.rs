@@ -1,5 +1,9 @@
 //! Rust types that stand for SQL types, as arguments and as results.
 
+use std::ffi::c_char;
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+
 use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid;
 use ratelimit_core::config::Interval;
@@ -91,6 +95,60 @@ impl<'call> Argument<'call> for &'call [u8] {
     unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<&'call [u8]> {
         // SAFETY: as the caller says; detoasted, it lives in the call's memory context.
         Ok(unsafe { varlena_bytes(datum) })
+    }
+}
+
+/// An array of texts.
+pub struct TextArray<'call> {
+    array: *mut pg_sys::ArrayType,
+    call: PhantomData<&'call ()>,
+}
+
+impl<'call> Argument<'call> for TextArray<'call> {
+    const SQL: &'static str = "text[]";
+
+    unsafe fn read(datum: pg_sys::Datum, _: &'static str) -> Result<TextArray<'call>> {
+        // SAFETY: as the caller says; detoasted, it lives in the call's memory context.
+        let array = unsafe { pg_sys::pg_detoast_datum(datum.cast_mut_ptr()) };
+        Ok(TextArray { array: array.cast(), call: PhantomData })
+    }
+}
+
+impl<'call> TextArray<'call> {
+    /// The number of its dimensions; 0 if it is empty.
+    pub fn dimensions(&self) -> usize {
+        // SAFETY: a detoasted array begins with its header.
+        unsafe { (*self.array).ndim as usize }
+    }
+
+    /// The number of its elements.
+    #[allow(clippy::len_without_is_empty, reason = "no caller asks")]
+    pub fn len(&self) -> usize {
+        // SAFETY: the lengths of the dimensions follow the header.
+        unsafe {
+            let lengths = self.array.add(1).cast();
+            pg_sys::ArrayGetNItems((*self.array).ndim, lengths) as usize
+        }
+    }
+
+    /// Its elements, in the server's encoding; `None` for NULL.
+    pub fn texts(&self) -> Vec<Option<&'call [u8]>> {
+        let (mut values, mut nulls, mut count) = (null_mut(), null_mut(), 0);
+        // SAFETY: the array is of texts, which it has as many of as it says. They live as long as the array.
+        unsafe {
+            pg_sys::deconstruct_array(
+                self.array,
+                BuiltinOid::TEXTOID.value(),
+                -1,
+                false,
+                b'i' as c_char,
+                &mut values,
+                &mut nulls,
+                &mut count,
+            );
+            let text = |n| (!*nulls.add(n)).then(|| varlena_bytes(*values.add(n)));
+            (0..count as usize).map(text).collect()
+        }
     }
 }
 
