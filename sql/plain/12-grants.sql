@@ -4,8 +4,8 @@
 
 -- Functions that every role may call: they need no rights.
 CREATE OR REPLACE FUNCTION ratelimit._is_open(name text) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
-    SELECT name ~ '^(rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate|key|result)'
-                  '|_parse|_written|_valid)([(]|$)'
+    SELECT name ~ '^(rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate|key'
+                  '|result)|_parse|_written|_valid)([(]|$)'
 $$;
 
 -- Identifies the cluster, since oids may repeat in another one that restores a dump; 0 where the host hides it.

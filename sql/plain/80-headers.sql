@@ -88,7 +88,7 @@ END
 $$;
 
 -- Writes results as headers, of one limit or of the requests of a call, in their order; denies: whether the request's
--- own limit denies it. GitHub's style has one limit: of those that deny that with the longest wait, or else the one with
+-- own limit denies it. GitHub's style has one limit: the one that denies with the longest wait, or else the one with
 -- the smallest share left.
 CREATE OR REPLACE FUNCTION ratelimit._headers(style text, names text[], limits ratelimit._limit[],
     results ratelimit.rl_result[], denies boolean[]) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -131,7 +131,7 @@ BEGIN
                      THEN least(round((r.retry_after * 1e6)::numeric), 9223372036854775807) END;
         IF r.reset_at >= '9999-12-30 00:00:00+00' THEN r.reset_at := NULL; END IF;
         IF style = 'github' THEN
-            rank := coalesce(CASE WHEN longest_shown IS NOT NULL THEN wait = longest_shown ELSE denies[i] END, false)::int;
+            rank := coalesce(CASE WHEN longest_shown IS NULL THEN denies[i] ELSE wait = longest_shown END, false)::int;
             share := greatest(least(r.remaining, 1e15), -1e15) / greatest(r.capacity, 1e-200);
             IF rank > highest OR rank = highest AND share < smallest THEN
                 highest := rank;
@@ -207,7 +207,8 @@ BEGIN
         ELSIF (CASE f.type WHEN 'time' THEN ratelimit._time_of(given) IS NULL ELSE jsonb_typeof(given) <> f.type END)
             OR (CASE jsonb_typeof(given) WHEN 'number' THEN given::numeric NOT BETWEEN f.lowest AND f.highest END) THEN
             PERFORM ratelimit._bad(f.name,
-                CASE f.name WHEN 'key' THEN ratelimit._type_of(given) ELSE ratelimit._short(given::text) END, f.allowed);
+                CASE f.name WHEN 'key' THEN ratelimit._type_of(given) ELSE ratelimit._short(given::text) END,
+                f.allowed);
         END IF;
     END LOOP;
     IF coalesce(outcome -> 'remaining', 'null') = 'null' AND coalesce(outcome -> 'capacity', 'null') <> 'null' THEN

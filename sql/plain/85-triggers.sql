@@ -74,11 +74,11 @@ CREATE OR REPLACE FUNCTION ratelimit._take_row(name text, key text, count double
 DECLARE
     d ratelimit._decision;
 BEGIN
-    IF name IS NULL THEN PERFORM ratelimit._null(format('name column "%s" of table "%s"', columns[1], relation)); END IF;
-    IF key IS NULL THEN
+    IF name IS NULL THEN
+        PERFORM ratelimit._null(format('name column "%s" of table "%s"', columns[1], relation));
+    ELSIF key IS NULL THEN
         PERFORM ratelimit._null(format('key column "%s" of table "%s"', columns[2 + missing], relation));
-    END IF;
-    IF count IS NULL THEN
+    ELSIF count IS NULL THEN
         PERFORM ratelimit._null(format('count column "%s" of table "%s"', columns[2], relation));
     END IF;
     PERFORM ratelimit._check(name, key), ratelimit._check_count(NULL, count);
@@ -172,8 +172,9 @@ BEGIN
     IF statement THEN
         -- Sorted by the bytes of names and keys, so that statements lock rows in the same order. A count out of range
         -- stands for the key's total, and is refused.
-        FOR limited, k, n, missing IN EXECUTE format('SELECT l COLLATE "C", k COLLATE "C", CASE WHEN bool_or(n IS NULL) '
-            'THEN NULL ELSE coalesce(max(n) FILTER (WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END, min(missing) '
+        FOR limited, k, n, missing IN EXECUTE format('SELECT l COLLATE "C", k COLLATE "C", '
+            'CASE WHEN bool_or(n IS NULL) THEN NULL '
+            'ELSE coalesce(max(n) FILTER (WHERE NOT (n >= 0 AND n <= 1e15)), sum(n)) END, min(missing) '
             'FROM (%s) AS counts (l, k, n, missing) GROUP BY 1, 2 ORDER BY 1 NULLS FIRST, 2 NULLS FIRST', query)
         LOOP
             PERFORM ratelimit._take_row(limited, k, n, missing, columns, TG_TABLE_NAME, message);

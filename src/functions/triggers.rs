@@ -109,7 +109,7 @@ struct Options<'a> {
     name: Name<'a>,
     key: Key<'a>,
     count: Option<Named<'a>>,
-    /// Of a denial, for end users.
+    /// What end users read of a denial.
     message: Option<&'a [u8]>,
 }
 

@@ -60,7 +60,7 @@ fn plain(signature: &str) -> String {
 fn names(signature: &str) -> BTreeSet<&str> {
     let lists = signature.split('(').skip(1).filter_map(|list| list.split_once(')'));
     let named = lists.flat_map(|(list, _)| list.split(", "));
-    named.filter_map(|named| named.split_whitespace().next()).collect()
+    named.filter_map(|named| named.split_whitespace().find(|word| *word != "VARIADIC")).collect()
 }
 
 #[test]
