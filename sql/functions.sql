@@ -223,7 +223,8 @@ COMMENT ON FUNCTION @extschema@.rl_save IS 'saves limits in memory to the table 
 -- Outcomes as HTTP headers.
 
 CREATE FUNCTION @extschema@.rl_headers(
-    name text, result @extschema@.rl_result, style text DEFAULT 'ietf', config jsonb DEFAULT NULL)
+    name text, result @extschema@.rl_result, style text DEFAULT 'ietf', config jsonb DEFAULT NULL,
+    key text DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_headers';

@@ -4,7 +4,7 @@ DECLARE
     users text := (
         SELECT pg_catalog.string_agg(pg_catalog.format('%s uses %s', what.name, grows.function), E'\n' ORDER BY what.name)
         FROM pg_catalog.unnest(ARRAY[
-            '@extschema@.rl_status(text, text)'
+            '@extschema@.rl_status(text, text)', '@extschema@.rl_headers(text, @extschema@.rl_result, text, jsonb)'
         ]::pg_catalog.regprocedure[]) AS grows (function)
         JOIN pg_catalog.pg_depend AS depends
              ON depends.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass::pg_catalog.oid
@@ -79,16 +79,23 @@ RETURNS TABLE (
     as_of timestamptz, shards integer, limited boolean, limited_by text, block_reason text, held double precision)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_status';
+CREATE FUNCTION @extschema@.rl_headers_1_1_0(
+    name text, result @extschema@.rl_result, style text DEFAULT 'ietf', config jsonb DEFAULT NULL,
+    key text DEFAULT NULL)
+RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_headers';
 UPDATE pg_catalog.pg_proc AS function
 SET (pronargs, pronargdefaults, proargtypes, proallargtypes, proargmodes, proargnames, proargdefaults)
   = (SELECT new.pronargs, new.pronargdefaults, new.proargtypes, new.proallargtypes, new.proargmodes, new.proargnames,
             new.proargdefaults
      FROM pg_catalog.pg_proc AS new WHERE new.oid OPERATOR(pg_catalog.=) grows.as_in::pg_catalog.oid)
 FROM (VALUES
-    ('@extschema@.rl_status'::pg_catalog.regproc, '@extschema@.rl_status_1_1_0'::pg_catalog.regproc)
+    ('@extschema@.rl_status'::pg_catalog.regproc, '@extschema@.rl_status_1_1_0'::pg_catalog.regproc),
+    ('@extschema@.rl_headers'::pg_catalog.regproc, '@extschema@.rl_headers_1_1_0'::pg_catalog.regproc)
 ) AS grows (function, as_in)
 WHERE function.oid OPERATOR(pg_catalog.=) grows.function::pg_catalog.oid;
-DROP FUNCTION @extschema@.rl_status_1_1_0;
+DROP FUNCTION @extschema@.rl_status_1_1_0, @extschema@.rl_headers_1_1_0;
 
 -- Keys that are denied however many tokens are left.
 CREATE TABLE @extschema@.rl_blocks (

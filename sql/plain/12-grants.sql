@@ -276,7 +276,7 @@ function rl_distribute(int,regclass)
 function rl_extend(text,jsonb)
 function rl_fixed_window(float8,interval,float8,float8,int,timestamptz,boolean,text)
 function rl_forget(text)
-function rl_headers(text,ratelimit.rl_result,text,jsonb)
+function rl_headers(text,ratelimit.rl_result,text,jsonb,text)
 function rl_headers_all(jsonb,text)
 function rl_key(text[])
 function rl_limit(text,text,float8,boolean,boolean,jsonb)
@@ -343,7 +343,8 @@ _status(text,text)
 _take_row(text,text,float8,text[],name)
 _told(text,ratelimit._decision)
 _wrong_kind(text,int)
-rl_block(text,text,interval,timestamptz)', E'\n    ', ''), E'\n');
+rl_block(text,text,interval,timestamptz)
+rl_headers(text,ratelimit.rl_result,text,jsonb)', E'\n    ', ''), E'\n');
     first_version boolean;
     detail text;
     m record;

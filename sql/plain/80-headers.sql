@@ -169,15 +169,15 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_headers(name text, result ratelimit.rl_result, style text DEFAULT 'ietf',
-    config jsonb DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql AS $$
+    config jsonb DEFAULT NULL, key text DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
 BEGIN
-    PERFORM ratelimit._check(name, ''), ratelimit._check_result(result, style);
+    PERFORM ratelimit._check(name, coalesce(key, '')), ratelimit._check_result(result, style);
     IF config IS NOT NULL THEN
         l := ratelimit._parse(config);
     ELSE
-        l := ratelimit._resolve('rl_headers', name, '', ratelimit._defined(name, ''), NULL);
+        l := ratelimit._resolve('rl_headers', name, '', ratelimit._defined(name, coalesce(key, '')), NULL);
     END IF;
     RETURN ratelimit._headers(style, ARRAY[name], ARRAY[l], ARRAY[result], ARRAY[NOT result.ok]);
 END

@@ -11,7 +11,9 @@ use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
 
 use super::answers::RlResult;
-use super::arguments::{HeaderStyle, LimitName, refuse_long_list, required, valid_key, valid_name};
+use super::arguments::{
+    HeaderStyle, LimitKey, LimitName, refuse_long_list, required, valid_key, valid_name,
+};
 use crate::cache::definitions;
 use crate::declaration::sql_function;
 use crate::schema::catalog::{self, Catalog, TableLock};
@@ -24,7 +26,7 @@ use ratelimit_pg::interrupts::larger_reserve;
 use ratelimit_pg::values::{Jsonb, jsonb_from_json, server_text, utf8_bytes};
 
 sql_function! {
-    /// 22004, 22023, 42704. The result has no key, so an override does not count.
+    /// 22004, 22023, 42704. Without a key, as 1.0.0 declares it, the definition is that of the name.
     #[effect(Reads)]
     fn rl_headers(
         call: &Call,
@@ -32,12 +34,14 @@ sql_function! {
         result: Composite<RlResult>,
         style: HeaderStyle,
         config: Option<Jsonb>,
+        key: Option<LimitKey>,
     ) -> Json {
         let (outcome, now) = outcome(&result)?;
+        let key = key.map_or(&b""[..], |key| key.0);
         let definition = match config {
             Some(config) => definitions::inline(config)?,
             None => catalog::with(call.function(), TableLock::Read, |catalog| {
-                definitions::of_key(catalog, name.0, b"")
+                definitions::of_key(catalog, name.0, key)
             })?,
         };
         let now = now.unwrap_or_else(current_time);

@@ -225,18 +225,22 @@ fn functions_that_grow_keep_what_is_theirs() {
              SET ROLE grows_owner; GRANT EXECUTE ON FUNCTION rl_status TO grows_app WITH GRANT OPTION;
              SET ROLE grows_app; GRANT EXECUTE ON FUNCTION rl_status TO grows_other;
              RESET ROLE;
-             SELECT rl_define('api', rl_token_bucket(1, '365 days')), rl_limit('api', 'ada');
+             GRANT EXECUTE ON FUNCTION rl_headers TO grows_other;
+             SELECT rl_define('api', rl_token_bucket(1, '365 days')), rl_limit('api', 'ada'),
+                    rl_define('api', rl_token_bucket(9, '365 days'), 'vip');
              CREATE FUNCTION by_text() RETURNS SETOF text LANGUAGE plpgsql AS
                  $$ BEGIN RETURN QUERY SELECT s.key FROM rl_status('api') AS s WHERE s.limited; END $$;
              CREATE SCHEMA mine;
              CREATE VIEW mine.limited AS SELECT name, key FROM rl_status() WHERE limited;
+             CREATE VIEW mine.headers AS SELECT rl_headers('api', r) FROM rl_check('api') AS r;
              CREATE FUNCTION mine.limited() RETURNS bigint LANGUAGE sql
                  BEGIN ATOMIC SELECT count(*) FROM rl_status() WHERE limited; END",
         )
         .unwrap();
-    const OF_IT: &str = "SELECT concat_ws(' ', proowner::regrole, proacl, initprivs)
+    const OF_THEM: &str = "SELECT string_agg(concat_ws(' ', proowner::regrole, proacl, initprivs), ' ' ORDER BY proname)
                          FROM pg_proc LEFT JOIN pg_init_privs i ON i.classoid = 'pg_proc'::regclass AND i.objoid = pg_proc.oid
-                         WHERE pg_proc.oid = 'rl_status'::regproc";
+                         WHERE pg_proc.oid IN ('rl_status'::regproc, 'rl_headers'::regproc)";
+    const POLICY: &str = "SELECT rl_headers('api', r, 'ietf', NULL) ->> 'RateLimit-Policy' FROM rl_check('api', 'vip') AS r";
     const VERSION: &str =
         "SELECT extversion || ' ' || EXISTS (SELECT FROM pg_attribute WHERE attname = 'added'
                                AND attrelid = 'rateLimits'::regclass)
@@ -245,7 +249,7 @@ fn functions_that_grow_keep_what_is_theirs() {
         |client: &mut Client, sql: &str| -> String { client.query_one(sql, &[]).unwrap().get(0) };
     let columns =
         |client: &mut Client| client.query("SELECT * FROM rl_status()", &[]).unwrap()[0].len();
-    let was = text(&mut client, OF_IT);
+    let was = text(&mut client, OF_THEM);
     assert!(was.contains("grows_other=X/grows_app"), "{was}");
 
     // A session of long standing, with plans.
@@ -253,6 +257,7 @@ fn functions_that_grow_keep_what_is_theirs() {
     let plan = other.prepare("SELECT key, limited FROM rl_status('api')").unwrap();
     for client in [&mut client, &mut other] {
         assert_eq!(columns(client), 9);
+        assert_eq!(text(client, POLICY), "\"api\";q=1;w=31536000");
         assert_eq!(text(client, "SELECT by_text()"), "ada");
         assert_eq!(text(client, "SELECT key FROM mine.limited"), "ada");
     }
@@ -263,21 +268,26 @@ fn functions_that_grow_keep_what_is_theirs() {
     assert_eq!(refused.code().code(), "2BP01");
     assert_eq!(
         refused.detail().unwrap(),
-        "function mine.limited() uses rl_status(text,text)\nview mine.limited uses rl_status(text,text)"
+        "function mine.limited() uses rl_status(text,text)\n\
+         view mine.headers uses rl_headers(text,rl_result,text,jsonb)\n\
+         view mine.limited uses rl_status(text,text)"
     );
     assert_eq!(text(&mut client, VERSION), "1.0.0 false");
     assert_eq!(text(&mut client, "SELECT key FROM mine.limited"), "ada");
 
     client
         .batch_execute(
-            "DROP VIEW mine.limited; DROP FUNCTION mine.limited; ALTER EXTENSION ratelimit UPDATE;
+            "DROP VIEW mine.limited, mine.headers; DROP FUNCTION mine.limited; ALTER EXTENSION ratelimit UPDATE;
              CREATE VIEW mine.limited AS SELECT key FROM rl_status() WHERE limited_by = 'tokens'",
         )
         .unwrap();
     assert_eq!(text(&mut client, VERSION), "1.1.0 true");
-    assert_eq!(text(&mut client, OF_IT), was);
+    assert_eq!(text(&mut client, OF_THEM), was);
     for client in [&mut client, &mut other] {
         assert_eq!(columns(client), 12);
+        assert_eq!(text(client, POLICY), "\"api\";q=1;w=31536000");
+        let policy = POLICY.replace("NULL)", "key => 'vip')").replace("'ietf', ", "");
+        assert_eq!(text(client, &policy), "\"api\";q=9;w=31536000");
         assert_eq!(text(client, "SELECT by_text()"), "ada");
         assert_eq!(text(client, "SELECT key FROM mine.limited"), "ada");
     }
