@@ -343,7 +343,8 @@ BEGIN
         SELECT p.oid::regprocedure AS function
         FROM pg_proc p CROSS JOIN aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
         WHERE p.pronamespace = to_regnamespace(quote_ident(current_setting('rl_move.home'))) AND a.grantee = 0
-          AND p.proname ~ '^rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate)$'
+          AND p.proname ~ ('^rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate'
+                           '|key)$')
           AND NOT EXISTS (SELECT FROM rl_grant g
                           WHERE g.object = format('FUNCTION %s', p.oid::regprocedure) AND g.grantee = 0)
     LOOP
