@@ -25,6 +25,7 @@ SELECT * FROM taken('tc') WHERE key LIKE '%eve%';
 -- An override and an exemption of such a key.
 SELECT rl_define('tc', rl_unlimited(), key => rl_key('acme', 'root'));
 INSERT INTO tc SELECT 'acme', 'root' FROM generate_series(1, 10);
+SELECT rl_undefine('tc', rl_key('acme', 'root'));
 DROP TRIGGER a ON tc;
 -- Times and numbers as in a key of one column, whatever the client has set; three columns.
 CREATE TRIGGER a BEFORE INSERT ON tc FOR EACH ROW EXECUTE FUNCTION rl_trigger('tc', 'key=tenant,posted,amount');
@@ -141,4 +142,3 @@ DROP TABLE tc, tc_jobs;
 DROP FUNCTION taken, misused;
 RESET client_min_messages;
 SELECT count(rl_reset_all(name)) AS reset, count(rl_undefine(name)) AS undefined FROM unnest('{tc,tc/free,tc/pro,tc/a,tc/ab}'::text[]) name;
-SELECT rl_undefine('tc', rl_key('acme', 'root'));
