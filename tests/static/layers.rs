@@ -93,7 +93,7 @@ fn a_module_that_is_named_is_found() {
             vec!["store", "host", "functions"],
         ),
         ("use crate::{\n    schema::{self, store},\n    host,\n};", vec!["schema", "host"]),
-        ("fn f() { crate::host::with_store() }", vec!["host"]),
+        ("fn f() { crate::host::inline() }", vec!["host"]),
         ("macro_rules! m { () => { $crate::declaration::One } }", vec!["declaration"]),
         ("// crate::store\nuse crate::storey; use ratelimit_pg::store;", vec![]),
     ] {
