@@ -1,5 +1,5 @@
 """book.py FOLDER   writes what mdBook reads for make docs: docs/, with the files of the repository that pages include,
-such as the README, and that they link to, such as programs. Links are rewritten for the book."""
+such as the README, and that they link to, such as programs and tests. Links are rewritten for the book."""
 
 import posixpath
 import re
@@ -51,6 +51,9 @@ def stage(folder):
 
         return CODE_OR_LINK.sub(replace, (REPOSITORY / file).read_text())
 
+    for page in folder.glob("*.md"):
+        if page.name not in pages_of.values():
+            page.write_text(rewritten(f"docs/{page.name}"))
     for file, page in pages_of.items():
         (folder / page).write_text(rewritten(file))
 

@@ -9,6 +9,7 @@ mod dump;
 mod fuzz;
 mod in_memory;
 mod leases;
+mod library;
 mod load;
 #[path = "../plain/moves.rs"]
 mod moves;

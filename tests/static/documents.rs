@@ -98,6 +98,29 @@ fn the_summary_has_every_page_by_its_title() {
 }
 
 #[test]
+fn a_link_that_names_a_function_leads_to_its_file() {
+    let mut links = 0;
+    for page in documents() {
+        // `begin_of_a_name…` of a file outside docs/.
+        for found in page.text.split("[`").skip(1) {
+            let Some((name, rest)) = found.split_once("`](../") else { continue };
+            let Some((file, _)) = rest.split_once(')') else { continue };
+            if name.contains('_') && !name.contains(['.', '/', '`', '\n']) {
+                let text = read(Path::new(file)).text;
+                let begin = name.trim_end_matches('…');
+                let function = match name.ends_with('…') {
+                    true => format!("fn {begin}"),
+                    false => format!("fn {begin}("),
+                };
+                assert!(text.contains(&function), "{}: {file} has no {name}", page.path.display());
+                links += 1;
+            }
+        }
+    }
+    assert!(links > 5, "{links}");
+}
+
+#[test]
 fn the_readme_is_a_front_page() {
     let lines = read(Path::new("README.md")).text.lines().count();
     assert!(lines <= README_LINES, "{lines} lines: move some of them to docs/");
