@@ -39,7 +39,8 @@ fn imported(client: &mut Client) -> Vec<String> {
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_library_has_no_hook_and_reaches_no_network_program_or_file() {
-    let imported = imported(&mut Database::new("library_imports").connect());
+    let database = Database::new("library_imports");
+    let imported = imported(&mut database.connect());
     // Some of those that it does take.
     for known in ["RegisterXactCallback", "malloc", "open64", "ProcessInterrupts"] {
         assert!(imported.iter().any(|name| name == known), "{known} is not in {imported:?}");
@@ -56,7 +57,8 @@ fn the_library_has_no_hook_and_reaches_no_network_program_or_file() {
 #[test]
 #[ignore = "needs a server: make test"]
 fn the_extension_is_not_preloaded_and_has_no_object_on_tables_of_others() {
-    let mut client = Database::new("library_objects").connect();
+    let database = Database::new("library_objects");
+    let mut client = database.connect();
     assert_eq!(text(&mut client, "SHOW shared_preload_libraries"), "");
     assert_eq!(text(&mut client, "SHOW session_preload_libraries"), "");
     let objects = "SELECT DISTINCT classid::regclass::text FROM pg_depend
@@ -112,4 +114,45 @@ fn a_drop_leaves_the_settings_and_the_shared_memory() {
         .unwrap();
     let remaining = "SELECT remaining FROM rl_check('m', 'k')";
     assert_eq!(client.query_one(remaining, &[]).unwrap().get::<_, f64>(0), 10.0);
+}
+
+#[test]
+#[ignore = "needs a server: make test"]
+fn the_writer_runs_the_owner_s_trigger_as_the_owner() {
+    let database = Database::new("library_writer");
+    let mut client = database.connect();
+    client
+        .batch_execute(
+            "DROP ROLE IF EXISTS library_owner; CREATE ROLE library_owner; GRANT CREATE ON SCHEMA public TO library_owner;
+             ALTER TABLE rateLimits OWNER TO library_owner; ALTER TABLE rl_config OWNER TO library_owner;
+             ALTER TABLE rl_blocks OWNER TO library_owner;
+             SET ROLE library_owner;
+             CREATE TABLE seen (process int, role text, reset_role text);
+             CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$
+             DECLARE
+                 reset_role text := 'allowed';
+             BEGIN
+                 BEGIN
+                     EXECUTE 'RESET ROLE';
+                 EXCEPTION WHEN insufficient_privilege THEN
+                     reset_role := 'refused';
+                 END;
+                 INSERT INTO public.seen VALUES (pg_backend_pid(), current_user, reset_role);
+                 RETURN NEW;
+             END $$;
+             CREATE TRIGGER see BEFORE INSERT OR UPDATE ON rateLimits FOR EACH ROW EXECUTE FUNCTION see();
+             RESET ROLE;
+             SELECT rl_define('s', rl_token_bucket(9, '1 day') || '{\"store\": \"memory\", \"save\": \"1 hour\"}')",
+        )
+        .unwrap();
+    // In another transaction: the one that defines a limit counts in the row.
+    client.batch_execute("SELECT rl_limit('s', 'k')").unwrap();
+    assert_eq!(client.query_one("SELECT rl_save()", &[]).unwrap().get::<_, i64>(0), 0);
+    let seen = "SELECT concat_ws(' ', role, reset_role, process = pg_backend_pid()) FROM seen";
+    assert_eq!(list(&mut client, seen), ["library_owner refused f"]);
+    client
+        .batch_execute(
+            "DROP EXTENSION ratelimit; DROP OWNED BY library_owner; DROP ROLE library_owner",
+        )
+        .unwrap();
 }
