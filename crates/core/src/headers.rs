@@ -262,7 +262,7 @@ const ENCODED_AS_WORD: &AsciiSet = &ENCODED.add(b' ');
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use sfv::{BareItem, FieldType, Item, List, ListEntry, Parser};
+    use sfv::{BareItem, FieldType, List, ListEntry, Parser};
 
     use super::*;
     use crate::config::parse;
@@ -554,7 +554,7 @@ mod tests {
     fn item(field: &Value) -> (String, Vec<(String, i64)>) {
         let list = Parser::new(field.as_str().unwrap()).parse::<List>().unwrap();
         assert_eq!(list.serialize().unwrap(), field.as_str().unwrap(), "the canonical form");
-        let [ListEntry::Item(Item { bare_item: BareItem::String(name), params })] = &list[..]
+        let [ListEntry::Item(sfv::Item { bare_item: BareItem::String(name), params })] = &list[..]
         else {
             panic!("{field}")
         };
