@@ -56,7 +56,7 @@ ALTER TABLE @extschema@.rl_config OWNER TO @extowner@;
 COMMENT ON TABLE @extschema@.rl_config IS 'rate limiter: defined limits; a row with a key overrides the limit for that key';
 COMMENT ON COLUMN @extschema@.rl_config.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_config.key IS 'key that this row applies to; up to 1024 bytes, empty: every key without a row of its own';
-COMMENT ON COLUMN @extschema@.rl_config.config IS 'config of the limit, as rl_token_bucket() and the other builders return it';
+COMMENT ON COLUMN @extschema@.rl_config.config IS 'config of the limit, as rl_token_bucket() and the other builders return it; of a key also {"plan": name}';
 
 CREATE TABLE @extschema@.rl_blocks (
     name   text COLLATE "C" NOT NULL,

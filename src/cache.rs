@@ -28,21 +28,21 @@ fn names_of(
 /// where there is none.
 ///
 /// # Errors
-/// 55000: the row could not be deleted.
+/// 55000: the row could not be deleted; those of `read`.
 fn delete<T>(
     catalog: &Catalog,
     table: Table,
     [lock, delete]: [&Statement; 2],
     name: &[u8],
     key: &[u8],
-    read: impl FnOnce(&Connection) -> T,
+    read: impl FnOnce(&Connection) -> Result<T>,
 ) -> Result<Option<T>> {
     spi::with_owner(catalog, table, TableLock::Write, |spi| {
         let id = [Some(text_datum(name)), Some(text_datum(key))];
         if spi.execute(lock, &id)? == 0 {
             return Ok(None);
         }
-        let found = read(spi);
+        let found = read(spi)?;
         if spi.execute(delete, &id)? > 0 { Ok(Some(found)) } else { Err(spi.not_written()) }
     })
 }

@@ -9,7 +9,6 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::config::Definition;
@@ -19,7 +18,7 @@ use ratelimit_limiter::stores;
 use ratelimit_memory::saved::SavedCopy;
 
 use crate::cache::changed::{self, Taken};
-use crate::cache::definitions;
+use crate::cache::definitions::{self, RowConfig};
 use crate::host::{Session, Use};
 use crate::schema::catalog::{self, Catalog};
 use crate::schema::error::{Error, Result};
@@ -74,54 +73,108 @@ pub struct Change<'c> {
     /// Whether it is the definition of a key, not that of the name.
     pub of_key: bool,
     /// What it was, if there was one that is valid.
-    pub old: Option<Rc<Definition>>,
+    pub old: Option<RowConfig>,
     /// What it is, if there is one.
-    pub new: Option<Rc<Definition>>,
+    pub new: Option<RowConfig>,
 }
 
-/// Notes a change, as a trigger that calls `function` sees it. Where keys leave memory, has them written now.
+/// Notes a change, as a trigger that calls `function` sees it, for its name, and for those whose keys have it as their
+/// plan. Where keys leave memory, has them written now.
 ///
 /// # Errors
 /// A cancel.
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     let Change { name, of_key, old, new } = change;
     let saved = SavedMemory::open(Need::May)?;
-    let is_saved = |definition: &Option<Rc<Definition>>| {
-        definition.as_ref().is_some_and(|definition| definition.save.is_some())
+    let concerns_memory = |config: &Option<RowConfig>| match config {
+        Some(RowConfig::Own(definition)) => definition.save.is_some(),
+        Some(RowConfig::Plan(_)) => true,
+        None => false,
     };
-    if saved.is_none() && !is_saved(&old) && !is_saved(&new) {
+    if saved.is_none() && !concerns_memory(&old) && !concerns_memory(&new) {
         return Ok(()); // nothing is in memory
     }
     let catalog = catalog::latest(function)?;
-    // A key without a definition has that of the name.
-    let [old, new] = match name {
-        Some(name) if of_key && (old.is_none() || new.is_none()) => {
-            let default = definitions::defined(&catalog, name, b"").unwrap_or_default();
-            [old, new].map(|definition| definition.or_else(|| default.clone()))
-        }
-        _ => [old, new],
+    // Where Citus distributes the tables no limit is saved, and a trigger on a copy of this one can't query it.
+    let default_of = |name: &[u8]| match catalog.rl_config.distributed {
+        true => None,
+        false => definitions::defined(&catalog, name, b"").unwrap_or_default(),
     };
-    let may_stay = may_be_saved(new.as_deref());
-    let comes = !is_saved(&old) && is_saved(&new);
-    let Some(saved) = saved else {
-        if comes || is_saved(&old) && !may_stay {
-            changed::note(function, name, true);
-        }
-        return Ok(());
+    // The statement may have changed the plan, too.
+    let was_plan = matches!(old, Some(RowConfig::Plan(_)));
+    let [old, new] = [old, new].map(|config| match (config, name) {
+        (Some(RowConfig::Own(definition)), _) => Some(definition),
+        (Some(RowConfig::Plan(plan)), _) => default_of(&plan),
+        // A key without a definition has that of the name.
+        (None, Some(name)) if of_key => default_of(name),
+        (None, _) => None,
+    });
+    let change = Moved {
+        function,
+        catalog: &catalog,
+        saved,
+        was_plan,
+        old: old.as_deref(),
+        new: new.as_deref(),
     };
-    // Without a limit meanwhile, some may have stayed.
-    let has_left = (name.is_none() || may_be_saved(old.as_deref())) && !may_stay;
-    let origin = Origin::new(Memory::get()?, &catalog);
-    let left = if has_left { saved.has_keys(origin.scope, name) } else { None };
-    if comes || left.is_some() || is_saved(&old) && !may_stay {
-        changed::note(function, name, true);
-    } else if is_saved(&old) && is_saved(&new) {
-        changed::note(function, name, false);
-    }
-    if left == Some(true) {
-        writer::wait(saved, &origin);
+    change.note(name)?;
+    let is_of_plan = !of_key && !catalog.rl_config.distributed && change.concerns_memory();
+    for name in name
+        .filter(|_| is_of_plan)
+        .map_or(Ok(Vec::new()), |plan| definitions::with_plan(&catalog, plan))?
+    {
+        change.note(Some(&name))?;
     }
     Ok(())
+}
+
+/// A change of a definition that keys have.
+struct Moved<'c> {
+    function: pg_sys::Oid,
+    catalog: &'c Catalog,
+    saved: Option<&'static SavedMemory>,
+    /// Whether `old` was a plan's, which may have been another.
+    was_plan: bool,
+    old: Option<&'c Definition>,
+    new: Option<&'c Definition>,
+}
+
+impl Moved<'_> {
+    /// Whether keys of it are, were or may come into memory.
+    fn concerns_memory(&self) -> bool {
+        is_saved(self.old) || is_saved(self.new) || self.saved.is_some() && may_be_saved(self.old)
+    }
+
+    /// Notes it for the keys of a name, `None`: of all.
+    fn note(&self, name: Option<&[u8]>) -> Result<()> {
+        let &Moved { function, catalog, saved, was_plan, old, new } = self;
+        let may_stay = may_be_saved(new);
+        let comes = !is_saved(old) && is_saved(new);
+        let Some(saved) = saved else {
+            if comes || is_saved(old) && !may_stay {
+                changed::note(function, name, true);
+            }
+            return Ok(());
+        };
+        // Without a limit meanwhile, some may have stayed.
+        let has_left = (name.is_none() || was_plan || may_be_saved(old)) && !may_stay;
+        let origin = Origin::new(Memory::get()?, catalog);
+        let left = if has_left { saved.has_keys(origin.scope, name) } else { None };
+        if comes || left.is_some() || is_saved(old) && !may_stay {
+            changed::note(function, name, true);
+        } else if is_saved(old) && is_saved(new) {
+            changed::note(function, name, false);
+        }
+        if left == Some(true) {
+            writer::wait(saved, &origin);
+        }
+        Ok(())
+    }
+}
+
+/// Whether keys of a definition are in memory, and are saved.
+fn is_saved(definition: Option<&Definition>) -> bool {
+    definition.is_some_and(|definition| definition.save.is_some())
 }
 
 /// Writes what leaves memory, and notes what is to be forgotten.

@@ -5,7 +5,7 @@
 -- Functions that every role may call: they need no rights.
 CREATE OR REPLACE FUNCTION ratelimit._is_open(name text) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
     SELECT name ~ '^(rl_(token_bucket|fixed_window|sliding_window|sliding_log|concurrency|unlimited|calculate|key'
-                  '|result)|_parse|_written|_valid)([(]|$)'
+                  '|result)|_parse|_plan_name|_written|_valid)([(]|$)'
 $$;
 
 -- Identifies the cluster, since oids may repeat in another one that restores a dump; 0 where the host hides it.
@@ -207,6 +207,8 @@ function _passes(ratelimit._limit,bigint,float8,bigint,float8,boolean)
 function _passes_at(ratelimit._limit,ratelimit._state,bigint,float8,boolean)
 function _period(jsonb)
 function _phase(text,text)
+function _plan(jsonb)
+function _plan_name(jsonb,text)
 function _plus(bigint,bigint)
 function _policy(ratelimit._limit)
 function _present(ratelimit._limit,ratelimit._state,bigint)
@@ -249,6 +251,7 @@ function _time_of(jsonb)
 function _tokens_at(ratelimit._limit,float8,bigint,bigint)
 function _turns(ratelimit._limit,bigint,bigint)
 function _type_of(jsonb)
+function _undefined_plan(text,text)
 function _unsupported(text,text)
 function _until_more(ratelimit._limit,ratelimit.rl_result,numeric,numeric)
 function _updated()

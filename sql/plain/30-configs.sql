@@ -149,6 +149,10 @@ DECLARE
     field text;
 BEGIN
     IF kind IS NOT NULL AND config - (own || common || '{kind,applyUpdates}'::text[]) = '{}' THEN RETURN; END IF;
+    IF config ? 'plan' THEN
+        PERFORM ratelimit._bad_config('"plan" is ' || ratelimit._short((config -> 'plan')::text),
+            'only in the definition of a key, without other fields');
+    END IF;
     any_kind := ARRAY(SELECT f FROM ratelimit._all_kinds() WITH ORDINALITY k,
         unnest(k.fields) WITH ORDINALITY u(f, n) GROUP BY f ORDER BY min(k.ordinality * 100 + n));
     own := coalesce(fields, any_kind);
@@ -249,6 +253,21 @@ BEGIN
         AND l.rate > 1e-200 AND l.capacity * l.period < 1e17 * l.rate; -- full again within the times of a bigint
     IF l.kind = 'fixed window' THEN l.adds := least(l.rate, l.capacity); END IF;
     RETURN l;
+END
+$$;
+
+-- The plan that a key's config names: the limit whose definition the key has. NULL: it is a config of its own.
+CREATE OR REPLACE FUNCTION ratelimit._plan_name(config jsonb, key text) RETURNS text IMMUTABLE STRICT
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF config -> 'plan' IS NULL OR octet_length(config::text) > 10000 THEN
+        RETURN NULL;
+    ELSIF key = '' OR config - 'plan' <> '{}' THEN
+        PERFORM ratelimit._parse(config); -- which refuses it
+    ELSIF jsonb_typeof(config -> 'plan') <> 'string' OR length(config ->> 'plan') NOT BETWEEN 1 AND 200 THEN
+        PERFORM ratelimit._bad_config('"plan" is ' || ratelimit._short((config -> 'plan')::text), 'the name of a limit');
+    END IF;
+    RETURN config ->> 'plan';
 END
 $$;
 

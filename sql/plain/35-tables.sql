@@ -1,7 +1,8 @@
--- A parsed config as text, for rl_config: so its type can change. The same under any settings.
+-- A parsed config as text, for rl_config: so its type can change. The same under any settings. NULL: the key has a plan.
 CREATE OR REPLACE FUNCTION ratelimit._written(config jsonb) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql
 SET extra_float_digits = 1 SET datestyle = 'ISO' AS $$
 BEGIN
+    IF ratelimit._plan_name(config, 'any') IS NOT NULL THEN RETURN NULL; END IF;
     RETURN ratelimit._parse(config)::text;
 END
 $$;
@@ -88,6 +89,11 @@ BEGIN
         ALTER TABLE ratelimit.rl_settings
             ADD CONSTRAINT rl_settings_values CHECK (CASE name WHEN 'error_style' THEN value IN ('pt429', 'pgrst')
                 WHEN 'log_denials' THEN value ~ '^(0?[.][0-9]{1,15}|[01]([.]0*)?)$' ELSE false END);
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_constraint
+                   WHERE conrelid = to_regclass('ratelimit.rl_config') AND conname = 'rl_config_plan') THEN
+        ALTER TABLE ratelimit.rl_config
+            ADD CONSTRAINT rl_config_plan CHECK (ratelimit._plan_name(config, key) <> '');
     END IF;
     INSERT INTO ratelimit.rl_version (version) SELECT 3 WHERE NOT EXISTS (
         SELECT FROM ONLY ratelimit.rl_version v WHERE v.version = 3);

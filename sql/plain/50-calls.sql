@@ -17,6 +17,8 @@ BEGIN
         END IF;
         l := ratelimit._parse(config);
     ELSIF l.kind IS NULL THEN
+        PERFORM ratelimit._undefined_plan(name, (
+            SELECT c.config ->> 'plan' FROM ONLY ratelimit.rl_config c WHERE c.name = $2 AND c.key = $3));
         PERFORM ratelimit._raise('42704', format('rate limit "%s" is not defined', name), NULL,
             'Define it: ' || ratelimit._example(name, CASE WHEN leases THEN 'concurrency' ELSE 'token bucket' END));
     END IF;
@@ -24,6 +26,16 @@ BEGIN
         PERFORM ratelimit._keyed(name, l.kind);
     END IF;
     RETURN l;
+END
+$$;
+
+-- Raises the error for a plan that is not defined, if there is one.
+CREATE OR REPLACE FUNCTION ratelimit._undefined_plan(name text, plan text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF plan IS NOT NULL THEN
+        PERFORM ratelimit._raise('42704', format('plan "%s" of rate limit "%s" is not defined', plan, name), NULL,
+            'Define it: ' || ratelimit._example(plan, 'token bucket'));
+    END IF;
 END
 $$;
 
@@ -81,12 +93,24 @@ CREATE OR REPLACE FUNCTION ratelimit._random_id() RETURNS bigint LANGUAGE sql AS
     FROM (SELECT replace(gen_random_uuid()::text, '-', '')) AS drawn(u)
 $$;
 
+-- The parsed config of a plan; without a kind if it is not defined.
+CREATE OR REPLACE FUNCTION ratelimit._plan(config jsonb) RETURNS text STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    undefined ratelimit._limit;
+BEGIN
+    undefined.kind := NULL;
+    RETURN coalesce((SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 ->> 'plan' AND c.key = ''),
+                    undefined::text);
+END
+$$;
+
 -- Looks up a key's definition, block and row. One row, planned with the caller's statement.
 CREATE OR REPLACE FUNCTION ratelimit._look_up(name text, key text) RETURNS TABLE (defined ratelimit._limit,
     until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
     added double precision) STABLE LANGUAGE sql AS $$
     SELECT coalesce(
-               (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
+               (SELECT coalesce(c.parsed, ratelimit._plan(c.config))
+                FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
                (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = ''))::ratelimit._limit,
            b.until, r.ctid, r.value, r.ts, r.prior, r.log, r.added
     FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
@@ -368,8 +392,10 @@ RETURNS ratelimit._limit LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
 BEGIN
-    l := (SELECT c.parsed::ratelimit._limit FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)
-          ORDER BY of_state AND (c.parsed::ratelimit._limit).kind = 'unlimited', c.key DESC LIMIT 1);
+    l := (SELECT d.parsed FROM (
+              SELECT c.key, coalesce(c.parsed, ratelimit._plan(c.config))::ratelimit._limit AS parsed
+              FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key IN ('', $2)) d
+          ORDER BY of_state AND coalesce((d.parsed).kind = 'unlimited', false), d.key DESC LIMIT 1);
     RETURN l;
 END
 $$;

@@ -2,13 +2,25 @@
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_define(name text, config jsonb, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$
+DECLARE
+    plan text;
+    is_same boolean;
 BEGIN
     PERFORM ratelimit._writable('rl_define'), ratelimit._check(name, '');
     IF config IS NULL THEN PERFORM ratelimit._null('config'); END IF;
-    PERFORM ratelimit._check(name, key), ratelimit._parse(config);
-    IF EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2) THEN
-        RETURN false;
+    PERFORM ratelimit._check(name, key);
+    plan := ratelimit._plan_name(config, key);
+    is_same := EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $3 AND c.config = $2);
+    IF plan IS NULL THEN
+        PERFORM ratelimit._parse(config);
+    ELSIF is_same THEN
+        PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = plan AND c.key = '';
+    ELSE
+        -- Locked, so that no change of the plan commits before the key has it.
+        PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = plan AND c.key = '' FOR SHARE;
     END IF;
+    IF plan IS NOT NULL AND NOT FOUND THEN PERFORM ratelimit._undefined_plan(name, plan); END IF;
+    IF is_same THEN RETURN false; END IF;
     INSERT INTO ratelimit.rl_config AS c (name, config, key) VALUES ($1, $2, $3)
     ON CONFLICT ON CONSTRAINT rl_config_pkey DO UPDATE SET config = excluded.config WHERE c.config <> excluded.config;
     RETURN FOUND;
@@ -17,8 +29,20 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_undefine(name text, key text DEFAULT '') RETURNS boolean
 LANGUAGE plpgsql AS $$
+DECLARE
+    keys bigint;
 BEGIN
     PERFORM ratelimit._writable('rl_undefine'), ratelimit._check(name, key);
+    IF key = '' THEN
+        PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = '' FOR UPDATE;
+        SELECT count(*) INTO keys FROM ONLY ratelimit.rl_config c WHERE FOUND AND c.key > '' AND c.config ->> 'plan' = $1;
+        IF keys > 0 THEN
+            PERFORM ratelimit._raise('2BP01', format('rate limit "%s" is the plan of %s key%s', name, keys,
+                CASE WHEN keys > 1 THEN 's' ELSE '' END), NULL,
+                'Give them another plan first. To list them: SELECT name, key FROM ratelimit.rl_config WHERE config = '
+                || ratelimit._literal(jsonb_build_object('plan', name)::text) || ';');
+        END IF;
+    END IF;
     DELETE FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2;
     RETURN FOUND;
 END

@@ -19,8 +19,10 @@ DECLARE
     forgotten text;
     unsaved bigint;
 BEGIN
-    EXECUTE format($q$SELECT string_agg(DISTINCT quote_literal(name), ', ') FROM ONLY %1$s.rl_config
-                      WHERE config ->> 'store' = 'memory' AND NOT config ? 'save'$q$, home) INTO forgotten;
+    EXECUTE format($q$SELECT string_agg(DISTINCT quote_literal(c.name), ', ') FROM ONLY %1$s.rl_config AS c
+                      LEFT JOIN ONLY %1$s.rl_config AS p ON p.name = c.config ->> 'plan' AND p.key = ''
+                      CROSS JOIN LATERAL (SELECT coalesce(p.config, c.config)) AS own (config)
+                      WHERE own.config ->> 'store' = 'memory' AND NOT own.config ? 'save'$q$, home) INTO forgotten;
     IF forgotten IS NOT NULL THEN
         RAISE NOTICE 'these limits were in memory without "save", and begin with all their tokens: %', forgotten;
     END IF;

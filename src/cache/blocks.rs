@@ -121,7 +121,7 @@ fn take(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Option<i64>> {
         lock: TableLock::Write,
     };
     super::delete(catalog, table(catalog)?, [&LOCK, &REMOVE], name, key, |spi| {
-        spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64)
+        Ok(spi.field(0, 1).map_or(i64::MIN, |until| until.value() as i64))
     })
 }
 

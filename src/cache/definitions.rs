@@ -1,5 +1,8 @@
 //! Named limits: `rl_config`, and this backend's cache of it and of the blocks.
 //!
+//! A key's row may name a plan: the limit whose definition the key has. It is read with the row, so that both are of one
+//! instant, and cached as the key's own; any change of `rl_config` clears both.
+//!
 //! Parsing a config costs more than the limiter itself, so definitions and inline configs are cached.
 //! A trigger on `rl_config` invalidates the relation, which clears the cache of every backend when the
 //! change commits, and that of this one at its next command or at a rollback. The trigger is FOR EACH ROW and
@@ -12,7 +15,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use lru::LruCache;
-use pgrx::pg_sys::BuiltinOid::{BOOLOID, JSONBOID, REGCLASSOID, TEXTOID};
+use pgrx::pg_sys::BuiltinOid::{BOOLOID, INT8OID, JSONBOID, REGCLASSOID, TEXTOID};
 use ratelimit_core::config::{self, ConfigError, Definition};
 use ratelimit_limiter::error::LimiterError;
 use ratelimit_limiter::ports::Defined;
@@ -20,10 +23,10 @@ use ratelimit_limiter::target::{has_no_rows, undefined};
 
 use super::blocks;
 use crate::schema::catalog::{Catalog, TableLock};
-use crate::schema::error::Result;
+use crate::schema::error::{Error, Result};
 use crate::schema::invalidation;
-use crate::schema::spi::{self, Statement};
-use ratelimit_pg::values::{Jsonb, text_datum, utf8};
+use crate::schema::spi::{self, Connection, Statement};
+use ratelimit_pg::values::{Jsonb, server_text, text_datum, utf8};
 
 /// The entries of each cache. Reading a definition takes two statements and parsing a config some
 /// microseconds, several times the cost of a call; an entry has some 200 bytes.
@@ -65,7 +68,7 @@ struct Cached {
     /// since none has a row of its own.
     last: Option<(Vec<u8>, Option<Rc<Definition>>)>,
     names: Cache<Rows>,
-    /// By [`name_and_key`], of names that have keys with rows of their own or blocks: what this key has.
+    /// By [`name_and_key`], of names that have keys with rows of their own or blocks.
     keys: Cache<Defined>,
 }
 
@@ -97,17 +100,15 @@ impl Cached {
         if let Some((last, definition)) = &self.last
             && last == name
         {
-            return Some(Defined { definition: definition.clone(), blocked_until: None });
+            return Some(Defined { definition: definition.clone(), ..Defined::default() });
         }
         let rows = self.names.0.get(name)?;
-        let default = rows.default.clone();
         if !rows.has_keys && !rows.has_blocks {
-            self.last = Some((name.into(), default.clone()));
-            return Some(Defined { definition: default, blocked_until: None });
+            let definition = rows.default.clone();
+            self.last = Some((name.into(), definition.clone()));
+            return Some(Defined { definition, ..Defined::default() });
         }
-        let own = self.keys.0.get(&name_and_key(name, key)[..])?;
-        let definition = own.definition.clone().or(default);
-        Some(Defined { definition, blocked_until: own.blocked_until })
+        self.keys.0.get(&name_and_key(name, key)[..]).cloned()
     }
 }
 
@@ -121,7 +122,11 @@ fn name_and_key(name: &[u8], key: &[u8]) -> Vec<u8> {
 /// # Errors
 /// 42704: there is none; 22023: an invalid stored config.
 pub fn of_key(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Rc<Definition>> {
-    Ok(defined(catalog, name, key)?.ok_or_else(|| undefined(utf8(name)))?)
+    if let Some(definition) = defined(catalog, name, key)? {
+        return Ok(definition);
+    }
+    let plan = look_up(catalog, name, key)?.missing_plan;
+    Err(undefined(utf8(name), plan.as_deref()).into())
 }
 
 /// Parses a config; cached by its binary form.
@@ -139,6 +144,28 @@ pub fn inline(config: Jsonb) -> Result<Rc<Definition>> {
     }
     INLINE.with_borrow_mut(|known| known.put(config.bytes, definition.clone()));
     Ok(definition)
+}
+
+/// What a row of rl_config has.
+pub enum RowConfig {
+    /// A config of its own.
+    Own(Rc<Definition>),
+    /// The plan of a key, in the server's encoding.
+    Plan(Vec<u8>),
+}
+
+/// Parses the config of a row, which is for one key unless that is empty.
+///
+/// # Errors
+/// 22023: an invalid config; a plan without a key.
+pub fn of_row(config: Jsonb, key: &[u8]) -> Result<RowConfig> {
+    if !key.is_empty() {
+        let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
+        if let Some(plan) = config::plan(&json)? {
+            return Ok(RowConfig::Plan(server_text(&plan)));
+        }
+    }
+    inline(config).map(RowConfig::Own)
 }
 
 /// Looks up the definition of (name, key), or else that of the name; `None` where there is none.
@@ -178,6 +205,8 @@ struct Stored {
     /// For every key without a row of its own.
     default: StoredJson,
     own: StoredJson,
+    /// That of the key's plan.
+    plan: StoredJson,
     /// Whether any key has a row of its own.
     has_keys: bool,
     /// Whether this session is notified of changes.
@@ -187,11 +216,14 @@ struct Stored {
 /// Reads the rows of rl_config for a name and key.
 fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
     const ROWS: Statement = Statement {
-        sql: "SELECT key OPERATOR(pg_catalog.=) '', config FROM ONLY @schema@.rl_config \
-              WHERE name OPERATOR(pg_catalog.=) $1 \
+        sql: "SELECT key OPERATOR(pg_catalog.=) '', config, \
+                     (SELECT plan.config FROM ONLY @schema@.rl_config AS plan \
+                      WHERE plan.name OPERATOR(pg_catalog.=) (own.config OPERATOR(pg_catalog.->>) 'plan') \
+                      AND plan.key OPERATOR(pg_catalog.=) '') \
+              FROM ONLY @schema@.rl_config AS own WHERE name OPERATOR(pg_catalog.=) $1 \
               AND (key OPERATOR(pg_catalog.=) '' OR key OPERATOR(pg_catalog.=) $2)",
         parameters: &[TEXTOID, TEXTOID],
-        results: &[BOOLOID, JSONBOID],
+        results: &[BOOLOID, JSONBOID, JSONBOID],
         lock: TableLock::Read,
     };
     const HAS_KEYS: Statement = Statement {
@@ -216,14 +248,19 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
     };
     spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
         let name = Some(text_datum(name));
-        let (mut default, mut own) = (None, None);
+        let (mut default, mut own, mut plan) = (None, None, None);
         for row in 0..spi.execute(&ROWS, &[name, Some(text_datum(key))])? {
             let for_all = spi.field(row, 1).is_some_and(|datum| datum.value() as u8 != 0);
-            let config = spi.jsonb(row, 2).map(|config| config.to_json(config::MAX_BYTES));
-            // Copied, since the text lives as long as the connection only.
-            let config =
-                config.map(|json| json.map(Cow::into_owned).map_err(ConfigError::too_long));
-            *(if for_all { &mut default } else { &mut own }) = config;
+            let config = |column| {
+                let json = spi.jsonb(row, column)?.to_json(config::MAX_BYTES);
+                // Copied, since the text lives as long as the connection only.
+                Some(json.map(Cow::into_owned).map_err(ConfigError::too_long))
+            };
+            if for_all {
+                default = config(2);
+            } else {
+                (own, plan) = (config(2), config(3));
+            }
         }
         let has_keys = spi.execute(&HAS_KEYS, &[name])? > 0;
         let mut is_notified = true;
@@ -231,7 +268,7 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
             is_notified &=
                 !table.distributed || spi.execute(&IS_HERE, &[Some(table.oid.into())])? > 0;
         }
-        Ok(Stored { default, own, has_keys, is_notified })
+        Ok(Stored { default, own, plan, has_keys, is_notified })
     })
 }
 
@@ -241,16 +278,28 @@ fn read(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<Stored> {
 /// 22023: an invalid stored config.
 fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defined> {
     let blocked = blocks::read(catalog, name, key)?;
-    let Stored { default, own, has_keys, is_notified } = read(catalog, name, key)?;
-    let parse = |config: StoredJson| {
-        config
-            .map(|config| config.and_then(|config| config::definition(&config)).map(Rc::new))
-            .transpose()
-            .map_err(|error| LimiterError::StoredConfig { name: utf8(name).into_owned(), error })
+    let Stored { default, own, plan: of_plan, has_keys, is_notified } = read(catalog, name, key)?;
+    let invalid = |name: &str, error| LimiterError::StoredConfig { name: name.to_owned(), error };
+    let parse = |name: &str, config: StoredJson| {
+        let config = config.map(|config| Ok(Rc::new(config::definition(&config?)?)));
+        config.transpose().map_err(|error| invalid(name, error))
     };
-    let own = Defined { definition: parse(own)?, blocked_until: blocked.until };
-    let default = parse(default)?;
-    let definition = own.definition.clone().or_else(|| default.clone());
+    let utf8_name = utf8(name);
+    let plan = match &own {
+        Some(Ok(own)) => config::plan(own).map_err(|error| invalid(&utf8_name, error))?,
+        _ => None,
+    };
+    let own = match &plan {
+        Some(plan) => parse(plan, of_plan)?,
+        None => parse(&utf8_name, own)?,
+    };
+    let default = parse(&utf8_name, default)?;
+    let missing_plan = plan.filter(|_| own.is_none()).map(Rc::from);
+    let definition = match missing_plan {
+        Some(_) => None,
+        None => own.or_else(|| default.clone()),
+    };
+    let found = Defined { definition, missing_plan, blocked_until: blocked.until };
     let has_blocks = blocked.any_key;
     // The rows may lack a change that was announced while they were read.
     if is_notified && invalidation::definition_changes() == changes {
@@ -258,15 +307,31 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
             let cached = cached.at(changes);
             cached.names.put(name, Rows { default, has_keys, has_blocks });
             if has_keys || has_blocks {
-                cached.keys.put(&name_and_key(name, key), own);
+                cached.keys.put(&name_and_key(name, key), found.clone());
             }
         });
     }
-    Ok(Defined { definition, blocked_until: blocked.until })
+    Ok(found)
+}
+
+/// The names of which any key has this plan.
+pub fn with_plan(catalog: &Catalog, plan: &[u8]) -> Result<Vec<Vec<u8>>> {
+    const NAMES: Statement = Statement {
+        sql: "SELECT DISTINCT name FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
+              AND (config OPERATOR(pg_catalog.->>) 'plan') OPERATOR(pg_catalog.=) $1",
+        parameters: &[TEXTOID],
+        results: &[TEXTOID],
+        lock: TableLock::Read,
+    };
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
+        let count = spi.execute(&NAMES, &[Some(text_datum(plan))])?;
+        Ok((0..count).filter_map(|row| spi.text(row, 1)).collect())
+    })
 }
 
 /// Whether states of a name may be in the table: unless every definition of it says that they are in
-/// memory, and not saved, or exempts a key.
+/// memory, and not saved, or exempts a key. A key with a plan counts as in the table.
 pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     const STORES: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 AND \
@@ -345,8 +410,11 @@ pub fn overridden(catalog: &Catalog, key: &[u8]) -> Result<Vec<Vec<u8>>> {
 
 /// Creates or replaces a definition; false if it is unchanged.
 ///
+/// A plan's row stays locked, so that no change of the plan commits before the key has it; a change that is under way is
+/// waited for.
+///
 /// # Errors
-/// 22023: an invalid config; 55000: the row could not be written.
+/// 22023: an invalid config; 42704: a plan that is not defined; 55000: the row could not be written.
 pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Result<bool> {
     const SAME: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -363,10 +431,31 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
         results: &[],
         lock: TableLock::Write,
     };
-    inline(config)?;
+    const PLAN: Statement = Statement {
+        sql: "SELECT FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->>) 'plan') \
+              AND key OPERATOR(pg_catalog.=) ''",
+        parameters: &[JSONBOID],
+        results: &[],
+        lock: TableLock::Read,
+    };
+    const LOCK_PLAN: Statement = Statement {
+        sql: "SELECT FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) ($1 OPERATOR(pg_catalog.->>) 'plan') \
+              AND key OPERATOR(pg_catalog.=) '' FOR SHARE",
+        lock: TableLock::LockRows,
+        ..PLAN
+    };
+    let row_config = of_row(config, key)?;
     spi::with_owner(catalog, catalog.rl_config, TableLock::Write, |spi| {
         let row = [Some(text_datum(name)), Some(text_datum(key)), Some(config.datum)];
-        if spi.execute(&SAME, &row)? > 0 {
+        let is_same = spi.execute(&SAME, &row)? > 0;
+        if let RowConfig::Plan(plan) = &row_config
+            && spi.execute(if is_same { &PLAN } else { &LOCK_PLAN }, &row[2..])? == 0
+        {
+            return Err(undefined(utf8(name), Some(&utf8(plan))).into());
+        }
+        if is_same {
             return Ok(false);
         }
         if spi.execute(&PUT, &row)? > 0 {
@@ -380,7 +469,7 @@ pub fn define(catalog: &Catalog, name: &[u8], key: &[u8], config: Jsonb) -> Resu
 /// Drops a definition; false if there was none.
 ///
 /// # Errors
-/// 55000: the row could not be deleted.
+/// 2BP01: it is the plan of keys; 55000: the row could not be deleted.
 pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
     const LOCK: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config WHERE name OPERATOR(pg_catalog.=) $1 \
@@ -396,7 +485,25 @@ pub fn undefine(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<bool> {
         results: &[],
         lock: TableLock::Write,
     };
-    let found = super::delete(catalog, catalog.rl_config, [&LOCK, &DROP], name, key, |_| ())?;
+    const WITH_PLAN: Statement = Statement {
+        sql: "SELECT pg_catalog.count(*) FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
+              AND (config OPERATOR(pg_catalog.->>) 'plan') OPERATOR(pg_catalog.=) $1",
+        parameters: &[TEXTOID],
+        results: &[INT8OID],
+        lock: TableLock::Read,
+    };
+    let check = |spi: &Connection| {
+        if !key.is_empty() {
+            return Ok(());
+        }
+        spi.execute(&WITH_PLAN, &[Some(text_datum(name))])?;
+        match spi.field(0, 1).map_or(0, |keys| keys.value() as i64) {
+            0 => Ok(()),
+            keys => Err(Error::PlanInUse { plan: utf8(name).into_owned(), keys }),
+        }
+    };
+    let found = super::delete(catalog, catalog.rl_config, [&LOCK, &DROP], name, key, check)?;
     Ok(found.is_some())
 }
 

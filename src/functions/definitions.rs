@@ -11,7 +11,7 @@ use ratelimit_pg::call::trigger_data::{Event, Timing};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
-    /// 22023: a bad config; 25006 in a read-only transaction.
+    /// 22023: a bad config; 42704: a plan that is not defined; 25006 in a read-only transaction.
     #[effect(Writes)]
     fn rl_define(call: &Call, name: LimitName, config: Jsonb, key: LimitKey) -> bool {
         catalog::with(call.function(), TableLock::Read, |catalog| {
@@ -21,7 +21,7 @@ sql_function! {
 }
 
 sql_function! {
-    /// 25006 in a read-only transaction.
+    /// 2BP01: it is the plan of keys; 25006 in a read-only transaction.
     #[effect(Writes)]
     fn rl_undefine(call: &Call, name: LimitName, key: LimitKey) -> bool {
         catalog::with(call.function(), TableLock::Read, |catalog| {
@@ -40,14 +40,16 @@ sql_function! {
         // The table's constraints refuse NULL.
         let name = trigger.text(c"name")?.map(valid_name).transpose()?;
         let key = trigger.text(c"key")?.map(valid_key).transpose()?;
-        let new = trigger.jsonb(c"config")?.map(definitions::inline).transpose()?;
+        let of_row = |config, key: Option<&[u8]>| definitions::of_row(config, key.unwrap_or_default());
+        let new = trigger.jsonb(c"config")?.map(|config| of_row(config, key)).transpose()?;
         catalog::announce(call.function(), trigger.relation())?;
         if trigger.timing() != Timing::BeforeRow {
             let old_name = trigger.old_text(c"name")?;
             let has_key = |key: Option<&[u8]>| key.is_some_and(|key| !key.is_empty());
-            let of_key = has_key(key) || has_key(trigger.old_text(c"key")?);
+            let old_key = trigger.old_text(c"key")?;
+            let of_key = has_key(key) || has_key(old_key);
             // An old config that is no longer valid was not saved.
-            let old = trigger.old_jsonb(c"config")?.and_then(|old| definitions::inline(old).ok());
+            let old = trigger.old_jsonb(c"config")?.and_then(|old| of_row(old, old_key).ok());
             let note = |name, old, new| {
                 redefined::note(call.function(), Change { name, of_key, old, new })
             };

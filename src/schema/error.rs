@@ -56,6 +56,9 @@ pub enum Error {
     /// PREPARE TRANSACTION after a definition was changed from or to a saved one.
     #[error("cannot PREPARE a transaction that has changed the store of rate limit \"{name}\"")]
     Prepared { name: String },
+    /// A definition is to be dropped that is the plan of keys.
+    #[error("rate limit \"{plan}\" is the plan of {keys} key{}", if *.keys == 1 { "" } else { "s" })]
+    PlanInUse { plan: String, keys: i64 },
     /// The system has no random bits.
     #[error("could not draw a random number")]
     NoRandom,
@@ -128,6 +131,11 @@ impl Raised for Error {
             Error::Prepared { .. } => report(b"0A000")
                 .detail("Memory would have to know what became of it after a restart.")
                 .hint("COMMIT it instead, or leave \"save\" and \"store\" as they are."),
+            Error::PlanInUse { plan, .. } => report(b"2BP01").hint(format!(
+                "Give them another plan first. To list them: SELECT name, key FROM {}rl_config WHERE config = {};",
+                schema(),
+                literal(&format!("{{\"plan\": {}}}", json!(plan)))
+            )),
             Error::NoRandom => report(b"58000"),
             Error::ClockDenied { role } => report(b"42501")
                 .detail(format!("It was set by role {role}, which lacks the privilege."))
@@ -169,6 +177,10 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             .hint(format!("For example: {}", example(stored, &schema()))),
         LimiterError::Undefined { name, kind } => {
             report(b"42704").hint(format!("Define it: {}", definition(name, *kind, kind.example(false), &schema())))
+        }
+        LimiterError::UndefinedPlan { plan, .. } => {
+            let kind = Kind::TokenBucket;
+            report(b"42704").hint(format!("Define it: {}", definition(plan, kind, kind.example(false), &schema())))
         }
         LimiterError::Keyed { name, kind } => report(b"22004")
             .detail(

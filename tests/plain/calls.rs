@@ -124,7 +124,7 @@ impl Calls {
             0..34 => self.one_limit(n, &quoted(&name), &key),
             34..44 => self.several(&mut call.names),
             44..54 => self.lease(n, &quoted(&name), &key),
-            54..60 => self.define(n, &quoted(&name), &key),
+            54..60 => self.define(n, &quoted(&name), &key, &mut call.names),
             60..66 => self.block_or_reset(&quoted(&name), &key),
             66..74 => self.look(n, &quoted(&name), &key),
             74..81 => self.credit(&quoted(&name), &key),
@@ -276,7 +276,7 @@ impl Calls {
         }
     }
 
-    fn define(&mut self, n: usize, name: &str, key: &str) -> String {
+    fn define(&mut self, n: usize, name: &str, key: &str, names: &mut Vec<String>) -> String {
         let random = &mut self.random;
         match random.u8(..12) {
             0 => format!("SELECT rl_undefine({name}, {key})"),
@@ -285,6 +285,12 @@ impl Calls {
             2..8 => {
                 let config = config(random, Some(n));
                 format!("SELECT rl_define({name}, {})", quoted(&config))
+            }
+            8 => {
+                let plan = self::name(random.usize(..NAMES));
+                let config = serde_json::json!({ "plan": plan }).to_string();
+                names.push(plan);
+                format!("SELECT rl_define({name}, {}, {key})", quoted(&config))
             }
             _ => {
                 let kind = random.bool().then_some(n);

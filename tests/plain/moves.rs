@@ -276,7 +276,8 @@ const NAMING: &str = "
     REVOKE EXECUTE ON FUNCTION rl_sliding_log FROM PUBLIC;
     INSERT INTO rl_settings VALUES ('error_style', 'pgrst'), ('log_denials', '0.25');
     SELECT rl_define('rows', rl_token_bucket(rate => 9, period => '1 hour')),
-           rl_define('rows', rl_unlimited(), 'boss'),
+           rl_define('rows', rl_unlimited(), 'boss'), rl_define('pro', rl_token_bucket(rate => 90, period => '1 hour')),
+           rl_define('rows', '{\"plan\": \"pro\"}', 'planned'),
            rl_define('window', rl_fixed_window(rate => 9, period => '1 hour')),
            rl_define('sliding', rl_sliding_window(rate => 9, period => '1 hour')),
            rl_define('log', rl_sliding_log(rate => 9, period => '1 hour')),
@@ -325,7 +326,7 @@ const SAME: &[&str] = &[
     "SELECT rl_state(name, 'k') FROM unnest('{rows,window,sliding,log,slots}'::text[]) AS name",
     "SELECT (rl_check('lowered', 'k')).*, (rl_check('lowered', 'k', config => rl_fixed_window(20, '1 hour'))).remaining,
             added FROM rateLimits WHERE name = 'lowered'",
-    "SELECT (rl_check('rows', key)).* FROM unnest('{boss,bad,gone}'::text[]) AS key",
+    "SELECT (rl_check('rows', key)).* FROM unnest('{boss,bad,gone,planned}'::text[]) AS key",
     "SELECT * FROM rl_config ORDER BY name, key", // without internal columns: see same()
     "SELECT * FROM rl_blocks ORDER BY name",
     "SELECT rl_extend(lease) FROM leases",
@@ -535,6 +536,8 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
                       rl_define('saved', rl_fixed_window(rate => 100, period => '1000 days')
                                          || '{"store": "memory", "save": "1 hour"}'),
                       rl_define('memory', rl_token_bucket(rate => 100, period => '1000 days') || '{"store": "memory"}');
+               SELECT rl_define('planned', jsonb_build_object('plan', plan), plan), rl_limit('planned', plan, 20)
+               FROM unnest('{wide,saved,memory}'::text[]) AS plan;
                SELECT rl_limit('wide', 'k', 7), rl_limit('wide', 'k', 30), rl_limit('wide', 'k', 8);
                SELECT rl_limit('spread', 'k', 7), rl_limit('spread', 'k', 38);
                SELECT rl_limit('saved', 'k', 40), rl_limit('memory', 'k', 50);
@@ -542,7 +545,7 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
         )
         .unwrap();
     let said = run("moves_back", BACK).unwrap();
-    assert!(said.contains("begin with all their tokens: 'memory'"), "{said}");
+    assert!(said.contains("begin with all their tokens: 'memory', 'planned'"), "{said}");
     let mut client = database.connect();
     client.batch_execute("SET search_path = ratelimit, public").unwrap();
     let mut left = |name: &str, config: &str| -> f64 {
@@ -556,6 +559,8 @@ fn shards_and_limits_in_memory_come_back_as_rows() {
     assert_eq!(left("saved", "NULL"), 60.0);
     assert_eq!(left("memory", "NULL"), 100.0);
     assert_eq!(left("inline", "ratelimit.rl_token_bucket(100, '1000 days')"), 40.0);
+    let planned = "SELECT key, floor(remaining) FROM unnest('{wide,saved,memory}'::text[]) AS key, rl_check('planned', key)";
+    assert_eq!(text(&mut client, planned), "(wide,80)\n(saved,80)\n(memory,100)\n");
     let kinds = text(&mut client, "SELECT config ?| '{store,save,shards}' FROM rl_config");
     assert!(!kinds.contains('t'), "{kinds}");
 }

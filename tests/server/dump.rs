@@ -42,6 +42,9 @@ fn installed_by_a_role(right: &str) {
              CREATE SCHEMA limits;
              CREATE EXTENSION ratelimit SCHEMA limits;
              SELECT limits.rl_define('api', limits.rl_token_bucket(5, '365 days'));
+             -- The dump has the key's row before that of its plan.
+             SELECT limits.rl_define('plan', limits.rl_unlimited()), limits.rl_define('api', '{{\"plan\": \"plan\"}}', 'k');
+             SELECT limits.rl_define('plan', limits.rl_token_bucket(5, '365 days'));
              {GRANTS}"
         ))
         .unwrap();

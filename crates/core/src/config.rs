@@ -26,6 +26,8 @@
 //! - `enforce` (all) — `false`: a dry run, which admits what would be denied; default: `true`
 //! - `keyed` (all) — `true`: the empty key, which all calls without a key share, is refused; default: `false`
 //!
+//! The config of one key may name a [`plan`] instead: the limit whose definition the key has.
+//!
 //! An unknown, missing or repeated field, a wrong type and a number out of range are a
 //! [`ConfigError`]. Nothing here depends on settings of the process or the machine.
 
@@ -213,8 +215,52 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
         kind: None,
         calendar: false,
     })?;
-    let calendar = fields.get("timezone").is_some();
-    read_definition(fields).map_err(|error| ConfigError { calendar, ..error })
+    let (calendar, plan) = (fields.get("timezone").is_some(), fields.get("plan"));
+    read_definition(fields).map_err(|error| match plan {
+        Some(plan) => ConfigError {
+            problem: format!("\"plan\" is {plan}"),
+            allowed: "only in the definition of a key, without other fields".into(),
+            kind: None,
+            calendar: false,
+        },
+        None => ConfigError { calendar, ..error },
+    })
+}
+
+/// Reads the name of the plan from the config of a key: the limit whose definition the key has. `None`: it is a
+/// config of its own, for [`definition`].
+///
+/// ```
+/// use ratelimit_core::config;
+///
+/// assert_eq!(config::plan(r#"{"plan": "pro"}"#)?, Some("pro".into()));
+/// assert_eq!(config::plan(r#"{"kind": "unlimited"}"#)?, None);
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+///
+/// # Errors
+/// [`ConfigError`]: no limit can have such a name.
+pub fn plan(json: &str) -> Result<Option<String>, ConfigError> {
+    match Fields::from_json(json) {
+        Some(mut fields) if fields.get("plan").is_some() && fields.unknown(&["plan"]).is_none() => {
+            let plan = fields.take::<PlanName>("plan");
+            plan.map(|plan| Some(plan.0)).map_err(|error| ConfigError::from_field(error, None))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The name of a limit.
+struct PlanName(String);
+
+impl<'de> Deserialize<'de> for PlanName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PlanName, D::Error> {
+        deserializer.deserialize_str(TextField {
+            allowed: "the name of a limit",
+            // Bytes are counted in the encoding of the database, in which no name has more characters.
+            read: |name| (1..=200).contains(&name.chars().count()).then(|| PlanName(name.into())),
+        })
+    }
 }
 
 fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {

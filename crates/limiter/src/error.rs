@@ -32,6 +32,14 @@ pub enum LimiterError {
         /// The kind that the function is for.
         kind: Kind,
     },
+    /// A key has a plan that is not defined.
+    #[error("plan \"{plan}\" of rate limit \"{name}\" is not defined")]
+    UndefinedPlan {
+        /// The limit.
+        name: String,
+        /// The plan.
+        plan: String,
+    },
     /// A limit with `keyed` was used without a key.
     #[error("rate limit \"{name}\" requires a key")]
     Keyed {

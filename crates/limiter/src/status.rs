@@ -101,7 +101,8 @@ pub fn each<H: Host>(
     others.extend(host.exempt_keys(name, key)?.into_iter().map(|key| (key, None)));
     others.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
     if let (Some(name), Some(key)) = (name, key)
-        && let Defined { definition: Some(definition), blocked_until } = host.look_up(name, key)?
+        && let Defined { definition: Some(definition), blocked_until, .. } =
+            host.look_up(name, key)?
         && let definition = host.in_force(name, definition)
         && has_no_rows(&definition)
     {

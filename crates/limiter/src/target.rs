@@ -99,7 +99,7 @@ impl<'a> Target<'a> {
     /// when it is blocked.
     ///
     /// # Errors
-    /// 42704: neither config nor definition; 42501: a config for a defined name without the right to
+    /// 42704: neither config nor definition, or its plan has none; 42501: a config for a defined name without the right to
     /// define; 22023: an invalid config; 22004: it is keyed, and the key is empty.
     pub fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Target<'a>> {
         let Resolved { target, keyed } = Resolved::resolve(definitions, request)?;
@@ -216,7 +216,7 @@ impl<'a> Resolved<'a> {
     /// Resolves a request.
     fn resolve<D: Definitions>(definitions: &D, request: &Request<'a>) -> Result<Resolved<'a>> {
         let (name, key) = (request.name, request.key);
-        let Defined { definition, blocked_until } = definitions.look_up(name, key)?;
+        let Defined { definition, missing_plan, blocked_until } = definitions.look_up(name, key)?;
         let is_defined = definition.is_some();
         let keyed = definition.as_ref().is_some_and(|definition| definition.keyed);
         let definition = match (request.config, definition) {
@@ -232,7 +232,7 @@ impl<'a> Resolved<'a> {
                 definition
             }
             (None, Some(definition)) => definition,
-            (None, None) => return Err(undefined(D::utf8(name))),
+            (None, None) => return Err(undefined(D::utf8(name), missing_plan.as_deref())),
         };
         let keyed = keyed || definition.keyed;
         let definition = definitions.in_force(name, definition);
@@ -269,9 +269,13 @@ fn in_call<D: Definitions>(
     }
 }
 
-/// The error for a name without definition and config (42704).
-pub fn undefined(name: Cow<str>) -> LimiterError {
-    LimiterError::Undefined { name: name.into_owned(), kind: Kind::TokenBucket }
+/// The error for a name without definition and config, or for a key whose plan is not defined (42704).
+pub fn undefined(name: Cow<str>, missing_plan: Option<&str>) -> LimiterError {
+    let name = name.into_owned();
+    match missing_plan {
+        Some(plan) => LimiterError::UndefinedPlan { name, plan: plan.into() },
+        None => LimiterError::Undefined { name, kind: Kind::TokenBucket },
+    }
 }
 
 /// Refuses the empty key where a limit is `keyed`.

@@ -242,7 +242,7 @@ impl Definitions for Run<'_> {
         let (limit, blocked) = self.look_up(key);
         // Blocks have no end here.
         let blocked_until = blocked.then_some(FOREVER);
-        Ok(Defined { definition: Some(limit), blocked_until })
+        Ok(Defined { definition: Some(limit), blocked_until, ..Defined::default() })
     }
 
     fn defined(&self, _: &[u8], key: &[u8]) -> Result<Option<Rc<Definition>>> {

@@ -19,6 +19,8 @@ pub trait Encoding {
 pub struct Defined {
     /// The definition.
     pub definition: Option<Rc<Definition>>,
+    /// The plan that the key has, where that is not defined; then the key has no definition.
+    pub missing_plan: Option<Rc<str>>,
     /// Until when it is blocked, if it ever was.
     pub blocked_until: Option<Micros>,
 }
@@ -34,8 +36,8 @@ pub trait InlineConfig {
 
 /// The definitions of limits, and the blocks of their keys.
 pub trait Definitions: Encoding {
-    /// Looks up the definition of (name, key), or else that of the name, as it is stored, and until when the key is
-    /// blocked.
+    /// Looks up the definition of (name, key), which may be that of its plan, or else that of the name, as it is stored,
+    /// and until when the key is blocked.
     ///
     /// # Errors
     /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
