@@ -30,6 +30,30 @@ fn a_definition_wants_a_key_only_where_it_says_so() {
 }
 
 #[test]
+fn a_plan_is_for_a_key_and_stands_alone() {
+    assert_eq!(plan(r#"{"plan": "pro"}"#).unwrap().as_deref(), Some("pro"));
+    let longest = "é".repeat(200);
+    assert_eq!(plan(&format!(r#"{{"plan": "{longest}"}}"#)).unwrap(), Some(longest.clone()));
+    for name in ["5".into(), "null".into(), r#""""#.into(), format!(r#""{longest}x""#)] {
+        let error = plan(&format!(r#"{{"plan": {name}}}"#)).unwrap_err();
+        assert!(error.problem.starts_with("\"plan\" is "), "{error}");
+        assert_eq!(error.allowed, "the name of a limit");
+    }
+    for other in [r#"{"plan": "pro", "keyed": true}"#, r#"{"kind": "unlimited"}"#, r#"["plan"]"#] {
+        assert_eq!(plan(other).unwrap(), None);
+    }
+    for whole in [
+        r#"{"plan": "pro"}"#,
+        r#"{"plan": "pro", "rate": 1}"#,
+        r#"{"kind": "unlimited", "plan": "pro"}"#,
+    ] {
+        let error = definition(whole).unwrap_err();
+        assert_eq!(error.problem, r#""plan" is "pro""#);
+        assert_eq!(error.allowed, "only in the definition of a key, without other fields");
+    }
+}
+
+#[test]
 fn an_error_says_whether_the_config_has_a_timezone() {
     let json = r#"{"kind": "fixed window", "rate": 0, "period": "1 day", "timezone": "UTC"}"#;
     assert!(parse(json).unwrap_err().calendar);
