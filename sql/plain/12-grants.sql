@@ -420,8 +420,8 @@ BEGIN
         taken := taken || ratelimit._close(m.kind, m.name);
     END LOOP;
     PERFORM ratelimit._say_taken(taken);
-    -- What is no longer made, or has fewer columns. Functions that have grown keep their grants: the record has them, for
-    -- the end of this run.
+    -- What is no longer made, or has fewer columns. Functions that have grown keep their grants: the record has them,
+    -- for the end of this run.
     FOR m IN SELECT made.name, o.object, CASE WHEN made.oid IS NOT NULL THEN o.grants ELSE '{}' END AS grants
              FROM (SELECT e.name, NULL::oid AS oid FROM unnest(earlier) AS e (name)
                    WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made same WHERE same.name = e.name)
@@ -431,7 +431,8 @@ BEGIN
              WHERE strpos(own, format(E'\nfunction %s\n', made.name)) = 0
                 OR made.name = 'rl_status(text,text)' AND NOT 'held' = ANY (p.proargnames) LOOP
         BEGIN
-            EXECUTE CASE WHEN m.object IS NULL THEN 'SELECT' ELSE format('DROP FUNCTION %s', m.object::regprocedure) END;
+            EXECUTE CASE WHEN m.object IS NULL THEN 'SELECT'
+                         ELSE format('DROP FUNCTION %s', m.object::regprocedure) END;
         EXCEPTION WHEN dependent_objects_still_exist THEN
             GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
             RAISE EXCEPTION 'functions have more arguments or columns in this version, and other objects use them'
@@ -441,7 +442,8 @@ BEGIN
         DELETE FROM ONLY ratelimit.rl_made old WHERE old.kind = 'function' AND old.name = m.name
             AND strpos(own, format(E'\nfunction %s\n', m.name)) = 0;
         UPDATE ONLY ratelimit.rl_made AS new SET acl = m.grants, oid = NULL
-        WHERE (m.grants <> '{}' OR new.name = m.name) AND new.kind = 'function' AND split_part(new.name, '(', 1) = split_part(m.name, '(', 1)
+        WHERE (m.grants <> '{}' OR new.name = m.name) AND new.kind = 'function'
+          AND split_part(new.name, '(', 1) = split_part(m.name, '(', 1)
           AND (ratelimit._object('function', new.name)).object IS NULL;
     END LOOP;
     IF EXISTS (SELECT FROM pg_namespace n, aclexplode(n.nspacl) a WHERE n.oid = to_regnamespace('"ratelimit"')

@@ -265,7 +265,8 @@ BEGIN
     ELSIF key = '' OR config - 'plan' <> '{}' THEN
         PERFORM ratelimit._parse(config); -- which refuses it
     ELSIF jsonb_typeof(config -> 'plan') <> 'string' OR length(config ->> 'plan') NOT BETWEEN 1 AND 200 THEN
-        PERFORM ratelimit._bad_config('"plan" is ' || ratelimit._short((config -> 'plan')::text), 'the name of a limit');
+        PERFORM ratelimit._bad_config('"plan" is ' || ratelimit._short((config -> 'plan')::text),
+            'the name of a limit');
     END IF;
     RETURN config ->> 'plan';
 END

@@ -1,4 +1,4 @@
--- A parsed config as text, for rl_config: so its type can change. The same under any settings. NULL: the key has a plan.
+-- A parsed config as text, for rl_config: so its type can change. The same under any settings. NULL for a plan.
 CREATE OR REPLACE FUNCTION ratelimit._written(config jsonb) RETURNS text IMMUTABLE STRICT LANGUAGE plpgsql
 SET extra_float_digits = 1 SET datestyle = 'ISO' AS $$
 BEGIN

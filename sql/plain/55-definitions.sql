@@ -35,7 +35,8 @@ BEGIN
     PERFORM ratelimit._writable('rl_undefine'), ratelimit._check(name, key);
     IF key = '' THEN
         PERFORM FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = '' FOR UPDATE;
-        SELECT count(*) INTO keys FROM ONLY ratelimit.rl_config c WHERE FOUND AND c.key > '' AND c.config ->> 'plan' = $1;
+        SELECT count(*) INTO keys FROM ONLY ratelimit.rl_config c
+        WHERE FOUND AND c.key > '' AND c.config ->> 'plan' = $1;
         IF keys > 0 THEN
             PERFORM ratelimit._raise('2BP01', format('rate limit "%s" is the plan of %s key%s', name, keys,
                 CASE WHEN keys > 1 THEN 's' ELSE '' END), NULL,

@@ -22,7 +22,9 @@ BEGIN
                    AND (x.key = of_key OR of_key IS NULL) AND x.until > ratelimit._instant(now)) b
             ON b.name = r.name AND b.key = r.key
         -- Exempt keys.
-        FULL JOIN (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE x.key > '' AND x.config ->> 'kind' = 'unlimited'
+        FULL JOIN (SELECT x.name, x.key FROM ONLY ratelimit.rl_config x WHERE x.key > ''
+                   AND coalesce(x.config ->> 'kind', (SELECT p.config ->> 'kind' FROM ONLY ratelimit.rl_config p
+                       WHERE p.name = x.config ->> 'plan' AND p.key = '')) = 'unlimited'
                    AND (x.name = of_name OR of_name IS NULL) AND (x.key = of_key OR of_key IS NULL)
                    UNION SELECT of_name, of_key WHERE of_name IS NOT NULL AND of_key IS NOT NULL
                    AND (ratelimit._defined(of_name, of_key)).kind = 'unlimited') e

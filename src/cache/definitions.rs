@@ -351,7 +351,7 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     })
 }
 
-/// Reads the names and keys that an override exempts, of one name or one key where they are given; where both are, the
+/// Reads the names and keys that an override or its plan exempts, of one name or one key where they are given; where both are, the
 /// key is one that its name exempts, too.
 ///
 /// # Errors
@@ -362,9 +362,12 @@ pub fn exempt_keys(
     key: Option<&[u8]>,
 ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     const EXEMPT: Statement = Statement {
-        sql: "SELECT name, key::pg_catalog.text FROM ONLY @schema@.rl_config \
+        sql: "SELECT name, key::pg_catalog.text FROM ONLY @schema@.rl_config AS own \
               WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
-              AND (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited' \
+              AND COALESCE(config OPERATOR(pg_catalog.->>) 'kind', \
+                           (SELECT plan.config OPERATOR(pg_catalog.->>) 'kind' FROM ONLY @schema@.rl_config AS plan \
+                            WHERE plan.name OPERATOR(pg_catalog.=) (own.config OPERATOR(pg_catalog.->>) 'plan') \
+                            AND plan.key OPERATOR(pg_catalog.=) '')) OPERATOR(pg_catalog.=) 'unlimited' \
               AND ($1 IS NULL OR name OPERATOR(pg_catalog.=) $1) \
               AND ($2 IS NULL OR key OPERATOR(pg_catalog.=) $2)",
         parameters: &[TEXTOID, TEXTOID],

@@ -52,8 +52,8 @@ const OPEN: &str = "
                   CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END)
     FROM (SELECT p.proname, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p
           WHERE p.pronamespace = 'ratelimit'::regnamespace
-            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key)|_parse|_written|'
-                             '_valid)$'
+            AND p.proname !~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key)|_parse|_plan_name|'
+                             '_written|_valid)$'
           UNION ALL
           SELECT c.relname, c.relowner, c.relacl FROM pg_class c
           WHERE c.relnamespace = 'ratelimit'::regnamespace AND c.relkind = 'r'
@@ -70,7 +70,7 @@ const PURE: &str = "
     SELECT concat(bool_and(has_function_privilege('plain_app', p.oid, 'EXECUTE')),
                   has_type_privilege('plain_app', 'ratelimit.rl_result', 'USAGE')) FROM pg_proc p
     WHERE p.pronamespace = 'ratelimit'::regnamespace
-      AND p.proname ~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key)|_written|_valid)$'";
+      AND p.proname ~ '^(rl_(token_.*|fixed_.*|sliding_.*|concurrency|unlimited|calculate|key)|_plan_name|_written|_valid)$'";
 
 /// Runs the file by psql, as the owner; returns its messages.
 fn run_file(database: &Database) -> String {

@@ -50,6 +50,10 @@ SELECT ok, remaining FROM rl_limit('pn', 'b', config => rl_token_bucket(7, '1 mi
 SELECT rl_define('pn/pro', rl_unlimited());
 SELECT ok, remaining FROM rl_limit('pn', 'acme', 1e9);
 SELECT name, key, kind, limited FROM rl_status('pn', 'acme');
+SELECT name, key, kind, limited FROM rl_status('pn') WHERE kind = 'unlimited';
+SELECT name, key, kind, limited FROM rl_status() WHERE name = 'pn3';
+SELECT rl_define('pn3', '{"plan": "pn/pro"}', 'new');
+SELECT name, key, kind, limited FROM rl_status() WHERE name = 'pn3';
 SELECT rl_define('pn/pro', rl_sliding_window(50, '1 minute'));
 SELECT remaining FROM rl_limit('pn', 'acme', 20);
 SELECT error_of($$SELECT rl_credit('pn', 'acme', 1)$$);

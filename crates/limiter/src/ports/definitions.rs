@@ -62,7 +62,7 @@ pub trait Definitions: Encoding {
     fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
     -> Result<Vec<BlockInForce>>;
 
-    /// Reads the names and keys that an override exempts, of one name or one key where they are given; where both are,
+    /// Reads the names and keys that an override or its plan exempts, of one name or one key where they are given; where both are,
     /// the key is one that its name exempts, too.
     ///
     /// # Errors
