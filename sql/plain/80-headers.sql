@@ -177,7 +177,8 @@ BEGIN
     IF config IS NOT NULL THEN
         l := ratelimit._parse(config);
     ELSE
-        l := ratelimit._resolve('rl_headers', name, '', ratelimit._defined(name, coalesce(key, '')), NULL);
+        key := coalesce(key, '');
+        l := ratelimit._resolve('rl_headers', name, key, ratelimit._defined(name, key), NULL);
     END IF;
     RETURN ratelimit._headers(style, ARRAY[name], ARRAY[l], ARRAY[result], ARRAY[NOT result.ok]);
 END
@@ -264,7 +265,7 @@ BEGIN
             IF nullif(outcome -> 'config', 'null') IS NOT NULL THEN
                 l := ratelimit._parse(outcome -> 'config');
             ELSE
-                l := ratelimit._resolve('rl_headers', outcome ->> 'name', '',
+                l := ratelimit._resolve('rl_headers', outcome ->> 'name', coalesce(outcome ->> 'key', ''),
                     ratelimit._defined(outcome ->> 'name', coalesce(outcome ->> 'key', '')), NULL);
             END IF;
             names[i] := outcome ->> 'name';
