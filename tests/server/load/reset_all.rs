@@ -62,7 +62,7 @@ fn limits(name: &'static str) -> Database {
 
 #[test]
 #[ignore = "needs a server: make test"]
-fn whoever_locks_several_rows_does_it_in_one_order() {
+fn several_rows_are_locked_in_one_order() {
     let database = limits("load_reset_all_order");
     let errors = calls(&database, (SESSIONS, CALLS), |client, random, _| {
         // Each of the keys, backwards; a call sorts them.
