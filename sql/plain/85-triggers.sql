@@ -12,6 +12,32 @@ BEGIN
 END
 $$;
 
+-- Refuses a trigger that is fired otherwise than for rows, and returns the table of a statement's rows.
+CREATE OR REPLACE FUNCTION ratelimit._transition(event text, fired text, statement boolean, relation oid, name name)
+RETURNS text STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    transition text;
+BEGIN
+    IF event = 'TRUNCATE' THEN
+        PERFORM ratelimit._misuse('cannot limit TRUNCATE, which has no rows', event, statement);
+    ELSIF fired = 'INSTEAD OF' THEN
+        PERFORM ratelimit._misuse('cannot be fired INSTEAD OF an event', event, false);
+    ELSIF fired = 'AFTER' AND NOT statement THEN
+        PERFORM ratelimit._misuse('cannot be fired AFTER an event FOR EACH ROW', event, false);
+    ELSIF fired = 'BEFORE' AND statement THEN
+        PERFORM ratelimit._misuse('cannot be fired BEFORE an event FOR EACH STATEMENT', event, true);
+    ELSIF statement THEN
+        SELECT CASE event WHEN 'DELETE' THEN t.tgoldtable ELSE t.tgnewtable END INTO transition
+        FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgname = $5;
+        IF transition IS NULL THEN
+            PERFORM ratelimit._misuse(format('needs REFERENCING %s TABLE to see the rows',
+                CASE event WHEN 'DELETE' THEN 'OLD' ELSE 'NEW' END), event, true);
+        END IF;
+    END IF;
+    RETURN transition;
+END
+$$;
+
 -- A key made of several texts, as a JSON array; the extension has the same limits.
 CREATE OR REPLACE FUNCTION ratelimit.rl_key(VARIADIC parts text[]) RETURNS text IMMUTABLE LANGUAGE plpgsql AS $$
 DECLARE
@@ -107,20 +133,7 @@ DECLARE
     n double precision;
     missing int;
 BEGIN
-    IF TG_OP = 'TRUNCATE' THEN PERFORM ratelimit._misuse('cannot limit TRUNCATE, which has no rows', TG_OP, statement);
-    ELSIF TG_WHEN = 'INSTEAD OF' THEN PERFORM ratelimit._misuse('cannot be fired INSTEAD OF an event', TG_OP, false);
-    ELSIF TG_WHEN = 'AFTER' AND NOT statement THEN
-        PERFORM ratelimit._misuse('cannot be fired AFTER an event FOR EACH ROW', TG_OP, false);
-    ELSIF TG_WHEN = 'BEFORE' AND statement THEN
-        PERFORM ratelimit._misuse('cannot be fired BEFORE an event FOR EACH STATEMENT', TG_OP, true);
-    ELSIF statement THEN
-        SELECT CASE TG_OP WHEN 'DELETE' THEN t.tgoldtable ELSE t.tgnewtable END INTO transition
-        FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = TG_NAME;
-        IF transition IS NULL THEN
-            PERFORM ratelimit._misuse(format('needs REFERENCING %s TABLE to see the rows',
-                CASE TG_OP WHEN 'DELETE' THEN 'OLD' ELSE 'NEW' END), TG_OP, true);
-        END IF;
-    END IF;
+    transition := ratelimit._transition(TG_OP, TG_WHEN, statement, TG_RELID, TG_NAME);
     IF TG_NARGS = 0 THEN
         PERFORM ratelimit._bad('name', 'missing', 'rl_trigger(''<name>'', ''key=<column>'', ''count=<column>'', '
             '''message=<text>''), or ''name=<column>'' in place of ''<name>''');
