@@ -86,29 +86,36 @@ pub struct Change<'c> {
 pub fn note(function: pg_sys::Oid, change: Change) -> Result<()> {
     let Change { name, of_key, old, new } = change;
     let saved = SavedMemory::open(Need::May)?;
-    let concerns_memory = |config: &Option<RowConfig>| match config {
+    let may_concern_memory = |config: &Option<RowConfig>| match config {
         Some(RowConfig::Own(definition)) => definition.save.is_some(),
         Some(RowConfig::Plan(_)) => true,
         None => false,
     };
-    if saved.is_none() && !concerns_memory(&old) && !concerns_memory(&new) {
+    if saved.is_none() && !may_concern_memory(&old) && !may_concern_memory(&new) {
         return Ok(()); // nothing is in memory
     }
     let catalog = catalog::latest(function)?;
     // Where Citus distributes the tables no limit is saved, and a trigger on a copy of this one can't query it.
     let default_of = |name: &[u8]| match catalog.rl_config.distributed {
         true => None,
-        false => definitions::defined(&catalog, name, b"").unwrap_or_default(),
+        false => definitions::default_of(&catalog, name).unwrap_or_default(),
     };
     // The statement may have changed the plan, too.
     let was_plan = matches!(old, Some(RowConfig::Plan(_)));
-    let [old, new] = [old, new].map(|config| match (config, name) {
-        (Some(RowConfig::Own(definition)), _) => Some(definition),
-        (Some(RowConfig::Plan(plan)), _) => default_of(&plan),
-        // A key without a definition has that of the name.
-        (None, Some(name)) if of_key => default_of(name),
-        (None, _) => None,
+    let (was_defined, is_defined) = (old.is_some(), new.is_some());
+    let [mut old, mut new] = [old, new].map(|config| match config? {
+        RowConfig::Own(definition) => Some(definition),
+        RowConfig::Plan(plan) => default_of(&plan),
     });
+    if saved.is_none() && !is_saved(old.as_deref()) && !is_saved(new.as_deref()) {
+        return Ok(());
+    }
+    // A key without a definition has that of the name.
+    if let Some(name) = name.filter(|_| of_key && !(was_defined && is_defined)) {
+        let of_name = default_of(name);
+        let missing = if was_defined { &mut new } else { &mut old };
+        *missing = of_name;
+    }
     let change = Moved {
         function,
         catalog: &catalog,

@@ -105,10 +105,13 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             writer.due.store(i64::MAX, SeqCst);
             return;
         }
-        match asked_at {
+        let had_work = match asked_at {
             None => turn(saved, writer, &origin, writer.writes_all(), None),
-            Some(asked_at) => last_turn(saved, writer, &origin, asked_at.plus(LAST_TURN)),
-        }
+            Some(asked_at) => {
+                last_turn(saved, writer, &origin, asked_at.plus(LAST_TURN));
+                true
+            }
+        };
         // A session that sees this process start no other, so it looks for unsaved keys after it has left.
         writer::leave(writer);
         let next = saved.unsaved(Some(origin.scope)).due;
@@ -126,7 +129,7 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
         let now = clock::monotonic();
         idle_until = match next {
             Some(_) => None,
-            None => idle_until.or(Some(now.plus(STAYS))),
+            None => idle_until.filter(|_| !had_work).or(Some(now.plus(STAYS))),
         };
         let is_soon = match next {
             Some(next) => next.minus(now) <= STAYS,
@@ -212,7 +215,7 @@ fn turn(
     origin: &Origin,
     writes_all: bool,
     last_until: Option<Micros>,
-) {
+) -> bool {
     let wanted = writer.wanted.load(SeqCst);
     writer.due.store(i64::MAX, SeqCst);
     let now = clock::monotonic();
@@ -228,6 +231,7 @@ fn turn(
     if writes_all {
         writer.served.fetch_max(wanted, SeqCst);
     }
+    !copies.is_empty()
 }
 
 /// A turn of the writer.

@@ -50,7 +50,7 @@ BEGIN
                 name   text COLLATE "C" NOT NULL,
                 key    text COLLATE "C" NOT NULL DEFAULT '',
                 until  timestamptz NOT NULL,
-                reason text,
+                reason text CHECK (octet_length(reason) <= 200),
                 PRIMARY KEY (name, key), CHECK (ratelimit._valid(name, key))
             );
             COMMENT ON TABLE ratelimit.rl_blocks IS
@@ -74,7 +74,7 @@ BEGIN
     END IF;
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_blocks')
                    AND attname = 'reason' AND NOT attisdropped) THEN
-        ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text;
+        ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text CHECK (octet_length(reason) <= 200);
     END IF;
     -- Before version 3, prior had a fixed window's tokens, negated: -0 for 0. A restore may bring such rows later.
     UPDATE ONLY ratelimit.rateLimits SET added = -prior, prior = NULL

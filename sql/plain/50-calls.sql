@@ -7,21 +7,22 @@ DECLARE
     l ratelimit._limit := defined;
     leases CONSTANT boolean := function IN ('rl_acquire', 'rl_extend', 'rl_release');
 BEGIN
-    IF config IS NOT NULL THEN
-        IF defined.kind IS NOT NULL AND NOT has_function_privilege(ratelimit._caller(),
-            'ratelimit.rl_define(text, jsonb, text)', 'EXECUTE') THEN
-            PERFORM ratelimit._raise('42501', format('permission denied to override rate limit "%s"', name),
-                'A config passed with the call overrides the definition; that requires EXECUTE on rl_define.',
-                format('Call it without a config: SELECT * FROM ratelimit.rl_limit(%s, $1);',
-                       ratelimit._literal(name)));
-        END IF;
-        l := ratelimit._parse(config);
-    ELSIF l.kind IS NULL THEN
+    IF defined.kind IS NULL THEN
+        -- A config in the call is no way around a plan that is missing.
         PERFORM ratelimit._undefined_plan(name, (
             SELECT c.config ->> 'plan' FROM ONLY ratelimit.rl_config c WHERE c.name = $2 AND c.key = $3));
-        PERFORM ratelimit._raise('42704', format('rate limit "%s" is not defined', name), NULL,
-            'Define it: ' || ratelimit._example(name, CASE WHEN leases THEN 'concurrency' ELSE 'token bucket' END));
+        IF config IS NULL THEN
+            PERFORM ratelimit._raise('42704', format('rate limit "%s" is not defined', name), NULL,
+                'Define it: ' || ratelimit._example(name, CASE WHEN leases THEN 'concurrency' ELSE 'token bucket' END));
+        END IF;
+    ELSIF config IS NOT NULL AND NOT has_function_privilege(ratelimit._caller(),
+        'ratelimit.rl_define(text, jsonb, text)', 'EXECUTE') THEN
+        PERFORM ratelimit._raise('42501', format('permission denied to override rate limit "%s"', name),
+            'A config passed with the call overrides the definition; that requires EXECUTE on rl_define.',
+            format('Call it without a config: SELECT * FROM ratelimit.rl_limit(%s, $1);',
+                   ratelimit._literal(name)));
     END IF;
+    IF config IS NOT NULL THEN l := ratelimit._parse(config); END IF;
     IF key = '' AND (l.keyed OR defined.keyed) AND function NOT IN ('rl_extend', 'rl_release', 'rl_headers') THEN
         PERFORM ratelimit._keyed(name, l.kind);
     END IF;

@@ -76,6 +76,10 @@ BEGIN
     ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until, reason = excluded.reason;
     l := ratelimit._defined(name, key);
     IF l.kind IS NULL THEN
+        -- Of a key whose plan is not defined every call fails.
+        IF EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2) THEN
+            RETURN ratelimit._shown(ratelimit._us(ends));
+        END IF;
         RAISE NOTICE 'rate limit "%" is not defined: the block applies to calls that pass a config, and to all calls '
             'once it is defined', name;
     ELSIF l.keyed AND key = '' THEN

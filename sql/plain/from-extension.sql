@@ -58,6 +58,10 @@ BEGIN
               FROM ONLY %1$s.ratelimits AS r WHERE shard > 0 GROUP BY name, key) AS k
         CROSS JOIN LATERAL (
             SELECT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = k.name AND c.key IN ('', k.key))
+                   AND NOT EXISTS (SELECT FROM ONLY %1$s.rl_config AS c
+                                   WHERE c.name = k.name AND c.key = k.key AND c.config ? 'plan'
+                                   AND NOT EXISTS (SELECT FROM ONLY %1$s.rl_config AS plan
+                                                   WHERE plan.name = c.config ->> 'plan' AND plan.key = ''))
         ) AS known (defined)
         CROSS JOIN LATERAL (SELECT CASE WHEN known.defined THEN %1$s.rl_state(k.name, k.key) END) AS s (state)
         WHERE s.state IS NOT NULL OR NOT known.defined

@@ -314,6 +314,38 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
     Ok(found)
 }
 
+/// Reads the definition that a name has for every key, without the cache, which each change of a row clears.
+///
+/// # Errors
+/// 22023: an invalid stored config.
+pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition>>> {
+    const DEFAULT: Statement = Statement {
+        sql: "SELECT config FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) ''",
+        parameters: &[TEXTOID],
+        results: &[JSONBOID],
+        lock: TableLock::Read,
+    };
+    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
+        spi.execute(&DEFAULT, &[Some(text_datum(name))])?;
+        spi.jsonb(0, 1).map(inline).transpose()
+    })
+}
+
+/// Locks the row of a plan, if there is one, until the transaction ends: a key gets it before or after a change of it.
+pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
+    const LOCK: Statement = Statement {
+        sql: "SELECT FROM ONLY @schema@.rl_config \
+              WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) '' FOR SHARE",
+        parameters: &[TEXTOID],
+        results: &[],
+        lock: TableLock::LockRows,
+    };
+    spi::with_owner(catalog, catalog.rl_config, TableLock::LockRows, |spi| {
+        spi.execute(&LOCK, &[Some(text_datum(plan))]).map(drop)
+    })
+}
+
 /// The names of which any key has this plan.
 pub fn with_plan(catalog: &Catalog, plan: &[u8]) -> Result<Vec<Vec<u8>>> {
     const NAMES: Statement = Statement {

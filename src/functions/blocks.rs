@@ -3,6 +3,7 @@
 use ratelimit_core::config::Interval;
 use ratelimit_core::{ArgumentError, Micros};
 use ratelimit_limiter::error::LimiterError;
+use ratelimit_limiter::ports::Defined;
 use ratelimit_limiter::target::{FOREVER, check_key};
 
 use super::arguments::{BlockReason, LimitKey, LimitName, valid_key, valid_name, valid_reason};
@@ -69,11 +70,12 @@ sql_function! {
 /// Warns if a limit is not defined: the block may come first, and calls may pass a config, but the name may also be
 /// mistyped. 22004: the limit is keyed, and the key is empty.
 fn check_limit(catalog: &Catalog, name: &[u8], key: &[u8]) -> Result<()> {
-    match definitions::defined(catalog, name, key) {
-        Ok(Some(definition)) => {
+    match definitions::look_up(catalog, name, key) {
+        Ok(Defined { definition: Some(definition), .. }) => {
             Ok(check_key::<Session>(name, key, definition.keyed, &definition.limit)?)
         }
-        Ok(None) => {
+        Ok(Defined { missing_plan: Some(_), .. }) => Ok(()),
+        Ok(Defined { .. }) => {
             server_log::notice(&format!(
                 "rate limit \"{}\" is not defined: the block applies to calls that pass a config, and to all calls \
                  once it is defined",

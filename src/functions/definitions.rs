@@ -1,7 +1,7 @@
 //! Defines and undefines limits, and checks what is written to `rl_config`.
 
 use super::arguments::{LimitKey, LimitName, valid_key, valid_name};
-use crate::cache::definitions;
+use crate::cache::definitions::{self, RowConfig};
 use crate::declaration::{Proceed, sql_function};
 use crate::redefined::{self, Change};
 use crate::schema::catalog::{self, TableLock};
@@ -43,6 +43,13 @@ sql_function! {
         let of_row = |config, key: Option<&[u8]>| definitions::of_row(config, key.unwrap_or_default());
         let new = trigger.jsonb(c"config")?.map(|config| of_row(config, key)).transpose()?;
         catalog::announce(call.function(), trigger.relation())?;
+        if let (Timing::BeforeRow, Some(RowConfig::Plan(plan))) = (trigger.timing(), &new) {
+            let catalog = catalog::latest(call.function())?;
+            // A trigger on a copy that Citus distributes can't query the table.
+            if !catalog.rl_config.distributed {
+                definitions::lock_plan(&catalog, plan)?;
+            }
+        }
         if trigger.timing() != Timing::BeforeRow {
             let old_name = trigger.old_text(c"name")?;
             let has_key = |key: Option<&[u8]>| key.is_some_and(|key| !key.is_empty());

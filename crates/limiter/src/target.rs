@@ -219,6 +219,10 @@ impl<'a> Resolved<'a> {
         let Defined { definition, missing_plan, blocked_until } = definitions.look_up(name, key)?;
         let is_defined = definition.is_some();
         let keyed = definition.as_ref().is_some_and(|definition| definition.keyed);
+        // A config in the call is no way around it.
+        if let Some(plan) = missing_plan {
+            return Err(undefined(D::utf8(name), Some(&plan)));
+        }
         let definition = match (request.config, definition) {
             (Some(_), Some(_)) if !definitions.may_define() => {
                 return Err(LimiterError::InlineConfig { name: D::utf8(name).into_owned() });
@@ -232,7 +236,7 @@ impl<'a> Resolved<'a> {
                 definition
             }
             (None, Some(definition)) => definition,
-            (None, None) => return Err(undefined(D::utf8(name), missing_plan.as_deref())),
+            (None, None) => return Err(undefined(D::utf8(name), None)),
         };
         let keyed = keyed || definition.keyed;
         let definition = definitions.in_force(name, definition);

@@ -111,6 +111,8 @@ SELECT error_of($$INSERT INTO rl_config VALUES ('pk/bad', '', '{"plan": "pk/free
 SELECT error_of($$INSERT INTO rl_config VALUES ('pk/bad', 'k', '{"plan": 5}')$$);
 SELECT error_of($$UPDATE rl_config SET key = '' WHERE name = 'pk2'$$);
 INSERT INTO rl_config (name, key, config) VALUES ('pk', 'g', '{"plan": "pk/later"}');
+SELECT error_of($$SELECT rl_limit('pk', 'g')$$), error_of($$SELECT rl_limit('pk', 'g', config => rl_token_bucket(9, '1 minute'))$$);
+SELECT rl_block('pk', 'g', '1 hour') > now(), rl_unblock('pk', 'g');
 INSERT INTO rl_config (name, key, config) VALUES ('pk/later', '', rl_token_bucket(8, '1 minute'));
 SELECT (rl_check('pk', 'g')).capacity;
 

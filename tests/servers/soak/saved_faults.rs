@@ -2,6 +2,7 @@
 //! locked tables, a full disk, settings that forbid to write, databases and roles that come and go.
 
 use std::thread;
+use std::time::{Duration, Instant};
 
 use postgres::Client;
 
@@ -230,6 +231,28 @@ fn a_writer_is_seen_as_long_as_it_is_there() {
         client.batch_execute(seen).unwrap();
         writer(&postmaster).is_none()
     });
+}
+
+/// Each change comes before the writer has been idle for a second; where this session was slower, another one may.
+#[test]
+#[ignore = "needs a server: make test"]
+fn a_writer_stays_a_second_after_each_save() {
+    let (_server, mut client) = server("100 milliseconds");
+    let mut last: Option<(i64, Instant)> = None;
+    for _ in 0..8 {
+        let before = Instant::now();
+        client.batch_execute(TAKE_ONE).unwrap();
+        let pid = "SELECT writer_pid::bigint FROM rl_memory() WHERE writer_pid IS NOT NULL";
+        until("it is there", || client.query_opt(pid, &[]).unwrap().is_some());
+        let found = number(&mut client, pid);
+        if let Some((pid, at)) = last
+            && at.elapsed() < Duration::from_secs(1)
+        {
+            assert_eq!(found, pid);
+        }
+        last = Some((found, before));
+        thread::sleep(Duration::from_millis(300));
+    }
 }
 
 /// Whatever a writer may meet is in the server's log neither with every save nor with a row.
