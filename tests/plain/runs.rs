@@ -499,8 +499,11 @@ fn functions_that_grow_keep_their_grants() {
             "until timestamptz DEFAULT NULL, reason text DEFAULT NULL)",
             "until timestamptz DEFAULT NULL)",
         ),
-        ("                reason text,\n", ""),
-        ("ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text;", "NULL;"),
+        ("                reason text CHECK (octet_length(reason) <= 200),\n", ""),
+        (
+            "ALTER TABLE ratelimit.rl_blocks ADD COLUMN reason text CHECK (octet_length(reason) <= 200);",
+            "NULL;",
+        ),
     ] {
         assert_eq!(older.matches(new).count(), 1, "{new}");
         older = older.replace(new, old);

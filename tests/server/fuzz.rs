@@ -298,6 +298,18 @@ fn argument(random: &mut Rng, r#type: &str) -> String {
         "regclass" => ["'rateLimits'::regclass", "'pg_class'::regclass", "0::regclass"]
             [random.usize(..3)]
         .into(),
+        "text[]" => one_of(
+            random,
+            &[
+                "VARIADIC '{}'::text[]",
+                "VARIADIC '{a,b}'::text[]",
+                "VARIADIC '{a,NULL}'::text[]",
+                "VARIADIC '{{a},{b}}'::text[]",
+                "VARIADIC NULL::text[]",
+                "'a', 'é'",
+            ],
+        )
+        .into(),
         other => panic!("an argument of type {other}"),
     }
 }
@@ -376,6 +388,10 @@ fn whatever_is_passed_there_is_an_answer_or_an_error_that_says_why() {
                     "count=1",
                     "KEY=author",
                     "key=author ",
+                    "key=author,number",
+                    "key=author,",
+                    "name=author",
+                    "message=slow down",
                 ];
                 let arguments: Vec<String> = (0..random.usize(..4))
                     .map(|n| match (n, random.u8(..4)) {
