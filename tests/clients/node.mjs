@@ -69,7 +69,7 @@ assert((await row(same, [user, retry_at])).same);
 
 // 3. The same as an error. retryAfter is in milliseconds, null where it can never pass.
 const error = await sendOrThrow(user, 'one too many').catch((error) => error);
-assert.equal(error?.code, 'PT429');
+assert.equal(error.code, 'PT429');
 const { retryAfter } = JSON.parse(error.detail);
 assert(80_000_000 < retryAfter && retryAfter <= 86_400_000);
 const sent = await pool.query('SELECT body FROM messages WHERE author = $1', [user]);
@@ -83,5 +83,13 @@ const due = await pool.query('SELECT id FROM jobs WHERE owner = $1 AND run_at <=
 assert.deepEqual(due.rows, [jobs[0]]);
 assert(jobs[1] !== undefined && jobs[2] === undefined);
 assert.equal((await row(SETTLE, [jobs[0].id, 500])).remaining, 1000 - 800 - 800 + (800 - 500));
+
+// 5. JSON is stringified: pg makes an array of PostgreSQL of an array. A bare call is a text, which is true.
+const all = 'SELECT ok FROM rl_limit_all($1)';
+const requests = [{ name: 'quota', key: 'node' }, { name: 'quota', key: 'others' }];
+assert.equal((await pool.query(all, [JSON.stringify(requests)])).rowCount, 2);
+await assert.rejects(pool.query(all, [requests]), { code: '22P02' });
+const { rl_limit: bare } = await row("SELECT rl_limit('sendMessage', $1::text)", [user]);
+assert(bare.startsWith('(f,'));
 
 await pool.end();

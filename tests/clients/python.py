@@ -10,6 +10,7 @@ import math
 import psycopg
 from psycopg.pq import PGconn, Ping
 from psycopg.rows import namedtuple_row
+from psycopg.types.json import Jsonb
 
 
 def send_message(conn, user, body):
@@ -110,3 +111,16 @@ with psycopg.connect(autocommit=True, row_factory=namedtuple_row) as conn:
     assert fails_open("connect_timeout=5", call % 4) == ("PT429", False)
     assert fails_open("connect_timeout=5 options='-c statement_timeout=1'", "SELECT pg_sleep(60)") == ("57014", True)
     assert fails_open("connect_timeout=5", "BEGIN READ ONLY; " + call % 1) == ("25006", True)
+
+    # 6. JSON. A number is no period, and a bare call is a text, which is true.
+    try:
+        conn.execute("SELECT rl_fixed_window(3, %s)", [60])
+        raise AssertionError("a number is a period")
+    except psycopg.errors.UndefinedFunction:
+        pass
+    config = Jsonb({"kind": "fixed window", "rate": 3, "period": 60_000})
+    assert conn.execute("SELECT ok FROM rl_limit('psycopg', 'a', config => %s)", [config]).fetchone().ok
+    requests = Jsonb([{"name": "quota", "key": "psycopg"}])
+    assert len(conn.execute("SELECT * FROM rl_limit_all(%s)", [requests]).fetchall()) == 1
+    bare = conn.execute("SELECT rl_limit('sendMessage', %s::text) AS result", [user]).fetchone().result
+    assert isinstance(bare, str) and bare.startswith("(f,")

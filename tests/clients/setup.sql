@@ -26,7 +26,7 @@ CREATE FUNCTION blog.poke(person text) RETURNS double precision LANGUAGE sql VOL
     $$ SELECT remaining FROM public.rl_limit('sendMessage', person, throws => true) $$;
 
 CREATE ROLE client LOGIN;
-GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_credit, rl_stats, rl_memory TO client;
+GRANT EXECUTE ON FUNCTION rl_limit, rl_limit_all, rl_check, rl_credit, rl_stats, rl_memory TO client;
 GRANT SELECT, INSERT ON users, messages TO client;
 GRANT SELECT, INSERT, DELETE ON jobs TO client;
 GRANT USAGE ON SCHEMA blog TO client;

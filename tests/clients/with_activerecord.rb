@@ -68,7 +68,12 @@ ActiveRecord::Base.cache do # as in each request
   right "three were sent", Message.where(author: user).pluck(:body).sort == %w[one three two]
 end
 
-# 4. What the query cache answers: one call is made, and its answer repeated. And what it doesn't cache.
+# 4. JSON.
+take = "SELECT ok FROM rl_limit('activerecord', config => $1)"
+config = { kind: "fixed window", rate: 3, period: 60_000 }.to_json
+right "a config", Message.connection.exec_query(take, "rl_limit", [config]).first["ok"]
+
+# 5. What the query cache answers: one call is made, and its answer repeated. And what it doesn't cache.
 connection = Message.connection
 ways = {
   "select_value" => [->(sql) { connection.select_value(sql) }, 12],
@@ -87,7 +92,7 @@ ways.each do |name, (call, passes)|
   end
 end
 
-# 5. schema.rb has the tables, which then can't be loaded: they are the extension's. ignore_tables leaves them out.
+# 6. schema.rb has the tables, which then can't be loaded: they are the extension's. ignore_tables leaves them out.
 dump = lambda do |ignored|
   ActiveRecord::SchemaDumper.ignore_tables = ignored
   ActiveRecord::SchemaDumper.dump(connection, StringIO.new).string.scan(/create_table "(\w+)"/).flatten

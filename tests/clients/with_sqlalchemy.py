@@ -94,7 +94,31 @@ with Session(engine) as session:
     assert session.scalars(sent).all() == ["three", "two"]
 
 
-# 4. 16 threads on one key, where every third transaction rolls back: 100 pass, and no more.
+# 4. Without commit() it takes nothing. A cast and JSON: in text(), :: after a parameter is no cast.
+with Session(engine) as session:
+    assert session.scalar(text("SELECT ok FROM rl_limit('sendMessage', 'uncommitted')"))
+with Session(engine) as session:
+    assert session.scalar(text("SELECT remaining FROM rl_check('sendMessage', 'uncommitted')")) == 3
+config = json.dumps({"kind": "fixed window", "rate": 3, "period": 60_000})
+with Session(engine) as session:
+    take = "SELECT ok FROM rl_limit('sqlalchemy', 'a', config => CAST(:config AS jsonb))"
+    assert session.scalar(text(take), {"config": config})
+    try:
+        session.scalar(text("SELECT ok FROM rl_limit('sqlalchemy', 'a', config => :config::jsonb)"), {"config": config})
+        raise AssertionError(":config::jsonb is a cast")
+    except DBAPIError as error:
+        assert error.orig.sqlstate == "42601"
+
+# 5. On psycopg2 the same, but for the SQLSTATE's name.
+try:
+    with create_engine("postgresql+psycopg2://").connect() as connection:
+        connection.execute(select(func.rl_limit("sendMessage", str(user), 1, False, True)))
+    raise AssertionError("it passed")
+except DBAPIError as error:
+    assert error.orig.pgcode == "PT429" and json.loads(error.orig.diag.message_detail)["kind"] == "RateLimited"
+
+
+# 6. 16 threads on one key, where every third transaction rolls back: 100 pass, and no more.
 def take_until_denied(thread):
     take = select(func.rl_limit("quota", "sqlalchemy").table_valued("ok"))
     for turn in range(1_000):

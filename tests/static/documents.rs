@@ -61,6 +61,37 @@ fn every_block_is_run_or_stands_in_a_program_that_is_tested() {
     }
 }
 
+#[test]
+fn each_client_is_run_as_its_line_shows() {
+    let page = read(Path::new("docs/clients.md")).text;
+    let (_, table) = page.split_once("\n## Client by client\n").expect("a table of clients");
+    let (table, _) = table.split_once("\n## ").expect("examples after it");
+    let run = read(Path::new("tests/clients/run")).text;
+    let run_by_name = ["every", "languages"].map(|list| {
+        let (_, names) = run.split_once(&format!("\n{list}=\"")).expect("a list of programs");
+        names.split_once('"').expect("its end").0.split_whitespace()
+    });
+    let run_by_name: Vec<&str> = run_by_name.into_iter().flatten().collect();
+    let mut lines = 0;
+    for line in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let cells: Vec<&str> = line.split('|').collect();
+        let in_code = |cell: &str| -> Vec<String> {
+            cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        };
+        let file = in_code(cells[1]).pop().expect("a program");
+        let program = read(&Path::new("tests/clients").join(&file)).text;
+        // A key, JSON, the SQLSTATE and DETAIL.
+        for code in cells[2..6].iter().flat_map(|cell| in_code(cell)) {
+            assert!(program.contains(&code), "{file} has no {code}");
+        }
+        let stem = file.split('.').next().unwrap_or_default().to_lowercase();
+        let name = stem.strip_prefix("with").unwrap_or(&stem).trim_start_matches('_');
+        assert!(run_by_name.contains(&name), "tests/clients/run does not run {file}");
+        lines += 1;
+    }
+    assert!(lines > 20, "{lines}");
+}
+
 /// The title of a page. One that is a single `{{#include …}}` has that file's.
 fn title(page: &Page) -> String {
     let first = page.text.lines().next().unwrap_or_default();
