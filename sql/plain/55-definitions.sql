@@ -76,7 +76,7 @@ BEGIN
     ON CONFLICT ON CONSTRAINT rl_blocks_pkey DO UPDATE SET until = excluded.until, reason = excluded.reason;
     l := ratelimit._defined(name, key);
     IF l.kind IS NULL THEN
-        -- Of a key whose plan is not defined every call fails.
+        -- Every call of a key whose plan is not defined fails.
         IF EXISTS (SELECT FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2) THEN
             RETURN ratelimit._shown(ratelimit._us(ends));
         END IF;
