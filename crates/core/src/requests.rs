@@ -461,12 +461,15 @@ mod tests {
             reset_at: Some(noon.plus(Micros(10_000_000))),
             config: None,
         };
-        assert_eq!(parse_outcomes(&row("of a later version", "[1]")).unwrap(), [outcome.clone()]);
+        assert_eq!(
+            parse_outcomes(&row("of a later version", "[1]")).unwrap(),
+            std::slice::from_ref(&outcome)
+        );
         let config = RawOutcome { config: Some(r#"{"rate":1}"#.into()), ..outcome.clone() };
         assert_eq!(parse_outcomes(&row("config", r#"{"rate":1}"#)).unwrap(), [config]);
         // As Date.toISOString writes it.
         let zulu = row("reset_at", r#""2027-01-01T12:00:10.000Z""#);
-        assert_eq!(parse_outcomes(&zulu).unwrap(), [outcome.clone()]);
+        assert_eq!(parse_outcomes(&zulu).unwrap(), std::slice::from_ref(&outcome));
         let nulls = RawOutcome { retry_after: None, ..outcome };
         assert_eq!(parse_outcomes(&row("retry_after", "null")).unwrap(), [nulls]);
     }
