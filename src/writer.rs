@@ -89,6 +89,13 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
     // Only a session that has mapped the segment starts a writer.
     let Ok(Some(saved)) = SavedMemory::open(Need::May) else { return };
     let Some(writer) = saved.writer(origin.scope) else { return };
+    serve(saved, writer, &origin);
+    writer::leave(writer);
+    writer::start_refused(saved);
+}
+
+/// Saves what is due, until nothing is or another writer does.
+fn serve(saved: &SavedMemory, writer: &'static Writer, origin: &Origin) {
     let (mut is_connected, mut idle_until) = (false, None);
     while writer::come(writer) && writer.scope.load(SeqCst) == origin.scope.number() {
         let due = || match writer.writes_all() {
@@ -101,14 +108,14 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             background::connect(origin.scope.database());
             is_connected = true;
         }
-        if is_another_now(saved, &origin) {
+        if is_another_now(saved, origin) {
             writer.due.store(i64::MAX, SeqCst);
             return;
         }
         let had_work = match asked_at {
-            None => turn(saved, writer, &origin, writer.writes_all(), None),
+            None => turn(saved, writer, origin, writer.writes_all(), None),
             Some(asked_at) => {
-                last_turn(saved, writer, &origin, asked_at.plus(LAST_TURN));
+                last_turn(saved, writer, origin, asked_at.plus(LAST_TURN));
                 true
             }
         };
@@ -119,7 +126,7 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
         if asked_at.is_some() {
             // Sessions that go on have left keys to this process: another one writes them.
             if next.is_some() && !background::is_server_stopping() {
-                writer::start(saved, writer, &origin, false);
+                writer::start(saved, writer, origin, false);
             }
             return;
         }
@@ -136,7 +143,7 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
             None => idle_until.is_some_and(|until| now < until),
         };
         if writer.is_to_go.load(SeqCst)
-            || !is_soon && (next.is_none() || has_successor(saved, writer, &origin))
+            || !is_soon && (next.is_none() || has_successor(saved, writer, origin))
         {
             return;
         }

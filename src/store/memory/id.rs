@@ -56,6 +56,11 @@ impl Scope {
         Scope { database, extension }
     }
 
+    /// The scope of this [number](Scope::number).
+    pub fn from_number(number: u64) -> Scope {
+        Scope { database: (number >> 32) as u32, extension: number as u32 }
+    }
+
     /// Database and extension, as they are distinguished here.
     pub fn numbers(self) -> [u32; 2] {
         [self.database, self.extension]

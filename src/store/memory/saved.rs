@@ -34,6 +34,8 @@ struct Header {
     /// `ratelimit.memory_keys` as it was.
     keys: u64,
     lock_group: i32,
+    /// The process that waits for a place for writers that were refused, plus 1; 0: none does.
+    waits_for_place: AtomicU32,
     writers: [Writer; WRITERS],
 }
 
@@ -42,6 +44,8 @@ struct Header {
 pub struct Writer {
     /// Database and extension; 0: the place is free.
     pub scope: AtomicU64,
+    /// The table of its rows, once a writer was requested.
+    pub table: AtomicU32,
     /// The number of its process in the server's list, plus 1; 0: there is no writer.
     pub process: AtomicU32,
     /// Its process in the system.
@@ -205,6 +209,21 @@ impl SavedMemory {
         self.header.writers.iter().filter(move |writer| !std::ptr::eq(*writer, own))
     }
 
+    /// The writers that were requested and refused, and are due.
+    pub fn refused_writers(&self) -> impl Iterator<Item = &'static Writer> {
+        let is_refused = |writer: &&Writer| {
+            writer.is_refused.load(SeqCst)
+                && writer.process.load(SeqCst) == 0
+                && writer.due.load(SeqCst) != i64::MAX
+        };
+        self.header.writers.iter().filter(is_refused)
+    }
+
+    /// See [`Header::waits_for_place`].
+    pub fn waits_for_place(&self) -> &'static AtomicU32 {
+        &self.header.waits_for_place
+    }
+
     /// Loads a key; see [`Entries::load`](ports::Entries::load).
     pub(super) fn load(&self, scope: Scope, id: Id, new: ports::NewKey) -> Loaded {
         let ports::NewKey { name, key, state, absent } = new;
@@ -324,6 +343,8 @@ impl SavedMemory {
                 Scope::from_numbers(*scope).number() == writer.scope.load(SeqCst)
             };
             if scopes.iter().any(is_its) {
+                // First, since others may get the place then.
+                writer.is_refused.store(false, SeqCst);
                 writer.due.store(i64::MAX, SeqCst);
                 crate::store::memory::writer::dismiss(writer);
             }

@@ -116,6 +116,7 @@ pub fn start(saved: &SavedMemory, writer: &Writer, origin: &Origin, again: bool)
     if writer.asked_at.compare_exchange(asked_at, now.0, SeqCst, SeqCst).is_err() {
         return true;
     }
+    writer.table.store(origin.table.to_u32(), SeqCst);
     let has_place = background::register(WORKER.0, WORKER.1, &origin.to_text());
     writer.is_refused.store(!has_place, SeqCst);
     if !has_place {
@@ -148,6 +149,9 @@ pub fn come(writer: &'static Writer) -> bool {
             writer.due.store(0, SeqCst);
             writer.asked_at.store(clock::monotonic().0, SeqCst);
         }
+        if let Some(saved) = SavedMemory::seen() {
+            stop_waiting(saved);
+        }
     });
     true
 }
@@ -160,6 +164,36 @@ pub fn leave(writer: &Writer) -> bool {
 /// This process, as [`Writer::process`] has it.
 fn number() -> u32 {
     background::process() as u32 + 1
+}
+
+/// Starts the writers that were refused, as this one leaves. Of several that leave, one waits until the others have left
+/// their places, for a second at most.
+pub fn start_refused(saved: &SavedMemory) {
+    let begun = clock::monotonic();
+    while saved.refused_writers().next().is_some()
+        && !background::is_asked_to_end()
+        && clock::monotonic().minus(begun) < ASK_EVERY
+    {
+        let waits = saved.waits_for_place();
+        if waits.load(SeqCst) != number()
+            && waits.compare_exchange(0, number(), SeqCst, SeqCst).is_err()
+        {
+            return;
+        }
+        for writer in saved.refused_writers() {
+            let scope = Scope::from_number(writer.scope.load(SeqCst));
+            let table = writer.table.load(SeqCst).into();
+            if !start(saved, writer, &Origin { scope, table }, true) {
+                break;
+            }
+        }
+        background::rest(Duration::from_millis(5));
+    }
+    stop_waiting(saved);
+}
+
+fn stop_waiting(saved: &SavedMemory) {
+    let _ = saved.waits_for_place().compare_exchange(number(), 0, SeqCst, SeqCst);
 }
 
 /// Waits until a writer has tried to write everything that is unsaved now; false if none can be started, or not in time.

@@ -88,6 +88,33 @@ fn one_place_is_enough_for_a_key_that_is_called_all_the_time_and_for_others() {
     }
 }
 
+#[test]
+#[ignore = "needs a server: make test"]
+fn writers_that_sleep_leave_their_places_to_others_which_need_no_second_call() {
+    let (server, client) = server("1 hour");
+    drop(client);
+    set_places(&server, 2);
+    let mut client = server.client();
+    drop(other(&server, "1 hour"));
+    let mut clients: Vec<Client> = (0..4)
+        .map(|n| {
+            client.batch_execute(&format!("CREATE DATABASE copy{n} TEMPLATE other")).unwrap();
+            let mut copy = server.connect(&format!("copy{n}")).unwrap();
+            if n >= 2 {
+                define(&mut copy, "saved", "100 milliseconds");
+            }
+            copy
+        })
+        .collect();
+    // Two sleep in all places when two others are needed.
+    for client in &mut clients {
+        client.batch_execute(TAKE_ONE).unwrap();
+    }
+    for client in &mut clients {
+        until("it is saved", || number(client, ROWS) == 1);
+    }
+}
+
 /// Has a number of parallel queries take as many places, while something is done.
 fn with_places_taken(server: &Server, places: usize, work: impl FnOnce()) {
     let mut client = server.client();
