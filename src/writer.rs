@@ -97,7 +97,7 @@ pub extern "C-unwind" fn ratelimit_writer_main(_argument: pgrx::pg_sys::Datum) {
 /// Saves what is due, until nothing is or another writer does.
 fn serve(saved: &SavedMemory, writer: &'static Writer, origin: &Origin) {
     let (mut is_connected, mut idle_until) = (false, None);
-    while writer::come(writer) && writer.scope.load(SeqCst) == origin.scope.number() {
+    while writer::come(saved, writer) && writer.scope.load(SeqCst) == origin.scope.number() {
         let due = || match writer.writes_all() {
             true => Micros(0),
             false => Micros(writer.due.load(SeqCst)).min(idle_until.unwrap_or(Micros(i64::MAX))),

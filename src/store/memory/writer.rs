@@ -133,7 +133,7 @@ pub fn start(saved: &SavedMemory, writer: &Writer, origin: &Origin, again: bool)
 }
 
 /// Registers this process as the writer until it leaves or exits; false if there is another.
-pub fn come(writer: &'static Writer) -> bool {
+pub fn come(saved: &SavedMemory, writer: &'static Writer) -> bool {
     if writer.process.compare_exchange(0, number(), SeqCst, SeqCst).is_err() {
         return false;
     }
@@ -142,6 +142,10 @@ pub fn come(writer: &'static Writer) -> bool {
     writer.asked_at.store(0, SeqCst);
     writer.is_refused.store(false, SeqCst);
     writer.is_to_go.store(false, SeqCst);
+    // Those that were refused before this process was there to be dismissed.
+    if saved.refused_writers().next().is_some() {
+        writer.is_to_go.store(true, SeqCst);
+    }
     OWN.set(Some(writer));
     // After an error keys may be due, and the next writer is not started at once.
     background::at_exit(|| {

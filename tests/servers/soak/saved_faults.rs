@@ -106,12 +106,23 @@ fn writers_that_sleep_leave_their_places_to_others_which_need_no_second_call() {
             copy
         })
         .collect();
-    // Two sleep in all places when two others are needed.
-    for client in &mut clients {
-        client.batch_execute(TAKE_ONE).unwrap();
-    }
-    for client in &mut clients {
-        until("it is saved", || number(client, ROWS) == 1);
+    let postmaster = server.postmaster();
+    // Two sleep in all places, or are about to, when two others are needed.
+    for key in 1..=6 {
+        let starts_none = key % 2 == 0;
+        until("no writer is there", || writer(&postmaster).is_none());
+        if starts_none {
+            signal("-STOP", &postmaster);
+        }
+        for client in &mut clients {
+            client.batch_execute(&format!("SELECT rl_limit('saved', '{key}')")).unwrap();
+        }
+        if starts_none {
+            signal("-CONT", &postmaster);
+        }
+        for (n, client) in clients.iter_mut().enumerate() {
+            until(&format!("that of database {n} is saved"), || number(client, ROWS) == key);
+        }
     }
 }
 
