@@ -26,7 +26,8 @@ const PG_CRON: &str = "CREATE SCHEMA cron;
 const SQL_FILE: &str = "-v ON_ERROR_STOP=1 -f ratelimit.sql\n";
 
 /// Pages whose examples also run on the SQL file, but for limits in memory.
-const ON_BOTH: [&str; 7] = [
+const ON_BOTH: [&str; 8] = [
+    "README.md",
     "concurrency.md",
     "getting-started.md",
     "http.md",
@@ -85,7 +86,7 @@ fn wrong_examples(
             before += "\nSET search_path = public, ratelimit;";
         }
     } else if !page.text.contains("\nCREATE EXTENSION ratelimit") {
-        assert!(page.text.contains("](installation.md"), "{path} needs a link to the installation");
+        assert!(page.text.contains("installation.md"), "{path} needs a link to the installation");
         assert_eq!(psql(server, "documents", "CREATE EXTENSION ratelimit"), "");
     }
     let runs = |code: &str| !with_the_file || !code.contains(IN_MEMORY);

@@ -16,7 +16,8 @@ const db = await PGlite.create();
 await install(db);
 await db.exec('SET search_path = public, ratelimit');
 
-await db.query("SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute'))");
+await db.query(`SELECT rl_define('sendMessage',
+    rl_token_bucket(rate => 10, period => '1 minute') || '{"keyed": true}')`);
 const take = "SELECT ok, remaining, retry_after FROM rl_limit('sendMessage', $1)";
 const { rows: [answer] } = await db.query(take, ['user-1']);
 
