@@ -3,12 +3,13 @@
 -- does, in a database of its own. The windows are long, so that nothing refills while a test runs.
 CREATE EXTENSION ratelimit;
 
--- 3 messages a day for each user; the day begins with the first of them.
-SELECT rl_define('sendMessage', rl_fixed_window(rate => 3, period => '1 day', first_request => true));
+-- 3 messages a day for each user; the day begins with the first of them. A call without a user fails.
+SELECT rl_define('sendMessage', rl_fixed_window(rate => 3, period => '1 day', first_request => true) || '{"keyed": true}');
 -- 1,000 tokens a day, and as many ahead of time for work that is done later.
-SELECT rl_define('llmTokens', rl_fixed_window(rate => 1000, period => '1 day', max_reserved => 1000, first_request => true));
+SELECT rl_define('llmTokens',
+    rl_fixed_window(rate => 1000, period => '1 day', max_reserved => 1000, first_request => true) || '{"keyed": true}');
 -- 100 for each key, for many sessions at once.
-SELECT rl_define('quota', rl_fixed_window(rate => 100, period => '1 day', first_request => true));
+SELECT rl_define('quota', rl_fixed_window(rate => 100, period => '1 day', first_request => true) || '{"keyed": true}');
 
 CREATE TABLE users (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL);
 CREATE TABLE messages (author bigint REFERENCES users, body text NOT NULL CHECK (body <> ''));
