@@ -151,6 +151,53 @@ fn a_link_that_names_a_function_leads_to_its_file() {
     assert!(links > 5, "{links}");
 }
 
+/// What a guarantee names after "Tests:", in code: `folder/file.rs::test`, or a file that is a test as a whole.
+fn named_tests(guarantee: &str) -> Vec<&str> {
+    let (_, tests) = guarantee.split_once("\n  Tests:").unwrap_or_default();
+    tests.split('`').skip(1).step_by(2).collect()
+}
+
+/// Whether there is the test that a guarantee names.
+fn is_a_test(named: &str) -> bool {
+    let (file, function) = named.split_once("::").unwrap_or((named, ""));
+    let of_a_crate = file.starts_with("core/") || file.starts_with("memory/");
+    let path = root().join(if of_a_crate { "crates" } else { "tests" }).join(file);
+    let Ok(source) = fs::read_to_string(path) else { return false };
+    let mut functions =
+        source.split("#[test]").skip(1).filter_map(|rest| Some(rest.split_once("fn ")?.1));
+    if file.ends_with(".rs") {
+        functions.any(|rest| rest.strip_prefix(function).is_some_and(|rest| rest.starts_with('(')))
+    } else {
+        function.is_empty()
+    }
+}
+
+#[test]
+fn each_guarantee_names_tests_that_are_there() {
+    let page = read(Path::new("docs/guarantees.md")).text;
+    let (promised, _) = page.split_once("\n## Limitations\n").expect("limitations at the end");
+    let guarantees: Vec<&str> =
+        promised.split("\n- **").skip(1).map(|item| item.split("\n## ").next().unwrap()).collect();
+    let wanting: Vec<&str> = guarantees
+        .iter()
+        .filter(|guarantee| named_tests(guarantee).is_empty())
+        .map(|guarantee| guarantee.lines().next().unwrap_or_default())
+        .collect();
+    assert!(wanting.is_empty(), "these name no test: {wanting:#?}");
+    let named: Vec<&str> = guarantees.iter().flat_map(|guarantee| named_tests(guarantee)).collect();
+    let gone: Vec<&&str> = named.iter().filter(|named| !is_a_test(named)).collect();
+    assert!(gone.is_empty(), "there are no such tests: {gone:#?}");
+    assert!(named.len() > 50, "{}", named.len());
+    for wrong in [
+        "server/fuzz.rs",
+        "server/fuzz.rs::calls",
+        "server/fuzz.rs::server",
+        "server/none.rs::calls",
+    ] {
+        assert!(!is_a_test(wrong), "{wrong}");
+    }
+}
+
 #[test]
 fn the_readme_is_a_front_page() {
     let lines = read(Path::new("README.md")).text.lines().count();
@@ -288,7 +335,7 @@ fn the_page_of_errors_has_every_sqlstate() {
     let (_, by_sqlstate) = page.split_once("\n## By SQLSTATE\n").expect("a section of SQLSTATEs");
     let (by_sqlstate, _) = by_sqlstate.split_once("\n## ").expect("one of messages");
     let shown: Vec<String> =
-        rows(by_sqlstate).into_iter().map(|mut row| row.swap_remove(0)).collect();
+        rows(by_sqlstate).iter().flat_map(|row| row[0].split(", ").map(str::to_owned)).collect();
     assert_eq!(
         shown.iter().map(String::as_str).collect::<BTreeSet<_>>(),
         raised.chain(others).collect::<BTreeSet<_>>()
