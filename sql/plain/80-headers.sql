@@ -9,27 +9,6 @@ CREATE OR REPLACE FUNCTION ratelimit._seconds(us numeric) RETURNS text IMMUTABLE
     SELECT CASE WHEN us IS NOT NULL THEN least(greatest(ceil(us / 1000000), 0), 999999999999999)::text END
 $$;
 
--- The rate as whole tokens, and the whole seconds that they are for; without seconds for months and slots.
-CREATE OR REPLACE FUNCTION ratelimit._policy(l ratelimit._limit, OUT quota text, OUT secs text) IMMUTABLE
-LANGUAGE plpgsql AS $$
-DECLARE
-    period CONSTANT bigint := CASE WHEN l.kind = 'concurrency' OR l.months THEN NULL WHEN l.zone IS NOT NULL
-                                   THEN l.every * 86400000000 ELSE l.period END;
-    longer CONSTANT bigint := greatest(ceil(period::numeric / 1000000), 1) * 1000000;
-    tokens CONSTANT double precision := CASE WHEN longer = period THEN l.rate ELSE l.rate * longer / period END;
-BEGIN
-    IF period IS NULL THEN
-        quota := ratelimit._whole(greatest(floor(l.rate), 1));
-    ELSIF tokens >= 1 THEN
-        quota := ratelimit._whole(floor(tokens));
-        secs := ratelimit._seconds(longer);
-    ELSE
-        quota := '1';
-        secs := ratelimit._whole(ceil(CASE WHEN l.rate > 1e-100 THEN round(period / l.rate) / 1e6 ELSE 1e15 END));
-    END IF;
-END
-$$;
-
 -- Microseconds until there are more tokens: until the reset, or the retry of a denial; below one token, until there is
 -- one. NULL if unknown.
 CREATE OR REPLACE FUNCTION ratelimit._until_more(l ratelimit._limit, result ratelimit.rl_result, wait numeric,
@@ -53,118 +32,110 @@ $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._check_style(style text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF style IS NULL THEN
+    IF style IN ('ietf', 'github', 'postgrest') THEN
+        RETURN;
+    ELSIF style IS NULL THEN
         PERFORM ratelimit._null('style');
-    ELSIF style NOT IN ('ietf', 'github', 'postgrest') THEN
-        PERFORM ratelimit._bad('style', ratelimit._literal(ratelimit._short(style)),
-            '''ietf'', ''github'' or ''postgrest''');
     END IF;
+    PERFORM ratelimit._bad('style', ratelimit._literal(ratelimit._short(style)),
+        '''ietf'', ''github'' or ''postgrest''');
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit._check_result(result ratelimit.rl_result, style text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    f record;
+    wrong text[]; -- field, value, what is allowed
 BEGIN
     IF result IS NOT DISTINCT FROM NULL THEN PERFORM ratelimit._null('result'); END IF;
     PERFORM ratelimit._check_style(style);
-    IF result.ok IS NULL THEN PERFORM ratelimit._null('result.ok'); END IF;
-    FOR f IN SELECT * FROM (VALUES
-        ('retry_after', result.retry_after, NULL, 0, 1e13, 'a number of seconds from 0 to 1e13, or NULL'),
-        ('retry_at', NULL, result.retry_at, 0, 0, 'a finite time'),
-        ('remaining', result.remaining, NULL, -1.7976931348623157e308, 1.7976931348623157e308, 'a finite number'),
-        ('capacity', result.capacity, NULL, 0, 1e15, 'a number from 0 to 1e15'),
-        ('reset_at', NULL, result.reset_at, 0, 0, 'a finite time')
-    ) AS fields (name, number, at, lowest, highest, allowed) LOOP
-        IF f.number < f.lowest OR f.number > f.highest OR f.at IN ('infinity', '-infinity') THEN
-            PERFORM ratelimit._bad('result.' || f.name, coalesce(ratelimit._digits(f.number), 'infinite'), f.allowed);
-        ELSIF f.name IN ('remaining', 'capacity') AND f.number IS NULL
-            AND (result.remaining IS NOT NULL OR result.capacity IS NOT NULL) THEN
-            PERFORM ratelimit._null('result.' || f.name);
-        END IF;
-    END LOOP;
+    wrong := CASE
+        WHEN result.ok IS NULL THEN ARRAY['ok']
+        WHEN result.retry_after NOT BETWEEN 0 AND 1e13 THEN
+            ARRAY['retry_after', ratelimit._digits(result.retry_after), 'a number of seconds from 0 to 1e13, or NULL']
+        WHEN NOT isfinite(result.retry_at) THEN ARRAY['retry_at', 'infinite', 'a finite time']
+        WHEN result.remaining NOT BETWEEN -1.7976931348623157e308 AND 1.7976931348623157e308 THEN
+            ARRAY['remaining', ratelimit._digits(result.remaining), 'a finite number']
+        WHEN result.remaining IS NULL AND result.capacity IS NOT NULL THEN ARRAY['remaining']
+        WHEN result.capacity NOT BETWEEN 0 AND 1e15 THEN
+            ARRAY['capacity', ratelimit._digits(result.capacity), 'a number from 0 to 1e15']
+        WHEN result.capacity IS NULL AND result.remaining IS NOT NULL THEN ARRAY['capacity']
+        WHEN NOT isfinite(result.reset_at) THEN ARRAY['reset_at', 'infinite', 'a finite time'] END;
+    IF cardinality(wrong) = 1 THEN
+        PERFORM ratelimit._null('result.' || wrong[1]);
+    ELSIF wrong IS NOT NULL THEN
+        PERFORM ratelimit._bad('result.' || wrong[1], wrong[2], wrong[3]);
+    END IF;
 END
 $$;
 
--- Writes results as headers, of one limit or of the requests of a call, in their order; denies: whether the request's
--- own limit denies it. GitHub's style has one limit: the one that denies with the longest wait, or else the one with
--- the smallest share left.
-CREATE OR REPLACE FUNCTION ratelimit._headers(style text, names text[], limits ratelimit._limit[],
-    results ratelimit.rl_result[], denies boolean[]) RETURNS jsonb LANGUAGE plpgsql AS $$
+-- When the call was, in microseconds; NULL if its result doesn't show it. The latest time in a result stands for all
+-- later ones.
+CREATE OR REPLACE FUNCTION ratelimit._time_of_call(result ratelimit.rl_result) RETURNS numeric STABLE LANGUAGE sql
+AS $$
+    SELECT CASE WHEN result.retry_at < '9999-12-30 00:00:00+00'
+                THEN ratelimit._us(result.retry_at) - round((result.retry_after * 1e6)::numeric) END
+$$;
+
+-- Microseconds to wait after a denial; NULL if it is none, or can never succeed.
+CREATE OR REPLACE FUNCTION ratelimit._wait(result ratelimit.rl_result) RETURNS numeric IMMUTABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN NOT result.ok AND result.retry_after IS NOT NULL
+                THEN least(round((result.retry_after * 1e6)::numeric), 9223372036854775807) END
+$$;
+
+-- The items of a request in RateLimit-Policy and RateLimit; at: the time of the call. The policy is the rate as whole
+-- tokens, and the whole seconds that they are for; without seconds for months and slots.
+CREATE OR REPLACE FUNCTION ratelimit._items(name text, l ratelimit._limit, result ratelimit.rl_result, at numeric,
+    OUT policy text, OUT current text) LANGUAGE plpgsql AS $$
 DECLARE
-    r ratelimit.rl_result;
-    l ratelimit._limit;
-    policy record;
-    quoted text;
-    wait numeric;
-    longest numeric;
-    longest_shown numeric;
-    policies text[];
-    currents text[];
-    time_of_call CONSTANT numeric[] := ARRAY(
-        -- The latest time in a result stands for all later ones.
-        SELECT CASE WHEN u.retry_at < '9999-12-30 00:00:00+00'
-                    THEN ratelimit._us(u.retry_at) - round((u.retry_after * 1e6)::numeric) END
-        FROM unnest(results) WITH ORDINALITY u ORDER BY u.ordinality);
-    now CONSTANT numeric := coalesce((SELECT t FROM unnest(time_of_call) WITH ORDINALITY u (t, n) WHERE t IS NOT NULL
-                                      ORDER BY n LIMIT 1), ratelimit._ceil(ratelimit._now(), 1000));
-    share double precision;
-    smallest double precision;
-    rank int;
-    highest int := -1;
-    headers jsonb := jsonb '[]';
+    quoted CONSTANT text :=
+        '"' || replace(replace(ratelimit._encoded(name, '%'), E'\\', E'\\\\'), '"', E'\\"') || '"';
+    period CONSTANT bigint := CASE WHEN l.kind = 'concurrency' OR l.months THEN NULL WHEN l.zone IS NOT NULL
+                                   THEN l.every * 86400000000 ELSE l.period END;
+    longer CONSTANT bigint := greatest(ceil(period::numeric / 1000000), 1) * 1000000;
+    tokens CONSTANT double precision := CASE WHEN longer = period THEN l.rate ELSE l.rate * longer / period END;
 BEGIN
-    FOR i IN 1..cardinality(results) LOOP
-        r := results[i];
-        IF NOT r.ok AND r.retry_after IS NOT NULL THEN
-            wait := least(round((r.retry_after * 1e6)::numeric), 9223372036854775807);
-            longest := greatest(longest, wait);
-            IF r.capacity IS NOT NULL THEN longest_shown := greatest(longest_shown, wait); END IF;
-        END IF;
-    END LOOP;
-    FOR i IN 1..cardinality(results) LOOP
-        r := results[i];
-        CONTINUE WHEN r.capacity IS NULL;
-        l := limits[i];
-        wait := CASE WHEN NOT r.ok AND r.retry_after IS NOT NULL
-                     THEN least(round((r.retry_after * 1e6)::numeric), 9223372036854775807) END;
-        IF r.reset_at >= '9999-12-30 00:00:00+00' THEN r.reset_at := NULL; END IF;
-        IF style = 'github' THEN
-            rank := coalesce(CASE WHEN longest_shown IS NULL THEN denies[i] ELSE wait = longest_shown END, false)::int;
-            share := greatest(least(r.remaining, 1e15), -1e15) / greatest(r.capacity, 1e-200);
-            IF rank > highest OR rank = highest AND share < smallest THEN
-                highest := rank;
-                smallest := share;
-                headers := jsonb_build_array(
-                    jsonb_build_array('x-ratelimit-limit', ratelimit._whole(floor(r.capacity))),
-                    jsonb_build_array('x-ratelimit-remaining', ratelimit._whole(floor(r.remaining))),
-                    jsonb_build_array('x-ratelimit-used', ratelimit._whole(floor(r.capacity) - floor(r.remaining))),
-                    jsonb_build_array('x-ratelimit-reset', ratelimit._seconds(ratelimit._us(r.reset_at))),
-                    jsonb_build_array('x-ratelimit-resource', ratelimit._encoded(names[i], '% ')));
-            END IF;
-            CONTINUE;
-        END IF;
-        quoted := '"' || replace(replace(ratelimit._encoded(names[i], '%'), E'\\', E'\\\\'), '"', E'\\"') || '"';
-        policy := ratelimit._policy(l);
-        policies := policies || concat(quoted, ';q=',
-            CASE l.kind WHEN 'unlimited' THEN ratelimit._whole(floor(r.capacity)) ELSE policy.quota END,
-            CASE l.kind WHEN 'concurrency' THEN ';qu="concurrent-requests"' END, ';w=' || policy.secs);
-        currents := currents || concat(quoted, ';r=', ratelimit._whole(floor(r.remaining)),
-            ';t=' || ratelimit._seconds(ratelimit._until_more(l, r, wait, coalesce(time_of_call[i], now))));
-    END LOOP;
-    IF style <> 'github' THEN
-        headers := jsonb_build_array(jsonb_build_array('RateLimit-Policy', array_to_string(policies, ', ')),
-                                     jsonb_build_array('RateLimit', array_to_string(currents, ', ')));
+    IF l.kind = 'unlimited' THEN
+        policy := concat(quoted, ';q=', ratelimit._whole(floor(result.capacity)));
+    ELSIF period IS NULL THEN
+        policy := concat(quoted, ';q=', ratelimit._whole(greatest(floor(l.rate), 1)),
+            CASE l.kind WHEN 'concurrency' THEN ';qu="concurrent-requests"' END);
+    ELSIF tokens >= 1 THEN
+        policy := concat(quoted, ';q=', ratelimit._whole(floor(tokens)), ';w=', ratelimit._seconds(longer));
+    ELSE
+        policy := concat(quoted, ';q=1;w=', ratelimit._whole(
+            ceil(CASE WHEN l.rate > 1e-100 THEN round(period / l.rate) / 1e6 ELSE 1e15 END)));
     END IF;
-    headers := headers || jsonb_build_array(jsonb_build_array(
-        CASE style WHEN 'github' THEN 'retry-after' ELSE 'Retry-After' END, ratelimit._seconds(longest)));
-    IF style = 'postgrest' THEN
-        RETURN (SELECT coalesce(jsonb_agg(jsonb_build_object(h ->> 0, h -> 1) ORDER BY n), '[]')
-                FROM jsonb_array_elements(headers) WITH ORDINALITY u(h, n) WHERE h ->> 1 IS NOT NULL);
-    END IF;
-    RETURN (SELECT coalesce(jsonb_object_agg(h ->> 0, h -> 1), '{}') FROM jsonb_array_elements(headers) h
-            WHERE h ->> 1 IS NOT NULL);
+    IF result.reset_at >= '9999-12-30 00:00:00+00' THEN result.reset_at := NULL; END IF;
+    current := concat(quoted, ';r=', ratelimit._whole(floor(result.remaining)),
+        ';t=' || ratelimit._seconds(ratelimit._until_more(l, result, ratelimit._wait(result), at)));
+END
+$$;
+
+-- The headers of these items, and of a wait; NULL: without.
+CREATE OR REPLACE FUNCTION ratelimit._ietf(style text, policy text, current text, wait numeric) RETURNS jsonb
+STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN style = 'ietf' THEN jsonb_strip_nulls(jsonb_build_object(
+                     'RateLimit-Policy', policy, 'RateLimit', current, 'Retry-After', ratelimit._seconds(wait)))
+           ELSE CASE WHEN policy IS NULL THEN '[]' ELSE jsonb_build_array(
+                    jsonb_build_object('RateLimit-Policy', policy), jsonb_build_object('RateLimit', current)) END
+                || CASE WHEN wait IS NULL THEN '[]'
+                        ELSE jsonb_build_array(jsonb_build_object('Retry-After', ratelimit._seconds(wait))) END
+           END
+$$;
+
+-- The headers of GitHub's style. A result without a capacity has none but for the wait.
+CREATE OR REPLACE FUNCTION ratelimit._github(name text, result ratelimit.rl_result, wait numeric) RETURNS jsonb
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN jsonb_strip_nulls(CASE WHEN result.capacity IS NULL THEN '{}' ELSE jsonb_build_object(
+            'x-ratelimit-limit', ratelimit._whole(floor(result.capacity)),
+            'x-ratelimit-remaining', ratelimit._whole(floor(result.remaining)),
+            'x-ratelimit-used', ratelimit._whole(floor(result.capacity) - floor(result.remaining)),
+            'x-ratelimit-reset', CASE WHEN result.reset_at < '9999-12-30 00:00:00+00'
+                                      THEN ratelimit._seconds(ratelimit._us(result.reset_at)) END,
+            'x-ratelimit-resource', ratelimit._encoded(name, '% ')) END
+        || jsonb_build_object('retry-after', ratelimit._seconds(wait)));
 END
 $$;
 
@@ -172,15 +143,23 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_headers(name text, result ratelimit.rl_r
     config jsonb DEFAULT NULL, key text DEFAULT NULL) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
+    items record;
 BEGIN
     PERFORM ratelimit._check(name, coalesce(key, '')), ratelimit._check_result(result, style);
     IF config IS NOT NULL THEN
         l := ratelimit._parse(config);
     ELSE
-        key := coalesce(key, '');
-        l := ratelimit._resolve('rl_headers', name, key, ratelimit._defined(name, key), NULL);
+        l := ratelimit._resolve('rl_headers', name, coalesce(key, ''),
+            ratelimit._defined(name, coalesce(key, '')), NULL);
     END IF;
-    RETURN ratelimit._headers(style, ARRAY[name], ARRAY[l], ARRAY[result], ARRAY[NOT result.ok]);
+    IF style = 'github' THEN
+        RETURN ratelimit._github(name, result, ratelimit._wait(result));
+    ELSIF result.capacity IS NULL THEN
+        RETURN ratelimit._ietf(style, NULL, NULL, ratelimit._wait(result));
+    END IF;
+    items := ratelimit._items(name, l, result,
+        coalesce(ratelimit._time_of_call(result), ratelimit._ceil(ratelimit._now(), 1000)));
+    RETURN ratelimit._ietf(style, items.policy, items.current, ratelimit._wait(result));
 END
 $$;
 
@@ -230,6 +209,8 @@ EXCEPTION WHEN datetime_field_overflow OR invalid_datetime_format THEN
 END
 $$;
 
+-- One RateLimit and one RateLimit-Policy with an item of each request, in their order. GitHub's style has one limit:
+-- the one that denies with the longest wait, or else the one with the smallest share left.
 CREATE OR REPLACE FUNCTION ratelimit.rl_headers_all(results jsonb, style text DEFAULT 'ietf') RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -240,7 +221,19 @@ DECLARE
     l ratelimit._limit;
     given ratelimit.rl_result[];
     r ratelimit.rl_result;
-    denies boolean[];
+    denies boolean[]; -- whether the request's own limit does
+    wait numeric;
+    longest numeric;
+    longest_shown numeric;
+    now numeric; -- of the first request that shows it
+    items record;
+    policies text[];
+    currents text[];
+    rank int;
+    highest int;
+    share double precision;
+    smallest double precision;
+    shown int;
     state text; message text; detail text; hint text;
 BEGIN
     IF results IS NULL THEN PERFORM ratelimit._null('results'); END IF;
@@ -272,12 +265,36 @@ BEGIN
             limits[i] := l;
             given[i] := r;
             denies[i] := NOT r.ok AND NOT (outcome ->> 'allows')::boolean AND l.enforce;
+            now := coalesce(now, ratelimit._time_of_call(r));
+            wait := ratelimit._wait(r);
+            longest := greatest(longest, wait);
+            IF r.capacity IS NOT NULL THEN longest_shown := greatest(longest_shown, wait); END IF;
         END LOOP;
     EXCEPTION WHEN invalid_parameter_value OR null_value_not_allowed OR undefined_object THEN
         GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
             hint = PG_EXCEPTION_HINT;
         PERFORM ratelimit._raise(state, format('request %s: %s', i, message), nullif(detail, ''), nullif(hint, ''));
     END;
-    RETURN ratelimit._headers(style, names, limits, given, denies);
+    now := coalesce(now, ratelimit._ceil(ratelimit._now(), 1000));
+    FOR i IN 1..cardinality(given) LOOP
+        r := given[i];
+        CONTINUE WHEN r.capacity IS NULL;
+        IF style <> 'github' THEN
+            items := ratelimit._items(names[i], limits[i], r, coalesce(ratelimit._time_of_call(r), now));
+            policies := policies || items.policy;
+            currents := currents || items.current;
+            CONTINUE;
+        END IF;
+        rank := coalesce(CASE WHEN longest_shown IS NULL THEN denies[i]
+                              ELSE ratelimit._wait(r) = longest_shown END, false)::int;
+        share := greatest(least(r.remaining, 1e15), -1e15) / greatest(r.capacity, 1e-200);
+        IF shown IS NULL OR rank > highest OR rank = highest AND share < smallest THEN
+            highest := rank;
+            smallest := share;
+            shown := i;
+        END IF;
+    END LOOP;
+    IF style = 'github' THEN RETURN ratelimit._github(names[shown], given[shown], longest); END IF;
+    RETURN ratelimit._ietf(style, array_to_string(policies, ', '), array_to_string(currents, ', '), longest);
 END
 $$;

@@ -30,7 +30,7 @@ DECLARE
         'rl_key', 'key made of several texts, as a JSON array: that of a trigger with several columns');
     -- Used by errors, definitions and log lines only, where a search_path of their own costs no call anything.
     seldom CONSTANT text := '^_(allowed|bad|bad_config|bad_state|build|called|check_fields|check_support|dates|denied|'
-        'duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|policy|raise|set_clock|'
+        'duration|example|first_date|keyed|literal|log|misuse|not_written|null|period|raise|set_clock|'
         'short|start|type_of|unsupported|with_flag|wrong_kind|zones)$';
     f record;
     taken text[] := '{}';
