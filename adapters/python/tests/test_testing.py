@@ -1,0 +1,270 @@
+"""The fixtures for tests of applications, by runs of pytest: the page's program passes, and broken fixtures fail."""
+
+import os
+import re
+import subprocess
+import sys
+from inspect import getsource
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from conftest import ON_FILE
+from ratelimit_storage import install, testing
+
+EXAMPLE = (Path(__file__).parent / "messages.py").read_text()
+PLUGIN = 'pytest_plugins = ["ratelimit_storage.testing"]'
+
+
+class Database:
+    """A database for tests, owned by a role of that name, which may set the clock."""
+
+    def __init__(self, name):
+        self.name = name
+        self.superuser = psycopg.connect("user=postgres dbname=postgres", autocommit=True)
+        self.create_role(name)
+        self.superuser.execute(f"CREATE DATABASE {name} OWNER {name}")
+        if not ON_FILE:
+            self.superuser.execute(f"GRANT SET ON PARAMETER ratelimit.clock TO {name}")
+        with self.connect(name) as connection:
+            if ON_FILE:
+                install(connection)
+            else:
+                connection.execute("CREATE EXTENSION ratelimit SCHEMA public")
+                connection.execute(f"SELECT rl_define('inMemory', {IN_MEMORY})")
+            connection.execute("SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute'))")
+            connection.execute("CREATE TABLE messages (author text, text text)")
+
+    def create_role(self, name):
+        self.superuser.execute(f"CREATE ROLE {name} LOGIN")
+        self.superuser.execute(f"ALTER ROLE {name} SET search_path = public, ratelimit")
+
+    def drop(self):
+        self.superuser.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+        self.superuser.execute(f"DROP OWNED BY {self.name}")
+        self.superuser.execute(f"DROP ROLE {self.name}")
+        self.superuser.close()
+
+    def connect(self, user):
+        return psycopg.connect(dbname=self.name, user=user, autocommit=True)
+
+    def pytest(self, folder, *arguments, user=None):
+        """Runs what is in the folder; returns what it prints, with a line a test."""
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        environment |= {"PGUSER": user or self.name, "PGDATABASE": self.name, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        run = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", "-p", "xdist.plugin", *arguments]
+        return subprocess.run(run, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True).stdout
+
+    def left(self):
+        with self.connect(self.name) as connection:
+            return connection.execute("SELECT name FROM ratelimits UNION ALL SELECT text FROM messages").fetchall()
+
+
+IN_MEMORY = "rl_token_bucket(rate => 1, period => '1 day') || '{\"store\": \"memory\"}'"
+
+
+@pytest.fixture(scope="module")
+def database():
+    database = Database(f"testing_{uuid4().hex[:8]}")
+    yield database
+    database.drop()
+
+
+def of_each(output):
+    """How often tests passed, failed and could not run, by pytest's last line."""
+    return {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|error)", output.splitlines()[-1])}
+
+
+def break_fixtures(old, new):
+    source = getsource(testing)
+    assert source.count(old) == 1, old
+    return source.replace(old, new)
+
+
+def test_the_program_of_the_page_passes_and_leaves_nothing(database, tmp_path):
+    (tmp_path / "test_messages.py").write_text(EXAMPLE)
+    output = database.pytest(tmp_path)
+    assert of_each(output) == {"passed": 3}, output
+    assert database.left() == []
+
+
+# What an application does to its transaction, and limits in memory.
+MORE = f'''
+from datetime import datetime, timezone
+
+import psycopg
+import pytest
+from sqlalchemy import StaticPool, create_engine, text
+from sqlalchemy.orm import Session
+from FIXTURES import *
+
+UNDEFINED = """SELECT ok FROM rl_limit('undefined', config => {IN_MEMORY})"""
+
+
+@pytest.fixture(scope="session")
+def ratelimit_names():
+    return ("undefined",)
+
+
+@pytest.mark.parametrize("turn", (1, 2))
+@pytest.mark.parametrize("take", ("SELECT ok FROM rl_limit('inMemory')", UNDEFINED))
+def test_memory(ratelimit_connection, take, turn):
+    assert [ratelimit_connection.execute(take).fetchone() for _ in range(2)] == [(True,), (False,)]
+
+
+@pytest.mark.parametrize("turn", (1, 2))
+def test_rows(ratelimit_connection, turn):
+    ratelimit_connection.execute("INSERT INTO messages VALUES ('ada', 'hello')")
+    ratelimit_connection.commit()
+    assert ratelimit_connection.execute("SELECT count(*) FROM messages").fetchone() == (1,)
+
+
+def left(connection):
+    return connection.execute("SELECT remaining FROM rl_check('sendMessage', 'k')").fetchone()[0]
+
+
+def take(connection, count=1, throws=False):
+    connection.execute("SELECT ok FROM rl_limit('sendMessage', 'k', %s, throws => %s)", [count, throws])
+
+
+def test_commits_and_rollbacks(ratelimit_connection, ratelimit_clock):
+    take(ratelimit_connection, 4)
+    ratelimit_connection.rollback()
+    assert left(ratelimit_connection) == 10
+    take(ratelimit_connection, 10)
+    ratelimit_connection.commit()
+    ratelimit_clock.advance(seconds=12)
+    ratelimit_connection.rollback()
+    assert left(ratelimit_connection) == 2
+    with pytest.raises(psycopg.Error):
+        take(ratelimit_connection, 3, throws=True)
+    ratelimit_clock.advance(seconds=6)
+    ratelimit_connection.commit()  # of what has failed: a rollback
+    assert left(ratelimit_connection) == 3
+    with pytest.raises(ZeroDivisionError), ratelimit_connection.transaction():
+        take(ratelimit_connection)
+        ratelimit_clock.advance(seconds=6)
+        1 / 0
+    assert left(ratelimit_connection) == 4
+    with ratelimit_connection:
+        take(ratelimit_connection)
+    ratelimit_clock.set(datetime(2027, 1, 1, 12, tzinfo=timezone.utc))
+    assert left(ratelimit_connection) == 3 and ratelimit_clock.now.minute == 0
+    with pytest.raises(ValueError, match="no offset"):
+        ratelimit_clock.set(datetime(2027, 1, 1))
+
+
+def test_sqlalchemy(ratelimit_connection, ratelimit_clock):
+    engine = create_engine("postgresql+psycopg://", creator=lambda: ratelimit_connection, poolclass=StaticPool)
+    taken = text("SELECT ok FROM rl_limit('sendMessage', 'k', count => 10)")
+    with Session(engine) as session, session.begin():
+        assert session.scalar(taken)
+    with Session(engine) as session:
+        assert not session.scalar(taken)
+    ratelimit_clock.advance(minutes=1)
+    with Session(engine) as session:
+        assert session.scalar(taken)
+'''
+BROKEN = {  # in the order in which they run
+    "the clock isn't set": ("set_config('ratelimit.clock', %s, true)", "set_config('ratelimit.watch', %s, true)"),
+    "the clock stands": ("        self._now = time\n", ""),
+    "a rollback turns the clock back": ('application")\n        self.show_clock()', 'application")'),
+    "a savepoint's rollback turns the clock back": ("        finally:\n            self.show_clock()", "        finally:\n            pass"),
+    "a rollback keeps what was written": ('"ROLLBACK TO SAVEPOINT application"', '"RELEASE SAVEPOINT application; SAVEPOINT application"'),
+    "memory isn't reset": ("SELECT rl_reset_all(name) FROM", "SELECT name FROM"),
+    "names aren't reset": ("UNION SELECT unnest(%s::text[])", "WHERE %s::text[] IS NOT NULL"),
+    "tests are committed": ("        try:\n            self.rollback()", "        try:\n            super().commit()"),
+}
+
+
+def test_commits_rollbacks_sqlalchemy_and_memory(database, tmp_path):
+    (tmp_path / "test_more.py").write_text(MORE.replace("FIXTURES", "ratelimit_storage.testing"))
+    output = database.pytest(tmp_path, *(["-k", "not memory"] if ON_FILE else []))
+    assert of_each(output) == {"passed": 4 if ON_FILE else 8}, output
+    assert database.left() == []
+
+
+@pytest.mark.edition("extension")
+def test_broken_fixtures_are_noticed(database, tmp_path):
+    for n, broken in enumerate(BROKEN.values()):
+        (tmp_path / f"broken_{n}.py").write_text(break_fixtures(*broken))
+        (tmp_path / f"test_{n}.py").write_text(MORE.replace("FIXTURES", f"broken_{n}"))
+    output = database.pytest(tmp_path)
+    with database.connect(database.name) as connection:
+        connection.execute("TRUNCATE ratelimits, messages")
+    noticed = set(map(int, re.findall(r"^(?:FAILED|ERROR) test_(\d+)\.py", output, re.M)))
+    assert [what for n, what in enumerate(BROKEN) if n not in noticed] == [], output
+
+
+def test_a_transaction_that_the_application_ends_is_an_error(database, tmp_path):
+    (tmp_path / "test_it.py").write_text(f"{PLUGIN}\n\ndef test(ratelimit_connection):\n    ratelimit_connection.execute('COMMIT')\n")
+    output = database.pytest(tmp_path)
+    assert of_each(output) == {"passed": 1, "error": 1} and "the test's transaction was ended" in output, output
+
+
+def test_a_role_that_may_not_set_the_clock_runs_no_test(database, tmp_path):
+    other = f"other_{database.name}"
+    database.create_role(other)
+    try:
+        with database.connect("postgres") as connection:
+            connection.execute(f"GRANT USAGE ON SCHEMA {'ratelimit' if ON_FILE else 'public'} TO {other}")
+            connection.execute("SET search_path = public, ratelimit")
+            connection.execute(f"GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_reset_all TO {other}")
+            connection.execute(f"GRANT SELECT ON rl_config TO {other}")
+        (tmp_path / "test_messages.py").write_text(EXAMPLE)
+        output = database.pytest(tmp_path, user=other)
+        assert of_each(output) == {"error": 3}, output
+        assert f"GRANT SET ON PARAMETER ratelimit.clock TO {other}" in output, output
+    finally:
+        with database.connect("postgres") as connection:
+            connection.execute(f"DROP OWNED BY {other}")
+        database.superuser.execute(f"DROP ROLE {other}")
+
+
+# Each worker runs it. The first stays in its test until the other waits for its turn, or fails since that runs, too.
+TURNS = """
+from pathlib import Path
+
+import psycopg
+from FIXTURES import *
+
+
+def test_turns(ratelimit_connection, worker_id):
+    running, finished = Path(f"{worker_id}.running"), Path("finished")
+    running.touch()
+    with psycopg.connect(autocommit=True) as other:
+        waits = "SELECT 1 FROM pg_locks, pg_database d WHERE locktype = 'advisory' AND NOT granted AND database = d.oid AND datname = current_database()"
+        while not finished.exists() and not other.execute(waits).fetchone():
+            assert list(Path().glob("*.running")) == [running]
+    finished.touch()
+    running.unlink()
+"""
+
+
+@pytest.mark.edition("extension")
+@pytest.mark.parametrize("passes", [True, False])
+def test_workers_on_one_database_take_turns(database, tmp_path, passes):
+    turns = TURNS.replace("FIXTURES", "ratelimit_storage.testing" if passes else "broken")
+    (tmp_path / "test_turns.py").write_text(turns)
+    (tmp_path / "broken.py").write_text(break_fixtures("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))", "SELECT 1"))
+    output = database.pytest(tmp_path, "-n", "2", "--dist", "each")
+    assert (of_each(output) == {"passed": 2}) == passes, output
+
+
+@pytest.mark.edition("extension")
+def test_workers_with_a_database_each(database, tmp_path):
+    conftest = (Path(__file__).parent / "workers.py").read_text().replace("app_test", database.name)
+    (tmp_path / "conftest.py").write_text(conftest)
+    database_is = f"assert ratelimit_connection.info.dbname == f'{database.name}_{{worker_id}}'"
+    (tmp_path / "test_it.py").write_text(f"def test(ratelimit_connection, worker_id):\n    {database_is}\n")
+    copies = [f"{database.name}_gw{n}" for n in range(2)]
+    for copy in copies:
+        database.superuser.execute(f"CREATE DATABASE {copy} TEMPLATE {database.name} OWNER {database.name}")
+    try:
+        output = database.pytest(tmp_path, "-n", "2", "--dist", "each")
+        assert of_each(output) == {"passed": 2}, output
+    finally:
+        for copy in copies:
+            database.superuser.execute(f"DROP DATABASE {copy} WITH (FORCE)")
