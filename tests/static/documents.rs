@@ -12,8 +12,18 @@ const README_LINES: usize = 160;
 
 /// Where programs in other languages come from, by the language of a block. The front page links to the first.
 const PROGRAMS: [(&str, &[&str]); 4] = [
-    ("python", &["python.py", "with_sqlalchemy.py", "with_asyncpg.py", "citus_pools.py"]),
-    ("js", &["node.mjs", "postgraphile.mjs", PGLITE, TRY]),
+    (
+        "python",
+        &[
+            "python.py",
+            "with_sqlalchemy.py",
+            "with_asyncpg.py",
+            "citus_pools.py",
+            PYTEST,
+            PYTEST_WORKERS,
+        ],
+    ),
+    ("js", &["node.mjs", "postgraphile.mjs", PGLITE, TRY, VITEST, VITEST_WORKERS]),
     ("rust", &["rust.rs"]),
     ("bash", &["shell.sh"]),
 ];
@@ -21,6 +31,12 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 /// Programs for PGlite, which are no clients of a server.
 const PGLITE: &str = "../../adapters/node/test/file/pglite.test.js";
 const TRY: &str = "../../playground/try/try.js";
+
+/// Tests of an application, which the adapters' tests run.
+const PYTEST: &str = "../../adapters/python/tests/messages.py";
+const PYTEST_WORKERS: &str = "../../adapters/python/tests/workers.py";
+const VITEST: &str = "../../adapters/node/test/example/messages.test.js";
+const VITEST_WORKERS: &str = "../../adapters/node/test/example/workers.js";
 
 #[test]
 fn every_block_is_run_or_stands_in_a_program_that_is_tested() {

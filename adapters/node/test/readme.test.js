@@ -30,7 +30,7 @@ test('the package of npm pack is installed, and the README is right', async (con
     context.after(() => rm(folder, { recursive: true }));
     const [packed] = JSON.parse(await run('npm', ['pack', '--json', '--pack-destination', folder], { cwd: source }));
     const files = packed.files.map(({ path }) => path).sort();
-    const code = ['cli.cjs', 'index.cjs', 'index.d.cts', 'index.d.ts', 'index.js', 'package.json', 'ratelimit.sql', 'sql.cjs'];
+    const code = ['cli.cjs', 'index.cjs', 'index.d.cts', 'index.d.ts', 'index.js', 'package.json', 'ratelimit.sql', 'sql.cjs', 'testing.d.ts', 'testing.js'];
     assert.deepEqual(files, ['LICENSE', 'README.md', ...code]);
 
     const readme = await readFile(`${source}/README.md`, 'utf8');

@@ -83,12 +83,12 @@ class Connection(psycopg.Connection[Any]):
             self.rollback()
 
     def begin(self, names: tuple[str, ...]) -> None:
-        """Begins the test: waits for its turn, sets the clock, fills the limits. Fails if the clock can't be set."""
+        """Begins the test, alone on the database: sets the clock, fills the limits. Fails if the clock can't be set."""
         cursor = self.cursor(row_factory=tuple_row)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))")
         try:
             self.show_clock()
-            # Of a full bucket, the time of the call. Before its first call a session lets any role set anything.
+            # The time of the call, by a full bucket. Before its first call a session lets any role set anything.
             full = "SELECT reset_at FROM rl_check('ratelimit.clock', config => rl_token_bucket(rate => 1, period => '1 second'))"
             ((time,),) = cursor.execute(full)
         except psycopg.errors.InsufficientPrivilege as error:

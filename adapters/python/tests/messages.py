@@ -26,7 +26,7 @@ def test_ten_messages_a_minute(ratelimit_connection, ratelimit_clock):
     assert send(ratelimit_connection, "ada", "hello") is None
 
 
-def test_nobody_waits_for_another(ratelimit_connection):
+def test_users_do_not_wait_for_each_other(ratelimit_connection):
     for _ in range(10):
         send(ratelimit_connection, "ada", "hello")
     assert send(ratelimit_connection, "ben", "hello") is None

@@ -141,7 +141,7 @@ def test_commits_and_rollbacks(ratelimit_connection, ratelimit_clock):
     with pytest.raises(psycopg.Error):
         take(ratelimit_connection, 3, throws=True)
     ratelimit_clock.advance(seconds=6)
-    ratelimit_connection.commit()  # of what has failed: a rollback
+    ratelimit_connection.commit()  # what has failed is rolled back
     assert left(ratelimit_connection) == 3
     with pytest.raises(ZeroDivisionError), ratelimit_connection.transaction():
         take(ratelimit_connection)
@@ -223,7 +223,7 @@ def test_a_role_that_may_not_set_the_clock_runs_no_test(database, tmp_path):
         database.superuser.execute(f"DROP ROLE {other}")
 
 
-# Each worker runs it. The first stays in its test until the other waits for its turn, or fails since that runs, too.
+# Each worker runs it. The first stays in its test until the other waits for the lock, or fails since that runs, too.
 TURNS = """
 from pathlib import Path
 

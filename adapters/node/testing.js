@@ -1,0 +1,182 @@
+// Fixtures of Vitest for tests of an application whose limits are in PostgreSQL, by the extension or the SQL file.
+//
+//     import { test } from 'ratelimit-store/testing';
+//
+// A test gets a pool of one connection. All that the application does on it is rolled back after the test, its commits
+// too. Its limits see a clock that stands still until the test moves it, and all that are defined are full when the test
+// begins, in memory too. Tests on one database take turns, whatever worker runs them.
+//
+// The role needs what the application calls, rl_check, rl_reset_all, SELECT on rl_config, and the right to set the clock.
+import pg from 'pg';
+import { test as base } from 'vitest';
+
+const START = Date.UTC(2027, 0, 1, 12);
+const noRight = (user) => `the role ${user} may not set the limiter's clock, so no test can run.
+With the extension, as a superuser: GRANT SET ON PARAMETER ratelimit.clock TO ${user}
+With the SQL file, connect as the owner of its functions, or a member of it.`;
+// A command by itself, which the application means for its own transaction.
+const COMMAND = /^\s*(begin|start\s+transaction|commit|end|rollback|abort)\b(?!.*\b(to|prepared)\b)[^;]*;?\s*$/i;
+
+/** The limiter's clock: 2027-01-01 12:00:00 UTC when a test begins. */
+class Clock {
+    #milliseconds = START;
+    #show;
+
+    constructor(show) {
+        this.#show = show;
+    }
+
+    get now() {
+        return new Date(this.#milliseconds);
+    }
+
+    async set(time) {
+        const milliseconds = new Date(time).getTime();
+        if (Number.isNaN(milliseconds)) throw new RangeError(`${time} is no time`);
+        this.#milliseconds = milliseconds;
+        await this.#show();
+    }
+
+    async advance(milliseconds) {
+        await this.set(this.#milliseconds + milliseconds);
+    }
+}
+
+/** The test's connection: the application's transactions, and its statements outside of one, are savepoints. */
+class Client extends pg.Client {
+    clock = new Clock(() => this.#next(() => this.#show()));
+    #last = Promise.resolve();
+    #release;
+    #begun = false;
+    #inTransaction = false; // of the application's
+
+    // With an error the pool would close it, and so end the test's transaction.
+    get release() {
+        return () => this.#release();
+    }
+    set release(release) {
+        this.#release = release;
+    }
+
+    query(query, values, callback) {
+        // Cursors and streams answer more than once.
+        if (typeof query?.submit === 'function') return super.query(query, values, callback);
+        if (typeof values === 'function') return this.query(query, undefined, values);
+        const answer = this.#next(() => this.#run(query, values));
+        if (!callback) return answer;
+        answer.then(
+            (result) => callback(null, result),
+            (error) => callback(error),
+        );
+    }
+
+    /** One at a time, each with its savepoint. */
+    #next(run) {
+        const done = this.#last.then(run);
+        this.#last = done.catch(() => {});
+        return done;
+    }
+
+    #send(query, values) {
+        return super.query(query, values);
+    }
+
+    async #run(query, values) {
+        if (!this.#begun) throw new Error("the test's connection was closed, which ended its transaction");
+        const command = COMMAND.exec(typeof query === 'string' ? query : query.text)?.[1].toLowerCase();
+        if (!command) return this.#inTransaction ? this.#send(query, values) : this.#alone(query, values);
+        const begins = /^[bs]/.test(command);
+        if (begins === this.#inTransaction) return this.#send(''); // PostgreSQL only warns
+        this.#inTransaction = begins;
+        if (begins) return this.#send('SAVEPOINT application');
+        if (/^[ra]/.test(command)) return this.#undo();
+        try {
+            return await this.#send('RELEASE SAVEPOINT application');
+        } catch (error) {
+            if (error.code !== '25P02') throw error;
+            return this.#undo(); // COMMIT of what has failed
+        }
+    }
+
+    async #alone(query, values) {
+        await this.#send('SAVEPOINT application');
+        try {
+            const result = await this.#send(query, values);
+            await this.#send('RELEASE SAVEPOINT application');
+            return result;
+        } catch (error) {
+            await this.#undo();
+            throw error;
+        }
+    }
+
+    async #undo() {
+        const result = await this.#send('ROLLBACK TO SAVEPOINT application');
+        await this.#send('RELEASE SAVEPOINT application');
+        await this.#show();
+        return result;
+    }
+
+    async #show() {
+        try {
+            await this.#send("SELECT set_config('ratelimit.clock', $1, true)", [String(this.clock.now.getTime())]);
+        } catch (error) {
+            if (error.code !== '25P02') throw error; // after an error the rollback shows it
+        }
+    }
+
+    /** Begins the test, alone on the database: sets the clock, fills the limits. Throws if the clock can't be set. */
+    async begin(names) {
+        await this.#send('BEGIN');
+        await this.#send("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))");
+        // The time of the call, by a full bucket. Before its first call a session lets any role set anything.
+        const full = "SELECT reset_at FROM rl_check('ratelimit.clock', config => rl_token_bucket(rate => 1, period => '1 second'))";
+        const shown = async () => {
+            await this.#show();
+            return (await this.#send(`SELECT extract(epoch FROM reset_at) * 1000 AS time FROM (${full}) AS call`)).rows;
+        };
+        const [{ time }] = await shown().catch((error) => {
+            throw error.code === '42501' && error.message.includes('ratelimit.clock') ? new Error(noRight(this.user)) : error;
+        });
+        if (Number(time) !== START) throw new Error(`the limiter's clock shows ${new Date(Number(time)).toISOString()} after it was set to ${new Date(START).toISOString()}`);
+        const reset = 'SELECT rl_reset_all(name) FROM (SELECT name FROM rl_config UNION SELECT unnest($1::text[])) AS names';
+        await this.#send(reset, [names]);
+        await this.#send('SAVEPOINT test');
+        this.#begun = true;
+    }
+
+    /** Rolls back what the test did. Throws if the application has ended the test's transaction. */
+    finish() {
+        return this.#next(async () => {
+            this.#begun = false;
+            try {
+                await this.#send('ROLLBACK TO SAVEPOINT test');
+            } catch (error) {
+                throw new Error(`the test's transaction was ended, by several statements in one or by the server: its writes may remain (${error.message})`);
+            }
+        });
+    }
+}
+
+/** Vitest's test with the fixtures pool and clock. */
+export const ratelimitTest = ({ connection = {}, names = [] } = {}) =>
+    base.extend({
+        pool: async ({}, use) => {
+            const pool = new pg.Pool({ ...connection, Client, max: 1, idleTimeoutMillis: 0 });
+            pool.end = async () => {}; // the application's end isn't the test's
+            const client = await pool.connect();
+            client.on('error', () => {});
+            try {
+                await client.begin(names);
+                client.release();
+                pool.clock = client.clock;
+                await use(pool);
+                await client.finish();
+            } finally {
+                await client.end(); // which rolls back
+            }
+        },
+        clock: ({ pool }, use) => use(pool.clock),
+    });
+
+export const test = ratelimitTest();
