@@ -14,7 +14,7 @@ const START = Date.UTC(2027, 0, 1, 12);
 const noRight = (user) => `the role ${user} may not set the limiter's clock, so no test can run.
 With the extension, as a superuser: GRANT SET ON PARAMETER ratelimit.clock TO ${user}
 With the SQL file, connect as the owner of its functions, or a member of it.`;
-// A command by itself, which the application means for its own transaction.
+// A command on its own, which the application means for its own transaction.
 const COMMAND = /^\s*(begin|start\s+transaction|commit|end|rollback|abort)\b(?!.*\b(to|prepared)\b)[^;]*;?\s*$/i;
 
 /** The limiter's clock: 2027-01-01 12:00:00 UTC when a test begins. */
@@ -48,7 +48,7 @@ class Client extends pg.Client {
     #last = Promise.resolve();
     #release;
     #begun = false;
-    #inTransaction = false; // of the application's
+    #inTransaction = false; // the application has begun one
 
     // With an error the pool would close it, and so end the test's transaction.
     get release() {
