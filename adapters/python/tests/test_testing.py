@@ -198,6 +198,7 @@ def test_broken_fixtures_are_noticed(database, tmp_path):
     assert [what for n, what in enumerate(BROKEN) if n not in noticed] == [], output
 
 
+@pytest.mark.edition("extension")
 def test_a_transaction_that_the_application_ends_is_an_error(database, tmp_path):
     (tmp_path / "test_it.py").write_text(f"{PLUGIN}\n\ndef test(ratelimit_connection):\n    ratelimit_connection.execute('COMMIT')\n")
     output = database.pytest(tmp_path)
