@@ -83,8 +83,13 @@ class Client extends pg.Client {
 
     async #run(query, values) {
         if (!this.#begun) throw new Error("the test's connection was closed, which ended its transaction");
-        const command = COMMAND.exec(typeof query === 'string' ? query : query.text)?.[1].toLowerCase();
-        if (!command) return this.#inTransaction ? this.#send(query, values) : this.#alone(query, values);
+        const text = typeof query === 'string' ? query : query.text;
+        const command = COMMAND.exec(text)?.[1].toLowerCase();
+        if (!command) {
+            const result = await (this.#inTransaction ? this.#send(query, values) : this.#alone(query, values));
+            if (/^\s*rollback\b/i.test(text)) await this.#show(); // to a savepoint of the application's
+            return result;
+        }
         const begins = /^[bs]/.test(command);
         if (begins === this.#inTransaction) return this.#send(''); // PostgreSQL only warns
         this.#inTransaction = begins;

@@ -29,7 +29,14 @@ async function run(user, database, ...commands) {
     }
 }
 const administer = (...commands) => run('postgres', 'postgres', ...commands);
-const copies = [1, 2].map((worker) => `${NAME}_${worker}`);
+
+/** A copy of the database, which this test drops at its end. */
+async function copy(context, suffix) {
+    const name = `${NAME}_${suffix}`;
+    await administer(`CREATE DATABASE ${name} TEMPLATE ${NAME} OWNER ${NAME}`);
+    context.after(() => administer(`DROP DATABASE ${name} WITH (FORCE)`));
+    return name;
+}
 
 // A database of a role that may set the clock, and a role that may not.
 before(async () => {
@@ -42,17 +49,15 @@ before(async () => {
         NAME,
         NAME,
         onFile ? install : 'CREATE EXTENSION ratelimit SCHEMA public',
-        "SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute'))",
+        `SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute') || '{"keyed": true}')`,
         ...defined,
-        'CREATE TABLE messages (author text, text text)',
+        'CREATE TABLE messages (author text, body text)',
         `GRANT USAGE ON SCHEMA ${onFile ? 'ratelimit' : 'public'} TO ${OTHER}`,
         `GRANT EXECUTE ON FUNCTION rl_limit, rl_check, rl_reset_all TO ${OTHER}`,
         `GRANT SELECT ON rl_config TO ${OTHER}`,
     );
-    for (const copy of copies) await administer(`CREATE DATABASE ${copy} TEMPLATE ${NAME} OWNER ${NAME}`);
 });
 after(async () => {
-    for (const copy of copies) await administer(`DROP DATABASE ${copy} WITH (FORCE)`);
     await run('postgres', NAME, `DROP OWNED BY ${OTHER}`);
     await administer(`DROP DATABASE ${NAME} WITH (FORCE)`);
     for (const role of [NAME, OTHER]) await administer(`DROP OWNED BY ${role}`, `DROP ROLE ${role}`);
@@ -69,36 +74,40 @@ async function vitest(context, files) {
     await writeFile(`${folder}/package.json`, '{ "type": "module" }');
     for (const [name, text] of Object.entries(files)) await writeFile(`${folder}/${name}`, text);
 
-    const args = [`${source}/node_modules/vitest/vitest.mjs`, 'run', '--root', folder, '--reporter=json', '--max-workers=2', '--test-timeout=120000'];
+    const results = `${folder}/results.json`;
+    const options = ['--reporter=json', `--outputFile=${results}`, '--max-workers=2', '--test-timeout=120000'];
+    const args = [`${source}/node_modules/vitest/vitest.mjs`, 'run', '--root', folder, ...options];
     const env = { ...process.env, PGUSER: NAME, PGDATABASE: NAME };
     delete env.NODE_TEST_CONTEXT;
     const { stdout, stderr } = await promisify(execFile)(process.execPath, args, { cwd: folder, env, maxBuffer: 1e8 }).catch((error) => error);
     const printed = `${stdout}\n${stderr}`;
-    const { testResults } = JSON.parse(stdout.slice(stdout.indexOf('{')));
-    const outcomes = testResults.map(({ name, message, assertionResults }) => {
-        const failures = assertionResults.flatMap(({ failureMessages }) => failureMessages);
-        return [path.basename(name), { tests: assertionResults.map(({ status }) => status), messages: [message, ...failures].join('\n') }];
+    const { testResults } = JSON.parse(await readFile(results, 'utf8').catch(() => assert.fail(printed)));
+    const outcomes = testResults.map(({ name, message, assertionResults: tests }) => {
+        const failed = tests.filter(({ status }) => status === 'failed').map(({ title }) => title);
+        const messages = [message, ...tests.flatMap(({ failureMessages }) => failureMessages)].join('\n');
+        return [path.basename(name), { tests: tests.map(({ status }) => status), failed, messages }];
     });
     return { outcomes: Object.fromEntries(outcomes), printed };
 }
 const left = () =>
     new Promise((resolve, reject) => {
-        const rows = async (client) => resolve((await client.query('SELECT name FROM ratelimits UNION ALL SELECT text FROM messages')).rows);
+        const rows = async (client) => resolve((await client.query('SELECT name FROM ratelimits UNION ALL SELECT body FROM messages')).rows);
         run(NAME, NAME, rows).catch(reject);
     });
 const passed = (count) => Array(count).fill('passed');
 
 // What an application does to its transaction, and limits in memory.
-const more = (fixtures) => `
+const more = (fixtures, database) => `
 import { expect } from 'vitest';
+import pg from 'pg';
 import { ratelimitTest } from '${fixtures}';
-const test = ratelimitTest({ names: ['undefined'] });
-const takes = ["SELECT ok FROM rl_limit('inMemory')", \`SELECT ok FROM rl_limit('undefined', config => ${IN_MEMORY})\`];
+const test = ratelimitTest({ connection: { database: '${database}' }, names: ['undefined'] });
+const takes = { defined: "SELECT ok FROM rl_limit('inMemory')", named: \`SELECT ok FROM rl_limit('undefined', config => ${IN_MEMORY})\` };
 const rowsOf = async (pool, text, values) => (await pool.query(text, values)).rows;
 
-for (const take of ${onFile ? '[]' : 'takes'})
+for (const [which, take] of ${onFile ? '[]' : 'Object.entries(takes)'})
     for (const turn of [1, 2])
-        test(\`memory \${take} \${turn}\`, async ({ pool }) => {
+        test(\`\${which} memory \${turn}\`, async ({ pool }) => {
             expect([await rowsOf(pool, take), await rowsOf(pool, take)]).toEqual([[{ ok: true }], [{ ok: false }]]);
         });
 for (const turn of [1, 2])
@@ -119,7 +128,13 @@ test('transactions', async ({ pool, clock }) => {
     expect(await left(client)).toBe(10);
     expect(clock.now).toEqual(new Date('2027-01-01T12:00:12Z'));
     await client.query('BEGIN ISOLATION LEVEL READ COMMITTED');
-    await take(client, 10);
+    await take(client, 8);
+    await client.query('SAVEPOINT its_own');
+    await take(client, 2);
+    await clock.advance(6_000);
+    await client.query('ROLLBACK TO SAVEPOINT its_own');
+    expect(await left(client)).toBe(3);
+    await take(client, 3);
     await client.query('COMMIT');
     await client.query('ROLLBACK'); // warns only
     client.release();
@@ -132,7 +147,7 @@ test('transactions', async ({ pool, clock }) => {
     await client.query('COMMIT'); // what has failed is rolled back
     client.release();
     expect(await left(pool)).toBe(3);
-    await clock.set('2027-01-01T12:00:12Z');
+    await clock.set('2027-01-01T12:00:18Z');
     expect(await left(pool)).toBe(0);
     await expect(clock.set('noon')).rejects.toThrow(RangeError);
 });
@@ -147,20 +162,23 @@ test('statements outside of a transaction', async ({ pool, clock }) => {
     client.release(new Error('closes it'));
     await pool.end();
     expect(await left(pool)).toBe(1);
+    const application = new pg.Pool({ database: 'of another' });
+    application.connect = pool.connect.bind(pool);
+    expect(await left(application)).toBe(1);
 });
 `;
-const turns = (fixtures, worker) => `
+const turns = (fixtures, database, worker) => `
 import { existsSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { expect } from 'vitest';
 import pg from 'pg';
 import { ratelimitTest } from '${fixtures}';
 
-const test = ratelimitTest({ connection: { database: '${copies[0]}' } });
+const test = ratelimitTest({ connection: { database: '${database}' } });
 
 // Two files have it. The first stays in its test until another waits for the lock, or fails since the other runs, too.
 test('turns', async ({ pool }) => {
     writeFileSync('${worker}.running', '');
-    const other = new pg.Client({ database: '${copies[0]}' });
+    const other = new pg.Client({ database: '${database}' });
     await other.connect();
     const waits = "SELECT FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()";
     while (!existsSync('finished') && (await other.query(waits)).rowCount === 0)
@@ -174,6 +192,7 @@ test('turns', async ({ pool }) => {
 test('the program of the page passes, as do transactions, memory and workers, and leaves nothing', async (context) => {
     const example = await readFile(`${source}/test/example/messages.test.js`, 'utf8');
     const workers = await readFile(`${source}/test/example/workers.js`, 'utf8');
+    for (const worker of [1, 2]) await copy(context, worker);
     const inItsOwn = (test) => `import { expect } from 'vitest';
         import { test } from './workers.js';
         test('${test}', async ({ pool }) => {
@@ -183,9 +202,9 @@ test('the program of the page passes, as do transactions, memory and workers, an
     const other = `{ connection: { user: '${OTHER}' } }`;
     const { outcomes, printed } = await vitest(context, {
         'messages.test.js': example,
-        'more.test.js': more(FIXTURES),
-        'turns_1.test.js': turns(FIXTURES, 1),
-        'turns_2.test.js': turns(FIXTURES, 2),
+        'more.test.js': more(FIXTURES, NAME),
+        'turns_1.test.js': turns(FIXTURES, NAME, 1),
+        'turns_2.test.js': turns(FIXTURES, NAME, 2),
         'workers.js': workers.replaceAll('app_test', NAME),
         'own_1.test.js': inItsOwn('one'),
         'own_2.test.js': inItsOwn('two'),
@@ -203,30 +222,31 @@ test('the program of the page passes, as do transactions, memory and workers, an
     assert.deepEqual(await left(), []);
 });
 
+// What is broken, how, and the test that fails then.
 const BROKEN = {
-    "the clock isn't set": ["set_config('ratelimit.clock', $1, true)", "set_config('ratelimit.watch', $1, true)"],
-    'the clock stands': ['        this.#milliseconds = milliseconds;\n', ''],
-    'a rollback moves the clock back': ['        await this.#show();\n        return result;', '        return result;'],
-    'a rollback keeps what was written': ["'ROLLBACK TO SAVEPOINT application'", "'SELECT'"],
-    'a failed statement ends the rest': ['            await this.#undo();\n            throw error;', '            throw error;'],
-    "memory isn't reset": ['SELECT rl_reset_all(name) FROM', 'SELECT name FROM'],
-    "names aren't reset": ['UNION SELECT unnest($1::text[])', 'WHERE $1::text[] IS NOT NULL'],
-    'tests are committed': ["await this.#send('ROLLBACK TO SAVEPOINT test')", "await this.#send('COMMIT')"],
-    'tests do not take turns': ["SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))", 'SELECT'],
+    "the clock isn't set": ["set_config('ratelimit.clock', $1, true)", "set_config('ratelimit.watch', $1, true)", 'rows 1'],
+    'the clock stands': ['        this.#milliseconds = milliseconds;\n', '', 'transactions'],
+    'a rollback moves the clock back': ['        await this.#show();\n        return result;', '        return result;', 'transactions'],
+    "a savepoint's rollback moves the clock back": ['await this.#show(); // to a savepoint', '// to a savepoint', 'transactions'],
+    'a rollback keeps what was written': ["'ROLLBACK TO SAVEPOINT application'", "'SELECT'", 'transactions'],
+    'a failed statement ends the rest': ['            await this.#undo();\n            throw error;', '            throw error;', 'statements outside of a transaction'],
+    "memory isn't reset": ['SELECT rl_reset_all(name) FROM', 'SELECT name FROM', 'defined memory 2'],
+    "names aren't reset": ['UNION SELECT unnest($1::text[])', 'WHERE $1::text[] IS NOT NULL', 'named memory 2'],
+    'tests are committed': ["await this.#send('ROLLBACK TO SAVEPOINT test')", "await this.#send('COMMIT')", 'rows 2'],
+    'tests do not take turns': ["SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))", 'SELECT', 'turns'],
 };
+// Each has a database, since the tests of another would reset its limits in memory between two of its own.
 test('broken fixtures are noticed', { skip: onFile }, async (context) => {
     const text = await readFile(`${source}/testing.js`, 'utf8');
     const files = {};
-    const filesOf = new Map();
     for (const [n, [what, [old, by]]] of Object.entries(BROKEN).entries()) {
         assert.equal(text.split(old).length, 2, old);
         files[`broken_${n}.js`] = text.replace(old, () => by);
-        const tests = what.includes('turns') ? [1, 2].map((worker) => turns(`./broken_${n}.js`, worker)) : [more(`./broken_${n}.js`)];
-        filesOf.set(what, tests.map((test, worker) => Object.assign(files, { [`${n}_${worker}.test.js`]: test }) && `${n}_${worker}.test.js`));
+        const database = await copy(context, `broken_${n}`);
+        if (what.includes('turns')) for (const worker of [1, 2]) files[`${n}_${worker}.test.js`] = turns(`./broken_${n}.js`, database, worker);
+        else files[`${n}_1.test.js`] = more(`./broken_${n}.js`, database);
     }
     const { outcomes, printed } = await vitest(context, files);
-    const isNoticed = (file) => outcomes[file].tests.includes('failed');
-    const missed = [...filesOf].filter(([, names]) => !names.some(isNoticed)).map(([what]) => what);
-    assert.deepEqual(missed, [], printed);
-    await run(NAME, NAME, 'TRUNCATE ratelimits, messages');
+    const missed = Object.entries(BROKEN).filter(([, [, , test]], n) => !outcomes[`${n}_1.test.js`].failed.includes(test));
+    assert.deepEqual(missed.map(([what]) => what), [], printed);
 });

@@ -53,28 +53,39 @@ class Connection(psycopg.Connection[Any]):
     """A test's connection. It is in the test's transaction, and commits and rolls back to a savepoint of that."""
 
     clock: Clock
+    _begun = False  # the application has begun a transaction
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        self._begun = True
+        return super().cursor(*args, **options)
 
     def show_clock(self) -> None:
         # After an error the rollback shows it.
         if self.info.transaction_status == TransactionStatus.INTRANS:
-            self.cursor().execute("SELECT set_config('ratelimit.clock', %s, true)", [self.clock.now.isoformat(" ")])
+            super().cursor().execute("SELECT set_config('ratelimit.clock', %s, true)", [self.clock.now.isoformat(" ")])
 
     def commit(self) -> None:
         if self.info.transaction_status == TransactionStatus.INERROR:
             self.rollback()
         else:
-            self.cursor().execute("RELEASE SAVEPOINT application; SAVEPOINT application")
+            super().cursor().execute("RELEASE SAVEPOINT application; SAVEPOINT application")
+            self._begun = False
 
     def rollback(self) -> None:
-        self.cursor().execute("ROLLBACK TO SAVEPOINT application")
+        super().cursor().execute("ROLLBACK TO SAVEPOINT application")
+        self._begun = False
         self.show_clock()
 
     @contextmanager
     def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[psycopg.Transaction]:
+        begins, self._begun = not self._begun, True
         try:
             with super().transaction(savepoint_name, force_rollback) as transaction:
                 yield transaction
+            if begins:
+                self.commit()
         finally:
+            self._begun = not begins
             self.show_clock()
 
     def close(self) -> None:
@@ -84,7 +95,7 @@ class Connection(psycopg.Connection[Any]):
 
     def begin(self, names: tuple[str, ...]) -> None:
         """Begins the test, alone on the database: sets the clock, fills the limits. Fails if the clock can't be set."""
-        cursor = self.cursor(row_factory=tuple_row)
+        cursor = super().cursor(row_factory=tuple_row)
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('ratelimit.clock'))")
         try:
             self.show_clock()
@@ -94,7 +105,7 @@ class Connection(psycopg.Connection[Any]):
         except psycopg.errors.InsufficientPrivilege as error:
             if "ratelimit.clock" not in str(error):
                 raise
-            pytest.fail(NO_RIGHT.format(user=self.info.user), pytrace=False)
+            raise pytest.fail.Exception(NO_RIGHT.format(user=self.info.user), pytrace=False) from None
         if time != START:
             pytest.fail(f"the limiter's clock shows {time} after it was set to {START}", pytrace=False)
         cursor.execute("SELECT rl_reset_all(name) FROM (SELECT name FROM rl_config UNION SELECT unnest(%s::text[])) AS names", [list(names)])

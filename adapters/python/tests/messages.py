@@ -3,13 +3,13 @@
 # What the application does, on a connection that it is given.
 
 
-def send(connection, user, text):
+def send(connection, user, body):
     """Sends a message, or returns the seconds to wait."""
     with connection.transaction():
         take = "SELECT ok, retry_after FROM rl_limit('sendMessage', %s)"
         ok, wait = connection.execute(take, [user]).fetchone()
         if ok:
-            connection.execute("INSERT INTO messages VALUES (%s, %s)", [user, text])
+            connection.execute("INSERT INTO messages VALUES (%s, %s)", [user, body])
         return None if ok else wait
 
 

@@ -15,6 +15,8 @@ from ratelimit_storage import install, testing
 
 EXAMPLE = (Path(__file__).parent / "messages.py").read_text()
 PLUGIN = 'pytest_plugins = ["ratelimit_storage.testing"]'
+# Workers change the rights to one parameter, which PostgreSQL refuses at the same time ("tuple concurrently updated").
+ALONE = "SELECT pg_advisory_xact_lock(hashtext('parameter'));"
 
 
 class Database:
@@ -26,15 +28,15 @@ class Database:
         self.create_role(name)
         self.superuser.execute(f"CREATE DATABASE {name} OWNER {name}")
         if not ON_FILE:
-            self.superuser.execute(f"GRANT SET ON PARAMETER ratelimit.clock TO {name}")
+            self.superuser.execute(f"{ALONE} GRANT SET ON PARAMETER ratelimit.clock TO {name}")
         with self.connect(name) as connection:
             if ON_FILE:
                 install(connection)
             else:
                 connection.execute("CREATE EXTENSION ratelimit SCHEMA public")
                 connection.execute(f"SELECT rl_define('inMemory', {IN_MEMORY})")
-            connection.execute("SELECT rl_define('sendMessage', rl_token_bucket(rate => 10, period => '1 minute'))")
-            connection.execute("CREATE TABLE messages (author text, text text)")
+            connection.execute(f"SELECT rl_define('sendMessage', {OF_MESSAGES})")
+            connection.execute("CREATE TABLE messages (author text, body text)")
 
     def create_role(self, name):
         self.superuser.execute(f"CREATE ROLE {name} LOGIN")
@@ -42,7 +44,7 @@ class Database:
 
     def drop(self):
         self.superuser.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
-        self.superuser.execute(f"DROP OWNED BY {self.name}")
+        self.superuser.execute(f"{ALONE} DROP OWNED BY {self.name}")
         self.superuser.execute(f"DROP ROLE {self.name}")
         self.superuser.close()
 
@@ -59,9 +61,10 @@ class Database:
 
     def left(self):
         with self.connect(self.name) as connection:
-            return connection.execute("SELECT name FROM ratelimits UNION ALL SELECT text FROM messages").fetchall()
+            return connection.execute("SELECT name FROM ratelimits UNION ALL SELECT body FROM messages").fetchall()
 
 
+OF_MESSAGES = "rl_token_bucket(rate => 10, period => '1 minute') || '{\"keyed\": true}'"
 IN_MEMORY = "rl_token_bucket(rate => 1, period => '1 day') || '{\"store\": \"memory\"}'"
 
 
@@ -109,7 +112,7 @@ def ratelimit_names():
 
 
 @pytest.mark.parametrize("turn", (1, 2))
-@pytest.mark.parametrize("take", ("SELECT ok FROM rl_limit('inMemory')", UNDEFINED))
+@pytest.mark.parametrize("take", ("SELECT ok FROM rl_limit('inMemory')", UNDEFINED), ids=("defined", "named"))
 def test_memory(ratelimit_connection, take, turn):
     assert [ratelimit_connection.execute(take).fetchone() for _ in range(2)] == [(True,), (False,)]
 
@@ -148,12 +151,27 @@ def test_commits_and_rollbacks(ratelimit_connection, ratelimit_clock):
         ratelimit_clock.advance(seconds=6)
         1 / 0
     assert left(ratelimit_connection) == 4
-    with ratelimit_connection:
+    with ratelimit_connection:  # as that of a pool
         take(ratelimit_connection)
+    with pytest.raises(ZeroDivisionError), ratelimit_connection:
+        take(ratelimit_connection)
+        1 / 0
     ratelimit_clock.set(datetime(2027, 1, 1, 12, tzinfo=timezone.utc))
     assert left(ratelimit_connection) == 3 and ratelimit_clock.now.minute == 0
     with pytest.raises(ValueError, match="no offset"):
         ratelimit_clock.set(datetime(2027, 1, 1))
+
+
+def test_transaction_commits_if_it_begins(ratelimit_connection):
+    for begun in (False, True):
+        if begun:
+            assert left(ratelimit_connection) == 8
+        with ratelimit_connection.transaction():
+            take(ratelimit_connection)
+            with ratelimit_connection.transaction():
+                take(ratelimit_connection)
+        ratelimit_connection.rollback()
+    assert left(ratelimit_connection) == 8
 
 
 def test_sqlalchemy(ratelimit_connection, ratelimit_clock):
@@ -167,35 +185,39 @@ def test_sqlalchemy(ratelimit_connection, ratelimit_clock):
     with Session(engine) as session:
         assert session.scalar(taken)
 '''
-BROKEN = {  # in the order in which they run
-    "the clock isn't set": ("set_config('ratelimit.clock', %s, true)", "set_config('ratelimit.watch', %s, true)"),
-    "the clock stands": ("        self._now = time\n", ""),
-    "a rollback turns the clock back": ('application")\n        self.show_clock()', 'application")'),
-    "a savepoint's rollback turns the clock back": ("        finally:\n            self.show_clock()", "        finally:\n            pass"),
-    "a rollback keeps what was written": ('"ROLLBACK TO SAVEPOINT application"', '"RELEASE SAVEPOINT application; SAVEPOINT application"'),
-    "memory isn't reset": ("SELECT rl_reset_all(name) FROM", "SELECT name FROM"),
-    "names aren't reset": ("UNION SELECT unnest(%s::text[])", "WHERE %s::text[] IS NOT NULL"),
-    "tests are committed": ("        try:\n            self.rollback()", "        try:\n            super().commit()"),
+# What is broken, how, and the test that fails then; in the order in which they run.
+COMMITS = "test_commits_and_rollbacks"
+BROKEN = {
+    "the clock isn't set": ("set_config('ratelimit.clock', %s, true)", "set_config('ratelimit.watch', %s, true)", "test_rows[1]"),
+    "the clock stands": ("        self._now = time\n", "", COMMITS),
+    "a rollback turns the clock back": ("self._begun = False\n        self.show_clock()", "self._begun = False", COMMITS),
+    "a savepoint's rollback turns the clock back": ("= not begins\n            self.show_clock()", "= not begins", COMMITS),
+    "a block doesn't commit": ("            if begins:\n                self.commit()\n", "", "test_transaction_commits_if_it_begins"),
+    "each block commits": ("        self._begun = True\n        return", "        return", "test_transaction_commits_if_it_begins"),
+    "a rollback keeps what was written": ('"ROLLBACK TO SAVEPOINT application"', '"RELEASE SAVEPOINT application; SAVEPOINT application"', COMMITS),
+    "memory isn't reset": ("SELECT rl_reset_all(name) FROM", "SELECT name FROM", "test_memory[defined-2]"),
+    "names aren't reset": ("UNION SELECT unnest(%s::text[])", "WHERE %s::text[] IS NOT NULL", "test_memory[named-2]"),
+    "tests are committed": ("        try:\n            self.rollback()", "        try:\n            super().commit()", "test_rows[2]"),
 }
 
 
 def test_commits_rollbacks_sqlalchemy_and_memory(database, tmp_path):
     (tmp_path / "test_more.py").write_text(MORE.replace("FIXTURES", "ratelimit_storage.testing"))
     output = database.pytest(tmp_path, *(["-k", "not memory"] if ON_FILE else []))
-    assert of_each(output) == {"passed": 4 if ON_FILE else 8}, output
+    assert of_each(output) == {"passed": 5 if ON_FILE else 9}, output
     assert database.left() == []
 
 
 @pytest.mark.edition("extension")
 def test_broken_fixtures_are_noticed(database, tmp_path):
-    for n, broken in enumerate(BROKEN.values()):
-        (tmp_path / f"broken_{n}.py").write_text(break_fixtures(*broken))
+    for n, (old, new, _) in enumerate(BROKEN.values()):
+        (tmp_path / f"broken_{n}.py").write_text(break_fixtures(old, new))
         (tmp_path / f"test_{n}.py").write_text(MORE.replace("FIXTURES", f"broken_{n}"))
     output = database.pytest(tmp_path)
     with database.connect(database.name) as connection:
         connection.execute("TRUNCATE ratelimits, messages")
-    noticed = set(map(int, re.findall(r"^(?:FAILED|ERROR) test_(\d+)\.py", output, re.M)))
-    assert [what for n, what in enumerate(BROKEN) if n not in noticed] == [], output
+    failed = set(re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.M))
+    assert [what for n, (what, (*_, test)) in enumerate(BROKEN.items()) if f"test_{n}.py::{test}" not in failed] == [], output
 
 
 @pytest.mark.edition("extension")

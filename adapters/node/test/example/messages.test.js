@@ -5,13 +5,13 @@ import { test } from 'ratelimit-store/testing';
 // What the application does, on a pool that it is given.
 
 /** Sends a message, or answers the seconds to wait. */
-async function send(pool, user, text) {
+async function send(pool, user, body) {
     const client = await pool.connect();
     try {
         await client.query('BEGIN');
         const take = "SELECT ok, retry_after FROM rl_limit('sendMessage', $1)";
         const { rows: [{ ok, retry_after }] } = await client.query(take, [user]);
-        if (ok) await client.query('INSERT INTO messages VALUES ($1, $2)', [user, text]);
+        if (ok) await client.query('INSERT INTO messages VALUES ($1, $2)', [user, body]);
         await client.query('COMMIT');
         return ok ? undefined : retry_after;
     } catch (error) {
@@ -39,5 +39,5 @@ test('users do not wait for each other', async ({ pool }) => {
 test('a message is kept', async ({ pool }) => {
     await send(pool, 'ada', 'hello');
     const { rows } = await pool.query('SELECT * FROM messages');
-    expect(rows).toEqual([{ author: 'ada', text: 'hello' }]);
+    expect(rows).toEqual([{ author: 'ada', body: 'hello' }]);
 });
