@@ -225,7 +225,7 @@ DECLARE
     wait numeric;
     longest numeric;
     longest_shown numeric;
-    now numeric; -- of the first request that shows it
+    now numeric; -- the time of the first request that shows it
     items record;
     policies text[];
     currents text[];
