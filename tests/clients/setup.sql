@@ -32,3 +32,5 @@ GRANT SELECT, INSERT ON users, messages TO client;
 GRANT SELECT, INSERT, DELETE ON jobs TO client;
 GRANT USAGE ON SCHEMA blog TO client;
 GRANT SELECT, INSERT ON blog.posts TO client;
+-- For what docs/testing.md says of asyncpg, Django and SQLAlchemy.
+GRANT SET ON PARAMETER ratelimit.clock TO client;

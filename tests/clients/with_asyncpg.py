@@ -92,6 +92,23 @@ async def waiting(connection, other):
     assert await other.fetchval(QUOTA, "contended")
 
 
+async def tests(connection):
+    # A test of an application is rolled back, and moves the clock: transactions within it are savepoints.
+    take = "SELECT ok FROM rl_limit('sendMessage', 'tests', count => 3)"
+    for _ in range(2):
+        test = connection.transaction()
+        await test.start()
+        await connection.execute("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'")
+        async with connection.transaction():
+            assert await connection.fetchval(take)
+        async with connection.transaction():
+            assert not await connection.fetchval(take)
+        await connection.execute("SET LOCAL ratelimit.clock = '2027-01-02 12:00:00+00'")
+        async with connection.transaction():
+            assert await connection.fetchval(take)
+        await test.rollback()
+
+
 async def take_until_denied(pool):
     async with pool.acquire() as connection:
         take = await connection.prepare(QUOTA)
@@ -110,6 +127,7 @@ async def main():
             await messages(connection)
             await configs(connection)
             await waiting(connection, other)
+            await tests(connection)
         # 16 tasks on one key, where every third transaction rolls back: 100 pass, and no more.
         assert sum(await asyncio.gather(*(take_until_denied(pool) for _ in range(16)))) == 100
 

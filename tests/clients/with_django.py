@@ -2,11 +2,13 @@
 
 import json
 import os
+import unittest
 
 import django
 from django.conf import settings
 from django.db import Error, connection, models, transaction
 from django.db.models import Func, Value
+from django.test import TestCase
 
 database = {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ["PGDATABASE"]}
 database |= {"HOST": os.environ["PGHOST"], "PORT": os.environ["PGPORT"], "USER": os.environ["PGUSER"]}
@@ -69,3 +71,28 @@ call = Func(Value("sendMessage"), Value("func"), count=2, function="rl_limit", o
 (bare,) = User.objects.filter(id=user).annotate(limit=call).values_list("limit", flat=True)
 assert isinstance(bare, str) and bare.startswith("(t,")
 assert row("SELECT remaining FROM rl_check('sendMessage', 'func')") == (2,)
+
+
+# A TestCase is rolled back, and moves the clock: atomic() in it is a savepoint.
+class Tests(TestCase):
+    def setUp(self):
+        self.set_clock("2027-01-01 12:00:00+00")
+
+    def set_clock(self, time):
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL ratelimit.clock = %s", [time])
+
+    def taken(self):
+        with transaction.atomic():
+            return row("SELECT ok FROM rl_limit('sendMessage', 'tests', count => 3)")[0]
+
+    def test_a_day_later(self):
+        assert self.taken() and not self.taken()
+        self.set_clock("2027-01-02 12:00:00+00")
+        assert self.taken()
+
+    test_it_is_rolled_back = test_a_day_later
+
+
+suite = unittest.defaultTestLoader.loadTestsFromTestCase(Tests)
+assert suite.countTestCases() == 2 and unittest.TextTestRunner().run(suite).wasSuccessful()

@@ -130,3 +130,18 @@ def take_until_denied(thread):
 
 with ThreadPoolExecutor(16) as threads:
     assert sum(threads.map(take_until_denied, range(16))) == 100
+
+# 7. A test of an application is rolled back, and moves the clock: what a Session in it commits is a savepoint.
+take = text("SELECT ok FROM rl_limit('sendMessage', 'tests', count => 3)")
+for _ in range(2):
+    with engine.connect() as connection, connection.begin() as test:
+
+        def taken():
+            with Session(bind=connection, join_transaction_mode="create_savepoint") as session, session.begin():
+                return session.scalar(take)
+
+        connection.execute(text("SET LOCAL ratelimit.clock = '2027-01-01 12:00:00+00'"))
+        assert taken() and not taken()
+        connection.execute(text("SET LOCAL ratelimit.clock = '2027-01-02 12:00:00+00'"))
+        assert taken()
+        test.rollback()
