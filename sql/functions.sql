@@ -23,6 +23,15 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_check';
 COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes no tokens, locks and writes nothing';
 
+CREATE FUNCTION @extschema@.rl_take(
+    name text, key text DEFAULT '', at_most double precision DEFAULT 1, at_least double precision DEFAULT 1,
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL,
+    OUT ok boolean, OUT taken double precision, OUT retry_after double precision, OUT retry_at timestamptz,
+    OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_take';
+COMMENT ON FUNCTION @extschema@.rl_take IS 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least; returns how many';
+
 CREATE FUNCTION @extschema@.rl_credit(
     name text, key text, count double precision, taken_at timestamptz DEFAULT NULL, config jsonb DEFAULT NULL)
 RETURNS @extschema@.rl_result

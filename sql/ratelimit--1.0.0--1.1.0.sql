@@ -149,6 +149,13 @@ CREATE TRIGGER rl_blocks_truncated AFTER TRUNCATE ON @extschema@.rl_blocks
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_truncated;
 COMMENT ON TRIGGER rl_blocks_truncated ON @extschema@.rl_blocks IS 'invalidates every session''s definition cache';
 
+-- Takes of as many tokens as there are.
+CREATE FUNCTION @extschema@.rl_take(name text, key text DEFAULT '', at_most double precision DEFAULT 1, at_least double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT taken double precision, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz)
+RETURNS record
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_take';
+COMMENT ON FUNCTION @extschema@.rl_take IS 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least; returns how many';
+
 -- Concurrency, exemptions, states, and limits over a log.
 CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
 RETURNS jsonb
@@ -530,13 +537,13 @@ REVOKE ALL ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_headers_all, @extschema@.rl_forget, @extschema@.rl_blocks_changed
+    @extschema@.rl_headers_all, @extschema@.rl_take, @extschema@.rl_forget, @extschema@.rl_blocks_changed
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
     @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
     @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_headers_all, @extschema@.rl_forget
+    @extschema@.rl_headers_all, @extschema@.rl_take, @extschema@.rl_forget
     TO pg_database_owner WITH GRANT OPTION;
 
 -- Grants directly to the installer: on new objects, and on all if it is the database's owner, which lacked that. The
@@ -571,7 +578,7 @@ BEGIN
                   '@extschema@.rl_extend'::pg_catalog.regproc, '@extschema@.rl_release'::pg_catalog.regproc,
                   '@extschema@.rl_block'::pg_catalog.regproc, '@extschema@.rl_unblock'::pg_catalog.regproc,
                   '@extschema@.rl_forget'::pg_catalog.regproc,
-                  '@extschema@.rl_headers_all'::pg_catalog.regproc
+                  '@extschema@.rl_take'::pg_catalog.regproc, '@extschema@.rl_headers_all'::pg_catalog.regproc
               ]::pg_catalog.oid[]))
           AND EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
                       WHERE acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid)

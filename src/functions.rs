@@ -46,6 +46,7 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     limits::rl_check,
     limits::rl_credit,
     limits::rl_limit,
+    limits::rl_take,
     prune::rl_prune,
     replay::rl_replay,
     reset::rl_reset,

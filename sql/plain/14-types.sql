@@ -62,7 +62,9 @@ BEGIN
     PERFORM ratelimit._make_type('_decision', 'ok boolean, wait bigint, remaining double precision,
         capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean, blocked boolean,
         forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[],
-        added double precision');
+        added double precision,
+        taken double precision -- of a take of as many tokens as there are
+    ');
     PERFORM set_config('search_path', path, true);
 END
 $do$;

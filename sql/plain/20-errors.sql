@@ -155,13 +155,26 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._check_count(kind text, count double precision) RETURNS void
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._check_count(kind text, count double precision, argument text DEFAULT 'count')
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF (count >= 0 AND count <= 1e15) IS NOT TRUE THEN
-        PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from 0 to 1e15');
+        PERFORM ratelimit._bad(argument, ratelimit._digits(count), 'a number from 0 to 1e15');
     ELSIF kind IN ('sliding log', 'concurrency') AND count <> trunc(count) THEN
-        PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a whole number, for ' || ratelimit._called(kind));
+        PERFORM ratelimit._bad(argument, ratelimit._digits(count), 'a whole number, for ' || ratelimit._called(kind));
+    END IF;
+END
+$$;
+
+-- Checks the numbers of a take of as many tokens as there are.
+CREATE OR REPLACE FUNCTION ratelimit._check_as_many(kind text, at_most double precision, at_least double precision)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM ratelimit._check_count(kind, at_most, 'at_most');
+    PERFORM ratelimit._check_count(kind, at_least, 'at_least');
+    IF at_least > at_most THEN
+        PERFORM ratelimit._bad('at_least', ratelimit._digits(at_least),
+            'a number from 0 to at_most, which is ' || ratelimit._digits(at_most));
     END IF;
 END
 $$;

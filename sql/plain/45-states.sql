@@ -121,6 +121,38 @@ BEGIN
 END
 $$;
 
+-- Decides a take of as many tokens as there are: all of at_most, or else the whole ones, if these are at least at_least.
+-- A denial is that of the fewest tokens with which it passes.
+CREATE OR REPLACE FUNCTION ratelimit._decide_as_many(l ratelimit._limit, s ratelimit._state, now bigint,
+    at_most double precision, at_least double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    fewest CONSTANT double precision := least(ceil(at_least), at_most);
+    tokens double precision := at_most;
+    d ratelimit._decision := ratelimit._decide(l, s, now, at_most, false);
+BEGIN
+    IF NOT d.ok AND (fewest < at_most OR fewest = 0) THEN
+        -- What a take is compared with; floats may miss it by their last bit.
+        tokens := floor(least(d.remaining + l.tolerance, at_most));
+        FOR i IN 1..2 LOOP
+            EXIT WHEN tokens <= fewest;
+            d := ratelimit._decide(l, s, now, tokens, false);
+            EXIT WHEN d.ok;
+            tokens := tokens - 1;
+        END LOOP;
+        IF NOT d.ok AND fewest = 0 THEN
+            d.ok := true;
+            d.wait := NULL;
+            tokens := 0;
+        ELSIF NOT d.ok THEN
+            d := ratelimit._decide(l, s, now, fewest, false);
+            tokens := fewest;
+        END IF;
+    END IF;
+    d.taken := CASE WHEN d.ok THEN tokens ELSE 0 END;
+    RETURN d;
+END
+$$;
+
 -- The level: what a take of 0 tokens leaves, also while in debt.
 CREATE OR REPLACE FUNCTION ratelimit._level(l ratelimit._limit, s ratelimit._state, now bigint)
 RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$

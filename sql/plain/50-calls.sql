@@ -60,9 +60,11 @@ BEGIN
             PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
         END IF;
         RETURN;
-    ELSIF kind = 'concurrency' AND function IN ('rl_limit', 'rl_limit_all', 'rl_check_all')
+    ELSIF kind = 'concurrency' AND function IN ('rl_limit', 'rl_take', 'rl_limit_all', 'rl_check_all')
         OR kind NOT IN ('concurrency', 'unlimited') AND function = 'rl_acquire' THEN
         PERFORM ratelimit._wrong_kind(function, kind);
+    ELSIF function = 'rl_take' THEN
+        RETURN; -- its count has another name
     END IF;
     PERFORM ratelimit._check_count(kind, count);
 END
@@ -121,7 +123,8 @@ $$;
 -- The answer to a call on a state, blocked or not. After a block a take in a dry run passes, while a check goes on
 -- reporting what would be denied.
 CREATE OR REPLACE FUNCTION ratelimit._look(l ratelimit._limit, s ratelimit._state, now bigint, until timestamptz,
-    count double precision, reserve boolean, dry_run_passes boolean) RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+    count double precision, reserve boolean, dry_run_passes boolean, at_least double precision DEFAULT NULL)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
     ends CONSTANT bigint := ratelimit._us(until);
     d ratelimit._decision;
@@ -129,10 +132,12 @@ DECLARE
 BEGIN
     IF ends > now THEN
         IF until < 'infinity' THEN
-            d := ratelimit._decide(l, s, ends, count, reserve);
+            d := CASE WHEN at_least IS NULL THEN ratelimit._decide(l, s, ends, count, reserve)
+                      ELSE ratelimit._decide_as_many(l, s, ends, count, at_least) END;
             d.wait := ends - now + CASE WHEN d.ok OR dry_run_passes AND NOT l.enforce THEN 0 ELSE d.wait END;
         END IF;
         d.ok := false;
+        d.taken := 0;
         d.at := now;
         d.capacity := l.capacity;
         d.enforced := true;
@@ -150,13 +155,14 @@ $$;
 
 -- Decides a change of a row's state, at a time after the row was read.
 CREATE OR REPLACE FUNCTION ratelimit._decided(function text, l ratelimit._limit, name text, key text, now bigint,
-    count double precision, reserve boolean, taken_at timestamptz, id bigint,
+    count double precision, reserve boolean, taken_at timestamptz, id bigint, at_least double precision,
     value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
     s ratelimit._state := ratelimit._state_of(l, name, key, now, value, ts, prior, log, added);
 BEGIN
-    IF function = 'rl_credit' THEN
+    IF function IN ('rl_credit', 'rl_take') THEN
+        IF at_least IS NOT NULL THEN RETURN ratelimit._decide_as_many(l, s, now, count, at_least); END IF;
         IF l.kind NOT IN ('token bucket', 'fixed window', 'unlimited') THEN
             PERFORM ratelimit._wrong_kind(function, l.kind);
         END IF;
@@ -205,9 +211,11 @@ END
 $$;
 
 -- Takes from one limit, or credits it. A plain read decides first: a denial ends there. Then the row is locked or
--- inserted, and decided again if it or the time may have changed.
+-- inserted, and decided again if it or the time may have changed. With at_least it takes as many tokens as there are, up
+-- to count.
 CREATE OR REPLACE FUNCTION ratelimit._change(function text, name text, key text, count double precision,
-    reserve boolean, config jsonb, taken_at timestamptz DEFAULT NULL, id bigint DEFAULT NULL)
+    reserve boolean, config jsonb, taken_at timestamptz DEFAULT NULL, id bigint DEFAULT NULL,
+    at_least double precision DEFAULT NULL)
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
@@ -219,13 +227,14 @@ BEGIN
     LOOP
         SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($2, $3) f;
         l := ratelimit._usable(function, name, key, stored.defined, config, count);
+        IF at_least IS NOT NULL THEN PERFORM ratelimit._check_as_many(l.kind, count, at_least); END IF;
         IF stored.until IS NOT NULL AND function <> 'rl_credit' THEN
             d := ratelimit._look(l, ratelimit._state_of(l, name, key, stored.now, stored.value, stored.ts, stored.prior,
-                                 stored.log, stored.added), stored.now, stored.until, count, reserve, true);
+                                 stored.log, stored.added), stored.now, stored.until, count, reserve, true, at_least);
             IF d.blocked THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
-        d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id,
+        d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id, at_least,
                                 stored.value, stored.ts, stored.prior, stored.log, stored.added);
         IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
 
@@ -242,7 +251,7 @@ BEGIN
         IF FOUND THEN
             -- Others may have changed the row during the wait, and the clock has gone on.
             d := ratelimit._decided(function, l, name, key, ratelimit._now(), count, reserve, taken_at, id,
-                                    locked.value, locked.ts, locked.prior, locked.log, locked.added);
+                                    at_least, locked.value, locked.ts, locked.prior, locked.log, locked.added);
             IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
             UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
                 log = d.log, added = d.added WHERE r.name = $2 AND r.key = $3;
@@ -339,6 +348,33 @@ BEGIN
     d := ratelimit._change('rl_limit', name, key, count, reserve, config);
     IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_take(name text, key text DEFAULT '', at_most double precision DEFAULT 1,
+    at_least double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean,
+    OUT taken double precision, OUT retry_after double precision, OUT retry_at timestamptz,
+    OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz) LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r ratelimit.rl_result;
+BEGIN
+    PERFORM ratelimit._check(name, key);
+    IF at_most IS NULL THEN
+        PERFORM ratelimit._null('at_most');
+    ELSIF at_least IS NULL THEN
+        PERFORM ratelimit._null('at_least');
+    ELSIF throws IS NULL THEN
+        PERFORM ratelimit._null('throws');
+    END IF;
+    d := ratelimit._change('rl_take', name, key, at_most, false, config, NULL, NULL, at_least);
+    IF throws AND NOT d.ok THEN PERFORM ratelimit._denied(name, d); END IF;
+    r := ratelimit._answer(d);
+    ok := r.ok;
+    -- A dry run lets all pass, whatever the limit has.
+    taken := CASE WHEN d.enforced THEN d.taken ELSE at_most END;
+    retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
+    reset_at := r.reset_at;
 END
 $$;
 

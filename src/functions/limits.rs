@@ -10,6 +10,7 @@ use crate::declaration::{One, sql_function};
 use crate::host::{CallConfig, Session, Use, inline};
 use crate::schema::error::Result;
 use ratelimit_pg::call::Call;
+use ratelimit_pg::call::sql_types::{Timestamptz, sql_row};
 use ratelimit_pg::values::Jsonb;
 
 sql_function! {
@@ -47,6 +48,41 @@ sql_function! {
         let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
         let answer = Session::run(Use::Reads, call.function(), |host| single::check(host, &request))?;
         answered(&request, &answer, throws)
+    }
+}
+
+sql_row! {
+    /// The outcome of a call that takes as many tokens as there are.
+    pub struct Taken {
+        ok: bool,
+        taken: f64,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
+        reset_at: Option<Timestamptz>,
+    }
+}
+
+sql_function! {
+    /// As `rl_limit`.
+    #[effect(Takes)]
+    fn rl_take(
+        call: &Call,
+        name: LimitName,
+        key: LimitKey,
+        at_most: f64,
+        at_least: f64,
+        throws: bool,
+        config: Option<Jsonb>,
+    ) -> One<Taken> {
+        let config = config.map(CallConfig);
+        let config = inline(&config);
+        let request = Request { name: name.0, key: key.0, count: at_most, reserve: false, config };
+        let answer = Session::run(Use::Takes, call.function(), |host| single::take(host, &request, at_least))?;
+        let One(result) = answered(&request, &answer, throws)?;
+        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } = result;
+        Ok(One(Taken { ok, taken: answer.taken, retry_after, retry_at, remaining, capacity, reset_at }))
     }
 }
 

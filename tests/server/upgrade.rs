@@ -194,7 +194,7 @@ fn after_an_update_the_role_that_installed_can_go() {
                 &[],
             )
             .unwrap();
-        assert_eq!([0, 1, 2].map(|n| row.get::<_, i64>(n)), [29, 1, 0], "{right}");
+        assert_eq!([0, 1, 2].map(|n| row.get::<_, i64>(n)), [30, 1, 0], "{right}");
         client
             .batch_execute(
                 "REASSIGN OWNED BY upgrade_role TO postgres;

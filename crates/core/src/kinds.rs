@@ -34,6 +34,7 @@
 //! residue stays in the state, so errors don't add up. Without the tolerance, one call in a million was
 //! denied because of the last bit of a sum; with it, none was.
 
+mod as_many;
 mod calendar;
 mod concurrency;
 mod fixed_window;
@@ -46,6 +47,7 @@ mod state;
 mod token_bucket;
 mod unlimited;
 
+pub use as_many::{AsMany, decide_as_many};
 pub use calendar::{Calendar, Unit, local_date, zone};
 pub use concurrency::{Concurrency, Lease};
 pub use fixed_window::{FixedWindow, Start, Windows};

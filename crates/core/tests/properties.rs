@@ -4,6 +4,8 @@
 //! whole numbers, never the formulas of `src/kinds`. Where an oracle computes with floats, it
 //! has no opinion within twice the tolerance of the contract.
 
+#[path = "properties/as_many.rs"]
+mod as_many;
 #[path = "properties/changed.rs"]
 mod changed;
 #[path = "properties/clock.rs"]

@@ -1,6 +1,6 @@
 //! A change of what a limit has, as a value: a store reads, asks `Change::decide`, and writes the state after it.
 
-use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, decide, kinds};
+use ratelimit_core::{Decision, Level, Limit, Micros, Shards, State, kinds};
 
 use ratelimit_faults::Fault;
 
@@ -12,7 +12,7 @@ use crate::target::Target;
 /// What a call changes.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
-    /// Takes tokens; see [`kinds::decide`].
+    /// Takes tokens; see [`kinds::decide`] and [`kinds::decide_as_many`].
     Take(Take),
     /// Gives tokens back; see [`kinds::credit`].
     Credit {
@@ -77,6 +77,12 @@ impl Change {
         }
     }
 
+    /// Whether an answer gives a take of as many tokens as there are fewer than all that it may take. Then how many there
+    /// are depends on all shards.
+    pub(crate) fn takes_part(&self, answer: &Answer) -> bool {
+        matches!(self, Change::Take(Take { count, at_least: Some(_), .. }) if answer.taken < *count)
+    }
+
     /// How it is written to a row. A lease is gone more often than not where a call waits for its row.
     pub(crate) fn wait(&self) -> Wait {
         match self {
@@ -98,7 +104,7 @@ impl Change {
         now: Micros,
     ) -> Result<Decided> {
         let limit = target.limit();
-        let decision = match contents {
+        let (decision, taken) = match contents {
             Contents::One(state) => self.on_state(limit, state, now)?,
             Contents::Row(stored) => {
                 self.on_state(limit, &*target.state(limit, stored, now)?, now)?
@@ -108,13 +114,19 @@ impl Change {
             }
             Contents::All(shards) => self.on_shards(limit, shards, now)?,
             Contents::Busy(shards) => match self {
+                Change::Take(take) if take.always_passes() => {
+                    (Decision { ok: true, ..refusal(None, shards.level(now)) }, 0.0)
+                }
                 // Retried at once.
-                Change::Take(_) => refusal(Some(Micros(0)), shards.level(now)),
+                Change::Take(_) => (refusal(Some(Micros(0)), shards.level(now)), 0.0),
                 Change::Credit { .. } => return Err(LimiterError::Busy),
-                Change::Extend(_) | Change::Release(_) => refusal(None, shards.level(now)),
+                Change::Extend(_) | Change::Release(_) => {
+                    (refusal(None, shards.level(now)), 0.0)
+                }
             },
         };
         let mut answer = target.answer(&decision, decision.level, now);
+        answer.taken = taken;
         if let (Change::Extend(id), Some(State::Leases(after))) = (self, &decision.state) {
             answer.lease = after.leases.iter().find(|lease| lease.id == *id).copied();
         }
@@ -122,47 +134,44 @@ impl Change {
         Ok(Decided { answer, after: decision.state.filter(|_| !is_lost) })
     }
 
-    /// Decides it on a state.
+    /// Decides it on a state; with the tokens taken, as in [`Answer::taken`].
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
-    fn on_state(&self, limit: &Limit, state: &State, now: Micros) -> Result<Decision> {
+    fn on_state(&self, limit: &Limit, state: &State, now: Micros) -> Result<(Decision, f64)> {
         let after = match *self {
             Change::Take(Take { count, lease: Some(id), .. }) => {
-                return Ok(limit.acquire(state, now, count, id));
+                return Ok((limit.acquire(state, now, count, id), 0.0));
             }
-            Change::Take(Take { count, reserve, lease: None }) => {
-                return Ok(decide(limit, state, now, count, reserve));
-            }
+            Change::Take(take) => return Ok(take.on_state(limit, state, now)),
             Change::Credit { count, taken_at } => {
                 let credited = kinds::credit(limit, state, now, count, taken_at);
-                return credited.ok_or_else(|| not_for_credit(limit));
+                return Ok((credited.ok_or_else(|| not_for_credit(limit))?, 0.0));
             }
             Change::Extend(id) => limit.extend(state, now, id),
             Change::Release(id) => limit.release(state, now, id),
         };
         let level = limit.level(after.as_ref().unwrap_or(state), now);
-        Ok(Decision { ok: after.is_some(), retry_after: None, level, state: after })
+        Ok((Decision { ok: after.is_some(), retry_after: None, level, state: after }, 0.0))
     }
 
-    /// Decides it on all shards together.
+    /// Decides it on all shards together, likewise.
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
-    fn on_shards(&self, limit: &Limit, shards: &Shards, now: Micros) -> Result<Decision> {
+    fn on_shards(&self, limit: &Limit, shards: &Shards, now: Micros) -> Result<(Decision, f64)> {
         match *self {
             // A lease has the id that was drawn for it.
             Change::Take(Take { lease: Some(_), .. }) => {
                 self.on_state(limit, &shards.total(now), now)
             }
-            Change::Take(Take { count, reserve, lease: None }) => {
-                Ok(shards.decide(now, count, reserve))
-            }
+            Change::Take(take) => Ok(take.on_shards(shards, now)),
             Change::Credit { count, taken_at } => {
-                shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
+                let credited = shards.credit(now, count, taken_at);
+                Ok((credited.ok_or_else(|| not_for_credit(limit))?, 0.0))
             }
             // Rows of another kind, from before.
-            Change::Extend(_) | Change::Release(_) => Ok(refusal(None, shards.level(now))),
+            Change::Extend(_) | Change::Release(_) => Ok((refusal(None, shards.level(now)), 0.0)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::kinds::{Lease, Leases};
-use ratelimit_core::{Decision, Level, Micros, State};
+use ratelimit_core::{AsMany, Decision, Level, Limit, Micros, Shards, State, decide, decide_as_many};
 
 use crate::ports::{Counted, InlineConfig, Verdict};
 
@@ -23,7 +23,7 @@ pub struct Request<'a> {
 impl<'a> Request<'a> {
     /// The tokens that it asks for.
     pub fn tokens(&self) -> Take {
-        Take { count: self.count, reserve: self.reserve, lease: None }
+        Take { count: self.count, reserve: self.reserve, lease: None, at_least: None }
     }
 
     /// What is counted of it.
@@ -52,6 +52,8 @@ pub struct Answer {
     pub blocked: Option<Micros>,
     /// The lease that was taken or extended, of a concurrency limit.
     pub lease: Option<Lease>,
+    /// Tokens that were taken by a take of as many as there are; 0 for any other call.
+    pub taken: f64,
 }
 
 impl Answer {
@@ -66,6 +68,7 @@ impl Answer {
             enforced: definition.enforce,
             blocked: None,
             lease: given(decision),
+            taken: 0.0,
         }
     }
 
@@ -92,6 +95,37 @@ pub struct Take {
     pub reserve: bool,
     /// The id of the lease that a concurrency limit gives; `None`: no lease is stored.
     pub lease: Option<Micros>,
+    /// Takes as many tokens as there are up to `count`, if these are at least so many; `None`: all of `count` or none.
+    /// With neither `reserve` nor a lease.
+    pub at_least: Option<f64>,
+}
+
+impl Take {
+    /// The numbers of a take of as many tokens as there are; `None`: it is one of a count.
+    pub(crate) fn as_many(&self) -> Option<AsMany> {
+        self.at_least.map(|at_least| AsMany { at_most: self.count, at_least })
+    }
+
+    /// Whether it passes on any state.
+    pub(crate) fn always_passes(&self) -> bool {
+        self.as_many().is_some_and(|wanted| wanted.fewest() == 0.0)
+    }
+
+    /// Decides it on a state, but for its lease; with the tokens taken, as in [`Answer::taken`].
+    pub(crate) fn on_state(&self, limit: &Limit, state: &State, now: Micros) -> (Decision, f64) {
+        match self.as_many() {
+            None => (decide(limit, state, now, self.count, self.reserve), 0.0),
+            Some(wanted) => decide_as_many(limit, state, now, wanted),
+        }
+    }
+
+    /// Decides it on all shards together, likewise.
+    pub(crate) fn on_shards(&self, shards: &Shards, now: Micros) -> (Decision, f64) {
+        match self.as_many() {
+            None => (shards.decide(now, self.count, self.reserve), 0.0),
+            Some(wanted) => shards.decide_as_many(now, wanted),
+        }
+    }
 }
 
 /// The lease that a decision gave.

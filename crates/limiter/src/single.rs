@@ -1,15 +1,17 @@
 //! One limit: takes, checks, credits and resets. `apply` has each change made where the limit's state is.
 
 use ratelimit_core::config::MAX_TOKENS;
-use ratelimit_core::{Micros, Shards, State};
+use ratelimit_core::{AsMany, Micros, Shards, State};
 use ratelimit_faults::Fault;
 
 use crate::change::{Change, Contents};
 use crate::error::{LimiterError, Result};
-use crate::ports::{Definitions, Host, Id, RowAccess};
+use crate::ports::{Counted, Definitions, Host, Id, RowAccess};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, memory, row, shards};
-use crate::target::{Store, Target, bad_count, check_count, check_key, of_state};
+use crate::target::{
+    Store, Target, bad_count, check_as_many, check_count, check_key, of_state,
+};
 
 /// Takes tokens, unless `allowed` refuses the target.
 ///
@@ -29,6 +31,25 @@ pub fn limit<H: Host>(
     let answer = apply(host, &target, &Change::Take(request.tokens()), entry)?;
     host.count(counter, request.counted(answer.verdict(), &answer));
     Ok(answer.or_let_pass())
+}
+
+/// Takes as many tokens as there are up to `request.count`, if these are at least `at_least`: [`Answer::taken`]. A dry run
+/// lets all of `request.count` pass, whatever the limit has; likewise an exempt key.
+///
+/// # Errors
+/// 22023: numbers that are no counts, or `at_least` above `request.count`; [`LimiterError::BadState`] (55000).
+pub fn take<H: Host>(host: &H, request: &Request, at_least: f64) -> Result<Answer> {
+    let counter = host.counter(request.name, request.key)?;
+    let entry = counter.map(|counter| host.entry_of(counter));
+    let target = Target::resolve(host, request)?;
+    target.refuse_leases("rl_take")?;
+    check_as_many(target.limit(), AsMany { at_most: request.count, at_least })?;
+    let take = Take { at_least: Some(at_least), ..request.tokens() };
+    let answer = apply(host, &target, &Change::Take(take), entry)?;
+    let counted = request.counted(answer.verdict(), &answer);
+    host.count(counter, Counted { count: answer.taken, ..counted });
+    let taken = if answer.enforced { answer.taken } else { request.count };
+    Ok(Answer { taken, ..answer }.or_let_pass())
 }
 
 /// Applies a change to what a target has: locks, decides, and writes the state after it. What changes nothing is
@@ -102,7 +123,7 @@ fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) ->
     Ok(match target.block(now) {
         Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
         None => {
-            let decision = shards.decide(now, take.count, take.reserve);
+            let (decision, _) = take.on_shards(&shards, now);
             target.answer(&decision, shards.level(now), now)
         }
     })

@@ -215,7 +215,7 @@ fn defined<'a>(
     now: Micros,
     block: Option<Block>,
 ) -> Status<'a> {
-    let one = Take { count: 1.0, reserve: false, lease: None };
+    let one = Take { count: 1.0, reserve: false, lease: None, at_least: None };
     let until = target.block(now);
     let (limited_by, retry_after) = match until {
         Some(until) => {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ratelimit_core::config::{Definition, MAX_TOKENS, StoreKind};
 use ratelimit_core::text::float_text;
-use ratelimit_core::{ArgumentError, Decision, Kind, Level, Limit, Micros, Shards, State};
+use ratelimit_core::{ArgumentError, AsMany, Decision, Kind, Level, Limit, Micros, Shards, State};
 
 use crate::error::{LimiterError, Result};
 use crate::ports::{Defined, Definitions, Encoding, RowId, Stored};
@@ -187,7 +187,7 @@ impl<'a> Target<'a> {
         dry_run_passes: bool,
     ) -> Answer {
         let retry_after = after_block(until, now, |then| {
-            let decision = shards.decide(then, take.count, take.reserve);
+            let (decision, _) = take.on_shards(shards, then);
             let passes = decision.ok || dry_run_passes && !self.definition.enforce;
             if passes { Some(Micros(0)) } else { decision.retry_after }
         });
@@ -322,10 +322,32 @@ fn of_state_of(
 /// # Errors
 /// 22023: no number from 0 to 1e15; for a kind with whole counts, no whole number.
 pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
-    valid_count(count)?;
-    if limit.whole_counts() && count.fract() != 0.0 {
+    check_tokens(limit, "count", count)
+}
+
+/// Checks a number of tokens for a limit, in an argument.
+///
+/// # Errors
+/// As [`check_count`].
+fn check_tokens(limit: &Limit, argument: &'static str, tokens: f64) -> Result<()> {
+    valid_tokens(argument, tokens)?;
+    if limit.whole_counts() && tokens.fract() != 0.0 {
         let kind = limit.kind().with_article();
-        return Err(bad_count(count, &format!("a whole number, for {kind}")));
+        return Err(bad_tokens(argument, tokens, &format!("a whole number, for {kind}")));
+    }
+    Ok(())
+}
+
+/// Checks the numbers of a take of as many tokens as there are.
+///
+/// # Errors
+/// 22023: one of them is no count, or the least above the most.
+pub fn check_as_many(limit: &Limit, AsMany { at_most, at_least }: AsMany) -> Result<()> {
+    check_tokens(limit, "at_most", at_most)?;
+    check_tokens(limit, "at_least", at_least)?;
+    if at_least > at_most {
+        let allowed = format!("a number from 0 to at_most, which is {}", float_text(at_most));
+        return Err(bad_tokens("at_least", at_least, &allowed));
     }
     Ok(())
 }
@@ -335,15 +357,25 @@ pub fn check_count(limit: &Limit, count: f64) -> Result<()> {
 /// # Errors
 /// 22023: no number from 0 to 1e15.
 pub fn valid_count(count: f64) -> Result<f64> {
-    if (0.0..=MAX_TOKENS).contains(&count) {
-        return Ok(count);
+    valid_tokens("count", count)
+}
+
+/// Checks a number of tokens in an argument, likewise.
+fn valid_tokens(argument: &'static str, tokens: f64) -> Result<f64> {
+    if (0.0..=MAX_TOKENS).contains(&tokens) {
+        return Ok(tokens);
     }
-    Err(bad_count(count, "a number from 0 to 1e15"))
+    Err(bad_tokens(argument, tokens, "a number from 0 to 1e15"))
 }
 
 /// The error for a count that is not allowed (22023).
 pub(crate) fn bad_count(count: f64, allowed: &str) -> LimiterError {
-    ArgumentError::invalid("count", float_text(count), allowed).into()
+    bad_tokens("count", count, allowed)
+}
+
+/// The error for a number of tokens that an argument does not allow (22023).
+fn bad_tokens(argument: &'static str, tokens: f64, allowed: &str) -> LimiterError {
+    ArgumentError::invalid(argument, float_text(tokens), allowed).into()
 }
 
 /// The wait from `now` on of a call that is blocked until an instant and has `rest` to wait for then;

@@ -61,6 +61,11 @@ impl<'a> Shards<'a> {
         Shards { unequal, ..Shards::new(limit, states) }
     }
 
+    /// The limit that the shards make up.
+    pub(super) fn limit(&self) -> &Limit {
+        self.limit
+    }
+
     /// Whether the shards are equal, one for each state.
     pub fn are_equal(&self) -> bool {
         self.unequal.is_empty()

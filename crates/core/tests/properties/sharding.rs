@@ -20,10 +20,10 @@ const BOTH: &[Kind] = &[Kind::TokenBucket, Kind::FixedWindow];
 
 /// A limit, and its shards at `now`.
 #[derive(Clone, Debug)]
-struct Divided {
-    config: Config,
-    now: i64,
-    states: Vec<State>,
+pub struct Divided {
+    pub config: Config,
+    pub now: i64,
+    pub states: Vec<State>,
 }
 
 impl Divided {
@@ -45,7 +45,7 @@ impl Divided {
 
 /// How old the shards' states are.
 #[derive(Clone, Copy, PartialEq)]
-enum Ages {
+pub enum Ages {
     /// As use leaves them: none from the future, and windows that turn together.
     Ordinary,
     /// Also from the future, behind which a clock stepped back, and windows that turn apart, which
@@ -54,7 +54,7 @@ enum Ages {
 }
 
 /// One to sixteen shards, of which some are full, some empty, and some, or all, in debt.
-fn divided(ages: Ages) -> impl Strategy<Value = Divided> {
+pub fn divided(ages: Ages) -> impl Strategy<Value = Divided> {
     let full = prop_oneof![2 => Just(1.0), 2 => Just(0.0), 4 => 0.0..1.0, 1 => -1.0..0.0];
     let age = prop_oneof![4 => Just(0.0), 4 => 0.0..0.5, 2 => 0.0..3.0, 1 => -2.0..0.0];
     let parts = prop_oneof![

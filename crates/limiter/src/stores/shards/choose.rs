@@ -197,6 +197,9 @@ impl<H: Host> Sharded<'_, H> {
                 let Decided { answer, after: Some(_) } = decided else {
                     return Ok(None);
                 };
+                if change.takes_part(&answer) {
+                    return Ok(None);
+                }
                 let available: f64 = locked.iter().map(|&(n, _)| shards.available(n, now)).sum();
                 let again = if Fault::RefilledTwice.is_on() { Micros::SECOND } else { Micros(0) };
                 let ts = shards.total(now).ts().minus(again);

@@ -104,7 +104,9 @@ impl<H: Host> Sharded<'_, H> {
             let in_debt = (0..shards.states().len()).any(|n| shards.available(n, now) < 0.0);
             let is_credit = change.tokens(&shards, now) > 0.0;
             let is_owed = in_debt || is_credit && shards.are_overused(now);
-            if matches_limit && after.value() >= 0.0 && !is_owed {
+            // How many tokens there are is decided on all rows.
+            let is_part = change.takes_part(&answer);
+            if matches_limit && after.value() >= 0.0 && !is_owed && !is_part {
                 if let Some(answer) = self.change_any_row(&shards, now, amount)? {
                     return Ok(answer);
                 }
@@ -112,7 +114,7 @@ impl<H: Host> Sharded<'_, H> {
                     return Ok(answer);
                 }
             }
-            if matches_limit && !may_wait(*host, target) {
+            if matches_limit && !is_part && !may_wait(*host, target) {
                 return self.answer_while_locked(&shards, now);
             }
             if let Some(answer) = self.change_all_or_answer(&shards, now)? {

@@ -1,0 +1,89 @@
+//! A take of as many tokens as there are: of each kind, and of shards together.
+
+use super::{Decision, Limit, Shards, State, decide, tolerance};
+use crate::Micros;
+
+/// How many tokens a take wants that takes as many as there are: all of `at_most`, or else the whole tokens that are
+/// there, if these are at least so many.
+///
+/// Both are from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole numbers if [`Limit::whole_counts`];
+/// `at_least` is not above `at_most`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AsMany {
+    /// Tokens; a fraction only if all of it is there.
+    pub at_most: f64,
+    /// Tokens; 0: the take always passes, in debt too.
+    pub at_least: f64,
+}
+
+impl AsMany {
+    /// The fewest tokens that it can take: it passes if, and only if, a take of these does.
+    pub fn fewest(self) -> f64 {
+        self.at_least.ceil().min(self.at_most)
+    }
+
+    /// Decides it by decisions on takes of a count, all on one state of a limit with this capacity and at one instant;
+    /// and returns the tokens that it takes. A denial is that of the [fewest](AsMany::fewest).
+    pub fn decide(self, capacity: f64, take: impl Fn(f64) -> Decision) -> (Decision, f64) {
+        let (all, fewest) = (take(self.at_most), self.fewest());
+        if all.ok || fewest == self.at_most && fewest > 0.0 {
+            return taken(all, self.at_most);
+        }
+        // What a take of a count is compared with; floats may miss it by their last bit.
+        let there = (all.level.remaining + tolerance(capacity)).min(self.at_most).floor();
+        for count in [there, there - 1.0] {
+            if count > fewest {
+                let decision = take(count);
+                if decision.ok {
+                    return taken(decision, count);
+                }
+            }
+        }
+        match fewest {
+            0.0 => taken(Decision::unchanged(all.level), 0.0),
+            _ => taken(take(fewest), fewest),
+        }
+    }
+}
+
+/// A decision on a take of a count, with the tokens that it takes.
+fn taken(decision: Decision, count: f64) -> (Decision, f64) {
+    let count = if decision.ok { count } else { 0.0 };
+    (decision, count)
+}
+
+/// Decides a take of as many tokens as there are in `state` at `now`, as [`decide`] does one of a count, and returns the
+/// tokens that it takes.
+///
+/// ```
+/// use ratelimit_core::{AsMany, Micros, config, decide_as_many};
+///
+/// let limit = config::parse(r#"{"kind": "token bucket", "rate": 10, "period": "1 minute"}"#)?;
+/// let now = Micros(0);
+/// let full = limit.initial_state(now, now);
+/// let (decision, taken) = decide_as_many(&limit, &full, now, AsMany { at_most: 50.0, at_least: 1.0 });
+/// assert_eq!((decision.ok, taken), (true, 10.0));
+/// # Ok::<(), ratelimit_core::ConfigError>(())
+/// ```
+pub fn decide_as_many(
+    limit: &Limit,
+    state: &State,
+    now: Micros,
+    wanted: AsMany,
+) -> (Decision, f64) {
+    wanted.decide(limit.capacity(), |count| decide(limit, state, now, count, false))
+}
+
+impl Shards<'_> {
+    /// Decides a take of as many tokens as the shards together have, as [`decide`](Shards::decide) does one of a count,
+    /// and returns the tokens that it takes.
+    pub fn decide_as_many(&self, now: Micros, wanted: AsMany) -> (Decision, f64) {
+        let total = self.total(now);
+        let (decision, taken) = decide_as_many(self.limit(), &total, now, wanted);
+        match decision.ok {
+            true => (decision, taken),
+            // The wait of the total may be too short for the shards.
+            false => (self.decide(now, wanted.fewest(), false), 0.0),
+        }
+    }
+}
