@@ -150,6 +150,7 @@ impl Call {
             "rollback_to" => "ROLLBACK TO s".into(),
             "take" => format!("{answers} FROM rl_limit('{name}', '{key}', {count})"),
             "reserve" => format!("{answers} FROM rl_limit('{name}', '{key}', {count}, true)"),
+            "part" => format!("{answers} FROM rl_take('{name}', '{key}', {count})"),
             "check" => format!("{answers} FROM rl_check('{name}', '{key}', {count})"),
             "credit" => format!("{answers} FROM rl_credit('{name}', '{key}', {count})"),
             "all" => {

@@ -121,7 +121,8 @@ impl Calls {
         }
         let mut call = Call { sql: String::new(), names: vec![name.clone()] };
         call.sql = match self.random.u8(..100) {
-            0..34 => self.one_limit(n, &quoted(&name), &key),
+            0..26 => self.one_limit(n, &quoted(&name), &key),
+            26..34 => self.take(n, &quoted(&name), &key),
             34..44 => self.several(&mut call.names),
             44..54 => self.lease(n, &quoted(&name), &key),
             54..60 => self.define(n, &quoted(&name), &key, &mut call.names),
@@ -198,6 +199,16 @@ impl Calls {
             1 => format!("SELECT {function}({name}, {key}, {count}) FROM generate_series(1, 5)"),
             _ => format!("SELECT * FROM {function}({name}, {key}, {count}{options})"),
         }
+    }
+
+    /// A take of as many tokens as there are.
+    fn take(&mut self, n: usize, name: &str, key: &str) -> String {
+        let (at_most, mut at_least) = (self.count(), self.count());
+        if self.random.u8(..4) > 0 {
+            at_least = one(&mut self.random, &["0", "1", "1", "0.5", "2"]).into();
+        }
+        let options = self.options(n).replace(", reserve => true", "");
+        format!("SELECT * FROM rl_take({name}, {key}, {at_most}, {at_least}{options})")
     }
 
     fn request(&mut self, names: &mut Vec<String>) -> String {

@@ -356,7 +356,7 @@ fn both(name: &'static str, settings: &[(&str, &str)]) -> Database {
                      END LOOP;
                  END $$;
                  GRANT USAGE ON SCHEMA {schema}, {schema}_tests TO {CALLER};
-                 GRANT EXECUTE ON FUNCTION {schema}.rl_limit, {schema}.rl_check, {schema}.rl_limit_all TO {CALLER};
+                 GRANT EXECUTE ON FUNCTION {schema}.rl_limit, {schema}.rl_take, {schema}.rl_check, {schema}.rl_limit_all TO {CALLER};
                  GRANT INSERT ON by_row, by_statement TO {CALLER}"
             ))
             .unwrap();

@@ -1,6 +1,6 @@
 //! Tests of the SQL file, dist/ratelimit.sql, on the server RATELIMIT_TEST_SERVER: `make test ONLY=plain`.
 //!
-//! `leases`, `load` and `rl_calculate` are the extension's tests, on databases with the file; tests/plain/run skips
+//! `leases`, `load`, `rl_calculate` and `take` are the extension's tests, on databases with the file; tests/plain/run skips
 //! those that tests/plain/server lists. `compare` compares both editions.
 
 mod calls;
@@ -21,3 +21,5 @@ mod rows;
 mod runs;
 mod server_log;
 mod settings;
+#[path = "../server/take.rs"]
+mod take;

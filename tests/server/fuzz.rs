@@ -8,7 +8,7 @@ use fastrand::Rng;
 use postgres::Client;
 use ratelimit_core::config;
 use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Tokens};
-use ratelimit_core::{Micros, Shards, State, decide};
+use ratelimit_core::{AsMany, Micros, Shards, State, decide};
 use ratelimit_tests::{seed, times};
 
 use crate::database::Database;
@@ -181,6 +181,9 @@ fn no_config_and_no_state_makes_the_algorithm_panic() {
             assert!(decision.ok || decision.state.is_none(), "{text}");
             let parts = Shards::new(&limit, vec![state; limit.shards() as usize]);
             parts.decide(now, count, random.bool());
+            let at_least = float(&mut random).abs();
+            let (decision, taken) = parts.decide_as_many(now, AsMany { at_most: count, at_least });
+            assert!(decision.ok || taken == 0.0, "{text}");
         }
     }
     println!("{accepted} accepted, {refused} refused");

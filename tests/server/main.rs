@@ -17,5 +17,6 @@ mod replication;
 mod rl_calculate;
 mod server_log;
 mod stores;
+mod take;
 mod upgrade;
 mod waiters;

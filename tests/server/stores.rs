@@ -151,6 +151,10 @@ impl Things {
                 let states = format!("rl_state({name}, {key}), rl_state({name}, {key}, {SLOTS})");
                 format!("SELECT regexp_replace(row({states})::text, '[[][0-9.]+, ', '[', 'g')")
             }
+            38 => {
+                let least = u8::from(yes);
+                format!("SELECT * FROM rl_take({name}, {key}, {count}, at_least => {least})")
+            }
             44 if yes => format!("SELECT rl_block({name}, {key}, '{} ms')", random.u32(1..5_000)),
             44 => format!("SELECT rl_unblock({name}, {key})"),
             32 => format!("DELETE FROM rateLimits WHERE key = {key}"),

@@ -188,6 +188,12 @@ impl Scenario {
             world.is_wrong(Wrong::Unexplained);
         }
         for answer in answers {
+            // A part is all that is wanted, or all whole tokens.
+            if matches!(statement, Command::Part(_, most, _) if answer.count < *most)
+                && answer.remaining >= 1.0 - TOLERANCE
+            {
+                world.is_wrong(Wrong::Unexplained);
+            }
             let mut instants = world.sessions[session].seen.iter();
             if !self.is_in_memory(answer.key) && instants.all(|instant| instant.now != answer.now.0)
             {

@@ -34,6 +34,8 @@ pub enum Command {
     Take(u8, u8, u8),
     /// The same with `reserve`.
     Reserve(u8, u8, u8),
+    /// `rl_take`: key, the most.
+    Part(u8, u8, u8),
     /// `rl_check`: key, count.
     Check(u8, u8, u8),
     /// `rl_limit_all`: a key, a count and a definition for each request.
@@ -157,6 +159,7 @@ impl Command {
         match verb {
             "take" => Command::Take(first, second, limit),
             "reserve" => Command::Reserve(first, second, limit),
+            "part" => Command::Part(first, second, limit),
             "check" => Command::Check(first, second, limit),
             "credit" => Command::Credit(first, second, limit),
             "reset" => Command::Reset(first, limit),
@@ -187,6 +190,7 @@ impl Command {
         let limit = match self {
             Command::Take(.., limit)
             | Command::Reserve(.., limit)
+            | Command::Part(.., limit)
             | Command::Check(.., limit)
             | Command::Credit(.., limit)
             | Command::Reset(_, limit)
@@ -208,6 +212,7 @@ impl Command {
         match self {
             Command::Take(key, ..)
             | Command::Reserve(key, ..)
+            | Command::Part(key, ..)
             | Command::Check(key, ..)
             | Command::Credit(key, ..)
             | Command::Reset(key, _)
@@ -251,6 +256,12 @@ impl Command {
             &Command::Reserve(key, count, _) => {
                 let request = Request { reserve: true, ..request(key, count) };
                 answered(key, count, single::limit(run, &request, |_| Ok(()))?)
+            }
+            &Command::Part(key, most, _) => {
+                let answer = single::take(run, &request(key, most), 1.0)?;
+                // It is the take of what it takes, or of the fewest that it could.
+                let count = if answer.ok { answer.taken as u8 } else { 1 };
+                answered(key, count, answer)
             }
             &Command::Check(key, count, _) => {
                 answered(key, count, single::check(run, &request(key, count))?)

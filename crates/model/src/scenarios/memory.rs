@@ -23,6 +23,7 @@ pub fn all(long: bool) -> Vec<Scenario> {
         of("take a 2; commit; credit a 1 | take a 1 | check a 1"),
         of("reset a; commit; take a 2 | take a 2; commit; take a 1"),
         of("reset_all | take a 2; commit; take b 1"),
+        of("part a 3 | part a 1; commit; part a 3 | credit a 1"),
         of("take a 2; take b 2; reset_all; take a 1; take b 1 | take b 1; take a 1"),
         of("all a 2, b 2; reset_all | all a 1, b 1; take a 2"),
         of("take a 2 | take a 1 | take a 1").crashing(),

@@ -90,6 +90,11 @@ fn calls() -> Vec<Scenario> {
         two("define 0; commit; take a 1 @defined | take a 1 @defined; commit; take a 1 @defined"),
         two("take a 2 @1 | take a 1 @1; rollback; take a 1 @1").crashing(),
         two("take a 1 @1 | take a 1 @1 | take a 1 @1"),
+        two("part a 3 @1 | part a 3 @1"),
+        two("part a 1 @1; part a 3 @1; rollback; part a 1 @1 | part a 2 @1"),
+        two("part a 3 @1 | take a 1 @1; rollback; take a 1 @1"),
+        one("part a 3 @1 | part a 1 @0"),
+        of_bucket(4, "part a 3 @1 | credit a 1 @1; commit; part a 9 @1").shards(0, &[1.0, 0.0]),
     ]
 }
 
@@ -124,6 +129,7 @@ fn clocks() -> Vec<Scenario> {
         uneven("take a 1 @1; rollback | take a 1 @1").clock(&[SECOND]),
         uneven("take a 1 @0 | take a 1 @1").clock(&[SECOND]),
         uneven("take a 1 @1 | credit a 1 @1").clock(&[SECOND]),
+        uneven("part a 3 @1 | part a 1 @1").clock(&[SECOND]),
         uneven("reset a @1 | take a 1 @1").clock(&[SECOND]),
         uneven("prune @1 | take a 1 @1").clock(&[2 * SECOND]),
         of("take a 2 @1 | take a 1 @1").clock(&[SECOND]),

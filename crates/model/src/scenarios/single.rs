@@ -95,6 +95,9 @@ fn takes() -> Vec<Scenario> {
         full("take a 2; commit; take a 1 | take a 2; rollback; take a 1").crashing(),
         full("block a; commit; take a 1 @defined | take a 1 @defined; take a 1 @defined"),
         full("block a; rollback | take a 1; check a 1"),
+        fresh("part a 2 | part a 2"),
+        full("part a 2; rollback; part a 2 | part a 2; commit; part a 3"),
+        full("part a 2; commit; credit a 2 | part a 9 | take a 1; rollback"),
     ]
 }
 
@@ -137,6 +140,7 @@ fn through_sql() -> Vec<Scenario> {
         full(&format!("{SAVEPOINT} | {SAVEPOINT}")),
         fresh("take a 2 | take a 2 | take a 1"),
         full("take a 2 | take a 2 | take a 1"),
+        full("part a 2; rollback; part a 2 | part a 2; commit; part a 3"),
         full("take a 2 | credit a 1; commit; take a 2 | take a 2"),
         full("take a 1 | rename a; commit; take a 1"),
         full("reset_all | take a 2; commit; take a 2"),
