@@ -13,6 +13,8 @@ pub enum Fault {
     ShardNotCompared,
     /// The better of two shards likewise.
     BetterNotCompared,
+    /// A part is taken from some shards as if it were a count.
+    PartOfSomeShards,
     /// The number of rows changes without locks on all of them.
     ReshardWithoutLocks,
     /// A marker is taken for a row without a state.

@@ -80,7 +80,8 @@ impl Change {
     /// Whether an answer gives a take of as many tokens as there are fewer than all that it may take. Then how many there
     /// are depends on all shards.
     pub(crate) fn takes_part(&self, answer: &Answer) -> bool {
-        matches!(self, Change::Take(Take { count, at_least: Some(_), .. }) if answer.taken < *count)
+        matches!(self, Change::Take(Take { count, at_least: Some(_), .. })
+            if answer.taken < *count && !Fault::PartOfSomeShards.is_on())
     }
 
     /// How it is written to a row. A lease is gone more often than not where a call waits for its row.

@@ -91,7 +91,7 @@ const FLAWS: [(Flaw, Wrong, &str); 23] = [
 ];
 
 /// The faults of the limiter and of the memory, each with what is wrong then, in which scenario.
-const FAULTS: [(Fault, Wrong, &str); 38] = [
+const FAULTS: [(Fault, Wrong, &str); 39] = [
     (Fault::ReshardWithoutLocks, Wrong::Failed, "take a 1 @0 | take a 1 @1"),
     (Fault::RequestsUnsorted, Wrong::Deadlock, "all a 1, b 1 | all b 1, a 1"),
     (Fault::PartOfSeveral, Wrong::Unexplained, "all b 2, a 2 | take b 1"),
@@ -152,6 +152,7 @@ const FAULTS: [(Fault, Wrong, &str); 38] = [
     ),
     (Fault::ShardNotCompared, Wrong::TokensLost, "credit a 2 @1 | credit a 1 @1"),
     (Fault::BetterNotCompared, Wrong::TokensLost, "credit a 2 @1 | take a 1 @1"),
+    (Fault::PartOfSomeShards, Wrong::Unexplained, "part a 3 @1 | part a 1 @1 (clock)"),
     (Fault::MarkerOverlooked, Wrong::TakeLost, "take a 1 @1 | take a 1 @0"),
     (Fault::ResetWithoutLocks, Wrong::Failed, "reset a @1 | take a 1 @1; commit; take a 1 @1"),
     (Fault::NameDeletedOnce, Wrong::TokensLost, "reset_all @1 | take a 1 @2 (distributed)"),
