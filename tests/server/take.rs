@@ -39,9 +39,14 @@ impl Batch {
         assert_eq!(taken.fract(), 0.0);
         match ok {
             false => assert_eq!(taken, 0.0),
-            true => assert!((at_least..=at_most).contains(&taken), "{taken}: {at_least}..{at_most}"),
+            true => {
+                assert!((at_least..=at_most).contains(&taken), "{taken}: {at_least}..{at_most}")
+            }
         }
-        assert!(!ok || taken == at_most || remaining < 1.0, "{taken} of {at_most}, {remaining} left");
+        assert!(
+            !ok || taken == at_most || remaining < 1.0,
+            "{taken} of {at_most}, {remaining} left"
+        );
     }
 
     /// The take of a count that it is, for the judge.

@@ -117,6 +117,8 @@ struct Readme;
 
 pub use argument::ArgumentError;
 pub use config::ConfigError;
-pub use kinds::{AsMany, Decision, Kind, Level, Limit, Shards, State, credit, decide, decide_as_many};
+pub use kinds::{
+    AsMany, Decision, Kind, Level, Limit, Shards, State, credit, decide, decide_as_many,
+};
 pub use micros::{Micros, parse_instant};
 pub use phase::phase;

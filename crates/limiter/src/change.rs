@@ -121,9 +121,7 @@ impl Change {
                 // Retried at once.
                 Change::Take(_) => (refusal(Some(Micros(0)), shards.level(now)), 0.0),
                 Change::Credit { .. } => return Err(LimiterError::Busy),
-                Change::Extend(_) | Change::Release(_) => {
-                    (refusal(None, shards.level(now)), 0.0)
-                }
+                Change::Extend(_) | Change::Release(_) => (refusal(None, shards.level(now)), 0.0),
             },
         };
         let mut answer = target.answer(&decision, decision.level, now);

@@ -2,7 +2,9 @@
 
 use ratelimit_core::config::Definition;
 use ratelimit_core::kinds::{Lease, Leases};
-use ratelimit_core::{AsMany, Decision, Level, Limit, Micros, Shards, State, decide, decide_as_many};
+use ratelimit_core::{
+    AsMany, Decision, Level, Limit, Micros, Shards, State, decide, decide_as_many,
+};
 
 use crate::ports::{Counted, InlineConfig, Verdict};
 
@@ -95,7 +97,7 @@ pub struct Take {
     pub reserve: bool,
     /// The id of the lease that a concurrency limit gives; `None`: no lease is stored.
     pub lease: Option<Micros>,
-    /// Takes as many tokens as there are up to `count`, if these are at least so many; `None`: all of `count` or none.
+    /// Takes as many tokens as there are up to `count`, if these are at least this number; `None`: all of `count` or none.
     /// With neither `reserve` nor a lease.
     pub at_least: Option<f64>,
 }

@@ -9,9 +9,7 @@ use crate::error::{LimiterError, Result};
 use crate::ports::{Counted, Definitions, Host, Id, RowAccess};
 use crate::request::{Answer, Request, Take};
 use crate::stores::{self, memory, row, shards};
-use crate::target::{
-    Store, Target, bad_count, check_as_many, check_count, check_key, of_state,
-};
+use crate::target::{Store, Target, bad_count, check_as_many, check_count, check_key, of_state};
 
 /// Takes tokens, unless `allowed` refuses the target.
 ///

@@ -22,7 +22,7 @@ SELECT * FROM rl_take('tk', 'a', 70);
 SELECT value, ts FROM rateLimits WHERE name = 'tk' AND key = 'a';
 -- One token if nothing is said.
 SELECT ok, taken, remaining FROM rl_take('tk', 'one');
--- At least so many, or none; the wait is for the fewest whole tokens that suffice.
+-- At least that number, or none; the wait is for the fewest whole tokens that suffice.
 SELECT ok, taken, remaining FROM rl_take('tk', 'b', 95.5);
 SELECT ok, taken, retry_after, remaining FROM rl_take('tk', 'b', 50, at_least => 5);
 SELECT ok, taken, retry_after, remaining FROM rl_take('tk', 'b', 50, at_least => 4.5);

@@ -16,7 +16,7 @@ SELECT rl_define('ts/memory', rl_token_bucket(60, '1 minute', capacity => 100) |
 SELECT * FROM batches('ts/memory', 70);
 SELECT * FROM batches('ts/window', 70);
 SELECT * FROM batches('ts/saved', 70);
--- Of a transaction that is rolled back, they stay taken.
+-- A rollback gives nothing back to memory.
 BEGIN;
 SELECT taken FROM rl_take('ts/memory', 'other', 500);
 ROLLBACK;

@@ -4,7 +4,7 @@ use super::{Decision, Limit, Shards, State, decide, tolerance};
 use crate::Micros;
 
 /// How many tokens a take wants that takes as many as there are: all of `at_most`, or else the whole tokens that are
-/// there, if these are at least so many.
+/// there, if these are at least `at_least`.
 ///
 /// Both are from 0 to [`MAX_TOKENS`](crate::config::MAX_TOKENS), and whole numbers if [`Limit::whole_counts`];
 /// `at_least` is not above `at_most`.
