@@ -404,7 +404,9 @@ BEGIN
     END IF;
     INSERT INTO ratelimit.rl_made (kind, name)
     SELECT split_part(line, ' ', 1), substr(line, strpos(line || ' ', ' ') + 1)
-    FROM string_to_table(btrim(own, E'\n'), E'\n') AS line
+    FROM (SELECT string_to_table(btrim(own, E'\n'), E'\n')
+          -- Of the first version also what is no longer made: what has grown keeps its grants.
+          UNION ALL SELECT 'function ' || e.name FROM unnest(earlier) AS e (name) WHERE first_version) AS made (line)
     WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made old WHERE btrim(concat_ws(' ', old.kind, old.name)) = line);
 
     -- Objects without a record: version 1's, which left a list of grants on each function; restored ones without rows;
