@@ -55,7 +55,7 @@ SET timezone = 'Asia/Kolkata';
 SELECT rl_headers_all(jsonb_agg(r ORDER BY n)) FROM rl_check_all('[{"name": "ha/log", "key": "u"}, {"name": "ha", "key": "u"}]') r;
 SET timezone = 'UTC';
 SELECT at, rl_headers_all(jsonb_build_array(jsonb '{"name": "ha", "ok": true, "allows": true, "remaining": 5, "capacity": 10, "retry_at": null}' || jsonb_build_object('reset_at', at))) ->> 'RateLimit' AS header
-FROM unnest('{2027-01-01T12:00:30.000Z,2027-01-01 12:00:30+00,2027-01-01T13:00:30+01:00,9999-12-30T00:00:00+00:00}'::text[]) at;
+FROM unnest('{2027-01-01T12:00:30.000Z,2027-01-01 12:00:30+00,2027-01-01T13:00:30+01:00,9999-12-30T00:00:00+00:00,2027-01-01T12:53:58+00:53:28,2027-01-01t12:00:60z}'::text[]) at;
 -- The time of the call is that of the rows, if one has it.
 SELECT jsonb_agg(r ORDER BY n) AS denied FROM rl_limit_all('[{"name": "ha", "key": "u", "count": 9.5}, {"name": "ha/hour", "key": "u"}]') r \gset
 SET ratelimit.clock = '2027-01-01 12:30:00+00';
@@ -70,7 +70,7 @@ SELECT results, error_of(format('SELECT rl_headers_all(%L)', results)) FROM unne
     '[{"name": "ha", "ok": true, "allows": true, "remaining": "Infinity", "capacity": 1}]', '[{"name": "ha", "ok": true, "allows": true, "remaining": 1, "capacity": -1}]',
     '[{"name": "ha", "ok": true, "allows": true, "remaining": 1, "capacity": 10000000000000000}]', '[{"name": "ha", "ok": false, "allows": true, "retry_after": -1}]', '[{"name": "ha", "ok": false, "allows": true, "retry_after": "1"}]',
     '[{"name": "ha", "ok": false, "allows": true, "retry_at": 0}]', '[{"name": "ha", "ok": false, "allows": true, "retry_at": "2027-01-01 12:00:00"}]', '[{"name": "ha", "ok": false, "allows": true, "reset_at": "2027-02-30T12:00:00Z"}]',
-    '[{"name": "ha", "ok": false, "allows": true, "reset_at": "infinity"}]', '[{"name": "ha", "ok": true, "allows": true, "config": {"kind": "bucket"}}]']) results;
+    '[{"name": "ha", "ok": false, "allows": true, "reset_at": "infinity"}]', '[{"name": "ha", "ok": false, "allows": true, "reset_at": "2027-01-01T24:00:00Z"}]', '[{"name": "ha", "ok": true, "allows": true, "config": {"kind": "bucket"}}]']) results;
 SELECT error_of($$SELECT rl_headers_all('[{"name": "ha", "ok": true, "allows": true}]', 'IETF')$$);
 SELECT error_of($$SELECT rl_headers_all((SELECT jsonb_agg(1) FROM generate_series(1, 10001)))$$);
 \a \t
