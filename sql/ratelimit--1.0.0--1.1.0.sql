@@ -30,18 +30,18 @@ $$;
 ALTER TABLE @extschema@.rateLimits ADD COLUMN added double precision, SET (fillfactor = 40);
 
 -- At a cost of 10000 the calls of one statement over some thousand rows turned JIT on.
-ALTER FUNCTION @extschema@.rl_limit COST 200;
-ALTER FUNCTION @extschema@.rl_check COST 200;
-ALTER FUNCTION @extschema@.rl_credit COST 200;
-ALTER FUNCTION @extschema@.rl_limit_all COST 200;
-ALTER FUNCTION @extschema@.rl_check_all COST 200;
-ALTER FUNCTION @extschema@.rl_reset COST 200;
-ALTER FUNCTION @extschema@.rl_reset_all COST 200;
-ALTER FUNCTION @extschema@.rl_define COST 200;
-ALTER FUNCTION @extschema@.rl_undefine COST 200;
-ALTER FUNCTION @extschema@.rl_status COST 200;
-ALTER FUNCTION @extschema@.rl_prune COST 200;
-ALTER FUNCTION @extschema@.rl_headers COST 200;
+ALTER FUNCTION @extschema@.rl_limit(text, text, float8, boolean, boolean, jsonb) COST 200;
+ALTER FUNCTION @extschema@.rl_check(text, text, float8, boolean, boolean, jsonb) COST 200;
+ALTER FUNCTION @extschema@.rl_credit(text, text, float8, timestamptz, jsonb) COST 200;
+ALTER FUNCTION @extschema@.rl_limit_all(jsonb, boolean) COST 200;
+ALTER FUNCTION @extschema@.rl_check_all(jsonb, boolean) COST 200;
+ALTER FUNCTION @extschema@.rl_reset(text, text) COST 200;
+ALTER FUNCTION @extschema@.rl_reset_all(text) COST 200;
+ALTER FUNCTION @extschema@.rl_define(text, jsonb, text) COST 200;
+ALTER FUNCTION @extschema@.rl_undefine(text, text) COST 200;
+ALTER FUNCTION @extschema@.rl_status(text, text) COST 200;
+ALTER FUNCTION @extschema@.rl_prune(integer, interval) COST 200;
+ALTER FUNCTION @extschema@.rl_headers(text, @extschema@.rl_result, text, jsonb) COST 200;
 
 -- Numbers about all limits.
 CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inline_keys bigint, OUT inline_room bigint, OUT bytes bigint, OUT dropped_idle bigint, OUT dropped_live bigint, OUT since timestamptz, OUT configured bigint, OUT dropped_calls bigint, OUT saved_keys bigint, OUT saved_room bigint, OUT saved_bytes bigint, OUT unsaved_keys bigint, OUT unsaved_since timestamptz, OUT save_error text,
@@ -49,27 +49,27 @@ CREATE FUNCTION @extschema@.rl_memory(OUT keys bigint, OUT room bigint, OUT inli
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_memory';
-COMMENT ON FUNCTION @extschema@.rl_memory IS 'shared memory of limits in memory: keys stored, capacity, keys evicted, and the configured ratelimit.memory_keys';
+COMMENT ON FUNCTION @extschema@.rl_memory() IS 'shared memory of limits in memory: keys stored, capacity, keys evicted, and the configured ratelimit.memory_keys';
 
 CREATE FUNCTION @extschema@.rl_save() RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME', 'rl_save';
-COMMENT ON FUNCTION @extschema@.rl_save IS 'saves limits in memory to the table now; returns how many keys could not be saved, such as those whose row is locked';
+COMMENT ON FUNCTION @extschema@.rl_save() IS 'saves limits in memory to the table now; returns how many keys could not be saved, such as those whose row is locked';
 CREATE FUNCTION @extschema@.rl_stats()
 RETURNS TABLE (name text, allowed bigint, denied bigint, denied_in_dry_run bigint, tokens double precision, since timestamptz)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats';
-COMMENT ON FUNCTION @extschema@.rl_stats IS 'calls that each rate limit allowed and denied, and tokens taken';
+COMMENT ON FUNCTION @extschema@.rl_stats() IS 'calls that each rate limit allowed and denied, and tokens taken';
 CREATE FUNCTION @extschema@.rl_stats_reset(name text DEFAULT NULL)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_stats_reset';
-COMMENT ON FUNCTION @extschema@.rl_stats_reset IS 'resets the counters of one rate limit, or of all; returns how many were reset';
+COMMENT ON FUNCTION @extschema@.rl_stats_reset(text) IS 'resets the counters of one rate limit, or of all; returns how many were reset';
 CREATE FUNCTION @extschema@.rl_top_denied(name text DEFAULT NULL, max_rows integer DEFAULT 10)
 RETURNS TABLE (name text, key text, denied bigint, error bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_top_denied';
-COMMENT ON FUNCTION @extschema@.rl_top_denied IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
+COMMENT ON FUNCTION @extschema@.rl_top_denied(text, integer) IS 'most-denied keys of one rate limit, or of all; the exact number of denials is from denied - error to denied';
 
 -- Functions that grow take over the arguments and columns of one that is declared as they are now. So they keep their
 -- owner and grants, which others than the owner may have given.
@@ -91,11 +91,11 @@ SET (pronargs, pronargdefaults, proargtypes, proallargtypes, proargmodes, proarg
             new.proargdefaults
      FROM pg_catalog.pg_proc AS new WHERE new.oid OPERATOR(pg_catalog.=) grows.as_in::pg_catalog.oid)
 FROM (VALUES
-    ('@extschema@.rl_status'::pg_catalog.regproc, '@extschema@.rl_status_1_1_0'::pg_catalog.regproc),
-    ('@extschema@.rl_headers'::pg_catalog.regproc, '@extschema@.rl_headers_1_1_0'::pg_catalog.regproc)
+    ('@extschema@.rl_status(text, text)'::pg_catalog.regprocedure, '@extschema@.rl_status_1_1_0(text, text)'::pg_catalog.regprocedure),
+    ('@extschema@.rl_headers(text, @extschema@.rl_result, text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_headers_1_1_0(text, @extschema@.rl_result, text, jsonb, text)'::pg_catalog.regprocedure)
 ) AS grows (function, as_in)
 WHERE function.oid OPERATOR(pg_catalog.=) grows.function::pg_catalog.oid;
-DROP FUNCTION @extschema@.rl_status_1_1_0, @extschema@.rl_headers_1_1_0;
+DROP FUNCTION @extschema@.rl_status_1_1_0(text, text), @extschema@.rl_headers_1_1_0(text, @extschema@.rl_result, text, jsonb, text);
 
 -- Keys that are denied however many tokens are left.
 CREATE TABLE @extschema@.rl_blocks (
@@ -123,22 +123,22 @@ CREATE FUNCTION @extschema@.rl_block(name text, key text DEFAULT '', duration in
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_block';
-COMMENT ON FUNCTION @extschema@.rl_block IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely), for a reason that rl_status shows; returns the end of the block';
+COMMENT ON FUNCTION @extschema@.rl_block(text, text, interval, timestamptz, text) IS 'blocks a key of a rate limit for a duration or until a time (infinity: indefinitely), for a reason that rl_status shows; returns the end of the block';
 CREATE FUNCTION @extschema@.rl_unblock(name text, key text DEFAULT '')
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_unblock';
-COMMENT ON FUNCTION @extschema@.rl_unblock IS 'ends the block of a key; false if it was not blocked';
+COMMENT ON FUNCTION @extschema@.rl_unblock(text, text) IS 'ends the block of a key; false if it was not blocked';
 CREATE FUNCTION @extschema@.rl_forget(key text)
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 10000
 AS 'MODULE_PATHNAME', 'rl_forget';
-COMMENT ON FUNCTION @extschema@.rl_forget IS 'erases a key of all rate limits: state, leases, overrides, blocks and counters; returns how many states, overrides and blocks';
+COMMENT ON FUNCTION @extschema@.rl_forget(text) IS 'erases a key of all rate limits: state, leases, overrides, blocks and counters; returns how many states, overrides and blocks';
 CREATE FUNCTION @extschema@.rl_blocks_changed()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rl_blocks_changed';
-COMMENT ON FUNCTION @extschema@.rl_blocks_changed IS 'rate limiter, internal: checks a block and invalidates every session''s definition cache';
+COMMENT ON FUNCTION @extschema@.rl_blocks_changed() IS 'rate limiter, internal: checks a block and invalidates every session''s definition cache';
 CREATE TRIGGER rl_blocks_changed AFTER INSERT OR UPDATE OR DELETE ON @extschema@.rl_blocks
     FOR EACH ROW EXECUTE FUNCTION @extschema@.rl_blocks_changed();
 ALTER TABLE @extschema@.rl_blocks ENABLE ALWAYS TRIGGER rl_blocks_changed;
@@ -154,54 +154,54 @@ CREATE FUNCTION @extschema@.rl_take(name text, key text DEFAULT '', at_most doub
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_take';
-COMMENT ON FUNCTION @extschema@.rl_take IS 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_take(text, text, float8, float8, boolean, jsonb) IS 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least; returns how many';
 
 -- Concurrency, exemptions, states, and limits over a log.
 CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_concurrency';
-COMMENT ON FUNCTION @extschema@.rl_concurrency IS 'config of a concurrency limit: at most slots leases at a time, each of which expires after ttl';
+COMMENT ON FUNCTION @extschema@.rl_concurrency(integer, interval) IS 'config of a concurrency limit: at most slots leases at a time, each of which expires after ttl';
 CREATE FUNCTION @extschema@.rl_unlimited()
 RETURNS jsonb
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_unlimited';
-COMMENT ON FUNCTION @extschema@.rl_unlimited IS 'config without a limit, for exempt keys and names';
+COMMENT ON FUNCTION @extschema@.rl_unlimited() IS 'config without a limit, for exempt keys and names';
 CREATE FUNCTION @extschema@.rl_acquire(name text, key text DEFAULT '', count double precision DEFAULT 1, throws boolean DEFAULT false, config jsonb DEFAULT NULL, OUT ok boolean, OUT lease text, OUT expires_at timestamptz, OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision)
 RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_acquire';
-COMMENT ON FUNCTION @extschema@.rl_acquire IS 'takes count slots of a concurrency limit; returns a lease, or when to retry';
+COMMENT ON FUNCTION @extschema@.rl_acquire(text, text, float8, boolean, jsonb) IS 'takes count slots of a concurrency limit; returns a lease, or when to retry';
 CREATE FUNCTION @extschema@.rl_extend(lease text, config jsonb DEFAULT NULL)
 RETURNS timestamptz
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_extend';
-COMMENT ON FUNCTION @extschema@.rl_extend IS 'extends a lease to its full ttl from now; returns when it expires, NULL if it had expired or was released';
+COMMENT ON FUNCTION @extschema@.rl_extend(text, jsonb) IS 'extends a lease to its full ttl from now; returns when it expires, NULL if it had expired or was released';
 CREATE FUNCTION @extschema@.rl_release(lease text, config jsonb DEFAULT NULL)
 RETURNS boolean
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_release';
-COMMENT ON FUNCTION @extschema@.rl_release IS 'releases the slots of a lease; false if it had expired or was released';
+COMMENT ON FUNCTION @extschema@.rl_release(text, jsonb) IS 'releases the slots of a lease; false if it had expired or was released';
 CREATE FUNCTION @extschema@.rl_state(name text, key text DEFAULT '', config jsonb DEFAULT NULL)
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_state';
-COMMENT ON FUNCTION @extschema@.rl_state IS 'state of a rate limit, in the form that rl_calculate accepts; NULL: no state, so the limit is full';
+COMMENT ON FUNCTION @extschema@.rl_state(text, text, jsonb) IS 'state of a rate limit, in the form that rl_calculate accepts; NULL: no state, so the limit is full';
 CREATE FUNCTION @extschema@.rl_replay(config jsonb, at timestamptz, count double precision DEFAULT 1, reserve boolean DEFAULT false)
 RETURNS @extschema@.rl_result
 LANGUAGE c WINDOW IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_replay';
-COMMENT ON FUNCTION @extschema@.rl_replay IS 'window function: replays a log of requests against a limit, OVER (PARTITION BY key ORDER BY at)';
+COMMENT ON FUNCTION @extschema@.rl_replay(jsonb, timestamptz, float8, boolean) IS 'window function: replays a log of requests against a limit, OVER (PARTITION BY key ORDER BY at)';
 CREATE FUNCTION @extschema@.rl_headers_all(results jsonb, style text DEFAULT 'ietf')
 RETURNS jsonb
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_headers_all';
-COMMENT ON FUNCTION @extschema@.rl_headers_all IS 'HTTP headers for the rows of rl_limit_all or rl_check_all, as a JSON array; style ietf, github or postgrest';
+COMMENT ON FUNCTION @extschema@.rl_headers_all(jsonb, text) IS 'HTTP headers for the rows of rl_limit_all or rl_check_all, as a JSON array; style ietf, github or postgrest';
 CREATE FUNCTION @extschema@.rl_key(VARIADIC parts text[])
 RETURNS text
 LANGUAGE c IMMUTABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'rl_key';
-COMMENT ON FUNCTION @extschema@.rl_key IS 'key made of several texts, as a JSON array: that of a trigger with several columns';
+COMMENT ON FUNCTION @extschema@.rl_key(text[]) IS 'key made of several texts, as a JSON array: that of a trigger with several columns';
 
 -- Move the tables to the nodes of Citus, and back. Only their owner may: the owner's triggers and constraints run here.
 -- Functions of Citus are looked up at the call, since Citus need not be installed.
@@ -347,7 +347,7 @@ BEGIN
         ORDER BY acl.grantee::regrole::text;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_distribute IS 'distributes the rate limits across the Citus nodes; returns the statements that copy the grants of this node to all nodes';
+COMMENT ON FUNCTION @extschema@.rl_distribute(integer, regclass) IS 'distributes the rate limits across the Citus nodes; returns the statements that copy the grants of this node to all nodes';
 
 CREATE FUNCTION @extschema@.rl_undistribute()
 RETURNS void
@@ -424,7 +424,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_undistribute IS 'moves distributed rate limits back to this node, with definitions, blocks and state';
+COMMENT ON FUNCTION @extschema@.rl_undistribute() IS 'moves distributed rate limits back to this node, with definitions, blocks and state';
 
 CREATE FUNCTION @extschema@.rl_node(name text, key text)
 RETURNS TABLE (host text, port integer)
@@ -448,7 +448,7 @@ BEGIN
     END IF;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.rl_node IS 'Citus node that stores a key of a rate limit, where calls for it are cheapest; no row if the limits are not distributed';
+COMMENT ON FUNCTION @extschema@.rl_node(text, text) IS 'Citus node that stores a key of a rate limit, where calls for it are cheapest; no row if the limits are not distributed';
 
 -- Takes back what default privileges granted: all of it on new objects; on functions of 1.0.0 what their initial
 -- privileges have; on its tables, which have none, also what default privileges of the role that created them grant
@@ -503,7 +503,7 @@ BEGIN
               AND EXISTS (
                   SELECT FROM pg_catalog.pg_proc AS maker, pg_catalog.pg_default_acl AS standard,
                               pg_catalog.aclexplode(standard.defaclacl) AS default_acl
-                  WHERE maker.oid OPERATOR(pg_catalog.=) '@extschema@.rl_limit'::pg_catalog.regproc::pg_catalog.oid
+                  WHERE maker.oid OPERATOR(pg_catalog.=) '@extschema@.rl_limit(text, text, float8, boolean, boolean, jsonb)'::pg_catalog.regprocedure::pg_catalog.oid
                     AND standard.defaclrole OPERATOR(pg_catalog.=) maker.proowner
                     AND standard.defaclobjtype OPERATOR(pg_catalog.=) 'r'::pg_catalog."char"
                     AND (standard.defaclnamespace OPERATOR(pg_catalog.=) 0::pg_catalog.oid
@@ -534,16 +534,16 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION
-    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
-    @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_headers_all, @extschema@.rl_take, @extschema@.rl_forget, @extschema@.rl_blocks_changed
+    @extschema@.rl_memory(), @extschema@.rl_save(), @extschema@.rl_stats(), @extschema@.rl_stats_reset(text), @extschema@.rl_top_denied(text, integer),
+    @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_state(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
+    @extschema@.rl_extend(text, jsonb), @extschema@.rl_release(text, jsonb), @extschema@.rl_block(text, text, interval, timestamptz, text), @extschema@.rl_unblock(text, text),
+    @extschema@.rl_headers_all(jsonb, text), @extschema@.rl_take(text, text, float8, float8, boolean, jsonb), @extschema@.rl_forget(text), @extschema@.rl_blocks_changed()
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    @extschema@.rl_memory, @extschema@.rl_save, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
-    @extschema@.rl_distribute, @extschema@.rl_undistribute, @extschema@.rl_node, @extschema@.rl_state, @extschema@.rl_acquire,
-    @extschema@.rl_extend, @extschema@.rl_release, @extschema@.rl_block, @extschema@.rl_unblock,
-    @extschema@.rl_headers_all, @extschema@.rl_take, @extschema@.rl_forget
+    @extschema@.rl_memory(), @extschema@.rl_save(), @extschema@.rl_stats(), @extschema@.rl_stats_reset(text), @extschema@.rl_top_denied(text, integer),
+    @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_state(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
+    @extschema@.rl_extend(text, jsonb), @extschema@.rl_release(text, jsonb), @extschema@.rl_block(text, text, interval, timestamptz, text), @extschema@.rl_unblock(text, text),
+    @extschema@.rl_headers_all(jsonb, text), @extschema@.rl_take(text, text, float8, float8, boolean, jsonb), @extschema@.rl_forget(text)
     TO pg_database_owner WITH GRANT OPTION;
 
 -- Grants directly to the installer: on new objects, and on all if it is the database's owner, which lacked that. The
@@ -570,15 +570,15 @@ BEGIN
           AND init.classoid OPERATOR(pg_catalog.=) member.classid
           AND init.objoid OPERATOR(pg_catalog.=) member.objid
           AND (installer.is_owner OR init.objoid OPERATOR(pg_catalog.=) ANY (ARRAY[
-                  '@extschema@.rl_memory'::pg_catalog.regproc, '@extschema@.rl_save'::pg_catalog.regproc, '@extschema@.rl_stats'::pg_catalog.regproc,
-                  '@extschema@.rl_stats_reset'::pg_catalog.regproc, '@extschema@.rl_top_denied'::pg_catalog.regproc,
-                  '@extschema@.rl_distribute'::pg_catalog.regproc, '@extschema@.rl_undistribute'::pg_catalog.regproc,
-                  '@extschema@.rl_node'::pg_catalog.regproc,
-                  '@extschema@.rl_state'::pg_catalog.regproc, '@extschema@.rl_acquire'::pg_catalog.regproc,
-                  '@extschema@.rl_extend'::pg_catalog.regproc, '@extschema@.rl_release'::pg_catalog.regproc,
-                  '@extschema@.rl_block'::pg_catalog.regproc, '@extschema@.rl_unblock'::pg_catalog.regproc,
-                  '@extschema@.rl_forget'::pg_catalog.regproc,
-                  '@extschema@.rl_take'::pg_catalog.regproc, '@extschema@.rl_headers_all'::pg_catalog.regproc
+                  '@extschema@.rl_memory()'::pg_catalog.regprocedure, '@extschema@.rl_save()'::pg_catalog.regprocedure, '@extschema@.rl_stats()'::pg_catalog.regprocedure,
+                  '@extschema@.rl_stats_reset(text)'::pg_catalog.regprocedure, '@extschema@.rl_top_denied(text, integer)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_distribute(integer, regclass)'::pg_catalog.regprocedure, '@extschema@.rl_undistribute()'::pg_catalog.regprocedure,
+                  '@extschema@.rl_node(text, text)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_state(text, text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_acquire(text, text, float8, boolean, jsonb)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_extend(text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_release(text, jsonb)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_block(text, text, interval, timestamptz, text)'::pg_catalog.regprocedure, '@extschema@.rl_unblock(text, text)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_forget(text)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_take(text, text, float8, float8, boolean, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_headers_all(jsonb, text)'::pg_catalog.regprocedure
               ]::pg_catalog.oid[]))
           AND EXISTS (SELECT FROM pg_catalog.aclexplode(init.initprivs) AS acl
                       WHERE acl.grantee OPERATOR(pg_catalog.=) 'pg_database_owner'::pg_catalog.regrole::pg_catalog.oid)
@@ -650,21 +650,21 @@ COMMENT ON TABLE @extschema@.rl_config IS 'rate limiter: defined limits; a row w
 COMMENT ON COLUMN @extschema@.rl_config.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_config.key IS 'key that this row applies to; up to 1024 bytes, empty: every key without a row of its own';
 COMMENT ON COLUMN @extschema@.rl_config.config IS 'config of the limit, as rl_token_bucket() and the other builders return it; of a key also {"plan": name}';
-COMMENT ON FUNCTION @extschema@.rl_check IS 'reports whether rl_limit would succeed; takes no tokens, locks and writes nothing';
-COMMENT ON FUNCTION @extschema@.rl_credit IS 'gives back count tokens that were taken but not used; a negative count takes tokens unconditionally';
-COMMENT ON FUNCTION @extschema@.rl_limit_all IS 'takes tokens from several rate limits, all or nothing; returns one row per request';
-COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
-COMMENT ON FUNCTION @extschema@.rl_reset IS 'makes a rate limit full again and cancels its debt; false if there was nothing to reset';
-COMMENT ON FUNCTION @extschema@.rl_reset_all IS 'makes a rate limit full again for every key; returns how many were reset';
-COMMENT ON FUNCTION @extschema@.rl_define IS 'creates or replaces a rate limit, or its override for one key; false if nothing changed';
-COMMENT ON FUNCTION @extschema@.rl_undefine IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
-COMMENT ON FUNCTION @extschema@.rl_status IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
-COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of expired blocks and idle rows; returns how many';
-COMMENT ON FUNCTION @extschema@.rl_token_bucket IS 'config of a token bucket: rate tokens per period, refilled continuously up to capacity';
-COMMENT ON FUNCTION @extschema@.rl_fixed_window IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
-COMMENT ON FUNCTION @extschema@.rl_headers IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
-COMMENT ON FUNCTION @extschema@.rl_calculate IS 'evaluates a call on a given state at a given time, without side effects; returns the result and the new state';
-COMMENT ON FUNCTION @extschema@.rl_trigger IS 'trigger: takes tokens for the rows written from the rate limit named by its first argument, or by a column (name=<column>); options key=<column>[,<column>], count=<column>, message=<text>';
-COMMENT ON FUNCTION @extschema@.rl_config_changed IS 'rate limiter, internal: checks a definition and invalidates every session''s definition cache';
+COMMENT ON FUNCTION @extschema@.rl_check(text, text, float8, boolean, boolean, jsonb) IS 'reports whether rl_limit would succeed; takes no tokens, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_credit(text, text, float8, timestamptz, jsonb) IS 'gives back count tokens that were taken but not used; a negative count takes tokens unconditionally';
+COMMENT ON FUNCTION @extschema@.rl_limit_all(jsonb, boolean) IS 'takes tokens from several rate limits, all or nothing; returns one row per request';
+COMMENT ON FUNCTION @extschema@.rl_check_all(jsonb, boolean) IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
+COMMENT ON FUNCTION @extschema@.rl_reset(text, text) IS 'makes a rate limit full again and cancels its debt; false if there was nothing to reset';
+COMMENT ON FUNCTION @extschema@.rl_reset_all(text) IS 'makes a rate limit full again for every key; returns how many were reset';
+COMMENT ON FUNCTION @extschema@.rl_define(text, jsonb, text) IS 'creates or replaces a rate limit, or its override for one key; false if nothing changed';
+COMMENT ON FUNCTION @extschema@.rl_undefine(text, text) IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
+COMMENT ON FUNCTION @extschema@.rl_status(text, text) IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
+COMMENT ON FUNCTION @extschema@.rl_prune(integer, interval) IS 'deletes a batch of expired blocks and idle rows; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_token_bucket(float8, interval, float8, float8, integer) IS 'config of a token bucket: rate tokens per period, refilled continuously up to capacity';
+COMMENT ON FUNCTION @extschema@.rl_fixed_window(float8, interval, float8, float8, integer, timestamptz, boolean, text) IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
+COMMENT ON FUNCTION @extschema@.rl_headers(text, @extschema@.rl_result, text, jsonb, text) IS 'HTTP headers for the result of a call; style ietf, github or postgrest';
+COMMENT ON FUNCTION @extschema@.rl_calculate(jsonb, jsonb, timestamptz, float8, boolean) IS 'evaluates a call on a given state at a given time, without side effects; returns the result and the new state';
+COMMENT ON FUNCTION @extschema@.rl_trigger() IS 'trigger: takes tokens for the rows written from the rate limit named by its first argument, or by a column (name=<column>); options key=<column>[,<column>], count=<column>, message=<text>';
+COMMENT ON FUNCTION @extschema@.rl_config_changed() IS 'rate limiter, internal: checks a definition and invalidates every session''s definition cache';
 COMMENT ON TRIGGER rl_config_changed ON @extschema@.rl_config IS 'invalidates every session''s definition cache';
 COMMENT ON TRIGGER rl_config_truncated ON @extschema@.rl_config IS 'invalidates every session''s definition cache';

@@ -208,6 +208,33 @@ fn after_an_update_the_role_that_installed_can_go() {
     }
 }
 
+/// Functions of the user's in the extension's schema that have names of the extension's don't stop an update.
+#[test]
+#[ignore = "needs a server: make test"]
+fn overloads_of_users_do_not_stop_an_update() {
+    let database = Database::new("upgrade_overloads");
+    let mut client = database.connect();
+    client
+        .batch_execute(
+            "CREATE TABLE names AS SELECT DISTINCT proname AS name FROM pg_depend JOIN pg_proc p ON p.oid = objid
+                 WHERE classid = 'pg_proc'::regclass AND deptype = 'e' AND proname LIKE 'rl%';
+             DROP EXTENSION ratelimit; CREATE EXTENSION ratelimit VERSION '1.0.0';
+             DO $$
+             DECLARE
+                 n name;
+             BEGIN
+                 FOR n IN SELECT name FROM names LOOP
+                     EXECUTE format('CREATE FUNCTION %I(point) RETURNS int LANGUAGE sql AS ''SELECT 1''', n);
+                 END LOOP;
+             END $$;
+             ALTER EXTENSION ratelimit UPDATE;
+             SELECT rl_define('api', rl_token_bucket(1, '1 day')), rl_limit('api', 'ada')",
+        )
+        .unwrap();
+    let gone = "SELECT count(*) FROM names WHERE to_regprocedure(name || '(point)') IS NULL";
+    assert_eq!(client.query_one(gone, &[]).unwrap().get::<_, i64>(0), 0);
+}
+
 /// Functions that have grown keep owner, grants and comment; the library serves them as they were until the update. What is
 /// stored as an expression over them stops it before it changes anything.
 #[test]
