@@ -71,6 +71,13 @@ fn wrong_examples(
     if !blocks.iter().any(|block| block.language == "sql") {
         return Vec::new();
     }
+    // Roles that the page makes are the server's, and outlive its database.
+    let codes = blocks.iter().flat_map(|block| block.code.split("CREATE ROLE ").skip(1));
+    let roles = codes.filter_map(|code| code.split(|c: char| !c.is_alphanumeric()).next());
+    let drop_roles = roles.fold("SET client_min_messages = warning;".to_owned(), |sql, role| {
+        format!("{sql} DROP ROLE IF EXISTS {role};")
+    });
+    assert_eq!(psql(server, "postgres", &drop_roles), "");
     assert_eq!(visible(&psql(server, "postgres", "CREATE DATABASE documents")), "");
     assert_eq!(psql(server, "documents", PG_CRON), "");
     let mut before = CLOCK.to_owned();
@@ -116,6 +123,7 @@ fn wrong_examples(
         *examples += 1;
     }
     assert_eq!(psql(server, "postgres", DROP), "");
+    assert_eq!(psql(server, "postgres", &drop_roles), "");
     wrong
 }
 
