@@ -1,5 +1,7 @@
 //! Erases a key.
 
+use std::collections::BTreeSet;
+
 use ratelimit_core::ArgumentError;
 use ratelimit_limiter::forget;
 
@@ -20,14 +22,17 @@ sql_function! {
         if key.is_empty() {
             return Err(ArgumentError::invalid("key", "empty", "1 to 1024 bytes").into());
         }
-        // Counts on if the table has changed and the work begins again.
-        let mut count = 0;
+        // Grows on if the table has changed and the work begins again.
+        let mut forgotten = BTreeSet::new();
         let mut names = tally::names(function)?;
         names.extend(catalog::with(function, TableLock::Read, definitions::names)?);
         // A saved key is full in memory before its row goes: until this commits, others can load what the row has.
-        Session::run(Use::Writes, function, |host| forget::reset(host, names.clone(), key, &mut count))?;
+        Session::run(Use::Writes, function, |host| {
+            forget::reset_in_memory(host, names.clone(), key, &mut forgotten)
+        })?;
         writer::write_now(function)?;
-        Session::run(Use::Writes, function, |host| forget::delete_rows(host, key, &mut count))?;
+        Session::run(Use::Writes, function, |host| forget::delete_rows(host, key, &mut forgotten))?;
+        let mut count = forgotten.len() as i64;
         catalog::with(function, TableLock::Write, |catalog| {
             for name in definitions::overridden(catalog, key)? {
                 count += i64::from(definitions::undefine(catalog, &name, key)?);

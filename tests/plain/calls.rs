@@ -328,7 +328,8 @@ impl Calls {
             6 => format!("SELECT rl_block({name}, {key}, '1 s', '2100-01-01+00')"),
             7 => format!("SELECT rl_block({name}, {key})"),
             8..13 => format!("SELECT rl_unblock({name}, {key})"),
-            13 => format!("SELECT rl_reset_all({name})"),
+            13 if random.bool() => format!("SELECT rl_reset_all({name})"),
+            13 => format!("SELECT rl_forget({key})"),
             14 if random.u8(..3) == 0 => "SELECT rl_prune(1000000)".into(),
             14 => "SELECT rl_prune(undefined_idle => '1 day')".into(),
             15 => {

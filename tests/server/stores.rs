@@ -114,6 +114,7 @@ impl Things {
             20..22 => format!("SELECT * FROM rl_credit({name}, {key}, {count})"),
             22 => format!("SELECT rl_reset({name}, {key})"),
             23 if random.u8(..4) == 0 => format!("SELECT rl_reset_all({name})"),
+            23 if random.u8(..4) == 0 => format!("SELECT rl_forget({key})"),
             24 if yes => "SELECT * FROM rl_status()".into(),
             24 => format!("SELECT * FROM rl_status({name})"),
             25 if random.u8(..4) == 0 => "SELECT rl_prune(1000000)".into(),

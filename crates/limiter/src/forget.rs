@@ -6,17 +6,18 @@ use std::ops::ControlFlow;
 use crate::error::Result;
 use crate::keys::each_key;
 use crate::ports::{Entries, Host, KeyRows, RowAccess, SavedKey};
-use crate::{single, stores};
+use crate::stores;
 
-/// Resets a key of these names and of those of which it is saved; adds the number of its states to `count`.
+/// Resets a key in memory, of these names and of those of which it is saved; adds to `forgotten` those of which it had a
+/// state. No row is locked: all rows of the key are, later and in one order.
 ///
 /// # Errors
-/// Those of [`single::reset`].
-pub fn reset<H: Host>(
+/// 53100 or 53200: a name is in memory, and there is none.
+pub fn reset_in_memory<H: Host>(
     host: &H,
     mut names: BTreeSet<Vec<u8>>,
     key: &[u8],
-    count: &mut i64,
+    forgotten: &mut BTreeSet<Vec<u8>>,
 ) -> Result<()> {
     if let Some(entries) = host.entries_if_any()? {
         let saved = entries.saved_keys(None).into_iter().filter(|saved| saved.key == key);
@@ -24,20 +25,23 @@ pub fn reset<H: Host>(
     }
     for name in names {
         host.check_for_interrupts();
-        *count += i64::from(single::reset(host, &name, key)?);
+        if stores::forget_in_memory(host, &name, key)? {
+            forgotten.insert(name);
+        }
     }
     Ok(())
 }
 
-/// Deletes the rows of a key; adds the number of names of which it had a state there to `count`.
+/// Deletes the rows of a key, in the order in which every call locks rows; adds to `forgotten` the names of which it had a
+/// state there.
 ///
 /// # Errors
 /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
-pub fn delete_rows<H: Host>(host: &H, key: &[u8], count: &mut i64) -> Result<()> {
+pub fn delete_rows<H: Host>(host: &H, key: &[u8], forgotten: &mut BTreeSet<Vec<u8>>) -> Result<()> {
     host.with_rows(RowAccess::Write, |rows| {
         let visit = |found: KeyRows| {
-            if found.key == key {
-                *count += i64::from(stores::delete_key(host, rows, &found.name, key)?);
+            if found.key == key && stores::delete_key(host, rows, &found.name, key)? {
+                forgotten.insert(found.name);
             }
             Ok(ControlFlow::Continue(()))
         };

@@ -105,25 +105,49 @@ pub fn forget<H: Host>(
     if !in_memory_only {
         host.refuse_read_only()?;
     }
-    // Without a definition, as many as any limit has; with another kind, those left from before the definition.
-    let slots = match definition {
-        Some(definition) if definition.limit.concurrency().is_none() => 0,
-        _ => MAX_SLOTS_IN_MEMORY,
-    };
-    let entries = if in_memory_only { Some(host.entries()?) } else { host.entries_if_any()? };
-    let was_in_memory = entries.is_some_and(|entries| {
-        let id = entries.id(name, key);
-        // No definition shows the kind of a config in a call.
-        let inline = Id { pool: Pool::Inline, ..id };
-        let was_inline = memory::forget(entries, inline, MAX_SLOTS_IN_MEMORY);
-        memory::forget(entries, id, slots) || was_inline
-    });
+    let was_in_memory = forget_entries(host, name, key, definition)?;
     if in_memory_only {
         return Ok(was_in_memory);
     }
     let was_in_table =
         host.with_rows(RowAccess::Write, |rows| delete::reset_key(host, rows, name, key))?;
     Ok(was_in_memory || was_in_table)
+}
+
+/// Forgets what memory has of a name and key, as [`forget`] does, and locks no row; false if there was nothing. Of a limit
+/// that is saved the row is reset when it is written.
+pub fn forget_in_memory<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
+    match definition(host, name, key)? {
+        Some(definition) if definition.save.is_some() => {
+            saved::forget(host, &Target::defined::<H>(name, key, definition, None))
+        }
+        definition => forget_entries(host, name, key, definition.as_ref()),
+    }
+}
+
+/// Forgets the entries of a name and key; false if there were none.
+fn forget_entries<H: Host>(
+    host: &H,
+    name: &[u8],
+    key: &[u8],
+    definition: Option<&Rc<Definition>>,
+) -> Result<bool> {
+    // Without a definition, as many as any limit has; with another kind, those left from before the definition.
+    let slots = match definition {
+        Some(definition) if definition.limit.concurrency().is_none() => 0,
+        _ => MAX_SLOTS_IN_MEMORY,
+    };
+    let entries = match definition.is_some_and(|definition| has_no_rows(definition)) {
+        true => Some(host.entries()?),
+        false => host.entries_if_any()?,
+    };
+    Ok(entries.is_some_and(|entries| {
+        let id = entries.id(name, key);
+        // No definition shows the kind of a config in a call.
+        let inline = Id { pool: Pool::Inline, ..id };
+        let was_inline = memory::forget(entries, inline, MAX_SLOTS_IN_MEMORY);
+        memory::forget(entries, id, slots) || was_inline
+    }))
 }
 
 /// Forgets what is stored of every key of a name, where the key's limit is, and adds how many there were to `count`: the
