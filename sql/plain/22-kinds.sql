@@ -25,4 +25,6 @@ IMMUTABLE LANGUAGE sql AS $$
         replace(k.kind, ' ', '_'), CASE WHEN calendar AND k.kind = 'fixed window'
         THEN 'rate => 1000, period => ''1 month'', timezone => ''Europe/Berlin''' ELSE k.example END)
     FROM ratelimit._all_kinds() k WHERE k.kind = $2
+    UNION ALL SELECT format('SELECT ratelimit.rl_define(%s, ''{"plan": "pro"}'', ''user-1'');',
+        ratelimit._literal(name)) WHERE kind = 'plan'
 $$;

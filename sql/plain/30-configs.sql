@@ -151,7 +151,7 @@ BEGIN
     IF kind IS NOT NULL AND config - (own || common || '{kind,applyUpdates}'::text[]) = '{}' THEN RETURN; END IF;
     IF config ? 'plan' THEN
         PERFORM ratelimit._bad_config('"plan" is ' || ratelimit._short((config -> 'plan')::text),
-            'only in the definition of a key, without other fields');
+            'only in the definition of a key, without other fields', 'plan');
     END IF;
     any_kind := ARRAY(SELECT f FROM ratelimit._all_kinds() WITH ORDINALITY k,
         unnest(k.fields) WITH ORDINALITY u(f, n) GROUP BY f ORDER BY min(k.ordinality * 100 + n));
@@ -264,9 +264,9 @@ BEGIN
         RETURN NULL;
     ELSIF key = '' OR config - 'plan' <> '{}' THEN
         PERFORM ratelimit._parse(config); -- which refuses it
-    ELSIF jsonb_typeof(config -> 'plan') <> 'string' OR length(config ->> 'plan') NOT BETWEEN 1 AND 200 THEN
+    ELSIF jsonb_typeof(config -> 'plan') <> 'string' OR octet_length(config ->> 'plan') NOT BETWEEN 1 AND 200 THEN
         PERFORM ratelimit._bad_config('"plan" is ' || ratelimit._short((config -> 'plan')::text),
-            'the name of a limit');
+            'the name of a limit, 1 to 200 bytes', 'plan');
     END IF;
     RETURN config ->> 'plan';
 END

@@ -161,11 +161,16 @@ pub enum RowConfig {
 pub fn of_row(config: Jsonb, key: &[u8]) -> Result<RowConfig> {
     if !key.is_empty() {
         let json = config.to_json(config::MAX_BYTES).map_err(ConfigError::too_long)?;
-        if let Some(plan) = config::plan(&json)? {
+        if let Some(plan) = plan(&json)? {
             return Ok(RowConfig::Plan(server_text(&plan)));
         }
     }
     inline(config).map(RowConfig::Own)
+}
+
+/// The plan that a key's config names.
+fn plan(json: &str) -> std::result::Result<Option<String>, ConfigError> {
+    config::plan(json, |name| server_text(name).len())
 }
 
 /// Looks up the definition of (name, key), or else that of the name; `None` where there is none.
@@ -286,7 +291,7 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
     };
     let utf8_name = utf8(name);
     let plan = match &own {
-        Some(Ok(own)) => config::plan(own).map_err(|error| invalid(&utf8_name, error))?,
+        Some(Ok(own)) => plan(own).map_err(|error| invalid(&utf8_name, error))?,
         _ => None,
     };
     let own = match &plan {

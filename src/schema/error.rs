@@ -321,6 +321,11 @@ fn when_to_try(retry_after: Option<Micros>, capacity: f64, forever: bool) -> Str
 
 /// A definition as the config that has an error may have been meant.
 fn example(error: &ConfigError, schema: &str) -> String {
+    if error.plan {
+        return format!(
+            "SELECT {schema}rl_define('sendMessage', '{{\"plan\": \"pro\"}}', 'user-1');"
+        );
+    }
     let kind = error.kind.unwrap_or(Kind::TokenBucket);
     definition("sendMessage", kind, kind.example(error.calendar), schema)
 }

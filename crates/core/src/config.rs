@@ -63,6 +63,8 @@ pub struct ConfigError {
     pub kind: Option<Kind>,
     /// Whether the config has a `timezone`.
     pub calendar: bool,
+    /// Whether it names a plan.
+    pub plan: bool,
 }
 
 impl ConfigError {
@@ -70,7 +72,7 @@ impl ConfigError {
     pub fn too_long(bytes: usize) -> ConfigError {
         let allowed = format!("at most {MAX_BYTES} bytes");
         let problem = format!("it is {bytes} bytes long");
-        ConfigError { problem, allowed, kind: None, calendar: false }
+        ConfigError { problem, allowed, kind: None, calendar: false, plan: false }
     }
 
     /// Words the error of a field; `kind` is the config's, if it has one.
@@ -99,7 +101,7 @@ impl ConfigError {
                 (format!("\"{field}\" is {value}"), allowed)
             }
         };
-        ConfigError { problem, allowed, kind, calendar: false }
+        ConfigError { problem, allowed, kind, calendar: false, plan: false }
     }
 }
 
@@ -214,6 +216,7 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
             .into(),
         kind: None,
         calendar: false,
+        plan: false,
     })?;
     let (calendar, plan) = (fields.get("timezone").is_some(), fields.get("plan"));
     read_definition(fields).map_err(|error| match plan {
@@ -222,46 +225,49 @@ pub fn definition(json: &str) -> Result<Definition, ConfigError> {
             allowed: "only in the definition of a key, without other fields".into(),
             kind: None,
             calendar: false,
+            plan: true,
         },
         None => ConfigError { calendar, ..error },
     })
 }
 
 /// Reads the name of the plan from the config of a key: the limit whose definition the key has. `None`: it is a
-/// config of its own, for [`definition`].
+/// config of its own, for [`definition`]. `bytes` counts those of a name in the encoding of the database.
 ///
 /// ```
 /// use ratelimit_core::config;
 ///
-/// assert_eq!(config::plan(r#"{"plan": "pro"}"#)?, Some("pro".into()));
-/// assert_eq!(config::plan(r#"{"kind": "unlimited"}"#)?, None);
+/// assert_eq!(config::plan(r#"{"plan": "pro"}"#, str::len)?, Some("pro".into()));
+/// assert_eq!(config::plan(r#"{"kind": "unlimited"}"#, str::len)?, None);
 /// # Ok::<(), ratelimit_core::ConfigError>(())
 /// ```
 ///
 /// # Errors
 /// [`ConfigError`]: no limit can have such a name.
-pub fn plan(json: &str) -> Result<Option<String>, ConfigError> {
-    match Fields::from_json(json) {
-        Some(mut fields) if fields.get("plan").is_some() && fields.unknown(&["plan"]).is_none() => {
-            let plan = fields.take::<PlanName>("plan");
-            plan.map(|plan| Some(plan.0)).map_err(|error| ConfigError::from_field(error, None))
+pub fn plan(json: &str, bytes: impl FnOnce(&str) -> usize) -> Result<Option<String>, ConfigError> {
+    let Some(mut fields) = Fields::from_json(json) else { return Ok(None) };
+    let Some(value) = fields.get("plan") else { return Ok(None) };
+    if fields.unknown(&["plan"]).is_some() {
+        return Ok(None);
+    }
+    let is_name = |name: &String| (1..=200).contains(&bytes(name));
+    match fields.take::<PlanName>("plan") {
+        Ok(PlanName(name)) if is_name(&name) => Ok(Some(name)),
+        Err(error @ FieldError::Repeated { .. }) => {
+            Err(ConfigError { plan: true, ..ConfigError::from_field(error, None) })
         }
-        _ => Ok(None),
+        _ => Err(ConfigError {
+            problem: format!("\"plan\" is {value}"),
+            allowed: "the name of a limit, 1 to 200 bytes".into(),
+            kind: None,
+            calendar: false,
+            plan: true,
+        }),
     }
 }
 
-/// The name of a limit.
+#[derive(Deserialize)]
 struct PlanName(String);
-
-impl<'de> Deserialize<'de> for PlanName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PlanName, D::Error> {
-        deserializer.deserialize_str(TextField {
-            allowed: "the name of a limit",
-            // Bytes are counted in the encoding of the database, in which no name has more characters.
-            read: |name| (1..=200).contains(&name.chars().count()).then(|| PlanName(name.into())),
-        })
-    }
-}
 
 fn read_definition(mut fields: Fields) -> Result<Definition, ConfigError> {
     let kind = fields.take("kind");

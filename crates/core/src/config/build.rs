@@ -114,6 +114,7 @@ pub fn build(kind: Kind, arguments: &[(&str, Argument)]) -> Result<serde_json::V
         allowed: allowed.into(),
         kind: Some(kind),
         calendar,
+        plan: false,
     };
     let mut fields = Vec::new();
     for (name, argument) in arguments {

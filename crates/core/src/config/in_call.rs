@@ -71,6 +71,6 @@ impl Definition {
     /// The error of this config.
     fn refused(&self, problem: String, allowed: &str) -> ConfigError {
         let kind = Some(self.limit.kind());
-        ConfigError { problem, allowed: allowed.into(), kind, calendar: false }
+        ConfigError { problem, allowed: allowed.into(), kind, calendar: false, plan: false }
     }
 }

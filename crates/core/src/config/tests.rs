@@ -31,13 +31,15 @@ fn a_definition_wants_a_key_only_where_it_says_so() {
 
 #[test]
 fn a_plan_is_for_a_key_and_stands_alone() {
+    let plan = |json: &str| plan(json, str::len);
     assert_eq!(plan(r#"{"plan": "pro"}"#).unwrap().as_deref(), Some("pro"));
-    let longest = "é".repeat(200);
+    let longest = "é".repeat(100);
     assert_eq!(plan(&format!(r#"{{"plan": "{longest}"}}"#)).unwrap(), Some(longest.clone()));
     for name in ["5".into(), "null".into(), r#""""#.into(), format!(r#""{longest}x""#)] {
         let error = plan(&format!(r#"{{"plan": {name}}}"#)).unwrap_err();
         assert!(error.problem.starts_with("\"plan\" is "), "{error}");
-        assert_eq!(error.allowed, "the name of a limit");
+        assert_eq!(error.allowed, "the name of a limit, 1 to 200 bytes");
+        assert!(error.plan);
     }
     for other in [r#"{"plan": "pro", "keyed": true}"#, r#"{"kind": "unlimited"}"#, r#"["plan"]"#] {
         assert_eq!(plan(other).unwrap(), None);
@@ -50,6 +52,7 @@ fn a_plan_is_for_a_key_and_stands_alone() {
         let error = definition(whole).unwrap_err();
         assert_eq!(error.problem, r#""plan" is "pro""#);
         assert_eq!(error.allowed, "only in the definition of a key, without other fields");
+        assert!(error.plan);
     }
 }
 
@@ -192,6 +195,7 @@ fn an_error_has_kind_field_value_and_allowed_values() {
             allowed: "a whole number from 1 to 10000".into(),
             kind: Some(Kind::SlidingLog),
             calendar: false,
+            plan: false,
         }
     );
     let whole: Box<dyn std::error::Error> = whole.into();
