@@ -9,8 +9,8 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::{Definition, StoreKind};
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, Host, Id, InlineConfig,
-    Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
+    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Host, Id,
+    InlineConfig, Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
 };
 
 use crate::cache::{blocks, changed, definitions};
@@ -171,12 +171,12 @@ impl Definitions for Session<'_> {
         Ok(blocks::in_force(self.catalog, name, key)?)
     }
 
-    fn exempt_keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> PortResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        Ok(definitions::exempt_keys(self.catalog, name, key)?)
+    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>) -> PortResult<Vec<ExemptKey>> {
+        let mut keys = definitions::exempt_keys(self.catalog, name, key)?;
+        for ExemptKey { name, definition, .. } in &mut keys {
+            *definition = self.in_force(name, definition.clone());
+        }
+        Ok(keys)
     }
 
     fn prune_blocks(&self, max_rows: i64) -> PortResult<i64> {

@@ -15,10 +15,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use lru::LruCache;
+use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{BOOLOID, INT8OID, JSONBOID, REGCLASSOID, TEXTOID};
 use ratelimit_core::config::{self, ConfigError, Definition};
 use ratelimit_limiter::error::LimiterError;
-use ratelimit_limiter::ports::Defined;
+use ratelimit_limiter::ports::{Defined, ExemptKey};
 use ratelimit_limiter::target::{has_no_rows, undefined};
 
 use super::blocks;
@@ -26,6 +27,7 @@ use crate::schema::catalog::{Catalog, TableLock};
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation;
 use crate::schema::spi::{self, Connection, Statement};
+use ratelimit_pg::transaction::{local_transaction, subtransaction};
 use ratelimit_pg::values::{Jsonb, server_text, text_datum, utf8};
 
 /// The entries of each cache. Reading a definition takes two statements and parsing a config some
@@ -81,6 +83,16 @@ thread_local! {
     });
     /// By the binary form of the config.
     static INLINE: RefCell<Cache<Rc<Definition>>> = RefCell::new(Cache::new());
+    /// What names have for every key, and the [`invalidation::definition_changes`] at which that was valid.
+    static DEFAULTS: RefCell<(u64, Cache<Option<Rc<Definition>>>)> = RefCell::new((0, Cache::new()));
+    static LOCKED: RefCell<Option<Locked>> = const { RefCell::new(None) };
+}
+
+/// The plans whose rows this session has locked last.
+struct Locked {
+    /// The table, and the transaction and subtransaction that have locked them: a rollback releases them, and ends both.
+    of: (pg_sys::Oid, pg_sys::LocalTransactionId, pg_sys::SubTransactionId),
+    plans: Cache<()>,
 }
 
 impl Cached {
@@ -319,7 +331,8 @@ fn load(catalog: &Catalog, name: &[u8], key: &[u8], changes: u64) -> Result<Defi
     Ok(found)
 }
 
-/// Reads the definition that a name has for every key, without the cache, which each change of a row clears.
+/// Reads the definition that a name has for every key, for a trigger: once for all rows of a statement, since their changes
+/// take effect with the next command. The cache of calls would read more for it.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
@@ -331,13 +344,32 @@ pub fn default_of(catalog: &Catalog, name: &[u8]) -> Result<Option<Rc<Definition
         results: &[JSONBOID],
         lock: TableLock::Read,
     };
-    spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
+    let changes = invalidation::definition_changes();
+    let known = DEFAULTS.with_borrow_mut(|(valid_at, defaults)| match *valid_at == changes {
+        true => defaults.0.get(name).cloned(),
+        false => None,
+    });
+    if let Some(definition) = known {
+        return Ok(definition);
+    }
+    let definition = spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
         spi.execute(&DEFAULT, &[Some(text_datum(name))])?;
         spi.jsonb(0, 1).map(inline).transpose()
-    })
+    })?;
+    // The row may lack a change that was announced while it was read.
+    if invalidation::definition_changes() == changes {
+        DEFAULTS.with_borrow_mut(|(valid_at, defaults)| {
+            if *valid_at != changes {
+                (*valid_at, *defaults) = (changes, Cache::new());
+            }
+            defaults.put(name, definition.clone());
+        });
+    }
+    Ok(definition)
 }
 
 /// Locks the row of a plan, if there is one, until the transaction ends: a key gets it before or after a change of it.
+/// One that this subtransaction has locked already is left as it is.
 pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
     const LOCK: Statement = Statement {
         sql: "SELECT FROM ONLY @schema@.rl_config \
@@ -346,9 +378,28 @@ pub fn lock_plan(catalog: &Catalog, plan: &[u8]) -> Result<()> {
         results: &[],
         lock: TableLock::LockRows,
     };
-    spi::with_owner(catalog, catalog.rl_config, TableLock::LockRows, |spi| {
-        spi.execute(&LOCK, &[Some(text_datum(plan))]).map(drop)
-    })
+    let of = (catalog.rl_config.oid, local_transaction(), subtransaction());
+    let is_locked = LOCKED.with_borrow_mut(|locked| {
+        let locked = locked.as_mut().filter(|locked| locked.of == of);
+        locked.is_some_and(|locked| locked.plans.0.get(plan).is_some())
+    });
+    if is_locked {
+        return Ok(());
+    }
+    let found = spi::with_owner(catalog, catalog.rl_config, TableLock::LockRows, |spi| {
+        spi.execute(&LOCK, &[Some(text_datum(plan))])
+    })?;
+    if found > 0 {
+        LOCKED.with_borrow_mut(|locked| {
+            if locked.as_ref().is_none_or(|locked| locked.of != of) {
+                *locked = Some(Locked { of, plans: Cache::new() });
+            }
+            if let Some(locked) = locked {
+                locked.plans.put(plan, ());
+            }
+        });
+    }
+    Ok(())
 }
 
 /// The names of which any key has this plan.
@@ -388,8 +439,8 @@ pub fn may_be_in_table(catalog: &Catalog, name: &[u8]) -> Result<bool> {
     })
 }
 
-/// Reads the names and keys that an override or its plan exempts, of one name or one key where they are given; where both are, the
-/// key is one that its name exempts, too.
+/// Reads the names and keys that an override or its plan exempts, with the definition that does, of one name or one key where
+/// they are given; where both are, the key is one that its name exempts, too.
 ///
 /// # Errors
 /// 22023: an invalid stored config.
@@ -397,28 +448,42 @@ pub fn exempt_keys(
     catalog: &Catalog,
     name: Option<&[u8]>,
     key: Option<&[u8]>,
-) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+) -> Result<Vec<ExemptKey>> {
     const EXEMPT: Statement = Statement {
-        sql: "SELECT name, key::pg_catalog.text FROM ONLY @schema@.rl_config AS own \
-              WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
-              AND COALESCE(config OPERATOR(pg_catalog.->>) 'kind', \
-                           (SELECT plan.config OPERATOR(pg_catalog.->>) 'kind' FROM ONLY @schema@.rl_config AS plan \
-                            WHERE plan.name OPERATOR(pg_catalog.=) (own.config OPERATOR(pg_catalog.->>) 'plan') \
-                            AND plan.key OPERATOR(pg_catalog.=) '')) OPERATOR(pg_catalog.=) 'unlimited' \
-              AND ($1 IS NULL OR name OPERATOR(pg_catalog.=) $1) \
-              AND ($2 IS NULL OR key OPERATOR(pg_catalog.=) $2)",
+        sql: "SELECT name, key, config FROM \
+              (SELECT name, key::pg_catalog.text, \
+                      CASE WHEN config OPERATOR(pg_catalog.?) 'plan' \
+                           THEN (SELECT plan.config FROM ONLY @schema@.rl_config AS plan \
+                                 WHERE plan.name OPERATOR(pg_catalog.=) (own.config OPERATOR(pg_catalog.->>) 'plan') \
+                                 AND plan.key OPERATOR(pg_catalog.=) '') ELSE config END AS config \
+               FROM ONLY @schema@.rl_config AS own \
+               WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.>) '' \
+               AND ($1 IS NULL OR name OPERATOR(pg_catalog.=) $1) \
+               AND ($2 IS NULL OR key OPERATOR(pg_catalog.=) $2)) AS of_key \
+              WHERE (config OPERATOR(pg_catalog.->>) 'kind') OPERATOR(pg_catalog.=) 'unlimited'",
         parameters: &[TEXTOID, TEXTOID],
-        results: &[TEXTOID, TEXTOID],
+        results: &[TEXTOID, TEXTOID, JSONBOID],
         lock: TableLock::Read,
     };
     if let (Some(name), Some(key)) = (name, key) {
         let definition = defined(catalog, name, key)?;
-        let exempt = definition.is_some_and(|definition| definition.limit.is_unlimited());
-        return Ok(exempt.then(|| (name.to_vec(), key.to_vec())).into_iter().collect());
+        let exempt = definition.filter(|definition| definition.limit.is_unlimited());
+        let of_key = |definition| ExemptKey { name: name.to_vec(), key: key.to_vec(), definition };
+        return Ok(exempt.map(of_key).into_iter().collect());
     }
     spi::with_owner(catalog, catalog.rl_config, TableLock::Read, |spi| {
         let count = spi.execute(&EXEMPT, &[name.map(text_datum), key.map(text_datum)])?;
-        Ok((0..count).filter_map(|row| Some((spi.text(row, 1)?, spi.text(row, 2)?))).collect())
+        let exempt = |row| {
+            let (name, key, config) = (spi.text(row, 1)?, spi.text(row, 2)?, spi.jsonb(row, 3)?);
+            Some(match inline(config) {
+                Ok(definition) => Ok(ExemptKey { name, key, definition }),
+                Err(Error::Limiter(LimiterError::Config(error))) => {
+                    Err(LimiterError::StoredConfig { name: utf8(&name).into(), error }.into())
+                }
+                Err(error) => Err(error),
+            })
+        };
+        (0..count).filter_map(exempt).collect()
     })
 }
 

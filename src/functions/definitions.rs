@@ -42,7 +42,10 @@ sql_function! {
         let key = trigger.text(c"key")?.map(valid_key).transpose()?;
         let of_row = |config, key: Option<&[u8]>| definitions::of_row(config, key.unwrap_or_default());
         let new = trigger.jsonb(c"config")?.map(|config| of_row(config, key)).transpose()?;
-        catalog::announce(call.function(), trigger.relation())?;
+        match trigger.timing() {
+            Timing::BeforeRow => catalog::announce(call.function(), trigger.relation())?,
+            _ => catalog::announce_written(call.function(), trigger.relation())?,
+        }
         if let (Timing::BeforeRow, Some(RowConfig::Plan(plan))) = (trigger.timing(), &new) {
             let catalog = catalog::latest(call.function())?;
             // A trigger on a copy that Citus distributes can't query the table.

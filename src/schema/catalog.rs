@@ -7,7 +7,9 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::submodules::ffi::pg_guard_ffi_boundary;
-use ratelimit_pg::transaction::{Snapshot, with_lasting_locks, with_passing_locks};
+use ratelimit_pg::transaction::{
+    Snapshot, local_transaction, subtransaction, with_lasting_locks, with_passing_locks,
+};
 
 use crate::schema::error::{Error, Result};
 use crate::schema::invalidation::Tables;
@@ -90,9 +92,15 @@ const TRIES: u32 = 1000;
 thread_local! {
     static CACHED: RefCell<Option<Cached>> = const { RefCell::new(None) };
     static RUNNING: Cell<Running> = const { Cell::new(Running { lock: TableLock::Read, again: false }) };
+    /// The table whose changes [`announce_written`] has announced last, and when.
+    static ANNOUNCED: Cell<Option<Announced>> = const { Cell::new(None) };
     /// Whether locks for reading are released by [`reading`].
     static PASSES: Cell<bool> = const { Cell::new(false) };
 }
+
+/// A table, a transaction, a subtransaction and the command that follows the announcement.
+type Announced =
+    (pg_sys::Oid, pg_sys::LocalTransactionId, pg_sys::SubTransactionId, pg_sys::CommandId);
 
 /// The catalog that was read last.
 struct Cached {
@@ -222,6 +230,24 @@ pub fn announce(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
             invalidation::announce(rl_config);
         }
     }
+    Ok(())
+}
+
+/// Notifies every session as [`announce`] does, for a trigger that runs after the rows are written, and makes them visible.
+/// Once for all rows of a statement: the next announcement would end the command, and with it what this session has
+/// read for the row before.
+pub fn announce_written(function: pg_sys::Oid, written: pg_sys::Oid) -> Result<()> {
+    // A later write has ended this command, and a rollback that undoes the announcement its subtransaction.
+    // SAFETY: in a transaction.
+    let command = || unsafe { pg_sys::GetCurrentCommandId(false) };
+    let now = || (written, local_transaction(), subtransaction(), command());
+    new_command();
+    if ANNOUNCED.get() == Some(now()) {
+        return Ok(());
+    }
+    announce(function, written)?;
+    new_command();
+    ANNOUNCED.set(Some(now()));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ mod rows;
 mod session;
 mod tally;
 
-pub use definitions::{BlockInForce, Defined, Definitions, Encoding, InlineConfig};
+pub use definitions::{BlockInForce, Defined, Definitions, Encoding, ExemptKey, InlineConfig};
 pub use entries::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };

@@ -9,7 +9,7 @@ use ratelimit_core::{Micros, Shards};
 
 use crate::error::Result;
 use crate::keys::each_key;
-use crate::ports::{BlockInForce, Defined, Entries, Host, KeyRows, RowAccess, SavedKey};
+use crate::ports::{BlockInForce, Defined, Entries, ExemptKey, Host, KeyRows, RowAccess, SavedKey};
 use crate::request::Take;
 use crate::stores;
 use crate::target::{Store, Target, after_block, has_no_rows};
@@ -68,9 +68,16 @@ pub struct LimitStatus {
     pub remaining: f64,
 }
 
-/// Keys that were not visited yet and may have no row, by name and key: blocked ones, with their block; exempt ones; and
-/// those of limits that are saved.
-type Others = BTreeMap<(Vec<u8>, Vec<u8>), Option<Block>>;
+/// Keys that were not visited yet and may have no row, by name and key: blocked ones, exempt ones, and those of limits that
+/// are saved.
+type Others = BTreeMap<(Vec<u8>, Vec<u8>), Other>;
+
+#[derive(Default)]
+struct Other {
+    block: Option<Block>,
+    /// The definition of an exempt key, which is not looked up.
+    exempt: Option<Rc<Definition>>,
+}
 
 /// A block that is in force.
 struct Block {
@@ -90,16 +97,18 @@ pub fn each<H: Host>(
     key: Option<&[u8]>,
     mut visit: impl FnMut(Status),
 ) -> Result<()> {
-    let by_key =
-        |BlockInForce { name, key, until, reason }| ((name, key), Some(Block { until, reason }));
     let mut others: Others = BTreeMap::new();
     if let Some(entries) = host.entries_if_any()? {
         let keys = entries.saved_keys(name).into_iter();
         let keys = keys.filter(|saved| key.is_none_or(|key| saved.key == key));
-        others.extend(keys.map(|SavedKey { name, key, .. }| ((name, key), None)));
+        others.extend(keys.map(|SavedKey { name, key, .. }| ((name, key), Other::default())));
     }
-    others.extend(host.exempt_keys(name, key)?.into_iter().map(|key| (key, None)));
-    others.extend(host.blocks_in_force(name, key)?.into_iter().map(by_key));
+    for ExemptKey { name, key, definition } in host.exempt_keys(name, key)? {
+        others.entry((name, key)).or_default().exempt = Some(definition);
+    }
+    for BlockInForce { name, key, until, reason } in host.blocks_in_force(name, key)? {
+        others.entry((name, key)).or_default().block = Some(Block { until, reason });
+    }
     if let (Some(name), Some(key)) = (name, key)
         && let Defined { definition: Some(definition), blocked_until, .. } =
             host.look_up(name, key)?
@@ -108,7 +117,7 @@ pub fn each<H: Host>(
     {
         let target = Target::defined::<H>(name, key, definition, blocked_until);
         if !others.is_empty() || stores::stored(host, &target)?.is_some() {
-            let block = others.into_values().next().flatten();
+            let block = others.into_values().next().and_then(|other| other.block);
             visit(without_rows(host, &target, block)?);
         }
         return Ok(());
@@ -155,12 +164,16 @@ fn show_others<H: Host>(
 ) -> Result<()> {
     while let Some(first) = others.first_entry().filter(|first| due(first.key())) {
         host.check_for_interrupts();
-        let ((name, key), block) = first.remove_entry();
+        let ((name, key), Other { block, exempt }) = first.remove_entry();
         let (name, key) = (&name[..], &key[..]);
         let listed = |definition: &Definition| {
             block.is_some() || definition.save.is_some() || definition.limit.is_unlimited()
         };
-        match host.defined(name, key)? {
+        let definition = match exempt {
+            None => host.defined(name, key)?,
+            exempt => exempt,
+        };
+        match definition {
             Some(definition) if listed(&definition) => {
                 let until = block.as_ref().map(|block| block.until);
                 let target = Target::defined::<H>(name, key, definition, until);
@@ -258,7 +271,7 @@ fn with_rows<'a, H: Host>(
     if definition.as_ref().is_some_and(|definition| has_no_rows(definition)) {
         return Ok(None);
     }
-    let block = others.remove(&(name.clone(), key.clone())).flatten();
+    let block = others.remove(&(name.clone(), key.clone())).and_then(|other| other.block);
     let Some(definition) = definition else {
         let shards = stores::shards_present(rows);
         return Ok(Some(undefined(host.now(), name, key, shards, block)));

@@ -10,8 +10,8 @@ use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, Host, Id, Interrupts, Random,
-    RowAccess, Rows, Subtransaction, Tally,
+    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Host, Id, Interrupts,
+    Random, RowAccess, Rows, Subtransaction, Tally,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
 
@@ -261,7 +261,7 @@ impl Definitions for Run<'_> {
         Ok(Vec::new())
     }
 
-    fn exempt_keys(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn exempt_keys(&self, _: Option<&[u8]>, _: Option<&[u8]>) -> Result<Vec<ExemptKey>> {
         Ok(Vec::new())
     }
 

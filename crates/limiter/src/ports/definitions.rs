@@ -62,19 +62,25 @@ pub trait Definitions: Encoding {
     fn blocks_in_force(&self, name: Option<&[u8]>, key: Option<&[u8]>)
     -> Result<Vec<BlockInForce>>;
 
-    /// Reads the names and keys that an override or its plan exempts, of one name or one key where they are given; where both are,
-    /// the key is one that its name exempts, too.
+    /// Reads the names and keys that an override or its plan exempts, with the definition that does, of one name or one key
+    /// where they are given; where both are, the key is one that its name exempts, too.
     ///
     /// # Errors
     /// [`LimiterError::StoredConfig`](crate::error::LimiterError::StoredConfig) (22023).
-    fn exempt_keys(
-        &self,
-        name: Option<&[u8]>,
-        key: Option<&[u8]>,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+    fn exempt_keys(&self, name: Option<&[u8]>, key: Option<&[u8]>) -> Result<Vec<ExemptKey>>;
 
     /// Deletes at most `max_rows` expired blocks; returns how many. Rows that others have locked are left.
     fn prune_blocks(&self, max_rows: i64) -> Result<i64>;
+}
+
+/// A key that no limit holds for.
+pub struct ExemptKey {
+    /// The limit's name, in the server's encoding.
+    pub name: Vec<u8>,
+    /// The key, likewise.
+    pub key: Vec<u8>,
+    /// What exempts it.
+    pub definition: Rc<Definition>,
 }
 
 /// A block that is not over.
