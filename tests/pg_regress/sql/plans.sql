@@ -100,6 +100,8 @@ SELECT error_of(format('SELECT rl_define(%L, %L, %L)', 'tp', config, 'f'), true)
 FROM unnest('{"{\"plan\": 5}", "{\"plan\": null}", "{\"plan\": \"\"}", "[\"plan\"]", "\"plan\""}'::jsonb[]) AS config;
 SELECT error_of(format('SELECT rl_define(%L, %L, %L)', 'tp', jsonb_build_object('plan', repeat('x', n)), 'f'))
 FROM unnest('{200,201}'::int[]) AS n;
+SELECT error_of(format('SELECT rl_define(%L, %L, %L)', 'tp', jsonb_build_object('plan', repeat(U&'\00e9', n)), 'f')) ~ '^22023'
+FROM unnest('{100,101}'::int[]) AS n;
 SELECT error_of(format('SELECT rl_define(%L, %L, %L)', 'tp', jsonb_build_object('plan', repeat('x', 10001)), 'f')) ~ 'bytes long';
 SELECT error_of($$SELECT rl_limit('tp/inline', 'f', config => '{"plan": "tp/free"}')$$);
 SELECT error_of($$SELECT rl_calculate('{"plan": "tp/free"}', NULL, now())$$);
