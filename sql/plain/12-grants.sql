@@ -405,7 +405,7 @@ BEGIN
     INSERT INTO ratelimit.rl_made (kind, name)
     SELECT split_part(line, ' ', 1), substr(line, strpos(line || ' ', ' ') + 1)
     FROM (SELECT string_to_table(btrim(own, E'\n'), E'\n')
-          -- Of the first version also what is no longer made: what has grown keeps its grants.
+          -- Also what only the first version made: functions that have grown keep their grants.
           UNION ALL SELECT 'function ' || e.name FROM unnest(earlier) AS e (name) WHERE first_version) AS made (line)
     WHERE NOT EXISTS (SELECT FROM ONLY ratelimit.rl_made old WHERE btrim(concat_ws(' ', old.kind, old.name)) = line);
 

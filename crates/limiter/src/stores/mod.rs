@@ -114,8 +114,8 @@ pub fn forget<H: Host>(
     Ok(was_in_memory || was_in_table)
 }
 
-/// Forgets what memory has of a name and key, as [`forget`] does, and locks no row; false if there was nothing. Of a limit
-/// that is saved the row is reset when it is written.
+/// Forgets what memory has of a name and key, as [`forget`] does, and locks no row; false if there was nothing. The row of
+/// a limit that is saved is reset when it is written.
 pub fn forget_in_memory<H: Host>(host: &H, name: &[u8], key: &[u8]) -> Result<bool> {
     match definition(host, name, key)? {
         Some(definition) if definition.save.is_some() => {
