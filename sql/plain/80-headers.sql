@@ -205,7 +205,7 @@ BEGIN
     -- A leap second is the one before.
     RETURN CASE WHEN given #>> '{}' ~ (
         '^[0-9]{4}-[0-9]{2}-[0-9]{2}[ Tt]([01][0-9]|2[0-3]):[0-9]{2}(:([0-5][0-9]|60)([.][0-9]{1,9})?)?'
-        '([Zz]|[-+](0[0-9]|1[0-5])(:?[0-9]{2}|:[0-9]{2}:[0-9]{2})?)$')
+        '([Zz]|[-+](0[0-9]|1[0-5])(:?[0-5][0-9]|:[0-5][0-9]:[0-5][0-9])?)$')
         THEN regexp_replace(given #>> '{}', '^(.{16}):60', '\1:59')::timestamptz END;
 EXCEPTION WHEN datetime_field_overflow OR invalid_datetime_format THEN
     RETURN NULL;
