@@ -121,8 +121,8 @@ BEGIN
 END
 $$;
 
--- Decides a take of as many tokens as there are: all of at_most, or else the whole ones, if these are at least at_least.
--- A denial is that of the fewest tokens with which it passes.
+-- Decides a take of as many tokens as there are: all of at_most, or else the whole ones, if these are at least
+-- at_least. A denial is that of the fewest tokens with which it passes.
 CREATE OR REPLACE FUNCTION ratelimit._decide_as_many(l ratelimit._limit, s ratelimit._state, now bigint,
     at_most double precision, at_least double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE

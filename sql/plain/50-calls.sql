@@ -211,8 +211,8 @@ END
 $$;
 
 -- Takes from one limit, or credits it. A plain read decides first: a denial ends there. Then the row is locked or
--- inserted, and decided again if it or the time may have changed. With at_least it takes as many tokens as there are, up
--- to count.
+-- inserted, and decided again if it or the time may have changed. With at_least it takes as many tokens as there are,
+-- up to count.
 CREATE OR REPLACE FUNCTION ratelimit._change(function text, name text, key text, count double precision,
     reserve boolean, config jsonb, taken_at timestamptz DEFAULT NULL, id bigint DEFAULT NULL,
     at_least double precision DEFAULT NULL)
