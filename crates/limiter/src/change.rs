@@ -105,23 +105,24 @@ impl Change {
         now: Micros,
     ) -> Result<Decided> {
         let limit = target.limit();
-        let (decision, taken) = match contents {
-            Contents::One(state) => self.on_state(limit, state, now)?,
+        let mut taken = 0.0;
+        let decision = match contents {
+            Contents::One(state) => self.on_state(limit, state, now, &mut taken)?,
             Contents::Row(stored) => {
-                self.on_state(limit, &*target.state(limit, stored, now)?, now)?
+                self.on_state(limit, &*target.state(limit, stored, now)?, now, &mut taken)?
             }
             Contents::OneOf(shards, shard) => {
-                self.on_state(shards.shard_limit(), &shards.states()[shard], now)?
+                self.on_state(shards.shard_limit(), &shards.states()[shard], now, &mut taken)?
             }
-            Contents::All(shards) => self.on_shards(limit, shards, now)?,
+            Contents::All(shards) => self.on_shards(limit, shards, now, &mut taken)?,
             Contents::Busy(shards) => match self {
                 Change::Take(take) if take.always_passes() => {
-                    (Decision { ok: true, ..refusal(None, shards.level(now)) }, 0.0)
+                    Decision { ok: true, ..refusal(None, shards.level(now)) }
                 }
                 // Retried at once.
-                Change::Take(_) => (refusal(Some(Micros(0)), shards.level(now)), 0.0),
+                Change::Take(_) => refusal(Some(Micros(0)), shards.level(now)),
                 Change::Credit { .. } => return Err(LimiterError::Busy),
-                Change::Extend(_) | Change::Release(_) => (refusal(None, shards.level(now)), 0.0),
+                Change::Extend(_) | Change::Release(_) => refusal(None, shards.level(now)),
             },
         };
         let mut answer = target.answer(&decision, decision.level, now);
@@ -133,44 +134,55 @@ impl Change {
         Ok(Decided { answer, after: decision.state.filter(|_| !is_lost) })
     }
 
-    /// Decides it on a state; with the tokens taken, as in [`Answer::taken`].
+    /// Decides it on a state, and notes the tokens taken, as in [`Answer::taken`].
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
-    fn on_state(&self, limit: &Limit, state: &State, now: Micros) -> Result<(Decision, f64)> {
+    fn on_state(
+        &self,
+        limit: &Limit,
+        state: &State,
+        now: Micros,
+        taken: &mut f64,
+    ) -> Result<Decision> {
         let after = match *self {
             Change::Take(Take { count, lease: Some(id), .. }) => {
-                return Ok((limit.acquire(state, now, count, id), 0.0));
+                return Ok(limit.acquire(state, now, count, id));
             }
-            Change::Take(take) => return Ok(take.on_state(limit, state, now)),
+            Change::Take(ref take) => return Ok(take.on_state(limit, state, now, taken)),
             Change::Credit { count, taken_at } => {
                 let credited = kinds::credit(limit, state, now, count, taken_at);
-                return Ok((credited.ok_or_else(|| not_for_credit(limit))?, 0.0));
+                return credited.ok_or_else(|| not_for_credit(limit));
             }
             Change::Extend(id) => limit.extend(state, now, id),
             Change::Release(id) => limit.release(state, now, id),
         };
         let level = limit.level(after.as_ref().unwrap_or(state), now);
-        Ok((Decision { ok: after.is_some(), retry_after: None, level, state: after }, 0.0))
+        Ok(Decision { ok: after.is_some(), retry_after: None, level, state: after })
     }
 
     /// Decides it on all shards together, likewise.
     ///
     /// # Errors
     /// [`LimiterError::NotForKind`] (0A000), as [`decide`](Change::decide).
-    fn on_shards(&self, limit: &Limit, shards: &Shards, now: Micros) -> Result<(Decision, f64)> {
+    fn on_shards(
+        &self,
+        limit: &Limit,
+        shards: &Shards,
+        now: Micros,
+        taken: &mut f64,
+    ) -> Result<Decision> {
         match *self {
             // A lease has the id that was drawn for it.
             Change::Take(Take { lease: Some(_), .. }) => {
-                self.on_state(limit, &shards.total(now), now)
+                self.on_state(limit, &shards.total(now), now, taken)
             }
-            Change::Take(take) => Ok(take.on_shards(shards, now)),
+            Change::Take(ref take) => Ok(take.on_shards(shards, now, taken)),
             Change::Credit { count, taken_at } => {
-                let credited = shards.credit(now, count, taken_at);
-                Ok((credited.ok_or_else(|| not_for_credit(limit))?, 0.0))
+                shards.credit(now, count, taken_at).ok_or_else(|| not_for_credit(limit))
             }
             // Rows of another kind, from before.
-            Change::Extend(_) | Change::Release(_) => Ok((refusal(None, shards.level(now)), 0.0)),
+            Change::Extend(_) | Change::Release(_) => Ok(refusal(None, shards.level(now))),
         }
     }
 }

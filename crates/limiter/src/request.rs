@@ -113,20 +113,30 @@ impl Take {
         self.as_many().is_some_and(|wanted| wanted.fewest() == 0.0)
     }
 
-    /// Decides it on a state, but for its lease; with the tokens taken, as in [`Answer::taken`].
-    pub(crate) fn on_state(&self, limit: &Limit, state: &State, now: Micros) -> (Decision, f64) {
-        match self.as_many() {
-            None => (decide(limit, state, now, self.count, self.reserve), 0.0),
-            Some(wanted) => decide_as_many(limit, state, now, wanted),
-        }
+    /// Decides it on a state, but for its lease, and notes the tokens that one of as many as there are takes.
+    pub(crate) fn on_state(
+        &self,
+        limit: &Limit,
+        state: &State,
+        now: Micros,
+        taken: &mut f64,
+    ) -> Decision {
+        let Some(wanted) = self.as_many() else {
+            return decide(limit, state, now, self.count, self.reserve);
+        };
+        let decision;
+        (decision, *taken) = decide_as_many(limit, state, now, wanted);
+        decision
     }
 
     /// Decides it on all shards together, likewise.
-    pub(crate) fn on_shards(&self, shards: &Shards, now: Micros) -> (Decision, f64) {
-        match self.as_many() {
-            None => (shards.decide(now, self.count, self.reserve), 0.0),
-            Some(wanted) => shards.decide_as_many(now, wanted),
-        }
+    pub(crate) fn on_shards(&self, shards: &Shards, now: Micros, taken: &mut f64) -> Decision {
+        let Some(wanted) = self.as_many() else {
+            return shards.decide(now, self.count, self.reserve);
+        };
+        let decision;
+        (decision, *taken) = shards.decide_as_many(now, wanted);
+        decision
     }
 }
 

@@ -121,7 +121,7 @@ fn look<H: Host>(host: &H, target: &Target, take: Take, dry_run_passes: bool) ->
     Ok(match target.block(now) {
         Some(until) => target.blocked(until, &shards, now, take, dry_run_passes),
         None => {
-            let (decision, _) = take.on_shards(&shards, now);
+            let decision = take.on_shards(&shards, now, &mut 0.0);
             target.answer(&decision, shards.level(now), now)
         }
     })

@@ -187,7 +187,7 @@ impl<'a> Target<'a> {
         dry_run_passes: bool,
     ) -> Answer {
         let retry_after = after_block(until, now, |then| {
-            let (decision, _) = take.on_shards(shards, then);
+            let decision = take.on_shards(shards, then, &mut 0.0);
             let passes = decision.ok || dry_run_passes && !self.definition.enforce;
             if passes { Some(Micros(0)) } else { decision.retry_after }
         });
