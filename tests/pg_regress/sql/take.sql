@@ -127,4 +127,4 @@ SELECT call || '|' || error_of('SELECT ' || call) AS error FROM unnest(ARRAY[
 BEGIN READ ONLY;
 SELECT error_of($$ SELECT rl_take('tk', 'x') $$), error_of($$ SELECT rl_take('tk', 'vip', 5) $$);
 ROLLBACK;
-SELECT rl_undefine(name) FROM unnest(ARRAY['tk/dry', 'tk/keyed']) name;
+SELECT rl_undefine(name), rl_unblock(name) FROM unnest(ARRAY['tk/dry', 'tk/keyed']) name;
