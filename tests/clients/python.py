@@ -42,6 +42,15 @@ def may_fail_open(error, conninfo):
     return PGconn.ping(conninfo.encode()) in (Ping.NO_RESPONSE, Ping.REJECT)
 
 
+def http_status(error):
+    """The status of a response where the limit wasn't taken: no error lets the request pass."""
+    if error.sqlstate == "PT429":
+        return 429
+    if error.sqlstate is None or error.sqlstate.startswith("08") or error.sqlstate in NOT_NOW:
+        return 503
+    return 400 if error.sqlstate == "22023" else 500
+
+
 # Takes the tokens of a job in advance, and stores when to run it: without a retry_at, at once.
 # One statement, so one transaction. No row: too much is reserved already.
 SCHEDULE = """
@@ -82,8 +91,20 @@ with psycopg.connect(autocommit=True, row_factory=namedtuple_row) as conn:
     except psycopg.Error as error:
         if error.sqlstate != "PT429":
             raise
+        assert http_status(error) == 429
         retry_ms = json.loads(error.diag.message_detail)["retryAfter"]
     assert 80_000_000 < retry_ms <= 86_400_000
+    for sql, status in [
+        ("SELECT ok FROM rl_limit('sendMessage', repeat('a', 1025))", 400),
+        ("SELECT ok FROM rl_limit('sendMessage', NULL)", 500),
+        ("SELECT ok FROM rl_limit('sendMesage', 'a')", 500),
+        ("DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$", 503),
+    ]:
+        try:
+            conn.execute(sql)
+            raise AssertionError(sql)
+        except psycopg.Error as error:
+            assert http_status(error) == status, (sql, error)
     sent = conn.execute("SELECT body FROM messages WHERE author = %s", [user]).fetchall()
     assert [message.body for message in sent] == ["one", "two", "three"]
 

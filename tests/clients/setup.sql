@@ -32,5 +32,7 @@ GRANT SELECT, INSERT ON users, messages TO client;
 GRANT SELECT, INSERT, DELETE ON jobs TO client;
 GRANT USAGE ON SCHEMA blog TO client;
 GRANT SELECT, INSERT ON blog.posts TO client;
--- For what docs/testing.md says of asyncpg, Django and SQLAlchemy.
+-- For what docs/testing.md says of tests without the fixtures.
 GRANT SET ON PARAMETER ratelimit.clock TO client;
+GRANT EXECUTE ON FUNCTION rl_reset_all TO client;
+GRANT SELECT ON rl_config TO client;

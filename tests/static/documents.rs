@@ -18,6 +18,7 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
             "python.py",
             "with_sqlalchemy.py",
             "with_asyncpg.py",
+            "with_psycopg_async.py",
             "citus_pools.py",
             PYTEST,
             PYTEST_WORKERS,
