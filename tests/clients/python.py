@@ -97,7 +97,7 @@ with psycopg.connect(autocommit=True, row_factory=namedtuple_row) as conn:
     for sql, status in [
         ("SELECT ok FROM rl_limit('sendMessage', repeat('a', 1025))", 400),
         ("SELECT ok FROM rl_limit('sendMessage', NULL)", 500),
-        ("SELECT ok FROM rl_limit('sendMesage', 'a')", 500),
+        ("SELECT ok FROM rl_limit('undefined', 'a')", 500),
         ("DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$", 503),
     ]:
         try:
