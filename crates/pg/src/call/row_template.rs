@@ -40,7 +40,6 @@ pub fn width(column: &BuiltinOid) -> Option<usize> {
 ///
 /// # Safety
 /// The description lives as long as the session, and has these columns.
-#[inline(always)] // into the few functions that return a row; a call of it took 50 instructions more
 pub unsafe fn row(
     description: pg_sys::TupleDesc,
     columns: &[BuiltinOid],
