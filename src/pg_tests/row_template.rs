@@ -50,7 +50,7 @@ mod tests {
             });
             // SAFETY: the type's columns are a boolean, floats and times.
             unsafe {
-                let row = row_template::row(rl_result, &COLUMNS, &values, &nulls).unwrap();
+                let row = row_template::row::<()>(rl_result, &COLUMNS, &values, &nulls).unwrap();
                 let tuple =
                     pg_sys::heap_form_tuple(rl_result, values.as_mut_ptr(), nulls.as_mut_ptr());
                 let formed = pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data);

@@ -175,7 +175,7 @@ impl Call {
                 return Err(PgError::Declaration);
             }
             if R::OIDS.iter().all(|column| row_template::width(column).is_some())
-                && let Some(row) = row_template::row(description, R::OIDS, values, nulls)
+                && let Some(row) = row_template::row::<R>(description, R::OIDS, values, nulls)
             {
                 return Ok(row);
             }

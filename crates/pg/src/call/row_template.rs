@@ -36,11 +36,11 @@ pub fn width(column: &BuiltinOid) -> Option<usize> {
 }
 
 /// Forms a row of columns that have a [`width`], as a composite datum in the current memory context; `None` if there is
-/// no memory.
+/// no memory. Each type of row `R` has this code for itself, so that it is inlined.
 ///
 /// # Safety
 /// The description lives as long as the session, and has these columns.
-pub unsafe fn row(
+pub unsafe fn row<R>(
     description: pg_sys::TupleDesc,
     columns: &[BuiltinOid],
     values: &[pg_sys::Datum],
