@@ -38,6 +38,15 @@ const sendOrThrow = (user, body) => transaction(async (client) => {
   await client.query("SELECT ok FROM rl_limit('sendMessage', $1::text, throws => true)", [user]);
 });
 
+// The status of a response where pg raised an error, and so the limit wasn't taken: no error lets the request pass.
+const NOT_NOW = ['25006', '53100', '53200', '53300', '55P03', '57014', '57P01', '57P02', '57P03'];
+const httpStatus = ({ code }) => {
+  if (code === 'PT429') return 429;
+  // Without a server the code is one of Node's, such as ECONNREFUSED, or undefined after a timeout.
+  if (code === undefined || /^(08|E[A-Z])/.test(code) || NOT_NOW.includes(code)) return 503;
+  return code === '22023' ? 400 : 500;
+};
+
 // Takes the tokens of a job in advance, and stores when to run it: without a retry_at, at once.
 // One statement, so one transaction. No row: too much is reserved already.
 const SCHEDULE = `
@@ -70,6 +79,14 @@ assert((await row(same, [user, retry_at])).same);
 // 3. The same as an error. retryAfter is in milliseconds, null where it can never pass.
 const error = await sendOrThrow(user, 'one too many').catch((error) => error);
 assert.equal(error.code, 'PT429');
+assert.equal(httpStatus(error), 429);
+for (const [sql, status] of [
+  ["SELECT ok FROM rl_limit('sendMessage', repeat('a', 1025))", 400],
+  ["SELECT ok FROM rl_limit('undefined', 'a')", 500],
+  ["DO $$ BEGIN RAISE SQLSTATE '55P03'; END $$", 503],
+]) assert.equal(httpStatus(await pool.query(sql).catch((error) => error)), status);
+const absent = new pg.Client({ host: '127.0.0.1', port: 1 });
+assert.equal(httpStatus(await absent.connect().catch((error) => error)), 503);
 const { retryAfter } = JSON.parse(error.detail);
 assert(80_000_000 < retryAfter && retryAfter <= 86_400_000);
 const sent = await pool.query('SELECT body FROM messages WHERE author = $1', [user]);

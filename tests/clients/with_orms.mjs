@@ -55,6 +55,9 @@ await check('Drizzle', 30_002, {
   sqlstate: (error) => error.cause.code,
   detail: (error) => error.cause.detail,
 });
+// Times are texts.
+const { rows: [{ reset_at }] } = await db.execute(drizzleSql`SELECT reset_at FROM rl_check('sendMessage', '30002')`);
+assert.equal(typeof reset_at, 'string');
 // An array becomes as many parameters.
 const spread = await caught(db.execute(drizzleSql`SELECT ok FROM rl_limit_all(${requests})`));
 assert.match(spread.message, /rl_limit_all\(\(\$1, \$2\)\)/);
