@@ -52,12 +52,12 @@ fn new_keys(kind: &str) -> i64 {
     scale(30_000, 300_000) / if kind == "concurrency" { 10 } else { 1 }
 }
 
-/// A server with room for some 37,000 keys of defined limits, and 18,000 of others, or twice as many: a part of a flood
+/// A server with room for some 74,000 keys of defined limits, and 36,000 of others: a part of a flood
 /// is far less than what the limit has of any partition.
 fn server() -> Server {
     let server = Server::start();
     let mut client = server.client();
-    set_keys(&mut client, scale(30_000, 60_000));
+    set_keys(&mut client, 60_000);
     server.restart();
     let mut client = server.client();
     client
