@@ -7,9 +7,9 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
 use ratelimit_core::config::{Definition, StoreKind};
-use ratelimit_limiter::error::Result as PortResult;
+use ratelimit_limiter::error::{LimiterError, Result as PortResult};
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Host, Id,
+    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
     InlineConfig, Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
 };
 
@@ -191,6 +191,10 @@ impl InlineConfig for CallConfig<'_> {
     fn definition(&self) -> PortResult<Rc<Definition>> {
         Ok(definitions::inline(self.0)?)
     }
+
+    fn json(&self) -> Vec<u8> {
+        Vec::new()
+    }
 }
 
 /// The config of a call as a request has it.
@@ -252,6 +256,14 @@ impl Host for Session<'_> {
                 false => work(&Noting(sql))?,
             })
         })?)
+    }
+
+    fn with_holds<T>(&self, _: impl FnOnce(&dyn Holds) -> PortResult<T>) -> PortResult<T> {
+        Err(LimiterError::not_written())
+    }
+
+    fn has_holds(&self) -> bool {
+        false
     }
 
     fn entries(&self) -> PortResult<&SharedEntries> {

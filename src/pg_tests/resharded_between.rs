@@ -6,6 +6,7 @@ mod tests {
     use std::cell::Cell;
 
     use pgrx::prelude::*;
+    use ratelimit_core::Micros;
     use ratelimit_limiter::error::Result;
     use ratelimit_limiter::ports::{
         KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
@@ -67,11 +68,24 @@ mod tests {
             self.rows.lock(id, wait)
         }
 
-        fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
-            self.rows.insert(id, stored, wait)
+        fn insert(
+            &self,
+            id: RowId,
+            stored: &Stored,
+            expires: Option<Micros>,
+            wait: bool,
+        ) -> Result<bool> {
+            self.rows.insert(id, stored, expires, wait)
         }
 
-        fn replace(&self, _: RowId, _: &Row, _: &Stored, _: bool) -> Result<bool> {
+        fn replace(
+            &self,
+            _: RowId,
+            _: &Row,
+            _: &Stored,
+            _: Option<Micros>,
+            _: bool,
+        ) -> Result<bool> {
             Ok(false)
         }
 
@@ -83,8 +97,14 @@ mod tests {
             Ok(None)
         }
 
-        fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
-            self.rows.update(id, locked, stored)
+        fn update(
+            &self,
+            id: RowId,
+            locked: TupleId,
+            stored: &Stored,
+            expires: Option<Micros>,
+        ) -> Result<()> {
+            self.rows.update(id, locked, stored, expires)
         }
 
         fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

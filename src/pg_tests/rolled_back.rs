@@ -90,17 +90,17 @@ mod tests {
             let write = |value| {
                 with_rows(|rows| {
                     let locked = rows.lock(ID, true)?.unwrap();
-                    rows.update(ID, locked.tuple, &tokens(value))
+                    rows.update(ID, locked.tuple, &tokens(value), None)
                 })
                 .unwrap()
             };
             assert_eq!(value(), None);
             and_rolled_back(|| {
-                assert!(with_rows(|rows| rows.insert(ID, &tokens(1.0), true)).unwrap());
+                assert!(with_rows(|rows| rows.insert(ID, &tokens(1.0), None, true)).unwrap());
                 assert_eq!(value(), Some(1.0));
             });
             assert_eq!(value(), None, "{access}");
-            assert!(with_rows(|rows| rows.insert(ID, &tokens(2.0), true)).unwrap());
+            assert!(with_rows(|rows| rows.insert(ID, &tokens(2.0), None, true)).unwrap());
             write(3.0);
             and_rolled_back(|| {
                 write(4.0);

@@ -73,8 +73,8 @@ mod tests {
                     RowId { name: "codec ä".as_bytes(), key: key.as_bytes(), shard: n as i32 };
                 written += 1;
                 by(writer);
-                assert!(with_rows(|rows| rows.insert(id, stored, true)).unwrap());
-                assert!(!with_rows(|rows| rows.insert(id, stored, true)).unwrap(), "twice");
+                assert!(with_rows(|rows| rows.insert(id, stored, None, true)).unwrap());
+                assert!(!with_rows(|rows| rows.insert(id, stored, None, true)).unwrap(), "twice");
                 let of_next = all.get(n + 1).unwrap_or(&all[1]);
                 for (write, expected) in [(false, stored), (true, of_next)] {
                     by(writer);
@@ -82,7 +82,7 @@ mod tests {
                         with_rows(|rows| {
                             let locked = rows.lock(id, true)?.unwrap();
                             assert!(same(&locked.stored, stored));
-                            rows.update(id, locked.tuple, of_next)
+                            rows.update(id, locked.tuple, of_next, None)
                         })
                         .unwrap();
                     }
@@ -146,7 +146,7 @@ mod tests {
             by(writer);
             for (n, (stored, columns)) in all.iter().enumerate() {
                 let id = RowId { name: b"codec", key: writer.as_bytes(), shard: n as i32 };
-                assert!(with_rows(|rows| rows.insert(id, stored, true)).unwrap());
+                assert!(with_rows(|rows| rows.insert(id, stored, None, true)).unwrap());
                 let row = format!(
                     "SELECT r::text FROM ratelimits r WHERE key = '{writer}' AND shard = {n}"
                 );
@@ -271,10 +271,10 @@ mod tests {
             by(writer);
             let id = RowId { name: b"codec", key: writer.as_bytes(), shard: 0 };
             with_rows(|rows| {
-                assert!(rows.insert(id, &window(3.0).into(), true)?);
+                assert!(rows.insert(id, &window(3.0).into(), None, true)?);
                 let locked = rows.lock(id, true)?.unwrap();
                 assert_eq!(locked.stored, tokens(3.0));
-                rows.update(id, locked.tuple, &window(2.0).into())
+                rows.update(id, locked.tuple, &window(2.0).into(), None)
             })
             .unwrap();
             for reader in STORES {
@@ -301,7 +301,7 @@ mod tests {
             with_rows(|rows| {
                 let locked = rows.lock(id, true)?.unwrap();
                 assert_eq!(locked.stored, tokens(2.0));
-                rows.update(id, locked.tuple, &window(1.0).into())?;
+                rows.update(id, locked.tuple, &window(1.0).into(), None)?;
                 assert_eq!(rows.read(id)?.unwrap().stored, window(1.0).into());
                 Ok(())
             })
@@ -358,15 +358,15 @@ mod tests {
         by("heap");
         let id = RowId { name: b"codec", key: b"replace", shard: 0 };
         with_rows(|rows| {
-            assert!(rows.insert(id, &tokens(1.0), true)?);
+            assert!(rows.insert(id, &tokens(1.0), None, true)?);
             let seen = rows.read(id)?.unwrap();
-            assert!(rows.replace(id, &seen, &tokens(2.0), true)?);
+            assert!(rows.replace(id, &seen, &tokens(2.0), None, true)?);
             let seen = rows.read(id)?.unwrap();
             assert_eq!(seen.stored, tokens(2.0));
             let locked = rows.lock(id, true)?.unwrap();
             rows.delete(id, locked.tuple)?;
             assert!(rows.read(id)?.is_none());
-            assert!(rows.insert(id, &tokens(3.0), true)?);
+            assert!(rows.insert(id, &tokens(3.0), None, true)?);
             assert_eq!(rows.read(id)?.unwrap().stored, tokens(3.0));
             Ok(())
         })

@@ -206,6 +206,8 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
         LimiterError::InRequest { error: own, .. } => {
             Report { message: error.to_string(), ..of_limiter(own, schema) }
         }
+        LimiterError::NotForHolds { .. } => report(b"0A000"),
+        LimiterError::SeveralLimits { .. } => report(b"22023"),
         LimiterError::NotForKind { kind, function } if kind.has_leases() => report(b"0A000")
             .detail(if *function == "rl_credit" {
                 "Only token buckets and fixed windows can be credited."

@@ -167,12 +167,24 @@ impl Rows for Distributed<'_> {
         Ok(self.0.row(if wait { &TOUCH } else { &TRY_TOUCH }, id)?)
     }
 
-    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> PortResult<bool> {
-        self.0.insert(id, stored, wait)
+    fn insert(
+        &self,
+        id: RowId,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> PortResult<bool> {
+        self.0.insert(id, stored, expires, wait)
     }
 
-    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> PortResult<()> {
-        self.0.update(id, locked, stored)
+    fn update(
+        &self,
+        id: RowId,
+        locked: TupleId,
+        stored: &Stored,
+        expires: Option<Micros>,
+    ) -> PortResult<()> {
+        self.0.update(id, locked, stored, expires)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> PortResult<()> {
@@ -182,7 +194,14 @@ impl Rows for Distributed<'_> {
     /// Waits only with `wait`, and if the row was unlocked when it was read: a statement that waits locks the version
     /// that it finds afterwards, even if it isn't the one to replace. So if another transaction comes in between, a row
     /// can stay locked to the end of a transaction that took nothing from it.
-    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> PortResult<bool> {
+    fn replace(
+        &self,
+        id: RowId,
+        seen: &Row,
+        stored: &Stored,
+        _: Option<Micros>,
+        wait: bool,
+    ) -> PortResult<bool> {
         const REPLACE: Statement = Statement {
             sql: concat!(
                 "UPDATE @schema@.ratelimits SET ",

@@ -111,6 +111,7 @@
 //! - 40001 above READ COMMITTED if the other row is not in the snapshot (ExecCheckTIDVisible)
 //!   → not wanted: the latest state
 
+use ratelimit_core::Micros;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
     KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
@@ -143,7 +144,14 @@ impl Rows for Heap {
         RowFacts::LOCAL
     }
 
-    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
+    fn replace(
+        &self,
+        id: RowId,
+        seen: &Row,
+        stored: &Stored,
+        _: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool> {
         Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored))
     }
 
@@ -153,11 +161,11 @@ impl Rows for Heap {
         rows.map(|row| Ok(decode(row)?)).collect()
     }
 
-    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
+    fn insert(&self, id: RowId, stored: &Stored, _: Option<Micros>, wait: bool) -> Result<bool> {
         Ok(self.insert_row(id, stored, wait))
     }
 
-    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
+    fn update(&self, id: RowId, locked: TupleId, stored: &Stored, _: Option<Micros>) -> Result<()> {
         if self.update_version(id, locked, stored) {
             Ok(())
         } else {

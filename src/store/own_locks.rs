@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use lru::LruCache;
 use pgrx::pg_sys;
+use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result;
 use ratelimit_limiter::ports::{
     KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
@@ -93,12 +94,25 @@ impl<S: Rows> Rows for Noting<'_, S> {
         Ok(self.0.lock(id, wait)?.inspect(|_| note(id)))
     }
 
-    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
-        Ok(noted(id, self.0.insert(id, stored, wait)?))
+    fn insert(
+        &self,
+        id: RowId,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool> {
+        Ok(noted(id, self.0.insert(id, stored, expires, wait)?))
     }
 
-    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
-        Ok(noted(id, self.0.replace(id, seen, stored, wait)?))
+    fn replace(
+        &self,
+        id: RowId,
+        seen: &Row,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool> {
+        Ok(noted(id, self.0.replace(id, seen, stored, expires, wait)?))
     }
 
     fn remove(&self, keys: &[KeyRows]) -> Result<u64> {
@@ -120,8 +134,14 @@ impl<S: Rows> Rows for Noting<'_, S> {
         Ok(deleted)
     }
 
-    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
-        self.0.update(id, locked, stored)
+    fn update(
+        &self,
+        id: RowId,
+        locked: TupleId,
+        stored: &Stored,
+        expires: Option<Micros>,
+    ) -> Result<()> {
+        self.0.update(id, locked, stored, expires)
     }
 
     fn delete(&self, id: RowId, locked: TupleId) -> Result<()> {

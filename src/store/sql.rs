@@ -6,6 +6,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::BuiltinOid::{
     FLOAT8OID, INT4ARRAYOID, INT4OID, INT8OID, TEXTOID, TIDOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID,
 };
+use ratelimit_core::Micros;
 use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
     KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
@@ -134,7 +135,14 @@ impl Rows for Connection<'_> {
         RowFacts { locks_first: true, ..RowFacts::LOCAL }
     }
 
-    fn replace(&self, _: RowId, _seen: &Row, _: &Stored, _wait: bool) -> PortResult<bool> {
+    fn replace(
+        &self,
+        _: RowId,
+        _: &Row,
+        _: &Stored,
+        _: Option<Micros>,
+        _: bool,
+    ) -> PortResult<bool> {
         Ok(false)
     }
 
@@ -146,7 +154,7 @@ impl Rows for Connection<'_> {
         Ok(None)
     }
 
-    fn insert(&self, id: RowId, row: &Stored, _wait: bool) -> PortResult<bool> {
+    fn insert(&self, id: RowId, row: &Stored, _: Option<Micros>, _: bool) -> PortResult<bool> {
         // ON CONFLICT names no columns: that would choose the valid index only, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement = Statement {
@@ -166,7 +174,7 @@ impl Rows for Connection<'_> {
         Ok(self.execute(insert, &row_parameters(id, row))? > 0)
     }
 
-    fn update(&self, id: RowId, _: TupleId, row: &Stored) -> PortResult<()> {
+    fn update(&self, id: RowId, _: TupleId, row: &Stored, _: Option<Micros>) -> PortResult<()> {
         const UPDATE: Statement = Statement {
             sql: concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
             parameters: &ROW_PARAMETERS,
@@ -300,7 +308,7 @@ impl Connection<'_> {
             log: field(4).map(|log| unsafe { decode_log(log) }),
             added: field(5).map(float),
         };
-        Ok((shard, Row { stored: decode(shard, columns), tuple: TupleId::NONE }))
+        Ok((shard, Row { stored: decode(shard, columns), expires: None, tuple: TupleId::NONE }))
     }
 }
 

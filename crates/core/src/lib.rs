@@ -99,6 +99,7 @@
 
 pub mod config;
 pub mod headers;
+pub mod hold;
 pub mod kinds;
 pub mod lease;
 pub mod requests;

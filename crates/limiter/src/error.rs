@@ -1,5 +1,7 @@
 //! The limiter's errors. The extension gives each its SQLSTATE, detail and hint.
 
+use std::fmt;
+
 use ratelimit_core::config::ConfigError;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Kind};
@@ -70,6 +72,22 @@ pub enum LimiterError {
         /// The kind.
         kind: Kind,
     },
+    /// The limit can't have holds.
+    #[error("{function}() is not supported for {why}")]
+    NotForHolds {
+        /// The function.
+        function: &'static str,
+        /// The limit.
+        name: String,
+        /// Why.
+        why: NoHolds,
+    },
+    /// A hold of several limits was settled as one of one.
+    #[error("the hold is of {limits} limits")]
+    SeveralLimits {
+        /// How many.
+        limits: usize,
+    },
     /// A stored row has a value that no call writes, such as NaN.
     #[error("rate limit \"{name}\" has a stored {column} of {}", float_text(*.value))]
     BadState {
@@ -99,6 +117,27 @@ pub enum LimiterError {
     /// An error of the host, from below a port.
     #[error("{0}")]
     Host(Box<dyn std::error::Error>),
+}
+
+/// Why a limit can't have holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoHolds {
+    /// It is of this kind.
+    Kind(Kind),
+    /// It is in memory.
+    Memory,
+    /// It has shards.
+    Shards,
+}
+
+impl fmt::Display for NoHolds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NoHolds::Kind(kind) => kind.with_article(),
+            NoHolds::Memory => "a limit in memory",
+            NoHolds::Shards => "a limit with shards",
+        })
+    }
 }
 
 impl LimiterError {

@@ -14,6 +14,7 @@
 pub mod change;
 pub mod error;
 pub mod forget;
+pub mod holds;
 pub mod leases;
 pub mod ports;
 pub mod prune;

@@ -4,6 +4,7 @@
 
 mod definitions;
 mod entries;
+mod holds;
 mod rows;
 mod session;
 mod tally;
@@ -12,6 +13,7 @@ pub use definitions::{BlockInForce, Defined, Definitions, Encoding, ExemptKey, I
 pub use entries::{
     Absent, Entries, Id, Loaded, LockedEntries, NewKey, Pool, Retention, SavedKey, Seen,
 };
+pub use holds::{HoldRow, Holds};
 pub use rows::{KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId};
 pub use session::{Clock, Interrupts, Random, Subtransaction};
 pub use tally::{Counted, Tally, Verdict};
@@ -68,6 +70,15 @@ pub trait Host: Clock + Interrupts + Random + Subtransaction + Definitions + Tal
     /// # Errors
     /// A cancel.
     fn wait_for_save(&self) -> Result<bool>;
+
+    /// Runs `work` on the holds, also inside [`with_rows`](Host::with_rows).
+    ///
+    /// # Errors
+    /// Those of the host (0A000): there is no table of them, or it is distributed.
+    fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> Result<T>) -> Result<T>;
+
+    /// Whether there is a table of holds: where there is none, there are no holds.
+    fn has_holds(&self) -> bool;
 
     /// Refuses to write rows in a read-only transaction.
     ///

@@ -36,6 +36,8 @@ pub struct Status<'a> {
     pub block_reason: Option<Vec<u8>>,
     /// The wait until such a call passes, from `now`.
     pub retry_after: Option<Micros>,
+    /// The tokens of the key's holds that would come back if all were settled as unused now; `None` for an undefined name.
+    pub held: Option<f64>,
 }
 
 /// What denies a call.
@@ -208,6 +210,7 @@ fn undefined<'a>(
         limited_by: until.map(|_| LimitedBy::Block),
         block_reason: block.and_then(|block| block.reason),
         retry_after: until.and_then(|until| after_block(until, now, |_| Some(Micros(0)))),
+        held: None,
     }
 }
 
@@ -256,6 +259,7 @@ fn defined<'a>(
         limited_by,
         block_reason: until.and(block).and_then(|block| block.reason),
         retry_after,
+        held: Some(0.0),
     }
 }
 

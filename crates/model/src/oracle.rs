@@ -166,7 +166,7 @@ pub fn left_in_rows(
     let target =
         Target::defined::<Run>(NAME, KEYS[usize::from(key)], Rc::new(definition.clone()), None);
     let row = |(shard, version): &(i32, &Version)| {
-        (*shard, Row { stored: version.content.0.clone(), tuple: TupleId::NONE })
+        (*shard, Row { stored: version.content.0.clone(), expires: None, tuple: TupleId::NONE })
     };
     let shards = stores::of_rows(&target, rows.iter().map(row).collect(), now);
     shards.map_or(f64::INFINITY, |shards| shards.level(now).remaining)

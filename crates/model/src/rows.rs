@@ -1,5 +1,6 @@
 //! The rows of the table, in steps.
 
+use ratelimit_core::Micros;
 use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
     KeyRows, KeyedRow, Row, RowFacts, RowId, Rows, ShardRow, Stored, TupleId,
@@ -17,7 +18,7 @@ fn place(id: RowId) -> RowKey {
 
 /// A row that was found.
 fn row((tid, unlocked, Content(stored)): Found) -> Row {
-    Row { stored, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
+    Row { stored, expires: None, tuple: TupleId { tid: Some(tid), unlocked, writer: None } }
 }
 
 /// The version of a row.
@@ -130,7 +131,7 @@ impl Rows for Run<'_> {
         Ok(self.lock_newest(id, wait))
     }
 
-    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool> {
+    fn insert(&self, id: RowId, stored: &Stored, _: Option<Micros>, wait: bool) -> Result<bool> {
         let is_alone = self.insert_row(id, stored);
         if !is_alone && (wait || self.setting.access != AccessPath::Heap) {
             self.wait_for_inserter(id);
@@ -138,7 +139,7 @@ impl Rows for Run<'_> {
         Ok(is_alone)
     }
 
-    fn update(&self, _: RowId, locked: TupleId, stored: &Stored) -> Result<()> {
+    fn update(&self, _: RowId, locked: TupleId, stored: &Stored, _: Option<Micros>) -> Result<()> {
         let update = Primitive::Update(tid(locked), Content(stored.clone()));
         // The row is locked: no session sees the new version before the commit.
         let done = self.was(self.at_once(update));
@@ -156,7 +157,14 @@ impl Rows for Run<'_> {
         RowFacts { page: 2, batch, locks_first, ..RowFacts::LOCAL }
     }
 
-    fn replace(&self, _: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool> {
+    fn replace(
+        &self,
+        _: RowId,
+        seen: &Row,
+        stored: &Stored,
+        _: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool> {
         if self.setting.access != AccessPath::Heap {
             return Ok(false);
         }

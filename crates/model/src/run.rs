@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use ratelimit_core::Micros;
 use ratelimit_core::config::Definition;
-use ratelimit_limiter::error::Result;
+use ratelimit_limiter::error::{LimiterError, Result};
 use ratelimit_limiter::ports::{
-    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Host, Id, Interrupts,
-    Random, RowAccess, Rows, Subtransaction, Tally,
+    BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
+    Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
 };
 use ratelimit_limiter::target::{FOREVER, Store, has_no_rows};
 
@@ -312,6 +312,14 @@ impl Host for Run<'_> {
 
     fn entry_of(&self, (): ()) -> Id {
         unreachable!("nothing is counted")
+    }
+
+    fn with_holds<T>(&self, _: impl FnOnce(&dyn Holds) -> Result<T>) -> Result<T> {
+        Err(LimiterError::not_written())
+    }
+
+    fn has_holds(&self) -> bool {
+        false
     }
 
     fn refuse_read_only(&self) -> Result<()> {

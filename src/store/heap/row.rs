@@ -73,7 +73,7 @@ impl RawRow {
         let stored = decode(self.shard, columns);
         let tid = (block(&self.tid), self.tid.ip_posid);
         let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked, writer: None };
-        Ok((self.shard, Row { stored, tuple }))
+        Ok((self.shard, Row { stored, expires: None, tuple }))
     }
 }
 

@@ -32,6 +32,9 @@ pub trait InlineConfig {
     /// # Errors
     /// [`LimiterError::Config`](crate::error::LimiterError::Config) (22023).
     fn definition(&self) -> Result<Rc<Definition>>;
+
+    /// It as JSON, in the server's encoding, to be stored.
+    fn json(&self) -> Vec<u8>;
 }
 
 /// The definitions of limits, and the blocks of their keys.

@@ -104,6 +104,8 @@ impl TupleId {
 pub struct Row {
     /// What its columns say.
     pub stored: Stored,
+    /// No later than the first expiry of a hold of the key that gives tokens back; `None`: there is none.
+    pub expires: Option<Micros>,
     /// The version that was read.
     pub tuple: TupleId,
 }
@@ -137,7 +139,7 @@ impl KeyRows {
     pub fn without_states(&self) -> KeyRows {
         let row = |(shard, row): &ShardRow| {
             let stored = Stored::Reset { ts: Micros(0) };
-            (*shard, Row { stored, tuple: row.tuple })
+            (*shard, Row { stored, expires: row.expires, tuple: row.tuple })
         };
         let (name, key) = (self.name.clone(), self.key.clone());
         KeyRows { name, key, rows: self.rows.iter().map(row).collect() }
@@ -195,16 +197,28 @@ pub trait Rows {
     /// it is locked.
     fn lock(&self, id: RowId, wait: bool) -> Result<Option<Row>>;
 
-    /// Inserts a row. Where another transaction is inserting or deleting the same, waits for its end; direct access does
+    /// Inserts a row; `expires` as in [`Row`]. Where another transaction is inserting or deleting the same, waits for its end; direct access does
     /// so only with `wait`. False if the row is there; with direct access also after any wait, even if the other was
     /// rolled back: the caller reads the row again.
-    fn insert(&self, id: RowId, stored: &Stored, wait: bool) -> Result<bool>;
+    fn insert(
+        &self,
+        id: RowId,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool>;
 
     /// Updates a row that this transaction has locked.
     ///
     /// # Errors
     /// [`LimiterError::NotWritten`](crate::error::LimiterError::NotWritten) (55000).
-    fn update(&self, id: RowId, locked: TupleId, stored: &Stored) -> Result<()>;
+    fn update(
+        &self,
+        id: RowId,
+        locked: TupleId,
+        stored: &Stored,
+        expires: Option<Micros>,
+    ) -> Result<()>;
 
     /// Deletes a row that this transaction has locked.
     ///
@@ -214,7 +228,14 @@ pub trait Rows {
 
     /// Updates a row in one step if it is known to be unchanged since it was read; otherwise returns false, and has
     /// locked nothing. Waits for a lock on the row, or without `wait` returns false then as well.
-    fn replace(&self, id: RowId, seen: &Row, stored: &Stored, wait: bool) -> Result<bool>;
+    fn replace(
+        &self,
+        id: RowId,
+        seen: &Row,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool>;
 
     /// Deletes those of these keys of which each row is known to be unchanged since it was read, and none is locked by
     /// another transaction, as far as each takes one step; returns the number of rows.

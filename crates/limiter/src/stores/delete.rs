@@ -91,11 +91,11 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
         let Some(seen) = seen else { return reset_shards(host, rows, name, key) };
         let reset = seen.stored.reset().filter(|_| !Fault::ResetSkipped.is_on());
         let Some(reset) = reset else { return Ok(false) };
-        if rows.replace(id, &seen, &reset, false)? {
+        if rows.replace(id, &seen, &reset, None, false)? {
             return Ok(true);
         }
         let mut was_reset = false;
-        let reset = with_locked(host, rows, id, |Row { stored, tuple }| {
+        let reset = with_locked(host, rows, id, |Row { stored, tuple, .. }| {
             if stored.is_marker() {
                 return Ok(None);
             }
@@ -103,7 +103,7 @@ pub fn reset_key(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> 
                 was_reset = true;
                 return Ok(None);
             };
-            rows.update(id, tuple, &reset)?;
+            rows.update(id, tuple, &reset, None)?;
             Ok(Some(()))
         })?;
         if reset.is_some() || was_reset {
@@ -124,7 +124,7 @@ fn reset_shards(host: &impl Host, rows: &dyn Rows, name: &[u8], key: &[u8]) -> R
         };
         for (shard, row) in locked {
             if let Some(reset) = row.stored.reset() {
-                rows.update(RowId { name, key, shard }, row.tuple, &reset)?;
+                rows.update(RowId { name, key, shard }, row.tuple, &reset, None)?;
                 was = Some(());
             }
         }

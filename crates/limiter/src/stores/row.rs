@@ -37,8 +37,8 @@ pub(crate) fn apply<H: Host>(
         let Decided { answer, after } = change.decide(target, Contents::Row(stored), now)?;
         let Some(after) = after.map(Stored::State) else { return Ok(answer) };
         let written = match &seen {
-            None => rows.insert(id, &after, true)?,
-            Some(seen) => rows.replace(id, seen, &after, waits)?,
+            None => rows.insert(id, &after, None, true)?,
+            Some(seen) => rows.replace(id, seen, &after, seen.expires, waits)?,
         };
         if written {
             if !waits || host.now().minus(now) < rows.facts().patience {
@@ -77,7 +77,7 @@ fn change_after_wait(
     let Some(own) = rows.lock(id, true)? else { return Ok(None) };
     let Decided { answer, after } = change.decide(target, Contents::Row(seen), host.now())?;
     if let Some(after) = after.map(Stored::State).as_ref().or(seen) {
-        rows.update(id, own.tuple, after)?;
+        rows.update(id, own.tuple, after, own.expires)?;
     }
     Ok(Some(answer))
 }
@@ -90,7 +90,7 @@ fn change_locked(
     change: &Change,
 ) -> Result<Option<Answer>> {
     let (id, mut unchanged) = (target.row(0), None);
-    let changed = with_locked(host, rows, id, |Row { stored, tuple }| {
+    let changed = with_locked(host, rows, id, |Row { stored, expires, tuple }| {
         if stored.is_marker() {
             return Ok(None);
         }
@@ -100,7 +100,7 @@ fn change_locked(
             unchanged = Some(answer);
             return Ok(unchanged.take_if(|_| Fault::DeniedRowKept.is_on()));
         };
-        rows.update(id, tuple, &after)?;
+        rows.update(id, tuple, &after, expires)?;
         Ok(Some(answer))
     })?;
     Ok(changed.or(unchanged))

@@ -107,9 +107,10 @@ pub fn write<H: Host>(
         };
         let Some(stored) = stored else { return Ok(true) };
         let is_written = match &seen {
-            None => rows.insert(id, &stored, wait)?,
+            None => rows.insert(id, &stored, None, wait)?,
             Some(seen) if !rows.facts().locks_first && !seen.stored.is_marker() => {
-                rows.replace(id, seen, &stored, wait)? || Fault::LockedRowSkipped.is_on()
+                rows.replace(id, seen, &stored, seen.expires, wait)?
+                    || Fault::LockedRowSkipped.is_on()
             }
             Some(_) => write_locked(host, rows, id, &stored, wait)?,
         };
@@ -139,7 +140,7 @@ fn write_locked<H: Host>(
             }
         }
         let Some(root) = root else { return Ok(None) };
-        rows.update(id, root.tuple, stored)?;
+        rows.update(id, root.tuple, stored, root.expires)?;
         Ok(Some(()))
     })?;
     Ok(written.is_some())

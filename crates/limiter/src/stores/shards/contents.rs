@@ -36,6 +36,8 @@ pub(crate) struct KeyShards<'a> {
     pub(super) matches_limit: bool,
     /// The versions of the rows, for a limit that they match.
     pub(super) tuples: Vec<TupleId>,
+    /// As in [`Row`](crate::ports::Row), of row 0.
+    pub(super) expires: Option<Micros>,
 }
 
 /// Interprets all rows of a key at `now`, which is read after them.
@@ -46,6 +48,7 @@ pub(crate) fn interpret<'a>(
 ) -> Result<KeyShards<'a>> {
     let limit = target.limit();
     let shard_count = limit.shards();
+    let expires = rows.first().and_then(|(_, first)| first.expires);
     rows.retain(|(_, found)| !found.stored.is_marker());
     let wanted = (0..shard_count as usize).map(|shard| shard_number(shard_count, shard));
     let matches_limit = rows.iter().map(|&(number, _)| number).eq(wanted);
@@ -71,7 +74,7 @@ pub(crate) fn interpret<'a>(
         });
         Shards::unequal(limit, rows.collect::<Result<_>>()?)
     };
-    Ok(KeyShards { shards, matches_limit, tuples })
+    Ok(KeyShards { shards, matches_limit, tuples, expires })
 }
 
 /// Whether a row means something to a limit, or would if its value were one.
@@ -116,7 +119,7 @@ pub(super) fn lock_all<'a>(
 ) -> Result<Option<KeyShards<'a>>> {
     let (name, key, root) = (target.name, target.key, target.row(0));
     // Locked first by every change of their number, so that there is no other until this transaction ends.
-    if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER, true)? {
+    if lock_or_busy(rows, root, wait)?.is_none() && !rows.insert(root, &MARKER, None, true)? {
         return Ok(None);
     }
     let locked = match Fault::ReshardWithoutLocks.is_on() {
@@ -158,14 +161,15 @@ fn reshard(
     let Some(root) = root else { return Err(LimiterError::not_written()) };
     let states = shards.resharded(shard_count, now);
     if let [state] = &states[..] {
-        return rows.update(target.row(0), root.tuple, &Stored::State(state.clone()));
+        return rows.update(target.row(0), root.tuple, &Stored::State(state.clone()), root.expires);
     }
     if !root.stored.is_marker() {
-        rows.update(target.row(0), root.tuple, &MARKER)?;
+        rows.update(target.row(0), root.tuple, &MARKER, root.expires)?;
     }
     for (shard, state) in states.into_iter().enumerate() {
         host.check_for_interrupts();
-        rows.insert(target.row(shard_number(shard_count, shard)), &Stored::State(state), true)?;
+        let row = target.row(shard_number(shard_count, shard));
+        rows.insert(row, &Stored::State(state), None, true)?;
     }
     Ok(())
 }

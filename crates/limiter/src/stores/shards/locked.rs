@@ -20,17 +20,20 @@ pub struct LockedRows<'a> {
     pub shards: Shards<'a>,
     /// The locked rows; none where nothing is to be changed.
     pub locked: Vec<LockedShard>,
+    /// As in [`Row`], of row 0.
+    pub expires: Option<Micros>,
 }
 
 impl<'a> LockedRows<'a> {
     /// All rows of a key, locked.
     fn all(found: KeyShards<'a>) -> LockedRows<'a> {
-        LockedRows { shards: found.shards, locked: found.tuples.into_iter().enumerate().collect() }
+        let locked = found.tuples.into_iter().enumerate().collect();
+        LockedRows { shards: found.shards, locked, expires: found.expires }
     }
 
     /// A key of which no row is locked, as nothing of it is to be changed here.
     pub fn none(shards: Shards<'a>) -> LockedRows<'a> {
-        LockedRows { shards, locked: Vec::new() }
+        LockedRows { shards, locked: Vec::new(), expires: None }
     }
 
     /// Whether all of its rows are locked, or none.
@@ -62,7 +65,7 @@ impl<'a> LockedRows<'a> {
     ) -> Result<()> {
         if let ([_], [(_, tuple)]) = (shards.states(), &self.locked[..]) {
             shards.states_mut()[0] = after.clone();
-            return rows.update(target.row(0), *tuple, &Stored::State(after.clone()));
+            return rows.update(target.row(0), *tuple, &Stored::State(after.clone()), self.expires);
         }
         if self.locked.is_empty() {
             return Err(LimiterError::not_written()); // nothing would be taken
@@ -84,7 +87,7 @@ impl<'a> LockedRows<'a> {
     ) -> Result<LockedRows<'a>> {
         shards.states_mut()[shard] =
             target.state(shards.shard_limit(), Some(&row.stored), now)?.into_owned();
-        Ok(LockedRows { shards, locked: vec![(shard, row.tuple)] })
+        Ok(LockedRows { shards, locked: vec![(shard, row.tuple)], expires: row.expires })
     }
 }
 
@@ -116,14 +119,14 @@ pub fn lock<'a, H: Host>(
         let (mut shards, mut locked) = (shards, Vec::new());
         for other in 0..shard_count as usize {
             let id = target.row(shard_number(shard_count, other));
-            let Some(Row { stored, tuple }) = lock_or_busy(rows, id, wait)? else {
+            let Some(Row { stored, tuple, .. }) = lock_or_busy(rows, id, wait)? else {
                 return Ok(None);
             };
             shards.states_mut()[other] =
                 target.state(shards.shard_limit(), Some(&stored), now)?.into_owned();
             locked.push((other, tuple));
         }
-        return Ok(Some(LockedRows { shards, locked }));
+        return Ok(Some(LockedRows { shards, locked, expires: None }));
     }
     Ok(lock_all(host, rows, target, wait)?.map(LockedRows::all))
 }
@@ -139,7 +142,7 @@ fn lock_one<'a>(
     let found = match lock_or_busy(rows, id, wait)? {
         None => {
             // A row that was reset counts as none until it is written.
-            if !rows.insert(id, &Stored::Reset { ts: host.now() }, true)? {
+            if !rows.insert(id, &Stored::Reset { ts: host.now() }, None, true)? {
                 return Ok(None);
             }
             rows.lock(id, true)?
@@ -149,10 +152,10 @@ fn lock_one<'a>(
         }
         found => found,
     };
-    let Some(Row { stored, tuple }) = found else { return Ok(None) };
+    let Some(Row { stored, expires, tuple }) = found else { return Ok(None) };
     let state = target.state(target.limit(), Some(&stored), host.now())?.into_owned();
     let shards = Shards::new(target.limit(), vec![state]);
-    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)] }))
+    Ok(Some(LockedRows { shards, locked: vec![(0, tuple)], expires }))
 }
 
 /// Locks one row with room for the whole change, or a few unlocked ones.
@@ -174,7 +177,7 @@ fn lock_some<'a, H: Host>(
     }
     // `None`: the caller releases them, and then locks all rows.
     let locked = lock_free(host, rows, target, &mut shards, now, amount, false)?;
-    Ok(locked.map(|locked| LockedRows { shards, locked }))
+    Ok(locked.map(|locked| LockedRows { shards, locked, expires: None }))
 }
 
 /// Spreads the tokens of `after`, which they are to hold together, over the locked rows, and writes those that change.
@@ -193,7 +196,7 @@ pub(super) fn write(
         let state = &shards.states()[shard];
         if *state != before[shard] && !(shard == 1 && Fault::ShardForgotten.is_on()) {
             let row = target.row(shard_number(target.limit().shards(), shard));
-            rows.update(row, tuple, &Stored::State(state.clone()))?;
+            rows.update(row, tuple, &Stored::State(state.clone()), None)?;
         }
     }
     Ok(())

@@ -145,7 +145,7 @@ impl<H: Host> Sharded<'_, H> {
         }
         for number in host.own_rows(target.name, target.key) {
             let id = target.row(number);
-            let Some(Row { stored, tuple }) = rows.lock(id, true)? else { continue };
+            let Some(Row { stored, expires, tuple }) = rows.lock(id, true)? else { continue };
             if stored.is_marker() {
                 continue;
             }
@@ -158,7 +158,7 @@ impl<H: Host> Sharded<'_, H> {
             let contents = Contents::OneOf(&own, 0);
             let Decided { answer, after } = change.decide(target, contents, now)?;
             if let Some(after) = after.filter(|_| !Fault::CreditDropped.is_on()) {
-                rows.update(id, tuple, &Stored::State(after))?;
+                rows.update(id, tuple, &Stored::State(after), expires)?;
             }
             let (now, shards) = peek(*host, *rows, target)?;
             return Ok(left(answer, &shards, now));
@@ -177,8 +177,8 @@ impl<H: Host> Sharded<'_, H> {
         let Sharded { host, rows, target, change } = self;
         let mut unchanged = None;
         let changed = host.attempt(|| {
-            let Some(KeyShards { mut shards, tuples, .. }) = lock_all(*host, *rows, target, wait)?
-            else {
+            let all = lock_all(*host, *rows, target, wait)?;
+            let Some(KeyShards { mut shards, tuples, expires, .. }) = all else {
                 return Ok(None);
             };
             let now = host.now();
@@ -188,7 +188,7 @@ impl<H: Host> Sharded<'_, H> {
                 return Ok(None);
             };
             if let [tuple] = tuples[..] {
-                rows.update(target.row(0), tuple, &Stored::State(after))?;
+                rows.update(target.row(0), tuple, &Stored::State(after), expires)?;
                 return Ok(Some(answer));
             }
             let locked: Vec<LockedShard> = tuples.into_iter().enumerate().collect();
