@@ -269,7 +269,7 @@ SELECT call || '|' || error_of('SELECT ' || call, true) AS error FROM unnest(ARR
     'rl_hold(''hd/i'', ''k'', config => rl_sliding_window(5, ''1 minute''))',
     'rl_settle(''x'', -1)', 'rl_settle(''x'', ''NaN'')', 'rl_settle(''x'', ''Infinity'')', 'rl_settle(''x'', 1.5e15)', 'rl_settle(NULL, -1)']) call;
 BEGIN READ ONLY;
-SELECT error_of($$ SELECT rl_hold('hd', 'k') $$), error_of($$ SELECT rl_settle('each-1') $$);
+SELECT error_of($$ SELECT rl_hold('hd', 'k') $$) AS hold, error_of($$ SELECT rl_settle('each-1') $$) AS settle;
 ROLLBACK;
 -- 1 ms, 366 days, 1 and 200 bytes, and any count are allowed.
 SELECT ok, expires_at FROM rl_hold('hd', 'k', ttl => '1 millisecond', id => 'i');

@@ -171,9 +171,11 @@ SELECT call || '|' || error_of('SELECT ' || call, true) AS error FROM unnest(ARR
     'rl_hold_all(''[{"name": "ha/batch"}]'', NULL)', 'rl_hold_all(''[{"name": "ha/batch"}]'', ''0'')', 'rl_hold_all(''[{"name": "ha/batch"}]'', ''400 days'')',
     'rl_hold_all(''[{"name": "ha/batch"}]'', id => '''')', 'rl_hold_all(''[{"name": "ha/batch"}]'', on_expiry => ''none'')',
     'rl_hold_all(''[{"name": "ha/batch"}]'', on_expiry => NULL)', 'rl_hold_all(''[{"name": "ha/batch"}]'', throws => NULL)']) call;
+SELECT ok FROM rl_hold_all('[{"name": "ha/batch"}]', id => 'only');
 BEGIN READ ONLY;
-SELECT error_of($$ SELECT rl_hold_all('[{"name": "ha/batch"}]') $$), error_of($$ SELECT rl_settle_all('x') $$);
+SELECT error_of($$ SELECT rl_hold_all('[{"name": "ha/batch"}]') $$) AS hold, error_of($$ SELECT rl_settle_all('only') $$) AS settle;
 ROLLBACK;
+SELECT remaining FROM rl_settle_all('only', '0');
 
 \echo rights
 CREATE ROLE regress_rl_holder;
