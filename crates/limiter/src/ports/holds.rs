@@ -1,5 +1,6 @@
 //! The rows of holds.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use ratelimit_core::Micros;
@@ -47,8 +48,8 @@ pub trait Holds {
     /// Inserts a hold of a limit.
     fn insert(&self, row: &HoldRow) -> Result<()>;
 
-    /// Writes what a hold has of a limit.
-    fn update(&self, row: &HoldRow) -> Result<()>;
+    /// Writes what a hold has of a limit; false if it is gone.
+    fn update(&self, row: &HoldRow) -> Result<bool>;
 
     /// Writes `count`, `old` and `back` of holds of one key, in one statement.
     fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> Result<()>;
@@ -62,6 +63,21 @@ pub trait Holds {
 
     /// Deletes the holds of all keys of a name; returns how many.
     fn delete_of_name(&self, name: &[u8]) -> Result<u64>;
+
+    /// Deletes the holds of a key of all names, which reads the whole table; returns how many.
+    fn delete_of_all_names(&self, key: &[u8]) -> Result<u64>;
+
+    /// Lists the names and keys that have a hold with `count` above `old` which expires after `now`, whatever becomes of
+    /// it then; of one name or one key where they are given.
+    fn keys(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+        now: Micros,
+    ) -> Result<BTreeSet<(Vec<u8>, Vec<u8>)>>;
+
+    /// The sum of `count - old` of the holds of a key that expire after `now` and have a `taken_at` from `since` on.
+    fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> Result<f64>;
 
     /// Lists at most `most` keys after (name, key), in order, that have a hold which gives tokens back and has expired
     /// by `now`.
