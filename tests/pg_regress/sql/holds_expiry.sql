@@ -114,6 +114,9 @@ SELECT ok, held FROM rl_hold('he/llm', 'acme', 30000, id => 'l-a');
 SELECT ok, held FROM rl_hold('he/llm', 'acme', 30000, id => 'l-b', at_least => 1000, ttl => '6 seconds');
 -- 13.5 s of refill, but l-b expires before.
 SELECT ok, retry_after FROM rl_hold('he/llm', 'acme', 9000);
+SELECT count, ok, retry_after FROM (VALUES (2000), (18000), (39000), (40001), (1e15)) v (count), LATERAL rl_hold('he/llm', 'acme', v.count);
+SELECT ok, held, retry_after FROM rl_hold('he/llm', 'acme', 20000, '1 s', 'l-b');
+SELECT ok, held, retry_after FROM rl_hold('he/llm', 'acme', 29000, '1 s', 'l-b', at_least => 20000);
 SELECT ok, retry_after, retry_at FROM rl_limit('he/llm', 'acme', 9000);
 SELECT ok, retry_after FROM rl_check('he/llm', 'acme', 9000);
 SELECT ok, taken, retry_after FROM rl_take('he/llm', 'acme', 9000, at_least => 9000);
