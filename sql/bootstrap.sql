@@ -28,6 +28,7 @@ CREATE TABLE @extschema@.rateLimits (
     prior  double precision,
     log    timestamptz[],
     added  double precision,
+    expires timestamptz,
     PRIMARY KEY (name, key, shard)
 ) WITH (
     fillfactor = 40,
@@ -45,6 +46,7 @@ COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted;
 COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; concurrency: 0, which says that log has leases';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
 COMMENT ON COLUMN @extschema@.rateLimits.added IS 'fixed window: tokens that this window has added since it began; NULL: unknown, as in rows of 1.0.0';
+COMMENT ON COLUMN @extschema@.rateLimits.expires IS 'no later than when the first hold of the key expires that then gives tokens back; NULL: there is none';
 
 CREATE TABLE @extschema@.rl_config (
     name    text COLLATE "C" NOT NULL,
@@ -72,7 +74,41 @@ COMMENT ON COLUMN @extschema@.rl_blocks.key IS 'key that is blocked; up to 1024 
 COMMENT ON COLUMN @extschema@.rl_blocks.until IS 'end of the block; infinity: blocked indefinitely';
 COMMENT ON COLUMN @extschema@.rl_blocks.reason IS 'why the key is blocked, for rl_status; at most 200 bytes';
 
--- Dumps carry limits, state and blocks.
+-- A row of a hold is inserted and deleted, and seldom updated between: most of a page is used.
+CREATE TABLE @extschema@.rl_holds (
+    id          text COLLATE "C" NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL DEFAULT '',
+    count       double precision NOT NULL,
+    old         double precision NOT NULL DEFAULT 0,
+    back        double precision NOT NULL DEFAULT 0,
+    taken_at    timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    charge      boolean NOT NULL,
+    config      jsonb,
+    PRIMARY KEY (id, name, key)
+) WITH (
+    fillfactor = 80,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_cost_delay = 0
+);
+CREATE INDEX rl_holds_of_key ON @extschema@.rl_holds (name, key, charge, expires_at);
+ALTER TABLE @extschema@.rl_holds OWNER TO @extowner@;
+COMMENT ON TABLE @extschema@.rl_holds IS 'rate limiter: tokens that are held until it is known how many were used, one row per hold, name and key';
+COMMENT ON COLUMN @extschema@.rl_holds.id IS 'id of the hold; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rl_holds.name IS 'name of the limit; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rl_holds.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
+COMMENT ON COLUMN @extschema@.rl_holds.count IS 'tokens that the hold has taken and not given back; concurrency: slots';
+COMMENT ON COLUMN @extschema@.rl_holds.old IS 'of these, tokens that can''t come back: of ended windows, or after its expiry';
+COMMENT ON COLUMN @extschema@.rl_holds.back IS 'tokens that came back when it expired';
+COMMENT ON COLUMN @extschema@.rl_holds.taken_at IS 'when the tokens beyond old were taken; concurrency: the id of its lease (a number, stored as a time)';
+COMMENT ON COLUMN @extschema@.rl_holds.expires_at IS 'when it expires; a settlement counts for a day more';
+COMMENT ON COLUMN @extschema@.rl_holds.charge IS 'whether its tokens stay taken when it expires';
+COMMENT ON COLUMN @extschema@.rl_holds.config IS 'config that the call passed; NULL: the name is defined';
+
+-- Dumps carry limits, state, blocks and holds.
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.ratelimits', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_config', '');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_blocks', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_holds', '');

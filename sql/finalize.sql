@@ -43,6 +43,7 @@ $$;
 
 REVOKE ALL ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all,
+    @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,
@@ -52,6 +53,7 @@ REVOKE ALL ON FUNCTION
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     @extschema@.rl_limit, @extschema@.rl_check, @extschema@.rl_take, @extschema@.rl_credit, @extschema@.rl_limit_all,
+    @extschema@.rl_hold, @extschema@.rl_settle, @extschema@.rl_hold_all, @extschema@.rl_settle_all,
     @extschema@.rl_check_all, @extschema@.rl_reset, @extschema@.rl_reset_all, @extschema@.rl_define,
     @extschema@.rl_undefine, @extschema@.rl_status, @extschema@.rl_prune, @extschema@.rl_headers, @extschema@.rl_headers_all,
     @extschema@.rl_trigger, @extschema@.rl_stats, @extschema@.rl_stats_reset, @extschema@.rl_top_denied,

@@ -57,6 +57,43 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
 AS 'MODULE_PATHNAME', 'rl_check_all';
 COMMENT ON FUNCTION @extschema@.rl_check_all IS 'reports whether rl_limit_all would succeed; takes no tokens, locks and writes nothing';
 
+-- Holds: takes of as many tokens as a call may use, of which it gives back what it did not use.
+
+CREATE FUNCTION @extschema@.rl_hold(
+    name text, key text DEFAULT '', count double precision DEFAULT 1, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL,
+    at_least double precision DEFAULT NULL, on_expiry text DEFAULT 'refund', reserve boolean DEFAULT false,
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL,
+    OUT ok boolean, OUT hold text, OUT held double precision, OUT expires_at timestamptz, OUT retry_after double precision,
+    OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_hold';
+COMMENT ON FUNCTION @extschema@.rl_hold IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl is over; the same id again is the same hold';
+
+CREATE FUNCTION @extschema@.rl_settle(hold text, used double precision DEFAULT NULL)
+RETURNS @extschema@.rl_result
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_settle';
+COMMENT ON FUNCTION @extschema@.rl_settle IS 'ends a hold: gives back what was not used, or takes what was used beyond it; used NULL: all of it; ok is false if there is no such hold';
+
+CREATE FUNCTION @extschema@.rl_hold_all(
+    requests jsonb, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL, on_expiry text DEFAULT 'refund',
+    throws boolean DEFAULT false)
+RETURNS TABLE (
+    n integer, name text, key text, ok boolean, allows boolean, hold text, held double precision, expires_at timestamptz,
+    retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
+    reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_hold_all';
+COMMENT ON FUNCTION @extschema@.rl_hold_all IS 'holds tokens of several rate limits and slots of concurrency limits, all or nothing, as one hold; returns one row per request';
+
+CREATE FUNCTION @extschema@.rl_settle_all(hold text, used jsonb DEFAULT NULL)
+RETURNS TABLE (
+    name text, key text, retry_after double precision, retry_at timestamptz, remaining double precision,
+    capacity double precision, reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_settle_all';
+COMMENT ON FUNCTION @extschema@.rl_settle_all IS 'ends a hold of several rate limits; used is a number for all, or an object by name; no rows if there is no such hold';
+
 -- Leases of concurrency limits.
 
 CREATE FUNCTION @extschema@.rl_acquire(
@@ -175,7 +212,7 @@ CREATE FUNCTION @extschema@.rl_prune(max_rows integer DEFAULT 10000, undefined_i
 RETURNS bigint
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_prune';
-COMMENT ON FUNCTION @extschema@.rl_prune IS 'deletes a batch of expired blocks and idle rows; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_prune IS 'gives back the tokens of expired holds, and deletes a batch of expired blocks, holds that expired a day ago and idle rows; returns how many';
 
 -- The current state of limits.
 

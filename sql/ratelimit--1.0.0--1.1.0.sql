@@ -27,7 +27,7 @@ $$;
 
 -- One statement: no weaker lock comes before its own. It rewrites no row.
 -- At a fill factor of 70, a thousand hot rows outgrew their pages.
-ALTER TABLE @extschema@.rateLimits ADD COLUMN added double precision, SET (fillfactor = 40);
+ALTER TABLE @extschema@.rateLimits ADD COLUMN added double precision, ADD COLUMN expires timestamptz, SET (fillfactor = 40);
 
 -- At a cost of 10000 the calls of one statement over some thousand rows turned JIT on.
 ALTER FUNCTION @extschema@.rl_limit(text, text, float8, boolean, boolean, jsonb) COST 200;
@@ -155,6 +155,82 @@ RETURNS record
 LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
 AS 'MODULE_PATHNAME', 'rl_take';
 COMMENT ON FUNCTION @extschema@.rl_take(text, text, float8, float8, boolean, jsonb) IS 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least; returns how many';
+
+-- Holds: takes of as many tokens as a call may use, of which it gives back what it did not use.
+-- A row of a hold is inserted and deleted, and seldom updated between: most of a page is used.
+CREATE TABLE @extschema@.rl_holds (
+    id          text COLLATE "C" NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL DEFAULT '',
+    count       double precision NOT NULL,
+    old         double precision NOT NULL DEFAULT 0,
+    back        double precision NOT NULL DEFAULT 0,
+    taken_at    timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    charge      boolean NOT NULL,
+    config      jsonb,
+    PRIMARY KEY (id, name, key)
+) WITH (
+    fillfactor = 80,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_cost_delay = 0
+);
+CREATE INDEX rl_holds_of_key ON @extschema@.rl_holds (name, key, charge, expires_at);
+DO LANGUAGE plpgsql $$
+BEGIN
+    EXECUTE pg_catalog.format('ALTER TABLE @extschema@.rl_holds OWNER TO %I',
+                              (SELECT pg_catalog.pg_get_userbyid(relowner) FROM pg_catalog.pg_class
+                               WHERE oid OPERATOR(pg_catalog.=) '@extschema@.rl_config'::pg_catalog.regclass::pg_catalog.oid));
+END
+$$;
+COMMENT ON TABLE @extschema@.rl_holds IS 'rate limiter: tokens that are held until it is known how many were used, one row per hold, name and key';
+COMMENT ON COLUMN @extschema@.rl_holds.id IS 'id of the hold; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rl_holds.name IS 'name of the limit; 1 to 200 bytes';
+COMMENT ON COLUMN @extschema@.rl_holds.key IS 'key, such as a user or a tenant; up to 1024 bytes, empty for a limit without keys';
+COMMENT ON COLUMN @extschema@.rl_holds.count IS 'tokens that the hold has taken and not given back; concurrency: slots';
+COMMENT ON COLUMN @extschema@.rl_holds.old IS 'of these, tokens that can''t come back: of ended windows, or after its expiry';
+COMMENT ON COLUMN @extschema@.rl_holds.back IS 'tokens that came back when it expired';
+COMMENT ON COLUMN @extschema@.rl_holds.taken_at IS 'when the tokens beyond old were taken; concurrency: the id of its lease (a number, stored as a time)';
+COMMENT ON COLUMN @extschema@.rl_holds.expires_at IS 'when it expires; a settlement counts for a day more';
+COMMENT ON COLUMN @extschema@.rl_holds.charge IS 'whether its tokens stay taken when it expires';
+COMMENT ON COLUMN @extschema@.rl_holds.config IS 'config that the call passed; NULL: the name is defined';
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.rl_holds', '');
+CREATE FUNCTION @extschema@.rl_hold(
+    name text, key text DEFAULT '', count double precision DEFAULT 1, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL,
+    at_least double precision DEFAULT NULL, on_expiry text DEFAULT 'refund', reserve boolean DEFAULT false,
+    throws boolean DEFAULT false, config jsonb DEFAULT NULL,
+    OUT ok boolean, OUT hold text, OUT held double precision, OUT expires_at timestamptz, OUT retry_after double precision,
+    OUT retry_at timestamptz, OUT remaining double precision, OUT capacity double precision, OUT reset_at timestamptz)
+RETURNS record
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_hold';
+COMMENT ON FUNCTION @extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb) IS 'takes count tokens from a rate limit until rl_settle says how many of them were used, or ttl is over; the same id again is the same hold';
+
+CREATE FUNCTION @extschema@.rl_settle(hold text, used double precision DEFAULT NULL)
+RETURNS @extschema@.rl_result
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200
+AS 'MODULE_PATHNAME', 'rl_settle';
+COMMENT ON FUNCTION @extschema@.rl_settle(text, float8) IS 'ends a hold: gives back what was not used, or takes what was used beyond it; used NULL: all of it; ok is false if there is no such hold';
+
+CREATE FUNCTION @extschema@.rl_hold_all(
+    requests jsonb, ttl interval DEFAULT '10 minutes', id text DEFAULT NULL, on_expiry text DEFAULT 'refund',
+    throws boolean DEFAULT false)
+RETURNS TABLE (
+    n integer, name text, key text, ok boolean, allows boolean, hold text, held double precision, expires_at timestamptz,
+    retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
+    reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_hold_all';
+COMMENT ON FUNCTION @extschema@.rl_hold_all(jsonb, interval, text, text, boolean) IS 'holds tokens of several rate limits and slots of concurrency limits, all or nothing, as one hold; returns one row per request';
+
+CREATE FUNCTION @extschema@.rl_settle_all(hold text, used jsonb DEFAULT NULL)
+RETURNS TABLE (
+    name text, key text, retry_after double precision, retry_at timestamptz, remaining double precision,
+    capacity double precision, reset_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 200 ROWS 10
+AS 'MODULE_PATHNAME', 'rl_settle_all';
+COMMENT ON FUNCTION @extschema@.rl_settle_all(text, jsonb) IS 'ends a hold of several rate limits; used is a number for all, or an object by name; no rows if there is no such hold';
 
 -- Concurrency, exemptions, states, and limits over a log.
 CREATE FUNCTION @extschema@.rl_concurrency(slots integer, ttl interval)
@@ -534,12 +610,16 @@ END
 $$;
 
 REVOKE ALL ON FUNCTION
+    @extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb), @extschema@.rl_settle(text, float8),
+    @extschema@.rl_hold_all(jsonb, interval, text, text, boolean), @extschema@.rl_settle_all(text, jsonb),
     @extschema@.rl_memory(), @extschema@.rl_save(), @extschema@.rl_stats(), @extschema@.rl_stats_reset(text), @extschema@.rl_top_denied(text, integer),
     @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_state(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
     @extschema@.rl_extend(text, jsonb), @extschema@.rl_release(text, jsonb), @extschema@.rl_block(text, text, interval, timestamptz, text), @extschema@.rl_unblock(text, text),
     @extschema@.rl_headers_all(jsonb, text), @extschema@.rl_take(text, text, float8, float8, boolean, jsonb), @extschema@.rl_forget(text), @extschema@.rl_blocks_changed()
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
+    @extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb), @extschema@.rl_settle(text, float8),
+    @extschema@.rl_hold_all(jsonb, interval, text, text, boolean), @extschema@.rl_settle_all(text, jsonb),
     @extschema@.rl_memory(), @extschema@.rl_save(), @extschema@.rl_stats(), @extschema@.rl_stats_reset(text), @extschema@.rl_top_denied(text, integer),
     @extschema@.rl_distribute(integer, regclass), @extschema@.rl_undistribute(), @extschema@.rl_node(text, text), @extschema@.rl_state(text, text, jsonb), @extschema@.rl_acquire(text, text, float8, boolean, jsonb),
     @extschema@.rl_extend(text, jsonb), @extschema@.rl_release(text, jsonb), @extschema@.rl_block(text, text, interval, timestamptz, text), @extschema@.rl_unblock(text, text),
@@ -577,6 +657,10 @@ BEGIN
                   '@extschema@.rl_state(text, text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_acquire(text, text, float8, boolean, jsonb)'::pg_catalog.regprocedure,
                   '@extschema@.rl_extend(text, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_release(text, jsonb)'::pg_catalog.regprocedure,
                   '@extschema@.rl_block(text, text, interval, timestamptz, text)'::pg_catalog.regprocedure, '@extschema@.rl_unblock(text, text)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_hold(text, text, float8, interval, text, float8, text, boolean, boolean, jsonb)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_settle(text, float8)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_hold_all(jsonb, interval, text, text, boolean)'::pg_catalog.regprocedure,
+                  '@extschema@.rl_settle_all(text, jsonb)'::pg_catalog.regprocedure,
                   '@extschema@.rl_forget(text)'::pg_catalog.regprocedure,
                   '@extschema@.rl_take(text, text, float8, float8, boolean, jsonb)'::pg_catalog.regprocedure, '@extschema@.rl_headers_all(jsonb, text)'::pg_catalog.regprocedure
               ]::pg_catalog.oid[]))
@@ -646,6 +730,7 @@ COMMENT ON COLUMN @extschema@.rateLimits.ts IS 'time at which value was counted;
 COMMENT ON COLUMN @extschema@.rateLimits.prior IS 'sliding window: tokens used in the previous window; concurrency: 0, which says that log has leases';
 COMMENT ON COLUMN @extschema@.rateLimits.log IS 'sliding log: time of each token taken, oldest first; concurrency: for each slot, the id of its lease (a number, stored as a time) and when it expires';
 COMMENT ON COLUMN @extschema@.rateLimits.added IS 'fixed window: tokens that this window has added since it began; NULL: unknown, as in rows of 1.0.0';
+COMMENT ON COLUMN @extschema@.rateLimits.expires IS 'no later than when the first hold of the key expires that then gives tokens back; NULL: there is none';
 COMMENT ON TABLE @extschema@.rl_config IS 'rate limiter: defined limits; a row with a key overrides the limit for that key';
 COMMENT ON COLUMN @extschema@.rl_config.name IS 'name of the limit; 1 to 200 bytes';
 COMMENT ON COLUMN @extschema@.rl_config.key IS 'key that this row applies to; up to 1024 bytes, empty: every key without a row of its own';
@@ -659,7 +744,7 @@ COMMENT ON FUNCTION @extschema@.rl_reset_all(text) IS 'makes a rate limit full a
 COMMENT ON FUNCTION @extschema@.rl_define(text, jsonb, text) IS 'creates or replaces a rate limit, or its override for one key; false if nothing changed';
 COMMENT ON FUNCTION @extschema@.rl_undefine(text, text) IS 'drops a rate limit, or its override for one key; keeps the state; false if there was none';
 COMMENT ON FUNCTION @extschema@.rl_status(text, text) IS 'current state of the rate limits in use, one row per name and key; of one name or key if given';
-COMMENT ON FUNCTION @extschema@.rl_prune(integer, interval) IS 'deletes a batch of expired blocks and idle rows; returns how many';
+COMMENT ON FUNCTION @extschema@.rl_prune(integer, interval) IS 'gives back the tokens of expired holds, and deletes a batch of expired blocks, holds that expired a day ago and idle rows; returns how many';
 COMMENT ON FUNCTION @extschema@.rl_token_bucket(float8, interval, float8, float8, integer) IS 'config of a token bucket: rate tokens per period, refilled continuously up to capacity';
 COMMENT ON FUNCTION @extschema@.rl_fixed_window(float8, interval, float8, float8, integer, timestamptz, boolean, text) IS 'config of a fixed window: rate tokens are added at the start of each window, up to capacity';
 COMMENT ON FUNCTION @extschema@.rl_headers(text, @extschema@.rl_result, text, jsonb, text) IS 'HTTP headers for the result of a call; style ietf, github or postgrest';

@@ -9,6 +9,7 @@ mod calculate;
 mod definitions;
 mod forget;
 mod headers;
+mod holds;
 mod keys;
 mod leases;
 mod limits;
@@ -39,6 +40,10 @@ pub const DECLARED: &[crate::declaration::declared::Declaration] = &[
     forget::rl_forget,
     headers::rl_headers,
     headers::rl_headers_all,
+    holds::rl_hold,
+    holds::rl_hold_all,
+    holds::rl_settle,
+    holds::rl_settle_all,
     keys::rl_key,
     leases::rl_acquire,
     leases::rl_extend,

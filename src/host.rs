@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use ratelimit_core::Micros;
-use ratelimit_core::config::{Definition, StoreKind};
-use ratelimit_limiter::error::{LimiterError, Result as PortResult};
+use ratelimit_core::config::{Definition, MAX_BYTES, StoreKind};
+use ratelimit_limiter::error::Result as PortResult;
 use ratelimit_limiter::ports::{
     BlockInForce, Clock, Counted, Defined, Definitions, Encoding, ExemptKey, Holds, Host, Id,
     InlineConfig, Interrupts, Random, RowAccess, Rows, Subtransaction, Tally,
@@ -21,6 +21,7 @@ use crate::schema::settings::{self, Access};
 use crate::schema::spi;
 use crate::store::distributed::Distributed;
 use crate::store::heap::Heap;
+use crate::store::holds::SqlHolds;
 use crate::store::memory::writer::{self, Origin};
 use crate::store::memory::{Memory, SavedMemory, SharedEntries};
 use crate::store::own_locks::{self, Noting};
@@ -193,7 +194,8 @@ impl InlineConfig for CallConfig<'_> {
     }
 
     fn json(&self) -> Vec<u8> {
-        Vec::new()
+        // It has been parsed, and so is not too long.
+        self.0.to_server_json(MAX_BYTES).map_or(Vec::new(), <[u8]>::to_vec)
     }
 }
 
@@ -258,12 +260,25 @@ impl Host for Session<'_> {
         })?)
     }
 
-    fn with_holds<T>(&self, _: impl FnOnce(&dyn Holds) -> PortResult<T>) -> PortResult<T> {
-        Err(LimiterError::not_written())
+    /// Under the lock that the call has on the table of rows, which comes first.
+    ///
+    /// # Errors
+    /// [`Error::NoHolds`], [`Error::HoldsOnCitus`] (0A000).
+    fn with_holds<T>(&self, work: impl FnOnce(&dyn Holds) -> PortResult<T>) -> PortResult<T> {
+        let catalog = self.catalog;
+        let table = catalog.rl_holds.ok_or(Error::NoHolds)?;
+        if catalog.rate_limits.distributed || table.distributed {
+            return Err(Error::HoldsOnCitus.into());
+        }
+        let lock = catalog::first_lock();
+        Ok(spi::with_owner(catalog, table, lock, |sql| {
+            Ok(work(&SqlHolds { sql, parse: definitions::inline })?)
+        })?)
     }
 
     fn has_holds(&self) -> bool {
-        false
+        let holds = self.catalog.rl_holds.filter(|holds| !holds.distributed);
+        holds.is_some() && !self.catalog.rate_limits.distributed
     }
 
     fn entries(&self) -> PortResult<&SharedEntries> {

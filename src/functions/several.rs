@@ -50,13 +50,28 @@ sql_function! {
     }
 }
 
-/// Reads the list, makes the call, and returns its rows. 22023: an invalid list; PT429 with `throws` if it is denied.
+/// Makes a call, and returns its rows. 22023: an invalid list; PT429 with `throws` if it is denied.
 fn answer_all(
     call: &Call,
     make: impl FnOnce(&[Request]) -> Result<Vec<RequestOutcome>>,
     given: Jsonb,
     throws: bool,
 ) -> Result<Rows<RequestRow>> {
+    with_requests(given, |list| {
+        let outcomes = make(list)?;
+        if throws && let Some(denied) = denied_of_all(list, || outcomes.iter()) {
+            return Err(denied);
+        }
+        let rows = call.rows()?;
+        for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {
+            rows.put(row(n, request, outcome));
+        }
+        Ok(rows)
+    })
+}
+
+/// Reads a list of requests, and runs `work` on it. 22023: an invalid list.
+pub fn with_requests<T>(given: Jsonb, work: impl FnOnce(&[Request]) -> Result<T>) -> Result<T> {
     refuse_long_list("requests", given)?;
     let json = given.to_exact_json("requests", requests::MAX_BYTES)?;
     let _larger = larger_reserve(json.len());
@@ -83,24 +98,19 @@ fn answer_all(
         };
         list.push(checked().map_err(|error| LimiterError::in_request(n + 1, error))?);
     }
-    let outcomes = make(&list)?;
-    if throws && let Some(denied) = denied(&list, &outcomes) {
-        return Err(denied);
-    }
-    let rows = call.rows()?;
-    for (n, (request, outcome)) in list.iter().zip(&outcomes).enumerate() {
-        rows.put(row(n, request, outcome));
-    }
-    Ok(rows)
+    work(&list)
 }
 
 /// Returns the error of a denied call: about the request that refuses and has the longest wait, or first about one that
 /// can never succeed.
-fn denied(list: &[Request], outcomes: &[RequestOutcome]) -> Option<Error> {
-    if outcomes.iter().all(|outcome| outcome.answer.ok) {
+pub fn denied_of_all<'o, O: Iterator<Item = &'o RequestOutcome>>(
+    list: &[Request],
+    outcomes: impl Fn() -> O,
+) -> Option<Error> {
+    if outcomes().all(|outcome| outcome.answer.ok) {
         return None;
     }
-    let (request, outcome) = list.iter().zip(outcomes).max_by_key(|(_, outcome)| {
+    let (request, outcome) = list.iter().zip(outcomes()).max_by_key(|(_, outcome)| {
         let refuses = !outcome.allows && outcome.answer.enforced;
         let wait = outcome.answer.retry_after.unwrap_or(Micros(i64::MAX));
         (refuses, wait, outcome.never)

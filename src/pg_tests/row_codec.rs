@@ -15,7 +15,7 @@ mod tests {
     const STORES: [&str; 2] = ["heap", "sql"];
 
     /// Makes the table what 1.0.0 made.
-    const OF_1_0: &str = "ALTER TABLE ratelimits DROP added; CREATE TABLE other (LIKE ratelimits INCLUDING ALL);
+    const OF_1_0: &str = "ALTER TABLE ratelimits DROP added, DROP expires; CREATE TABLE other (LIKE ratelimits INCLUDING ALL);
         ALTER EXTENSION ratelimit DROP TABLE ratelimits; DROP TABLE ratelimits; ALTER TABLE other RENAME TO ratelimits;
         ALTER INDEX other_pkey RENAME TO ratelimits_pkey; ALTER EXTENSION ratelimit ADD TABLE ratelimits";
 
@@ -294,7 +294,7 @@ mod tests {
             }
         }
         // Plans and slots made for it are not used on the table of today.
-        run("ALTER TABLE ratelimits ADD added double precision");
+        run("ALTER TABLE ratelimits ADD added double precision, ADD expires timestamptz");
         for access in STORES {
             by(access);
             let id = RowId { name: b"codec", key: access.as_bytes(), shard: 0 };

@@ -44,6 +44,7 @@ mod tests {
         ("ALTER TABLE ratelimits ADD note text; ALTER TABLE ratelimits DROP note", "has different columns"),
         ("ALTER TABLE ratelimits DROP log", "has different columns"),
         ("ALTER TABLE ratelimits DROP added", "has different columns"),
+        ("ALTER TABLE ratelimits DROP expires", "has different columns"),
         ("ALTER TABLE ratelimits ALTER added SET NOT NULL", "has an altered column"),
         ("ALTER TABLE ratelimits RENAME prior TO before", "has different columns"),
         ("ALTER TABLE ratelimits ALTER prior TYPE real", "has different columns"),

@@ -30,12 +30,14 @@ pub struct Catalog {
     pub rl_config: Table,
     /// rl_blocks; `None` where the extension's SQL is of an older version, until it is updated.
     pub rl_blocks: Option<Table>,
+    /// rl_holds, likewise.
+    pub rl_holds: Option<Table>,
     /// The primary key's index, for direct access to rateLimits, or the reason why it needs SQL.
     pub index: std::result::Result<pg_sys::Oid, &'static str>,
     /// Whether the primary key of rateLimits is unaltered, which rules out two rows of one key.
     pub usual_key: bool,
-    /// Whether rateLimits has the column `added`: that of 1.0.0 doesn't, until ALTER EXTENSION.
-    pub has_added: bool,
+    /// Whether rateLimits has the columns `added` and `expires`: that of 1.0.0 doesn't, until ALTER EXTENSION.
+    pub has_new_columns: bool,
     /// The function `rl_define`, whose EXECUTE privilege a config in a call requires.
     pub rl_define: pg_sys::Oid,
 }
@@ -273,6 +275,7 @@ fn cached(function: pg_sys::Oid) -> Result<Rc<Catalog>> {
         rate_limits: catalog.rate_limits.oid,
         rl_config: catalog.rl_config.oid,
         rl_blocks: catalog.rl_blocks.map(|blocks| blocks.oid),
+        rl_holds: catalog.rl_holds.map(|holds| holds.oid),
     }));
     CACHED.set(Some(Cached { catalog: catalog.clone(), changes }));
     Ok(catalog)
@@ -300,7 +303,7 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
         }
         let index = unaltered_table::index_of(relation);
         let usual_key = unaltered_table::unaltered_key(relation).is_some();
-        let has_added = unaltered_table::has_added(relation);
+        let has_new_columns = unaltered_table::has_new_columns(relation);
         // Callers lock the table before they use it.
         pg_sys::table_close(relation, lock);
         Ok(Catalog {
@@ -310,11 +313,15 @@ unsafe fn read(namespace: pg_sys::Oid) -> Result<Catalog> {
             rate_limits,
             index,
             usual_key,
-            has_added,
+            has_new_columns,
             rl_config: table(extension, namespace, c"rl_config", "rl_config")?,
             rl_blocks: match table(extension, namespace, c"rl_blocks", "rl_blocks") {
                 Err(missing) if has_blocks(namespace) => return Err(missing),
                 blocks => blocks.ok(),
+            },
+            rl_holds: match table(extension, namespace, c"rl_holds", "rl_holds") {
+                Err(missing) if has_holds(namespace) => return Err(missing),
+                holds => holds.ok(),
             },
             rl_define: rl_define(namespace),
         })
@@ -443,6 +450,16 @@ unsafe fn rl_define(namespace: pg_sys::Oid) -> pg_sys::Oid {
 unsafe fn has_blocks(namespace: pg_sys::Oid) -> bool {
     // SAFETY: as the caller says.
     unsafe { function(namespace, c"rl_blocks_changed", &[]) != pg_sys::InvalidOid }
+}
+
+/// Whether the extension's SQL knows holds.
+///
+/// # Safety
+/// Inside a transaction.
+unsafe fn has_holds(namespace: pg_sys::Oid) -> bool {
+    let arguments = [pg_sys::TEXTOID, pg_sys::FLOAT8OID];
+    // SAFETY: as the caller says.
+    unsafe { function(namespace, c"rl_settle", &arguments) != pg_sys::InvalidOid }
 }
 
 /// Finds a function by its arguments; `InvalidOid` if there is none.

@@ -8,7 +8,7 @@ use ratelimit_core::requests::RequestError;
 use ratelimit_core::state::StateError;
 use ratelimit_core::text::float_text;
 use ratelimit_core::{ArgumentError, Kind, Micros};
-use ratelimit_limiter::error::LimiterError;
+use ratelimit_limiter::error::{LimiterError, NoHolds};
 use ratelimit_pg::error::{PgError, Qualifier, Raised, Report};
 use serde_json::json;
 
@@ -53,6 +53,12 @@ pub enum Error {
     /// A saved limit, where several nodes share the table.
     #[error("limits in memory can't be saved where Citus distributes the table rateLimits")]
     SavedOnCitus,
+    /// The extension's SQL is older than holds.
+    #[error("the table rl_holds does not exist yet")]
+    NoHolds,
+    /// Holds, where several nodes share the table.
+    #[error("tokens can't be held where Citus distributes the table rateLimits")]
+    HoldsOnCitus,
     /// PREPARE TRANSACTION after a definition was changed from or to a saved one.
     #[error("cannot PREPARE a transaction that has changed the store of rate limit \"{name}\"")]
     Prepared { name: String },
@@ -128,6 +134,10 @@ impl Raised for Error {
             Error::SavedOnCitus => report(b"0A000")
                 .detail("Each node counts for itself in memory, and would overwrite what others saved.")
                 .hint("Leave \"save\" out of its config, or keep it in the table: \"store\": \"table\"."),
+            Error::NoHolds => report(b"0A000").hint("ALTER EXTENSION ratelimit UPDATE;"),
+            Error::HoldsOnCitus => report(b"0A000")
+                .detail("A hold and the tokens that it has taken change together, on one node.")
+                .hint(take_and_give_back("name", &schema())),
             Error::Prepared { .. } => report(b"0A000")
                 .detail("Memory would have to know what became of it after a restart.")
                 .hint("COMMIT it instead, or leave \"save\" and \"store\" as they are."),
@@ -206,8 +216,11 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
         LimiterError::InRequest { error: own, .. } => {
             Report { message: error.to_string(), ..of_limiter(own, schema) }
         }
-        LimiterError::NotForHolds { .. } => report(b"0A000"),
-        LimiterError::SeveralLimits { .. } => report(b"22023"),
+        LimiterError::NotForHolds { name, why, .. } => not_for_holds(report(b"0A000"), name, *why, &schema()),
+        LimiterError::SeveralLimits { .. } => report(b"22023").hint(format!(
+            "Settle all of them: SELECT * FROM {}rl_settle_all($1, '{{\"llmTokens\": 2750}}');",
+            schema()
+        )),
         LimiterError::NotForKind { kind, function } if kind.has_leases() => report(b"0A000")
             .detail(if *function == "rl_credit" {
                 "Only token buckets and fixed windows can be credited."
@@ -244,6 +257,35 @@ fn of_limiter(error: &LimiterError, schema: Qualifier) -> Report {
             None => report(b"XX000"),
         },
     }
+}
+
+/// Why a limit has no holds, and what does instead.
+fn not_for_holds(report: Report, name: &str, why: NoHolds, schema: &str) -> Report {
+    let name = literal(name);
+    match why {
+        NoHolds::Kind(kind) if kind.has_leases() => {
+            report.detail("Its slots are taken with leases.").hint(format!(
+                "Take one, or hold it together with other limits: SELECT * FROM {schema}rl_acquire({name}, $1);"
+            ))
+        }
+        NoHolds::Kind(_) => report
+            .detail("Only token buckets and fixed windows can be given tokens back.")
+            .hint(format!("Take them: SELECT * FROM {schema}rl_limit({name}, $1, 10);")),
+        NoHolds::Memory => report
+            .detail("A hold is a row, which is rolled back with its transaction; memory is not.")
+            .hint(take_and_give_back(&name, schema)),
+        NoHolds::Shards => report
+            .detail("A hold waits for one row of its key; shards are for keys that are too busy for that.")
+            .hint(take_and_give_back(&name, schema)),
+    }
+}
+
+/// Calls that do what a hold does, unless the process dies between them.
+fn take_and_give_back(name: &str, schema: &str) -> String {
+    format!(
+        "Take the tokens, and give back what was not used: SELECT * FROM {schema}rl_limit({name}, $1, 10); \
+         SELECT * FROM {schema}rl_credit({name}, $1, 4, $2);"
+    )
 }
 
 fn of_pg(error: &PgError) -> Report {

@@ -16,6 +16,7 @@ pub struct Tables {
     pub rate_limits: pg_sys::Oid,
     pub rl_config: pg_sys::Oid,
     pub rl_blocks: Option<pg_sys::Oid>,
+    pub rl_holds: Option<pg_sys::Oid>,
 }
 
 thread_local! {
@@ -47,9 +48,10 @@ pub fn watch_tables(tables: Option<Tables>) {
 /// The callback for relations.
 pub fn relation_changed(relation: pg_sys::Oid) {
     let (ours, definitions) = match TABLES.get() {
-        Some(Tables { rate_limits, rl_config, rl_blocks }) => {
+        Some(Tables { rate_limits, rl_config, rl_blocks, rl_holds }) => {
             let definitions = relation == rl_config || Some(relation) == rl_blocks;
-            (definitions || relation == rate_limits, definitions)
+            let others = relation == rate_limits || Some(relation) == rl_holds;
+            (definitions || others, definitions)
         }
         None => (true, true),
     };

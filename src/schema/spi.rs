@@ -12,7 +12,7 @@
 //! so expensive that each call compiles them (JIT), and it can have a second row of a key. A table that Citus
 //! distributes has neither children nor ONLY ([`Connection::plan`]).
 //!
-//! Every call locks `rateLimits` before `rl_config` and `rl_blocks` ([`with_owner`]); in another order calls would
+//! Every call locks `rateLimits` before `rl_config`, `rl_blocks` and `rl_holds` ([`with_owner`]); in another order calls would
 //! deadlock with commands that lock all of them, such as rl_distribute.
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -47,8 +47,8 @@ struct Plan {
     schema: CString,
     /// Whether Citus distributes the table.
     distributed: bool,
-    /// Whether rateLimits has the column `added`.
-    has_added: bool,
+    /// Whether rateLimits has the columns that 1.0.0's lacks.
+    has_new_columns: bool,
     plan: pg_sys::SPIPlanPtr,
 }
 
@@ -60,12 +60,12 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Replacements in statements on the table of 1.0.0, which lacks the column `added`.
-const WITHOUT_ADDED: [(&str, &str); 4] = [
-    (", added)", ")"),
-    (", $8)", ")"),
-    (", added = $8", ""),
-    (", added", ", NULL::pg_catalog.float8"),
+/// Replacements in statements on the table of 1.0.0, which lacks the columns `added` and `expires`.
+const WITHOUT_NEW_COLUMNS: [(&str, &str); 4] = [
+    (", added, expires)", ")"),
+    (", $8, $9)", ")"),
+    (", added = $8, expires = $9", ""),
+    (", added, expires", ", NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz"),
 ];
 
 /// Counts the open connections, also while an error unwinds.
@@ -307,6 +307,7 @@ impl Connection<'_> {
         let table = match self.table {
             table if table == self.catalog.rl_config => "rl_config",
             table if Some(table) == self.catalog.rl_blocks => "rl_blocks",
+            table if Some(table) == self.catalog.rl_holds => "rl_holds",
             _ => "rateLimits",
         };
         LimiterError::NotWritten { table }.into()
@@ -364,10 +365,12 @@ impl Connection<'_> {
     /// table has no children (EnsureRelationKindSupported and PostprocessCreateTableStmt of Citus 13.0), and what Citus makes
     /// of ONLY need not be known. [`LimiterError::NotWritten`]: it can't be prepared.
     fn plan(&self, statement: &Statement) -> Result<pg_sys::SPIPlanPtr> {
-        let Catalog { schema, has_added, .. } = self.catalog;
-        let (has_added, distributed) = (*has_added, self.table.distributed);
+        let Catalog { schema, has_new_columns, .. } = self.catalog;
+        let (has_new_columns, distributed) = (*has_new_columns, self.table.distributed);
         let is_as_now = |plan: &Plan| {
-            plan.schema == *schema && plan.distributed == distributed && plan.has_added == has_added
+            plan.schema == *schema
+                && plan.distributed == distributed
+                && plan.has_new_columns == has_new_columns
         };
         let known = PLANS.with_borrow_mut(|plans| match plans.get(statement.sql) {
             Some(known) if is_as_now(known) => Some(known.plan),
@@ -385,9 +388,9 @@ impl Connection<'_> {
         if distributed {
             sql = sql.replace("ONLY @schema@", "@schema@").into();
         }
-        if !has_added {
-            for (added, instead) in WITHOUT_ADDED {
-                sql = sql.replace(added, instead).into();
+        if !has_new_columns {
+            for (new, instead) in WITHOUT_NEW_COLUMNS {
+                sql = sql.replace(new, instead).into();
             }
         }
         // Bytes, because the schema's name is in the server's encoding.
@@ -404,7 +407,7 @@ impl Connection<'_> {
             plan
         };
         // Preparing may have run code that prepared the same statement.
-        let plan = Plan { schema: schema.clone(), distributed, has_added, plan };
+        let plan = Plan { schema: schema.clone(), distributed, has_new_columns, plan };
         let raw = plan.plan;
         if let Some(other) = PLANS.with_borrow_mut(|plans| plans.insert(statement.sql, plan)) {
             OLD_PLANS.with_borrow_mut(|old| old.push(other.plan));

@@ -30,9 +30,9 @@ const fn text(name: &'static CStr) -> Column {
 }
 
 /// The number of columns of the table.
-pub const COLUMNS: usize = 8;
+pub const COLUMNS: usize = 9;
 
-/// The number of columns that the table of 1.0.0 has, until ALTER EXTENSION adds the last.
+/// The number of columns that the table of 1.0.0 has, until ALTER EXTENSION adds the last two.
 const COLUMNS_OF_1_0: usize = 7;
 
 const CREATED: [Column; COLUMNS] = [
@@ -44,7 +44,13 @@ const CREATED: [Column; COLUMNS] = [
     Column { not_null: false, ..column(c"prior", FLOAT8OID) },
     Column { not_null: false, extended: true, ..column(c"log", TIMESTAMPTZARRAYOID) },
     Column { not_null: false, ..column(c"added", FLOAT8OID) },
+    Column { not_null: false, ..column(c"expires", TIMESTAMPTZOID) },
 ];
+
+/// The names and types of the columns, in their order.
+pub fn columns() -> impl Iterator<Item = (&'static CStr, pg_sys::BuiltinOid)> {
+    CREATED.iter().map(|column| (column.name, column.data_type))
+}
 
 /// Returns the primary key's index of the unaltered table.
 ///
@@ -102,13 +108,14 @@ pub unsafe fn index_of(table: pg_sys::Relation) -> std::result::Result<pg_sys::O
     }
 }
 
-/// Whether the table has a column `added`, which 1.0.0's lacks.
+/// Whether the table has the columns `added` and `expires`, which 1.0.0's lacks.
 ///
 /// # Safety
 /// The table is open.
-pub unsafe fn has_added(table: pg_sys::Relation) -> bool {
-    // SAFETY: the name is a C string.
-    unsafe { pg_sys::get_attnum((*table).rd_id, c"added".as_ptr()) > 0 }
+pub unsafe fn has_new_columns(table: pg_sys::Relation) -> bool {
+    // SAFETY: the names are C strings.
+    let has = |name: &CStr| unsafe { pg_sys::get_attnum((*table).rd_id, name.as_ptr()) > 0 };
+    has(c"added") && has(c"expires")
 }
 
 /// Whether the table has the columns of the unaltered one, and each matches.
@@ -123,7 +130,7 @@ unsafe fn has_columns(
     unsafe {
         let description = (*table).rd_att;
         let columns = (*description).natts as usize;
-        (COLUMNS_OF_1_0..=COLUMNS).contains(&columns)
+        [COLUMNS_OF_1_0, COLUMNS].contains(&columns)
             && CREATED[..columns].iter().enumerate().all(|(n, created)| {
                 let tuple = pg_sys::SearchSysCache2(
                     pg_sys::SysCacheIdentifier::ATTNUM as c_int,

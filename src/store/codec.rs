@@ -1,5 +1,7 @@
 //! The codec of a row's columns, for every way to the rows: no other code gives them a meaning.
 //!
+//! `expires`, the last column, is about the key's holds, whatever the state; the others are:
+//!
 //! | | value | ts | prior | log | added |
 //! |---|---|---|---|---|---|
 //! | token bucket | tokens left | | NULL | NULL | NULL |
@@ -16,7 +18,7 @@
 use std::ffi::{c_char, c_int};
 
 use pgrx::pg_sys;
-use pgrx::pg_sys::BuiltinOid::{INT4OID, TEXTOID, TIMESTAMPTZOID};
+use pgrx::pg_sys::BuiltinOid::{FLOAT8OID, INT4OID, TEXTOID, TIMESTAMPTZOID};
 use ratelimit_core::kinds::{Counters, Lease, Leases, Log, Shape, Tokens};
 use ratelimit_core::{Micros, State};
 use ratelimit_limiter::ports::Stored;
@@ -92,12 +94,13 @@ fn invalid_column(
 }
 
 /// The columns after the primary key, in the table's order, as they are written; `None` for a NULL.
-pub type Values = [Option<pg_sys::Datum>; 5];
+pub type Values = [Option<pg_sys::Datum>; 6];
 
-/// Encodes a row; an invalid one, which no call writes, as if it were reset.
-pub fn encode(stored: &Stored) -> Values {
+/// Encodes a row, with the first expiry of its holds; an invalid one, which no call writes, as if it were reset.
+pub fn encode(stored: &Stored, expires: Option<Micros>) -> Values {
     let at = |ts: Micros| Some(pg_sys::Datum::from(to_nearest_timestamptz(ts)));
     let float = |value: f64| Some(float_datum(value));
+    let expires = expires.and_then(at);
     match stored {
         Stored::State(state) => {
             let (prior, log, added) = match state {
@@ -115,14 +118,15 @@ pub fn encode(stored: &Stored) -> Values {
                 prior.and_then(float),
                 log,
                 added.and_then(float),
+                expires,
             ]
         }
         Stored::Reset { ts } | Stored::Invalid { ts, .. } => {
-            [float(f64::INFINITY), at(*ts), None, None, None]
+            [float(f64::INFINITY), at(*ts), None, None, None, expires]
         }
         Stored::Marker { reset } => {
             let value = if *reset { f64::INFINITY } else { 0.0 };
-            [float(value), Some(pg_sys::Datum::from(i64::MIN)), None, None, None]
+            [float(value), Some(pg_sys::Datum::from(i64::MIN)), None, None, None, expires]
         }
     }
 }
@@ -135,6 +139,11 @@ fn log_datum(log: impl Iterator<Item = Micros>) -> pg_sys::Datum {
 /// Encodes an integer\[] in Postgres memory.
 pub fn int_array(values: &[i32]) -> pg_sys::Datum {
     array_datum(values.iter().map(|&value| value.into()).collect(), INT4OID, 4, b'i')
+}
+
+/// Encodes a double precision\[] in Postgres memory.
+pub fn float_array(values: impl Iterator<Item = f64>) -> pg_sys::Datum {
+    array_datum(values.map(float_datum).collect(), FLOAT8OID, 8, b'd')
 }
 
 /// Encodes a text\[] in Postgres memory, of texts in the server's encoding.

@@ -55,15 +55,15 @@ macro_rules! version {
 }
 
 /// The columns of [`SHARD_ROW`], then those of a version.
-const VERSION: [pg_sys::BuiltinOid; 8] = {
-    let [shard, value, ts, prior, log, added] = SHARD_ROW;
-    [shard, value, ts, prior, log, added, XIDOID, BOOLOID]
+const VERSION: [pg_sys::BuiltinOid; 9] = {
+    let [shard, value, ts, prior, log, added, expires] = SHARD_ROW;
+    [shard, value, ts, prior, log, added, expires, XIDOID, BOOLOID]
 };
 
 /// The columns of [`KEYED_ROW`], then those of a version.
-const KEYED_VERSION: [pg_sys::BuiltinOid; 10] = {
-    let [name, key, shard, value, ts, prior, log, added] = KEYED_ROW;
-    [name, key, shard, value, ts, prior, log, added, XIDOID, BOOLOID]
+const KEYED_VERSION: [pg_sys::BuiltinOid; 11] = {
+    let [name, key, shard, value, ts, prior, log, added, expires] = KEYED_ROW;
+    [name, key, shard, value, ts, prior, log, added, expires, XIDOID, BOOLOID]
 };
 
 impl Rows for Distributed<'_> {
@@ -126,7 +126,7 @@ impl Rows for Distributed<'_> {
         let count = self.0.execute(statement, &after)?;
         let row = |row| {
             let mut keyed = self.0.keyed_row(row)?;
-            keyed.row.1.tuple = self.version(row, 9);
+            keyed.row.1.tuple = self.version(row, 10);
             Ok(keyed)
         };
         (0..count).map(row).collect()
@@ -199,7 +199,7 @@ impl Rows for Distributed<'_> {
         id: RowId,
         seen: &Row,
         stored: &Stored,
-        _: Option<Micros>,
+        expires: Option<Micros>,
         wait: bool,
     ) -> PortResult<bool> {
         const REPLACE: Statement = Statement {
@@ -208,11 +208,11 @@ impl Rows for Distributed<'_> {
                 set_row!(),
                 " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $9"
+                " AND xmin OPERATOR(pg_catalog.=) $10"
             ),
             parameters: &{
-                let [name, key, shard, value, ts, prior, log, added] = ROW_PARAMETERS;
-                [name, key, shard, value, ts, prior, log, added, XIDOID]
+                let [name, key, shard, value, ts, prior, log, added, expires] = ROW_PARAMETERS;
+                [name, key, shard, value, ts, prior, log, added, expires, XIDOID]
             },
             results: &[],
             lock: TableLock::Write,
@@ -223,15 +223,15 @@ impl Rows for Distributed<'_> {
                 set_row!(),
                 " WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $9 \
+                " AND xmin OPERATOR(pg_catalog.=) $10 \
                  AND ctid OPERATOR(pg_catalog.=) (SELECT ctid FROM @schema@.ratelimits WHERE ",
                 by_id!(),
-                " AND xmin OPERATOR(pg_catalog.=) $9 FOR UPDATE SKIP LOCKED)"
+                " AND xmin OPERATOR(pg_catalog.=) $10 FOR UPDATE SKIP LOCKED)"
             ),
             ..REPLACE
         };
         let TupleId { writer: Some(writer), unlocked, .. } = seen.tuple else { return Ok(false) };
-        let mut row = row_parameters(id, stored).to_vec();
+        let mut row = row_parameters(id, stored, expires).to_vec();
         row.push(Some(pg_sys::Datum::from(writer)));
         let statement = if wait && unlocked { &REPLACE } else { &REPLACE_UNLOCKED };
         Ok(self.0.execute(statement, &row)? > 0)
@@ -258,7 +258,7 @@ impl Rows for Distributed<'_> {
             sql: "DELETE FROM @schema@.ratelimits WHERE name OPERATOR(pg_catalog.=) $1 \
                   RETURNING name, key, shard, value, ts, \
                             NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz[], \
-                            NULL::pg_catalog.float8",
+                            NULL::pg_catalog.float8, NULL::pg_catalog.timestamptz",
             parameters: &[TEXTOID],
             results: &KEYED_ROW,
             lock: TableLock::Write,
@@ -295,7 +295,7 @@ impl Distributed<'_> {
         let count = self.0.execute(statement, parameters)?;
         let row = |row| {
             let (shard, mut found) = self.0.decode_row(row, 1)?;
-            found.tuple = self.version(row, 7);
+            found.tuple = self.version(row, 8);
             Ok((shard, found))
         };
         (0..count).map(row).collect()

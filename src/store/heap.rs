@@ -149,10 +149,10 @@ impl Rows for Heap {
         id: RowId,
         seen: &Row,
         stored: &Stored,
-        _: Option<Micros>,
+        expires: Option<Micros>,
         wait: bool,
     ) -> Result<bool> {
-        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored))
+        Ok((wait || self.lock_seen(seen)) && self.update_version(id, seen.tuple, stored, expires))
     }
 
     fn read_key(&self, name: &[u8], key: &[u8], shards: Option<&[i32]>) -> Result<Vec<ShardRow>> {
@@ -161,12 +161,24 @@ impl Rows for Heap {
         rows.map(|row| Ok(decode(row)?)).collect()
     }
 
-    fn insert(&self, id: RowId, stored: &Stored, _: Option<Micros>, wait: bool) -> Result<bool> {
-        Ok(self.insert_row(id, stored, wait))
+    fn insert(
+        &self,
+        id: RowId,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> Result<bool> {
+        Ok(self.insert_row(id, stored, expires, wait))
     }
 
-    fn update(&self, id: RowId, locked: TupleId, stored: &Stored, _: Option<Micros>) -> Result<()> {
-        if self.update_version(id, locked, stored) {
+    fn update(
+        &self,
+        id: RowId,
+        locked: TupleId,
+        stored: &Stored,
+        expires: Option<Micros>,
+    ) -> Result<()> {
+        if self.update_version(id, locked, stored, expires) {
             Ok(())
         } else {
             Err(LimiterError::not_written())

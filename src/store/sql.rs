@@ -16,6 +16,7 @@ use crate::schema::catalog::TableLock;
 use crate::schema::error::{Error, Result};
 use crate::schema::spi::{Connection, Statement};
 use crate::store::codec::{Columns, decode, decode_log, encode, int_array};
+use ratelimit_pg::clock::from_timestamptz;
 use ratelimit_pg::interrupts::check_for_interrupts;
 use ratelimit_pg::values::{text_datum, varlena_bytes};
 
@@ -59,21 +60,21 @@ macro_rules! after_in_name {
 /// The columns of [`SHARD_ROW`].
 macro_rules! shard_row {
     () => {
-        "shard, value, ts, prior, log, added"
+        "shard, value, ts, prior, log, added, expires"
     };
 }
 
 /// The columns of [`KEYED_ROW`].
 macro_rules! keyed_row {
     () => {
-        "name, key, shard, value, ts, prior, log, added"
+        "name, key, shard, value, ts, prior, log, added, expires"
     };
 }
 
 /// Sets the columns after the primary key to [`ROW_PARAMETERS`].
 macro_rules! set_row {
     () => {
-        "value = $4, ts = $5, prior = $6, log = $7, added = $8"
+        "value = $4, ts = $5, prior = $6, log = $7, added = $8, expires = $9"
     };
 }
 
@@ -138,10 +139,10 @@ impl Rows for Connection<'_> {
     fn replace(
         &self,
         _: RowId,
-        _: &Row,
+        _seen: &Row,
         _: &Stored,
-        _: Option<Micros>,
-        _: bool,
+        _expires: Option<Micros>,
+        _wait: bool,
     ) -> PortResult<bool> {
         Ok(false)
     }
@@ -154,34 +155,46 @@ impl Rows for Connection<'_> {
         Ok(None)
     }
 
-    fn insert(&self, id: RowId, row: &Stored, _: Option<Micros>, _: bool) -> PortResult<bool> {
+    fn insert(
+        &self,
+        id: RowId,
+        row: &Stored,
+        expires: Option<Micros>,
+        _wait: bool,
+    ) -> PortResult<bool> {
         // ON CONFLICT names no columns: that would choose the valid index only, and the one that REINDEX
         // CONCURRENTLY is building would raise 23505.
         const INSERT: Statement = Statement {
-            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
+            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added, expires) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING",
             parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
         };
         // Raises 42P10 if no unique index covers the key.
         const INSERT_BY_COLUMNS: Statement = Statement {
-            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added) \
-                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (name, key, shard) DO NOTHING",
+            sql: "INSERT INTO @schema@.ratelimits (name, key, shard, value, ts, prior, log, added, expires) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (name, key, shard) DO NOTHING",
             ..INSERT
         };
         let insert = if self.catalog.usual_key { &INSERT } else { &INSERT_BY_COLUMNS };
-        Ok(self.execute(insert, &row_parameters(id, row))? > 0)
+        Ok(self.execute(insert, &row_parameters(id, row, expires))? > 0)
     }
 
-    fn update(&self, id: RowId, _: TupleId, row: &Stored, _: Option<Micros>) -> PortResult<()> {
+    fn update(
+        &self,
+        id: RowId,
+        _: TupleId,
+        row: &Stored,
+        expires: Option<Micros>,
+    ) -> PortResult<()> {
         const UPDATE: Statement = Statement {
             sql: concat!("UPDATE ONLY @schema@.ratelimits SET ", set_row!(), " WHERE ", by_id!()),
             parameters: &ROW_PARAMETERS,
             results: &[],
             lock: TableLock::Write,
         };
-        match self.execute(&UPDATE, &row_parameters(id, row))? {
+        match self.execute(&UPDATE, &row_parameters(id, row, expires))? {
             0 => Err(Connection::not_written(self).into()),
             _ => Ok(()),
         }
@@ -246,18 +259,18 @@ impl Rows for Connection<'_> {
     }
 }
 
-/// The types of a [`ShardRow`]: shard, value, ts, prior, log, added.
-pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 6] =
-    [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID, FLOAT8OID];
+/// The types of a [`ShardRow`]: shard, value, ts, prior, log, added, expires.
+pub(super) const SHARD_ROW: [pg_sys::BuiltinOid; 7] =
+    [INT4OID, FLOAT8OID, TIMESTAMPTZOID, FLOAT8OID, TIMESTAMPTZARRAYOID, FLOAT8OID, TIMESTAMPTZOID];
 
 /// The types of a [`KeyedRow`]: name, key, and those of [`SHARD_ROW`].
-pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 8] = {
-    let [shard, value, ts, prior, log, added] = SHARD_ROW;
-    [TEXTOID, TEXTOID, shard, value, ts, prior, log, added]
+pub(super) const KEYED_ROW: [pg_sys::BuiltinOid; 9] = {
+    let [shard, value, ts, prior, log, added, expires] = SHARD_ROW;
+    [TEXTOID, TEXTOID, shard, value, ts, prior, log, added, expires]
 };
 
 /// The parameters of a statement that writes a row: all columns.
-pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 8] = KEYED_ROW;
+pub(super) const ROW_PARAMETERS: [pg_sys::BuiltinOid; 9] = KEYED_ROW;
 
 impl Connection<'_> {
     /// Selects at most one row, by its primary key.
@@ -308,7 +321,11 @@ impl Connection<'_> {
             log: field(4).map(|log| unsafe { decode_log(log) }),
             added: field(5).map(float),
         };
-        Ok((shard, Row { stored: decode(shard, columns), expires: None, tuple: TupleId::NONE }))
+        // There are no holds where Citus distributes the table; some may have been there before.
+        let expires = field(6).filter(|_| !self.catalog.rate_limits.distributed);
+        let expires = expires.map(|expires| from_timestamptz(expires.value() as i64));
+        let row = Row { stored: decode(shard, columns), expires, tuple: TupleId::NONE };
+        Ok((shard, row))
     }
 }
 
@@ -318,8 +335,12 @@ pub(super) fn key_parameters(id: RowId) -> [Option<pg_sys::Datum>; 3] {
 }
 
 /// Encodes a row as [`ROW_PARAMETERS`].
-pub(super) fn row_parameters(id: RowId, row: &Stored) -> [Option<pg_sys::Datum>; 8] {
+pub(super) fn row_parameters(
+    id: RowId,
+    row: &Stored,
+    expires: Option<Micros>,
+) -> [Option<pg_sys::Datum>; 9] {
     let [name, key, shard] = key_parameters(id);
-    let [value, ts, prior, log, added] = encode(row);
-    [name, key, shard, value, ts, prior, log, added]
+    let [value, ts, prior, log, added, expires] = encode(row, expires);
+    [name, key, shard, value, ts, prior, log, added, expires]
 }

@@ -47,7 +47,7 @@ impl Jsonb<'_> {
     }
 
     /// Converts it to JSON text in the server's encoding, of at most `most` bytes; longer text: its number of bytes.
-    fn to_server_json(self, most: usize) -> std::result::Result<&'static [u8], usize> {
+    pub fn to_server_json(self, most: usize) -> std::result::Result<&'static [u8], usize> {
         if self.bytes.len() > most {
             return Err(self.bytes.len());
         }

@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 
 use pgrx::pg_sys;
+use ratelimit_core::Micros;
 use ratelimit_core::requests::MAX_KEY;
 use ratelimit_limiter::ports::{Row, RowId, ShardRow, Stored, TupleId};
 
@@ -10,6 +11,7 @@ use super::raw;
 use crate::schema::error::{Error, Result};
 use crate::schema::unaltered_table::COLUMNS;
 use crate::store::codec::{Columns, decode, decode_log, encode};
+use ratelimit_pg::clock::from_timestamptz;
 use ratelimit_pg::values::{is_plain, text_datum};
 
 /// A fetched version, its log in Postgres memory: plain data, for a guard.
@@ -27,6 +29,7 @@ pub struct RawRow {
     /// A detoasted copy, or null.
     log: *mut pg_sys::varlena,
     added: Option<f64>,
+    expires: Option<i64>,
 }
 
 impl RawRow {
@@ -53,6 +56,7 @@ impl RawRow {
                     raw::pg_detoast_datum_copy(log.cast_mut_ptr())
                 }),
                 added: float(7),
+                expires: value(8).map(|expires| expires.value() as i64),
             }
         }
     }
@@ -73,7 +77,8 @@ impl RawRow {
         let stored = decode(self.shard, columns);
         let tid = (block(&self.tid), self.tid.ip_posid);
         let tuple = TupleId { tid: Some(tid), unlocked: self.unlocked, writer: None };
-        Ok((self.shard, Row { stored, expires: None, tuple }))
+        let expires = self.expires.map(from_timestamptz);
+        Ok((self.shard, Row { stored, expires, tuple }))
     }
 }
 
@@ -183,17 +188,18 @@ pub unsafe fn copy_texts<const N: usize>(values: [pg_sys::Datum; N]) -> [Vec<u8>
     }
 }
 
-/// Encodes a row as the values and NULL flags of its columns; a tuple of 1.0.0's table is formed without the last. Calls
-/// Postgres: not inside a guard.
+/// Encodes a row as the values and NULL flags of its columns; a tuple of 1.0.0's table is formed without the last two.
+/// Calls Postgres: not inside a guard.
 pub fn row_values(
     name: &TextDatum,
     key: &TextDatum,
     shard: i32,
     row: &Stored,
+    expires: Option<Micros>,
 ) -> ([pg_sys::Datum; COLUMNS], [bool; COLUMNS]) {
-    let [value, ts, prior, log, added] = encode(row);
-    let columns =
-        [Some(name.datum()), Some(key.datum()), Some(shard.into()), value, ts, prior, log, added];
+    let [value, ts, prior, log, added, expires] = encode(row, expires);
+    let [name, key, shard] = [Some(name.datum()), Some(key.datum()), Some(shard.into())];
+    let columns = [name, key, shard, value, ts, prior, log, added, expires];
     let null = pg_sys::Datum::from(0);
     (columns.map(|column| column.unwrap_or(null)), columns.map(|column| column.is_none()))
 }

@@ -1,6 +1,10 @@
 //! Locks rows and writes them.
 
-use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::c_int;
+
+use pgrx::{PgMemoryContexts, pg_sys};
+use ratelimit_core::Micros;
 use ratelimit_limiter::ports::{Row, RowId, Stored, TupleId};
 
 use super::open::{Heap, guarded};
@@ -8,6 +12,32 @@ use super::read::{hash, scan_keys};
 use super::row::{RawRow, TextDatum, has_id, row_values, tuple_id};
 use super::{own, raw, roots};
 use crate::schema::error::Result;
+use crate::schema::unaltered_table::{self, COLUMNS};
+
+thread_local! {
+    /// The description of tuples without the last column, made once.
+    static SHORT: Cell<pg_sys::TupleDesc> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// Describes the columns of the unaltered table but the last.
+fn short() -> pg_sys::TupleDesc {
+    if SHORT.get().is_null() {
+        // SAFETY: an array of as many columns as are then described; it lives as long as the session.
+        let made = unsafe {
+            PgMemoryContexts::TopMemoryContext.switch_to(|_| {
+                let columns = COLUMNS - 1;
+                let made = pg_sys::CreateTemplateTupleDesc(columns as c_int);
+                for (n, (name, data_type)) in (1..).zip(unaltered_table::columns().take(columns)) {
+                    let data_type = data_type.value();
+                    pg_sys::TupleDescInitEntry(made, n, name.as_ptr(), data_type, -1, 0);
+                }
+                made
+            })
+        };
+        SHORT.set(made);
+    }
+    SHORT.get()
+}
 
 /// Name and key, the first columns.
 const KEY_COLUMNS: usize = 2;
@@ -69,10 +99,17 @@ impl Heap {
     }
 
     /// Updates a version of a row, after waiting for locks on it; false if it was replaced.
-    pub fn update_version(&self, id: RowId, version: TupleId, stored: &Stored) -> bool {
+    pub fn update_version(
+        &self,
+        id: RowId,
+        version: TupleId,
+        stored: &Stored,
+        expires: Option<Micros>,
+    ) -> bool {
         let Some(mut old) = version.tid.map(tuple_id) else { return false };
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, expires);
+        let description = self.description_of(&nulls);
         let stored_otherwise = name.may_be_toasted() || key.may_be_toasted();
         let (old, values, nulls) = (&mut old, values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: the row was found in this table, and its tuple id is still valid (see TupleId), so the version can be
@@ -89,7 +126,7 @@ impl Heap {
                     }
                     std::ptr::copy_nonoverlapping((*slot).tts_values, values, KEY_COLUMNS);
                 }
-                let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
+                let tuple = raw::heap_form_tuple(description, values, nulls);
                 raw::ExecStoreHeapTuple(tuple, self.written, true);
                 let (result, enter) = raw::table_tuple_update(self.table, old, self.written);
                 let mut new = (*self.written).tts_tid;
@@ -111,6 +148,16 @@ impl Heap {
             }
         }
         done
+    }
+
+    /// Describes a tuple to form: without the last column, which only holds need, if it is NULL. So the NULL flags fit in a
+    /// byte, and the row is 8 bytes shorter; a column that a tuple lacks is NULL.
+    fn description_of(&self, nulls: &[bool; COLUMNS]) -> pg_sys::TupleDesc {
+        // SAFETY: the description of the open table.
+        unsafe {
+            let whole = (*self.table).rd_att;
+            if (*whole).natts as usize == COLUMNS && nulls[COLUMNS - 1] { short() } else { whole }
+        }
     }
 
     /// Deletes a version of a row, after waiting for locks on it; false if it was replaced.
@@ -192,15 +239,22 @@ impl Heap {
 
     /// Inserts a row; see [`Rows::insert`](ratelimit_limiter::ports::Rows::insert). With `wait` it waits for a
     /// transaction that is inserting or deleting the same row.
-    pub fn insert_row(&self, id: RowId, stored: &Stored, wait: bool) -> bool {
+    pub fn insert_row(
+        &self,
+        id: RowId,
+        stored: &Stored,
+        expires: Option<Micros>,
+        wait: bool,
+    ) -> bool {
         let (name, key) = (TextDatum::new(id.name), TextDatum::new(id.key));
-        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored);
+        let (mut values, mut nulls) = row_values(&name, &key, id.shard, stored, expires);
+        let description = self.description_of(&nulls);
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
         // SAFETY: like INSERT ... ON CONFLICT DO NOTHING: the row is speculative until its index entry has no conflict, and is
         // deleted at once if it has.
         let new = unsafe {
             guarded(|| {
-                let tuple = raw::heap_form_tuple((*self.table).rd_att, values, nulls);
+                let tuple = raw::heap_form_tuple(description, values, nulls);
                 raw::ExecStoreHeapTuple(tuple, self.written, true);
                 let xid = raw::GetCurrentTransactionId();
                 let token = raw::SpeculativeInsertionLockAcquire(xid);

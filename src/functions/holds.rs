@@ -1,0 +1,333 @@
+//! Holds tokens that are settled later, with what was used.
+
+use ratelimit_core::config::{Interval, MAX_TOKENS};
+use ratelimit_core::text::{float_text, shortened};
+use ratelimit_core::{ArgumentError, Micros};
+use ratelimit_limiter::holds::{self, HeldOfSeveral, Settled, Terms, Used};
+use ratelimit_limiter::request::Request;
+use serde_json::Value;
+
+use super::answers::{RlResult, denied, time};
+use super::arguments::{LimitKey, LimitName, Span};
+use super::several::{denied_of_all, with_requests};
+use crate::declaration::{One, sql_function};
+use crate::host::{CallConfig, Session, Use, inline};
+use crate::schema::error::Result;
+use ratelimit_pg::call::sql_types::{Checked, Text, Timestamptz, sql_row};
+use ratelimit_pg::call::{Call, Rows};
+use ratelimit_pg::values::{Jsonb, server_text, utf8};
+
+/// How long a hold lasts.
+pub struct Ttl(Micros);
+
+impl Checked<'_> for Ttl {
+    type Base = Interval;
+
+    fn check(ttl: Interval, argument: &'static str) -> Result<Ttl, ArgumentError> {
+        const LONGEST: Micros = Micros(366 * 86_400_000_000);
+        let Span(length) = Span::from_interval(ttl);
+        let value = match length {
+            Micros(..0) => "negative",
+            _ if length < Micros::MILLISECOND => "less than 1 millisecond",
+            _ if length > LONGEST => "longer than 366 days",
+            _ => return Ok(Ttl(length)),
+        };
+        Err(ArgumentError::invalid(argument, value, "an interval from 1 millisecond to 366 days"))
+    }
+}
+
+/// The id of a hold, that the caller has chosen.
+#[derive(Clone, Copy)]
+pub struct HoldId<'a>(&'a [u8]);
+
+impl<'a> Checked<'a> for HoldId<'a> {
+    type Base = &'a [u8];
+
+    fn check(id: &'a [u8], argument: &'static str) -> Result<HoldId<'a>, ArgumentError> {
+        if (1..=200).contains(&id.len()) {
+            return Ok(HoldId(id));
+        }
+        let value = format!("{} bytes long", id.len());
+        Err(ArgumentError::invalid(argument, value, "1 to 200 bytes, or NULL"))
+    }
+}
+
+/// What becomes of a hold that is not settled: whether its tokens stay taken.
+#[derive(Clone, Copy)]
+pub struct OnExpiry {
+    charge: bool,
+}
+
+impl<'a> Checked<'a> for OnExpiry {
+    type Base = &'a [u8];
+
+    fn check(text: &'a [u8], argument: &'static str) -> Result<OnExpiry, ArgumentError> {
+        match text {
+            b"refund" => Ok(OnExpiry { charge: false }),
+            b"charge" => Ok(OnExpiry { charge: true }),
+            _ => {
+                let value = format!("'{}'", shortened(&utf8(text)));
+                Err(ArgumentError::invalid(argument, value, "refund or charge"))
+            }
+        }
+    }
+}
+
+sql_row! {
+    /// A hold, or when to try again.
+    pub struct HeldRow {
+        ok: bool,
+        hold: Option<Text>,
+        held: f64,
+        expires_at: Option<Timestamptz>,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
+        reset_at: Option<Timestamptz>,
+    }
+}
+
+sql_function! {
+    /// As `rl_limit`; 0A000 for a limit that has no holds.
+    #[effect(Takes)]
+    fn rl_hold(
+        call: &Call,
+        name: LimitName,
+        key: LimitKey,
+        count: f64,
+        ttl: Ttl,
+        id: Option<HoldId>,
+        at_least: Option<f64>,
+        on_expiry: OnExpiry,
+        reserve: bool,
+        throws: bool,
+        config: Option<Jsonb>,
+    ) -> One<HeldRow> {
+        let config = config.map(CallConfig);
+        let request = Request { name: name.0, key: key.0, count, reserve, config: inline(&config) };
+        let terms = terms(&ttl, &id, on_expiry);
+        let hold = |host: &Session| holds::hold(host, &request, at_least, &terms);
+        let held = Session::run(Use::Takes, call.function(), hold)?;
+        if throws && !held.answer.ok && held.answer.enforced {
+            return Err(denied(&request, &held.answer, None));
+        }
+        let result = RlResult::from(&held.answer);
+        let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } = result;
+        Ok(One(HeldRow {
+            ok,
+            hold: held.id.as_deref().map(Text::new),
+            held: held.count,
+            expires_at: held.expires_at.and_then(time),
+            retry_after,
+            retry_at,
+            remaining,
+            capacity,
+            reset_at,
+        }))
+    }
+}
+
+sql_function! {
+    /// 22023; 25006 in a read-only transaction.
+    #[effect(Takes)]
+    fn rl_settle(call: &Call, hold: Option<&[u8]>, used: Option<f64>) -> One<RlResult> {
+        let used = used.map(|used| checked("used", used)).transpose()?;
+        let Some(hold) = hold else { return Ok(One(unknown())) };
+        let settle = |host: &Session| holds::settle(host, hold, used);
+        let settled = Session::run(Use::Takes, call.function(), settle)?;
+        Ok(One(settled.map_or_else(unknown, |settled| result(&settled))))
+    }
+}
+
+sql_row! {
+    /// The outcome of the `n`th request, from 1.
+    pub struct HeldOfAllRow {
+        n: i32,
+        name: Text,
+        key: Text,
+        ok: bool,
+        allows: bool,
+        hold: Option<Text>,
+        held: f64,
+        expires_at: Option<Timestamptz>,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
+        reset_at: Option<Timestamptz>,
+    }
+}
+
+sql_function! {
+    /// As `rl_hold`, with the number of the request.
+    #[effect(Takes)]
+    fn rl_hold_all(
+        call: &Call,
+        requests: Jsonb,
+        ttl: Ttl,
+        id: Option<HoldId>,
+        on_expiry: OnExpiry,
+        throws: bool,
+    ) -> Rows<HeldOfAllRow> {
+        let terms = terms(&ttl, &id, on_expiry);
+        with_requests(requests, |list| {
+            let hold = |host: &Session| holds::hold_all(host, list, &terms);
+            let held = Session::run(Use::Takes, call.function(), hold)?;
+            let outcomes = || held.iter().map(|held| &held.outcome);
+            if throws && let Some(denied) = denied_of_all(list, outcomes) {
+                return Err(denied);
+            }
+            let rows = call.rows()?;
+            for (n, (request, held)) in list.iter().zip(&held).enumerate() {
+                rows.put(held_row(n, request, held));
+            }
+            Ok(rows)
+        })
+    }
+}
+
+sql_row! {
+    /// A limit of a hold that was settled.
+    pub struct SettledRow {
+        name: Text,
+        key: Text,
+        retry_after: Option<f64>,
+        retry_at: Option<Timestamptz>,
+        remaining: Option<f64>,
+        capacity: Option<f64>,
+        reset_at: Option<Timestamptz>,
+    }
+}
+
+sql_function! {
+    /// As `rl_settle`.
+    #[effect(Takes)]
+    fn rl_settle_all(call: &Call, hold: Option<&[u8]>, used: Option<Jsonb>) -> Rows<SettledRow> {
+        let given = used.map(GivenUse::read).transpose()?;
+        let used = match &given {
+            None => Used::All,
+            Some(GivenUse::Count(count)) => Used::Count(*count),
+            Some(GivenUse::ByName(counts)) => Used::ByName(counts),
+        };
+        let settled = match hold {
+            Some(hold) => Session::run(Use::Takes, call.function(), |host| {
+                holds::settle_all(host, hold, &used)
+            })?,
+            None => Vec::new(),
+        };
+        let rows = call.rows()?;
+        for settled in &settled {
+            let RlResult { retry_after, retry_at, remaining, capacity, reset_at, .. } = result(settled);
+            let (name, key) = (Text::new(&settled.name), Text::new(&settled.key));
+            rows.put(SettledRow { name, key, retry_after, retry_at, remaining, capacity, reset_at });
+        }
+        Ok(rows)
+    }
+}
+
+/// What was used of a hold, from jsonb.
+enum GivenUse {
+    Count(f64),
+    /// By the limit's name, in the server's encoding.
+    ByName(Vec<(Vec<u8>, f64)>),
+}
+
+impl GivenUse {
+    /// Reads a number, or an object of numbers.
+    ///
+    /// # Errors
+    /// 22023.
+    fn read(used: Jsonb) -> Result<GivenUse> {
+        const MAX_BYTES: usize = 1_000_000;
+        let json = used.to_exact_json("used", MAX_BYTES)?;
+        // A number of a jsonb may be beyond a float's.
+        let value = serde_json::from_str(json).map_err(|_| bad_use("too large".into()))?;
+        match value {
+            Value::Number(number) => Ok(GivenUse::Count(count(&number)?)),
+            Value::Object(fields) => {
+                let by_name = |(name, value): (String, Value)| match value {
+                    Value::Number(number) => Ok((server_text(&name), count(&number)?)),
+                    other => {
+                        let name = Value::from(shortened(&name));
+                        Err(bad_use(format!("{} for {name}", type_of(&other))))
+                    }
+                };
+                let counts = fields.into_iter().map(by_name);
+                Ok(GivenUse::ByName(counts.collect::<Result<_, ArgumentError>>()?))
+            }
+            other => Err(bad_use(type_of(&other).into()).into()),
+        }
+    }
+}
+
+/// Reads a number of tokens.
+fn count(number: &serde_json::Number) -> Result<f64, ArgumentError> {
+    checked("used", number.as_f64().unwrap_or(f64::INFINITY))
+}
+
+/// Refuses a number of tokens that is out of range.
+fn checked(argument: &'static str, used: f64) -> Result<f64, ArgumentError> {
+    match (0.0..=MAX_TOKENS).contains(&used) {
+        true => Ok(used),
+        false => Err(ArgumentError::invalid(argument, float_text(used), USED)),
+    }
+}
+
+/// The allowed numbers, in words.
+const USED: &str = "a number from 0 to 1e15, or NULL";
+
+fn bad_use(value: String) -> ArgumentError {
+    let allowed = r#"a number from 0 to 1e15, an object of them by name, such as {"llmTokens": 2750}, or NULL"#;
+    ArgumentError::invalid("used", value, allowed)
+}
+
+/// The type of a JSON value that is no number.
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The terms of a hold.
+fn terms<'a>(ttl: &Ttl, id: &Option<HoldId<'a>>, on_expiry: OnExpiry) -> Terms<'a> {
+    Terms { ttl: ttl.0, id: id.map(|id| id.0), charge: on_expiry.charge }
+}
+
+/// The result of a settlement.
+fn result(settled: &Settled) -> RlResult {
+    let result = settled.answer.as_ref().map_or_else(unknown, RlResult::from);
+    RlResult { ok: true, ..result }
+}
+
+/// The result where there is no such hold.
+fn unknown() -> RlResult {
+    let (retry_at, reset_at) = (None, None);
+    RlResult { ok: false, retry_after: None, retry_at, remaining: None, capacity: None, reset_at }
+}
+
+/// The row of the `n`th request, from 0.
+fn held_row(n: usize, request: &Request, held: &HeldOfSeveral) -> HeldOfAllRow {
+    let RlResult { ok, retry_after, retry_at, remaining, capacity, reset_at } =
+        RlResult::from(&held.outcome.answer);
+    HeldOfAllRow {
+        n: n as i32 + 1,
+        name: Text::new(request.name),
+        key: Text::new(request.key),
+        ok,
+        allows: held.outcome.allows,
+        hold: held.id.as_deref().map(Text::new),
+        held: held.count,
+        expires_at: held.expires_at.and_then(time),
+        retry_after,
+        retry_at,
+        remaining,
+        capacity,
+        reset_at,
+    }
+}

@@ -1,0 +1,417 @@
+//! Access to the holds, through SQL: their table is written seldom beside that of the limits, and each row once or twice.
+
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::BuiltinOid::{
+    BOOLOID, FLOAT8ARRAYOID, FLOAT8OID, INT8OID, TEXTARRAYOID, TEXTOID, TIMESTAMPTZOID,
+};
+use ratelimit_core::Micros;
+use ratelimit_core::config::Definition;
+use ratelimit_core::hold::Hold;
+use ratelimit_limiter::error::Result as PortResult;
+use ratelimit_limiter::ports::{HoldRow, Holds};
+
+use crate::schema::catalog::TableLock;
+use crate::schema::error::{Error, Result};
+use crate::schema::spi::{Connection, Statement};
+use crate::store::codec::{float_array, text_array};
+use ratelimit_pg::clock::{from_timestamptz, to_nearest_timestamptz};
+use ratelimit_pg::interrupts::check_for_interrupts;
+use ratelimit_pg::values::{Jsonb, float_datum, jsonb_from_json, text_datum, utf8};
+
+/// The most holds that one statement expires: the plan of more would be compiled (JIT).
+const TOGETHER: usize = 1000;
+
+/// The columns of [`ROW`].
+macro_rules! row {
+    () => {
+        "id, name, key, count, old, back, taken_at, expires_at, charge, config::pg_catalog.text"
+    };
+}
+
+/// Selects rows that meet the conditions.
+macro_rules! select {
+    ($($condition:expr),+) => {
+        concat!("SELECT ", row!(), " FROM ONLY @schema@.rl_holds WHERE ", $($condition),+)
+    };
+}
+
+/// Selects the keys that have tokens held after $3: of the key $2, if that is not NULL, and of the names that meet a
+/// condition.
+macro_rules! keys {
+    ($name:expr) => {
+        concat!(
+            "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds WHERE ",
+            $name,
+            " AND key OPERATOR(pg_catalog.=) COALESCE($2, key) \
+              AND expires_at OPERATOR(pg_catalog.>) $3 AND count OPERATOR(pg_catalog.>) old"
+        )
+    };
+}
+
+/// The primary key is the first three parameters.
+macro_rules! by_id {
+    () => {
+        "id OPERATOR(pg_catalog.=) $1 AND name OPERATOR(pg_catalog.=) $2 \
+         AND key OPERATOR(pg_catalog.=) $3"
+    };
+}
+
+/// The types of a [`HoldRow`], as it is read and written.
+const ROW: [pg_sys::BuiltinOid; 10] = [
+    TEXTOID,
+    TEXTOID,
+    TEXTOID,
+    FLOAT8OID,
+    FLOAT8OID,
+    FLOAT8OID,
+    TIMESTAMPTZOID,
+    TIMESTAMPTZOID,
+    BOOLOID,
+    TEXTOID,
+];
+
+/// The rows of rl_holds.
+pub struct SqlHolds<'a> {
+    /// Connected to that table.
+    pub sql: &'a Connection<'a>,
+    /// Parses a config.
+    pub parse: fn(Jsonb) -> Result<Rc<Definition>>,
+}
+
+impl Holds for SqlHolds<'_> {
+    fn of_id(&self, id: &[u8]) -> PortResult<Vec<HoldRow>> {
+        const OF_ID: Statement = Statement {
+            sql: select!("id OPERATOR(pg_catalog.=) $1 ORDER BY name, key"),
+            parameters: &[TEXTOID],
+            results: &ROW,
+            lock: TableLock::Read,
+        };
+        Ok(self.holds(&OF_ID, &[text(id)])?)
+    }
+
+    fn one(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
+        const ONE: Statement = Statement {
+            sql: select!(by_id!()),
+            parameters: &[TEXTOID, TEXTOID, TEXTOID],
+            results: &ROW,
+            lock: TableLock::Read,
+        };
+        Ok(self.holds(&ONE, &[text(id), text(name), text(key)])?.pop())
+    }
+
+    fn returning(
+        &self,
+        name: &[u8],
+        key: &[u8],
+        from: Micros,
+        until: Micros,
+        most: i64,
+    ) -> PortResult<Vec<HoldRow>> {
+        const RETURNING: Statement = Statement {
+            sql: select!(
+                "name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 AND NOT charge \
+                 AND expires_at OPERATOR(pg_catalog.>=) $3 AND expires_at OPERATOR(pg_catalog.<=) $4 \
+                 AND count OPERATOR(pg_catalog.>) old ORDER BY expires_at, id LIMIT $5"
+            ),
+            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT8OID],
+            results: &ROW,
+            lock: TableLock::Read,
+        };
+        let times = [from, until].map(at);
+        let given = [text(name), text(key), times[0], times[1], Some(most.into())];
+        Ok(self.holds(&RETURNING, &given)?)
+    }
+
+    fn insert(&self, row: &HoldRow) -> PortResult<()> {
+        // A conflict would raise an error with the id in it; under the lock of the key's row there is none.
+        const INSERT: Statement = Statement {
+            sql: "INSERT INTO @schema@.rl_holds \
+                  (id, name, key, count, old, back, taken_at, expires_at, charge, config) \
+                  VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10::pg_catalog.jsonb) \
+                  ON CONFLICT DO NOTHING",
+            parameters: &ROW,
+            results: &[],
+            lock: TableLock::Write,
+        };
+        match self.write_hold(&INSERT, row)? {
+            true => Ok(()),
+            false => Err(self.sql.not_written().into()),
+        }
+    }
+
+    fn update(&self, row: &HoldRow) -> PortResult<bool> {
+        const UPDATE: Statement = Statement {
+            sql: concat!(
+                "UPDATE ONLY @schema@.rl_holds SET count = $4, old = $5, back = $6, taken_at = $7, \
+                 expires_at = $8, charge = $9, config = $10::pg_catalog.jsonb WHERE ",
+                by_id!()
+            ),
+            parameters: &ROW,
+            results: &[],
+            lock: TableLock::Write,
+        };
+        Ok(self.write_hold(&UPDATE, row)?)
+    }
+
+    fn expire(&self, name: &[u8], key: &[u8], rows: &[HoldRow]) -> PortResult<()> {
+        const EXPIRE: Statement = Statement {
+            sql: "UPDATE ONLY @schema@.rl_holds AS hold \
+                  SET count = now.count, old = now.old, back = now.back \
+                  FROM ROWS FROM (pg_catalog.unnest($3), pg_catalog.unnest($4), \
+                                  pg_catalog.unnest($5), pg_catalog.unnest($6)) \
+                    AS now (id, count, old, back) \
+                  WHERE hold.id OPERATOR(pg_catalog.=) now.id \
+                    AND hold.name OPERATOR(pg_catalog.=) $1 AND hold.key OPERATOR(pg_catalog.=) $2",
+            parameters: &[
+                TEXTOID,
+                TEXTOID,
+                TEXTARRAYOID,
+                FLOAT8ARRAYOID,
+                FLOAT8ARRAYOID,
+                FLOAT8ARRAYOID,
+            ],
+            results: &[],
+            lock: TableLock::Write,
+        };
+        for rows in rows.chunks(TOGETHER) {
+            let floats =
+                |of: fn(&Hold) -> f64| Some(float_array(rows.iter().map(move |row| of(&row.hold))));
+            let ids = Some(text_array(rows.iter().map(|row| &row.id[..])));
+            let written = self.sql.execute(
+                &EXPIRE,
+                &[
+                    text(name),
+                    text(key),
+                    ids,
+                    floats(|hold| hold.count),
+                    floats(|hold| hold.old),
+                    floats(|hold| hold.back),
+                ],
+            )?;
+            if written < rows.len() as u64 {
+                return Err(self.sql.not_written().into());
+            }
+        }
+        Ok(())
+    }
+
+    fn delete(&self, id: &[u8], name: &[u8], key: &[u8]) -> PortResult<Option<HoldRow>> {
+        const DELETE: Statement = Statement {
+            sql: concat!(
+                "DELETE FROM ONLY @schema@.rl_holds WHERE ",
+                by_id!(),
+                " RETURNING ",
+                row!()
+            ),
+            parameters: &[TEXTOID, TEXTOID, TEXTOID],
+            results: &ROW,
+            lock: TableLock::Write,
+        };
+        Ok(self.holds(&DELETE, &[text(id), text(name), text(key)])?.pop())
+    }
+
+    fn delete_of_key(&self, name: &[u8], key: &[u8]) -> PortResult<u64> {
+        const DELETE_OF_KEY: Statement = Statement {
+            sql: "DELETE FROM ONLY @schema@.rl_holds \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2",
+            parameters: &[TEXTOID, TEXTOID],
+            results: &[],
+            lock: TableLock::Write,
+        };
+        Ok(self.sql.execute(&DELETE_OF_KEY, &[text(name), text(key)])?)
+    }
+
+    fn delete_of_name(&self, name: &[u8]) -> PortResult<u64> {
+        const DELETE_OF_NAME: Statement = Statement {
+            sql: "DELETE FROM ONLY @schema@.rl_holds WHERE name OPERATOR(pg_catalog.=) $1",
+            parameters: &[TEXTOID],
+            results: &[],
+            lock: TableLock::Write,
+        };
+        Ok(self.sql.execute(&DELETE_OF_NAME, &[text(name)])?)
+    }
+
+    fn delete_of_all_names(&self, key: &[u8]) -> PortResult<u64> {
+        // Every name comes after '', which an index can be asked for.
+        const DELETE_OF_ALL_NAMES: Statement = Statement {
+            sql: "DELETE FROM ONLY @schema@.rl_holds \
+                  WHERE name OPERATOR(pg_catalog.>) '' AND key OPERATOR(pg_catalog.=) $1",
+            parameters: &[TEXTOID],
+            results: &[],
+            lock: TableLock::Write,
+        };
+        Ok(self.sql.execute(&DELETE_OF_ALL_NAMES, &[text(key)])?)
+    }
+
+    fn keys(
+        &self,
+        name: Option<&[u8]>,
+        key: Option<&[u8]>,
+        now: Micros,
+    ) -> PortResult<BTreeSet<(Vec<u8>, Vec<u8>)>> {
+        const OF_NAME: Statement = Statement {
+            sql: keys!("name OPERATOR(pg_catalog.=) $1"),
+            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID],
+            results: &[TEXTOID, TEXTOID],
+            lock: TableLock::Read,
+        };
+        const OF_KEY: Statement = Statement {
+            sql: keys!("name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2"),
+            ..OF_NAME
+        };
+        const OF_ALL: Statement =
+            Statement { sql: keys!("name OPERATOR(pg_catalog.>) '' AND $1 IS NULL"), ..OF_NAME };
+        let statement = match (name, key) {
+            (Some(_), Some(_)) => &OF_KEY,
+            (Some(_), None) => &OF_NAME,
+            (None, _) => &OF_ALL,
+        };
+        let given = [name.and_then(text), key.and_then(text), at(now)];
+        Ok(self.key_list(statement, &given)?.into_iter().collect())
+    }
+
+    fn held(&self, name: &[u8], key: &[u8], since: Micros, now: Micros) -> PortResult<f64> {
+        const HELD: Statement = Statement {
+            sql: "SELECT pg_catalog.sum(count OPERATOR(pg_catalog.-) old) \
+                  FROM ONLY @schema@.rl_holds \
+                  WHERE name OPERATOR(pg_catalog.=) $1 AND key OPERATOR(pg_catalog.=) $2 \
+                    AND expires_at OPERATOR(pg_catalog.>) $3 \
+                    AND taken_at OPERATOR(pg_catalog.>=) $4",
+            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID],
+            results: &[FLOAT8OID],
+            lock: TableLock::Read,
+        };
+        self.sql.execute(&HELD, &[text(name), text(key), at(now), at(since)])?;
+        // NULL: there is none.
+        Ok(self.sql.field(0, 1).map_or(0.0, |sum| f64::from_bits(sum.value() as u64)))
+    }
+
+    fn due_keys(
+        &self,
+        after: (&[u8], &[u8]),
+        now: Micros,
+        most: i64,
+    ) -> PortResult<Vec<(Vec<u8>, Vec<u8>)>> {
+        const DUE_KEYS: Statement = Statement {
+            sql: "SELECT DISTINCT name, key FROM ONLY @schema@.rl_holds \
+                  WHERE ROW(name, key) OPERATOR(pg_catalog.>) ROW($1, $2) AND NOT charge \
+                    AND expires_at OPERATOR(pg_catalog.<=) $3 AND count OPERATOR(pg_catalog.>) old \
+                  ORDER BY name, key LIMIT $4",
+            parameters: &[TEXTOID, TEXTOID, TIMESTAMPTZOID, INT8OID],
+            results: &[TEXTOID, TEXTOID],
+            lock: TableLock::Read,
+        };
+        let given = [text(after.0), text(after.1), at(now), Some(most.into())];
+        Ok(self.key_list(&DUE_KEYS, &given)?)
+    }
+
+    fn prune(&self, before: Micros, most: i64) -> PortResult<i64> {
+        const PRUNE: Statement = Statement {
+            sql: "DELETE FROM ONLY @schema@.rl_holds WHERE ctid OPERATOR(pg_catalog.=) ANY \
+                  (ARRAY(SELECT ctid FROM ONLY @schema@.rl_holds \
+                         WHERE name OPERATOR(pg_catalog.>) '' \
+                           AND expires_at OPERATOR(pg_catalog.<) $1 \
+                           AND (charge OR count OPERATOR(pg_catalog.<=) old) \
+                         LIMIT $2 FOR UPDATE SKIP LOCKED))",
+            parameters: &[TIMESTAMPTZOID, INT8OID],
+            results: &[],
+            lock: TableLock::Write,
+        };
+        Ok(self.sql.execute(&PRUNE, &[at(before), Some(most.into())])? as i64)
+    }
+
+    fn definition(&self, config: &[u8]) -> PortResult<Rc<Definition>> {
+        Ok((self.parse)(jsonb_from_json(&utf8(config)))?)
+    }
+}
+
+impl SqlHolds<'_> {
+    /// Runs a statement that returns rows of holds.
+    fn holds(
+        &self,
+        statement: &Statement,
+        parameters: &[Option<pg_sys::Datum>],
+    ) -> Result<Vec<HoldRow>> {
+        let count = self.sql.execute(statement, parameters)?;
+        (0..count).map(|row| self.hold(row)).collect()
+    }
+
+    /// Runs a statement that returns names and keys.
+    fn key_list(
+        &self,
+        statement: &Statement,
+        parameters: &[Option<pg_sys::Datum>],
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let count = self.sql.execute(statement, parameters)?;
+        let key = |row| {
+            check_for_interrupts();
+            let found = self.sql.text(row, 1).zip(self.sql.text(row, 2));
+            found.ok_or_else(|| self.sql.not_written())
+        };
+        (0..count).map(key).collect()
+    }
+
+    /// Decodes row number `row` of the last result, from 0.
+    ///
+    /// # Errors
+    /// [`Error::NullState`] (55000): a NULL that no call writes.
+    fn hold(&self, row: u64) -> Result<HoldRow> {
+        check_for_interrupts();
+        let field = |column: c_int, name| {
+            self.sql.field(row, column).ok_or(Error::NullState { column: name })
+        };
+        let bytes =
+            |column, name| self.sql.text(row, column).ok_or(Error::NullState { column: name });
+        let float =
+            |column, name| field(column, name).map(|datum| f64::from_bits(datum.value() as u64));
+        let time =
+            |column, name| field(column, name).map(|datum| from_timestamptz(datum.value() as i64));
+        Ok(HoldRow {
+            id: bytes(1, "id")?,
+            name: bytes(2, "name")?,
+            key: bytes(3, "key")?,
+            hold: Hold {
+                count: float(4, "count")?,
+                old: float(5, "old")?,
+                back: float(6, "back")?,
+                taken_at: time(7, "taken_at")?,
+                expires_at: time(8, "expires_at")?,
+                charge: field(9, "charge")?.value() as u8 != 0,
+            },
+            config: self.sql.text(row, 10),
+        })
+    }
+
+    /// Runs a statement that writes one row, whose columns are its parameters; false if it wrote none.
+    fn write_hold(&self, statement: &Statement, row: &HoldRow) -> Result<bool> {
+        let HoldRow { id, name, key, hold, config } = row;
+        let float = |value| Some(float_datum(value));
+        let columns = [
+            text(id),
+            text(name),
+            text(key),
+            float(hold.count),
+            float(hold.old),
+            float(hold.back),
+            at(hold.taken_at),
+            at(hold.expires_at),
+            Some(hold.charge.into()),
+            config.as_deref().and_then(text),
+        ];
+        Ok(self.sql.execute(statement, &columns)? > 0)
+    }
+}
+
+/// A text as a parameter.
+fn text(bytes: &[u8]) -> Option<pg_sys::Datum> {
+    Some(text_datum(bytes))
+}
+
+/// An instant as a parameter.
+fn at(at: Micros) -> Option<pg_sys::Datum> {
+    Some(to_nearest_timestamptz(at).into())
+}
