@@ -63,8 +63,11 @@ BEGIN
         capacity double precision, reset_at bigint, at bigint, changed boolean, enforced boolean, blocked boolean,
         forever boolean, value double precision, ts bigint, prior double precision, log timestamptz[],
         added double precision,
-        taken double precision -- of a take of as many tokens as there are
+        taken double precision -- of a take of as many tokens as there are; of a refund, what came back
     ');
+    -- A row of rl_holds.
+    PERFORM ratelimit._make_type('_hold', 'id text, name text, key text, count double precision, old double precision,
+        back double precision, taken_at timestamptz, expires_at timestamptz, charge boolean, config jsonb');
     PERFORM set_config('search_path', path, true);
 END
 $do$;

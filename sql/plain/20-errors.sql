@@ -60,7 +60,9 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('0A000', format('%s() is not supported for %s', function, ratelimit._called(kind)),
-        CASE WHEN function = 'rl_credit' THEN 'Only token buckets and fixed windows can be credited.'
+        CASE WHEN function ~ '^rl_hold' AND kind <> 'concurrency' THEN
+                 'Only token buckets and fixed windows can be held.'
+             WHEN function = 'rl_credit' THEN 'Only token buckets and fixed windows can be credited.'
              WHEN kind = 'concurrency' THEN 'Its slots are taken with leases.'
              ELSE 'Only concurrency limits have leases.' END,
         CASE WHEN kind = 'concurrency' THEN

@@ -17,7 +17,7 @@ DECLARE
     detail text;
 BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-    FOREACH t IN ARRAY '{ratelimits,rl_config,rl_blocks,rl_settings,rl_version}'::text[] LOOP
+    FOREACH t IN ARRAY '{ratelimits,rl_config,rl_blocks,rl_holds,rl_settings,rl_version}'::text[] LOOP
         CONTINUE WHEN to_regclass(format('"ratelimit".%s', t)) IS NOT NULL;
         CASE t
         WHEN 'ratelimits' THEN
@@ -30,6 +30,7 @@ BEGIN
                 prior  double precision,
                 log    timestamptz[],
                 added  double precision,
+                expires timestamptz, -- no later than the first hold that gives tokens back; NULL: there is none
                 PRIMARY KEY (name, key, shard)
             ) WITH (fillfactor = 40, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
                     autovacuum_vacuum_cost_delay = 0);
@@ -55,6 +56,25 @@ BEGIN
             );
             COMMENT ON TABLE ratelimit.rl_blocks IS
                 'rate limiter: keys that are blocked, and until when';
+        WHEN 'rl_holds' THEN
+            CREATE TABLE ratelimit.rl_holds (
+                id         text COLLATE "C" NOT NULL,
+                name       text COLLATE "C" NOT NULL,
+                key        text COLLATE "C" NOT NULL DEFAULT '',
+                count      double precision NOT NULL, -- taken, and not given back
+                old        double precision NOT NULL DEFAULT 0, -- of these, what can't come back
+                back       double precision NOT NULL DEFAULT 0, -- came back when it expired
+                taken_at   timestamptz NOT NULL, -- when those beyond old were taken; of slots, their lease's id
+                expires_at timestamptz NOT NULL,
+                charge     boolean NOT NULL, -- whether they stay taken when it expires
+                config     jsonb, -- the call's, where the name isn't defined for the key
+                PRIMARY KEY (id, name, key)
+            ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
+                    autovacuum_vacuum_cost_delay = 0);
+            CREATE INDEX rl_holds_expiry ON ratelimit.rl_holds (name, key, charge, expires_at);
+            COMMENT ON TABLE ratelimit.rl_holds IS
+                'rate limiter: tokens that are held until they are settled or expire';
+            COMMENT ON INDEX ratelimit.rl_holds_expiry IS 'finds a key''s holds in the order in which they expire';
         WHEN 'rl_settings' THEN
             CREATE TABLE ratelimit.rl_settings (
                 name   text COLLATE "C" PRIMARY KEY,
@@ -71,6 +91,10 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
                    AND attname = 'added' AND NOT attisdropped) THEN
         ALTER TABLE ratelimit.rateLimits ADD COLUMN added double precision;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.ratelimits')
+                   AND attname = 'expires' AND NOT attisdropped) THEN
+        ALTER TABLE ratelimit.rateLimits ADD COLUMN expires timestamptz;
     END IF;
     IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('ratelimit.rl_blocks')
                    AND attname = 'reason' AND NOT attisdropped) THEN

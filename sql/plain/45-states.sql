@@ -124,11 +124,12 @@ $$;
 -- Decides a take of as many tokens as there are: all of at_most, or else the whole ones, if these are at least
 -- at_least. A denial is that of the fewest tokens with which it passes.
 CREATE OR REPLACE FUNCTION ratelimit._decide_as_many(l ratelimit._limit, s ratelimit._state, now bigint,
-    at_most double precision, at_least double precision) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+    at_most double precision, at_least double precision, reserve boolean DEFAULT false)
+RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
 DECLARE
     fewest CONSTANT double precision := least(ceil(at_least), at_most);
     tokens double precision := at_most;
-    d ratelimit._decision := ratelimit._decide(l, s, now, at_most, false);
+    d ratelimit._decision := ratelimit._decide(l, s, now, at_most, reserve);
 BEGIN
     IF NOT d.ok AND (fewest < at_most OR fewest = 0) THEN
         -- What a take is compared with; floats may miss it by their last bit.
@@ -144,7 +145,7 @@ BEGIN
             d.wait := NULL;
             tokens := 0;
         ELSIF NOT d.ok THEN
-            d := ratelimit._decide(l, s, now, fewest, false);
+            d := ratelimit._decide(l, s, now, fewest, reserve);
             tokens := fewest;
         END IF;
     END IF;

@@ -222,6 +222,35 @@ BEGIN
 END
 $$;
 
+-- Gives back what there is room for: of a window only while it lasts. What came back is in taken.
+CREATE OR REPLACE FUNCTION ratelimit._refund(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    r record;
+    room double precision := 0;
+BEGIN
+    IF l.kind IN ('token bucket', 'fixed window') THEN
+        IF s.ts > now THEN s := ratelimit._current(l, s, now); END IF;
+        r := ratelimit._refilled(l, s, now);
+        IF l.kind = 'token bucket' OR ratelimit._us(taken_at) >= r.ts THEN
+            room := l.capacity - r.tokens;
+            IF l.kind = 'fixed window' AND r.ts = s.ts THEN
+                room := room + greatest(coalesce(s.added - greatest(s.value, 0), 0) - l.adds, 0);
+            END IF;
+        END IF;
+    END IF;
+    IF room > 0 AND count > 0 THEN
+        d := ratelimit._credit(l, s, now, least(count, room), taken_at);
+        d.taken := least(count, room);
+    ELSE
+        d.changed := false;
+        d.taken := 0;
+    END IF;
+    RETURN d;
+END
+$$;
+
 -- Credits tokens, to a debt first; takes them unconditionally if count is negative.
 CREATE OR REPLACE FUNCTION ratelimit._credit(l ratelimit._limit, s ratelimit._state, now bigint,
     count double precision, taken_at timestamptz) RETURNS ratelimit._decision STABLE LANGUAGE plpgsql AS $$

@@ -55,7 +55,10 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._check_use(function text, kind text, count double precision) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF function = 'rl_credit' THEN
+    IF function ~ '^rl_hold' AND kind NOT IN ('token bucket', 'fixed window', 'unlimited')
+        AND (function <> 'rl_hold_all' OR kind <> 'concurrency') THEN
+        PERFORM ratelimit._wrong_kind(function, kind);
+    ELSIF function = 'rl_credit' THEN
         IF (count >= -1e15 AND count <= 1e15) IS NOT TRUE THEN
             PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
         END IF;
@@ -110,12 +113,12 @@ $$;
 -- Looks up a key's definition, block and row. One row, planned with the caller's statement.
 CREATE OR REPLACE FUNCTION ratelimit._look_up(name text, key text) RETURNS TABLE (defined ratelimit._limit,
     until timestamptz, place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
-    added double precision) STABLE LANGUAGE sql AS $$
+    added double precision, expires timestamptz) STABLE LANGUAGE sql AS $$
     SELECT coalesce(
                (SELECT coalesce(c.parsed, ratelimit._plan(c.config))
                 FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = $2),
                (SELECT c.parsed FROM ONLY ratelimit.rl_config c WHERE c.name = $1 AND c.key = ''))::ratelimit._limit,
-           b.until, r.ctid, r.value, r.ts, r.prior, r.log, r.added
+           b.until, r.ctid, r.value, r.ts, r.prior, r.log, r.added, r.expires
     FROM (SELECT) AS one LEFT JOIN ONLY ratelimit.rl_blocks b ON b.name = $1 AND b.key = $2
     LEFT JOIN ONLY ratelimit.rateLimits r ON r.name = $1 AND r.key = $2
 $$;
@@ -133,7 +136,7 @@ BEGIN
     IF ends > now THEN
         IF until < 'infinity' THEN
             d := CASE WHEN at_least IS NULL THEN ratelimit._decide(l, s, ends, count, reserve)
-                      ELSE ratelimit._decide_as_many(l, s, ends, count, at_least) END;
+                      ELSE ratelimit._decide_as_many(l, s, ends, count, at_least, reserve) END;
             d.wait := ends - now + CASE WHEN d.ok OR dry_run_passes AND NOT l.enforce THEN 0 ELSE d.wait END;
         END IF;
         d.ok := false;
@@ -222,6 +225,8 @@ DECLARE
     locked record;
     l ratelimit._limit;
     d ratelimit._decision;
+    now bigint;
+    anew boolean;
     tries int;
 BEGIN
     LOOP
@@ -229,13 +234,21 @@ BEGIN
         l := ratelimit._usable(function, name, key, stored.defined, config, count);
         IF at_least IS NOT NULL THEN PERFORM ratelimit._check_as_many(l.kind, count, at_least); END IF;
         IF stored.until IS NOT NULL AND function <> 'rl_credit' THEN
-            d := ratelimit._look(l, ratelimit._state_of(l, name, key, stored.now, stored.value, stored.ts, stored.prior,
-                                 stored.log, stored.added), stored.now, stored.until, count, reserve, true, at_least);
+            d := ratelimit._seen(l, name, key, stored.now, stored.until, count, reserve, true, at_least, stored.value,
+                                 stored.ts, stored.prior, stored.log, stored.added, stored.expires);
             IF d.blocked THEN RETURN ratelimit._logged(name, d); END IF;
         END IF;
         IF l.kind <> 'unlimited' THEN PERFORM ratelimit._writable(function); END IF;
+        IF l.kind <> 'unlimited' AND stored.expires <= ratelimit._instant(stored.now) THEN
+            PERFORM ratelimit._expire(name, key);
+            CONTINUE;
+        END IF;
         d := ratelimit._decided(function, l, name, key, stored.now, count, reserve, taken_at, id, at_least,
                                 stored.value, stored.ts, stored.prior, stored.log, stored.added);
+        IF stored.expires IS NOT NULL AND NOT d.ok AND d.enforced THEN
+            d := ratelimit._sooner(d, l, name, key, stored.now, NULL, count, reserve, at_least,
+                                   stored.value, stored.ts, stored.prior, stored.log, stored.added);
+        END IF;
         IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
 
         IF stored.place IS NULL THEN
@@ -245,16 +258,24 @@ BEGIN
             -- If it waited for an insert that was rolled back, the row is this transaction's own now.
             locked := stored;
         ELSE
-            SELECT r.value, r.ts, r.prior, r.log, r.added INTO locked
+            SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $2 AND r.key = $3 FOR UPDATE;
         END IF;
         IF FOUND THEN
             -- Others may have changed the row during the wait, and the clock has gone on.
-            d := ratelimit._decided(function, l, name, key, ratelimit._now(), count, reserve, taken_at, id,
-                                    at_least, locked.value, locked.ts, locked.prior, locked.log, locked.added);
+            now := ratelimit._now();
+            CONTINUE WHEN locked.expires <= ratelimit._instant(now);
+            d := ratelimit._decided(function, l, name, key, now, count, reserve, taken_at, id, at_least,
+                                    locked.value, locked.ts, locked.prior, locked.log, locked.added);
+            IF locked.expires IS NOT NULL AND NOT d.ok AND d.enforced THEN
+                d := ratelimit._sooner(d, l, name, key, now, NULL, count, reserve, at_least,
+                                       locked.value, locked.ts, locked.prior, locked.log, locked.added);
+            END IF;
             IF NOT d.changed THEN RETURN ratelimit._logged(name, d); END IF;
+            anew := ratelimit._begins_anew(l, name, key, locked.value, locked.prior, locked.log);
             UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
-                log = d.log, added = d.added WHERE r.name = $2 AND r.key = $3;
+                log = d.log, added = d.added, expires = CASE WHEN NOT anew THEN r.expires END
+            WHERE r.name = $2 AND r.key = $3;
             IF FOUND THEN RETURN d; END IF;
             PERFORM ratelimit._not_written();
         END IF;
@@ -295,11 +316,12 @@ DECLARE
     wait double precision;
     d ratelimit._decision;
 BEGIN
-    SELECT f.defined, f.until, f.value, f.prior, f.log, f.added, ratelimit._us(f.ts) AS ts, ratelimit._now() AS now
+    SELECT f.defined, f.until, f.value, f.prior, f.log, f.added, f.expires, ratelimit._us(f.ts) AS ts,
+           ratelimit._now() AS now
     INTO stored FROM ratelimit._look_up($1, $2) f;
     l := stored.defined;
     IF l.usual AND count > 0 AND count <= l.capacity AND NOT reserve AND NOT throws AND config IS NULL
-        AND stored.until IS NULL AND stored.prior IS NULL AND stored.log IS NULL
+        AND stored.until IS NULL AND stored.prior IS NULL AND stored.log IS NULL AND stored.expires IS NULL
         AND stored.added IS NOT DISTINCT FROM l.adds AND stored.value >= 0 AND stored.value < 'Infinity'
         AND stored.ts BETWEEN 0 AND stored.now
         AND current_setting('transaction_read_only') = 'off' THEN
@@ -314,12 +336,13 @@ BEGIN
                 tokens := NULL;
             END IF;
         ELSE
-            SELECT r.ctid AS place, r.value, r.prior, r.log, r.added, ratelimit._us(r.ts) AS ts INTO locked
+            SELECT r.ctid AS place, r.value, r.prior, r.log, r.added, r.expires, ratelimit._us(r.ts) AS ts INTO locked
             FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             -- Others may have changed the row during the wait, and the clock has gone on.
             now := ratelimit._now();
             tokens := CASE WHEN locked.prior IS NULL AND locked.log IS NULL AND locked.added IS NOT DISTINCT FROM l.adds
                 AND locked.value >= 0 AND locked.value < 'Infinity' AND locked.ts BETWEEN 0 AND now
+                AND locked.expires IS NULL
                 THEN ratelimit._tokens_at(l, locked.value, locked.ts, now) END;
             IF count - tokens <= l.tolerance AND tokens - count < tokens
                 AND l.capacity - tokens + count > l.tolerance THEN
@@ -380,7 +403,8 @@ $$;
 
 -- Reads a key's definition, block and state without a lock.
 CREATE OR REPLACE FUNCTION ratelimit._read(function text, name text, key text, config jsonb, count double precision,
-    OUT l ratelimit._limit, OUT s ratelimit._state, OUT now bigint, OUT until timestamptz, OUT has_state boolean)
+    OUT l ratelimit._limit, OUT s ratelimit._state, OUT now bigint, OUT until timestamptz, OUT has_state boolean,
+    OUT expires timestamptz)
 LANGUAGE plpgsql AS $$
 DECLARE
     stored record;
@@ -389,6 +413,11 @@ BEGIN
     l := ratelimit._usable(function, name, key, stored.defined, config, count);
     now := ratelimit._now();
     until := stored.until;
+    expires := stored.expires;
+    IF l.kind <> 'unlimited' AND expires <= ratelimit._instant(now) THEN
+        SELECT x.value, x.ts, x.prior, x.log, x.added INTO stored FROM ratelimit._lapse(name, key, stored.expires, now,
+            stored.value, stored.ts, stored.prior, stored.log, stored.added) x;
+    END IF;
     s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
     has_state := stored.value <> 'Infinity' AND ratelimit._fits(l.kind, stored.prior, stored.log);
 END
@@ -406,6 +435,10 @@ BEGIN
     stored := ratelimit._read('rl_check', name, key, config, count);
     l := stored.l;
     d := ratelimit._look(l, stored.s, stored.now, stored.until, count, reserve, false);
+    IF stored.expires IS NOT NULL AND NOT d.ok THEN
+        d := ratelimit._sooner(d, l, name, key, stored.now, stored.until, count, reserve, NULL, (stored.s).value,
+            ratelimit._nearest((stored.s).ts), (stored.s).prior, (stored.s).log, (stored.s).added);
+    END IF;
     IF throws AND NOT d.ok AND d.enforced THEN PERFORM ratelimit._denied(name, d); END IF;
     RETURN ratelimit._answer(d);
 END
@@ -442,14 +475,18 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_reset(name text, key text DEFAULT '') RE
 LANGUAGE plpgsql AS $$
 DECLARE
     l ratelimit._limit;
+    was boolean;
 BEGIN
     PERFORM ratelimit._check(name, key);
     l := ratelimit._defined(name, key, true);
     IF l.keyed AND key = '' THEN PERFORM ratelimit._keyed(name, l.kind); END IF;
     PERFORM ratelimit._writable('rl_reset');
-    UPDATE ONLY ratelimit.rateLimits r SET value = 'Infinity', prior = NULL, log = NULL, added = NULL
+    UPDATE ONLY ratelimit.rateLimits r
+    SET value = 'Infinity', prior = NULL, log = NULL, added = NULL, expires = NULL
     WHERE r.name = $1 AND r.key = $2 AND r.value <> 'Infinity';
-    RETURN FOUND;
+    was := FOUND;
+    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = $2;
+    RETURN was;
 END
 $$;
 
@@ -466,7 +503,9 @@ BEGIN
         DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = found_key
         RETURNING r.value INTO was;
         IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
+        DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1 AND h.key = found_key;
     END LOOP;
+    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $1;
     RETURN count;
 END
 $$;

@@ -1,0 +1,175 @@
+-- Holds that expire. A hold is an ordinary take, and a row of rl_holds. When it expires, what can come back does: at
+-- that time, whoever finds it later. So every call that decides first gives back what has expired; calls that only read
+-- do that to a copy of the state. rateLimits.expires says whether there is anything to do.
+
+-- Whether tokens of a kind can come back.
+CREATE OR REPLACE FUNCTION ratelimit._returns(l ratelimit._limit) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
+    SELECT coalesce(l.kind IN ('token bucket', 'fixed window'), false)
+$$;
+
+-- The limit of a hold: as defined, or as the call defined it.
+CREATE OR REPLACE FUNCTION ratelimit._limit_of(defined ratelimit._limit, config jsonb) RETURNS ratelimit._limit
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF defined.kind IS NULL AND config IS NOT NULL THEN RETURN ratelimit._parse(config); END IF;
+    RETURN defined;
+END
+$$;
+
+-- A key's state after the holds that expire from since until now, with what came back of each.
+CREATE OR REPLACE FUNCTION ratelimit._lapse(name text, key text, since timestamptz, now bigint,
+    INOUT value double precision, INOUT ts timestamptz, INOUT prior double precision, INOUT log timestamptz[],
+    INOUT added double precision, OUT changed boolean, OUT ids text[], OUT came double precision[])
+LANGUAGE plpgsql AS $$
+DECLARE
+    defined CONSTANT ratelimit._limit := ratelimit._defined(name, key);
+    l ratelimit._limit := defined;
+    parsed jsonb;
+    h record;
+    d ratelimit._decision;
+    at bigint;
+BEGIN
+    changed := false;
+    ids := '{}'::text[];
+    came := '{}'::double precision[];
+    FOR h IN
+        SELECT x.id, x.count - x.old AS count, x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
+        WHERE x.name = $1 AND x.key = $2 AND NOT x.charge AND x.count > x.old AND x.expires_at >= since
+          AND x.expires_at <= ratelimit._instant($4) ORDER BY x.expires_at, x.id
+    LOOP
+        IF defined.kind IS NULL AND h.config IS DISTINCT FROM parsed THEN
+            parsed := h.config;
+            l := ratelimit._limit_of(defined, parsed);
+        END IF;
+        at := ratelimit._us(h.expires_at);
+        d := ratelimit._refund(l, CASE WHEN ratelimit._returns(l) THEN ratelimit._state_of(l, name, key, at, value, ts,
+                               prior, log, added) END, at, h.count, h.taken_at);
+        IF d.changed THEN
+            value := d.value; ts := ratelimit._nearest(d.ts); prior := NULL; log := NULL; added := d.added;
+            changed := true;
+        END IF;
+        ids := ids || h.id;
+        came := came || d.taken;
+    END LOOP;
+END
+$$;
+
+-- Gives back what has expired: one write of the key's row, which it locks, and one of the holds.
+CREATE OR REPLACE FUNCTION ratelimit._expire(name text, key text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    locked record;
+    now bigint;
+    p record;
+BEGIN
+    SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
+    FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+    now := ratelimit._now();
+    IF (locked.expires <= ratelimit._instant(now)) IS NOT TRUE THEN RETURN; END IF;
+    SELECT * INTO p FROM ratelimit._lapse(name, key, locked.expires, now, locked.value, locked.ts, locked.prior,
+                                          locked.log, locked.added) x;
+    PERFORM ratelimit._write_lapsed(name, key, p.ids, p.came);
+    UPDATE ONLY ratelimit.rateLimits r SET value = p.value, ts = p.ts, prior = p.prior, log = p.log, added = p.added,
+        expires = ratelimit._next_expiry($1, $2, now) WHERE r.name = $1 AND r.key = $2;
+    IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+END
+$$;
+
+-- Writes what came back of holds that have expired; the rest can't come back any more.
+CREATE OR REPLACE FUNCTION ratelimit._write_lapsed(name text, key text, ids text[], came double precision[])
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE ONLY ratelimit.rl_holds h SET back = h.back + e.came,
+        count = CASE WHEN e.came = h.count - h.old THEN h.old ELSE h.count - e.came END,
+        old = CASE WHEN e.came = h.count - h.old THEN h.old ELSE h.count - e.came END
+    FROM unnest(ids, came) AS e (id, came) WHERE h.id = e.id AND h.name = $1 AND h.key = $2;
+END
+$$;
+
+-- When the next hold that gives tokens back expires.
+CREATE OR REPLACE FUNCTION ratelimit._next_expiry(name text, key text, now bigint) RETURNS timestamptz
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT x.expires_at FROM ONLY ratelimit.rl_holds x WHERE x.name = $1 AND x.key = $2 AND NOT x.charge
+            AND x.count > x.old AND x.expires_at > ratelimit._instant($3) ORDER BY x.expires_at LIMIT 1);
+END
+$$;
+
+-- Whether a write begins a key's state anew, since the row's is of another kind. Then its holds are deleted: what they
+-- have was not taken from the new state.
+CREATE OR REPLACE FUNCTION ratelimit._begins_anew(l ratelimit._limit, name text, key text, value double precision,
+    prior double precision, log timestamptz[]) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    IF value IS NULL OR value = 'Infinity' OR ratelimit._fits(l.kind, prior, log) THEN RETURN false; END IF;
+    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.name = $2 AND h.key = $3;
+    RETURN true;
+END
+$$;
+
+-- A denial's wait if the next 1,000 holds that expire give back what they can: until the first moment at which the
+-- same call passes. until: the end of a block.
+CREATE OR REPLACE FUNCTION ratelimit._sooner(d ratelimit._decision, l ratelimit._limit, name text, key text, now bigint,
+    until timestamptz, count double precision, reserve boolean, at_least double precision, value double precision,
+    ts timestamptz, prior double precision, log timestamptz[], added double precision) RETURNS ratelimit._decision
+LANGUAGE plpgsql AS $$
+DECLARE
+    defined CONSTANT ratelimit._limit := ratelimit._defined(name, key);
+    opens CONSTANT bigint := greatest(ratelimit._us(until), now);
+    passes bigint := ratelimit._plus(now, d.wait);
+    at bigint;
+    h record;
+    back ratelimit._decision;
+    later ratelimit._decision;
+    other ratelimit._limit;
+BEGIN
+    IF NOT ratelimit._returns(l) OR d.forever OR passes <= opens
+        OR coalesce(least(ceil(at_least), count), count) > l.capacity + l.tolerance
+           + (CASE WHEN reserve THEN coalesce(l.max_reserved, 'Infinity') ELSE 0 END) THEN
+        RETURN d;
+    END IF;
+    FOR h IN
+        SELECT x.count - x.old AS count, x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
+        WHERE x.name = $3 AND x.key = $4 AND NOT x.charge AND x.count > x.old
+          AND x.expires_at > ratelimit._instant($5) ORDER BY x.expires_at, x.id LIMIT 1000
+    LOOP
+        at := ratelimit._us(h.expires_at);
+        EXIT WHEN passes <= at;
+        other := ratelimit._limit_of(defined, h.config);
+        CONTINUE WHEN NOT ratelimit._returns(other);
+        back := ratelimit._refund(other, ratelimit._state_of(other, name, key, at, value, ts, prior, log, added), at,
+                                  h.count, h.taken_at);
+        CONTINUE WHEN NOT back.changed;
+        value := back.value; ts := ratelimit._nearest(back.ts); prior := NULL; log := NULL; added := back.added;
+        at := greatest(at, opens);
+        later := CASE WHEN at_least IS NULL
+            THEN ratelimit._decide(l, ratelimit._state_of(l, name, key, at, value, ts, prior, log, added), at, count,
+                                   reserve)
+            ELSE ratelimit._decide_as_many(l, ratelimit._state_of(l, name, key, at, value, ts, prior, log, added), at,
+                                           count, at_least, reserve) END;
+        passes := ratelimit._plus(at, CASE WHEN later.ok THEN 0 ELSE later.wait END);
+        EXIT WHEN later.ok;
+    END LOOP;
+    d.wait := passes - now;
+    RETURN d;
+END
+$$;
+
+-- The answer to a call on a key's row, blocked or not, as if what has expired had come back.
+CREATE OR REPLACE FUNCTION ratelimit._seen(l ratelimit._limit, name text, key text, now bigint, until timestamptz,
+    count double precision, reserve boolean, dry_run_passes boolean, at_least double precision, value double precision,
+    ts timestamptz, prior double precision, log timestamptz[], added double precision, expires timestamptz)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+BEGIN
+    IF expires <= ratelimit._instant(now) THEN
+        SELECT x.value, x.ts, x.prior, x.log, x.added INTO value, ts, prior, log, added
+        FROM ratelimit._lapse(name, key, expires, now, value, ts, prior, log, added) x;
+    END IF;
+    d := ratelimit._look(l, ratelimit._state_of(l, name, key, now, value, ts, prior, log, added), now, until, count,
+                         reserve, dry_run_passes, at_least);
+    IF expires IS NOT NULL AND NOT d.ok AND NOT (dry_run_passes AND NOT l.enforce) THEN
+        d := ratelimit._sooner(d, l, name, key, now, until, count, reserve, at_least, value, ts, prior, log, added);
+    END IF;
+    RETURN d;
+END
+$$;

@@ -1,0 +1,303 @@
+-- Holds of one limit, and their settlement. A hold's row is written under the lock of its key's row.
+
+-- Microseconds of an interval; a month is 30 days, as in PostgreSQL's comparisons of intervals.
+CREATE OR REPLACE FUNCTION ratelimit._micros(span interval) RETURNS bigint IMMUTABLE LANGUAGE sql AS $$
+    SELECT ((extract(year FROM span) * 360 + extract(month FROM span) * 30 + extract(day FROM span)) * 86400000000
+            + extract(epoch FROM span - date_trunc('day', span)) * 1000000)::bigint
+$$;
+
+-- Checks the arguments that all holds have.
+CREATE OR REPLACE FUNCTION ratelimit._check_terms(ttl interval, id text, on_expiry text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF ttl IS NULL THEN
+        PERFORM ratelimit._null('ttl');
+    ELSIF NOT ttl BETWEEN interval '1 millisecond' AND interval '366 days' THEN
+        PERFORM ratelimit._bad('ttl', ttl::text, 'an interval from 1 millisecond to 366 days');
+    ELSIF octet_length(id) NOT BETWEEN 1 AND 200 THEN
+        PERFORM ratelimit._bad('id', octet_length(id) || ' bytes long', '1 to 200 bytes');
+    ELSIF on_expiry IS NULL THEN
+        PERFORM ratelimit._null('on_expiry');
+    ELSIF on_expiry NOT IN ('refund', 'charge') THEN
+        PERFORM ratelimit._bad('on_expiry', ratelimit._literal(ratelimit._short(on_expiry)),
+            '''refund'' or ''charge''');
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit._check_used(used double precision) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT (used >= 0 AND used <= 1e15) THEN
+        PERFORM ratelimit._bad('used', ratelimit._digits(used), 'a number from 0 to 1e15');
+    END IF;
+END
+$$;
+
+-- What a hold has of a limit; NULLs if that is nothing.
+CREATE OR REPLACE FUNCTION ratelimit._hold_of(id text, name text, key text) RETURNS ratelimit._hold
+LANGUAGE plpgsql AS $$
+DECLARE
+    h ratelimit._hold;
+BEGIN
+    IF id IS NOT NULL THEN
+        SELECT x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h
+        FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name = $2 AND x.key = $3;
+    END IF;
+    RETURN h;
+END
+$$;
+
+-- The answer to a call that takes nothing.
+CREATE OR REPLACE FUNCTION ratelimit._untouched(l ratelimit._limit, s ratelimit._state, now bigint)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision := ratelimit._level(l, s, now);
+BEGIN
+    d.ok := true; d.wait := NULL; d.at := now; d.capacity := l.capacity; d.enforced := l.enforce; d.changed := false;
+    d.taken := 0;
+    RETURN d;
+END
+$$;
+
+-- Decides a hold of count tokens in all, of which it has some: it takes what is missing.
+CREATE OR REPLACE FUNCTION ratelimit._decide_hold(l ratelimit._limit, s ratelimit._state, now bigint,
+    h ratelimit._hold, count double precision, at_least double precision, reserve boolean)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+DECLARE
+    more CONSTANT double precision := greatest(count - coalesce(h.count, 0), 0);
+    d ratelimit._decision;
+BEGIN
+    IF h.id IS NOT NULL AND more = 0 THEN RETURN ratelimit._untouched(l, s, now); END IF;
+    IF at_least IS NOT NULL THEN
+        RETURN ratelimit._decide_as_many(l, s, now, more, greatest(at_least - coalesce(h.count, 0), 0), reserve);
+    END IF;
+    d := ratelimit._decide(l, s, now, more, reserve);
+    d.taken := CASE WHEN d.ok THEN more ELSE 0 END;
+    RETURN d;
+END
+$$;
+
+-- The hold after a take: taken tokens more, from a state whose time is ts.
+CREATE OR REPLACE FUNCTION ratelimit._grown(h ratelimit._hold, l ratelimit._limit, ts bigint, now bigint,
+    taken double precision, given jsonb, expires bigint) RETURNS ratelimit._hold LANGUAGE plpgsql AS $$
+DECLARE
+    had CONSTANT double precision := coalesce(h.count, 0);
+BEGIN
+    IF h.count IS NULL THEN
+        h.old := 0;
+        h.config := given;
+    ELSIF taken > 0 AND l.kind = 'fixed window' AND ts > ratelimit._us(h.taken_at) THEN
+        h.old := had; -- of a window that has ended
+    END IF;
+    IF h.count IS NULL OR taken > 0 AND h.old = had THEN h.taken_at := ratelimit._nearest(greatest(now, ts)); END IF;
+    h.count := had + taken;
+    h.back := 0;
+    h.expires_at := greatest(h.expires_at, ratelimit._nearest(expires));
+    RETURN h;
+END
+$$;
+
+-- Writes a hold.
+CREATE OR REPLACE FUNCTION ratelimit._write_hold(h ratelimit._hold) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO ratelimit.rl_holds AS x (id, name, key, count, old, back, taken_at, expires_at, charge, config)
+    VALUES (h.id, h.name, h.key, h.count, h.old, h.back, h.taken_at, h.expires_at, h.charge, h.config)
+    ON CONFLICT ON CONSTRAINT rl_holds_pkey DO UPDATE SET count = excluded.count, old = excluded.old,
+        back = excluded.back, taken_at = excluded.taken_at, expires_at = excluded.expires_at;
+END
+$$;
+
+-- Takes a hold of one limit, or extends it. A plain read decides first, as in _change; then under the row's lock.
+CREATE OR REPLACE FUNCTION ratelimit._hold(name text, key text, count double precision, at_least double precision,
+    reserve boolean, config jsonb, terms ratelimit._hold, ttl bigint, OUT d ratelimit._decision, OUT h ratelimit._hold,
+    OUT held double precision) LANGUAGE plpgsql AS $$
+DECLARE
+    stored record;
+    l ratelimit._limit;
+    now bigint;
+    s ratelimit._state;
+    first boolean := true;
+    anew boolean;
+BEGIN
+    FOR try IN 1..1000 LOOP
+        IF first THEN
+            SELECT f.*, ratelimit._now() AS now INTO stored FROM ratelimit._look_up($1, $2) f;
+            now := stored.now;
+            l := ratelimit._usable('rl_hold', name, key, stored.defined, config, count);
+        ELSE
+            SELECT NULL::timestamptz AS until, r.ctid AS place, r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
+            FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+            now := ratelimit._now();
+        END IF;
+        anew := coalesce(stored.value < 'Infinity' AND NOT ratelimit._fits(l.kind, stored.prior, stored.log), false);
+        h := CASE WHEN NOT anew THEN ratelimit._hold_of(terms.id, name, key) END;
+        IF first AND stored.until IS NOT NULL THEN
+            d := ratelimit._seen(l, name, key, now, stored.until, greatest(count - coalesce(h.count, 0), 0), reserve,
+                true, greatest(at_least - coalesce(h.count, 0), 0), stored.value, stored.ts, stored.prior, stored.log,
+                stored.added, stored.expires);
+            EXIT WHEN d.blocked;
+        END IF;
+        IF l.kind = 'unlimited' THEN
+            d := ratelimit._decide(l, NULL, now, count, false);
+            h := NULL;
+            held := count;
+            RETURN;
+        END IF;
+        IF first THEN PERFORM ratelimit._writable('rl_hold'); END IF;
+        IF stored.expires <= ratelimit._instant(now) THEN
+            PERFORM ratelimit._expire(name, key);
+            CONTINUE;
+        END IF;
+        s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
+        d := ratelimit._decide_hold(l, s, now, h, count, at_least, reserve);
+        IF NOT d.ok THEN
+            IF stored.expires IS NOT NULL AND d.enforced THEN
+                d := ratelimit._sooner(d, l, name, key, now, NULL, greatest(count - coalesce(h.count, 0), 0), reserve,
+                    greatest(at_least - coalesce(h.count, 0), 0), stored.value, stored.ts, stored.prior, stored.log,
+                    stored.added);
+            END IF;
+            EXIT;
+        END IF;
+        IF first OR stored.place IS NULL THEN
+            first := false;
+            IF stored.place IS NULL THEN
+                INSERT INTO ratelimit.rateLimits (name, key, value, ts, prior, log, added)
+                VALUES ($1, $2, s.value, ratelimit._nearest(s.ts), s.prior, s.log, s.added) ON CONFLICT DO NOTHING;
+            END IF;
+            CONTINUE;
+        END IF;
+        IF anew THEN PERFORM ratelimit._begins_anew(l, name, key, stored.value, stored.prior, stored.log); END IF;
+        IF NOT d.changed THEN d.value := s.value; d.ts := s.ts; d.added := s.added; END IF;
+        h := ratelimit._grown(h, l, d.ts, now, d.taken, terms.config, ratelimit._plus(
+            CASE WHEN d.wait > 0 THEN ratelimit._ceil(now + d.wait, 1000) ELSE now END, ttl));
+        h.id := coalesce(terms.id, gen_random_uuid()::text);
+        h.name := name; h.key := key; h.charge := coalesce(h.charge, terms.charge);
+        IF d.changed OR anew OR NOT h.charge AND h.count > h.old AND (stored.expires <= h.expires_at) IS NOT TRUE THEN
+            UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL,
+                log = NULL, added = d.added, expires = least(CASE WHEN NOT anew THEN stored.expires END,
+                    CASE WHEN NOT h.charge AND h.count > h.old THEN h.expires_at END)
+            WHERE r.name = $1 AND r.key = $2;
+            IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+        END IF;
+        PERFORM ratelimit._write_hold(h);
+        -- A dry run lets all pass, whatever the limit has.
+        held := CASE WHEN d.enforced THEN h.count ELSE greatest(count, h.count) END;
+        RETURN;
+    END LOOP;
+    IF d.ok THEN PERFORM ratelimit._not_written(); END IF;
+    held := coalesce(h.count, 0);
+    d := ratelimit._logged(name, d);
+    IF d.ok THEN -- a dry run
+        held := greatest(count, held);
+        h := NULL;
+    END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_hold(name text, key text DEFAULT '', count double precision DEFAULT 1,
+    ttl interval DEFAULT '10 minutes', id text DEFAULT NULL, at_least double precision DEFAULT NULL,
+    on_expiry text DEFAULT 'refund', reserve boolean DEFAULT false, throws boolean DEFAULT false,
+    config jsonb DEFAULT NULL, OUT ok boolean, OUT hold text, OUT held double precision, OUT expires_at timestamptz,
+    OUT retry_after double precision, OUT retry_at timestamptz, OUT remaining double precision,
+    OUT capacity double precision, OUT reset_at timestamptz) LANGUAGE plpgsql AS $$
+DECLARE
+    terms ratelimit._hold;
+    found_hold record;
+    r ratelimit.rl_result;
+BEGIN
+    PERFORM ratelimit._check(name, key, count, reserve, throws), ratelimit._check_terms(ttl, id, on_expiry);
+    IF NOT (at_least >= 0 AND at_least <= count) THEN
+        PERFORM ratelimit._check_count(NULL, count);
+        PERFORM ratelimit._bad('at_least', ratelimit._digits(at_least),
+            'a number from 0 to count, which is ' || ratelimit._digits(count));
+    END IF;
+    terms.id := id;
+    terms.charge := on_expiry = 'charge';
+    terms.config := CASE WHEN config IS NOT NULL AND (ratelimit._defined(name, key)).kind IS NULL THEN config END;
+    found_hold := ratelimit._hold(name, key, count, at_least, reserve, config, terms, ratelimit._micros(ttl));
+    IF throws AND NOT (found_hold.d).ok THEN PERFORM ratelimit._denied(name, found_hold.d); END IF;
+    r := ratelimit._answer(found_hold.d);
+    ok := r.ok; hold := (found_hold.h).id; held := found_hold.held;
+    expires_at := ratelimit._shown(ratelimit._us((found_hold.h).expires_at));
+    retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
+    reset_at := r.reset_at;
+END
+$$;
+
+-- Locks a key's row, or inserts it first, and gives back what has expired.
+CREATE OR REPLACE FUNCTION ratelimit._locked(name text, key text, OUT value double precision, OUT ts timestamptz,
+    OUT prior double precision, OUT log timestamptz[], OUT added double precision, OUT expires timestamptz,
+    OUT now bigint) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR try IN 1..100 LOOP
+        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO value, ts, prior, log, added, expires
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+        now := ratelimit._now();
+        IF NOT FOUND THEN
+            -- Like a row that was reset, it counts as no row.
+            INSERT INTO ratelimit.rateLimits (name, key, value, ts)
+            VALUES ($1, $2, 'Infinity', ratelimit._nearest(now)) ON CONFLICT DO NOTHING;
+        ELSIF expires <= ratelimit._instant(now) THEN
+            PERFORM ratelimit._expire(name, key);
+        ELSE
+            RETURN;
+        END IF;
+    END LOOP;
+    PERFORM ratelimit._not_written();
+END
+$$;
+
+-- Settles what a hold has of a limit, under the row's lock. Without a result: it has nothing there any more.
+CREATE OR REPLACE FUNCTION ratelimit._settle(id text, name text, key text, used double precision)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+DECLARE
+    locked CONSTANT record := ratelimit._locked(name, key);
+    h ratelimit._hold;
+    l ratelimit._limit;
+    s ratelimit._state;
+    d ratelimit._decision;
+BEGIN
+    DELETE FROM ONLY ratelimit.rl_holds x WHERE x.id = $1 AND x.name = $2 AND x.key = $3
+    RETURNING x.id, x.name, x.key, x.count, x.old, x.back, x.taken_at, x.expires_at, x.charge, x.config INTO h;
+    IF NOT FOUND THEN RETURN NULL; END IF;
+    l := ratelimit._limit_of(ratelimit._defined(name, key), h.config);
+    d.ok := true;
+    IF l.kind IS NULL THEN RETURN d; END IF;
+    s := ratelimit._state_of(l, name, key, locked.now, locked.value, locked.ts, locked.prior, locked.log, locked.added);
+    IF NOT ratelimit._returns(l) THEN RETURN ratelimit._untouched(l, s, locked.now); END IF;
+    used := coalesce(used, h.count + h.back);
+    IF used > h.count THEN
+        d := ratelimit._credit(l, s, locked.now, h.count - used, NULL);
+    ELSE
+        d := ratelimit._credit(l, s, locked.now, h.count - greatest(used, h.old), h.taken_at);
+    END IF;
+    IF d.changed THEN
+        UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL,
+            log = NULL, added = d.added WHERE r.name = $2 AND r.key = $3;
+        IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
+    END IF;
+    RETURN d;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_settle(hold text, used double precision DEFAULT NULL)
+RETURNS ratelimit.rl_result LANGUAGE plpgsql AS $$
+DECLARE
+    names text[];
+    keys text[];
+    d ratelimit._decision;
+    r ratelimit.rl_result;
+BEGIN
+    PERFORM ratelimit._check_used(used);
+    PERFORM ratelimit._writable('rl_settle');
+    SELECT array_agg(x.name), array_agg(x.key) INTO names, keys FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;
+    IF cardinality(names) > 1 THEN
+        PERFORM ratelimit._raise('22023', format('the hold is of %s limits', cardinality(names)),
+            'rl_settle() settles a hold of one limit.', 'SELECT * FROM ratelimit.rl_settle_all(hold, used);');
+    END IF;
+    IF names IS NOT NULL THEN d := ratelimit._settle(hold, names[1], keys[1], used); END IF;
+    IF d.ok THEN RETURN ratelimit._answer(d); END IF;
+    r.ok := false;
+    RETURN r;
+END
+$$;
