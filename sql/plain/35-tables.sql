@@ -71,10 +71,10 @@ BEGIN
                 PRIMARY KEY (id, name, key)
             ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.02,
                     autovacuum_vacuum_cost_delay = 0);
-            CREATE INDEX rl_holds_expiry ON ratelimit.rl_holds (name, key, charge, expires_at);
+            CREATE INDEX rl_holds_of_key ON ratelimit.rl_holds (name, key, charge, expires_at);
             COMMENT ON TABLE ratelimit.rl_holds IS
                 'rate limiter: tokens that are held until they are settled or expire';
-            COMMENT ON INDEX ratelimit.rl_holds_expiry IS 'finds a key''s holds in the order in which they expire';
+            COMMENT ON INDEX ratelimit.rl_holds_of_key IS 'finds a key''s holds in the order in which they expire';
         WHEN 'rl_settings' THEN
             CREATE TABLE ratelimit.rl_settings (
                 name   text COLLATE "C" PRIMARY KEY,

@@ -54,15 +54,27 @@ BEGIN
 END
 $$;
 
--- Gives back what has expired: one write of the key's row, which it locks, and one of the holds.
-CREATE OR REPLACE FUNCTION ratelimit._expire(name text, key text) RETURNS void LANGUAGE plpgsql AS $$
+-- Gives back what has expired: one write of the key's row, which it locks, and one of the holds. With every hold it
+-- leaves a row that is locked, and doesn't trust rateLimits.expires.
+CREATE OR REPLACE FUNCTION ratelimit._expire(name text, key text, every_hold boolean DEFAULT false) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
     locked record;
     now bigint;
     p record;
 BEGIN
-    SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
-    FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+    IF every_hold THEN
+        SELECT r.value, r.ts, r.prior, r.log, r.added, '-infinity'::timestamptz AS expires INTO locked
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE SKIP LOCKED;
+        IF NOT FOUND AND NOT EXISTS (SELECT FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2) THEN
+            -- Without a row the key has all its tokens.
+            UPDATE ONLY ratelimit.rl_holds h SET old = h.count WHERE h.name = $1 AND h.key = $2 AND NOT h.charge
+                AND h.count > h.old AND h.expires_at <= ratelimit._instant(ratelimit._now());
+        END IF;
+    ELSE
+        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires INTO locked
+        FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+    END IF;
     now := ratelimit._now();
     IF (locked.expires <= ratelimit._instant(now)) IS NOT TRUE THEN RETURN; END IF;
     SELECT * INTO p FROM ratelimit._lapse(name, key, locked.expires, now, locked.value, locked.ts, locked.prior,
@@ -171,5 +183,34 @@ BEGIN
         d := ratelimit._sooner(d, l, name, key, now, until, count, reserve, at_least, value, ts, prior, log, added);
     END IF;
     RETURN d;
+END
+$$;
+
+-- Tokens of a key's holds that would come back if all were settled as unused now.
+CREATE OR REPLACE FUNCTION ratelimit._held(defined ratelimit._limit, name text, key text, now bigint,
+    value double precision, ts timestamptz, prior double precision, log timestamptz[], added double precision)
+RETURNS double precision LANGUAGE plpgsql AS $$
+DECLARE
+    l ratelimit._limit := defined;
+    given jsonb;
+    held double precision;
+    total double precision := 0;
+BEGIN
+    -- Without a definition, the limits are those of the calls.
+    FOR given, held IN
+        SELECT CASE WHEN defined.kind IS NULL THEN h.config END, sum(h.count - h.old) FROM ONLY ratelimit.rl_holds h
+        WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.expires_at > ratelimit._instant($4) GROUP BY 1
+    LOOP
+        l := ratelimit._limit_of(defined, given);
+        IF l.kind = 'token bucket' THEN
+            total := total + held;
+        ELSIF l.kind = 'fixed window' THEN
+            total := total + coalesce((SELECT sum(h.count - h.old) FROM ONLY ratelimit.rl_holds h
+                WHERE h.name = $2 AND h.key = $3 AND h.count > h.old AND h.expires_at > ratelimit._instant($4)
+                AND (defined.kind IS NOT NULL OR h.config = given) AND h.taken_at >= ratelimit._nearest(
+                    (ratelimit._refilled(l, ratelimit._state_of(l, $2, $3, $4, $5, $6, $7, $8, $9), $4)).ts)), 0);
+        END IF;
+    END LOOP;
+    RETURN total;
 END
 $$;

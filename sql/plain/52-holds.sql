@@ -59,18 +59,15 @@ BEGIN
 END
 $$;
 
--- Decides a hold of count tokens in all, of which it has some: it takes what is missing.
+-- Decides a hold of more tokens than it has, or of no more.
 CREATE OR REPLACE FUNCTION ratelimit._decide_hold(l ratelimit._limit, s ratelimit._state, now bigint,
-    h ratelimit._hold, count double precision, at_least double precision, reserve boolean)
+    has_all boolean, more double precision, at_least double precision, reserve boolean)
 RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
 DECLARE
-    more CONSTANT double precision := greatest(count - coalesce(h.count, 0), 0);
     d ratelimit._decision;
 BEGIN
-    IF h.id IS NOT NULL AND more = 0 THEN RETURN ratelimit._untouched(l, s, now); END IF;
-    IF at_least IS NOT NULL THEN
-        RETURN ratelimit._decide_as_many(l, s, now, more, greatest(at_least - coalesce(h.count, 0), 0), reserve);
-    END IF;
+    IF has_all THEN RETURN ratelimit._untouched(l, s, now); END IF;
+    IF at_least IS NOT NULL THEN RETURN ratelimit._decide_as_many(l, s, now, more, at_least, reserve); END IF;
     d := ratelimit._decide(l, s, now, more, reserve);
     d.taken := CASE WHEN d.ok THEN more ELSE 0 END;
     RETURN d;
@@ -116,6 +113,8 @@ DECLARE
     l ratelimit._limit;
     now bigint;
     s ratelimit._state;
+    more double precision;
+    fewest double precision;
     first boolean := true;
     anew boolean;
 BEGIN
@@ -125,16 +124,17 @@ BEGIN
             now := stored.now;
             l := ratelimit._usable('rl_hold', name, key, stored.defined, config, count);
         ELSE
-            SELECT NULL::timestamptz AS until, r.ctid AS place, r.value, r.ts, r.prior, r.log, r.added, r.expires INTO stored
-            FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
+            SELECT NULL::timestamptz AS until, r.ctid AS place, r.value, r.ts, r.prior, r.log, r.added, r.expires
+            INTO stored FROM ONLY ratelimit.rateLimits r WHERE r.name = $1 AND r.key = $2 FOR UPDATE;
             now := ratelimit._now();
         END IF;
         anew := coalesce(stored.value < 'Infinity' AND NOT ratelimit._fits(l.kind, stored.prior, stored.log), false);
         h := CASE WHEN NOT anew THEN ratelimit._hold_of(terms.id, name, key) END;
+        more := greatest(count - coalesce(h.count, 0), 0);
+        fewest := CASE WHEN at_least IS NOT NULL THEN greatest(at_least - coalesce(h.count, 0), 0) END;
         IF first AND stored.until IS NOT NULL THEN
-            d := ratelimit._seen(l, name, key, now, stored.until, greatest(count - coalesce(h.count, 0), 0), reserve,
-                true, greatest(at_least - coalesce(h.count, 0), 0), stored.value, stored.ts, stored.prior, stored.log,
-                stored.added, stored.expires);
+            d := ratelimit._seen(l, name, key, now, stored.until, more, reserve, true, fewest, stored.value, stored.ts,
+                                 stored.prior, stored.log, stored.added, stored.expires);
             EXIT WHEN d.blocked;
         END IF;
         IF l.kind = 'unlimited' THEN
@@ -149,12 +149,11 @@ BEGIN
             CONTINUE;
         END IF;
         s := ratelimit._state_of(l, name, key, now, stored.value, stored.ts, stored.prior, stored.log, stored.added);
-        d := ratelimit._decide_hold(l, s, now, h, count, at_least, reserve);
+        d := ratelimit._decide_hold(l, s, now, h.id IS NOT NULL AND more = 0, more, fewest, reserve);
         IF NOT d.ok THEN
             IF stored.expires IS NOT NULL AND d.enforced THEN
-                d := ratelimit._sooner(d, l, name, key, now, NULL, greatest(count - coalesce(h.count, 0), 0), reserve,
-                    greatest(at_least - coalesce(h.count, 0), 0), stored.value, stored.ts, stored.prior, stored.log,
-                    stored.added);
+                d := ratelimit._sooner(d, l, name, key, now, NULL, more, reserve, fewest, stored.value, stored.ts,
+                                       stored.prior, stored.log, stored.added);
             END IF;
             EXIT;
         END IF;

@@ -15,7 +15,7 @@ BEGIN
     PERFORM ratelimit._check(coalesce(of_name, 'any'), coalesce(of_key, ''));
     FOR seen IN
         SELECT coalesce(r.name, b.name, e.name) AS name, coalesce(r.key, b.key, e.key) AS key, r.value, r.ts, r.prior,
-               r.log, r.added, b.until, b.reason
+               r.log, r.added, r.expires, b.until, b.reason
         FROM (SELECT * FROM ONLY ratelimit.rateLimits x WHERE (x.name = of_name OR of_name IS NULL)
               AND (x.key = of_key OR of_key IS NULL)) r
         FULL JOIN (SELECT * FROM ONLY ratelimit.rl_blocks x WHERE (x.name = of_name OR of_name IS NULL)
@@ -31,16 +31,27 @@ BEGIN
             ON e.name = coalesce(r.name, b.name) AND e.key = coalesce(r.key, b.key)
         ORDER BY 1, 2
     LOOP
-        name := seen.name; key := seen.key; shards := 1; held := 0;
+        name := seen.name; key := seen.key; shards := 1;
         kind := NULL; remaining := NULL; capacity := NULL; retry_at := NULL; limited := NULL; limited_by := NULL;
         block_reason := NULL;
         now := ratelimit._now();
         as_of := ratelimit._shown(now);
         retry := ratelimit._us(seen.until);
         l := ratelimit._defined(name, key);
+        IF seen.expires <= ratelimit._instant(now) THEN
+            SELECT x.value, x.ts, x.prior, x.log, x.added, seen.expires AS expires, seen.until AS until,
+                   seen.reason AS reason
+            INTO seen FROM ratelimit._lapse(name, key, seen.expires, now, seen.value, seen.ts, seen.prior, seen.log,
+                                            seen.added) x;
+        END IF;
+        held := ratelimit._held(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
         IF l.kind IS NOT NULL THEN
             s := ratelimit._state_of(l, name, key, now, seen.value, seen.ts, seen.prior, seen.log, seen.added);
             d := ratelimit._look(l, s, now, seen.until, 1, false, false);
+            IF seen.expires IS NOT NULL AND NOT d.ok THEN
+                d := ratelimit._sooner(d, l, name, key, now, seen.until, 1, false, NULL, seen.value, seen.ts,
+                                       seen.prior, seen.log, seen.added);
+            END IF;
             limited := NOT d.ok;
             limited_by := CASE WHEN d.ok THEN NULL WHEN d.blocked THEN 'block' WHEN l.kind = 'concurrency' THEN 'slots'
                                ELSE 'tokens' END;
@@ -84,6 +95,7 @@ BEGIN
         DELETE FROM ONLY ratelimit.rateLimits r WHERE r.name = found_name AND r.key = $1 RETURNING r.value INTO was;
         IF FOUND AND was <> 'Infinity' THEN count := count + 1; END IF;
     END LOOP;
+    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.key = $1;
     DELETE FROM ONLY ratelimit.rl_config c WHERE c.key = $1;
     GET DIAGNOSTICS more = ROW_COUNT;
     count := count + more;
@@ -100,6 +112,12 @@ DECLARE
     now CONSTANT bigint := ratelimit._now();
     l ratelimit._limit := ratelimit._defined(seen.name, seen.key);
 BEGIN
+    -- What a hold gives back when it expires, needs the row.
+    IF seen.expires > ratelimit._instant(now) OR seen.expires IS NOT NULL AND EXISTS (
+        SELECT FROM ONLY ratelimit.rl_holds h WHERE h.name = seen.name AND h.key = seen.key AND NOT h.charge
+        AND h.expires_at >= seen.expires AND h.count > h.old) THEN
+        RETURN false;
+    END IF;
     IF l.kind IS NULL OR l.kind = 'unlimited' THEN
         RETURN seen.value = 'Infinity' OR coalesce(ratelimit._us(seen.ts) < now - span
             AND (seen.prior IS NULL OR seen.log IS NULL OR ratelimit._live(seen.log, now) = '{}'), false);
@@ -111,6 +129,30 @@ EXCEPTION WHEN object_not_in_prerequisite_state THEN
 END
 $$;
 
+-- Gives back what has expired of all keys that no transaction has locked, then deletes holds that have given back what
+-- they could, a day after they expired; at most so many. Returns how many.
+CREATE OR REPLACE FUNCTION ratelimit._prune_holds(max_rows int) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    due record;
+    deleted bigint;
+BEGIN
+    FOR due IN
+        SELECT DISTINCT h.name, h.key FROM ONLY ratelimit.rl_holds h WHERE NOT h.charge AND h.count > h.old
+        AND h.expires_at <= ratelimit._instant(ratelimit._now()) ORDER BY h.name, h.key
+    LOOP
+        BEGIN
+            PERFORM ratelimit._expire(due.name, due.key, true);
+        EXCEPTION WHEN object_not_in_prerequisite_state THEN NULL; -- the row is kept for inspection
+        END;
+    END LOOP;
+    DELETE FROM ONLY ratelimit.rl_holds h WHERE h.ctid = ANY (ARRAY(SELECT x.ctid FROM ONLY ratelimit.rl_holds x
+        WHERE x.expires_at < ratelimit._instant(ratelimit._now() - 86400000000) AND (x.charge OR x.count = x.old)
+        LIMIT max_rows FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS deleted = ROW_COUNT;
+    RETURN deleted;
+END
+$$;
+
 -- Deletes expired blocks, then idle rows that no transaction has locked, beginning at a random key. It finds them
 -- first, without locks: it may read the whole table, and what it deletes stays locked.
 CREATE OR REPLACE FUNCTION ratelimit.rl_prune(max_rows integer DEFAULT 10000, undefined_idle interval DEFAULT NULL)
@@ -118,6 +160,7 @@ RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     span bigint;
     deleted bigint;
+    deleted_holds bigint;
     seen ratelimit.rateLimits;
     first record;
     names text[];
@@ -133,6 +176,9 @@ BEGIN
     span := (extract(year FROM undefined_idle) * 360 + extract(month FROM undefined_idle) * 30
              + extract(day FROM undefined_idle)) * 86400000000
             + extract(epoch FROM undefined_idle - date_trunc('day', undefined_idle)) * 1000000;
+    deleted_holds := ratelimit._prune_holds(max_rows);
+    max_rows := max_rows - deleted_holds;
+    IF max_rows = 0 THEN RETURN deleted_holds; END IF;
     LOOP
         names := '{}';
         keys := '{}';
@@ -162,13 +208,13 @@ BEGIN
                 AND r.ctid = (SELECT x.ctid FROM ONLY ratelimit.rateLimits x
                 WHERE x.name = seen.name AND x.key = seen.key AND x.value = seen.value
                 AND x.ts = seen.ts AND x.prior IS NOT DISTINCT FROM seen.prior AND x.log IS NOT DISTINCT FROM seen.log
-                AND x.added IS NOT DISTINCT FROM seen.added
+                AND x.added IS NOT DISTINCT FROM seen.added AND x.expires IS NOT DISTINCT FROM seen.expires
                 FOR UPDATE SKIP LOCKED);
             IF FOUND THEN deleted := deleted + 1; END IF;
         END LOOP;
         -- 0 means that no row is idle. If all that were found have changed since, others may be idle.
         EXIT WHEN deleted > 0 OR cardinality(keys) < max_rows;
     END LOOP;
-    RETURN deleted;
+    RETURN deleted_holds + deleted;
 END
 $$;
