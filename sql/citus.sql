@@ -12,6 +12,8 @@ DECLARE
     definitions regclass := home || '.rl_config';
     blocks regclass := home || '.rl_blocks';
     states regclass := home || '.ratelimits';
+    holds regclass := home || '.rl_holds';
+    held boolean;
     reference regclass;
     owner name;
     permission text;
@@ -78,7 +80,13 @@ BEGIN
     END IF;
 
     -- Calls wait for this to the end. Locks in the order of calls: the states first.
-    EXECUTE format('LOCK TABLE %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks);
+    EXECUTE format('LOCK TABLE %s, %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks, holds);
+    EXECUTE format('SELECT EXISTS (SELECT FROM %s)', holds) INTO held;
+    IF held THEN
+        RAISE EXCEPTION 'there are holds, which can''t be distributed'
+            USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'The tokens that they hold would never come back.',
+                  HINT = format('Settle them, or let them expire: SELECT rl_prune(); DELETE FROM %s;', holds);
+    END IF;
     -- Hides the notices of Citus about copied rows and their truncation, which follows below.
     IF told <> 'error' THEN
         PERFORM set_config('client_min_messages', 'warning', true);

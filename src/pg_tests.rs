@@ -12,6 +12,7 @@ use crate::schema::error::Result;
 
 mod announced;
 mod declared;
+mod held_rows;
 mod kept_in_partition;
 mod raised;
 mod resharded_between;

@@ -28,7 +28,7 @@ sql_row! {
         limited: Option<bool>,
         limited_by: Option<Text>,
         block_reason: Option<Text>,
-        held: Option<f64>,
+        held: f64,
     }
 }
 
@@ -57,7 +57,7 @@ sql_function! {
                 limited: status.limited,
                 limited_by: status.limited_by.map(|by| Text::new(by.as_str().as_bytes())),
                 block_reason: status.block_reason.as_deref().map(Text::new),
-                held: status.held,
+                held: status.held.unwrap_or(0.0),
             });
         };
         Session::run(Use::Reads, call.function(), |host| status::each(host, name, key, &mut put))?;

@@ -73,24 +73,29 @@ mod tests {
                     RowId { name: "codec ä".as_bytes(), key: key.as_bytes(), shard: n as i32 };
                 written += 1;
                 by(writer);
-                assert!(with_rows(|rows| rows.insert(id, stored, None, true)).unwrap());
-                assert!(!with_rows(|rows| rows.insert(id, stored, None, true)).unwrap(), "twice");
+                // With the expiry of a hold, or without.
+                let first = (n % 3 > 0).then_some(Micros(TIMES[n % TIMES.len()]));
+                let then = (n % 2 > 0).then_some(Micros(TIMES[(n + 1) % TIMES.len()]));
+                assert!(with_rows(|rows| rows.insert(id, stored, first, true)).unwrap());
+                assert!(!with_rows(|rows| rows.insert(id, stored, first, true)).unwrap(), "twice");
                 let of_next = all.get(n + 1).unwrap_or(&all[1]);
-                for (write, expected) in [(false, stored), (true, of_next)] {
+                for (write, expected, expires) in [(false, stored, first), (true, of_next, then)] {
                     by(writer);
                     if write {
                         with_rows(|rows| {
                             let locked = rows.lock(id, true)?.unwrap();
-                            assert!(same(&locked.stored, stored));
-                            rows.update(id, locked.tuple, of_next, None)
+                            assert!(same(&locked.stored, stored) && locked.expires == first);
+                            rows.update(id, locked.tuple, of_next, then)
                         })
                         .unwrap();
                     }
                     for reader in STORES {
                         by(reader);
                         let what = format!("{key} by {reader}: {expected:?}");
-                        let read = with_rows(|rows| rows.read(id)).unwrap().unwrap().stored;
+                        let row = with_rows(|rows| rows.read(id)).unwrap().unwrap();
+                        let read = row.stored;
                         assert!(same(&read, expected), "{what} {read:?}");
+                        assert_eq!(row.expires, expires, "{what}");
                         let shards =
                             with_rows(|rows| rows.read_key(id.name, id.key, Some(&[99, id.shard])))
                                 .unwrap();
@@ -111,6 +116,7 @@ mod tests {
                             found[0].name == id.name && same(&found[0].row.1.stored, expected),
                             "{what}"
                         );
+                        assert_eq!(found[0].row.1.expires, expires, "{what}");
                     }
                 }
             }
@@ -146,11 +152,17 @@ mod tests {
             by(writer);
             for (n, (stored, columns)) in all.iter().enumerate() {
                 let id = RowId { name: b"codec", key: writer.as_bytes(), shard: n as i32 };
-                assert!(with_rows(|rows| rows.insert(id, stored, None, true)).unwrap());
+                let holds = n % 2 == 1;
+                let first = holds.then_some(ts);
+                let expires = if holds { at } else { "" };
+                assert!(with_rows(|rows| rows.insert(id, stored, first, true)).unwrap());
                 let row = format!(
                     "SELECT r::text FROM ratelimits r WHERE key = '{writer}' AND shard = {n}"
                 );
-                assert_eq!(get::<String>(&row), format!("(codec,{writer},{n},{columns})"));
+                assert_eq!(
+                    get::<String>(&row),
+                    format!("(codec,{writer},{n},{columns},{expires})")
+                );
             }
         }
     }

@@ -68,7 +68,7 @@ fn the_extension_is_not_preloaded_and_has_no_object_on_tables_of_others() {
     let tables = "SELECT c.oid::regclass::text FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
         WHERE d.refclassid = 'pg_extension'::regclass AND d.classid = 'pg_class'::regclass AND deptype = 'e'
         AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'ratelimit') AND c.relkind <> 'c' ORDER BY 1";
-    assert_eq!(list(&mut client, tables), ["ratelimits", "rl_blocks", "rl_config"]);
+    assert_eq!(list(&mut client, tables), ["ratelimits", "rl_blocks", "rl_config", "rl_holds"]);
     let triggered = "SELECT DISTINCT tgrelid::regclass::text FROM pg_trigger ORDER BY 1";
     assert_eq!(list(&mut client, triggered), ["rl_blocks", "rl_config"]);
     let languages = "SELECT proname || ': ' || lanname FROM pg_depend d JOIN pg_proc p ON p.oid = d.objid

@@ -103,7 +103,7 @@ impl Things {
             let back = self.savepoints > 0 && random.bool();
             return if back { "ROLLBACK TO SAVEPOINT s1" } else { "ROLLBACK" }.into();
         }
-        match random.u8(..46) {
+        match random.u8(..56) {
             0..15 => format!("SELECT * FROM rl_limit({name}, {key}, {count}, reserve => {yes})"),
             15 => format!("SELECT * FROM rl_limit({name}, {key}, throws => true)"),
             16 => {
@@ -155,6 +155,24 @@ impl Things {
             38 => {
                 let least = u8::from(yes);
                 format!("SELECT * FROM rl_take({name}, {key}, {count}, at_least => {least})")
+            }
+            45..49 => {
+                let (id, ttl) = (random.u8(..20), random.u32(1..8_000));
+                let on_expiry = if random.u8(..4) == 0 { "charge" } else { "refund" };
+                let least = if yes { ", at_least => 1" } else { "" };
+                format!(
+                    "SELECT * FROM rl_hold({name}, {key}, {count}, '{ttl} ms', '{id}', on_expiry => '{on_expiry}'{least})"
+                )
+            }
+            49 => {
+                let id = random.u8(..20);
+                let requests =
+                    format!("jsonb_build_array(jsonb_build_object('name', {name}, 'key', {key}))");
+                format!("SELECT * FROM rl_hold_all({requests}, '2 s', '{id}')")
+            }
+            50..52 => format!("SELECT * FROM rl_settle('{}', {count})", random.u8(..20)),
+            52..54 => {
+                format!("SELECT * FROM rl_settle_all('{}', '{}')", random.u8(..20), random.u8(..5))
             }
             44 if yes => format!("SELECT rl_block({name}, {key}, '{} ms')", random.u32(1..5_000)),
             44 => format!("SELECT rl_unblock({name}, {key})"),
@@ -246,8 +264,9 @@ fn the_stores_give_the_same_answers_and_leave_the_same_rows() {
         // But for the ids of leases, which are random.
         let rows =
             "SELECT name, key, shard, value, ts, prior, CASE WHEN prior IS NULL THEN log ELSE
-            (SELECT array_agg(log[n] ORDER BY n) FROM generate_series(2, cardinality(log), 2) n) END
-            FROM rateLimits ORDER BY name, key, shard";
+            (SELECT array_agg(log[n] ORDER BY n) FROM generate_series(2, cardinality(log), 2) n) END, expires,
+            (SELECT string_agg(h::text, ' ' ORDER BY id) FROM rl_holds h WHERE (h.name, h.key) = (r.name, r.key) AND shard = 0)
+            FROM rateLimits r ORDER BY name, key, shard";
         let expected = outcome(sql, rows);
         assert_eq!(outcome(heap, rows), expected, "step {step}, rows of heap: {statement}");
         assert_eq!(outcome(mixed, rows), expected, "step {step}, rows of mixed: {statement}");

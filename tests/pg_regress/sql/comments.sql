@@ -9,7 +9,7 @@ WITH member AS (
     SELECT classid, objid, 0 AS objsubid FROM member
     UNION ALL
     SELECT 'pg_class'::regclass, attrelid, attnum FROM pg_attribute
-    WHERE attrelid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass, 'rl_result'::regclass) AND attnum > 0
+    WHERE attrelid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass, 'rl_holds'::regclass, 'rl_result'::regclass) AND attnum > 0
     UNION ALL
     SELECT 'pg_trigger'::regclass, oid, 0 FROM pg_trigger
     WHERE tgrelid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass) AND NOT tgisinternal

@@ -1,4 +1,4 @@
--- CREATE EXTENSION makes three tables, one type and the functions, and nothing else; the tables are
+-- CREATE EXTENSION makes four tables, one type and the functions, and nothing else; the tables are
 -- as promised; the extension is trusted, and its tables go into dumps.
 SELECT superuser, trusted, relocatable, schema, requires
 FROM pg_available_extension_versions WHERE name = 'ratelimit' AND installed;
@@ -16,27 +16,27 @@ SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod) AS type,
 FROM pg_attribute a
 JOIN pg_class c ON c.oid = a.attrelid
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE c.oid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass) AND a.attnum > 0
+WHERE c.oid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass, 'rl_holds'::regclass) AND a.attnum > 0
 ORDER BY 1, a.attnum;
 
 -- Unquoted, rateLimits is the same name in any case.
 SELECT 'rateLimits'::regclass = 'RATELIMITS'::regclass AS same;
 
--- Nothing but the primary keys is indexed.
+-- Nothing but the primary keys is indexed, and the holds of a key.
 SELECT indrelid::regclass AS table, pg_get_indexdef(indexrelid) AS index, indisprimary
-FROM pg_index WHERE indrelid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass) ORDER BY 1;
+FROM pg_index WHERE indrelid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass, 'rl_holds'::regclass) ORDER BY 1, 2;
 
 -- Room for HOT updates, and an autovacuum that comes early.
-SELECT unnest(reloptions) AS option FROM pg_class WHERE oid = 'ratelimits'::regclass ORDER BY 1;
+SELECT relname, unnest(reloptions) AS option FROM pg_class WHERE oid IN ('ratelimits'::regclass, 'rl_holds'::regclass) ORDER BY 1, 2;
 
 SELECT unnest(extconfig)::regclass AS dumped, unnest(extcondition) AS condition
 FROM pg_extension WHERE extname = 'ratelimit';
 
 SELECT tgrelid::regclass AS table, tgname, tgenabled FROM pg_trigger
-WHERE tgrelid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass) AND NOT tgisinternal ORDER BY 2;
+WHERE tgrelid IN ('ratelimits'::regclass, 'rl_config'::regclass, 'rl_blocks'::regclass, 'rl_holds'::regclass) AND NOT tgisinternal ORDER BY 2;
 
 -- Without a call there is no row.
-SELECT (SELECT count(*) FROM rateLimits) AS states, (SELECT count(*) FROM rl_config) AS definitions, (SELECT count(*) FROM rl_blocks) AS blocks;
+SELECT (SELECT count(*) FROM rateLimits) AS states, (SELECT count(*) FROM rl_config) AS definitions, (SELECT count(*) FROM rl_blocks) AS blocks, (SELECT count(*) FROM rl_holds) AS holds;
 
 -- A second one, and one in the way of an object that is already there, is refused. PostgreSQL 18 also
 -- says where in the script.

@@ -139,7 +139,7 @@ fn fill(client: &mut Client, filled: &Filled) {
         let row: String = row.get(0);
         let copy = format!(
             "INSERT INTO ratelimits SELECT '{name}', 'key ' || n, (made).shard, (made).value, (made).ts, (made).prior,
-             (made).log, (made).added FROM generate_series(1, {keys} - 1) n, (SELECT $${row}$$::ratelimits) t (made)"
+             (made).log, (made).added, (made).expires FROM generate_series(1, {keys} - 1) n, (SELECT $${row}$$::ratelimits) t (made)"
         );
         client.batch_execute(&copy).unwrap();
     }

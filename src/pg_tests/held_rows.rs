@@ -1,0 +1,223 @@
+//! The rows of holds: written, read and deleted as the limiter asks for them.
+
+#[pgrx::pg_schema]
+mod tests {
+    use pgrx::prelude::*;
+    use ratelimit_core::Micros;
+    use ratelimit_core::hold::Hold;
+    use ratelimit_limiter::error::Result as PortResult;
+    use ratelimit_limiter::ports::{HoldRow, Holds, Host};
+
+    use super::super::{error_of, function, get, run};
+    use crate::host::{Session, Use};
+    use crate::schema::error::Result;
+
+    const NAME: &[u8] = "held ä".as_bytes();
+
+    fn with_holds<T>(mut work: impl FnMut(&dyn Holds) -> PortResult<T>) -> Result<T> {
+        Session::run(Use::Writes, function(), |session| session.with_holds(&mut work))
+    }
+
+    /// 10 tokens of a key from second 5 to a second.
+    fn row(id: &str, key: &str, expires_at: i64) -> HoldRow {
+        let hold = Hold {
+            count: 10.0,
+            old: 0.0,
+            back: 0.0,
+            taken_at: Micros(5_000_000),
+            expires_at: Micros(expires_at * 1_000_000),
+            charge: false,
+        };
+        HoldRow { id: id.into(), name: NAME.into(), key: key.into(), hold, config: None }
+    }
+
+    fn ids(rows: Vec<HoldRow>) -> Vec<String> {
+        rows.into_iter().map(|row| String::from_utf8(row.id).unwrap()).collect()
+    }
+
+    fn same(one: &HoldRow, other: &HoldRow) -> bool {
+        format!("{one:?}") == format!("{other:?}")
+    }
+
+    #[pg_test]
+    fn a_hold_is_read_as_it_was_written() {
+        run("SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'");
+        let mut row = HoldRow {
+            hold: Hold {
+                count: 0.1 + 0.2,
+                old: 1e15,
+                back: 5e-324,
+                taken_at: Micros(1_798_761_600_000_001),
+                expires_at: Micros(1_798_761_600_000_002),
+                charge: true,
+            },
+            config: Some(r#"{"rate": 1, "period": "ä"}"#.into()),
+            ..row("id ä", "key 'ä'", 0)
+        };
+        let (id, key) = (row.id.clone(), row.key.clone());
+        with_holds(|holds| {
+            assert!(holds.one(&id, NAME, &key)?.is_none());
+            assert!(!holds.update(&row)?);
+            holds.insert(&row)?;
+            assert!(same(&holds.one(&id, NAME, &key)?.unwrap(), &row));
+            assert!(holds.insert(&row).is_err(), "twice");
+            row.hold = Hold { old: 0.5, charge: false, expires_at: Micros(1), ..row.hold };
+            row.config = None;
+            assert!(holds.update(&row)?);
+            assert!(same(&holds.of_id(&id)?[0], &row));
+            Ok(())
+        })
+        .unwrap();
+        let written = r#"("id ä","held ä","key 'ä'",0.30000000000000004,0.5,5e-324,"2027-01-01 00:00:00.000001+00","1970-01-01 00:00:00.000001+00",f,)"#;
+        assert_eq!(get::<String>("SELECT h::text FROM rl_holds h"), written);
+        with_holds(|holds| {
+            assert!(same(&holds.delete(&id, NAME, &key)?.unwrap(), &row));
+            assert!(holds.delete(&id, NAME, &key)?.is_none());
+            assert!(holds.of_id(&id)?.is_empty());
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[pg_test]
+    fn those_that_give_tokens_back_come_in_the_order_of_their_expiry() {
+        with_holds(|holds| {
+            for (id, at) in [("c", 20), ("b", 20), ("a", 30), ("d", 10), ("e", 40)] {
+                holds.insert(&row(id, "k", at))?;
+            }
+            holds.insert(&row("other", "l", 20))?;
+            let mut never = row("never", "k", 20);
+            never.hold.charge = true;
+            holds.insert(&never)?;
+            let mut over = row("over", "k", 20);
+            over.hold.old = over.hold.count;
+            holds.insert(&over)?;
+            let at = |second: i64| Micros(second * 1_000_000);
+            let found = |from, until, most| {
+                Ok::<_, ratelimit_limiter::error::LimiterError>(ids(holds.returning(
+                    NAME,
+                    b"k",
+                    at(from),
+                    at(until),
+                    most,
+                )?))
+            };
+            assert_eq!(found(0, 100, 100)?, ["d", "b", "c", "a", "e"]);
+            assert_eq!(found(20, 30, 100)?, ["b", "c", "a"]);
+            assert_eq!(found(0, 100, 2)?, ["d", "b"]);
+            assert_eq!(holds.held(NAME, b"k", at(5), at(10))?, 50.0);
+            assert_eq!(holds.held(NAME, b"k", at(6), at(10))?, 0.0);
+            assert_eq!(holds.held(NAME, b"none", at(0), at(0))?, 0.0);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[pg_test]
+    fn thousands_expire_at_once() {
+        let mut rows: Vec<HoldRow> = (0..2500).map(|n| row(&format!("id {n}"), "k", n)).collect();
+        with_holds(|holds| {
+            rows.iter().try_for_each(|row| holds.insert(row))?;
+            for (n, row) in rows.iter_mut().enumerate() {
+                row.hold = Hold { count: 3.0, old: 3.0, back: n as f64, ..row.hold };
+            }
+            holds.expire(NAME, b"k", &rows)?;
+            holds.expire(NAME, b"k", &[])?;
+            for row in &rows {
+                assert!(same(&holds.one(&row.id, NAME, b"k")?.unwrap(), row));
+            }
+            // One that is gone is an error: its tokens would come back again.
+            holds.delete(b"id 7", NAME, b"k")?;
+            assert!(holds.expire(NAME, b"k", &rows).is_err());
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[pg_test]
+    fn keys_are_listed_and_their_holds_deleted() {
+        let text = |keys: Vec<(Vec<u8>, Vec<u8>)>| -> Vec<String> {
+            keys.into_iter().map(|(_, key)| String::from_utf8(key).unwrap()).collect()
+        };
+        let at = |second: i64| Micros(second * 1_000_000);
+        with_holds(|holds| {
+            for (key, second) in [("a", 10), ("b", 20), ("c", 30)] {
+                holds.insert(&row("1", key, second))?;
+                holds.insert(&row("2", key, second))?;
+            }
+            holds.insert(&HoldRow { name: b"other".into(), ..row("1", "a", 10) })?;
+            assert_eq!(text(holds.due_keys((b"", b""), at(20), 10)?), ["a", "b", "a"]);
+            assert_eq!(text(holds.due_keys((b"", b""), at(20), 1)?), ["a"]);
+            assert_eq!(text(holds.due_keys((NAME, b"a"), at(20), 10)?), ["b", "a"]);
+            let keys = |name, key, second| {
+                Ok::<_, ratelimit_limiter::error::LimiterError>(text(
+                    holds.keys(name, key, at(second))?.into_iter().collect(),
+                ))
+            };
+            assert_eq!(keys(None, None, 5)?, ["a", "b", "c", "a"]);
+            assert_eq!(keys(None, Some(b"a"), 5)?, ["a", "a"]);
+            assert_eq!(keys(Some(NAME), None, 10)?, ["b", "c"]);
+            assert_eq!(keys(Some(NAME), Some(b"c"), 10)?, ["c"]);
+            assert_eq!(keys(Some(NAME), Some(b"a"), 10)?, [""; 0]);
+            let of_id = holds.of_id(b"1")?;
+            assert_eq!(
+                text(of_id.into_iter().map(|row| (row.name, row.key)).collect()),
+                ["a", "b", "c", "a"]
+            );
+            assert_eq!(holds.delete_of_key(NAME, b"b")?, 2);
+            assert_eq!(holds.delete_of_all_names(b"a")?, 3);
+            assert_eq!(holds.delete_of_name(NAME)?, 2);
+            assert_eq!(holds.delete_of_name(NAME)?, 0);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[pg_test]
+    fn what_gives_nothing_back_is_pruned() {
+        with_holds(|holds| {
+            for n in 0..10 {
+                let mut row = row(&n.to_string(), "k", n);
+                row.hold.charge = n % 3 == 0;
+                row.hold.old = if n % 3 == 1 { 10.0 } else { 0.0 };
+                holds.insert(&row)?;
+            }
+            assert_eq!(holds.prune(Micros(7_000_000), 3)?, 3);
+            assert_eq!(holds.prune(Micros(7_000_000), 100)?, 2);
+            assert_eq!(holds.prune(Micros(7_000_000), 100)?, 0);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(
+            get::<String>("SELECT string_agg(id, ' ' ORDER BY id) FROM rl_holds"),
+            "2 5 7 8 9"
+        );
+    }
+
+    /// As after an installation of a new library, before ALTER EXTENSION.
+    #[pg_test]
+    fn without_the_table_there_are_no_holds() {
+        run("ALTER EXTENSION ratelimit DROP FUNCTION rl_settle; DROP FUNCTION rl_settle;
+             ALTER EXTENSION ratelimit DROP TABLE rl_holds; DROP TABLE rl_holds");
+        run("SELECT rl_define('held', rl_token_bucket(5, '1 day'))");
+        assert_eq!(get::<f64>("SELECT remaining FROM rl_limit('held')").round(), 4.0);
+        assert!(get::<bool>("SELECT rl_reset('held')"));
+        let error = error_of("SELECT rl_hold('held')");
+        assert_eq!(
+            [&error.sqlstate[..], &error.hint],
+            ["0A000", "ALTER EXTENSION ratelimit UPDATE;"]
+        );
+    }
+
+    /// A row without holds has no place for its last column.
+    #[pg_test]
+    fn rows_without_holds_are_no_longer_than_before() {
+        run("SELECT rl_define('held', rl_token_bucket(5, '1 day')), rl_limit('held', 'k', 1)");
+        run("CREATE EXTENSION IF NOT EXISTS pageinspect");
+        let lengths = "SELECT string_agg((t_infomask2 & 2047) || ':' || t_hoff, ' ' ORDER BY lp)
+            FROM heap_page_items(get_raw_page('ratelimits', 0))";
+        assert_eq!(get::<String>(lengths), "8:24");
+        run("UPDATE ratelimits SET expires = 'infinity'; SELECT rl_limit('held', 'k', 1)");
+        assert_eq!(get::<String>(lengths), "8:24 9:32 9:32");
+    }
+}
