@@ -51,8 +51,8 @@ SELECT count(*) FROM rateLimits WHERE name = 'hd/five';
 SELECT * FROM rl_hold('hd/five', count => 3, id => 'three');
 SELECT * FROM rl_hold('hd/five', count => 3, id => 'six');
 SELECT id FROM rl_holds WHERE name = 'hd/five';
-SELECT error_of($$ SELECT rl_hold('hd/five', '', 3, throws => true) $$, true);
-SELECT error_of($$ SELECT rl_hold('hd/five', '', 6, throws => true) $$, true);
+SELECT replace(error_of($$ SELECT rl_hold('hd/five', '', 3, throws => true) $$, true), 'public.', '') AS error;
+SELECT replace(error_of($$ SELECT rl_hold('hd/five', '', 6, throws => true) $$, true), 'public.', '') AS error;
 
 \echo at least
 SELECT ok, held, remaining FROM rl_hold('hd', 'some', 30000, id => 'most');
@@ -93,7 +93,7 @@ SELECT count, charge FROM rl_holds WHERE id = 'again';
 -- An id belongs to one key here, and to another there: calls for several limits make one hold.
 SELECT ok, held FROM rl_hold('hd', 'other', 7, id => 'again');
 SELECT name, key, count FROM rl_holds WHERE id = 'again' ORDER BY key;
-SELECT error_of($$ SELECT rl_settle('again', 1) $$, true);
+SELECT replace(error_of($$ SELECT rl_settle('again', 1) $$, true), 'public.', '') AS error;
 SELECT name, key, remaining FROM rl_settle_all('again', '1');
 SELECT count(*) FROM rl_settle_all('again');
 
@@ -255,7 +255,7 @@ DROP FUNCTION hd_hold;
 \echo errors
 SELECT rl_define('hd/slots', rl_concurrency(3, '1 minute')), rl_define('hd/sliding', rl_sliding_window(5, '1 minute')),
        rl_define('hd/log', rl_sliding_log(5, '1 minute'));
-SELECT call || '|' || error_of('SELECT ' || call, true) AS error FROM unnest(ARRAY[
+SELECT call || '|' || replace(error_of('SELECT ' || call, true), 'public.', '') AS error FROM unnest(ARRAY[
     'rl_hold(NULL)', 'rl_hold('''', ''k'')', 'rl_hold(''hd'')', 'rl_hold(''hd'', NULL)', 'rl_hold(''hd'', repeat(''k'', 1025))',
     'rl_hold(''hd'', ''k'', NULL)', 'rl_hold(''hd'', ''k'', -1)', 'rl_hold(''hd'', ''k'', ''NaN'')', 'rl_hold(''hd'', ''k'', 1e16)',
     'rl_hold(''hd'', ''k'', ttl => NULL)', 'rl_hold(''hd'', ''k'', ttl => ''0'')', 'rl_hold(''hd'', ''k'', ttl => ''999 microseconds'')',

@@ -12,7 +12,7 @@ SELECT ok, held, expires_at, remaining FROM rl_hold('he', 'a', 60, id => 'a-1', 
 SELECT ok, held, expires_at, remaining FROM rl_hold('he', 'a', 30, id => 'a-2', ttl => '2 minutes', on_expiry => 'charge');
 SET ratelimit.clock = '2027-01-01 12:00:59.999+00';
 SELECT floor(remaining) FROM rl_check('he', 'a');
--- At its time its tokens are back, for whoever asks; only a call that writes writes it down.
+-- At its time its tokens are back for every call; only one that takes tokens writes that.
 SET ratelimit.clock = '2027-01-01 12:01:00+00';
 SELECT ok, floor(remaining) FROM rl_check('he', 'a', 70);
 SELECT ok, floor(remaining) FROM rl_check_all('[{"name": "he", "key": "a", "count": 70}]');
@@ -43,7 +43,7 @@ SELECT ok, floor(remaining) FROM rl_settle('late-3');
 SELECT ok, floor(remaining) FROM rl_settle('late-4', 12);
 
 \echo as if it had happened then
--- 10 a minute: the hold's 10 flow in again until it expires, and find no room. Who takes 10 at 2 minutes has all.
+-- 10 a minute: the hold's 10 flow in again until it expires, and find no room. A take of 10 at 2 minutes has all.
 SELECT rl_define('he/full', rl_token_bucket(10, '1 minute'));
 SET ratelimit.clock = '2027-01-01 12:00:00+00';
 SELECT ok, held, remaining FROM rl_hold('he/full', 'k', 10, id => 'full', ttl => '1 minute');
@@ -141,7 +141,7 @@ SELECT ok, retry_after FROM rl_limit('he/llm', 'charged', 20000);
 SELECT ok, held FROM rl_hold('he/window', 'retry', 100, id => 'w-3', ttl => '20 minutes');
 SELECT ok, retry_at FROM rl_limit('he/window', 'retry', 1);
 SELECT ok, held, expires_at FROM rl_hold('he/window', 'retry', 100, id => 'w-3', ttl => '21 minutes');
--- Beside a block: the later of both.
+-- Under a block: the later of both.
 SELECT ok, held FROM rl_hold('he', 'blocked', 100, id => 'b-1', ttl => '5 minutes');
 SELECT rl_block('he', 'blocked', '2 minutes');
 SELECT ok, retry_after FROM rl_limit('he', 'blocked', 50);
@@ -163,14 +163,14 @@ SELECT ok, retry_after FROM rl_limit('he/many', '', 1001);
 -- All of them have expired when the next call comes.
 SET ratelimit.clock = '2027-01-01 13:10:00+00';
 SELECT ok, floor(remaining) FROM rl_limit('he/many', '', 1000);
-SELECT count(*), sum(count), sum(old), sum(round(back::numeric)) FROM rl_holds WHERE name = 'he/many';
+SELECT count(*), round(sum(count)::numeric, 6) AS count, round(sum(old)::numeric, 6) AS old, round(sum(back)::numeric) AS back FROM rl_holds WHERE name = 'he/many';
 SELECT count(*) FILTER (WHERE ok) FROM generate_series(1, 1002) n, LATERAL rl_settle('many-' || n, 0);
 
 \echo status, reset, forget, prune
 SET ratelimit.clock = '2027-01-02 12:00:00+00';
 SELECT rl_reset_all(name) > 0 FROM unnest(ARRAY['he', 'he/full', 'he/window', 'he/llm', 'he/many']) name;
 SELECT * FROM he_holds;
--- Of a window that has ended nothing is held, of charged holds what would come back.
+-- Nothing is held of a window that has ended; charged holds count as what would come back.
 SELECT ok, remaining FROM (VALUES ('s-1', 10, 'refund'), ('s-2', 20, 'charge')) v (id, count, on_expiry), LATERAL rl_hold('he', 's', v.count, id => v.id, on_expiry => v.on_expiry);
 SELECT ok FROM rl_hold('he/window', 's', 20, id => 's-3', ttl => '2 hours');
 SELECT name, key, remaining, held FROM rl_status('he') UNION ALL SELECT name, key, remaining, held FROM rl_status('he/window');
@@ -212,7 +212,7 @@ SET ratelimit.clock = '2027-01-03 14:00:01+00';
 SELECT rl_prune();
 SELECT rl_prune();
 SELECT id FROM he_holds;
--- A key that nobody asks for again gets its tokens back from it, too; max_rows is for all.
+-- A key that no session asks for again gets its tokens back from it, too; max_rows is for all.
 SET ratelimit.clock = '2027-01-04 12:00:00+00';
 SELECT ok FROM rl_hold('he', 'dead', 100, id => 'p-3', ttl => '1 minute');
 SET ratelimit.clock = '2027-01-04 13:00:00+00';
