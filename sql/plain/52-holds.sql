@@ -100,7 +100,8 @@ BEGIN
     INSERT INTO ratelimit.rl_holds AS x (id, name, key, count, old, back, taken_at, expires_at, charge, config)
     VALUES (h.id, h.name, h.key, h.count, h.old, h.back, h.taken_at, h.expires_at, h.charge, h.config)
     ON CONFLICT ON CONSTRAINT rl_holds_pkey DO UPDATE SET count = excluded.count, old = excluded.old,
-        back = excluded.back, taken_at = excluded.taken_at, expires_at = excluded.expires_at;
+        back = excluded.back, taken_at = excluded.taken_at, expires_at = excluded.expires_at,
+        charge = excluded.charge, config = excluded.config;
 END
 $$;
 
@@ -263,16 +264,19 @@ BEGIN
     d.ok := true;
     IF l.kind IS NULL THEN RETURN d; END IF;
     s := ratelimit._state_of(l, name, key, locked.now, locked.value, locked.ts, locked.prior, locked.log, locked.added);
-    IF NOT ratelimit._returns(l) THEN RETURN ratelimit._untouched(l, s, locked.now); END IF;
     used := coalesce(used, h.count + h.back);
-    IF used > h.count THEN
+    IF l.kind = 'concurrency' AND ratelimit._has_slots(h) THEN
+        d := ratelimit._free(l, s, locked.now, h.taken_at);
+    ELSIF NOT ratelimit._returns(l) OR ratelimit._has_slots(h) THEN
+        RETURN ratelimit._untouched(l, s, locked.now);
+    ELSIF used > h.count THEN
         d := ratelimit._credit(l, s, locked.now, h.count - used, NULL);
     ELSE
         d := ratelimit._credit(l, s, locked.now, h.count - greatest(used, h.old), h.taken_at);
     END IF;
     IF d.changed THEN
-        UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = NULL,
-            log = NULL, added = d.added WHERE r.name = $2 AND r.key = $3;
+        UPDATE ONLY ratelimit.rateLimits r SET value = d.value, ts = ratelimit._nearest(d.ts), prior = d.prior,
+            log = d.log, added = d.added WHERE r.name = $2 AND r.key = $3;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END IF;
     RETURN d;

@@ -4,12 +4,14 @@
 
 DO LANGUAGE plpgsql $do$
 BEGIN
-    -- The requests for one name and key. ns: their numbers; place: the row, if it is locked.
+    -- The requests for one name and key. ns: their numbers; place: the row, if it is locked; ids and came: of the holds
+    -- that have expired since the row was written. Of a hold: ttl, what is asked for, and what it has.
     PERFORM ratelimit._make_type('_group', 'name text, key text, l ratelimit._limit, defined boolean, until timestamptz,
         ns int[], counts double precision[], reserves boolean[],
         place tid, value double precision, ts timestamptz, prior double precision, log timestamptz[],
         added double precision, s ratelimit._state, after ratelimit._state, changed boolean, allows boolean,
-        never boolean, decisions ratelimit._decision[]');
+        never boolean, decisions ratelimit._decision[], config jsonb, expires timestamptz, ids text[],
+        came double precision[], ttl bigint, asked ratelimit._hold, h ratelimit._hold');
     PERFORM ratelimit._make_type('_outcome', 'n integer, name text, key text, ok boolean, allows boolean,
         retry_after double precision, retry_at timestamptz, remaining double precision, capacity double precision,
         reset_at timestamptz');
@@ -116,6 +118,7 @@ BEGIN
                     'one config per name and key');
             END IF;
             g.l := l;
+            g.config := given;
             g.defined := coalesce(g.defined, false) OR given IS NULL;
             g.ns := g.ns || i;
             g.counts := g.counts || count;
@@ -199,6 +202,7 @@ DECLARE
     r record;
     wait bigint;
 BEGIN
+    IF g.ttl IS NOT NULL THEN RETURN ratelimit._decide_held(g, now); END IF;
     IF cardinality(g.counts) = 1 THEN
         d := ratelimit._decide(g.l, g.s, now, g.counts[1], g.reserves[1]);
         g.decisions := ARRAY[d];
@@ -235,6 +239,11 @@ DECLARE
     ends CONSTANT bigint := ratelimit._us(g.until);
     d ratelimit._decision;
 BEGIN
+    IF g.expires <= ratelimit._instant(now) AND g.ids IS NULL AND (g.l).kind <> 'unlimited' THEN
+        SELECT x.value, x.ts, x.prior, x.log, x.added, x.ids, x.came
+        INTO g.value, g.ts, g.prior, g.log, g.added, g.ids, g.came
+        FROM ratelimit._lapse(g.name, g.key, g.expires, now, g.value, g.ts, g.prior, g.log, g.added) x;
+    END IF;
     g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added);
     IF (ends > now) IS NOT TRUE THEN
         g := ratelimit._decide_takes(g, now);
@@ -275,16 +284,18 @@ BEGIN
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
         g.place := NULL;
-        IF g.changed THEN
+        IF g.changed OR g.ids IS NOT NULL THEN
+            g.ids := NULL;
             FOR try IN 1..100 LOOP
-                SELECT r.ctid, r.value, r.ts, r.prior, r.log, r.added
-                INTO g.place, g.value, g.ts, g.prior, g.log, g.added
+                SELECT r.ctid, r.value, r.ts, r.prior, r.log, r.added, r.expires
+                INTO g.place, g.value, g.ts, g.prior, g.log, g.added, g.expires
                 FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key FOR UPDATE;
                 EXIT WHEN FOUND;
                 -- Like a row that was reset, it counts as no row.
                 INSERT INTO ratelimit.rateLimits (name, key, value, ts)
                 VALUES (g.name, g.key, 'Infinity', ratelimit._nearest(ratelimit._now())) ON CONFLICT DO NOTHING;
             END LOOP;
+            IF g.ttl IS NOT NULL THEN g.h := ratelimit._hold_of((g.asked).id, g.name, g.key); END IF;
         END IF;
         groups[i] := g;
     END LOOP;
@@ -295,11 +306,22 @@ BEGIN
         groups[i] := g;
     END LOOP;
     IF NOT passes THEN RETURN groups; END IF;
-    FOREACH g IN ARRAY groups LOOP
-        CONTINUE WHEN NOT g.changed;
-        UPDATE ONLY ratelimit.rateLimits r SET value = (g.after).value, ts = ratelimit._nearest((g.after).ts),
-            prior = (g.after).prior, log = (g.after).log, added = (g.after).added
-        WHERE r.name = g.name AND r.key = g.key;
+    FOR i IN 1..cardinality(groups) LOOP
+        g := groups[i];
+        IF g.ids IS NOT NULL THEN
+            PERFORM ratelimit._write_lapsed(g.name, g.key, g.ids, g.came);
+            g.expires := ratelimit._next_expiry(g.name, g.key, now);
+        END IF;
+        IF g.changed THEN
+            IF ratelimit._begins_anew(g.l, g.name, g.key, g.value, g.prior, g.log) THEN g.expires := NULL; END IF;
+            IF g.ttl IS NOT NULL THEN g := ratelimit._write_held(g, now); END IF;
+            g.value := (g.after).value; g.ts := ratelimit._nearest((g.after).ts); g.prior := (g.after).prior;
+            g.log := (g.after).log; g.added := (g.after).added;
+        END IF;
+        groups[i] := g;
+        CONTINUE WHEN NOT g.changed AND g.ids IS NULL;
+        UPDATE ONLY ratelimit.rateLimits r SET value = g.value, ts = g.ts, prior = g.prior, log = g.log,
+            added = g.added, expires = g.expires WHERE r.name = g.name AND r.key = g.key;
         IF NOT FOUND THEN PERFORM ratelimit._not_written(); END IF;
     END LOOP;
     RETURN groups;
@@ -370,10 +392,80 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._several(function text, requests jsonb, throws boolean)
-RETURNS ratelimit._outcome[] LANGUAGE plpgsql AS $$
+-- Lets the denials of groups wait no longer than until holds that expire give back what they need. The groups that
+-- found some expired have that written: the answer doesn't depend on it, but the next call has less to do.
+CREATE OR REPLACE FUNCTION ratelimit._denials(groups ratelimit._group[], writes boolean) RETURNS ratelimit._group[]
+LANGUAGE plpgsql AS $$
 DECLARE
-    groups ratelimit._group[];
+    g ratelimit._group;
+    d ratelimit._decision;
+BEGIN
+    FOR i IN 1..cardinality(groups) LOOP
+        g := groups[i];
+        IF writes AND g.ids IS NOT NULL THEN PERFORM ratelimit._expire(g.name, g.key); END IF;
+        CONTINUE WHEN g.allows OR g.expires IS NULL OR NOT ratelimit._returns(g.l);
+        IF cardinality(g.counts) = 1 THEN
+            d := g.decisions[1];
+            g.decisions[1] := ratelimit._sooner(d, g.l, g.name, g.key, d.at, g.until, g.counts[1], g.reserves[1], NULL,
+                                                g.value, g.ts, g.prior, g.log, g.added);
+            g.never := (g.decisions[1]).wait IS NULL;
+        ELSIF NOT g.never THEN
+            g := ratelimit._sooner_together(g);
+        END IF;
+        groups[i] := g;
+    END LOOP;
+    RETURN groups;
+END
+$$;
+
+-- Does that for several takes of one limit: they wait until all of them pass.
+CREATE OR REPLACE FUNCTION ratelimit._sooner_together(g ratelimit._group) RETURNS ratelimit._group
+LANGUAGE plpgsql AS $$
+DECLARE
+    now CONSTANT bigint := (g.decisions[1]).at;
+    opens CONSTANT bigint := greatest(ratelimit._us(g.until), now);
+    later ratelimit._group := g;
+    passes bigint;
+    instant bigint;
+    h record;
+    d ratelimit._decision;
+    l ratelimit._limit;
+BEGIN
+    SELECT ratelimit._plus(now, max(x.wait)) INTO passes FROM unnest(g.decisions) x WHERE NOT x.ok;
+    FOR h IN
+        SELECT x.count - x.old AS count, x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
+        WHERE x.name = g.name AND x.key = g.key AND NOT x.charge AND x.count > x.old
+          AND x.expires_at > ratelimit._instant(now) ORDER BY x.expires_at, x.id LIMIT 1000
+    LOOP
+        instant := ratelimit._us(h.expires_at);
+        EXIT WHEN passes <= instant OR passes <= opens;
+        l := ratelimit._limit_of(ratelimit._defined(g.name, g.key), h.config);
+        d := ratelimit._refund(l, ratelimit._state_of(l, g.name, g.key, instant, later.value, later.ts, later.prior,
+                               later.log, later.added), instant, h.count, h.taken_at);
+        CONTINUE WHEN NOT d.changed;
+        later.value := d.value; later.ts := ratelimit._nearest(d.ts); later.added := d.added;
+        instant := greatest(instant, opens);
+        later.s := ratelimit._state_of(g.l, g.name, g.key, instant, later.value, later.ts, NULL, NULL, later.added);
+        later := ratelimit._decide_takes(later, instant);
+        SELECT ratelimit._plus(instant, coalesce(max(x.wait) FILTER (WHERE NOT x.ok), 0)) INTO passes
+        FROM unnest(later.decisions) x;
+    END LOOP;
+    FOR i IN 1..cardinality(g.decisions) LOOP
+        d := g.decisions[i];
+        IF NOT d.ok THEN
+            d.wait := passes - now;
+            g.decisions[i] := d;
+        END IF;
+    END LOOP;
+    RETURN g;
+END
+$$;
+
+-- Limits, checks or holds: asked and ttl are a hold's.
+CREATE OR REPLACE FUNCTION ratelimit._several(function text, requests jsonb, throws boolean,
+    asked ratelimit._hold DEFAULT NULL, ttl bigint DEFAULT NULL, OUT outcomes ratelimit._outcome[],
+    OUT groups ratelimit._group[]) LANGUAGE plpgsql AS $$
+DECLARE
     now bigint;
     ok boolean := true;
     changed boolean := false;
@@ -386,13 +478,13 @@ BEGIN
     IF throws IS NULL THEN PERFORM ratelimit._null('throws'); END IF;
     groups := ratelimit._groups(function, requests);
     FOREACH g IN ARRAY groups LOOP rowless := rowless AND (g.l).kind = 'unlimited'; END LOOP;
-    IF function = 'rl_limit_all' AND NOT rowless AND current_setting('transaction_read_only') = 'on' THEN
-        PERFORM ratelimit._writable(function);
-    END IF;
+    IF function <> 'rl_check_all' AND NOT rowless THEN PERFORM ratelimit._writable(function); END IF;
     FOR i IN 1..cardinality(groups) LOOP
         g := groups[i];
-        SELECT r.value, r.ts, r.prior, r.log, r.added INTO g.value, g.ts, g.prior, g.log, g.added
+        SELECT r.value, r.ts, r.prior, r.log, r.added, r.expires
+        INTO g.value, g.ts, g.prior, g.log, g.added, g.expires
         FROM ONLY ratelimit.rateLimits r WHERE r.name = g.name AND r.key = g.key;
+        IF ttl IS NOT NULL THEN g := ratelimit._held_group(g, asked, ttl); END IF;
         groups[i] := g;
     END LOOP;
     now := ratelimit._now();
@@ -403,8 +495,12 @@ BEGIN
         groups[i] := g;
     END LOOP;
     IF function = 'rl_check_all' OR NOT ok OR NOT changed THEN
-        IF function = 'rl_limit_all' THEN PERFORM ratelimit._log_denials(groups); END IF;
-        RETURN ratelimit._outcomes(groups, ok, false, throws);
+        IF NOT ok OR NOT changed THEN
+            groups := ratelimit._denials(groups, function <> 'rl_check_all' AND NOT rowless);
+        END IF;
+        IF function <> 'rl_check_all' THEN PERFORM ratelimit._log_denials(groups); END IF;
+        outcomes := ratelimit._outcomes(groups, ok, false, throws);
+        RETURN;
     END IF;
     FOR try IN 1..100 LOOP
         BEGIN
@@ -420,21 +516,22 @@ BEGIN
         EXIT WHEN refused OR NOT again;
     END LOOP;
     IF again AND NOT refused THEN PERFORM ratelimit._not_written(); END IF;
+    IF refused THEN groups := ratelimit._denials(groups, true); END IF;
     PERFORM ratelimit._log_denials(groups);
-    RETURN ratelimit._outcomes(groups, NOT refused, NOT refused, throws);
+    outcomes := ratelimit._outcomes(groups, NOT refused, NOT refused, throws);
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_limit_all(requests jsonb, throws boolean DEFAULT false)
 RETURNS SETOF ratelimit._outcome LANGUAGE plpgsql ROWS 10 AS $$
 BEGIN
-    RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_limit_all', requests, throws)) o;
+    RETURN QUERY SELECT o.* FROM unnest((ratelimit._several('rl_limit_all', requests, throws)).outcomes) o;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION ratelimit.rl_check_all(requests jsonb, throws boolean DEFAULT false)
 RETURNS SETOF ratelimit._outcome LANGUAGE plpgsql ROWS 10 AS $$
 BEGIN
-    RETURN QUERY SELECT o.* FROM unnest(ratelimit._several('rl_check_all', requests, throws)) o;
+    RETURN QUERY SELECT o.* FROM unnest((ratelimit._several('rl_check_all', requests, throws)).outcomes) o;
 END
 $$;

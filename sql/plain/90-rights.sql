@@ -10,6 +10,8 @@ DECLARE
         'rl_take', 'takes as many tokens as a rate limit has, up to at_most, or none if it has fewer than at_least',
         'rl_hold', 'takes tokens and holds them until they are settled or expire; the same id extends the hold',
         'rl_settle', 'settles a hold: gives back what was not used, takes what was used beyond; false if it is settled',
+        'rl_hold_all', 'holds tokens of several rate limits, and slots of concurrency limits, all or nothing',
+        'rl_settle_all', 'settles a hold of several limits; used is a number for all, or an object by name',
         'rl_credit', 'gives back tokens that were not used; a negative count takes tokens unconditionally',
         'rl_limit_all', 'takes tokens from several rate limits, all or nothing',
         'rl_check_all', 'reports whether rl_limit_all would succeed; locks and writes nothing',

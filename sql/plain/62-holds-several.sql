@@ -1,0 +1,206 @@
+-- Holds of several limits, all or nothing, with slots of concurrency limits among them. A hold's slots are a lease like
+-- others, but for its end. Its row of rl_holds has the lease's id in taken_at, and all its slots in old: they are never
+-- charged, and come back in the state of the limit.
+
+-- Whether a hold is of slots.
+CREATE OR REPLACE FUNCTION ratelimit._has_slots(h ratelimit._hold) RETURNS boolean IMMUTABLE LANGUAGE sql AS $$
+    SELECT coalesce(h.charge AND h.count > 0 AND h.old = h.count, false)
+$$;
+
+-- Lets a lease have count slots until it ends: takes those that it lacks, and extends the others.
+CREATE OR REPLACE FUNCTION ratelimit._hold_slots(l ratelimit._limit, s ratelimit._state, now bigint,
+    count double precision, lease timestamptz, ends timestamptz) RETURNS ratelimit._decision STABLE
+LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    live timestamptz[] := ratelimit._live(s.log, now);
+    had int := 0;
+    more int;
+BEGIN
+    FOR i IN 1..cardinality(live) BY 2 LOOP
+        IF live[i] = lease THEN
+            had := had + 1;
+            ends := greatest(ends, live[i + 1]);
+        END IF;
+    END LOOP;
+    more := greatest(count - had, 0);
+    IF more > 0 AND cardinality(live) / 2 + more > l.capacity THEN
+        RETURN ratelimit._acquire(l, s, now, more, 0);
+    END IF;
+    FOR i IN 1..cardinality(live) BY 2 LOOP
+        IF live[i] = lease THEN live[i + 1] := ends; END IF;
+    END LOOP;
+    FOR i IN 1..more LOOP live := live || ARRAY[lease, ends]; END LOOP;
+    s.log := live;
+    d := ratelimit._acquire(l, s, now, 0, 0);
+    d.changed := true;
+    d.value := cardinality(live) / 2;
+    d.ts := greatest(s.ts, now);
+    d.prior := 0;
+    d.log := live;
+    d.taken := greatest(count, had);
+    RETURN d;
+END
+$$;
+
+-- A group's request as that of a hold.
+CREATE OR REPLACE FUNCTION ratelimit._held_group(g ratelimit._group, asked ratelimit._hold, ttl bigint)
+RETURNS ratelimit._group LANGUAGE plpgsql AS $$
+BEGIN
+    IF cardinality(g.ns) > 1 THEN
+        PERFORM ratelimit._raise('22023', format('request %s: the name and key are those of request %s', g.ns[2],
+            g.ns[1]), 'A hold has one request for each name and key.');
+    END IF;
+    g.ttl := ttl;
+    asked.name := g.name;
+    asked.key := g.key;
+    asked.count := g.counts[1];
+    asked.taken_at := ratelimit._nearest(ratelimit._random_id());
+    asked.config := CASE WHEN g.config IS NOT NULL AND (ratelimit._defined(g.name, g.key)).kind IS NULL
+                         THEN g.config END;
+    g.asked := asked;
+    g.h := ratelimit._hold_of(asked.id, g.name, g.key);
+    RETURN g;
+END
+$$;
+
+-- Decides a hold's request at an instant: what it lacks.
+CREATE OR REPLACE FUNCTION ratelimit._decide_held(g ratelimit._group, now bigint) RETURNS ratelimit._group
+LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+BEGIN
+    -- What it has of a state of another kind is gone.
+    IF g.value < 'Infinity' AND NOT ratelimit._fits((g.l).kind, g.prior, g.log) AND (g.l).kind <> 'unlimited'
+        OR ((g.l).kind = 'concurrency') <> ratelimit._has_slots(g.h) THEN
+        g.h := NULL;
+    END IF;
+    g.after := g.s;
+    IF (g.l).kind = 'concurrency' THEN
+        d := ratelimit._hold_slots(g.l, g.s, now, (g.asked).count, coalesce((g.h).taken_at, (g.asked).taken_at),
+                                   ratelimit._nearest(ratelimit._plus(now, g.ttl)));
+    ELSE
+        g.counts[1] := greatest((g.asked).count - coalesce((g.h).count, 0), 0);
+        d := ratelimit._decide_hold(g.l, g.s, now, (g.h).id IS NOT NULL AND g.counts[1] = 0, g.counts[1], NULL,
+                                    g.reserves[1]);
+    END IF;
+    g.decisions := ARRAY[d];
+    g.changed := d.ok AND (g.l).kind <> 'unlimited';
+    IF d.changed THEN g.after := ROW(d.value, d.ts, d.prior, d.log, d.added)::ratelimit._state; END IF;
+    RETURN g;
+END
+$$;
+
+-- Writes the hold of a request that passes, whose row is locked.
+CREATE OR REPLACE FUNCTION ratelimit._write_held(g ratelimit._group, now bigint) RETURNS ratelimit._group
+LANGUAGE plpgsql AS $$
+DECLARE
+    d CONSTANT ratelimit._decision := g.decisions[1];
+    h ratelimit._hold := g.h;
+BEGIN
+    IF (g.l).kind = 'concurrency' THEN
+        h := g.asked;
+        h.taken_at := coalesce((g.h).taken_at, h.taken_at);
+        h.count := d.taken; h.old := d.taken; h.back := 0; h.charge := true;
+        h.expires_at := greatest((g.h).expires_at, ratelimit._nearest(ratelimit._plus(now, g.ttl)));
+    ELSE
+        h := ratelimit._grown(h, g.l, (g.after).ts, now, d.taken, (g.asked).config, ratelimit._plus(
+            CASE WHEN d.wait > 0 THEN ratelimit._ceil(now + d.wait, 1000) ELSE now END, g.ttl));
+        h.id := (g.asked).id; h.name := g.name; h.key := g.key;
+        h.charge := coalesce((g.h).charge, (g.asked).charge);
+        IF NOT h.charge AND h.count > h.old THEN g.expires := least(g.expires, h.expires_at); END IF;
+    END IF;
+    PERFORM ratelimit._write_hold(h);
+    g.h := h;
+    RETURN g;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_hold_all(requests jsonb, ttl interval DEFAULT '10 minutes',
+    id text DEFAULT NULL, on_expiry text DEFAULT 'refund', throws boolean DEFAULT false)
+RETURNS TABLE (n integer, name text, key text, ok boolean, allows boolean, hold text, held double precision,
+    expires_at timestamptz, retry_after double precision, retry_at timestamptz, remaining double precision,
+    capacity double precision, reset_at timestamptz) LANGUAGE plpgsql ROWS 10 AS $$
+DECLARE
+    asked ratelimit._hold;
+    several record;
+    g ratelimit._group;
+    o ratelimit._outcome;
+BEGIN
+    PERFORM ratelimit._check_terms(ttl, id, on_expiry);
+    asked.id := coalesce(id, gen_random_uuid()::text);
+    asked.charge := on_expiry = 'charge';
+    several := ratelimit._several('rl_hold_all', requests, throws, asked, ratelimit._micros(ttl));
+    FOR g IN SELECT x.* FROM unnest(several.groups) x ORDER BY x.ns[1] LOOP
+        o := several.outcomes[g.ns[1]];
+        n := o.n; name := o.name; key := o.key; ok := o.ok; allows := o.allows; retry_after := o.retry_after;
+        retry_at := o.retry_at; remaining := o.remaining; capacity := o.capacity; reset_at := o.reset_at;
+        hold := CASE WHEN ok AND g.changed THEN asked.id END;
+        -- Exempt, or a dry run: as if it held them.
+        held := CASE WHEN ok AND NOT g.changed THEN greatest((g.asked).count, (g.h).count)
+                     ELSE coalesce((g.h).count, 0) END;
+        expires_at := CASE WHEN NOT ok OR g.changed THEN ratelimit._shown(ratelimit._us((g.h).expires_at)) END;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- Gives the slots of a lease back.
+CREATE OR REPLACE FUNCTION ratelimit._free(l ratelimit._limit, s ratelimit._state, now bigint, lease timestamptz)
+RETURNS ratelimit._decision LANGUAGE plpgsql AS $$
+DECLARE
+    d ratelimit._decision;
+    live CONSTANT timestamptz[] := ratelimit._live(s.log, now);
+    rest timestamptz[] := '{}'::timestamptz[];
+BEGIN
+    FOR i IN 1..cardinality(live) BY 2 LOOP
+        IF live[i] <> lease THEN rest := rest || live[i:i + 1]; END IF;
+    END LOOP;
+    IF rest = live THEN RETURN ratelimit._untouched(l, s, now); END IF;
+    s.log := rest;
+    d := ratelimit._untouched(l, s, now);
+    d.changed := true; d.value := cardinality(rest) / 2; d.ts := greatest(s.ts, now); d.prior := 0; d.log := rest;
+    RETURN d;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION ratelimit.rl_settle_all(hold text, used jsonb DEFAULT NULL)
+RETURNS TABLE (name text, key text, retry_after double precision, retry_at timestamptz, remaining double precision,
+    capacity double precision, reset_at timestamptz) LANGUAGE plpgsql ROWS 10 AS $$
+DECLARE
+    field text;
+    given jsonb;
+    names text[];
+    keys text[];
+    d ratelimit._decision;
+    r ratelimit.rl_result;
+BEGIN
+    IF jsonb_typeof(used) = 'object' THEN
+        FOR field, given IN SELECT * FROM jsonb_each(used) LOOP
+            IF jsonb_typeof(given) <> 'number' THEN
+                PERFORM ratelimit._bad(format('used of %s', to_json(ratelimit._short(field))),
+                    ratelimit._type_of(given), 'a number from 0 to 1e15');
+            END IF;
+            PERFORM ratelimit._check_used(ratelimit._float(least(greatest(given::numeric, -1e300), 1e300)));
+        END LOOP;
+    ELSIF jsonb_typeof(used) = 'number' THEN
+        PERFORM ratelimit._check_used(ratelimit._float(least(greatest(used::numeric, -1e300), 1e300)));
+    ELSIF used IS NOT NULL THEN
+        PERFORM ratelimit._bad('used', ratelimit._type_of(used),
+            'a number from 0 to 1e15, or an object of such numbers by name');
+    END IF;
+    PERFORM ratelimit._writable('rl_settle_all');
+    SELECT array_agg(x.name ORDER BY x.name, x.key), array_agg(x.key ORDER BY x.name, x.key) INTO names, keys
+    FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;
+    FOR i IN 1..coalesce(cardinality(names), 0) LOOP
+        name := names[i]; key := keys[i];
+        given := CASE jsonb_typeof(used) WHEN 'object' THEN used -> name ELSE used END;
+        d := ratelimit._settle(hold, name, key, ratelimit._float(given::numeric));
+        CONTINUE WHEN d.ok IS NULL;
+        r := ratelimit._answer(d);
+        retry_after := r.retry_after; retry_at := r.retry_at; remaining := r.remaining; capacity := r.capacity;
+        reset_at := r.reset_at;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
