@@ -501,6 +501,15 @@ fn calls_leave_no_memory_behind() {
             "SELECT count((rl_limit('memory', (n % 1000)::text)).ok) FROM generate_series(1, $1) n",
         ),
         (
+            "held and settled",
+            "SELECT count((rl_settle((rl_hold('a', (n % 100)::text, 0.001)).hold, 0)).ok) FROM generate_series(1, $1) n",
+        ),
+        (
+            "held together",
+            r#"SELECT count(s.key) FROM generate_series(1, $1) n,
+               LATERAL rl_hold_all('[{"name": "a", "count": 0.001}, {"name": "a", "key": "k", "count": 0.001}]') h, rl_settle_all(h.hold, '0') s WHERE h.n = 1"#,
+        ),
+        (
             "checked, status",
             "SELECT count((rl_check('a', n::text)).ok), (SELECT count(*) FROM rl_status()) FROM generate_series(1, $1) n",
         ),

@@ -81,6 +81,10 @@ fn an_update_leads_from_every_version_to_what_a_new_installation_has() {
         assert_eq!(take(&mut other, "ada"), (true, 3.0));
         assert_eq!(take(&mut client, "vip"), (true, 7.0));
         assert_eq!(take(&mut other, "window"), (true, 2.0));
+        let held = "SELECT ok FROM rl_hold('api', 'window', id => 'held')";
+        assert!(other.query_one(held, &[]).unwrap().get::<_, bool>(0));
+        let settled = "SELECT remaining FROM rl_settle('held', 0)";
+        assert_eq!(client.query_one(settled, &[]).unwrap().get::<_, f64>(0), 2.0);
         let added = "SELECT added FROM rateLimits WHERE key = 'window' AND prior IS NULL";
         assert_eq!(client.query_one(added, &[]).unwrap().get::<_, f64>(0), 5.0);
         for (updated, fresh) in members(&mut client).iter().zip(&fresh) {
@@ -194,7 +198,7 @@ fn after_an_update_the_role_that_installed_can_go() {
                 &[],
             )
             .unwrap();
-        assert_eq!([0, 1, 2].map(|n| row.get::<_, i64>(n)), [30, 1, 0], "{right}");
+        assert_eq!([0, 1, 2].map(|n| row.get::<_, i64>(n)), [34, 1, 0], "{right}");
         client
             .batch_execute(
                 "REASSIGN OWNED BY upgrade_role TO postgres;
