@@ -1,5 +1,5 @@
 -- Holds of several limits: rl_hold_all takes from all or none, rl_settle_all settles each. Slots of concurrency limits
--- among them. The privileges that the calls need.
+-- among them.
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET ratelimit.clock = '2027-01-01 12:00:00+00';
 TRUNCATE rl_holds;
 SELECT rl_define('ha/requests', rl_token_bucket(100, '1 minute') || '{"keyed": true}'),
@@ -176,26 +176,3 @@ BEGIN READ ONLY;
 SELECT error_of($$ SELECT rl_hold_all('[{"name": "ha/batch"}]') $$) AS hold, error_of($$ SELECT rl_settle_all('only') $$) AS settle;
 ROLLBACK;
 SELECT remaining FROM rl_settle_all('only', '0');
-
-\echo rights
-CREATE ROLE regress_rl_holder;
-SET ROLE regress_rl_holder;
-SELECT call || '|' || error_of('SELECT ' || call) AS error FROM unnest(ARRAY[
-    'rl_hold(''ha/batch'')', 'rl_settle(''x'')', 'rl_hold_all(''[]'')', 'rl_settle_all(''x'')', 'rl_take(''ha/batch'')']) call;
-SELECT error_of('SELECT FROM rl_holds'), error_of('DELETE FROM rl_holds');
-RESET ROLE;
-GRANT EXECUTE ON FUNCTION rl_hold, rl_hold_all TO regress_rl_holder;
-SET ROLE regress_rl_holder;
-SELECT ok, held FROM rl_hold('ha/batch', 'role', 5, id => 'r-1');
-SELECT ok, held FROM rl_hold_all('[{"name": "ha/batch", "key": "role", "count": 6}]', id => 'r-1');
-SELECT error_of($$ SELECT rl_settle('r-1') $$);
-SELECT error_of($$ SELECT rl_hold('ha/batch', 'role', config => rl_token_bucket(50, '1 s')) $$);
-RESET ROLE;
-GRANT EXECUTE ON FUNCTION rl_settle, rl_settle_all TO regress_rl_holder;
-SET ROLE regress_rl_holder;
-SELECT ok, remaining FROM rl_settle('r-1', 2);
-SELECT count(*) FROM rl_settle_all('r-1');
-SELECT error_of('SELECT FROM rl_holds');
-RESET ROLE;
-REVOKE EXECUTE ON FUNCTION rl_hold, rl_hold_all, rl_settle, rl_settle_all FROM regress_rl_holder;
-DROP ROLE regress_rl_holder;
