@@ -83,7 +83,7 @@ BEGIN
     EXECUTE format('LOCK TABLE %s, %s, %s, %s IN ACCESS EXCLUSIVE MODE', states, definitions, blocks, holds);
     EXECUTE format('SELECT EXISTS (SELECT FROM %s)', holds) INTO held;
     IF held THEN
-        RAISE EXCEPTION 'there are holds, which can''t be distributed'
+        RAISE EXCEPTION 'rl_holds has rows, and holds are not distributed'
             USING ERRCODE = 'object_not_in_prerequisite_state', DETAIL = 'The tokens that they hold would never come back.',
                   HINT = format('Settle them, or let them expire: SELECT rl_prune(); DELETE FROM %s;', holds);
     END IF;
