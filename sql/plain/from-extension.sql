@@ -1,5 +1,5 @@
 -- Moves from the extension to ratelimit.sql, in the same folder as this script, and to the same schema: limits,
--- overrides, state, leases, blocks, grants, settings, and what names the functions. Run it as the owner of both:
+-- overrides, state, leases, holds, blocks, grants, settings, and what names the functions. Run it as the owner of both:
 --     psql -1 -v ON_ERROR_STOP=1 -f ratelimit-from-extension.sql
 -- It adds up the rows of shards. Limits in memory move to the table: with "save" as they are, others full. Calls of the
 -- extension that wait for the move fail.
@@ -8,7 +8,12 @@
 CREATE TEMP TABLE rl_kept_config (name text, key text, config jsonb) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_block (name text, key text, until timestamptz, reason text) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_state (
-    name text, key text, value float8, ts timestamptz, prior float8, log timestamptz[], added float8
+    name text, key text, value float8, ts timestamptz, prior float8, log timestamptz[], added float8,
+    expires timestamptz
+) ON COMMIT DROP;
+CREATE TEMP TABLE rl_kept_hold (
+    id text, name text, key text, count float8, old float8, back float8, taken_at timestamptz, expires_at timestamptz,
+    charge boolean, config jsonb
 ) ON COMMIT DROP;
 CREATE TEMP TABLE rl_kept_setting (name text, value text) ON COMMIT DROP;
 
@@ -26,6 +31,10 @@ BEGIN
     IF forgotten IS NOT NULL THEN
         RAISE NOTICE 'these limits were in memory without "save", and begin with all their tokens: %', forgotten;
     END IF;
+    -- What holds of such a limit have was taken from rows that it had before.
+    EXECUTE format($q$UPDATE ONLY %1$s.rl_holds AS h SET old = count WHERE count > old AND EXISTS (
+                      SELECT FROM ONLY %1$s.rl_config AS c WHERE c.name = h.name AND c.key IN ('', h.key)
+                      AND c.config ->> 'store' = 'memory')$q$, home);
     EXECUTE format($q$UPDATE ONLY %1$s.rl_config SET config = config - 'store' - 'save'
                       WHERE config ? 'store'$q$, home);
     EXECUTE format('SELECT %s.rl_save()', home) INTO unsaved;
@@ -44,7 +53,7 @@ BEGIN
     EXECUTE format($q$INSERT INTO rl_kept_block SELECT name, key, until, reason FROM ONLY %1$s.rl_blocks$q$, home);
     EXECUTE format($q$
         INSERT INTO rl_kept_state
-        SELECT name, key, value, ts, prior, log, added FROM ONLY %1$s.ratelimits AS r
+        SELECT name, key, value, ts, prior, log, added, expires FROM ONLY %1$s.ratelimits AS r
         WHERE shard = 0 AND value <> 'Infinity'
           AND NOT EXISTS (SELECT FROM ONLY %1$s.ratelimits AS o WHERE o.name = r.name AND o.key = r.key AND o.shard > 0)
         UNION ALL
@@ -52,7 +61,9 @@ BEGIN
         -- the plain sum, which may be too low.
         SELECT k.name, k.key, coalesce((s.state ->> 'value')::float8, k.value),
                coalesce(timestamptz 'epoch' + (s.state ->> 'ts')::float8 * interval '1 millisecond', k.ts),
-               coalesce((s.state ->> 'prior')::float8, k.prior), NULL, k.added
+               coalesce((s.state ->> 'prior')::float8, k.prior), NULL, k.added,
+               (SELECT min(h.expires_at) FROM ONLY %1$s.rl_holds AS h
+                WHERE h.name = k.name AND h.key = k.key AND NOT h.charge AND h.count > h.old)
         FROM (SELECT name, key, sum(CASE WHEN value = 'Infinity' THEN 0 ELSE value END) AS value, max(ts) AS ts,
                      sum(prior) AS prior, sum(added) AS added
               FROM ONLY %1$s.ratelimits AS r WHERE shard > 0 GROUP BY name, key) AS k
@@ -66,6 +77,8 @@ BEGIN
         CROSS JOIN LATERAL (SELECT CASE WHEN known.defined THEN %1$s.rl_state(k.name, k.key) END) AS s (state)
         WHERE s.state IS NOT NULL OR NOT known.defined
         $q$, home);
+    EXECUTE format($q$INSERT INTO rl_kept_hold
+        SELECT id, name, key, count, old, back, taken_at, expires_at, charge, config FROM ONLY %1$s.rl_holds$q$, home);
     INSERT INTO rl_kept_setting
     SELECT split_part(split_part(item, '=', 1), '.', 2),
            CASE split_part(item, '=', 1) WHEN 'ratelimit.log_denials' -- as a decimal number
@@ -109,7 +122,7 @@ BEGIN
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
     PERFORM pg_temp.rl_leave_memory(home);
-    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks}');
+    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks,rl_holds}');
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
     PERFORM pg_temp.rl_list_grants();
@@ -119,7 +132,8 @@ BEGIN
     -- The file belongs to the schema's owner: make that the owner of the tables.
     IF owner <> current_user::regrole THEN
         EXECUTE format('ALTER SCHEMA %s OWNER TO %s', home, owner::regrole);
-        GRANT ALL ON rl_kept_config, rl_kept_block, rl_kept_state, rl_kept_setting, rl_grant, rl_plan TO PUBLIC;
+        GRANT ALL ON rl_kept_config, rl_kept_block, rl_kept_state, rl_kept_hold, rl_kept_setting, rl_grant, rl_plan
+            TO PUBLIC;
         PERFORM set_config('role', pg_get_userbyid(owner), true);
     END IF;
 END
@@ -135,14 +149,16 @@ BEGIN
     PERFORM pg_temp.rl_made(home); -- or ratelimit.sql is of another version
     EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT * FROM rl_kept_config', home);
     EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason) SELECT * FROM rl_kept_block', home);
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log, added)
+    EXECUTE format('INSERT INTO %s.ratelimits (name, key, value, ts, prior, log, added, expires)
                     SELECT * FROM rl_kept_state', home);
+    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, old, back, taken_at, expires_at, charge, config)
+                    SELECT * FROM rl_kept_hold', home);
     EXECUTE format('INSERT INTO %s.rl_settings (name, value) SELECT * FROM rl_kept_setting', home);
     PERFORM pg_temp.rl_grant_again();
     PERFORM pg_temp.rl_rewrite(off => false);
     PERFORM pg_temp.rl_recompile();
-    RAISE NOTICE 'moved to ratelimit.sql: % definitions, % blocks, % rows of state',
+    RAISE NOTICE 'moved to ratelimit.sql: % definitions, % blocks, % rows of state, % of holds',
         (SELECT count(*) FROM rl_kept_config), (SELECT count(*) FROM rl_kept_block),
-        (SELECT count(*) FROM rl_kept_state);
+        (SELECT count(*) FROM rl_kept_state), (SELECT count(*) FROM rl_kept_hold);
 END
 $do$;

@@ -84,7 +84,8 @@ BEGIN
     WHERE m.classid = 'pg_class'::regclass AND c.contype IN ('p', 'c', 'n')
     UNION ALL
     SELECT 'pg_class'::regclass, i.indexrelid, m.internal FROM rl_member m JOIN pg_index i ON i.indrelid = m.objid
-    WHERE m.classid = 'pg_class'::regclass AND i.indisprimary
+    JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE m.classid = 'pg_class'::regclass AND (i.indisprimary OR c.relname = 'rl_holds_of_key')
     UNION ALL
     SELECT 'pg_attrdef'::regclass, d.oid, m.internal FROM rl_member m JOIN pg_attrdef d ON d.adrelid = m.objid
     WHERE m.classid = 'pg_class'::regclass
@@ -246,9 +247,10 @@ CREATE FUNCTION pg_temp.rl_list_plan() RETURNS void LANGUAGE sql AS $$
     SELECT format('column %I of %s', a.attname, c.oid::regclass), NULL, NULL, NULL, 'is on the limiter''s own table'
     FROM rl_member m JOIN pg_attribute a ON m.classid = 'pg_class'::regclass AND a.attrelid = m.objid
     JOIN pg_class c ON c.oid = a.attrelid
-    WHERE c.relname IN ('ratelimits', 'rl_config', 'rl_blocks') AND c.relkind = 'r' AND a.attnum > 0
+    WHERE c.relname IN ('ratelimits', 'rl_config', 'rl_blocks', 'rl_holds') AND c.relkind = 'r' AND a.attnum > 0
       AND NOT a.attisdropped
-      AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,added,config,until,reason,parsed}')
+      AND a.attname <> ALL ('{name,key,shard,value,ts,prior,log,added,expires,config,until,reason,parsed,id,count,old,'
+                            'back,taken_at,expires_at,charge}')
 $$;
 
 -- Locks all that names the limiter, and its tables in the order in which calls lock them. It gives all locks up before
@@ -387,7 +389,7 @@ BEGIN
         SELECT p.oid::regprocedure AS name, p.procost AS cost
         FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang
         WHERE l.lanname = 'plpgsql' AND pg_has_role(p.proowner, 'USAGE')
-          AND p.prosrc ~* E'\\m(rl_result|ratelimits|rl_config|rl_blocks)\\M'
+          AND p.prosrc ~* E'\\m(rl_result|ratelimits|rl_config|rl_blocks|rl_holds)\\M'
           AND p.pronamespace NOT IN (coalesce(to_regnamespace(current_setting('rl_move.home') || '_moved'), 0),
                                      to_regnamespace(quote_ident(current_setting('rl_move.home'))))
     LOOP

@@ -1,5 +1,5 @@
--- Moves from ratelimit.sql to the extension, in the same schema: limits, overrides, state, leases, blocks, grants,
--- settings, and what names the functions. Run it as the owner of the limits, with the right to create the extension:
+-- Moves from ratelimit.sql to the extension, in the same schema: limits, overrides, state, leases, holds, blocks,
+-- grants, settings, and what names the functions. Run it as the owner of the limits, with the right to create the extension:
 --     psql -1 -v ON_ERROR_STOP=1 -f ratelimit-to-extension.sql
 -- Calls wait for it. Those that had begun still need what the file has made: that stays, as names that begin with _ and
 -- in "ratelimit_moved", until the script runs a second time, later.
@@ -35,7 +35,7 @@ BEGIN
     PERFORM pg_temp.rl_list_plan();
     DELETE FROM rl_plan WHERE object LIKE '% of table ' || home || '.rl_config'; -- that column of the extension's
     PERFORM pg_temp.rl_refuse();
-    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks}'); -- until the file's calls have ended
+    PERFORM pg_temp.rl_lock('{ratelimits,rl_config,rl_blocks,rl_holds}'); -- until the file's calls have ended
     SET LOCAL client_min_messages = warning;
     EXECUTE format('ALTER TABLE %s.rl_config DROP COLUMN IF EXISTS parsed', home);
     FOR kind, names IN
@@ -67,6 +67,7 @@ DECLARE
     definitions bigint;
     blocks bigint;
     states bigint;
+    holds bigint;
 BEGIN
     SELECT * INTO extension FROM pg_extension WHERE extname = 'ratelimit';
     IF extension.extname IS NOT NULL AND to_regnamespace(aside) IS NULL THEN
@@ -85,7 +86,7 @@ BEGIN
     PERFORM pg_temp.rl_list_members(NULL, home);
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
-    PERFORM pg_temp.rl_lock('{rl_blocks,rl_config,ratelimits}');
+    PERFORM pg_temp.rl_lock('{rl_blocks,rl_config,ratelimits,rl_holds}');
     PERFORM pg_temp.rl_list_members(NULL, home);
     PERFORM pg_temp.rl_list_plan();
     PERFORM pg_temp.rl_refuse();
@@ -105,6 +106,7 @@ BEGIN
     EXECUTE format('ALTER TABLE %s.ratelimits SET SCHEMA %s', home, aside);
     EXECUTE format('ALTER TABLE %s.rl_config SET SCHEMA %s', home, aside);
     EXECUTE format('ALTER TABLE %s.rl_blocks SET SCHEMA %s', home, aside);
+    EXECUTE format('ALTER TABLE %s.rl_holds SET SCHEMA %s', home, aside);
 
     EXECUTE format('CREATE EXTENSION ratelimit SCHEMA %s', home);
     EXECUTE format('INSERT INTO %s.rl_config (name, key, config) SELECT name, key, config FROM ONLY %s.rl_config',
@@ -122,11 +124,16 @@ BEGIN
     EXECUTE format('INSERT INTO %s.rl_blocks (name, key, until, reason)
                     SELECT name, key, until, reason FROM ONLY %s.rl_blocks', home, aside);
     GET DIAGNOSTICS blocks = ROW_COUNT;
-    EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, value, ts, prior, log, added)
-                    SELECT name, key, shard, value, ts, prior, log, added FROM ONLY %s.ratelimits', home, aside);
+    EXECUTE format('INSERT INTO %s.ratelimits (name, key, shard, value, ts, prior, log, added, expires)
+                    SELECT name, key, shard, value, ts, prior, log, added, expires FROM ONLY %s.ratelimits',
+                   home, aside);
     GET DIAGNOSTICS states = ROW_COUNT;
+    EXECUTE format('INSERT INTO %s.rl_holds (id, name, key, count, old, back, taken_at, expires_at, charge, config)
+                    SELECT id, name, key, count, old, back, taken_at, expires_at, charge, config
+                    FROM ONLY %s.rl_holds', home, aside);
+    GET DIAGNOSTICS holds = ROW_COUNT;
     IF owner <> (SELECT relowner FROM pg_class WHERE oid = (home || '.ratelimits')::regclass) THEN
-        FOR item IN SELECT unnest(ARRAY['ratelimits', 'rl_config', 'rl_blocks']) AS name LOOP
+        FOR item IN SELECT unnest(ARRAY['ratelimits', 'rl_config', 'rl_blocks', 'rl_holds']) AS name LOOP
             EXECUTE format('ALTER TABLE %s.%I OWNER TO %s', home, item.name, owner);
         END LOOP;
         INSERT INTO rl_grant
@@ -137,7 +144,8 @@ BEGIN
     PERFORM pg_temp.rl_rewrite(off => false);
     PERFORM pg_temp.rl_recompile();
     PERFORM pg_temp.rl_settings_to_database(home);
-    RAISE NOTICE 'moved to the extension: % definitions, % blocks, % rows of state', definitions, blocks, states
+    RAISE NOTICE 'moved to the extension: % definitions, % blocks, % rows of state, % of holds', definitions, blocks,
+        states, holds
         USING HINT = 'When transactions that began before have ended, run this script again: it drops what they need.';
 END
 $do$;

@@ -288,6 +288,8 @@ const NAMING: &str = "
     SELECT (rl_limit('lowered', 'k', 12)).ok, rl_define('lowered', rl_fixed_window(rate => 9, period => '1 hour'));
     SELECT rl_reset('rows', 'gone') FROM rl_limit('rows', 'gone');
     CREATE TABLE leases AS SELECT lease FROM rl_acquire('slots', 'k');
+    SELECT rl_hold('rows', 'k', 2, '1 hour', 'held'), rl_hold('rows', 'k', 1, '2 hours', 'charged', on_expiry => 'charge'),
+           rl_hold_all('[{\"name\": \"slots\", \"key\": \"k\"}, {\"name\": \"window\", \"key\": \"k\"}]', '1 day', 'several');
     CREATE TABLE messages (author text, n int);
     CREATE TABLE parted (author text, n int) PARTITION BY LIST (n);
     CREATE TABLE parted_1 PARTITION OF parted FOR VALUES IN (1);
@@ -329,6 +331,8 @@ const SAME: &[&str] = &[
     "SELECT (rl_check('rows', key)).* FROM unnest('{boss,bad,gone,planned}'::text[]) AS key",
     "SELECT * FROM rl_config ORDER BY name, key", // without internal columns: see same()
     "SELECT * FROM rl_blocks ORDER BY name",
+    "SELECT * FROM rl_holds ORDER BY id, name",
+    "SELECT name, key, expires FROM rateLimits ORDER BY name, key",
     "SELECT rl_extend(lease) FROM leases",
     "SELECT tgname, tgrelid::regclass, pg_get_triggerdef(oid), tgenabled, obj_description(oid, 'pg_trigger')
      FROM pg_trigger WHERE tgrelid::regclass::text ~ '^(messages|parted)' ORDER BY 2, 1",
