@@ -57,15 +57,21 @@ CREATE OR REPLACE FUNCTION ratelimit._literal(name text) RETURNS text IMMUTABLE 
     SELECT '''' || replace(name, '''', '''''') || ''''
 $$;
 
-CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._wrong_kind(function text, kind text, name text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM ratelimit._raise('0A000', format('%s() is not supported for %s', function, ratelimit._called(kind)),
         CASE WHEN function ~ '^rl_hold' AND kind <> 'concurrency' THEN
-                 'Only token buckets and fixed windows can be held.'
+                 'Only token buckets and fixed windows can be given tokens back.'
              WHEN function = 'rl_credit' THEN 'Only token buckets and fixed windows can be credited.'
              WHEN kind = 'concurrency' THEN 'Its slots are taken with leases.'
              ELSE 'Only concurrency limits have leases.' END,
-        CASE WHEN kind = 'concurrency' THEN
+        CASE WHEN function ~ '^rl_hold' AND kind <> 'concurrency' THEN
+                 format('Take them: SELECT * FROM ratelimit.rl_limit(%s, $1, 10);', ratelimit._literal(name))
+             WHEN function ~ '^rl_hold' THEN
+                 format('Take one, or hold it together with other limits: SELECT * FROM ratelimit.rl_acquire(%s, $1);',
+                        ratelimit._literal(name))
+             WHEN kind = 'concurrency' THEN
                  'Use ratelimit.rl_acquire(name, key) to take a slot and ratelimit.rl_release(lease) to release it.'
              WHEN function = 'rl_credit' THEN 'Use ratelimit.rl_reset(name, key) to make the limit full again.'
              ELSE 'SELECT * FROM ratelimit.rl_limit(name, key);' END);

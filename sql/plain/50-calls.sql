@@ -52,12 +52,12 @@ END
 $$;
 
 -- Refuses a kind that the function isn't for, and a count out of range.
-CREATE OR REPLACE FUNCTION ratelimit._check_use(function text, kind text, count double precision) RETURNS void
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION ratelimit._check_use(function text, kind text, count double precision, name text)
+RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF function ~ '^rl_hold' AND kind NOT IN ('token bucket', 'fixed window', 'unlimited')
         AND (function <> 'rl_hold_all' OR kind <> 'concurrency') THEN
-        PERFORM ratelimit._wrong_kind(function, kind);
+        PERFORM ratelimit._wrong_kind(function, kind, name);
     ELSIF function = 'rl_credit' THEN
         IF (count >= -1e15 AND count <= 1e15) IS NOT TRUE THEN
             PERFORM ratelimit._bad('count', ratelimit._digits(count), 'a number from -1e15 to 1e15');
@@ -80,7 +80,7 @@ DECLARE
 BEGIN
     PERFORM ratelimit._check(name, key, count);
     l := ratelimit._resolve(function, name, key, defined, config);
-    PERFORM ratelimit._check_use(function, l.kind, count);
+    PERFORM ratelimit._check_use(function, l.kind, count, name);
     RETURN l;
 END
 $$;

@@ -13,14 +13,15 @@ BEGIN
     IF ttl IS NULL THEN
         PERFORM ratelimit._null('ttl');
     ELSIF NOT ttl BETWEEN interval '1 millisecond' AND interval '366 days' THEN
-        PERFORM ratelimit._bad('ttl', ttl::text, 'an interval from 1 millisecond to 366 days');
+        PERFORM ratelimit._bad('ttl', CASE WHEN ttl < interval '0' THEN 'negative'
+                WHEN ttl < interval '1 day' THEN 'less than 1 millisecond' ELSE 'longer than 366 days' END,
+            'an interval from 1 millisecond to 366 days');
     ELSIF octet_length(id) NOT BETWEEN 1 AND 200 THEN
-        PERFORM ratelimit._bad('id', octet_length(id) || ' bytes long', '1 to 200 bytes');
+        PERFORM ratelimit._bad('id', octet_length(id) || ' bytes long', '1 to 200 bytes, or NULL');
     ELSIF on_expiry IS NULL THEN
         PERFORM ratelimit._null('on_expiry');
     ELSIF on_expiry NOT IN ('refund', 'charge') THEN
-        PERFORM ratelimit._bad('on_expiry', ratelimit._literal(ratelimit._short(on_expiry)),
-            '''refund'' or ''charge''');
+        PERFORM ratelimit._bad('on_expiry', ratelimit._literal(ratelimit._short(on_expiry)), 'refund or charge');
     END IF;
 END
 $$;
@@ -28,7 +29,7 @@ $$;
 CREATE OR REPLACE FUNCTION ratelimit._check_used(used double precision) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT (used >= 0 AND used <= 1e15) THEN
-        PERFORM ratelimit._bad('used', ratelimit._digits(used), 'a number from 0 to 1e15');
+        PERFORM ratelimit._bad('used', ratelimit._digits(used), 'a number from 0 to 1e15, or NULL');
     END IF;
 END
 $$;
@@ -295,8 +296,8 @@ BEGIN
     PERFORM ratelimit._writable('rl_settle');
     SELECT array_agg(x.name), array_agg(x.key) INTO names, keys FROM ONLY ratelimit.rl_holds x WHERE x.id = $1;
     IF cardinality(names) > 1 THEN
-        PERFORM ratelimit._raise('22023', format('the hold is of %s limits', cardinality(names)),
-            'rl_settle() settles a hold of one limit.', 'SELECT * FROM ratelimit.rl_settle_all(hold, used);');
+        PERFORM ratelimit._raise('22023', format('the hold is of %s limits', cardinality(names)), NULL,
+            'Settle all of them: SELECT * FROM ratelimit.rl_settle_all($1, ''{"llmTokens": 2750}'');');
     END IF;
     IF names IS NOT NULL THEN d := ratelimit._settle(hold, names[1], keys[1], used); END IF;
     IF d.ok THEN RETURN ratelimit._answer(d); END IF;

@@ -112,7 +112,7 @@ BEGIN
                 END IF;
                 l := ratelimit._resolve(function, g.name, g.key, ratelimit._defined(g.name, g.key), given);
             END IF;
-            PERFORM ratelimit._check_use(function, l.kind, count);
+            PERFORM ratelimit._check_use(function, l.kind, count, g.name);
             IF NOT is_new AND l IS DISTINCT FROM g.l THEN
                 PERFORM ratelimit._bad('config', 'different from that of an earlier request for the same name and key',
                     'one config per name and key');

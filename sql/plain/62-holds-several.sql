@@ -168,6 +168,8 @@ CREATE OR REPLACE FUNCTION ratelimit.rl_settle_all(hold text, used jsonb DEFAULT
 RETURNS TABLE (name text, key text, retry_after double precision, retry_at timestamptz, remaining double precision,
     capacity double precision, reset_at timestamptz) LANGUAGE plpgsql ROWS 10 AS $$
 DECLARE
+    allowed CONSTANT text :=
+        'a number from 0 to 1e15, an object of them by name, such as {"llmTokens": 2750}, or NULL';
     field text;
     given jsonb;
     names text[];
@@ -178,16 +180,15 @@ BEGIN
     IF jsonb_typeof(used) = 'object' THEN
         FOR field, given IN SELECT * FROM jsonb_each(used) LOOP
             IF jsonb_typeof(given) <> 'number' THEN
-                PERFORM ratelimit._bad(format('used of %s', to_json(ratelimit._short(field))),
-                    ratelimit._type_of(given), 'a number from 0 to 1e15');
+                PERFORM ratelimit._bad('used', format('%s for %s', ratelimit._type_of(given),
+                    to_json(ratelimit._short(field))), allowed);
             END IF;
             PERFORM ratelimit._check_used(ratelimit._float(least(greatest(given::numeric, -1e300), 1e300)));
         END LOOP;
     ELSIF jsonb_typeof(used) = 'number' THEN
         PERFORM ratelimit._check_used(ratelimit._float(least(greatest(used::numeric, -1e300), 1e300)));
     ELSIF used IS NOT NULL THEN
-        PERFORM ratelimit._bad('used', ratelimit._type_of(used),
-            'a number from 0 to 1e15, or an object of such numbers by name');
+        PERFORM ratelimit._bad('used', ratelimit._type_of(used), allowed);
     END IF;
     PERFORM ratelimit._writable('rl_settle_all');
     SELECT array_agg(x.name ORDER BY x.name, x.key), array_agg(x.key ORDER BY x.name, x.key) INTO names, keys
