@@ -78,6 +78,13 @@ SELECT name, ok, remaining FROM rl_hold_all('[{"name": "ha/tokens", "key": "dies
 -- Settled late: what came back is taken again.
 SELECT name, key, remaining FROM rl_settle_all('e-1', '{"ha/tokens": 1000, "ha/usd": 20}');
 SELECT name, key, remaining FROM rl_settle_all('e-2', '{"ha/tokens": 1000, "ha/usd": 20}');
+-- The same id after the expiry takes again what has come back.
+SELECT name, held, remaining FROM rl_hold_all('[{"name": "ha/usd", "key": "again", "count": 40}, {"name": "ha/tokens", "key": "again", "count": 400}]', '1 second', 'e-4');
+SET ratelimit.clock = '2027-01-01 12:00:32+00';
+SELECT name, held, expires_at, remaining FROM rl_hold_all('[{"name": "ha/usd", "key": "again", "count": 10}, {"name": "ha/tokens", "key": "again", "count": 500}]', '1 second', 'e-4');
+SELECT name, count, old, back, taken_at FROM rl_holds WHERE id = 'e-4' ORDER BY name;
+SELECT name, remaining FROM rl_settle_all('e-4', '0');
+SET ratelimit.clock = '2027-01-01 12:00:31+00';
 -- A key that is reset meanwhile is no more of the hold.
 SELECT rl_reset('ha/tokens', 'dies');
 SELECT name, key, remaining FROM rl_settle_all('e-3', '{"ha/tokens": 10, "ha/usd": 0}');
