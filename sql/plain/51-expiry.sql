@@ -16,6 +16,15 @@ BEGIN
 END
 $$;
 
+-- The tokens of a row of a token bucket at a later time, in one expression: there may be thousands of holds. NULL for
+-- all other rows, which take longer.
+CREATE OR REPLACE FUNCTION ratelimit._filled(l ratelimit._limit, value double precision, ts timestamptz,
+    prior double precision, log timestamptz[], at bigint) RETURNS double precision STABLE LANGUAGE sql AS $$
+    SELECT CASE WHEN l.kind = 'token bucket' AND l.rate > 1e-200 AND prior IS NULL AND log IS NULL AND value >= 0
+                 AND value < 'Infinity' AND ts > '1970-01-01 00:00:00+00' AND ratelimit._us(ts) <= at
+                THEN ratelimit._tokens_at(l, value, ratelimit._us(ts), at) END
+$$;
+
 -- A key's state after the holds that expire from since until now, with what came back of each.
 CREATE OR REPLACE FUNCTION ratelimit._lapse(name text, key text, since timestamptz, now bigint,
     INOUT value double precision, INOUT ts timestamptz, INOUT prior double precision, INOUT log timestamptz[],
@@ -28,6 +37,8 @@ DECLARE
     h record;
     d ratelimit._decision;
     at bigint;
+    tokens double precision;
+    back double precision;
 BEGIN
     changed := false;
     ids := '{}'::text[];
@@ -42,14 +53,24 @@ BEGIN
             l := ratelimit._limit_of(defined, parsed);
         END IF;
         at := ratelimit._us(h.expires_at);
-        d := ratelimit._refund(l, CASE WHEN ratelimit._returns(l) THEN ratelimit._state_of(l, name, key, at, value, ts,
-                               prior, log, added) END, at, h.count, h.taken_at);
-        IF d.changed THEN
-            value := d.value; ts := ratelimit._nearest(d.ts); prior := NULL; log := NULL; added := d.added;
-            changed := true;
+        tokens := ratelimit._filled(l, value, ts, prior, log, at);
+        IF tokens IS NULL THEN
+            d := ratelimit._refund(l, CASE WHEN ratelimit._returns(l) THEN ratelimit._state_of(l, name, key, at, value,
+                                   ts, prior, log, added) END, at, h.count, h.taken_at);
+            back := d.taken;
+            IF d.changed THEN
+                value := d.value; ts := ratelimit._nearest(d.ts); prior := NULL; log := NULL; added := d.added;
+                changed := true;
+            END IF;
+        ELSE
+            back := least(h.count, l.capacity - tokens);
+            IF back > 0 AND least(tokens + back, l.capacity) <> tokens THEN
+                value := least(tokens + back, l.capacity); ts := h.expires_at;
+                changed := true;
+            END IF;
         END IF;
         ids := ids || h.id;
-        came := came || d.taken;
+        came := came || greatest(back, 0);
     END LOOP;
 END
 $$;
@@ -137,6 +158,9 @@ BEGIN
         OR coalesce(least(ceil(at_least), count), count) > l.capacity + l.tolerance
            + (CASE WHEN reserve THEN coalesce(l.max_reserved, 'Infinity') ELSE 0 END) THEN
         RETURN d;
+    ELSIF NOT reserve AND opens = now AND l = defined
+        AND ratelimit._filled(l, value, ts, prior, log, now) IS NOT NULL THEN
+        RETURN ratelimit._sooner_filled(d, l, name, key, now, coalesce(least(ceil(at_least), count), count), value, ts);
     END IF;
     FOR h IN
         SELECT x.count - x.old AS count, x.taken_at, x.expires_at, x.config FROM ONLY ratelimit.rl_holds x
@@ -161,6 +185,47 @@ BEGIN
         EXIT WHEN later.ok;
     END LOOP;
     d.wait := passes - now;
+    RETURN d;
+END
+$$;
+
+-- Does that for a row of a token bucket that has tokens, in few expressions a hold.
+CREATE OR REPLACE FUNCTION ratelimit._sooner_filled(d ratelimit._decision, l ratelimit._limit, name text, key text,
+    now bigint, count double precision, value double precision, ts timestamptz) RETURNS ratelimit._decision
+LANGUAGE plpgsql AS $$
+DECLARE
+    came_at bigint := now; -- that of the state
+    waited bigint := d.wait; -- from then on, without further holds
+    known boolean := true;
+    at bigint;
+    tokens double precision;
+    h record;
+BEGIN
+    FOR h IN
+        SELECT x.count - x.old AS count, x.expires_at FROM ONLY ratelimit.rl_holds x
+        WHERE x.name = $3 AND x.key = $4 AND NOT x.charge AND x.count > x.old
+          AND x.expires_at > ratelimit._instant($5) ORDER BY x.expires_at, x.id LIMIT 1000
+    LOOP
+        at := ratelimit._us(h.expires_at);
+        tokens := ratelimit._filled(l, value, ts, NULL, NULL, at);
+        IF count - tokens <= l.tolerance THEN
+            IF NOT known THEN
+                waited := (ratelimit._decide(l, ROW(value, came_at, NULL, NULL, NULL)::ratelimit._state, came_at, count,
+                                             false)).wait;
+                known := true;
+            END IF;
+            EXIT WHEN came_at + waited <= at;
+        END IF;
+        CONTINUE WHEN tokens >= l.capacity;
+        value := least(tokens + least(h.count, l.capacity - tokens), l.capacity);
+        ts := h.expires_at; came_at := at; known := count - value <= l.tolerance; waited := 0;
+        EXIT WHEN known;
+    END LOOP;
+    IF NOT known THEN
+        waited := (ratelimit._decide(l, ROW(value, came_at, NULL, NULL, NULL)::ratelimit._state, came_at, count,
+                                     false)).wait;
+    END IF;
+    d.wait := ratelimit._plus(came_at, waited) - now;
     RETURN d;
 END
 $$;

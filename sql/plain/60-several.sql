@@ -243,6 +243,7 @@ BEGIN
         SELECT x.value, x.ts, x.prior, x.log, x.added, x.ids, x.came
         INTO g.value, g.ts, g.prior, g.log, g.added, g.ids, g.came
         FROM ratelimit._lapse(g.name, g.key, g.expires, now, g.value, g.ts, g.prior, g.log, g.added) x;
+        g.h := ratelimit._lapsed(g.h, g.ids, g.came);
     END IF;
     g.s := ratelimit._state_of(g.l, g.name, g.key, now, g.value, g.ts, g.prior, g.log, g.added);
     IF (ends > now) IS NOT TRUE THEN

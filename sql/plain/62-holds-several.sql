@@ -64,6 +64,21 @@ BEGIN
 END
 $$;
 
+-- A hold after what came back of it, if it is one of those that have expired.
+CREATE OR REPLACE FUNCTION ratelimit._lapsed(h ratelimit._hold, ids text[], came double precision[])
+RETURNS ratelimit._hold IMMUTABLE LANGUAGE plpgsql AS $$
+DECLARE
+    back CONSTANT double precision := came[array_position(ids, h.id)];
+BEGIN
+    IF h.id = ANY (ids) THEN
+        h.count := CASE WHEN back = h.count - h.old THEN h.old ELSE h.count - back END;
+        h.old := h.count;
+        h.back := h.back + back;
+    END IF;
+    RETURN h;
+END
+$$;
+
 -- Decides a hold's request at an instant: what it lacks.
 CREATE OR REPLACE FUNCTION ratelimit._decide_held(g ratelimit._group, now bigint) RETURNS ratelimit._group
 LANGUAGE plpgsql AS $$
